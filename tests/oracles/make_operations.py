@@ -66,7 +66,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[tor
 
 def add_rms_norm() -> Tensors:
     epsilon = 1e-5
-    x, branch, weight = draw(23, 18), draw(23, 18), leaf(1 + draw(18, scale=0.1).float().double())
+    x, branch, weight = draw(23, 18), draw(23, 18), leaf((1 + draw(18, scale=0.1)).float().double())
     total = leaf(x + branch)
     normed, inv_rms = rms_norm(total, weight, epsilon)
     dnormed, dresidual = draw(23, 18), draw(23, 18)
