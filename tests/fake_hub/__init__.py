@@ -1,0 +1,12 @@
+"""A Hugging Face Hub on loopback for tests: the real clients accept it, and it fails on demand.
+
+`with FakeHub(root) as hub:` serves every repository below `root` (`datasets/<owner>/<name>/...`) at `hub.endpoint`.
+`python -m fake_hub --root DIR` does the same from a shell.
+"""
+
+from fake_hub.faults import Fault, Faults
+from fake_hub.fineweb import write_fineweb
+from fake_hub.repository import Repository
+from fake_hub.server import FakeHub, Request
+
+__all__ = ["FakeHub", "Fault", "Faults", "Repository", "Request", "write_fineweb"]

@@ -1,0 +1,55 @@
+"""What goes wrong on request: each fault hits the next `count` requests whose path matches."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal[
+    "500", "502", "503",    # a server error
+    "429",                  # rate limited, with Retry-After and RateLimit headers
+    "truncate",             # half of the body, then an orderly close
+    "reset",                # half of the body, then a TCP reset
+    "stall",                # half of the body, then silence until the hub closes
+    "no_range",             # the whole file with status 200 for a range request
+    "wrong_content_range",  # the right status with another range's header
+    "corrupt",              # one byte of the body flipped
+    "expired",              # a signed address that is no longer accepted
+]  # fmt: skip
+
+
+@dataclass
+class Fault:
+    """Hits the next `count` requests whose path matches the regular expression `match`."""
+
+    match: str
+    kind: Kind
+    count: int = 1
+    retry_after: int = 0
+
+
+@dataclass
+class Faults:
+    """The faults still to come; safe to change while the hub serves."""
+
+    pending: list[Fault] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, match: str, kind: Kind, count: int = 1, retry_after: int = 0) -> None:
+        with self.lock:
+            self.pending.append(Fault(match, kind, count, retry_after))
+
+    def take(self, path: str) -> Fault | None:
+        """The fault that hits a request for `path`, counted off."""
+        with self.lock:
+            for fault in self.pending:
+                if fault.count > 0 and re.search(fault.match, path):
+                    fault.count -= 1
+                    return fault
+        return None
+
+    def clear(self) -> None:
+        with self.lock:
+            self.pending.clear()

@@ -1,0 +1,242 @@
+"""The HTTP side: routes, redirects to signed addresses, ranges, tokens, paging and faults."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from fake_hub.faults import Fault, Faults
+from fake_hub.repository import Repository, sha256
+
+API = re.compile(r"^/api/(datasets|models)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?$")
+RESOLVE = re.compile(r"^/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
+CDN = re.compile(r"^/cdn/(datasets|models)/([^/]+/[^/]+)/(.+)$")
+RANGE = re.compile(r"^bytes=(\d*)-(\d*)$")
+Headers = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One line of the hub's log."""
+
+    method: str
+    path: str
+    range: str | None
+    authorization: str | None
+    user_agent: str
+    status: int
+    fault: str | None
+
+
+class FakeHub:
+    """Serves the repositories below `root` on 127.0.0.1; large files redirect to the host name `localhost`.
+
+    `token`: every request but those to signed addresses must carry it. `page_size`: tree entries a page.
+    """
+
+    def __init__(self, root: Path, *, token: str | None = None, page_size: int = 1000, port: int = 0) -> None:
+        self.root, self.token, self.page_size = Path(root), token, page_size
+        self.faults, self.requests = Faults(), list[Request]()
+        self.closing = threading.Event()
+        self._signature = 0
+        handler = type("BoundHandler", (_Handler,), {"hub": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self, cache: Path) -> dict[str, str]:
+        """What points a Hub client here and its cache at `cache`."""
+        token = {"HF_TOKEN": self.token} if self.token else {}
+        return {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", **token}
+
+    def expire_signatures(self) -> None:
+        """Every signed address given out so far answers 403 from here on."""
+        self._signature += 1
+
+    def signature(self, path: str) -> str:
+        return hashlib.sha256(f"{self._signature}{path}".encode()).hexdigest()[:16]
+
+    def __enter__(self) -> FakeHub:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: FakeHub
+    protocol_version, server_version = "HTTP/1.1", "fake-hub"
+    # Without a write buffer and TCP_NODELAY each answer waits 40 ms for a delayed acknowledgement.
+    wbufsize, disable_nagle_algorithm = 1 << 16, True
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """The log is `hub.requests`."""
+
+    def handle_request(self) -> None:
+        self.status, self.injected = 0, self.hub.faults.take(unquote(urlsplit(self.path).path))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        try:
+            self.route(body)
+            self.wfile.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+        finally:
+            header = self.headers.get
+            fault = self.injected.kind if self.injected else None
+            self.hub.requests.append(
+                Request(
+                    self.command, self.path, header("Range"), header("Authorization"),
+                    header("User-Agent") or "", self.status, fault,
+                )  # fmt: skip
+            )
+
+    do_GET = do_HEAD = do_POST = handle_request
+
+    def route(self, body: bytes) -> None:
+        url = urlsplit(self.path)
+        path, query = unquote(url.path), parse_qs(url.query)
+        fault = self.injected
+        if fault and fault.kind in ("500", "502", "503"):
+            return self.refuse(int(fault.kind), "Injected", "injected server error")
+        if fault and fault.kind == "429":
+            return self.limit_rate(fault)
+        if match := CDN.match(path):
+            return self.serve_signed(match, query, path)
+        if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+            return self.refuse(401, "GatedRepo", "Access to this dataset is restricted")
+        if match := API.match(path):
+            return self.serve_api(match, query, body)
+        if match := RESOLVE.match(path):
+            return self.serve_resolve(match)
+        return self.refuse(404, "NotFound", f"no such page: {path}")
+
+    def serve_api(self, match: re.Match[str], query: dict[str, list[str]], body: bytes) -> None:
+        kind, name, what, revision, rest = match.groups()
+        repository = Repository(self.hub.root, kind, name)
+        if not repository.exists():
+            return self.refuse(404 if self.hub.token else 401, "RepoNotFound", "Repository not found")
+        if revision and not repository.knows_revision(revision):
+            return self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        if what == "tree":
+            return self.serve_tree(repository, (rest or "").strip("/"), query)
+        if what == "paths-info":
+            json_body = "json" in (self.headers.get("Content-Type") or "")
+            paths = json.loads(body).get("paths", []) if json_body else parse_qs(body.decode()).get("paths", [])
+            known = [path for path in paths if path and (repository.folder / path).exists()]
+            return self.answer_json([repository.entry(path) for path in known])
+        return self.answer_json(repository.describe(gated=self.hub.token is not None))
+
+    def serve_tree(self, repository: Repository, folder: str, query: dict[str, list[str]]) -> None:
+        if folder and not (repository.folder / folder).is_dir():
+            return self.refuse(404, "EntryNotFound", "no such folder")
+        entries = repository.tree(folder, query.get("recursive", ["false"])[0].lower() in ("true", "1"))
+        start = int(query.get("cursor", ["0"])[0])
+        page, headers = entries[start : start + self.hub.page_size], Headers()
+        if start + len(page) < len(entries):
+            keep = "".join(f"{key}={quote(values[0])}&" for key, values in query.items() if key != "cursor")
+            address = f"{self.hub.endpoint}{urlsplit(self.path).path}?{keep}cursor={start + len(page)}"
+            headers = [("Link", f'<{address}>; rel="next"')]
+        return self.answer_json(page, headers=headers)
+
+    def serve_resolve(self, match: re.Match[str]) -> None:
+        kind, name, revision, file = match[1] or "models", match[2], match[3], match[4]
+        repository = Repository(self.hub.root, kind, name)
+        if not repository.exists() or not repository.knows_revision(revision):
+            return self.refuse(404, "RevisionNotFound", "Invalid rev id")
+        commit, path = repository.commit(), repository.folder / file
+        if not path.is_file():
+            missing = [("X-Error-Code", "EntryNotFound"), ("X-Repo-Commit", commit)]
+            return self.answer_json({"error": "Entry not found"}, 404, missing)
+        headers = [("X-Repo-Commit", commit), ("Accept-Ranges", "bytes")]
+        if not repository.is_large(file):
+            return self.serve_file(path, headers)
+        signed = f"/cdn/{kind}/{name}/{file}"
+        location = f"http://localhost:{self.hub.port}{quote(signed)}?Signature={self.hub.signature(signed)}"
+        linked = [("X-Linked-Size", str(path.stat().st_size)), ("X-Linked-ETag", f'"{sha256(path)}"')]
+        return self.answer(302, b"Found", [*headers, *linked, ("Location", location)])
+
+    def serve_signed(self, match: re.Match[str], query: dict[str, list[str]], path: str) -> None:
+        expired = self.injected is not None and self.injected.kind == "expired"
+        if expired or query.get("Signature", [""])[0] != self.hub.signature(path):
+            return self.answer(403, b"<Error><Code>AccessDenied</Code></Error>", [])
+        repository = Repository(self.hub.root, match[1], match[2])
+        return self.serve_file(repository.folder / match[3], [("Accept-Ranges", "bytes")])
+
+    def serve_file(self, path: Path, headers: Headers) -> None:
+        size, kind = path.stat().st_size, self.injected.kind if self.injected else None
+        headers = [*headers, ("ETag", f'"{sha256(path)}"')]
+        first, last, status = 0, size - 1, 200
+        wanted = RANGE.match(self.headers.get("Range") or "")
+        if wanted and kind != "no_range":
+            first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
+            last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
+            if first > last:
+                return self.answer(416, b"", [("Content-Range", f"bytes */{size}")])
+            shift = 7 if kind == "wrong_content_range" else 0
+            status, headers = 206, [*headers, ("Content-Range", f"bytes {first + shift}-{last}/{size}")]
+        with path.open("rb") as file:
+            file.seek(first)
+            data = file.read(last - first + 1)
+        if kind == "corrupt":
+            middle = len(data) // 2
+            data = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
+        cut = len(data) // 2 if kind in ("truncate", "reset", "stall") else None
+        return self.answer(status, data, headers, "application/octet-stream", cut)
+
+    def limit_rate(self, fault: Fault) -> None:
+        headers = [
+            ("Retry-After", str(fault.retry_after)),
+            ("RateLimit", f'"resolvers";r=0;t={fault.retry_after}'),
+            ("RateLimit-Policy", '"fixed window";"resolvers";q=3000;w=300'),
+        ]
+        self.answer_json({"error": "rate limited"}, 429, headers)
+
+    def refuse(self, status: int, code: str, message: str) -> None:
+        self.answer_json({"error": message}, status, [("X-Error-Code", code), ("X-Error-Message", message)])
+
+    def answer_json(self, value: object, status: int = 200, headers: Headers | None = None) -> None:
+        self.answer(status, json.dumps(value).encode(), headers or [], "application/json; charset=utf-8")
+
+    def answer(
+        self, status: int, body: bytes, headers: Headers, content: str = "text/plain", cut: int | None = None
+    ) -> None:
+        """Send `body`, or its first `cut` bytes and then what the injected fault asks for."""
+        self.status = status
+        self.send_response(status)
+        for header in [*headers, ("Content-Type", content), ("Content-Length", str(len(body)))]:
+            self.send_header(*header)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.wfile.write(body[:cut])
+        if cut is not None and self.injected:
+            self.wfile.flush()
+            self.close_connection = True
+            if self.injected.kind == "stall":
+                self.hub.closing.wait(60)
+            if self.injected.kind == "reset":
+                linger = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
