@@ -1,0 +1,35 @@
+//! What a training step takes: `[sequences, sequence_length]` input ids and their targets.
+
+/// The target of a position that counts for nothing (padding), as in PyTorch's cross-entropy.
+pub const IGNORED_TARGET: i32 = -100;
+
+/// Packed sequences, row after row; `targets[i]` is the token that follows `inputs[i]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Token ids, `[sequences * sequence_length]`.
+    pub inputs: Vec<u32>,
+    /// The next token of every position, or [`IGNORED_TARGET`], `[sequences * sequence_length]`.
+    pub targets: Vec<i32>,
+    /// Tokens in a sequence.
+    pub sequence_length: usize,
+    /// How many targets are not ignored.
+    pub target_count: usize,
+    /// UTF-8 bytes of text that the targets stand for (end-of-text stands for none); `None` where the tokenizer's
+    /// tokens have no fixed length in bytes (it is not byte-level).
+    pub target_bytes: Option<u64>,
+}
+
+impl Batch {
+    /// How many sequences there are.
+    pub fn sequences(&self) -> usize {
+        self.inputs
+            .len()
+            .checked_div(self.sequence_length)
+            .unwrap_or(0)
+    }
+
+    /// True when the stream has ended: there are no sequences.
+    pub fn is_empty(&self) -> bool {
+        self.inputs.is_empty()
+    }
+}
