@@ -1,1 +1,22 @@
-//! Placeholder.
+//! The training loop, from a resolved configuration to checkpoints that the ecosystem loads.
+//!
+//! A run reads top to bottom: [`memory_plan`] says whether it fits, [`trainer`] allocates exactly that plan and takes
+//! optimizer steps, [`run`] adds evaluation, checkpoints, progress and an orderly stop.
+
+pub mod checkpoint;
+pub mod commands;
+pub mod environment;
+pub mod error;
+pub mod evaluation;
+pub mod identity;
+pub mod lock;
+pub mod memory_plan;
+pub mod metrics;
+pub mod optimizer;
+pub mod progress;
+pub mod run;
+pub mod schedule;
+pub mod stop;
+pub mod trainer;
+
+pub use error::{Result, TrainerError};

@@ -1,0 +1,114 @@
+//! Everything that can stop a run, with the way out, and the exit code each cause has in the command's contract.
+
+use std::{fmt, io, path::PathBuf};
+
+use crate::{checkpoint::CheckpointError, identity::Change, memory_plan::Shortage, stop::Signal};
+
+/// What this crate's functions return.
+pub type Result<T> = std::result::Result<T, TrainerError>;
+
+/// Why a run cannot start, cannot go on, or had to end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainerError {
+    /// What was asked for cannot be done as asked: a sentence that says what, where and the way out.
+    #[error("{0}")]
+    Request(String),
+
+    /// Another trainer lives in the run directory.
+    #[error("{} is in use by process {pid} on {host}: stop that trainer, or give this one its own run directory", directory.display())]
+    Locked {
+        /// The run directory.
+        directory: PathBuf,
+        /// The owner's process id.
+        pid: u32,
+        /// The owner's host name.
+        host: String,
+    },
+
+    /// Settings differ from those the checkpoint was trained with, in ways that training cannot go on from.
+    #[error("{} was trained with other settings than this config asks for: {}. Put them back, or start a new run in another directory", checkpoint.display(), Changes(changes))]
+    ChangedOnResume {
+        /// The checkpoint's directory.
+        checkpoint: PathBuf,
+        /// Each key with the two values.
+        changes: Vec<Change>,
+    },
+
+    /// The run does not fit in memory. Nothing was allocated.
+    #[error("{0}")]
+    OutOfMemory(Box<Shortage>),
+
+    /// A checkpoint could not be saved, found or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+
+    /// Training left the path it can come back from.
+    #[error("training diverged at step {step}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps, or resume from an earlier checkpoint{}", LastSaved(last_checkpoint.as_ref()))]
+    Diverged {
+        /// The step at which the guard gave up.
+        step: u64,
+        /// What the guard saw.
+        reason: String,
+        /// The newest checkpoint, taken before the divergence.
+        last_checkpoint: Option<PathBuf>,
+    },
+
+    /// A signal asked the program to stop, and it did so in order.
+    #[error("stopped by {0}")]
+    Interrupted(Signal),
+
+    /// A file of the run could not be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried, such as "write".
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl TrainerError {
+    /// The exit code of a program that ends with this error, as the README's table has them.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Request(_) | Self::Locked { .. } | Self::ChangedOnResume { .. } => 2,
+            Self::OutOfMemory(_) => 4,
+            Self::Checkpoint(error) => error.exit_code(),
+            Self::Diverged { .. } => 6,
+            Self::Interrupted(signal) => signal.exit_code(),
+            Self::Io { .. } => 1,
+        }
+    }
+
+    /// For `map_err` on file operations: `File::open(path).map_err(TrainerError::io("open", path))`.
+    pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+}
+
+/// `a = 1 (checkpoint) / 2 (config), b = ...`
+struct Changes<'a>(&'a [Change]);
+
+impl fmt::Display for Changes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, change) in self.0.iter().enumerate() {
+            write!(f, "{}{change}", if index == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}
+
+struct LastSaved<'a>(Option<&'a PathBuf>);
+
+impl fmt::Display for LastSaved<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(path) => write!(f, " (the newest is {})", path.display()),
+            None => Ok(()),
+        }
+    }
+}

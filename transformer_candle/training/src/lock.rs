@@ -1,0 +1,99 @@
+//! One trainer a run directory. The lock is the system's own (`flock`), so that it goes with its process however that
+//! ends; the file's text only serves the message to the one refused.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{Read, Seek, Write},
+    path::{Path, PathBuf},
+    process,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, TrainerError};
+
+/// The lock's name inside a run directory.
+pub const FILE_NAME: &str = ".trainer.lock";
+
+#[derive(Serialize, Deserialize)]
+struct Owner {
+    pid: u32,
+    host: String,
+}
+
+/// Held while a trainer lives in a run directory; dropping it lets the next one in.
+#[derive(Debug)]
+pub struct RunLock {
+    file: File,
+    path: PathBuf,
+}
+
+impl RunLock {
+    /// Takes the lock of `run_directory`, which is created if it does not exist.
+    ///
+    /// # Errors
+    /// [`TrainerError::Locked`] with the owner's process id and host; [`TrainerError::Io`] where no file can be written.
+    pub fn acquire(run_directory: &Path) -> Result<Self> {
+        fs::create_dir_all(run_directory).map_err(TrainerError::io("create", run_directory))?;
+        let path = run_directory.join(FILE_NAME);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(TrainerError::io("open", &path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(refusal(file, run_directory)),
+            Err(TryLockError::Error(source)) => return Err(TrainerError::Io { action: "lock", path, source }),
+        }
+        let mut lock = Self { file, path };
+        lock.sign()?;
+        Ok(lock)
+    }
+
+    fn sign(&mut self) -> Result<()> {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let owner = serde_json::json!(Owner { pid: process::id(), host });
+        self.file
+            .set_len(0)
+            .and_then(|()| self.file.rewind())
+            .and_then(|()| writeln!(self.file, "{owner}"))
+            .map_err(TrainerError::io("write", &self.path))
+    }
+}
+
+fn refusal(mut file: File, run_directory: &Path) -> TrainerError {
+    let mut text = String::new();
+    let owner = file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok());
+    // The owner signs right after it has locked: between the two there is nothing to read.
+    let Owner { pid, host } = owner.unwrap_or(Owner { pid: 0, host: "a host that has not said its name yet".into() });
+    TrainerError::Locked { directory: run_directory.into(), pid, host }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_trainer_is_refused_with_the_owners_process_and_host() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let held = RunLock::acquire(&run).unwrap();
+        let error = RunLock::acquire(&run).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let TrainerError::Locked { pid, host, .. } = error else { panic!("not a lock's refusal: {error}") };
+        assert_eq!(pid, process::id());
+        assert!(!host.is_empty());
+        drop(held);
+        RunLock::acquire(&run).unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_trainer_left_behind_does_not_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(FILE_NAME), r#"{"pid": 1, "host": "elsewhere"}"#).unwrap();
+        RunLock::acquire(folder.path()).unwrap();
+    }
+}

@@ -1,0 +1,138 @@
+//! Stopping in order: Ctrl-C and SIGTERM raise a flag that the loop looks at between steps; a second Ctrl-C ends the
+//! process at once.
+
+use std::{
+    fmt, io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use signal_hook::{
+    SigId,
+    consts::{SIGINT, SIGTERM},
+    flag, low_level,
+};
+
+/// A signal that asks a run to save and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Ctrl-C.
+    Interrupt,
+    /// SIGTERM, as schedulers and `kill` send it.
+    Terminate,
+}
+
+impl Signal {
+    /// The shell's convention: 128 plus the signal's number.
+    pub fn exit_code(self) -> u8 {
+        128 + self.number() as u8
+    }
+
+    fn number(self) -> i32 {
+        match self {
+            Self::Interrupt => SIGINT,
+            Self::Terminate => SIGTERM,
+        }
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Interrupt => "Ctrl-C",
+            Self::Terminate => "SIGTERM",
+        })
+    }
+}
+
+/// The flag a running loop looks at. Clones share it; without [`StopSignal::listen`] only [`StopSignal::request`] raises it.
+#[derive(Clone, Debug, Default)]
+pub struct StopSignal {
+    /// Number of the signal seen, 0 for none.
+    seen: Arc<AtomicUsize>,
+}
+
+impl StopSignal {
+    /// A flag that nothing has raised.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Raises the flag, as the signal itself would.
+    pub fn request(&self, signal: Signal) {
+        self.seen.store(signal.number() as usize, Ordering::Relaxed);
+    }
+
+    /// The signal that raised the flag.
+    pub fn requested(&self) -> Option<Signal> {
+        match self.seen.load(Ordering::Relaxed) as i32 {
+            SIGINT => Some(Signal::Interrupt),
+            SIGTERM => Some(Signal::Terminate),
+            _ => None,
+        }
+    }
+
+    /// Listens for SIGINT and SIGTERM until the returned guard is dropped. The first raises the flag; a SIGINT that
+    /// follows one ends the process at once with 130, for whoever does not want to wait for the save.
+    ///
+    /// # Errors
+    /// The system refuses to install a handler.
+    pub fn listen(&self) -> io::Result<Listening> {
+        let mut listening = Listening(Vec::new());
+        let interrupted = Arc::new(AtomicBool::new(false));
+        // Order matters: the conditional exit looks at the flag before this very signal raises it.
+        listening.0.push(flag::register_conditional_shutdown(
+            SIGINT,
+            i32::from(Signal::Interrupt.exit_code()),
+            Arc::clone(&interrupted),
+        )?);
+        listening.0.push(flag::register(SIGINT, interrupted)?);
+        for signal in [SIGINT, SIGTERM] {
+            listening.0.push(flag::register_usize(signal, Arc::clone(&self.seen), signal as usize)?);
+        }
+        Ok(listening)
+    }
+}
+
+/// Handlers that live as long as this value.
+#[derive(Debug)]
+#[must_use = "the handlers are removed when this value is dropped"]
+pub struct Listening(Vec<SigId>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        for id in self.0.drain(..) {
+            low_level::unregister(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_seen_by_every_clone() {
+        let stop = StopSignal::new();
+        let seen_by_loop = stop.clone();
+        assert_eq!(seen_by_loop.requested(), None);
+        stop.request(Signal::Terminate);
+        assert_eq!(seen_by_loop.requested(), Some(Signal::Terminate));
+    }
+
+    #[test]
+    fn exit_codes_are_the_shells() {
+        assert_eq!((Signal::Interrupt.exit_code(), Signal::Terminate.exit_code()), (130, 143));
+    }
+
+    #[test]
+    fn a_real_signal_raises_the_flag_and_the_process_lives() {
+        let stop = StopSignal::new();
+        let listening = stop.listen().unwrap();
+        low_level::raise(SIGTERM).unwrap();
+        assert_eq!(stop.requested(), Some(Signal::Terminate));
+        drop(listening);
+    }
+}
