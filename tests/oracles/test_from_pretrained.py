@@ -1,0 +1,57 @@
+"""A checkpoint directory is a Hugging Face Llama model: transformers loads it and computes what we compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import orchestrator
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from workspace import TINY_MODEL, Workspace
+
+PROMPT = "def main(arguments):\n    return"
+
+
+def trained(workspace: Workspace, precision: str, tied: bool) -> Path:
+    """The last checkpoint of a short run."""
+    text = workspace.write_text()
+    flags = [*TINY_MODEL, "--input", str(text), "--steps=30", f"--precision={precision}", "--experiment=model"]
+    workspace.orchestrate(*flags, "--override", f"model.tie_embeddings={str(tied).lower()}").succeeded()
+    return workspace.run_folder("model") / "checkpoints" / "step-00000030"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_and_greedy_text_equal_transformers(workspace: Workspace, tied: bool) -> None:
+    checkpoint = trained(workspace, "fp32", tied)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert model.config.tie_word_embeddings is tied
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    assert tokenizer.decode(ids[0]) == PROMPT
+
+    with torch.no_grad():
+        theirs = model(input_ids=ids).logits[0].numpy()
+    ours = orchestrator.logits(checkpoint, ids[0].tolist())
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+    greedy = model.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
+    ask = ["generate", "--checkpoint", checkpoint, "--prompt", PROMPT, "--max-tokens=24", "--temperature=0", "--json"]
+    answer = json.loads(workspace.trainer(*ask).succeeded().out)
+    stop = tokenizer.eos_token_id
+    assert [token for token in answer["tokens"] if token != stop] == [t for t in greedy.tolist() if t != stop]
+
+
+def test_a_bf16_checkpoint_loads_in_bf16(workspace: Workspace) -> None:
+    checkpoint = trained(workspace, "bf16", tied=True)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    ids = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt").input_ids
+    with torch.no_grad():
+        exact = model.float()(input_ids=ids).logits[0].numpy()
+    ours = orchestrator.logits(checkpoint, ids[0].tolist())
+    error = np.linalg.norm(ours - exact) / np.linalg.norm(exact)
+    assert error < 0.02

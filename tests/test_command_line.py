@@ -1,0 +1,86 @@
+"""What people type wrong, what they ask for, and what they read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_hub import FakeHub
+from workspace import REPOSITORY, TINY_MODEL, Workspace
+
+
+def test_wrong_flags_end_with_2_and_touch_nothing(workspace: Workspace) -> None:
+    for flags in (["--heads=3", "--hidden-size=32"], ["--experiment=../up"], ["--steps=-1"], ["--no-such-flag"]):
+        workspace.orchestrate("--stream", "--dataset=demo", *flags).refused(2)
+    assert not (workspace.root / "runs").exists()
+    assert not (workspace.root / "artifacts").exists()
+
+
+def test_every_problem_of_a_config_is_reported_in_one_go(workspace: Workspace) -> None:
+    config = workspace.root / "bad.yaml"
+    config.write_text("optimizer: {learning_rat: 1, beta1: 2}\nmodel: {num_layers: -3}\n")
+    workspace.trainer("train", "--config", config).refused(
+        2, "optimizer.learning_rat", "learning_rate", "optimizer.beta1", "model.num_layers"
+    )
+
+
+def test_a_missing_config_is_one_sentence(workspace: Workspace) -> None:
+    workspace.trainer("train", "--config", "nowhere.yaml").refused(2, "nowhere.yaml")
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (REPOSITORY / "configs").glob("*.yaml")))
+def test_plan_prints_parameters_bytes_flops_and_disk(workspace: Workspace, preset: str) -> None:
+    out = workspace.trainer("plan", "--config", REPOSITORY / "configs" / f"{preset}.yaml").succeeded().out
+    for word in ("parameters", "weights", "gradients", "activations", "FLOP", "checkpoint"):
+        assert word in out.lower() or word in out, out
+    if preset == "rtx5090_1b":
+        assert "1,318,832,128" in out
+
+
+def test_a_run_that_cannot_fit_is_refused_before_it_starts(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    big = "--hidden-size=8192 --intermediate-size=32768 --layers=64 --heads=64 --kv-heads=8".split()
+    workspace.orchestrate(*TINY_MODEL, *big, "--input", text, "--steps=2", "--experiment=big").refused(4, "memory")
+    assert workspace.checkpoints("big") == []
+
+
+def test_an_unknown_data_set_and_a_gated_one_end_with_3(hub_workspace: Workspace, hub: FakeHub) -> None:
+    flags = [*TINY_MODEL, "--stream", "--experiment=none", "--steps=2"]
+    hub_workspace.orchestrate(*flags, "--dataset=nobody/nothing").refused(3, "nobody/nothing")
+    hub.token = "hf_needed"
+    hub_workspace.orchestrate(*flags, "--dataset=HuggingFaceFW/fineweb").refused(3, "HF_TOKEN")
+
+
+def test_the_token_reaches_the_endpoint_only_and_no_file(hub_workspace: Workspace, hub: FakeHub) -> None:
+    hub.token = "hf_canaryCANARYcanary"
+    hub_workspace.extra_environment["HF_TOKEN"] = hub.token
+    flags = [*TINY_MODEL, "--stream", "--dataset=HuggingFaceFW/fineweb", "--max-samples=200", "--steps=3"]
+    done = hub_workspace.orchestrate(*flags, "--experiment=secret").succeeded()
+    assert hub.token not in done.out + done.err
+    signed = [request for request in hub.requests if request.path.startswith("/cdn/")]
+    assert signed
+    assert all(request.authorization is None for request in signed)
+    for path in hub_workspace.root.rglob("*"):
+        assert not path.is_file() or hub.token.encode() not in path.read_bytes(), path
+
+
+def test_generate_answers_the_same_for_the_same_seed_in_both_programs(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=4", "--experiment=talk").succeeded()
+    ask = ["generate", "--experiment=talk", "--prompt=def main", "--max-tokens=12", "--seed=3", "--json"]
+    answers = [json.loads(run(*ask).succeeded().out) for run in (workspace.trainer, workspace.orchestrate)]
+    for answer in answers:
+        assert answer["prompt"] == "def main"
+        assert answer["tokens_per_second"] > 0
+    assert answers[0]["completion"] == answers[1]["completion"]
+    assert answers[0]["tokens"] == answers[1]["tokens"]
+    workspace.trainer("generate", "--experiment=nobody", "--prompt=x").refused(2, "nobody")
+
+
+def test_help_answers_at_once_and_loads_nothing_heavy(workspace: Workspace) -> None:
+    script = (
+        "import sys; from typer.testing import CliRunner; from orchestrator.cli import app; "
+        "print(CliRunner().invoke(app, ['--help']).exit_code, "
+        "sorted({'torch', 'datasets', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    )
+    assert workspace.command(workspace.python, "-c", script).succeeded().out.split("\n")[0] == "0 []"

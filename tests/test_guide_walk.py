@@ -1,0 +1,80 @@
+"""The guide's walk, as typed, against a Hub with FineWeb's layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from fake_hub import FakeHub, Repository
+from workspace import REPOSITORY, TINY_CONFIG, TINY_MODEL, Workspace
+
+PREPARE = "--stream --split train --max-samples 300 --vocab-size 384 --launch none".split()
+
+
+def prepare(workspace: Workspace, experiment: str) -> None:
+    """The first three steps of the guide: stream and tokenizer, a config, the special tokens."""
+    workspace.orchestrate(*PREPARE, "--dataset", "HuggingFaceFW/fineweb", "--experiment", experiment).succeeded()
+    run = workspace.run_folder(experiment)
+    (run / "training.yaml").write_text(TINY_CONFIG)
+    (run / "special_tokens.txt").write_text('["<|endoftext|>"]')
+
+
+def test_preparing_writes_the_guides_files_and_trains_nothing(hub_workspace: Workspace, hub: FakeHub) -> None:
+    hub_workspace.orchestrate(*PREPARE, "--dataset", "HuggingFaceFW/fineweb", "--experiment", "walk").succeeded()
+    run = hub_workspace.run_folder("walk")
+    streaming = json.loads((run / "streaming_config.json").read_text())
+    assert list(streaming)[:5] == ["dataset", "split", "max_samples", "stream_batch_size", "experiment"]
+    assert streaming["dataset"] == "HuggingFaceFW/fineweb"
+    assert streaming["max_samples"] == 300
+    assert streaming["revision"] == Repository(hub.root, "datasets", "HuggingFaceFW/fineweb").commit()
+    tokenizer = hub_workspace.root / "artifacts" / "tokenizer" / "walk"
+    names = {path.name for path in tokenizer.iterdir()}
+    assert names >= {
+        "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "manifest.json",
+    }  # fmt: skip
+    assert (run / "training.yaml").is_file()
+    assert not (run / "checkpoints").exists()
+
+
+def test_cargo_run_train_sees_the_streaming_config_and_streams(hub_workspace: Workspace, hub: FakeHub) -> None:
+    prepare(hub_workspace, "walk")
+    config = hub_workspace.run_folder("walk") / "training.yaml"
+    before = len(hub.requests)
+    typed = f"cargo run --quiet train --config {config}".split()
+    hub_workspace.command(*typed, folder=REPOSITORY, timeout=900).succeeded()
+    assert any(request.path.startswith("/cdn/") for request in hub.requests[before:])
+    assert len(hub_workspace.losses("walk")) == 6
+    assert hub_workspace.metrics("walk", "evaluation")
+    assert hub_workspace.checkpoints("walk") == ["step-00000003", "step-00000006"]
+
+
+def test_the_train_program_is_the_same_trainer(hub_workspace: Workspace) -> None:
+    prepare(hub_workspace, "walk")
+    shutil.copytree(hub_workspace.run_folder("walk"), hub_workspace.run_folder("again"))
+    for name, command in (("walk", "train --config"), ("again", "-p training --bin train -- --config")):
+        typed = f"cargo run --quiet {command} {hub_workspace.run_folder(name)}/training.yaml".split()
+        hub_workspace.command(*typed, folder=REPOSITORY, timeout=900).succeeded()
+    assert hub_workspace.losses("walk") == hub_workspace.losses("again")
+
+
+def test_the_rust_orchestrate_prepares_fineweb_without_training(hub_workspace: Workspace) -> None:
+    typed = "cargo run --quiet -p training --bin orchestrate --manifest-path".split()
+    flags = "--stream --vocab-size 384 --max-samples 200 --experiment alias".split()
+    manifest = REPOSITORY / "Cargo.toml"
+    hub_workspace.command(*typed, manifest, "--", *flags, timeout=900).succeeded()
+    streaming = json.loads((hub_workspace.run_folder("alias") / "streaming_config.json").read_text())
+    assert streaming["dataset"] == "HuggingFaceFW/fineweb"
+    assert not (hub_workspace.run_folder("alias") / "checkpoints").exists()
+
+
+def test_without_max_samples_the_stream_has_no_end(hub_workspace: Workspace) -> None:
+    """240 documents a file, 3 files: the run takes far more tokens than one epoch holds."""
+    flags = "--stream --dataset HuggingFaceFW/fineweb --data-config CC-MAIN-2014-10 --experiment endless".split()
+    sizes = "--steps 40 --seq-len 256 --batch-size 16 --grad-accum 1 --evaluate-every 1000".split()
+    hub_workspace.orchestrate(*TINY_MODEL, *flags, *sizes).succeeded()
+    streaming = json.loads((hub_workspace.run_folder("endless") / "streaming_config.json").read_text())
+    assert streaming["max_samples"] is None
+    assert streaming["config"] == "CC-MAIN-2014-10"
+    rows = hub_workspace.metrics("endless")
+    assert len(rows) == 40
+    assert rows[-1]["tokens"] > 150_000
