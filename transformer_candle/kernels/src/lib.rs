@@ -1,1 +1,44 @@
-//! Placeholder.
+//! Arithmetic on planned buffers: every operation of the decoder, its forward beside its backward.
+//!
+//! An operation takes the values it reads and the buffers it writes; it allocates nothing of its own and keeps no state.
+//! Each lives in one file: the public functions, the plain reference that explains them, and the tests that both agree.
+//! The tuned versions are under `cpu/`.
+//!
+//! Legend of the shape suffixes: N tokens (= B * T), B sequences, T positions, D hidden, H query heads, K key/value heads,
+//! E head size, P packed QKV width (H + 2K) * E, I intermediate (or inputs of a linear map), O outputs, V padded
+//! vocabulary, C rows of a chunk.
+
+// The one crate that may: it turns Candle's storage into slices (`access.rs`) and calls `gemm` (`cpu/gemm.rs`).
+#![allow(unsafe_code)]
+// Names such as x_ND carry their shape.
+#![allow(non_snake_case)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod access;
+mod buffer;
+mod cpu;
+mod element;
+mod error;
+mod heads;
+pub mod memory;
+
+pub mod adamw;
+pub mod add_rms_norm;
+pub mod attention;
+pub mod cast;
+pub mod embedding;
+pub mod grad_norm;
+pub mod head_cross_entropy;
+pub mod linear;
+pub mod rope;
+pub mod swiglu;
+
+pub use buffer::Buffer;
+pub use candle_core::{DType, Device};
+pub use element::{Element, Real, Scalar};
+pub use error::{Error, Result};
+pub use half::bf16;
+pub use heads::HeadLayout;
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,212 @@
+//! From buffers to slices: the checks that every operation makes of its arguments, and the only way to their memory.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Tensor};
+
+use crate::element::Scalar;
+use crate::{Buffer, Error, Result};
+
+/// The arguments of one call. Each is checked as it is added; the first problem is reported by [`Arguments::cpu`].
+pub(crate) struct Arguments {
+    operation: &'static str,
+    list: Vec<Argument>,
+    problem: Option<Error>,
+}
+
+struct Argument {
+    name: &'static str,
+    written: bool,
+    tensor: Tensor,
+    storage: usize,
+    /// Addresses of its bytes on the CPU.
+    bytes: Option<Range<usize>>,
+}
+
+/// Given to the body of [`Arguments::cpu`]: the arguments' storages are locked, and no output overlaps another argument.
+pub(crate) struct Access<'a> {
+    list: &'a [Argument],
+}
+
+impl Arguments {
+    pub(crate) fn of(operation: &'static str) -> Self {
+        Self { operation, list: Vec::with_capacity(8), problem: None }
+    }
+
+    /// A value that is only read.
+    pub(crate) fn input(self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
+        self.checked(name, buffer, dtype, shape).add(name, buffer, false)
+    }
+
+    /// A value that is written, or read and written in place.
+    pub(crate) fn output(self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
+        self.checked(name, buffer, dtype, shape).add(name, buffer, true)
+    }
+
+    /// An F32 scratch buffer of any shape with at least so many elements.
+    pub(crate) fn workspace(mut self, buffer: &Buffer, needed: usize) -> Self {
+        if buffer.elements() < needed {
+            let (operation, actual) = (self.operation, buffer.elements());
+            self.problem.get_or_insert(Error::Workspace { operation, needed, actual });
+        }
+        self.checked("workspace", buffer, DType::F32, buffer.shape()).add("workspace", buffer, true)
+    }
+
+    /// Any other condition on the arguments.
+    pub(crate) fn require(mut self, condition: bool, problem: impl FnOnce() -> String) -> Self {
+        if !condition && self.problem.is_none() {
+            self.problem = Some(Error::Invalid { operation: self.operation, problem: problem() });
+        }
+        self
+    }
+
+    fn checked(mut self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
+        let (operation, argument) = (self.operation, name);
+        if self.problem.is_some() {
+        } else if buffer.shape() != shape {
+            let (expected, actual) = (shape.to_vec(), buffer.shape().to_vec());
+            self.problem = Some(Error::Shape { operation, argument, expected, actual });
+        } else if buffer.dtype() != dtype {
+            let (expected, actual) = (dtype_name(dtype), buffer.dtype());
+            self.problem = Some(Error::DType { operation, argument, expected, actual });
+        }
+        self
+    }
+
+    fn add(mut self, name: &'static str, buffer: &Buffer, written: bool) -> Self {
+        let size = buffer.elements() * buffer.dtype().size_in_bytes();
+        let bytes = buffer.cpu_address().map(|address| address..address + size);
+        let (tensor, storage) = (buffer.tensor().clone(), buffer.storage_key());
+        self.list.push(Argument { name, written, tensor, storage, bytes });
+        self
+    }
+
+    /// Runs the CPU version of the operation, with every storage involved locked.
+    pub(crate) fn cpu<R>(mut self, body: impl FnOnce(&Access<'_>) -> Result<R>) -> Result<R> {
+        if let Some(problem) = self.problem.take() {
+            return Err(problem);
+        }
+        self.check_memory()?;
+        let mut locks: Vec<Lock<'_>> = Vec::with_capacity(self.list.len());
+        for Argument { storage, tensor, written, .. } in &self.list {
+            match locks.iter_mut().find(|lock| lock.storage == *storage) {
+                Some(lock) => lock.written |= written,
+                None => locks.push(Lock { storage: *storage, tensor, written: *written }),
+            }
+        }
+        // Always in the same order, so that two threads cannot wait for each other.
+        locks.sort_unstable_by_key(|lock| lock.storage);
+        let (mut body, mut result) = (Some(body), None);
+        with_locks(&locks, &mut || result = body.take().map(|body| body(&Access { list: &self.list })))?;
+        result.expect("with_locks runs its body exactly once unless it fails")
+    }
+
+    /// All on the CPU, and no output in anything else's memory.
+    fn check_memory(&self) -> Result<()> {
+        let operation = self.operation;
+        for (index, one) in self.list.iter().enumerate() {
+            if one.bytes.is_none() {
+                let device = format!("{:?}", one.tensor.device().location());
+                return Err(Error::Unsupported { operation, argument: one.name, device });
+            }
+            for other in &self.list[..index] {
+                if (one.written || other.written) && one.overlaps(other) {
+                    let (output, other) = if one.written { (one, other) } else { (other, one) };
+                    return Err(Error::Aliased { operation, output: output.name, other: other.name });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Argument {
+    fn overlaps(&self, other: &Self) -> bool {
+        let (Some(a), Some(b)) = (&self.bytes, &other.bytes) else { return false };
+        !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end
+    }
+}
+
+impl Buffer {
+    /// The elements of an argument of the call.
+    pub(crate) fn slice<'a, T: Scalar>(&'a self, access: &'a Access<'_>) -> &'a [T] {
+        let address = access.address_of::<T>(self, false);
+        // SAFETY: the address comes from `Vec::as_mut_ptr` of the storage, is aligned for T (the storage's element type, as
+        // T::DTYPE == dtype) and is followed by `elements` initialised elements that the view's construction found inside
+        // of the storage. The storage lives as long as `self`; `access` holds its lock, and no output of the call
+        // overlaps this argument, so nobody writes here while the slice lives.
+        unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), self.elements()) }
+    }
+
+    /// The elements of an output of the call.
+    pub(crate) fn slice_mut<'a, T: Scalar>(&'a mut self, access: &'a Access<'_>) -> &'a mut [T] {
+        let address = access.address_of::<T>(self, true);
+        // SAFETY: as in `slice`; and as an output of the call it overlaps no other argument, its storage's lock is held for
+        // writing, and `&mut self` keeps a second slice of it from being made.
+        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), self.elements()) }
+    }
+}
+
+impl Access<'_> {
+    /// The address of an argument, checked to be one of this call's with the right element type and direction.
+    fn address_of<T: Scalar>(&self, buffer: &Buffer, written: bool) -> usize {
+        let address = buffer.cpu_address().expect("Arguments::cpu admits CPU buffers only");
+        let end = address + buffer.elements() * buffer.dtype().size_in_bytes();
+        let bytes = address..end;
+        let declared = |one: &Argument| {
+            one.storage == buffer.storage_key() && one.bytes.as_ref() == Some(&bytes) && one.written == written
+        };
+        assert!(self.list.iter().any(declared), "an operation touches a buffer it did not declare");
+        assert!(T::DTYPE == buffer.dtype(), "{:?} taken for {:?}", buffer.dtype(), T::DTYPE);
+        address
+    }
+}
+
+struct Lock<'a> {
+    storage: usize,
+    tensor: &'a Tensor,
+    written: bool,
+}
+
+/// Runs `body` once while Candle's locks of these storages are held.
+fn with_locks(locks: &[Lock<'_>], body: &mut dyn FnMut()) -> Result<()> {
+    let Some((first, rest)) = locks.split_first() else {
+        body();
+        return Ok(());
+    };
+    if first.written {
+        // An in-place operation is Candle's public way to a storage's write lock.
+        let mut failure = None;
+        let mut inside = || failure = with_locks(rest, body).err();
+        first.tensor.inplace_op1(&Locked(RefCell::new(&mut inside)))?;
+        failure.map_or(Ok(()), Err)
+    } else {
+        let _guard = first.tensor.storage_and_layout();
+        with_locks(rest, body)
+    }
+}
+
+struct Locked<'a>(RefCell<&'a mut dyn FnMut()>);
+
+impl InplaceOp1 for Locked<'_> {
+    fn name(&self) -> &'static str {
+        "locked"
+    }
+
+    fn cpu_fwd(&self, _storage: &mut CpuStorage, _layout: &Layout) -> candle_core::Result<()> {
+        (self.0.borrow_mut())();
+        Ok(())
+    }
+}
+
+fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "F32",
+        DType::BF16 => "BF16",
+        DType::U32 => "U32",
+        DType::I32 => "I32",
+        DType::I16 => "I16",
+        _ => "F32, BF16, U32, I32 or I16",
+    }
+}

@@ -1,0 +1,200 @@
+//! A contiguous, dense view of memory that was allocated once.
+
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
+use rayon::prelude::*;
+
+use crate::access::Arguments;
+use crate::element::Scalar;
+use crate::{Element, Error, Result, bf16};
+
+/// A contiguous view of a Candle tensor's storage. Views and clones share memory.
+///
+/// An operation takes its outputs as `&mut Buffer` and refuses an output that overlaps another argument. While it runs it
+/// holds Candle's locks of the storages involved, so that buffers may be shared between threads: operations on the same
+/// storage wait for one another. (Do not start one inside a rayon task that another one may be waiting for.)
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    tensor: Tensor,
+    /// Address of the first element on the CPU, where the tensor lies there.
+    address: Option<usize>,
+    /// Equal for two buffers exactly if they share a storage.
+    storage: usize,
+}
+
+impl Buffer {
+    /// A buffer of its own memory, all zero.
+    pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        Self::from_tensor(Tensor::zeros(shape, dtype, device)?)
+    }
+
+    /// The memory of a contiguous tensor, shared with it.
+    pub fn from_tensor(tensor: Tensor) -> Result<Self> {
+        if !tensor.is_contiguous() {
+            return Err(Error::NotContiguous { shape: tensor.dims().to_vec(), strides: tensor.stride().to_vec() });
+        }
+        let address = match tensor.device() {
+            Device::Cpu => Some(cpu_address(&tensor)?),
+            _ => None,
+        };
+        let storage = std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0).addr();
+        Ok(Self { tensor, address, storage })
+    }
+
+    /// The tensor behind it, sharing its memory.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.tensor.dtype()
+    }
+
+    /// The sizes of the axes.
+    pub fn shape(&self) -> &[usize] {
+        self.tensor.dims()
+    }
+
+    /// The number of elements.
+    pub fn elements(&self) -> usize {
+        self.tensor.elem_count()
+    }
+
+    /// Where it lies.
+    pub fn device(&self) -> &Device {
+        self.tensor.device()
+    }
+
+    /// The `shape.product()` elements from `offset_elements` on, sharing memory.
+    pub fn view(&self, offset_elements: usize, shape: &[usize]) -> Result<Self> {
+        let elements: usize = shape.iter().product();
+        if offset_elements.checked_add(elements).is_none_or(|end| end > self.elements()) {
+            let problem = format!("{elements} elements from {offset_elements} on do not lie within {:?}", self.shape());
+            return Err(Error::Invalid { operation: "Buffer::view", problem });
+        }
+        let tensor = self.tensor.flatten_all()?.narrow(0, offset_elements, elements)?.reshape(shape)?;
+        let address = self.address.map(|address| address + offset_elements * self.dtype().size_in_bytes());
+        Ok(Self { tensor, address, storage: self.storage })
+    }
+
+    /// The same elements under another shape, sharing memory.
+    pub fn reshaped(&self, shape: &[usize]) -> Result<Self> {
+        let tensor = self.tensor.reshape(shape)?;
+        Ok(Self { tensor, ..*self })
+    }
+
+    /// Sets every element to zero.
+    pub fn zero(&mut self) -> Result<()> {
+        let arguments = Arguments::of("Buffer::zero").output("buffer", self, self.dtype(), self.shape());
+        arguments.cpu(|access| {
+            match self.dtype() {
+                DType::F32 => fill(self.slice_mut(access), 0f32),
+                DType::BF16 => fill(self.slice_mut(access), bf16::ZERO),
+                DType::U32 => fill(self.slice_mut(access), 0u32),
+                DType::I32 => fill(self.slice_mut(access), 0i32),
+                DType::I16 => fill(self.slice_mut(access), 0i16),
+                actual => return Err(unknown("Buffer::zero", actual)),
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies a buffer of the same element type and shape.
+    pub fn copy_from(&mut self, source: &Self) -> Result<()> {
+        let arguments = Arguments::of("Buffer::copy_from")
+            .output("buffer", self, self.dtype(), self.shape())
+            .input("source", source, self.dtype(), self.shape());
+        arguments.cpu(|access| {
+            match self.dtype() {
+                DType::F32 => copy::<f32>(source.slice(access), self.slice_mut(access)),
+                DType::BF16 => copy::<bf16>(source.slice(access), self.slice_mut(access)),
+                DType::U32 => copy::<u32>(source.slice(access), self.slice_mut(access)),
+                DType::I32 => copy::<i32>(source.slice(access), self.slice_mut(access)),
+                DType::I16 => copy::<i16>(source.slice(access), self.slice_mut(access)),
+                actual => return Err(unknown("Buffer::copy_from", actual)),
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes host values, as many as there are elements and of the same type.
+    pub fn write<T: Scalar>(&mut self, values: &[T]) -> Result<()> {
+        if values.len() != self.elements() {
+            return Err(Error::Shape {
+                operation: "Buffer::write",
+                argument: "values",
+                expected: self.shape().to_vec(),
+                actual: vec![values.len()],
+            });
+        }
+        let arguments = Arguments::of("Buffer::write").output("buffer", self, T::DTYPE, self.shape());
+        arguments.cpu(|access| {
+            copy(values, self.slice_mut(access));
+            Ok(())
+        })
+    }
+
+    /// The elements, copied to the host.
+    pub fn read<T: Scalar>(&self) -> Result<Vec<T>> {
+        let arguments = Arguments::of("Buffer::read").input("buffer", self, T::DTYPE, self.shape());
+        arguments.cpu(|access| Ok(self.slice(access).to_vec()))
+    }
+
+    /// The elements of an F32 or BF16 buffer, widened to f32 on the host.
+    pub fn read_f32(&self) -> Result<Vec<f32>> {
+        match self.dtype() {
+            DType::BF16 => Ok(self.read::<bf16>()?.into_iter().map(Element::widen).collect()),
+            _ => self.read(),
+        }
+    }
+
+    pub(crate) fn storage_key(&self) -> usize {
+        self.storage
+    }
+
+    pub(crate) fn cpu_address(&self) -> Option<usize> {
+        self.address
+    }
+}
+
+/// Elements handled by one task of an element-wise loop; fixed, so that nothing depends on the number of threads.
+pub(crate) const PIECE: usize = 1 << 15;
+
+fn fill<T: Scalar>(target: &mut [T], value: T) {
+    target.par_chunks_mut(PIECE).for_each(|piece| piece.fill(value));
+}
+
+fn copy<T: Scalar>(source: &[T], target: &mut [T]) {
+    let pieces = target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE));
+    pieces.for_each(|(target, source)| target.copy_from_slice(source));
+}
+
+fn unknown(operation: &'static str, actual: DType) -> Error {
+    Error::DType { operation, argument: "buffer", expected: "F32, BF16, U32, I32 or I16", actual }
+}
+
+/// The address of the tensor's first element in CPU memory, which stays while the storage lives: Candle never resizes it.
+fn cpu_address(tensor: &Tensor) -> Result<usize> {
+    struct Address(std::cell::Cell<usize>);
+    impl InplaceOp1 for Address {
+        fn name(&self) -> &'static str {
+            "address"
+        }
+        fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+            // `as_mut_ptr` does not make a reference to the elements, so that the pointer stays valid for writing.
+            let (first, size) = match storage {
+                CpuStorage::F32(values) => (values.as_mut_ptr().expose_provenance(), 4),
+                CpuStorage::BF16(values) => (values.as_mut_ptr().expose_provenance(), 2),
+                CpuStorage::U32(values) => (values.as_mut_ptr().expose_provenance(), 4),
+                CpuStorage::I32(values) => (values.as_mut_ptr().expose_provenance(), 4),
+                CpuStorage::I16(values) => (values.as_mut_ptr().expose_provenance(), 2),
+                _ => candle_core::bail!("a buffer holds F32, BF16, U32, I32 or I16"),
+            };
+            self.0.set(first + layout.start_offset() * size);
+            Ok(())
+        }
+    }
+    let address = Address(std::cell::Cell::new(0));
+    tensor.inplace_op1(&address)?;
+    Ok(address.0.get())
+}

@@ -1,0 +1,16 @@
+//! The operations on CPU slices. Work is cut in pieces of fixed size and spread over the current rayon pool; no sum's
+//! order depends on the number of threads.
+
+pub(crate) mod adamw;
+pub(crate) mod add_rms_norm;
+pub(crate) mod attention;
+pub(crate) mod cast;
+pub(crate) mod embedding;
+pub(crate) mod exp;
+pub(crate) mod gemm;
+pub(crate) mod grad_norm;
+pub(crate) mod head_cross_entropy;
+pub(crate) mod linear;
+pub(crate) mod partials;
+pub(crate) mod rope;
+pub(crate) mod swiglu;

@@ -1,0 +1,171 @@
+//! The element types: what a buffer holds ([`Scalar`]), what activations and weights are made of ([`Element`]), and what
+//! the plain references compute in ([`Real`]).
+
+use candle_core::{DType, WithDType};
+use half::bf16;
+
+/// An element type that a [`crate::Buffer`] can hold: f32, bf16, u32, i32, i16.
+///
+/// Sealed: the slices handed out of a buffer rely on `DTYPE` naming the storage's true element type.
+pub trait Scalar: WithDType + sealed::Sealed {}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! scalars {
+    ($($name:ty),*) => { $(impl sealed::Sealed for $name {} impl Scalar for $name {})* };
+}
+scalars!(f32, bf16, u32, i32, i16);
+
+/// A floating-point element of activations and weights; arithmetic happens in f32.
+pub trait Element: Scalar + Default {
+    /// The value in f32, exactly.
+    fn widen(self) -> f32;
+    /// The nearest value of this type, ties to even.
+    fn narrow(value: f32) -> Self;
+    /// The slice itself where the type is f32, so that nothing needs widening.
+    fn as_f32(values: &[Self]) -> Option<&[f32]>;
+    /// The slice itself where the type is f32.
+    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]>;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        value
+    }
+    fn as_f32(values: &[Self]) -> Option<&[f32]> {
+        Some(values)
+    }
+    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]> {
+        Some(values)
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    /// Without branches, so that loops over it vectorise.
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet_nan = (bits >> 16) | 0x40;
+        bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
+    }
+    fn as_f32(_values: &[Self]) -> Option<&[f32]> {
+        None
+    }
+    fn as_f32_mut(_values: &mut [Self]) -> Option<&mut [f32]> {
+        None
+    }
+}
+
+/// Runs a body with `$E` standing for the element type that `$dtype` names, or returns [`crate::Error::DType`].
+macro_rules! with_element {
+    ($operation:expr, $argument:expr, $dtype:expr, $E:ident => $body:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $E = f32;
+                $body
+            }
+            candle_core::DType::BF16 => {
+                type $E = half::bf16;
+                $body
+            }
+            other => Err($crate::element::not_an_element($operation, $argument, other)),
+        }
+    };
+}
+pub(crate) use with_element;
+
+pub(crate) fn not_an_element(operation: &'static str, argument: &'static str, actual: DType) -> crate::Error {
+    crate::Error::DType { operation, argument, expected: "F32 or BF16", actual }
+}
+
+/// What the plain references are generic over: f32, or f64 where they serve as an oracle.
+pub trait Real:
+    Copy
+    + PartialOrd
+    + std::fmt::Debug
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::Neg<Output = Self>
+    + std::ops::AddAssign
+    + std::ops::SubAssign
+    + std::ops::MulAssign
+    + std::iter::Sum
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+    /// The nearest value.
+    fn of(value: f64) -> Self;
+    /// The value in f64, exactly.
+    fn to_f64(self) -> f64;
+    /// e to the power of the value.
+    fn exp(self) -> Self;
+    /// Natural logarithm.
+    fn ln(self) -> Self;
+    /// Square root.
+    fn sqrt(self) -> Self;
+    /// The larger of two.
+    fn max(self, other: Self) -> Self;
+}
+
+macro_rules! reals {
+    ($($name:ident),*) => {
+        $(impl Real for $name {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            fn of(value: f64) -> Self {
+                value as $name
+            }
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            fn exp(self) -> Self {
+                $name::exp(self)
+            }
+            fn ln(self) -> Self {
+                $name::ln(self)
+            }
+            fn sqrt(self) -> Self {
+                $name::sqrt(self)
+            }
+            fn max(self, other: Self) -> Self {
+                $name::max(self, other)
+            }
+        })*
+    };
+}
+reals!(f32, f64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrowing_agrees_with_the_half_crate_on_every_kind_of_value() {
+        let patterns = (0..=u16::MAX).flat_map(|high| {
+            [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| u32::from(high) << 16 | low)
+        });
+        for bits in patterns {
+            let value = f32::from_bits(bits);
+            let ours = bf16::narrow(value);
+            assert_eq!(ours.to_bits(), bf16::from_f32(value).to_bits(), "{bits:#x}");
+            let back = ours.widen();
+            assert!(back.to_bits() == ours.to_f32().to_bits() || back.is_nan());
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What can be wrong with a call.
+
+use candle_core::DType;
+
+/// The result of every function of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation refused its arguments. Nothing has been written when one of these is returned, except where a variant
+/// says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument's shape is not the one that the other arguments imply.
+    #[error("{operation}: `{argument}` has shape {actual:?}, expected {expected:?}")]
+    Shape {
+        /// The operation called, such as `linear::forward`.
+        operation: &'static str,
+        /// The argument's name in the operation's signature.
+        argument: &'static str,
+        /// The shape that fits the other arguments.
+        expected: Vec<usize>,
+        /// The shape given.
+        actual: Vec<usize>,
+    },
+    /// An argument's element type is not one that the operation takes there.
+    #[error("{operation}: `{argument}` holds {actual:?}, expected {expected}")]
+    DType {
+        /// The operation called.
+        operation: &'static str,
+        /// The argument's name.
+        argument: &'static str,
+        /// The element types that fit.
+        expected: &'static str,
+        /// The element type given.
+        actual: DType,
+    },
+    /// A size or a setting makes no sense for the operation.
+    #[error("{operation}: {problem}")]
+    Invalid {
+        /// The operation called.
+        operation: &'static str,
+        /// What is wrong, with the values.
+        problem: String,
+    },
+    /// An output shares memory with another argument.
+    #[error("{operation}: output `{output}` overlaps `{other}` in memory; give it a buffer of its own")]
+    Aliased {
+        /// The operation called.
+        operation: &'static str,
+        /// The output's name.
+        output: &'static str,
+        /// The other argument's name.
+        other: &'static str,
+    },
+    /// The scratch buffer is too small.
+    #[error("{operation}: the workspace holds {actual} elements, {needed} are needed (see `workspace_elements`)")]
+    Workspace {
+        /// The operation called.
+        operation: &'static str,
+        /// Elements needed.
+        needed: usize,
+        /// Elements given.
+        actual: usize,
+    },
+    /// An index points outside of its table.
+    #[error("{operation}: {argument}[{position}] = {value} is not below {limit}")]
+    OutOfRange {
+        /// The operation called.
+        operation: &'static str,
+        /// The argument that holds the index.
+        argument: &'static str,
+        /// Where in that argument.
+        position: usize,
+        /// The index found there.
+        value: i64,
+        /// The first index that is too large.
+        limit: usize,
+    },
+    /// The arguments lie on a device that has no such operation, or on several devices.
+    #[error("{operation}: `{argument}` lies on {device}, where this operation does not run")]
+    Unsupported {
+        /// The operation called.
+        operation: &'static str,
+        /// The argument's name.
+        argument: &'static str,
+        /// The device, as Candle prints it.
+        device: String,
+    },
+    /// A tensor's elements do not lie one after the other.
+    #[error("a buffer needs a contiguous tensor, this one has shape {shape:?} and strides {strides:?}")]
+    NotContiguous {
+        /// The tensor's shape.
+        shape: Vec<usize>,
+        /// The tensor's strides, in elements.
+        strides: Vec<usize>,
+    },
+    /// Candle refused.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}

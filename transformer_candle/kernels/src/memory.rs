@@ -1,0 +1,181 @@
+//! The memory plan: every buffer of a run, listed before the first one is allocated.
+
+use std::fmt;
+
+use candle_core::{DType, Device};
+
+use crate::{Buffer, Result};
+
+/// What a buffer is for. Ordered as a plan prints them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Category {
+    /// Parameters, in the dtype that the matrix products read.
+    Weights,
+    /// The low 16 bits of the f32 master weights, beside bf16 weights.
+    MasterRemainder,
+    /// The f32 accumulators of the weights' gradients.
+    Gradients,
+    /// `AdamW`'s two moments.
+    OptimizerMoments,
+    /// What the forward pass keeps for the backward pass.
+    SavedActivations,
+    /// Intermediate values and workspaces.
+    Scratch,
+    /// Token ids and targets of a micro-batch.
+    Batch,
+    /// Keys and values of the tokens generated so far.
+    KeyValueCache,
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Weights => "weights",
+            Self::MasterRemainder => "master remainder",
+            Self::Gradients => "gradients",
+            Self::OptimizerMoments => "optimizer moments",
+            Self::SavedActivations => "saved activations",
+            Self::Scratch => "scratch",
+            Self::Batch => "batch",
+            Self::KeyValueCache => "key/value cache",
+        })
+    }
+}
+
+/// One line of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedBuffer {
+    /// A name for people, such as `layers.3.normed`.
+    pub name: String,
+    /// What it is for.
+    pub category: Category,
+    /// The element type.
+    pub dtype: DType,
+    /// The sizes of the axes.
+    pub shape: Vec<usize>,
+}
+
+impl PlannedBuffer {
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        let elements: u64 = self.shape.iter().map(|&size| size as u64).product();
+        elements * self.dtype.size_in_bytes() as u64
+    }
+}
+
+/// A buffer of a [`Plan`] and of the [`Arena`] that the plan allocates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BufferId(usize);
+
+/// A list of buffers; allocating it is the only allocation of a run.
+///
+/// ```
+/// use kernels::memory::{Category, Plan};
+/// use kernels::{DType, Device};
+///
+/// let mut plan = Plan::new();
+/// let weights = plan.add("weights", Category::Weights, DType::F32, &[1000, 64]);
+/// assert_eq!(plan.bytes(), 256_000);
+/// let arena = plan.allocate(&Device::Cpu)?;
+/// assert_eq!(arena.buffer(weights).shape(), [1000, 64]);
+/// # Ok::<(), kernels::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    buffers: Vec<PlannedBuffer>,
+}
+
+impl Plan {
+    /// An empty plan.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a buffer.
+    pub fn add(&mut self, name: impl Into<String>, category: Category, dtype: DType, shape: &[usize]) -> BufferId {
+        self.buffers.push(PlannedBuffer { name: name.into(), category, dtype, shape: shape.to_vec() });
+        BufferId(self.buffers.len() - 1)
+    }
+
+    /// Every buffer, in the order added.
+    pub fn buffers(&self) -> &[PlannedBuffer] {
+        &self.buffers
+    }
+
+    /// Size of all buffers.
+    pub fn bytes(&self) -> u64 {
+        self.buffers.iter().map(PlannedBuffer::bytes).sum()
+    }
+
+    /// Size of the buffers of one category.
+    pub fn bytes_of(&self, category: Category) -> u64 {
+        self.buffers.iter().filter(|buffer| buffer.category == category).map(PlannedBuffer::bytes).sum()
+    }
+
+    /// Size of each category that has a buffer, in the categories' order.
+    pub fn by_category(&self) -> Vec<(Category, u64)> {
+        let mut categories: Vec<Category> = self.buffers.iter().map(|buffer| buffer.category).collect();
+        categories.sort_unstable();
+        categories.dedup();
+        categories.into_iter().map(|category| (category, self.bytes_of(category))).collect()
+    }
+
+    /// Allocates every buffer, all zero.
+    pub fn allocate(&self, device: &Device) -> Result<Arena> {
+        let allocate = |planned: &PlannedBuffer| Buffer::zeros(&planned.shape, planned.dtype, device);
+        Ok(Arena { buffers: self.buffers.iter().map(allocate).collect::<Result<_>>()?, bytes: self.bytes() })
+    }
+}
+
+/// The memory of a [`Plan`].
+#[derive(Debug)]
+pub struct Arena {
+    buffers: Vec<Buffer>,
+    bytes: u64,
+}
+
+impl Arena {
+    /// A buffer, sharing the arena's memory.
+    ///
+    /// # Panics
+    /// If the id comes from a plan with more buffers than the one that allocated this arena.
+    pub fn buffer(&self, id: BufferId) -> Buffer {
+        self.buffers[id.0].clone()
+    }
+
+    /// Size of all buffers.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_sums_its_categories_in_order() {
+        let mut plan = Plan::new();
+        plan.add("moments", Category::OptimizerMoments, DType::F32, &[2, 100]);
+        let weights = plan.add("weights", Category::Weights, DType::BF16, &[100]);
+        plan.add("remainder", Category::MasterRemainder, DType::I16, &[100]);
+        plan.add("more weights", Category::Weights, DType::F32, &[1]);
+        assert_eq!(plan.bytes(), 800 + 200 + 200 + 4);
+        assert_eq!(
+            plan.by_category(),
+            [(Category::Weights, 204), (Category::MasterRemainder, 200), (Category::OptimizerMoments, 800)]
+        );
+        let arena = plan.allocate(&Device::Cpu).unwrap();
+        assert_eq!(arena.bytes(), plan.bytes());
+        let mut one = arena.buffer(weights);
+        one.write(&[crate::bf16::ONE; 100]).unwrap();
+        assert_eq!(arena.buffer(weights).read_f32().unwrap(), [1.0; 100], "both share the arena's memory");
+    }
+
+    #[test]
+    fn a_plan_of_more_bytes_than_any_machine_has_can_be_summed() {
+        let mut plan = Plan::new();
+        plan.add("logits", Category::Scratch, DType::F32, &[1 << 30, 1 << 20]);
+        assert_eq!(plan.bytes(), 1 << 52);
+    }
+}
