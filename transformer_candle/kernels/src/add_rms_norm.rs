@@ -1,0 +1,167 @@
+//! Residual add and root-mean-square norm (Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467):
+//! `sum = x + branch`, `normed = sum * inv_rms * weight` with `inv_rms = 1 / sqrt(mean(sum^2) + epsilon)`.
+//!
+//! Legend: N tokens, D hidden size. Rows are F32 or BF16, the weight likewise; statistics and sums are F32. In BF16 the sum
+//! is rounded first and the norm is taken of the rounded sum, so that [`normalize`] and [`backward`] see what forward saw.
+
+use candle_core::DType;
+
+use crate::access::Arguments;
+use crate::element::with_element;
+use crate::{Buffer, Result, cpu};
+
+/// The norm of `x` alone; saves `inv_rms`.
+pub fn forward(
+    x_ND: &Buffer,
+    weight_D: &Buffer,
+    epsilon: f32,
+    normed_ND: &mut Buffer,
+    inv_rms_N: &mut Buffer,
+) -> Result<()> {
+    const OPERATION: &str = "add_rms_norm::forward";
+    let (dtype, [n, d]) = (x_ND.dtype(), sizes(x_ND));
+    let arguments = Arguments::of(OPERATION)
+        .input("x_ND", x_ND, dtype, &[n, d])
+        .input("weight_D", weight_D, dtype, &[d])
+        .output("normed_ND", normed_ND, dtype, &[n, d])
+        .output("inv_rms_N", inv_rms_N, DType::F32, &[n]);
+    arguments.cpu(|access| {
+        with_element!(OPERATION, "x_ND", dtype, E => {
+            let (x, weight) = (x_ND.slice::<E>(access), weight_D.slice(access));
+            cpu::add_rms_norm::forward(x, weight, epsilon, normed_ND.slice_mut(access), inv_rms_N.slice_mut(access));
+            Ok(())
+        })
+    })
+}
+
+/// Writes `sum = x + branch` and its norm; saves `inv_rms`.
+pub fn forward_add(
+    x_ND: &Buffer,
+    branch_ND: &Buffer,
+    weight_D: &Buffer,
+    epsilon: f32,
+    sum_ND: &mut Buffer,
+    normed_ND: &mut Buffer,
+    inv_rms_N: &mut Buffer,
+) -> Result<()> {
+    const OPERATION: &str = "add_rms_norm::forward_add";
+    let (dtype, [n, d]) = (x_ND.dtype(), sizes(x_ND));
+    let arguments = Arguments::of(OPERATION)
+        .input("x_ND", x_ND, dtype, &[n, d])
+        .input("branch_ND", branch_ND, dtype, &[n, d])
+        .input("weight_D", weight_D, dtype, &[d])
+        .output("sum_ND", sum_ND, dtype, &[n, d])
+        .output("normed_ND", normed_ND, dtype, &[n, d])
+        .output("inv_rms_N", inv_rms_N, DType::F32, &[n]);
+    arguments.cpu(|access| {
+        with_element!(OPERATION, "x_ND", dtype, E => {
+            let (x, branch, weight) = (x_ND.slice::<E>(access), branch_ND.slice(access), weight_D.slice(access));
+            let (sum, normed) = (sum_ND.slice_mut(access), normed_ND.slice_mut(access));
+            cpu::add_rms_norm::forward_add(x, branch, weight, epsilon, sum, normed, inv_rms_N.slice_mut(access));
+            Ok(())
+        })
+    })
+}
+
+/// The norm again from what forward saved, bit for bit what it wrote.
+pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_ND: &mut Buffer) -> Result<()> {
+    const OPERATION: &str = "add_rms_norm::normalize";
+    let (dtype, [n, d]) = (sum_ND.dtype(), sizes(sum_ND));
+    let arguments = Arguments::of(OPERATION)
+        .input("sum_ND", sum_ND, dtype, &[n, d])
+        .input("weight_D", weight_D, dtype, &[d])
+        .input("inv_rms_N", inv_rms_N, DType::F32, &[n])
+        .output("normed_ND", normed_ND, dtype, &[n, d]);
+    arguments.cpu(|access| {
+        with_element!(OPERATION, "sum_ND", dtype, E => {
+            let (sum, weight) = (sum_ND.slice::<E>(access), weight_D.slice(access));
+            cpu::add_rms_norm::normalize(sum, weight, inv_rms_N.slice(access), normed_ND.slice_mut(access));
+            Ok(())
+        })
+    })
+}
+
+/// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32) the weight's. (`dsum` comes in
+/// with what reaches the sum past the norm; both summands x and branch then have `dsum` as their gradient.)
+///
+/// With y = dnormed * weight: `dsum += inv_rms * (y - sum * inv_rms^2 * mean(y * sum))`,
+/// `dweight += sum over n of dnormed * sum * inv_rms`.
+pub fn backward(
+    sum_ND: &Buffer,
+    weight_D: &Buffer,
+    inv_rms_N: &Buffer,
+    dnormed_ND: &Buffer,
+    dsum_ND: &mut Buffer,
+    dweight_D: &mut Buffer,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    const OPERATION: &str = "add_rms_norm::backward";
+    let (dtype, [n, d]) = (sum_ND.dtype(), sizes(sum_ND));
+    let arguments = Arguments::of(OPERATION)
+        .input("sum_ND", sum_ND, dtype, &[n, d])
+        .input("weight_D", weight_D, dtype, &[d])
+        .input("inv_rms_N", inv_rms_N, DType::F32, &[n])
+        .input("dnormed_ND", dnormed_ND, dtype, &[n, d])
+        .output("dsum_ND", dsum_ND, dtype, &[n, d])
+        .output("dweight_D", dweight_D, DType::F32, &[d])
+        .workspace(workspace, workspace_elements(n, d));
+    arguments.cpu(|access| {
+        with_element!(OPERATION, "sum_ND", dtype, E => {
+            let saved = cpu::add_rms_norm::Saved {
+                sum: sum_ND.slice::<E>(access),
+                weight: weight_D.slice(access),
+                inv_rms: inv_rms_N.slice(access),
+            };
+            let (dsum, dweight) = (dsum_ND.slice_mut(access), dweight_D.slice_mut(access));
+            cpu::add_rms_norm::backward(&saved, dnormed_ND.slice(access), dsum, dweight, workspace.slice_mut(access));
+            Ok(())
+        })
+    })
+}
+
+/// Elements of F32 workspace for [`backward`] of N rows of D: the weight's gradient of each block of rows.
+pub fn workspace_elements(n: usize, d: usize) -> usize {
+    cpu::add_rms_norm::workspace_elements(n, d)
+}
+
+/// N, D of the rows; every argument is then checked against these.
+fn sizes(rows_ND: &Buffer) -> [usize; 2] {
+    [0, 1].map(|axis| rows_ND.shape().get(axis).copied().unwrap_or(0))
+}
+
+/// The operation in the plainest terms.
+pub mod reference {
+    use crate::Real;
+
+    /// See [`super::forward`].
+    pub fn forward<F: Real>(x_ND: &[F], weight_D: &[F], epsilon: F, normed_ND: &mut [F], inv_rms_N: &mut [F]) {
+        let d = weight_D.len();
+        for (n, x) in x_ND.chunks_exact(d).enumerate() {
+            let mean = x.iter().map(|&x| x * x).sum::<F>() / F::of(d as f64);
+            inv_rms_N[n] = F::ONE / (mean + epsilon).sqrt();
+            for j in 0..d {
+                normed_ND[n * d + j] = x[j] * inv_rms_N[n] * weight_D[j];
+            }
+        }
+    }
+
+    /// See [`super::backward`].
+    pub fn backward<F: Real>(
+        sum_ND: &[F],
+        weight_D: &[F],
+        inv_rms_N: &[F],
+        dnormed_ND: &[F],
+        dsum_ND: &mut [F],
+        dweight_D: &mut [F],
+    ) {
+        let d = weight_D.len();
+        for (n, &inv_rms) in inv_rms_N.iter().enumerate() {
+            let (sum, dnormed) = (&sum_ND[n * d..][..d], &dnormed_ND[n * d..][..d]);
+            let mean = (0..d).map(|j| dnormed[j] * weight_D[j] * sum[j]).sum::<F>() / F::of(d as f64);
+            for j in 0..d {
+                dsum_ND[n * d + j] += inv_rms * (dnormed[j] * weight_D[j] - sum[j] * inv_rms * inv_rms * mean);
+                dweight_D[j] += dnormed[j] * sum[j] * inv_rms;
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! How a call is cut into tiles of query rows, and how rows get into a tile's scratch.
+//!
+//! The rows of one key/value head are its group's query rows, position by position: row r is query head r % G of the group
+//! (G = H / K) at position r / G. So keys and values serve the whole group at once, and no head is repeated.
+
+use std::marker::PhantomData;
+
+use super::product::COLUMNS;
+use crate::{Element, HeadLayout};
+
+/// Query rows of a tile; in scratch they are the columns (lanes) of matrices.
+pub(super) const LANES: usize = 64;
+/// Keys that a tile meets at a time.
+pub(super) const KEYS: usize = 64;
+
+/// The sizes of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) layout: HeadLayout,
+    /// B, the number of sequences.
+    pub(crate) batch: usize,
+    /// T, the query positions of a sequence.
+    pub(crate) length: usize,
+    /// Keys of a sequence before its first query.
+    pub(crate) past: usize,
+}
+
+impl Shape {
+    pub(super) fn pairs(&self) -> usize {
+        self.batch * self.layout.kv_heads
+    }
+
+    /// Query rows of a key/value head.
+    fn rows(&self) -> usize {
+        self.length * self.layout.group_size()
+    }
+
+    /// Tiles of a key/value head.
+    pub(super) fn tiles(&self) -> usize {
+        self.rows().div_ceil(LANES)
+    }
+
+    /// A tile of a pair of sequence and key/value head.
+    pub(super) fn tile(&self, pair: usize, index: usize) -> Tile {
+        let first = index * LANES;
+        let rows = LANES.min(self.rows() - first);
+        let (sequence, kv_head) = (pair / self.layout.kv_heads, pair % self.layout.kv_heads);
+        Tile { shape: *self, sequence, kv_head, first, rows }
+    }
+
+    pub(super) fn scale(&self) -> f32 {
+        (1.0 / (self.layout.head_size as f64).sqrt()) as f32
+    }
+}
+
+/// Query rows `first..first + rows` of a key/value head of a sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    pub(super) shape: Shape,
+    pub(super) sequence: usize,
+    pub(super) kv_head: usize,
+    pub(super) first: usize,
+    pub(super) rows: usize,
+}
+
+impl Tile {
+    /// The rows, rounded up to what a product's columns come in.
+    pub(super) fn width(&self) -> usize {
+        self.rows.next_multiple_of(COLUMNS)
+    }
+
+    fn position(&self, lane: usize) -> usize {
+        (self.first + lane) / self.shape.layout.group_size()
+    }
+
+    fn head(&self, lane: usize) -> usize {
+        let group = self.shape.layout.group_size();
+        self.kv_head * group + (self.first + lane) % group
+    }
+
+    /// Keys that the last row attends to.
+    pub(super) fn keys(&self) -> usize {
+        self.shape.past + self.position(self.rows - 1) + 1
+    }
+
+    /// The first so many rows lie before the key and do not attend to it.
+    pub(super) fn blind(&self, key: usize) -> usize {
+        let rows = key.saturating_sub(self.shape.past) * self.shape.layout.group_size();
+        rows.saturating_sub(self.first).min(self.rows)
+    }
+
+    /// Where the row's head begins among tokens of `token_width` elements, H * E (outputs) or P (packed QKV).
+    pub(super) fn offset(&self, lane: usize, token_width: usize) -> usize {
+        let token = self.sequence * self.shape.length + self.position(lane);
+        token * token_width + self.head(lane) * self.shape.layout.head_size
+    }
+
+    /// Where the row lies in `lse_BHT`.
+    pub(super) fn statistic(&self, lane: usize) -> usize {
+        let head = self.sequence * self.shape.layout.heads + self.head(lane);
+        head * self.shape.length + self.position(lane)
+    }
+
+    /// Copies the rows' heads into rows of `padded` elements, times `factor`; what is left of `target` becomes zero.
+    #[inline(always)]
+    pub(super) fn gather<E: Element>(
+        &self,
+        source: &[E],
+        token_width: usize,
+        factor: f32,
+        target: &mut [f32],
+        padded: usize,
+    ) {
+        let size = self.shape.layout.head_size;
+        for (lane, target) in target.chunks_exact_mut(padded).enumerate() {
+            let (head, padding) = target.split_at_mut(size);
+            padding.fill(0.0);
+            if lane < self.rows {
+                let source = &source[self.offset(lane, token_width)..][..size];
+                head.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen() * factor);
+            } else {
+                head.fill(0.0);
+            }
+        }
+    }
+}
+
+/// Rows of keys or values: row i is the E elements from `first + i * stride` on.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a, E> {
+    pub(super) values: &'a [E],
+    pub(super) first: usize,
+    pub(super) stride: usize,
+}
+
+impl<E: Element> Rows<'_, E> {
+    /// Copies rows from `start` on, one after the other.
+    #[inline(always)]
+    pub(super) fn widen(&self, start: usize, target: &mut [f32], size: usize) {
+        for (row, target) in target.chunks_exact_mut(size).enumerate() {
+            let source = &self.values[self.first + (start + row) * self.stride..][..size];
+            target.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen());
+        }
+    }
+}
+
+/// The transpose: `target[j][i] = source[i][j]` for the first `columns` of rows of `padded` elements.
+#[inline(always)]
+pub(super) fn transpose(source: &[f32], padded: usize, columns: usize, target: &mut [f32]) {
+    let rows = source.len() / padded;
+    for (i, source) in source.chunks_exact(padded).enumerate() {
+        for (value, target) in source[..columns].iter().zip(target.chunks_exact_mut(rows)) {
+            target[i] = *value;
+        }
+    }
+}
+
+/// The first `count` elements, which `space` loses.
+pub(super) fn take<'a>(space: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
+    space.split_off_mut(..count).expect("workspace_elements covers every matrix of a task")
+}
+
+/// `workspace` from its first cache line on.
+pub(super) fn aligned(workspace: &mut [f32]) -> &mut [f32] {
+    let skipped = workspace.as_ptr().align_offset(64).min(ALIGNMENT);
+    &mut workspace[skipped..]
+}
+
+/// What [`aligned`] may skip.
+pub(super) const ALIGNMENT: usize = 15;
+
+/// A slice that several tasks write, each its own elements.
+pub(super) struct Disjoint<'a, T> {
+    first: *mut T,
+    length: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: sharing it gives nothing but `part`, whose callers promise that no element is in two hands at a time.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+
+impl<'a, T> Disjoint<'a, T> {
+    pub(super) fn new(slice: &'a mut [T]) -> Self {
+        Self { first: slice.as_mut_ptr(), length: slice.len(), slice: PhantomData }
+    }
+
+    /// The elements from `start` on.
+    ///
+    /// # Safety
+    /// While the part lives, no other part that overlaps it does.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn part(&self, start: usize, count: usize) -> &mut [T] {
+        assert!(start <= self.length && count <= self.length - start, "a task reaches past the end");
+        // SAFETY: inside of the slice, which is borrowed mutably as long as `self` lives; unshared as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(start), count) }
+    }
+}

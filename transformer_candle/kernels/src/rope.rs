@@ -1,0 +1,123 @@
+//! Rotary position embedding (Su et al., "RoFormer", arXiv:2104.09864) of the query and key heads of packed QKV rows, in
+//! place, in Hugging Face's "rotate half" convention: element j of a head turns together with element j + E/2.
+//!
+//! Legend: N tokens, T positions, H query heads, K key/value heads, E head size, E2 = E / 2, P = (H + 2K) * E.
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::access::Arguments;
+use crate::element::with_element;
+use crate::{Buffer, Error, HeadLayout, Result, cpu};
+
+/// The cosines and sines of every position's angles, F32, computed in f64 and rounded once.
+#[derive(Clone, Debug)]
+pub struct RopeTables {
+    /// `cos(t * theta^(-2j / E))` at [t, j].
+    pub cos_TE2: Buffer,
+    /// `sin(t * theta^(-2j / E))` at [t, j].
+    pub sin_TE2: Buffer,
+}
+
+/// The tables of positions `0..positions`.
+pub fn tables(positions: usize, head_size: usize, theta: f64, device: &Device) -> Result<RopeTables> {
+    if head_size == 0 || head_size % 2 != 0 || !theta.is_finite() || theta <= 0.0 {
+        let problem = format!("needs an even head size and a positive theta, given {head_size} and {theta}");
+        return Err(Error::Invalid { operation: "rope::tables", problem });
+    }
+    let half = head_size / 2;
+    let table = |function: fn(f64) -> f64| -> Result<Buffer> {
+        let frequency = |j: usize| theta.powf(-2.0 * j as f64 / head_size as f64);
+        let values = (0..positions).flat_map(|t| (0..half).map(move |j| function(t as f64 * frequency(j)) as f32));
+        Buffer::from_tensor(Tensor::from_iter(values, device)?.reshape((positions, half))?)
+    };
+    Ok(RopeTables { cos_TE2: table(f64::cos)?, sin_TE2: table(f64::sin)? })
+}
+
+/// Turns the query and key heads of every row by the angles of the row's position; values stay. F32 or BF16.
+///
+/// Row n stands at position `first_position + n % sequence_length`: whole sequences start at 0, decoding starts later.
+pub fn forward(
+    qkv_NP: &mut Buffer,
+    layout: &HeadLayout,
+    tables: &RopeTables,
+    sequence_length: usize,
+    first_position: usize,
+) -> Result<()> {
+    rotate("rope::forward", qkv_NP, layout, tables, sequence_length, first_position, 1.0)
+}
+
+/// Turns the gradients of the rotated heads back, which makes them the gradients of the heads before [`forward`].
+pub fn backward(
+    dqkv_NP: &mut Buffer,
+    layout: &HeadLayout,
+    tables: &RopeTables,
+    sequence_length: usize,
+    first_position: usize,
+) -> Result<()> {
+    rotate("rope::backward", dqkv_NP, layout, tables, sequence_length, first_position, -1.0)
+}
+
+fn rotate(
+    operation: &'static str,
+    qkv_NP: &mut Buffer,
+    layout: &HeadLayout,
+    tables: &RopeTables,
+    sequence_length: usize,
+    first_position: usize,
+    direction: f32,
+) -> Result<()> {
+    layout.check(operation)?;
+    let dtype = qkv_NP.dtype();
+    let size = |buffer: &Buffer| buffer.shape().first().copied().unwrap_or(0);
+    let (rows, positions, half) = (size(qkv_NP), size(&tables.cos_TE2), layout.head_size / 2);
+    let (last, known) = (first_position.saturating_add(sequence_length), positions);
+    let arguments = Arguments::of(operation)
+        .output("qkv_NP", qkv_NP, dtype, &[rows, layout.packed_width()])
+        .input("cos_TE2", &tables.cos_TE2, DType::F32, &[positions, half])
+        .input("sin_TE2", &tables.sin_TE2, DType::F32, &[positions, half])
+        .require(last <= known, || format!("positions up to {last} are asked for, the tables hold {known}"))
+        .require(sequence_length > 0 && rows % sequence_length.max(1) == 0, || {
+            format!("{rows} rows are not whole sequences of {sequence_length}")
+        });
+    arguments.cpu(|access| {
+        with_element!(operation, "qkv_NP", dtype, E => {
+            let angles = cpu::rope::Angles {
+                cos: &tables.cos_TE2.slice(access)[first_position * half..last * half],
+                sin: &tables.sin_TE2.slice(access)[first_position * half..last * half],
+                direction,
+            };
+            cpu::rope::rotate::<E>(qkv_NP.slice_mut(access), layout, &angles);
+            Ok(())
+        })
+    })
+}
+
+/// The operation in the plainest terms.
+pub mod reference {
+    use crate::{HeadLayout, Real};
+
+    /// See [`super::forward`].
+    pub fn forward<F: Real>(qkv_NP: &mut [F], layout: &HeadLayout, theta: f64, sequence_length: usize, first: usize) {
+        rotate(qkv_NP, layout, theta, sequence_length, first, F::ONE);
+    }
+
+    /// See [`super::backward`].
+    pub fn backward<F: Real>(dqkv_NP: &mut [F], layout: &HeadLayout, theta: f64, sequence_length: usize, first: usize) {
+        rotate(dqkv_NP, layout, theta, sequence_length, first, -F::ONE);
+    }
+
+    fn rotate<F: Real>(rows: &mut [F], layout: &HeadLayout, theta: f64, length: usize, first: usize, direction: F) {
+        let &HeadLayout { heads, kv_heads, head_size } = layout;
+        for (n, row) in rows.chunks_exact_mut(layout.packed_width()).enumerate() {
+            let position = (first + n % length) as f64;
+            for head in row.chunks_exact_mut(head_size).take(heads + kv_heads) {
+                let (left, right) = head.split_at_mut(head_size / 2);
+                for j in 0..head_size / 2 {
+                    let angle = position * theta.powf(-2.0 * j as f64 / head_size as f64);
+                    let (cos, sin) = (F::of(angle.cos()), direction * F::of(angle.sin()));
+                    (left[j], right[j]) = (left[j] * cos - right[j] * sin, right[j] * cos + left[j] * sin);
+                }
+            }
+        }
+    }
+}
