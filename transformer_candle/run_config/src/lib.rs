@@ -1,1 +1,65 @@
-//! Placeholder.
+//! The file a training run is described by: types, defaults, validation, overrides and JSON Schema.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod byte_size;
+mod check;
+mod data;
+mod device;
+mod error;
+mod fill;
+mod format;
+mod former_keys;
+mod guide;
+mod load;
+mod model;
+mod optimizer;
+mod overrides;
+mod presets;
+mod resolve;
+mod rules;
+mod runtime;
+mod scalar;
+mod scheduler;
+mod schema;
+mod streaming_config;
+mod tokenizer;
+mod tokenizer_file;
+mod yaml;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use byte_size::ByteSize;
+pub use data::{BatchSize, DataConfig};
+pub use device::Device;
+pub use error::{ConfigError, Problem};
+pub use format::Format;
+pub use load::ResolvedRun;
+pub use model::ModelConfig;
+pub use optimizer::{Algorithm, OptimizerConfig};
+pub use presets::{Preset, presets};
+pub use runtime::{
+    ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig, LoggingConfig, Precision, RuntimeConfig,
+};
+pub use scheduler::{ScheduleStrategy, SchedulerConfig};
+pub use streaming_config::{StreamingConfig, check_experiment_name};
+pub use tokenizer::{SpecialTokens, TokenizerConfig};
+
+/// Everything that describes a training run. `RunConfig::default()` is a small valid model for a CPU.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunConfig {
+    /// The shape of the network.
+    pub model: ModelConfig,
+    /// How text becomes token ids.
+    pub tokenizer: TokenizerConfig,
+    /// Which text is read and how it becomes batches.
+    pub data: DataConfig,
+    /// How gradients change the weights.
+    pub optimizer: OptimizerConfig,
+    /// How long training lasts and how the learning rate moves.
+    pub scheduler: SchedulerConfig,
+    /// The machine, and what is written while training.
+    pub runtime: RuntimeConfig,
+}

@@ -1,0 +1,304 @@
+//! Checking a document key by key against the schema: unknown keys, missing keys, wrong types, values out of range.
+
+use std::collections::BTreeSet;
+use std::str::FromStr;
+
+use serde_json::{Map, Number, Value};
+
+use crate::error::Problem;
+use crate::schema::{self, REQUIRED};
+use crate::{BatchSize, ByteSize, Device};
+
+/// What the check found.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    /// The problems, in the order of the schema.
+    pub problems: Vec<Problem>,
+    /// Keys that have a valid value.
+    pub given: BTreeSet<String>,
+    /// Keys whose value was refused; rules about them would only repeat it.
+    pub rejected: BTreeSet<String>,
+}
+
+/// Checks the document and removes from it what is wrong, so that the rest can still be read and checked further.
+pub(crate) fn check(document: &mut Map<String, Value>) -> Findings {
+    let mut findings = Findings::default();
+    findings.section(schema::schema(), document, "");
+    findings
+}
+
+impl Findings {
+    fn section(&mut self, schema: &Value, section: &mut Map<String, Value>, path: &str) {
+        let known: Vec<&str> = schema::properties(schema).map(|(key, _)| key).collect();
+        let unknown: Vec<String> = section.keys().filter(|key| !known.contains(&key.as_str())).cloned().collect();
+        for key in unknown {
+            section.shift_remove(&key);
+            self.problems.push(unknown_key(path, &key, &known));
+        }
+        for (key, schema) in schema::properties(schema) {
+            let path = schema::join(path, key);
+            if schema::is_section(schema) {
+                self.inner_section(schema, section, key, &path);
+            } else {
+                self.leaf(schema, section, key, &path);
+            }
+        }
+    }
+
+    fn inner_section(&mut self, schema: &Value, section: &mut Map<String, Value>, key: &str, path: &str) {
+        match section.get_mut(key) {
+            Some(Value::Object(inner)) => return self.section(schema, inner, path),
+            None | Some(Value::Null) => self.section(schema, &mut Map::new(), path),
+            Some(value) => {
+                let keys: Vec<_> = schema::properties(schema).map(|(key, _)| format!("`{key}`")).take(3).collect();
+                let message = format!("is {}, but must be a section with keys such as {}", shown(value), keys.join(", "));
+                self.problems.push(Problem::new(path, message));
+                self.reject_section(schema, path);
+            }
+        }
+        section.shift_remove(key);
+    }
+
+    fn reject_section(&mut self, schema: &Value, path: &str) {
+        for (key, schema) in schema::properties(schema) {
+            let path = schema::join(path, key);
+            if schema::is_section(schema) {
+                self.reject_section(schema, &path);
+            } else {
+                self.rejected.insert(path);
+            }
+        }
+    }
+
+    fn leaf(&mut self, schema: &Value, section: &mut Map<String, Value>, key: &str, path: &str) {
+        match section.get_mut(key) {
+            None | Some(Value::Null) => {
+                if REQUIRED.contains(&path) {
+                    self.problems.push(Problem::new(path, format!("is missing; it must be {}", expectation(schema))));
+                    self.rejected.insert(path.to_owned());
+                }
+                if !allows(schema, "null") {
+                    section.shift_remove(key);
+                }
+            }
+            Some(value) => match check_value(schema, value, path) {
+                Ok(()) => {
+                    self.given.insert(path.to_owned());
+                }
+                Err(problem) => {
+                    section.shift_remove(key);
+                    self.problems.push(problem);
+                    self.rejected.insert(path.to_owned());
+                }
+            },
+        }
+    }
+}
+
+/// Checks one value; a float that is whole becomes an integer where the key wants one, so that `1e5` steps can be written.
+fn check_value(schema: &Value, value: &mut Value, path: &str) -> Result<(), Problem> {
+    let choices = schema::choices(schema);
+    if !choices.is_empty() {
+        return check_choice(schema, &choices, value, path);
+    }
+    if let Some(format) = own_format(schema) {
+        return check_format(schema, format, value, path);
+    }
+    if allows(schema, "integer")
+        && let Some(whole) = value.as_f64().filter(|number| value.is_f64() && number.fract() == 0.0 && number.abs() < 9e15)
+    {
+        *value = (whole as i64).into();
+    }
+    match value {
+        Value::Bool(_) if allows(schema, "boolean") => Ok(()),
+        Value::String(text) if allows(schema, "string") => check_text(text, path),
+        Value::Array(items) if allows(schema, "array") => check_list(items, path),
+        Value::Number(number) if allows(schema, "number") || (allows(schema, "integer") && !number.is_f64()) => {
+            if in_range(schema, number) { Ok(()) } else { Err(refusal(schema, value, path)) }
+        }
+        _ => Err(refusal(schema, value, path)),
+    }
+}
+
+fn check_choice(schema: &Value, choices: &[(&str, &str)], value: &Value, path: &str) -> Result<(), Problem> {
+    let text = value.as_str().unwrap_or_default();
+    if choices.iter().any(|(choice, _)| *choice == text) {
+        return Ok(());
+    }
+    let problem = unexpected(schema, value, path);
+    Err(match nearest(text, choices.iter().map(|(choice, _)| *choice)) {
+        Some(near) => problem.suggest(format!("did you mean `{near}`?")),
+        None => problem,
+    })
+}
+
+fn check_format(schema: &Value, format: OwnFormat, value: &Value, path: &str) -> Result<(), Problem> {
+    let valid = match value {
+        Value::String(text) => format(text),
+        Value::Number(number) if allows(schema, "integer") => format(&number.to_string()),
+        _ => return Err(unexpected(schema, value, path)),
+    };
+    valid.map_err(|expected| Problem::new(path, format!("is {}, but {expected}", shown(value))))
+}
+
+fn unexpected(schema: &Value, value: &Value, path: &str) -> Problem {
+    Problem::new(path, format!("is {}, but must be {}", shown(value), expectation(schema)))
+}
+
+/// The problem of a value of the wrong type or out of range, with what was probably meant.
+fn refusal(schema: &Value, value: &Value, path: &str) -> Problem {
+    let problem = unexpected(schema, value, path);
+    let numeric = allows(schema, "number") || allows(schema, "integer");
+    match value {
+        Value::String(text) => match text.to_ascii_lowercase().as_str() {
+            "yes" | "on" | "true" | "y" if allows(schema, "boolean") => problem.suggest("write true"),
+            "no" | "off" | "false" | "n" if allows(schema, "boolean") => problem.suggest("write false"),
+            number if numeric && number.parse::<f64>().is_ok_and(f64::is_finite) => problem.suggest(format!("remove the quotes: {text}")),
+            _ if allows(schema, "array") => problem.suggest(format!("write a list: [{text:?}]")),
+            _ => problem,
+        },
+        Value::Number(number) if number.as_f64() == Some(0.0) && allows(schema, "null") => problem.suggest("write null for none"),
+        Value::Number(_) | Value::Bool(_) if allows(schema, "string") => problem.suggest("put it in quotes"),
+        _ => problem,
+    }
+}
+
+fn check_text(text: &str, path: &str) -> Result<(), Problem> {
+    if text.trim().is_empty() {
+        return Err(Problem::new(path, "is an empty text").suggest("remove the key to leave it out"));
+    }
+    if text.contains('\0') {
+        return Err(Problem::new(path, format!("is {text:?}, which holds a zero character")));
+    }
+    Ok(())
+}
+
+fn check_list(items: &[Value], path: &str) -> Result<(), Problem> {
+    for (index, item) in items.iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        match item {
+            Value::String(text) => check_text(text, &path)?,
+            other => return Err(Problem::new(path, format!("is {}, but must be a text", shown(other))).suggest("put it in quotes")),
+        }
+    }
+    Ok(())
+}
+
+/// Says whether a text is valid, or what is expected.
+type OwnFormat = fn(&str) -> Result<(), String>;
+
+/// The check of a format that a type of this crate defines; `None` for formats of JSON Schema itself.
+fn own_format(schema: &Value) -> Option<OwnFormat> {
+    match schema.get("format")?.as_str()? {
+        "device" => Some(|text| Device::from_str(text).map(drop)),
+        "batch-size" => Some(|text| BatchSize::from_str(text).map(drop)),
+        "byte-size" => Some(|text| ByteSize::from_str(text).map(drop)),
+        _ => None,
+    }
+}
+
+fn in_range(schema: &Value, number: &Number) -> bool {
+    let number = number.as_f64().unwrap_or(f64::NAN);
+    let bound = |name: &str| schema.get(name).and_then(Value::as_f64);
+    number.is_finite()
+        && bound("minimum").is_none_or(|least| number >= least)
+        && bound("maximum").is_none_or(|most| number <= most)
+        && bound("exclusiveMinimum").is_none_or(|least| number > least)
+        && bound("exclusiveMaximum").is_none_or(|most| number < most)
+}
+
+/// Whether the schema names this JSON type.
+pub(crate) fn allows(schema: &Value, name: &str) -> bool {
+    match schema.get("type") {
+        Some(Value::String(only)) => only == name,
+        Some(Value::Array(names)) => names.iter().any(|allowed| allowed == name),
+        _ => false,
+    }
+}
+
+/// What a key takes, in words: `a whole number from 1 to 1024`.
+pub(crate) fn expectation(schema: &Value) -> String {
+    let choices = schema::choices(schema);
+    if let [(only, _)] = choices.as_slice() {
+        return format!("`{only}`");
+    }
+    if !choices.is_empty() {
+        let names: Vec<_> = choices.iter().map(|(choice, _)| format!("`{choice}`")).collect();
+        return format!("one of {}", names.join(", "));
+    }
+    if let Some(Err(expected)) = own_format(schema).map(|format| format("")) {
+        return expected.trim_start_matches("must be ").to_owned();
+    }
+    match (allows(schema, "array"), allows(schema, "string")) {
+        (true, true) => "a list of texts or the path of a file".to_owned(),
+        (true, false) => "a list of texts".to_owned(),
+        (false, true) => "a text".to_owned(),
+        _ if allows(schema, "boolean") => "true or false".to_owned(),
+        _ if allows(schema, "integer") => format!("a whole number{}", range(schema)),
+        _ => format!("a number{}", range(schema)),
+    }
+}
+
+fn range(schema: &Value) -> String {
+    let bound = |name: &str| schema.get(name).map(ToString::to_string);
+    let above = bound("exclusiveMinimum").map(|least| format!("greater than {}", plain(&least)));
+    let below = bound("exclusiveMaximum").map(|most| format!("less than {}", plain(&most)));
+    match (bound("minimum"), bound("maximum"), above, below) {
+        (Some(least), Some(most), ..) => format!(" from {} to {}", plain(&least), plain(&most)),
+        (Some(least), _, _, Some(below)) => format!(" of at least {} and {below}", plain(&least)),
+        (_, Some(most), Some(above), _) => format!(" {above} and at most {}", plain(&most)),
+        _ => String::new(),
+    }
+}
+
+/// `1000000.0` as people write it.
+fn plain(number: &str) -> &str {
+    number.strip_suffix(".0").unwrap_or(number)
+}
+
+fn unknown_key(section: &str, key: &str, siblings: &[&str]) -> Problem {
+    let problem = Problem::new(schema::join(section, key), "is not a key there is");
+    if let Some(sibling) = nearest(key, siblings.iter().copied()) {
+        return problem.suggest(format!("did you mean `{}`?", schema::join(section, sibling)));
+    }
+    let mut elsewhere = Vec::new();
+    paths_of(schema::schema(), "", key, &mut elsewhere);
+    match elsewhere.first() {
+        Some(path) => problem.suggest(format!("did you mean `{path}`?")),
+        None => problem.suggest(format!("the keys here are {}", siblings.join(", "))),
+    }
+}
+
+/// The paths of all keys with this name.
+fn paths_of(schema: &Value, section: &str, name: &str, found: &mut Vec<String>) {
+    for (key, schema) in schema::properties(schema) {
+        let path = schema::join(section, key);
+        if key == name {
+            found.push(path.clone());
+        }
+        paths_of(schema, &path, name, found);
+    }
+}
+
+/// The name that a typing error most likely meant.
+pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let name = name.to_ascii_lowercase();
+    candidates
+        .map(|candidate| (strsim::jaro_winkler(&name, candidate), candidate))
+        .filter(|(likeness, _)| *likeness > 0.82)
+        .max_by(|one, other| one.0.total_cmp(&other.0))
+        .map(|(_, candidate)| candidate)
+}
+
+/// A value as a message shows it: whole where it is short.
+pub(crate) fn shown(value: &Value) -> String {
+    match value {
+        Value::Object(_) => "a section".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::String(text) if [".nan", ".inf", "-.inf"].contains(&text.as_str()) => text.clone(),
+        other => {
+            let text = other.to_string();
+            if text.chars().count() <= 60 { text } else { text.chars().take(60).chain("...".chars()).collect() }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The device of a run: `auto`, `cpu`, `cuda`, `cuda:1`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Where a run computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// The first CUDA device if this build and machine have one, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The CUDA device with this number.
+    Cuda(usize),
+}
+
+/// The highest device number a config may name.
+const LAST_CUDA_DEVICE: usize = 255;
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let cuda_number = |number: &str| number.parse().ok().filter(|number| *number <= LAST_CUDA_DEVICE);
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(cuda_number)
+                .map(Self::Cuda)
+                .ok_or_else(|| "must be `auto`, `cpu`, `cuda` or `cuda:N` with a device number N".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Auto => formatter.write_str("auto"),
+            Self::Cpu => formatter.write_str("cpu"),
+            Self::Cuda(number) => write!(formatter, "cuda:{number}"),
+        }
+    }
+}
+
+impl Serialize for Device {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Device {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        crate::scalar::from_text(deserializer)
+    }
+}
+
+impl JsonSchema for Device {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Device".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "device", "pattern": "^(auto|cpu|cuda(:[0-9]+)?)$" })
+    }
+}

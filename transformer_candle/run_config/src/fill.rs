@@ -1,0 +1,99 @@
+//! What one key says about another that was left out.
+
+use crate::check::Findings;
+use crate::data::BatchSize;
+use crate::error::Problem;
+use crate::{DataConfig, RunConfig};
+
+/// Longest warm-up that is chosen where none is given.
+const LONGEST_WARMUP: u64 = 2000;
+
+/// Warm-up where the number of steps is not known beforehand.
+const WARMUP_OF_EPOCHS: u64 = 100;
+
+/// Most sequences of one optimizer step, as `data.sequences_per_step` has it.
+const MOST_SEQUENCES: usize = 1_048_576;
+
+/// Fills in the keys whose default depends on others.
+pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
+    let missing = |key: &str| !findings.given.contains(key);
+    if missing("model.num_key_value_heads") {
+        config.model.num_key_value_heads = config.model.num_attention_heads;
+    }
+    if missing("model.max_position_embeddings") {
+        config.model.max_position_embeddings = config.data.sequence_length;
+    }
+    if missing("scheduler.total_steps") {
+        config.scheduler.total_steps = None;
+    }
+    if missing("scheduler.warmup_steps") {
+        config.scheduler.warmup_steps = config.scheduler.total_steps.map_or(WARMUP_OF_EPOCHS, |steps| (steps / 20).min(LONGEST_WARMUP));
+    }
+    if missing("scheduler.min_lr") {
+        config.scheduler.min_lr = config.optimizer.learning_rate / 10.0;
+    }
+    fill_batch(&mut config.data, findings);
+}
+
+/// Of `batch_size`, `gradient_accumulation_steps` and `sequences_per_step` two give the third.
+fn fill_batch(data: &mut DataConfig, findings: &mut Findings) {
+    let keys = ["data.batch_size", "data.gradient_accumulation_steps", "data.sequences_per_step"];
+    if keys.iter().any(|key| findings.rejected.contains(*key)) {
+        return;
+    }
+    let [batch, accumulation, sequences] = keys.map(|key| findings.given.contains(key));
+    let fixed = match data.batch_size {
+        BatchSize::Fixed(fixed) if batch => Some(fixed),
+        _ => None,
+    };
+    let accumulation = data.gradient_accumulation_steps.filter(|_| accumulation);
+    let sequences = sequences.then_some(data.sequences_per_step);
+    match solve(fixed, accumulation, sequences) {
+        Ok((batch_size, accumulation, sequences)) => {
+            data.batch_size = batch_size;
+            data.gradient_accumulation_steps = accumulation;
+            data.sequences_per_step = sequences;
+        }
+        Err(problem) => findings.problems.push(problem),
+    }
+}
+
+fn solve(
+    batch: Option<usize>, accumulation: Option<usize>, sequences: Option<usize>,
+) -> Result<(BatchSize, Option<usize>, usize), Problem> {
+    match (batch, accumulation, sequences) {
+        (Some(batch), Some(steps), Some(sequences)) if batch * steps != sequences => Err(Problem::new(
+            "data.sequences_per_step",
+            format!("is {sequences}, but batch_size {batch} * gradient_accumulation_steps {steps} = {}", batch * steps),
+        )
+        .suggest("remove one of the three keys")),
+        (Some(batch), Some(steps), _) if batch * steps > MOST_SEQUENCES => Err(Problem::new(
+            "data.gradient_accumulation_steps",
+            format!("is {steps}, which with batch_size {batch} makes {} sequences a step", batch * steps),
+        )
+        .suggest(format!("at most {MOST_SEQUENCES} are possible"))),
+        (Some(batch), Some(steps), _) => Ok((BatchSize::Fixed(batch), Some(steps), batch * steps)),
+        (Some(batch), None, Some(sequences)) => Ok((BatchSize::Fixed(batch), Some(divide("batch_size", batch, sequences)?), sequences)),
+        (Some(batch), None, None) => Ok((BatchSize::Fixed(batch), Some(1), batch)),
+        (None, Some(steps), Some(sequences)) => {
+            let batch = divide("gradient_accumulation_steps", steps, sequences)?;
+            Ok((BatchSize::Fixed(batch), Some(steps), sequences))
+        }
+        (None, None, Some(sequences)) => Ok((BatchSize::Auto, None, sequences)),
+        (None, _, None) => Err(Problem::new("data.sequences_per_step", "is missing: how many sequences make an optimizer step")
+            .suggest("give it, or batch_size and gradient_accumulation_steps")),
+    }
+}
+
+fn divide(key: &str, divisor: usize, sequences: usize) -> Result<usize, Problem> {
+    if sequences.is_multiple_of(divisor) {
+        return Ok(sequences / divisor);
+    }
+    Err(Problem::new(format!("data.{key}"), format!("is {divisor}, which does not divide data.sequences_per_step {sequences}"))
+        .suggest(format!("{} would", near_divisor(sequences, divisor))))
+}
+
+/// The divisor of `number` nearest to `wish`.
+pub(crate) fn near_divisor(number: usize, wish: usize) -> usize {
+    (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).min_by_key(|divisor| divisor.abs_diff(wish)).unwrap_or(1)
+}

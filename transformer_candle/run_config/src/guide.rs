@@ -1,0 +1,47 @@
+//! `docs/guide/configuration.md`, made from the schema so that the manual is what the program does.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use crate::check::expectation;
+use crate::schema::{self, DERIVED, REQUIRED};
+use crate::yaml;
+
+/// The part of the guide that no key describes.
+const INTRODUCTION: &str = include_str!("guide_introduction.md");
+
+/// The text of `docs/guide/configuration.md`.
+pub(crate) fn markdown() -> String {
+    let mut text = INTRODUCTION.to_owned();
+    write_section(&mut text, schema::schema(), "");
+    text
+}
+
+fn write_section(text: &mut String, schema: &Value, path: &str) {
+    let (sections, keys): (Vec<_>, Vec<_>) = schema::properties(schema).partition(|(_, schema)| schema::is_section(schema));
+    if !path.is_empty() {
+        let level = "#".repeat(path.matches('.').count() + 3);
+        let _ = writeln!(text, "\n{level} `{path}`\n\n{}\n", yaml::description(schema));
+        text.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
+    }
+    for (key, schema) in keys {
+        let path = schema::join(path, key);
+        let meaning = yaml::description(schema).replace('|', "\\|");
+        let _ = writeln!(text, "| `{key}` | {} | {} | {meaning} |", expectation(schema), default(schema, &path));
+    }
+    for (key, schema) in sections {
+        write_section(text, schema, &schema::join(path, key));
+    }
+}
+
+fn default(schema: &Value, path: &str) -> String {
+    if REQUIRED.contains(&path) {
+        return "**required**".to_owned();
+    }
+    match schema.get("default") {
+        _ if DERIVED.contains(&path) => "see text".to_owned(),
+        None | Some(Value::Null) => "none".to_owned(),
+        Some(default) => format!("`{}`", yaml::scalar(default)),
+    }
+}

@@ -1,0 +1,30 @@
+//! What is generated from the types lies in the repository as it would be generated today.
+
+use std::path::{Path, PathBuf};
+
+use run_config::RunConfig;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Compares a file with what it should be, or writes it where `UPDATE` is set.
+fn assert_fresh(path: &str, wanted: &str) {
+    let file = root().join(path);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&file, wanted).expect("the repository is writable");
+    }
+    let found = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(found == wanted, "{path} is out of date: run `UPDATE=1 cargo test -p run_config` and commit it");
+}
+
+#[test]
+fn the_json_schema_is_fresh() {
+    let schema = serde_json::to_string_pretty(&RunConfig::json_schema()).expect("a schema is JSON");
+    assert_fresh("configs/schema.json", &format!("{schema}\n"));
+}
+
+#[test]
+fn the_guide_is_fresh() {
+    assert_fresh("docs/guide/configuration.md", &RunConfig::guide());
+}
