@@ -31,45 +31,87 @@ pub(crate) struct Access<'a> {
 
 impl Arguments {
     pub(crate) fn of(operation: &'static str) -> Self {
-        Self { operation, list: Vec::with_capacity(8), problem: None }
+        Self {
+            operation,
+            list: Vec::with_capacity(8),
+            problem: None,
+        }
     }
 
     /// A value that is only read.
-    pub(crate) fn input(self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
-        self.checked(name, buffer, dtype, shape).add(name, buffer, false)
+    pub(crate) fn input(
+        self,
+        name: &'static str,
+        buffer: &Buffer,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Self {
+        self.checked(name, buffer, dtype, shape)
+            .add(name, buffer, false)
     }
 
     /// A value that is written, or read and written in place.
-    pub(crate) fn output(self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
-        self.checked(name, buffer, dtype, shape).add(name, buffer, true)
+    pub(crate) fn output(
+        self,
+        name: &'static str,
+        buffer: &Buffer,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Self {
+        self.checked(name, buffer, dtype, shape)
+            .add(name, buffer, true)
     }
 
     /// An F32 scratch buffer of any shape with at least so many elements.
     pub(crate) fn workspace(mut self, buffer: &Buffer, needed: usize) -> Self {
         if buffer.elements() < needed {
             let (operation, actual) = (self.operation, buffer.elements());
-            self.problem.get_or_insert(Error::Workspace { operation, needed, actual });
+            self.problem.get_or_insert(Error::Workspace {
+                operation,
+                needed,
+                actual,
+            });
         }
-        self.checked("workspace", buffer, DType::F32, buffer.shape()).add("workspace", buffer, true)
+        self.checked("workspace", buffer, DType::F32, buffer.shape())
+            .add("workspace", buffer, true)
     }
 
     /// Any other condition on the arguments.
     pub(crate) fn require(mut self, condition: bool, problem: impl FnOnce() -> String) -> Self {
         if !condition && self.problem.is_none() {
-            self.problem = Some(Error::Invalid { operation: self.operation, problem: problem() });
+            self.problem = Some(Error::Invalid {
+                operation: self.operation,
+                problem: problem(),
+            });
         }
         self
     }
 
-    fn checked(mut self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
+    fn checked(
+        mut self,
+        name: &'static str,
+        buffer: &Buffer,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Self {
         let (operation, argument) = (self.operation, name);
         if self.problem.is_some() {
         } else if buffer.shape() != shape {
             let (expected, actual) = (shape.to_vec(), buffer.shape().to_vec());
-            self.problem = Some(Error::Shape { operation, argument, expected, actual });
+            self.problem = Some(Error::Shape {
+                operation,
+                argument,
+                expected,
+                actual,
+            });
         } else if buffer.dtype() != dtype {
             let (expected, actual) = (dtype_name(dtype), buffer.dtype());
-            self.problem = Some(Error::DType { operation, argument, expected, actual });
+            self.problem = Some(Error::DType {
+                operation,
+                argument,
+                expected,
+                actual,
+            });
         }
         self
     }
@@ -78,7 +120,13 @@ impl Arguments {
         let size = buffer.elements() * buffer.dtype().size_in_bytes();
         let bytes = buffer.cpu_address().map(|address| address..address + size);
         let (tensor, storage) = (buffer.tensor().clone(), buffer.storage_key());
-        self.list.push(Argument { name, written, tensor, storage, bytes });
+        self.list.push(Argument {
+            name,
+            written,
+            tensor,
+            storage,
+            bytes,
+        });
         self
     }
 
@@ -89,16 +137,28 @@ impl Arguments {
         }
         self.check_memory()?;
         let mut locks: Vec<Lock<'_>> = Vec::with_capacity(self.list.len());
-        for Argument { storage, tensor, written, .. } in &self.list {
+        for Argument {
+            storage,
+            tensor,
+            written,
+            ..
+        } in &self.list
+        {
             match locks.iter_mut().find(|lock| lock.storage == *storage) {
                 Some(lock) => lock.written |= written,
-                None => locks.push(Lock { storage: *storage, tensor, written: *written }),
+                None => locks.push(Lock {
+                    storage: *storage,
+                    tensor,
+                    written: *written,
+                }),
             }
         }
         // Always in the same order, so that two threads cannot wait for each other.
         locks.sort_unstable_by_key(|lock| lock.storage);
         let (mut body, mut result) = (Some(body), None);
-        with_locks(&locks, &mut || result = body.take().map(|body| body(&Access { list: &self.list })))?;
+        with_locks(&locks, &mut || {
+            result = body.take().map(|body| body(&Access { list: &self.list }))
+        })?;
         result.expect("with_locks runs its body exactly once unless it fails")
     }
 
@@ -108,12 +168,24 @@ impl Arguments {
         for (index, one) in self.list.iter().enumerate() {
             if one.bytes.is_none() {
                 let device = format!("{:?}", one.tensor.device().location());
-                return Err(Error::Unsupported { operation, argument: one.name, device });
+                return Err(Error::Unsupported {
+                    operation,
+                    argument: one.name,
+                    device,
+                });
             }
             for other in &self.list[..index] {
                 if (one.written || other.written) && one.overlaps(other) {
-                    let (output, other) = if one.written { (one, other) } else { (other, one) };
-                    return Err(Error::Aliased { operation, output: output.name, other: other.name });
+                    let (output, other) = if one.written {
+                        (one, other)
+                    } else {
+                        (other, one)
+                    };
+                    return Err(Error::Aliased {
+                        operation,
+                        output: output.name,
+                        other: other.name,
+                    });
                 }
             }
         }
@@ -123,7 +195,9 @@ impl Arguments {
 
 impl Argument {
     fn overlaps(&self, other: &Self) -> bool {
-        let (Some(a), Some(b)) = (&self.bytes, &other.bytes) else { return false };
+        let (Some(a), Some(b)) = (&self.bytes, &other.bytes) else {
+            return false;
+        };
         !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end
     }
 }
@@ -136,7 +210,9 @@ impl Buffer {
         // T::DTYPE == dtype) and is followed by `elements` initialised elements that the view's construction found inside
         // of the storage. The storage lives as long as `self`; `access` holds its lock, and no output of the call
         // overlaps this argument, so nobody writes here while the slice lives.
-        unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), self.elements()) }
+        unsafe {
+            std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), self.elements())
+        }
     }
 
     /// The elements of an output of the call.
@@ -144,21 +220,38 @@ impl Buffer {
         let address = access.address_of::<T>(self, true);
         // SAFETY: as in `slice`; and as an output of the call it overlaps no other argument, its storage's lock is held for
         // writing, and `&mut self` keeps a second slice of it from being made.
-        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), self.elements()) }
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                std::ptr::with_exposed_provenance_mut(address),
+                self.elements(),
+            )
+        }
     }
 }
 
 impl Access<'_> {
     /// The address of an argument, checked to be one of this call's with the right element type and direction.
     fn address_of<T: Scalar>(&self, buffer: &Buffer, written: bool) -> usize {
-        let address = buffer.cpu_address().expect("Arguments::cpu admits CPU buffers only");
+        let address = buffer
+            .cpu_address()
+            .expect("Arguments::cpu admits CPU buffers only");
         let end = address + buffer.elements() * buffer.dtype().size_in_bytes();
         let bytes = address..end;
         let declared = |one: &Argument| {
-            one.storage == buffer.storage_key() && one.bytes.as_ref() == Some(&bytes) && one.written == written
+            one.storage == buffer.storage_key()
+                && one.bytes.as_ref() == Some(&bytes)
+                && one.written == written
         };
-        assert!(self.list.iter().any(declared), "an operation touches a buffer it did not declare");
-        assert!(T::DTYPE == buffer.dtype(), "{:?} taken for {:?}", buffer.dtype(), T::DTYPE);
+        assert!(
+            self.list.iter().any(declared),
+            "an operation touches a buffer it did not declare"
+        );
+        assert!(
+            T::DTYPE == buffer.dtype(),
+            "{:?} taken for {:?}",
+            buffer.dtype(),
+            T::DTYPE
+        );
         address
     }
 }
@@ -179,7 +272,9 @@ fn with_locks(locks: &[Lock<'_>], body: &mut dyn FnMut()) -> Result<()> {
         // An in-place operation is Candle's public way to a storage's write lock.
         let mut failure = None;
         let mut inside = || failure = with_locks(rest, body).err();
-        first.tensor.inplace_op1(&Locked(RefCell::new(&mut inside)))?;
+        first
+            .tensor
+            .inplace_op1(&Locked(RefCell::new(&mut inside)))?;
         failure.map_or(Ok(()), Err)
     } else {
         let _guard = first.tensor.storage_and_layout();
@@ -208,5 +303,87 @@ fn dtype_name(dtype: DType) -> &'static str {
         DType::I32 => "I32",
         DType::I16 => "I16",
         _ => "F32, BF16, U32, I32 or I16",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::*;
+
+    #[test]
+    fn the_first_problem_is_the_one_reported() {
+        let buffer = zeros(&[2], DType::F32);
+        let arguments = Arguments::of("test")
+            .input("a", &buffer, DType::F32, &[2])
+            .input("b", &buffer, DType::F32, &[3])
+            .output("c", &buffer, DType::I16, &[2])
+            .require(false, || unreachable!("there is a problem already"));
+        let error = arguments.cpu(|_| Ok(())).unwrap_err();
+        assert_eq!(error.to_string(), "test: `b` has shape [2], expected [3]");
+    }
+
+    #[test]
+    fn inputs_may_share_memory_and_empty_outputs_overlap_nothing() {
+        let buffer = zeros(&[4], DType::F32);
+        let empty = buffer.view(2, &[0]).unwrap();
+        let arguments = Arguments::of("test")
+            .input("a", &buffer, DType::F32, &[4])
+            .input("b", &buffer, DType::F32, &[4])
+            .output("c", &empty, DType::F32, &[0]);
+        arguments.cpu(|_| Ok(())).unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "did not declare")]
+    fn an_operation_cannot_write_an_input() {
+        let mut buffer = zeros(&[4], DType::F32);
+        let arguments = Arguments::of("test").input("a", &buffer, DType::F32, &[4]);
+        let _ = arguments.cpu(|access| Ok(buffer.slice_mut::<f32>(access).len()));
+    }
+
+    #[test]
+    fn an_error_of_the_body_comes_out() {
+        let mut buffer = zeros(&[4], DType::F32);
+        let arguments = Arguments::of("test").output("a", &buffer, DType::F32, &[4]);
+        let error = arguments.cpu(|_| -> Result<()> {
+            Err(Error::Invalid {
+                operation: "test",
+                problem: "no".into(),
+            })
+        });
+        assert_eq!(error.unwrap_err().to_string(), "test: no");
+        buffer.zero().unwrap();
+    }
+
+    #[test]
+    fn threads_that_write_the_same_storages_take_turns() {
+        let (first, second) = (zeros(&[1000], DType::F32), zeros(&[1000], DType::F32));
+        let work = |a: &Buffer, b: &Buffer| {
+            let (mut a, mut b) = (a.clone(), b.clone());
+            for _ in 0..200 {
+                let arguments = Arguments::of("test")
+                    .output("a", &a, DType::F32, &[1000])
+                    .output("b", &b, DType::F32, &[1000]);
+                arguments
+                    .cpu(|access| {
+                        let (a, b) = (a.slice_mut::<f32>(access), b.slice_mut::<f32>(access));
+                        a.iter_mut().chain(b).for_each(|value| *value += 1.0);
+                        Ok(())
+                    })
+                    .unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| work(&first, &second));
+            scope.spawn(|| work(&second, &first));
+        });
+        assert!(
+            first
+                .read::<f32>()
+                .unwrap()
+                .iter()
+                .all(|&value| value == 400.0)
+        );
     }
 }

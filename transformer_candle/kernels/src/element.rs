@@ -80,14 +80,25 @@ macro_rules! with_element {
                 type $E = half::bf16;
                 $body
             }
-            other => Err($crate::element::not_an_element($operation, $argument, other)),
+            other => Err($crate::element::not_an_element(
+                $operation, $argument, other,
+            )),
         }
     };
 }
 pub(crate) use with_element;
 
-pub(crate) fn not_an_element(operation: &'static str, argument: &'static str, actual: DType) -> crate::Error {
-    crate::Error::DType { operation, argument, expected: "F32 or BF16", actual }
+pub(crate) fn not_an_element(
+    operation: &'static str,
+    argument: &'static str,
+    actual: DType,
+) -> crate::Error {
+    crate::Error::DType {
+        operation,
+        argument,
+        expected: "F32 or BF16",
+        actual,
+    }
 }
 
 /// What the plain references are generic over: f32, or f64 where they serve as an oracle.
@@ -114,12 +125,16 @@ pub trait Real:
     /// The value in f64, exactly.
     fn to_f64(self) -> f64;
     /// e to the power of the value.
+    #[must_use]
     fn exp(self) -> Self;
     /// Natural logarithm.
+    #[must_use]
     fn ln(self) -> Self;
     /// Square root.
+    #[must_use]
     fn sqrt(self) -> Self;
     /// The larger of two.
+    #[must_use]
     fn max(self, other: Self) -> Self;
 }
 

@@ -12,7 +12,10 @@
 #![allow(unsafe_code)]
 // Names such as x_ND carry their shape.
 #![allow(non_snake_case)]
-#![cfg_attr(test, allow(clippy::unwrap_used))]
+// Loops reach wide vectors only where they are inlined into a function compiled for them (`cpu/simd.rs`).
+#![allow(clippy::inline_always)]
+// Tests compare bits on purpose.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::float_cmp))]
 
 mod access;
 mod buffer;

@@ -13,4 +13,5 @@ pub(crate) mod head_cross_entropy;
 pub(crate) mod linear;
 pub(crate) mod partials;
 pub(crate) mod rope;
+pub(crate) mod simd;
 pub(crate) mod swiglu;
