@@ -1,0 +1,58 @@
+//! The three products of a linear map. Legend: N tokens, I inputs, O outputs.
+
+use super::gemm::{Matrix, multiply, multiply_add, workspace_for};
+use crate::Element;
+
+pub(crate) fn forward<E: Element>(
+    x: &[E],
+    w: &[E],
+    y: &mut [E],
+    [n, i, o]: [usize; 3],
+    workspace: &mut [f32],
+) {
+    multiply(
+        Matrix::new(x, n, i),
+        Matrix::new(w, o, i).transposed(),
+        y,
+        o,
+        workspace,
+    );
+}
+
+pub(crate) fn backward_input<E: Element>(
+    dy: &[E],
+    w: &[E],
+    dx: &mut [E],
+    [n, i, o]: [usize; 3],
+    workspace: &mut [f32],
+) {
+    multiply(
+        Matrix::new(dy, n, o),
+        Matrix::new(w, o, i),
+        dx,
+        i,
+        workspace,
+    );
+}
+
+pub(crate) fn backward_weight<E: Element>(
+    dy: &[E],
+    x: &[E],
+    dw: &mut [f32],
+    [n, i, o]: [usize; 3],
+    workspace: &mut [f32],
+) {
+    multiply_add(
+        Matrix::new(dy, n, o).transposed(),
+        Matrix::new(x, n, i),
+        dw,
+        i,
+        workspace,
+    );
+}
+
+pub(crate) fn workspace_elements([n, i, o]: [usize; 3]) -> usize {
+    workspace_for(n, o, i)
+        .max(workspace_for(n, i, o))
+        .max(workspace_for(o, i, n))
+}

@@ -1,0 +1,357 @@
+//! The linear map y = x W^T and its gradients, each one matrix product.
+//!
+//! Legend: N tokens, I inputs, O outputs. Weights are stored [O, I]; transposes are strides, never copies.
+//!
+//! On the CPU the products run in crate `gemm` in f32. BF16 operands are widened panel by panel into the workspace (at most
+//! [`workspace_elements`], under 1.4 million whatever the model) and results are rounded once, from the f32 sum.
+//! `gemm` allocates buffers of its own for packed panels, at most a panel of `k` by its cache block.
+
+use candle_core::DType;
+
+use crate::access::Arguments;
+use crate::element::with_element;
+use crate::{Buffer, Result, cpu};
+
+/// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16.
+pub fn forward(
+    x_NI: &Buffer,
+    w_OI: &Buffer,
+    y_NO: &mut Buffer,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    let sizes @ [n, i, o] = sizes(x_NI, w_OI);
+    let dtype = x_NI.dtype();
+    let arguments = Arguments::of("linear::forward")
+        .input("x_NI", x_NI, dtype, &[n, i])
+        .input("w_OI", w_OI, dtype, &[o, i])
+        .output("y_NO", y_NO, dtype, &[n, o])
+        .workspace(workspace, workspace_elements(n, i, o, dtype));
+    arguments.cpu(|access| {
+        with_element!("linear::forward", "x_NI", dtype, E => {
+            let (x, w) = (x_NI.slice::<E>(access), w_OI.slice::<E>(access));
+            cpu::linear::forward(x, w, y_NO.slice_mut(access), sizes, workspace.slice_mut(access));
+            Ok(())
+        })
+    })
+}
+
+/// `dx_NI = dy_NO w_OI`. All of one element type, F32 or BF16.
+pub fn backward_input(
+    dy_NO: &Buffer,
+    w_OI: &Buffer,
+    dx_NI: &mut Buffer,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    let sizes @ [n, i, o] = sizes(dx_NI, w_OI);
+    let dtype = dy_NO.dtype();
+    let arguments = Arguments::of("linear::backward_input")
+        .input("dy_NO", dy_NO, dtype, &[n, o])
+        .input("w_OI", w_OI, dtype, &[o, i])
+        .output("dx_NI", dx_NI, dtype, &[n, i])
+        .workspace(workspace, workspace_elements(n, i, o, dtype));
+    arguments.cpu(|access| {
+        with_element!("linear::backward_input", "dy_NO", dtype, E => {
+            let (dy, w) = (dy_NO.slice::<E>(access), w_OI.slice::<E>(access));
+            cpu::linear::backward_input(dy, w, dx_NI.slice_mut(access), sizes, workspace.slice_mut(access));
+            Ok(())
+        })
+    })
+}
+
+/// `dw_OI += dy_NO^T x_NI`, accumulated in F32; `dy_NO` and `x_NI` are F32 or BF16 alike.
+pub fn backward_weight(
+    dy_NO: &Buffer,
+    x_NI: &Buffer,
+    dw_OI: &mut Buffer,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    let sizes @ [n, i, o] = sizes(x_NI, dw_OI);
+    let dtype = dy_NO.dtype();
+    let arguments = Arguments::of("linear::backward_weight")
+        .input("dy_NO", dy_NO, dtype, &[n, o])
+        .input("x_NI", x_NI, dtype, &[n, i])
+        .output("dw_OI", dw_OI, DType::F32, &[o, i])
+        .workspace(workspace, workspace_elements(n, i, o, dtype));
+    arguments.cpu(|access| {
+        with_element!("linear::backward_weight", "dy_NO", dtype, E => {
+            let (dy, x) = (dy_NO.slice::<E>(access), x_NI.slice::<E>(access));
+            cpu::linear::backward_weight(dy, x, dw_OI.slice_mut(access), sizes, workspace.slice_mut(access));
+            Ok(())
+        })
+    })
+}
+
+/// Elements of F32 workspace that the three functions need for N tokens: none for F32, under 1.4 million for BF16.
+pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, dtype: DType) -> usize {
+    if dtype == DType::F32 {
+        0
+    } else {
+        cpu::linear::workspace_elements([n, inputs, outputs])
+    }
+}
+
+/// N, I, O as the tensor [N, I] and the weight [O, I] have them; the callers then check every argument against these.
+fn sizes(rows_NI: &Buffer, weight_OI: &Buffer) -> [usize; 3] {
+    let size = |buffer: &Buffer, axis: usize| buffer.shape().get(axis).copied().unwrap_or(0);
+    [size(rows_NI, 0), size(weight_OI, 1), size(weight_OI, 0)]
+}
+
+/// The plain version.
+pub mod reference {
+    use crate::Real;
+
+    /// `x_NI w_OI^T`.
+    pub fn forward<R: Real>(x_NI: &[R], w_OI: &[R], [n, i, o]: [usize; 3]) -> Vec<R> {
+        let sum = |row: usize, output: usize| {
+            (0..i)
+                .map(|k| x_NI[row * i + k] * w_OI[output * i + k])
+                .sum()
+        };
+        (0..n * o).map(|at| sum(at / o, at % o)).collect()
+    }
+
+    /// `dy_NO w_OI`.
+    pub fn backward_input<R: Real>(dy_NO: &[R], w_OI: &[R], [n, i, o]: [usize; 3]) -> Vec<R> {
+        let sum = |row: usize, input: usize| {
+            (0..o)
+                .map(|k| dy_NO[row * o + k] * w_OI[k * i + input])
+                .sum()
+        };
+        (0..n * i).map(|at| sum(at / i, at % i)).collect()
+    }
+
+    /// `dy_NO^T x_NI`.
+    pub fn backward_weight<R: Real>(dy_NO: &[R], x_NI: &[R], [n, i, o]: [usize; 3]) -> Vec<R> {
+        let sum = |output: usize, input: usize| {
+            (0..n)
+                .map(|k| dy_NO[k * o + output] * x_NI[k * i + input])
+                .sum()
+        };
+        (0..o * i).map(|at| sum(at / i, at % i)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Tensor, Var};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Error;
+    use crate::testing::*;
+
+    /// y, dx, dw of one linear map, the gradient added to what `dw` holds.
+    fn all(
+        x: &[f64],
+        w: &[f64],
+        dy: &[f64],
+        dw: &[f64],
+        [n, i, o]: [usize; 3],
+        dtype: DType,
+    ) -> [Buffer; 3] {
+        let (x, w, dy) = (
+            buffer(x, &[n, i], dtype),
+            buffer(w, &[o, i], dtype),
+            buffer(dy, &[n, o], dtype),
+        );
+        let (mut y, mut dx, mut dw) = (
+            zeros(&[n, o], dtype),
+            zeros(&[n, i], dtype),
+            buffer(dw, &[o, i], DType::F32),
+        );
+        let mut space = workspace(workspace_elements(n, i, o, dtype));
+        forward(&x, &w, &mut y, &mut space).unwrap();
+        backward_input(&dy, &w, &mut dx, &mut space).unwrap();
+        backward_weight(&dy, &x, &mut dw, &mut space).unwrap();
+        [y, dx, dw]
+    }
+
+    fn inputs([n, i, o]: [usize; 3]) -> [Vec<f64>; 4] {
+        [
+            numbers(1, n * i),
+            numbers(2, o * i),
+            numbers(3, n * o),
+            numbers(4, o * i),
+        ]
+    }
+
+    fn matches_reference(sizes: [usize; 3], dtype: DType) {
+        let [x, w, dy, start] = inputs(sizes);
+        let [y, dx, dw] = all(&x, &w, &dy, &start, sizes, dtype);
+        assert_near(&y, &reference::forward(&x, &w, sizes));
+        assert_near(&dx, &reference::backward_input(&dy, &w, sizes));
+        let gradient = reference::backward_weight(&dy, &x, sizes);
+        assert_near(
+            &dw,
+            &start
+                .iter()
+                .zip(&gradient)
+                .map(|(a, b)| a + b)
+                .collect::<Vec<_>>(),
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn any_shape_matches_the_reference(n in 1usize..40, i in 1usize..70, o in 1usize..70) {
+            matches_reference([n, i, o], DType::F32);
+            matches_reference([n, i, o], DType::BF16);
+        }
+    }
+
+    #[test]
+    fn bf16_operands_larger_than_a_block_match_the_reference() {
+        for sizes in [[3, 1030, 517], [515, 5, 1027], [1025, 515, 2]] {
+            matches_reference(sizes, DType::BF16);
+        }
+    }
+
+    #[test]
+    fn f32_matches_pytorch() {
+        let golden = Golden::load("linear");
+        let ([n, i], o) = (
+            [golden.shape("x_NI")[0], golden.shape("x_NI")[1]],
+            golden.shape("w_OI")[0],
+        );
+        let [x, w, dy, start] =
+            ["x_NI", "w_OI", "dy_NO", "dw_start_OI"].map(|name| golden.values(name));
+        let results = all(&x, &w, &dy, &start, [n, i, o], DType::F32);
+        for (result, name) in results.iter().zip(["y_NO", "dx_NI", "dw_total_OI"]) {
+            assert_near(result, &golden.values(name));
+        }
+    }
+
+    #[test]
+    fn f32_matches_candle_autograd() {
+        let sizes @ [n, i, o] = [37, 24, 31];
+        let [x, w, dy, _] = inputs(sizes);
+        let leaf = |values: &[f64], shape: [usize; 2]| {
+            Var::from_tensor(&Tensor::from_vec(values.to_vec(), &shape, &Device::Cpu).unwrap())
+                .unwrap()
+        };
+        let (x_leaf, w_leaf) = (leaf(&x, [n, i]), leaf(&w, [o, i]));
+        let dy_tensor = Tensor::from_vec(dy.clone(), &[n, o], &Device::Cpu).unwrap();
+        let y_tensor = x_leaf.matmul(&w_leaf.t().unwrap()).unwrap();
+        let gradients = (&y_tensor * dy_tensor)
+            .unwrap()
+            .sum_all()
+            .unwrap()
+            .backward()
+            .unwrap();
+        let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+
+        let [y, dx, dw] = all(&x, &w, &dy, &vec![0.0; o * i], sizes, DType::F32);
+        assert_near(&y, &values(&y_tensor));
+        assert_near(&dx, &values(gradients.get(&x_leaf).unwrap()));
+        assert_near(&dw, &values(gradients.get(&w_leaf).unwrap()));
+    }
+
+    #[test]
+    fn the_references_gradients_are_the_slopes_of_its_forward() {
+        let sizes = [4, 5, 3];
+        let [x, w, dy, _] = inputs(sizes);
+        let through_x = finite_differences(|x| dot(&reference::forward(x, &w, sizes), &dy), &x);
+        assert_same_gradient(&reference::backward_input(&dy, &w, sizes), &through_x);
+        let through_w = finite_differences(|w| dot(&reference::forward(&x, w, sizes), &dy), &w);
+        assert_same_gradient(&reference::backward_weight(&dy, &x, sizes), &through_w);
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        for sizes in [
+            [256, 192, 320],
+            [129, 517, 75],
+            [1, 700, 900],
+            [600, 1100, 530],
+            [2000, 33, 1],
+        ] {
+            let [x, w, dy, start] = inputs(sizes);
+            for dtype in [DType::F32, DType::BF16] {
+                assert_same_at_any_thread_count(|| all(&x, &w, &dy, &start, sizes, dtype).to_vec());
+            }
+        }
+    }
+
+    #[test]
+    fn no_token_leaves_the_gradient_as_it_is() {
+        for dtype in [DType::F32, DType::BF16] {
+            let start = numbers(1, 6);
+            let [_, _, dw] = all(&[], &numbers(2, 6), &[], &start, [0, 3, 2], dtype);
+            assert_eq!(dw.read::<f32>().unwrap(), to_f32(&start));
+        }
+    }
+
+    #[test]
+    fn the_workspace_is_bounded_whatever_the_model() {
+        assert_eq!(workspace_elements(1 << 20, 1 << 16, 1 << 17, DType::F32), 0);
+        assert!(workspace_elements(1 << 20, 1 << 16, 1 << 17, DType::BF16) <= 1_400_000);
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused_by_name() {
+        let (x, w) = (zeros(&[4, 3], DType::F32), zeros(&[5, 3], DType::F32));
+        let mut none = zeros(&[0], DType::F32);
+        let narrow = forward(&x, &w, &mut zeros(&[4, 6], DType::F32), &mut none).unwrap_err();
+        assert_eq!(
+            narrow.to_string(),
+            "linear::forward: `y_NO` has shape [4, 6], expected [4, 5]"
+        );
+        let mixed = forward(&x, &w, &mut zeros(&[4, 5], DType::BF16), &mut none).unwrap_err();
+        assert_eq!(
+            mixed.to_string(),
+            "linear::forward: `y_NO` holds BF16, expected F32"
+        );
+        let square = zeros(&[3, 3], DType::F32);
+        let aliased = forward(
+            &square,
+            &w.view(0, &[3, 3]).unwrap(),
+            &mut square.clone(),
+            &mut none,
+        )
+        .unwrap_err();
+        assert!(
+            matches!(
+                aliased,
+                Error::Aliased {
+                    output: "y_NO",
+                    other: "x_NI",
+                    ..
+                }
+            ),
+            "{aliased}"
+        );
+        let bf16 = zeros(&[3, 3], DType::BF16);
+        let small = forward(&bf16, &bf16, &mut zeros(&[3, 3], DType::BF16), &mut none).unwrap_err();
+        assert!(
+            matches!(
+                small,
+                Error::Workspace {
+                    needed: 27,
+                    actual: 0,
+                    ..
+                }
+            ),
+            "{small}"
+        );
+        let integers = zeros(&[3, 3], DType::I32);
+        let mut space = workspace(27);
+        let wrong = forward(
+            &integers,
+            &integers,
+            &mut zeros(&[3, 3], DType::I32),
+            &mut space,
+        )
+        .unwrap_err();
+        assert!(
+            matches!(
+                wrong,
+                Error::DType {
+                    argument: "x_NI",
+                    ..
+                }
+            ),
+            "{wrong}"
+        );
+    }
+}
