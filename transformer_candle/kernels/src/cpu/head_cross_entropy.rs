@@ -1,0 +1,198 @@
+//! Head and cross-entropy over chunks of rows. Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk.
+
+use candle_core::DType;
+use rayon::prelude::*;
+
+use super::exp::exp;
+use super::gemm::{Matrix, multiply, multiply_add, workspace_for};
+use super::partials::{load, store};
+use super::simd::vectorised;
+use crate::Element;
+use crate::head_cross_entropy::{IGNORED_TARGET, Sizes};
+
+/// Returns the sum of the losses; gradients are multiplied with `scale`.
+pub(crate) fn forward_backward<E: Element>(
+    hidden: &[E],
+    weight: &[E],
+    targets: &[i32],
+    sizes: Sizes,
+    scale: f32,
+    dhidden: &mut [E],
+    dweight: &mut [f32],
+    logits: &mut [f32],
+    workspace: &mut [f32],
+) -> f64 {
+    let Sizes {
+        d,
+        v,
+        vocab_size,
+        c,
+        ..
+    } = sizes;
+    let (losses, workspace) = workspace.split_at_mut(2 * c);
+    let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
+    let dweight = &mut dweight[..vocab_size * d];
+    let mut total = 0.0;
+    let chunks = hidden
+        .chunks(c * d)
+        .zip(dhidden.chunks_mut(c * d))
+        .zip(targets.chunks(c));
+    for ((hidden, dhidden), targets) in chunks {
+        let (rows, hidden) = (targets.len(), Matrix::new(hidden, targets.len(), d));
+        multiply(hidden, weight.transposed(), logits, v, workspace);
+        let each = logits
+            .par_chunks_mut(v)
+            .zip(losses.par_chunks_mut(2))
+            .zip(targets);
+        each.for_each(|((logits, loss), &target)| {
+            let logits = &mut logits[..vocab_size];
+            store(
+                loss,
+                if target == IGNORED_TARGET {
+                    ignore(logits)
+                } else {
+                    gradient(logits, target as usize, scale)
+                },
+            );
+        });
+        total += losses[..2 * rows].chunks(2).map(load).sum::<f64>();
+        let dlogits = Matrix::strided(logits, rows, vocab_size, v);
+        multiply(dlogits, weight, dhidden, d, workspace);
+        multiply_add(dlogits.transposed(), hidden, dweight, d, workspace);
+    }
+    total
+}
+
+pub(crate) fn forward<E: Element>(
+    hidden: &[E],
+    weight: &[E],
+    targets: &[i32],
+    sizes: Sizes,
+    losses: &mut [f32],
+    logits: &mut [f32],
+    workspace: &mut [f32],
+) {
+    let Sizes {
+        d,
+        v,
+        vocab_size,
+        c,
+        ..
+    } = sizes;
+    let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
+    for ((hidden, losses), targets) in hidden
+        .chunks(c * d)
+        .zip(losses.chunks_mut(c))
+        .zip(targets.chunks(c))
+    {
+        multiply(
+            Matrix::new(hidden, targets.len(), d),
+            weight.transposed(),
+            logits,
+            v,
+            workspace,
+        );
+        let each = logits.par_chunks_mut(v).zip(losses).zip(targets);
+        each.for_each(|((logits, loss), &target)| {
+            let logits = &mut logits[..vocab_size];
+            *loss = if target == IGNORED_TARGET {
+                0.0
+            } else {
+                exponentials(logits, target as usize).0 as f32
+            };
+        });
+    }
+}
+
+pub(crate) fn workspace_elements(c: usize, d: usize, v: usize, dtype: DType) -> usize {
+    let products = [(c, v, d), (c, d, v), (v, d, c)].map(|(m, n, k)| workspace_for(m, n, k));
+    2 * c
+        + if dtype == DType::F32 {
+            0
+        } else {
+            products.into_iter().max().unwrap_or(0)
+        }
+}
+
+fn ignore(logits: &mut [f32]) -> f64 {
+    logits.fill(0.0);
+    0.0
+}
+
+/// Turns a row's logits into their gradient and returns its loss.
+fn gradient(logits: &mut [f32], target: usize, scale: f32) -> f64 {
+    let (loss, sum) = exponentials(logits, target);
+    let factor = (f64::from(scale) / sum) as f32;
+    vectorised(
+        #[inline(always)]
+        || {
+            for value in logits.iter_mut() {
+                *value *= factor;
+            }
+        },
+    );
+    logits[target] -= scale;
+    loss
+}
+
+/// Turns logits into exp(logit - largest); returns the target's loss and the sum of the exponentials.
+fn exponentials(logits: &mut [f32], target: usize) -> (f64, f64) {
+    let largest = vectorised(
+        #[inline(always)]
+        || maximum(logits),
+    );
+    let target = f64::from(logits[target]) - f64::from(largest);
+    let sum = vectorised(
+        #[inline(always)]
+        || exponentiate(logits, largest),
+    );
+    (sum.ln() - target, sum)
+}
+
+const LANES: usize = 16;
+/// Values summed in f32, where little precision is lost yet, before the sum goes on in f64.
+const STRETCH: usize = 32 * LANES;
+
+#[inline(always)]
+fn exponentiate(logits: &mut [f32], largest: f32) -> f64 {
+    let mut sum = 0.0;
+    for stretch in logits.chunks_mut(STRETCH) {
+        let mut lanes = [0f32; LANES];
+        let (whole, rest) = stretch.as_chunks_mut::<LANES>();
+        for chunk in whole {
+            for (lane, value) in lanes.iter_mut().zip(chunk) {
+                *value = exp(*value - largest);
+                *lane += *value;
+            }
+        }
+        for (lane, value) in lanes.iter_mut().zip(rest) {
+            *value = exp(*value - largest);
+            *lane += *value;
+        }
+        for lane in lanes {
+            sum += f64::from(lane);
+        }
+    }
+    sum
+}
+
+/// The largest value; NaN if there is one, so that a diverged row shows in its loss.
+#[inline(always)]
+fn maximum(values: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (whole, rest) = values.as_chunks::<LANES>();
+    for chunk in whole {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, value);
+        }
+    }
+    for (lane, &value) in lanes.iter_mut().zip(rest) {
+        *lane = larger(*lane, value);
+    }
+    lanes.into_iter().fold(f32::NEG_INFINITY, larger)
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b || a.is_nan() { a } else { b }
+}
