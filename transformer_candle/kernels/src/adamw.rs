@@ -1,0 +1,364 @@
+//! `AdamW` (Loshchilov & Hutter, arXiv:1711.05101) over flat buffers, by the formula of `torch.optim.AdamW`, in one pass.
+//!
+//! With g = `CLIP_SCALE` * gradient and t the number of steps taken, this one included:
+//! ```text
+//! w *= 1 - LEARNING_RATE * weight_decay
+//! m  = beta1 m + (1 - beta1) g
+//! v  = beta2 v + (1 - beta2) g^2
+//! w -= LEARNING_RATE / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
+//! ```
+
+use candle_core::DType;
+
+use crate::access::Arguments;
+use crate::{Buffer, Result, cpu};
+
+/// Length of the F32 buffer with the numbers that change from step to step; the constants below index it.
+pub const SCALARS: usize = 5;
+/// The step's learning rate.
+pub const LEARNING_RATE: usize = 0;
+/// 1 - beta1^t.
+pub const BIAS_CORRECTION1: usize = 1;
+/// 1 - beta2^t.
+pub const BIAS_CORRECTION2: usize = 2;
+/// What gradients are multiplied with; written by [`crate::grad_norm::clip`].
+pub const CLIP_SCALE: usize = 3;
+/// 0 leaves everything as it is; written by [`crate::grad_norm::clip`].
+pub const APPLY: usize = 4;
+
+/// The settings that stay the same for a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub epsilon: f64,
+}
+
+/// One step over buffers of one shape. Gradient and moments are F32. The weight is F32 without a remainder, or BF16 with
+/// its I16 remainder (see [`crate::cast`]): then the f32 value that the two make up is updated.
+pub fn step(
+    weight: &mut Buffer,
+    mut remainder: Option<&mut Buffer>,
+    grad: &Buffer,
+    first_moment: &mut Buffer,
+    second_moment: &mut Buffer,
+    scalars: &Buffer,
+    settings: &AdamW,
+    weight_decay: f32,
+) -> Result<()> {
+    let shape = weight.shape();
+    let master = if remainder.is_some() {
+        DType::BF16
+    } else {
+        DType::F32
+    };
+    let mut arguments = Arguments::of("adamw::step")
+        .output("weight", weight, master, shape)
+        .input("grad", grad, DType::F32, shape)
+        .output("first_moment", first_moment, DType::F32, shape)
+        .output("second_moment", second_moment, DType::F32, shape)
+        .input("scalars", scalars, DType::F32, &[SCALARS]);
+    if let Some(remainder) = &remainder {
+        arguments = arguments.output("remainder", remainder, DType::I16, shape);
+    }
+    arguments.cpu(|access| {
+        let scalars = scalars.slice::<f32>(access);
+        if scalars[APPLY] == 0.0 {
+            return Ok(());
+        }
+        let update = cpu::adamw::Update::new(scalars, settings, weight_decay);
+        let moments = (
+            first_moment.slice_mut(access),
+            second_moment.slice_mut(access),
+        );
+        let grad = grad.slice(access);
+        match remainder.as_mut() {
+            None => cpu::adamw::step(weight.slice_mut(access), grad, moments, &update),
+            Some(remainder) => {
+                let master = (weight.slice_mut(access), remainder.slice_mut(access));
+                cpu::adamw::step_split(master, grad, moments, &update);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The plain version.
+pub mod reference {
+    use super::{APPLY, AdamW, BIAS_CORRECTION1, BIAS_CORRECTION2, CLIP_SCALE, LEARNING_RATE};
+    use crate::Real;
+
+    /// One step of one weight with its two moments.
+    pub fn step<R: Real>(
+        [weight, first, second]: [R; 3],
+        gradient: R,
+        scalars: &[R],
+        settings: &AdamW,
+        weight_decay: R,
+    ) -> [R; 3] {
+        if scalars[APPLY] == R::ZERO {
+            return [weight, first, second];
+        }
+        let (beta1, beta2, rate) = (
+            R::of(settings.beta1),
+            R::of(settings.beta2),
+            scalars[LEARNING_RATE],
+        );
+        let gradient = scalars[CLIP_SCALE] * gradient;
+        let first = beta1 * first + (R::ONE - beta1) * gradient;
+        let second = beta2 * second + (R::ONE - beta2) * gradient * gradient;
+        let denominator = (second / scalars[BIAS_CORRECTION2]).sqrt() + R::of(settings.epsilon);
+        let decayed = weight * (R::ONE - rate * weight_decay);
+        [
+            decayed - rate / scalars[BIAS_CORRECTION1] * first / denominator,
+            first,
+            second,
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+    use crate::cast::{join_master, split_master};
+    use crate::testing::*;
+
+    const SETTINGS: AdamW = AdamW {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+    };
+
+    fn scalars(rate: f64, step: i32, settings: &AdamW) -> Vec<f64> {
+        vec![
+            rate,
+            1.0 - settings.beta1.powi(step),
+            1.0 - settings.beta2.powi(step),
+            1.0,
+            1.0,
+        ]
+    }
+
+    /// Weight (with or without a remainder) and moments.
+    struct State {
+        weight: Buffer,
+        remainder: Option<Buffer>,
+        moments: [Buffer; 2],
+    }
+
+    impl State {
+        fn new(weight: &[f64], dtype: DType) -> Self {
+            let shape = [weight.len()];
+            let master = buffer(weight, &shape, DType::F32);
+            let moments = [zeros(&shape, DType::F32), zeros(&shape, DType::F32)];
+            if dtype == DType::F32 {
+                return Self {
+                    weight: master,
+                    remainder: None,
+                    moments,
+                };
+            }
+            let (mut weight, mut remainder) =
+                (zeros(&shape, DType::BF16), zeros(&shape, DType::I16));
+            split_master(&master, &mut weight, &mut remainder).unwrap();
+            Self {
+                weight,
+                remainder: Some(remainder),
+                moments,
+            }
+        }
+
+        fn step(
+            &mut self,
+            grad: &[f64],
+            scalars: &[f64],
+            settings: &AdamW,
+            decay: f64,
+        ) -> Result<()> {
+            let grad = buffer(grad, &[grad.len()], DType::F32);
+            let scalars = buffer(scalars, &[SCALARS], DType::F32);
+            let Self {
+                weight,
+                remainder,
+                moments: [first, second],
+            } = self;
+            step(
+                weight,
+                remainder.as_mut(),
+                &grad,
+                first,
+                second,
+                &scalars,
+                settings,
+                decay as f32,
+            )
+        }
+
+        /// The f32 weight.
+        fn master(&self) -> Buffer {
+            let Some(remainder) = &self.remainder else {
+                return self.weight.clone();
+            };
+            let mut master = zeros(self.weight.shape(), DType::F32);
+            join_master(&self.weight, remainder, &mut master).unwrap();
+            master
+        }
+
+        fn bits(&self) -> Vec<u32> {
+            let buffers = [&self.master(), &self.moments[0], &self.moments[1]];
+            buffers
+                .iter()
+                .flat_map(|buffer| buffer.read::<f32>().unwrap())
+                .map(f32::to_bits)
+                .collect()
+        }
+    }
+
+    #[test]
+    fn six_steps_match_pytorch_in_f32_and_split() {
+        let golden = Golden::load("adamw");
+        let [beta1, beta2, epsilon, decay] = golden.values("hyper_4").try_into().unwrap();
+        let settings = AdamW {
+            beta1,
+            beta2,
+            epsilon,
+        };
+        let size = golden.shape("weight_start")[0];
+        let row = |name: &str, index: usize| golden.values(name)[index * size..][..size].to_vec();
+        for dtype in [DType::F32, DType::BF16] {
+            let mut state = State::new(&golden.values("weight_start"), dtype);
+            for (index, rate) in golden.values("learning_rates_S").into_iter().enumerate() {
+                let scalars = scalars(rate, index as i32 + 1, &settings);
+                state
+                    .step(&row("grads_SX", index), &scalars, &settings, decay)
+                    .unwrap();
+                assert_within(&state.master(), &row("weights_SX", index), 1e-6);
+                assert_within(&state.moments[0], &row("first_moments_SX", index), 1e-6);
+                assert_within(&state.moments[1], &row("second_moments_SX", index), 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn a_split_weight_takes_the_very_steps_of_an_f32_weight() {
+        let size = 70_001;
+        let [mut whole, mut split] =
+            [DType::F32, DType::BF16].map(|dtype| State::new(&numbers(1, size), dtype));
+        for index in 1..=3 {
+            let grad = numbers(index as u64 + 1, size);
+            for state in [&mut whole, &mut split] {
+                state
+                    .step(&grad, &scalars(0.01, index, &SETTINGS), &SETTINGS, 0.1)
+                    .unwrap();
+            }
+        }
+        assert_eq!(whole.bits(), split.bits());
+        assert!(whole.bits() != State::new(&numbers(1, size), DType::F32).bits());
+    }
+
+    #[test]
+    fn a_clipped_step_matches_the_reference() {
+        let (weight, grad) = (numbers(1, 1000), numbers(2, 1000));
+        let mut scalars = scalars(0.02, 1, &SETTINGS);
+        scalars[CLIP_SCALE] = 0.25;
+        let mut state = State::new(&weight, DType::F32);
+        state.step(&grad, &scalars, &SETTINGS, 0.1).unwrap();
+        let expected =
+            |(&w, &g): (&f64, &f64)| reference::step([w, 0.0, 0.0], g, &scalars, &SETTINGS, 0.1);
+        let expected: Vec<[f64; 3]> = weight.iter().zip(&grad).map(expected).collect();
+        for (index, ours) in [&state.weight, &state.moments[0], &state.moments[1]]
+            .into_iter()
+            .enumerate()
+        {
+            assert_within(
+                ours,
+                &expected
+                    .iter()
+                    .map(|state| state[index])
+                    .collect::<Vec<_>>(),
+                1e-6,
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_changes_where_the_step_may_not_be_applied() {
+        for dtype in [DType::F32, DType::BF16] {
+            let mut state = State::new(&numbers(1, 100), dtype);
+            state
+                .step(
+                    &numbers(2, 100),
+                    &scalars(0.1, 1, &SETTINGS),
+                    &SETTINGS,
+                    0.1,
+                )
+                .unwrap();
+            let before = state.bits();
+            let mut scalars = scalars(0.1, 2, &SETTINGS);
+            scalars[APPLY] = 0.0;
+            state
+                .step(&[f64::NAN; 100], &scalars, &SETTINGS, 0.1)
+                .unwrap();
+            assert_eq!(state.bits(), before);
+        }
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        let (weight, grad) = (numbers(1, 100_003), numbers(2, 100_003));
+        assert_same_at_any_thread_count(|| {
+            let mut state = State::new(&weight, DType::BF16);
+            state
+                .step(&grad, &scalars(0.1, 1, &SETTINGS), &SETTINGS, 0.1)
+                .unwrap();
+            vec![
+                state.master(),
+                state.moments[0].clone(),
+                state.moments[1].clone(),
+            ]
+        });
+    }
+
+    #[test]
+    fn a_bf16_weight_without_its_remainder_is_refused() {
+        let mut state = State::new(&numbers(1, 10), DType::BF16);
+        state.remainder = None;
+        let error = state
+            .step(&[0.0; 10], &[1.0; SCALARS], &SETTINGS, 0.0)
+            .unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::DType {
+                    argument: "weight",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn moments_in_the_same_memory_are_refused() {
+        let mut state = State::new(&numbers(1, 10), DType::F32);
+        state.moments[1] = state.moments[0].clone();
+        let error = state
+            .step(&[0.0; 10], &[1.0; SCALARS], &SETTINGS, 0.0)
+            .unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Aliased {
+                    output: "second_moment",
+                    other: "first_moment",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+}

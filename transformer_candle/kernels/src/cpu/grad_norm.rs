@@ -1,0 +1,43 @@
+//! A sum of squares in pieces of fixed size, each summed in f64.
+
+use rayon::prelude::*;
+
+use super::partials::{load, store};
+use super::simd::vectorised;
+use crate::buffer::PIECE;
+
+const LANES: usize = 8;
+
+pub(crate) fn forward(grads: &[f32], partials: &mut [f32]) -> f32 {
+    let partials = &mut partials[..workspace_elements(grads.len())];
+    let pieces = partials.par_chunks_mut(2).zip(grads.par_chunks(PIECE));
+    pieces.for_each(|(partial, piece)| {
+        store(
+            partial,
+            vectorised(
+                #[inline(always)]
+                || sum_of_squares(piece),
+            ),
+        )
+    });
+    partials.chunks(2).map(load).sum::<f64>().sqrt() as f32
+}
+
+pub(crate) fn workspace_elements(elements: usize) -> usize {
+    2 * elements.div_ceil(PIECE)
+}
+
+#[inline(always)]
+fn sum_of_squares(values: &[f32]) -> f64 {
+    let mut lanes = [0f64; LANES];
+    let (whole, rest) = values.as_chunks::<LANES>();
+    for chunk in whole {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(value) * f64::from(value);
+        }
+    }
+    for (lane, &value) in lanes.iter_mut().zip(rest) {
+        *lane += f64::from(value) * f64::from(value);
+    }
+    lanes.iter().sum()
+}
