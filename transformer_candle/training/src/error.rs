@@ -2,6 +2,8 @@
 
 use std::{fmt, io, path::PathBuf};
 
+use dataset::DataError;
+
 use crate::{checkpoint::CheckpointError, identity::Change, memory_plan::Shortage, stop::Signal};
 
 /// What this crate's functions return.
@@ -14,6 +16,10 @@ pub enum TrainerError {
     /// What was asked for cannot be done as asked: a sentence that says what, where and the way out.
     #[error("{0}")]
     Request(String),
+
+    /// The config is wrong.
+    #[error(transparent)]
+    Config(#[from] run_config::ConfigError),
 
     /// Another trainer lives in the run directory.
     #[error("{} is in use by process {pid} on {host}: stop that trainer, or give this one its own run directory", directory.display())]
@@ -39,6 +45,10 @@ pub enum TrainerError {
     #[error("{0}")]
     OutOfMemory(Box<Shortage>),
 
+    /// The data cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+
     /// A checkpoint could not be saved, found or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -58,6 +68,14 @@ pub enum TrainerError {
     #[error("stopped by {0}")]
     Interrupted(Signal),
 
+    /// An operation refused its buffers.
+    #[error(transparent)]
+    Kernel(#[from] kernels::Error),
+
+    /// The decoder refused what it was given.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+
     /// A file of the run could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -74,12 +92,15 @@ impl TrainerError {
     /// The exit code of a program that ends with this error, as the README's table has them.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Request(_) | Self::Locked { .. } | Self::ChangedOnResume { .. } => 2,
+            Self::Request(_) | Self::Config(_) | Self::Locked { .. } | Self::ChangedOnResume { .. } => 2,
+            // What the data were asked to be is wrong, rather than the data.
+            Self::Data(DataError::Cursor { .. } | DataError::Setting { .. }) => 2,
+            Self::Data(_) => 3,
             Self::OutOfMemory(_) => 4,
             Self::Checkpoint(error) => error.exit_code(),
             Self::Diverged { .. } => 6,
             Self::Interrupted(signal) => signal.exit_code(),
-            Self::Io { .. } => 1,
+            Self::Kernel(_) | Self::Model(_) | Self::Io { .. } => 1,
         }
     }
 

@@ -5,7 +5,9 @@ use std::{
     fmt,
 };
 
-use serde_json::Value;
+use dataset::SourceDescription;
+use run_config::{ResolvedRun, RunConfig};
+use serde_json::{Value, json};
 
 /// Config keys (and the tokenizer's and data's own marks) with the values a checkpoint was trained with.
 pub type Identity = BTreeMap<String, Value>;
@@ -35,4 +37,39 @@ pub fn changes(checkpoint: &Identity, config: &Identity) -> Vec<Change> {
         .map(|key| Change { key: key.clone(), was: value(checkpoint, key), is: value(config, key) })
         .filter(|change| change.was != change.is)
         .collect()
+}
+
+/// The identity of a run: the model's sizes, the arithmetic, and everything that the order of its data follows from.
+pub fn of(run: &ResolvedRun, tokenizer_hash: &str, source: &SourceDescription) -> Identity {
+    let RunConfig { model, data, runtime, .. } = &run.config;
+    let mut identity = Identity::new();
+    let Value::Object(sizes) = json!(model) else { unreachable!("a struct is an object") };
+    // How the first weights were drawn no longer matters once they are trained.
+    identity.extend(
+        sizes.into_iter().filter(|(key, _)| key != "init_std").map(|(key, value)| (format!("model.{key}"), value)),
+    );
+    let mut add = |key: &str, value: Value| identity.insert(key.to_owned(), value);
+    add("runtime.precision", json!(runtime.precision));
+    add("runtime.seed", json!(runtime.seed));
+    add("data.sequence_length", json!(data.sequence_length));
+    add("data.shuffle_buffer_size", json!(data.shuffle_buffer_size));
+    add("tokenizer.tokenizer_json (SHA-256)", json!(tokenizer_hash));
+    let held_out = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
+    add("data.held_out_fraction (0 with data.validation_shards)", json!(held_out));
+    match &run.streaming {
+        Some(streaming) => {
+            add("dataset", json!(streaming.dataset));
+            add("split", json!(streaming.split));
+            add("config", json!(streaming.config));
+            add("revision", json!(source.revision));
+            add("max_samples", json!(streaming.max_samples));
+            add("text_column", json!(streaming.text_column));
+        }
+        None => {
+            add("data.train_shards (files)", json!(source.files));
+            add("data.train_shards (bytes)", json!(source.bytes));
+            add("data.text_column", json!(data.text_column));
+        }
+    }
+    identity
 }

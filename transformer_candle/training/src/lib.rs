@@ -5,6 +5,7 @@
 
 pub mod checkpoint;
 pub mod commands;
+pub mod divergence_guard;
 pub mod environment;
 pub mod error;
 pub mod evaluation;

@@ -1,13 +1,205 @@
-//! Everything a run will hold in memory, known before it starts.
+//! Everything a run will hold in memory, computed from its config alone.
+//!
+//! The buffers listed here are the ones that the trainer allocates before its first step: it has no other list. So a run
+//! that cannot fit is refused before it starts, and told what would.
 
-use std::fmt;
+mod budget;
+mod display;
+mod estimate;
+mod fit;
+mod machine;
 
-/// Why a run cannot fit, and the largest settings that would.
+use kernels::{
+    DType,
+    memory::{BufferId, Category, Plan},
+};
+use model::{Decoder, DecoderPlan, DecoderSettings, ModelShape};
+use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
+use serde::Serialize;
+
+pub use budget::Budget;
+pub(crate) use display::bytes;
+pub use estimate::{Estimate, Speed};
+pub use fit::{Fit, Shortage};
+
+use crate::{
+    error::{Result, TrainerError},
+    optimizer::OptimizerPlan,
+};
+
+/// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
+const SAVING_BYTES: u64 = 8 << 20;
+
+/// What a run needs, and what it gives. `Display` prints it for people, serde for programs.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemoryPlan {
+    /// Parameters on disk.
+    pub parameters: u64,
+    /// Model FLOPs of a training step a token.
+    pub flops_per_token: f64,
+    /// The arithmetic of matrix products and activations.
+    pub precision: Precision,
+    /// What is computed again in the backward pass.
+    pub activation_recompute: ActivationRecompute,
+    /// Tokens of a sequence.
+    pub sequence_length: u64,
+    /// Sequences of a micro-batch.
+    pub micro_batch: u64,
+    /// Micro-batches of an optimizer step.
+    pub gradient_accumulation_steps: u64,
+    /// Sequences of an optimizer step.
+    pub sequences_per_step: u64,
+    /// Tokens of an optimizer step.
+    pub tokens_per_step: u64,
+    /// Optimizer steps of the run, where the config says how many.
+    pub total_steps: Option<u64>,
+    /// Tokens of the run.
+    pub total_tokens: Option<u64>,
+    /// All planned buffers.
+    pub bytes: u64,
+    /// The same by what they are for, in the order of a step.
+    pub bytes_by_category: Vec<CategoryBytes>,
+    /// What there is, where that is known.
+    pub budget: Option<Budget>,
+    /// Size of a checkpoint directory: weights, moments and, beside bf16 weights, the remainders of their f32 masters.
+    pub checkpoint_bytes: u64,
+    /// Checkpoints on disk at most: those kept, the best, and the one being written.
+    pub checkpoints: u64,
+    /// Host memory that saving takes besides the buffers.
+    pub saving_bytes: u64,
+    /// How long the run takes at an assumed speed.
+    pub estimate: Estimate,
+}
+
+/// One line of the plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CategoryBytes {
+    /// What the buffers are for.
+    pub category: String,
+    /// Their size.
+    pub bytes: u64,
+}
+
+impl MemoryPlan {
+    /// The plan of a run against `runtime.memory_limit`, else against what this machine has free. `batch_size: auto`
+    /// becomes the largest micro-batch that fits and divides `sequences_per_step`.
+    ///
+    /// # Errors
+    /// [`TrainerError::OutOfMemory`] if not even one sequence fits where `auto` is asked for. A plan with a micro-batch of
+    /// its own is made whether it fits or not: see [`MemoryPlan::check`].
+    pub fn of(run: &ResolvedRun) -> Result<Self> {
+        Self::against(&run.config, Budget::of_config(&run.config))
+    }
+
+    /// Like [`MemoryPlan::of`], and never more than this machine has free: what a trainer may allocate here.
+    pub fn here(run: &ResolvedRun) -> Result<Self> {
+        Self::against(&run.config, Budget::here(&run.config))
+    }
+
+    fn against(config: &RunConfig, budget: Option<Budget>) -> Result<Self> {
+        let shape = shape_of(config)?;
+        let micro_batch = fit::micro_batch(config, &shape, budget.as_ref())?;
+        let setting = Setting { micro_batch, activation_recompute: config.runtime.activation_recompute };
+        let plan = RunBuffers::of(config, &shape, setting).plan;
+        let data = &config.data;
+        let parameters = shape.parameter_count();
+        let flops_per_token = shape.flops_per_token(data.sequence_length);
+        let tokens_per_step = (data.sequences_per_step * data.sequence_length) as u64;
+        let total_tokens = config.scheduler.total_steps.map(|steps| steps * tokens_per_step);
+        let categories = plan.by_category();
+        Ok(Self {
+            parameters,
+            flops_per_token,
+            precision: config.runtime.precision,
+            activation_recompute: config.runtime.activation_recompute,
+            sequence_length: data.sequence_length as u64,
+            micro_batch: micro_batch as u64,
+            gradient_accumulation_steps: (data.sequences_per_step / micro_batch) as u64,
+            sequences_per_step: data.sequences_per_step as u64,
+            tokens_per_step,
+            total_steps: config.scheduler.total_steps,
+            total_tokens,
+            bytes: plan.bytes(),
+            bytes_by_category: categories
+                .into_iter()
+                .map(|(category, bytes)| CategoryBytes { category: category.to_string(), bytes })
+                .collect(),
+            budget,
+            checkpoint_bytes: parameters * checkpoint_bytes_per_parameter(config.runtime.precision),
+            checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
+            saving_bytes: SAVING_BYTES,
+            estimate: Estimate::of(Speed::assumed(config), flops_per_token, total_tokens),
+        })
+    }
+
+    /// Refuses a plan that is larger than what there is.
+    ///
+    /// # Errors
+    /// [`TrainerError::OutOfMemory`] with the largest settings that would fit.
+    pub fn check(&self, run: &ResolvedRun) -> Result<()> {
+        let Some(budget) = self.budget.as_ref().filter(|budget| budget.bytes < self.bytes) else { return Ok(()) };
+        let shape = shape_of(&run.config)?;
+        let setting = Setting {
+            micro_batch: self.micro_batch as usize,
+            activation_recompute: self.activation_recompute,
+        };
+        Err(TrainerError::OutOfMemory(Box::new(Shortage::of(&run.config, &shape, setting, budget))))
+    }
+}
+
+/// What the memory of a run of one config still depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    pub(crate) micro_batch: usize,
+    pub(crate) activation_recompute: ActivationRecompute,
+}
+
+/// Every buffer of a training run.
 #[derive(Debug)]
-pub struct Shortage {}
+pub(crate) struct RunBuffers {
+    pub(crate) plan: Plan,
+    pub(crate) decoder: DecoderPlan,
+    pub(crate) optimizer: OptimizerPlan,
+    /// Token ids of a micro-batch, U32 `[N]`.
+    pub(crate) inputs: BufferId,
+    /// Their targets, I32 `[N]`.
+    pub(crate) targets: BufferId,
+}
 
-impl fmt::Display for Shortage {
-    fn fmt(&self, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
+impl RunBuffers {
+    pub(crate) fn of(config: &RunConfig, shape: &ModelShape, setting: Setting) -> Self {
+        let mut plan = Plan::new();
+        let precision = config.runtime.precision;
+        let settings = DecoderSettings {
+            batch: setting.micro_batch,
+            sequence_length: config.data.sequence_length,
+            precision,
+            recompute: setting.activation_recompute,
+            training: true,
+        };
+        let decoder = Decoder::plan(shape, &settings, &mut plan);
+        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), precision);
+        let tokens = [setting.micro_batch * config.data.sequence_length];
+        let inputs = plan.add("inputs", Category::Batch, DType::U32, &tokens);
+        let targets = plan.add("targets", Category::Batch, DType::I32, &tokens);
+        Self { plan, decoder, optimizer, inputs, targets }
+    }
+}
+
+/// The model of a config whose vocabulary is known.
+pub(crate) fn shape_of(config: &RunConfig) -> Result<ModelShape> {
+    let vocab_size = config.model.vocab_size.ok_or_else(|| {
+        TrainerError::Request(
+            "model.vocab_size is not known: name a tokenizer in tokenizer.tokenizer_json, or give the number".into(),
+        )
+    })?;
+    Ok(ModelShape::new(&config.model, vocab_size))
+}
+
+fn checkpoint_bytes_per_parameter(precision: Precision) -> u64 {
+    let moments = 8;
+    match precision {
+        Precision::Fp32 => 4 + moments,
+        Precision::Bf16 => 2 + 2 + moments,
     }
 }

@@ -1,1 +1,221 @@
-//! To come.
+//! What a person sees of a run: one live line on a terminal, plain lines where stdout goes to a file or a pipe.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    path::Path,
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::{evaluation::EvaluationReport, trainer::StepReport};
+
+/// Weight of the newest step in the smoothed time a step takes.
+const SMOOTHING: f64 = 0.1;
+
+/// Where progress goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProgressMode {
+    /// A live line if stdout is a terminal, else plain lines.
+    #[default]
+    Auto,
+    /// Plain lines, one every `log_every_n_steps`.
+    Plain,
+    /// Nothing.
+    Silent,
+}
+
+/// The progress of one run.
+#[derive(Debug)]
+pub struct Progress {
+    sink: Sink,
+    total_steps: Option<u64>,
+    log_every: u64,
+    smoothed_step_seconds: Option<f64>,
+}
+
+#[derive(Debug)]
+enum Sink {
+    Live(ProgressBar),
+    Plain,
+    Silent,
+}
+
+impl Progress {
+    /// `done` steps of `total_steps` lie behind; plain lines come every `log_every` steps.
+    pub fn new(mode: ProgressMode, done: u64, total_steps: Option<u64>, log_every: u64) -> Self {
+        let sink = match mode {
+            ProgressMode::Silent => Sink::Silent,
+            ProgressMode::Auto if io::stdout().is_terminal() => Sink::Live(live_line(done, total_steps)),
+            ProgressMode::Auto | ProgressMode::Plain => Sink::Plain,
+        };
+        Self { sink, total_steps, log_every: log_every.max(1), smoothed_step_seconds: None }
+    }
+
+    /// Shows a step.
+    pub fn step(&mut self, report: &StepReport) {
+        let smoothed = match self.smoothed_step_seconds {
+            None => report.step_seconds,
+            Some(before) => before + SMOOTHING * (report.step_seconds - before),
+        };
+        self.smoothed_step_seconds = Some(smoothed);
+        match &self.sink {
+            Sink::Live(bar) => {
+                bar.set_position(report.step);
+                bar.set_message(self.line(report));
+            }
+            Sink::Plain if self.is_shown(report.step) => print_line(&self.line(report)),
+            Sink::Plain | Sink::Silent => {}
+        }
+    }
+
+    /// Shows an evaluation.
+    pub fn evaluation(&self, report: &EvaluationReport) {
+        let mut line = format!(
+            "step {}  held-out loss {:.4}  perplexity {:.2}",
+            grouped(report.step),
+            report.loss,
+            report.perplexity
+        );
+        if let Some(bits) = report.bits_per_byte {
+            line += &format!("  {bits:.3} bits a byte");
+        }
+        self.say(&line);
+    }
+
+    /// Shows where a checkpoint was written.
+    pub fn checkpoint(&self, path: &Path) {
+        self.say(&format!("checkpoint {}", path.display()));
+    }
+
+    /// Shows any other line.
+    pub fn say(&self, line: &str) {
+        match &self.sink {
+            Sink::Live(bar) => bar.println(line),
+            Sink::Plain => print_line(line),
+            Sink::Silent => {}
+        }
+    }
+
+    /// Leaves the last live line standing.
+    pub fn finish(&self) {
+        if let Sink::Live(bar) = &self.sink {
+            bar.abandon();
+        }
+    }
+
+    fn is_shown(&self, step: u64) -> bool {
+        step == 1 || step.is_multiple_of(self.log_every) || Some(step) == self.total_steps
+    }
+
+    /// `step 120/2,000  loss 3.4567  learning rate 3.00e-4  12,345 tokens/s  ETA 3m 20s`
+    fn line(&self, report: &StepReport) -> String {
+        let mut line = format!("step {}", grouped(report.step));
+        if let Some(total) = self.total_steps {
+            line += &format!("/{}", grouped(total));
+        }
+        line += &format!(
+            "  loss {:.4}  learning rate {:.2e}  {} tokens/s",
+            report.loss,
+            report.learning_rate,
+            grouped(report.tokens_per_second as u64)
+        );
+        if let Some(mfu) = report.mfu {
+            line += &format!("  MFU {:.1} %", 100.0 * mfu);
+        }
+        if let (Some(total), Some(seconds)) = (self.total_steps, self.smoothed_step_seconds) {
+            let left = total.saturating_sub(report.step) as f64 * seconds;
+            line += &format!("  ETA {}", duration(Duration::from_secs_f64(left)));
+        }
+        line
+    }
+}
+
+fn live_line(done: u64, total_steps: Option<u64>) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(total_steps, ProgressDrawTarget::stdout());
+    let template = if total_steps.is_some() { "{bar:20} {msg}" } else { "{spinner} {msg}" };
+    bar.set_style(ProgressStyle::with_template(template).expect("the templates above are well formed"));
+    bar.set_position(done);
+    bar
+}
+
+/// A reader that went away is no reason to stop training.
+fn print_line(line: &str) {
+    let mut stdout = io::stdout().lock();
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+}
+
+/// `1,234,567`
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// The two largest units: `15d 7h`, `3m 20s`, `8s`.
+pub(crate) fn duration(length: Duration) -> String {
+    let seconds = length.as_secs_f64().round() as u64;
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match seconds {
+        86_400.. => format!("{days}d {hours}h"),
+        3600.. => format!("{hours}h {minutes}m"),
+        60.. => format!("{minutes}m {}s", seconds % 60),
+        _ => format!("{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(step: u64) -> StepReport {
+        StepReport {
+            step,
+            loss: 3.45678,
+            learning_rate: 3e-4,
+            grad_norm: 0.5,
+            tokens: 1000,
+            tokens_per_second: 12345.6,
+            mfu: None,
+            step_seconds: 2.0,
+            data_wait_seconds: 0.0,
+            memory_bytes: 1,
+        }
+    }
+
+    #[test]
+    fn a_line_tells_step_loss_speed_and_the_time_left() {
+        let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
+        progress.step(&report(1900));
+        assert_eq!(
+            progress.line(&report(1900)),
+            "step 1,900/2,000  loss 3.4568  learning rate 3.00e-4  12,345 tokens/s  ETA 3m 20s"
+        );
+    }
+
+    #[test]
+    fn without_a_last_step_there_is_no_time_left() {
+        let mut progress = Progress::new(ProgressMode::Silent, 0, None, 10);
+        progress.step(&report(7));
+        assert!(!progress.line(&report(7)).contains("ETA"));
+    }
+
+    #[test]
+    fn plain_lines_come_at_the_first_every_nth_and_the_last_step() {
+        let progress = Progress::new(ProgressMode::Plain, 0, Some(25), 10);
+        let shown: Vec<u64> = (1..=25).filter(|step| progress.is_shown(*step)).collect();
+        assert_eq!(shown, [1, 10, 20, 25]);
+    }
+
+    #[test]
+    fn durations_are_told_in_their_two_largest_units() {
+        let told = |seconds| duration(Duration::from_secs(seconds));
+        assert_eq!([told(8), told(200), told(7260), told(1_321_200)], ["8s", "3m 20s", "2h 1m", "15d 7h"]);
+    }
+}

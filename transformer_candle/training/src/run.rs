@@ -1,1 +1,176 @@
-//! To come.
+//! A run from its first step to its last: steps, evaluations, checkpoints, progress, and an orderly stop.
+//!
+//! The binary and the Python bindings both call [`run_training`], so a config and a seed give the same losses either way.
+
+use run_config::{Device, ResolvedRun};
+
+use crate::{
+    error::{Result, TrainerError},
+    memory_plan,
+    progress::{Progress, ProgressMode, grouped},
+    stop::{Signal, StopSignal},
+    trainer::{ResumeFrom, Step, Trainer},
+};
+
+/// What a caller decides about a run besides its config.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Go on from a checkpoint instead of starting anew.
+    pub resume: Option<ResumeFrom>,
+    /// Leave the run, with a checkpoint, once it has taken this many steps in all. The schedule does not change.
+    pub max_steps: Option<u64>,
+    /// Instead of `runtime.device`.
+    pub device: Option<Device>,
+    /// How progress is shown.
+    pub progress: ProgressMode,
+}
+
+/// How a run ended, if not with an error. There is a checkpoint of it in either case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All steps are taken, the data have ended, or `max_steps` is reached.
+    Finished,
+    /// A signal asked for it.
+    Stopped(Signal),
+}
+
+impl Outcome {
+    /// 0, or what the signal stands for.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Finished => 0,
+            Self::Stopped(signal) => signal.exit_code(),
+        }
+    }
+}
+
+/// Trains until the config's end, `max_steps`, or the stop signal. A checkpoint holds what was reached in each case, also
+/// when the data cannot be read any further.
+pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<Outcome> {
+    if let Some(device) = options.device {
+        run.config.runtime.device = device;
+    }
+    let trainer = match &options.resume {
+        None => Trainer::new(run)?,
+        Some(from) => Trainer::resume(run, from)?,
+    };
+    let mut session = Session::new(trainer, options);
+    session.announce();
+    let ended = session.train(stop);
+    session.progress.finish();
+    ended
+}
+
+/// A trainer and what is due between its steps.
+struct Session {
+    trainer: Trainer,
+    progress: Progress,
+    max_steps: Option<u64>,
+    evaluate_every: Option<u64>,
+    save_every: u64,
+}
+
+impl Session {
+    fn new(trainer: Trainer, options: &RunOptions) -> Self {
+        let config = &trainer.run().config;
+        let last_step = config.scheduler.total_steps.into_iter().chain(options.max_steps).min();
+        let progress =
+            Progress::new(options.progress, trainer.steps_done(), last_step, config.runtime.log_every_n_steps);
+        Self {
+            progress,
+            max_steps: options.max_steps,
+            evaluate_every: config.runtime.evaluation.every_n_steps,
+            save_every: config.runtime.checkpoint.every_n_steps,
+            trainer,
+        }
+    }
+
+    fn announce(&self) {
+        for note in self.trainer.notes() {
+            self.progress.say(note);
+        }
+        let plan = self.trainer.memory_plan();
+        self.progress.say(&format!(
+            "training {} parameters on {} with {} threads; {} of buffers; {} tokens a step",
+            grouped(plan.parameters),
+            self.trainer.run().config.runtime.device,
+            self.trainer.threads(),
+            memory_plan::bytes(plan.bytes),
+            grouped(plan.tokens_per_step),
+        ));
+    }
+
+    fn train(&mut self, stop: &StopSignal) -> Result<Outcome> {
+        loop {
+            let step = self.trainer.steps_done();
+            if step > 0 {
+                self.do_what_is_due(step, stop)?;
+            }
+            if let Some(signal) = stop.requested() {
+                self.progress.say(&format!("{signal}: saving step {}", grouped(step)));
+                self.save()?;
+                return Ok(Outcome::Stopped(signal));
+            }
+            if self.max_steps.is_some_and(|max| step >= max) {
+                self.save()?;
+                return Ok(Outcome::Finished);
+            }
+            match self.trainer.step_unless(stop) {
+                Ok(Step::Done(report)) => self.progress.step(&report),
+                Ok(Step::Abandoned) => {}
+                Ok(Step::Finished) => return self.end(stop),
+                Err(error @ TrainerError::Data(_)) => return Err(self.rescue(error)),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// A resumed run finds here what the stop kept it from.
+    fn do_what_is_due(&mut self, step: u64, stop: &StopSignal) -> Result<()> {
+        let finished = self.trainer.is_finished();
+        if self.evaluate_every.is_some_and(|every| finished || step.is_multiple_of(every)) {
+            self.evaluate(stop)?;
+        }
+        if finished || step.is_multiple_of(self.save_every) || self.trainer.is_best() {
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    /// The last step is taken, or the data have ended: judge and keep what came out.
+    fn end(&mut self, stop: &StopSignal) -> Result<Outcome> {
+        if self.evaluate_every.is_some() {
+            self.evaluate(stop)?;
+        }
+        self.save()?;
+        Ok(stop.requested().map_or(Outcome::Finished, Outcome::Stopped))
+    }
+
+    /// The data are gone and the weights are not: keep them for a resume.
+    fn rescue(&mut self, error: TrainerError) -> TrainerError {
+        if let Err(second) = self.save() {
+            self.progress.say(&format!("the weights could not be saved either: {second}"));
+        }
+        error
+    }
+
+    /// Evaluates unless these very weights are evaluated already.
+    fn evaluate(&mut self, stop: &StopSignal) -> Result<()> {
+        if self.trainer.is_evaluated() {
+            return Ok(());
+        }
+        if let Some(report) = self.trainer.evaluate_unless(stop)? {
+            self.progress.evaluation(&report);
+        }
+        Ok(())
+    }
+
+    /// Saves unless these very weights and what is known of them are saved already.
+    fn save(&mut self) -> Result<()> {
+        if self.trainer.last_checkpoint().is_none() {
+            let path = self.trainer.save()?;
+            self.progress.checkpoint(&path);
+        }
+        Ok(())
+    }
+}

@@ -1,6 +1,42 @@
 //! The trainer: one optimizer step a call, over buffers that were all allocated before the first.
+//!
+//! A step takes its sequences from the stream, cuts them into micro-batches, adds up their gradients, clips, updates. Every
+//! number of it is a pure function of the config, the seed and the data: threads, restarts and the program that calls do
+//! not enter.
 
+mod data;
+mod micro_batch;
+mod start;
+
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use dataset::Cursor;
+use model::{Decoder, Generator, ModelShape, SamplingSettings};
+use rayon::ThreadPool;
+use run_config::ResolvedRun;
 use serde::{Deserialize, Serialize};
+
+pub use self::start::ResumeFrom;
+pub(crate) use self::{data::held_out, micro_batch::MicroBatch};
+use self::data::Data;
+use crate::{
+    checkpoint::{self, BestEvaluation, CheckpointContents, TokenizerFiles, TrainerState},
+    commands::{Completion, complete},
+    divergence_guard::DivergenceGuard,
+    error::{Result, TrainerError},
+    evaluation::{EvaluationReport, evaluate},
+    identity::Identity,
+    lock::RunLock,
+    memory_plan::MemoryPlan,
+    metrics::MetricsWriter,
+    optimizer::Optimizer,
+    schedule::LearningRate,
+    stop::StopSignal,
+};
 
 /// What one optimizer step did. A line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -11,7 +47,7 @@ pub struct StepReport {
     pub loss: f32,
     /// The step's learning rate.
     pub learning_rate: f64,
-    /// Global norm of the gradients before clipping.
+    /// Global norm of the gradients before clipping. Where it is not finite, the step changed no weight.
     pub grad_norm: f32,
     /// Target tokens trained on since the run began.
     pub tokens: u64,
@@ -25,4 +61,261 @@ pub struct StepReport {
     pub data_wait_seconds: f64,
     /// Bytes of the planned buffers: what `plan` printed and the trainer allocated.
     pub memory_bytes: u64,
+}
+
+/// A model in training, with everything that belongs to its run directory.
+pub struct Trainer {
+    run: ResolvedRun,
+    plan: MemoryPlan,
+    shape: ModelShape,
+    pool: ThreadPool,
+    decoder: Decoder,
+    optimizer: Optimizer,
+    micro_batch: MicroBatch,
+    schedule: LearningRate,
+    guard: DivergenceGuard,
+    data: Data,
+    tokenizer_files: TokenizerFiles,
+    identity: Identity,
+    metrics: MetricsWriter,
+    position: Position,
+    /// The checkpoint that holds exactly what the trainer is.
+    saved: Option<PathBuf>,
+    notes: Vec<String>,
+    _lock: RunLock,
+}
+
+/// How far the run has come: what a checkpoint holds besides tensors.
+#[derive(Clone, Debug)]
+struct Position {
+    step: u64,
+    tokens: u64,
+    /// Where the step after this one takes its data from.
+    cursor: Cursor,
+    data_ended: bool,
+    /// The held-out loss of exactly this step's weights.
+    evaluation_loss: Option<f64>,
+    best: Option<BestEvaluation>,
+}
+
+/// How an attempt at a step ended.
+pub(crate) enum Step {
+    /// The weights are updated.
+    Done(StepReport),
+    /// There is nothing left to do.
+    Finished,
+    /// The stop signal came in the middle. The weights are those before the step; the trainer can save them and no more.
+    Abandoned,
+}
+
+impl Trainer {
+    /// Takes one optimizer step. None when the run is over: all steps taken, or all data read.
+    ///
+    /// # Errors
+    /// [`TrainerError::Data`] leaves the trainer as it was before the call, so that it can still be saved;
+    /// [`TrainerError::Diverged`] as the guard says.
+    pub fn step(&mut self) -> Result<Option<StepReport>> {
+        match self.step_unless(&StopSignal::new())? {
+            Step::Done(report) => Ok(Some(report)),
+            Step::Finished | Step::Abandoned => Ok(None),
+        }
+    }
+
+    /// Takes one optimizer step unless the signal is raised before its last micro-batch.
+    pub(crate) fn step_unless(&mut self, stop: &StopSignal) -> Result<Step> {
+        if self.is_finished() {
+            return Ok(Step::Finished);
+        }
+        let (started, waited) = (Instant::now(), self.data.stream.data_wait());
+        let batch = self.data.stream.next_sequences(self.run.config.data.sequences_per_step)?;
+        if batch.is_empty() {
+            self.position.data_ended = true;
+            return Ok(Step::Finished);
+        }
+        let step = self.position.step + 1;
+        let learning_rate = self.schedule.at(step);
+        let Self { pool, decoder, optimizer, micro_batch, .. } = self;
+        let updated = pool.install(|| -> Result<_> {
+            decoder.loss_mut().zero()?;
+            let scale = 1.0 / batch.target_count as f32;
+            for sequences in micro_batch.cut(&batch) {
+                if stop.requested().is_some() {
+                    decoder.gradients_mut().zero()?;
+                    return Ok(None);
+                }
+                micro_batch.upload(&batch, sequences)?;
+                decoder.forward_backward(&micro_batch.inputs_N, &micro_batch.targets_N, scale)?;
+            }
+            let loss = decoder.loss().read_f32()?[0];
+            Ok(Some((loss, optimizer.step(decoder, step, learning_rate)?)))
+        })?;
+        let Some((loss, update)) = updated else { return Ok(Step::Abandoned) };
+        self.position.step = step;
+        self.position.tokens += batch.target_count as u64;
+        self.position.cursor = self.data.stream.cursor();
+        self.position.evaluation_loss = None;
+        self.saved = None;
+        let step_seconds = started.elapsed().as_secs_f64();
+        let report = StepReport {
+            step,
+            loss,
+            learning_rate,
+            grad_norm: update.grad_norm,
+            tokens: self.position.tokens,
+            tokens_per_second: batch.target_count as f64 / step_seconds,
+            mfu: None,
+            step_seconds,
+            data_wait_seconds: (self.data.stream.data_wait() - waited).as_secs_f64(),
+            memory_bytes: self.plan.bytes,
+        };
+        let diverged = self.guard.observe(loss, update.applied);
+        if self.is_logged(step) || diverged.is_some() {
+            self.metrics.train(&report)?;
+        }
+        match diverged {
+            None => Ok(Step::Done(report)),
+            Some(reason) => {
+                let last_checkpoint = checkpoint::latest(self.checkpoint_directory());
+                Err(TrainerError::Diverged { step, reason, last_checkpoint })
+            }
+        }
+    }
+
+    /// Evaluates the weights as they are on the held-out text. None where that has not one target.
+    pub fn evaluate(&mut self) -> Result<Option<EvaluationReport>> {
+        self.evaluate_unless(&StopSignal::new())
+    }
+
+    /// Evaluates unless the signal is raised before the last batch.
+    pub(crate) fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
+        let most = self.run.config.runtime.evaluation.max_batches * self.run.config.data.sequences_per_step;
+        let Self { pool, decoder, micro_batch, position, .. } = self;
+        let held_out = self.data.held_out(&self.run)?;
+        let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, position.step, stop))?;
+        let Some(report) = report else { return Ok(None) };
+        self.metrics.evaluation(&report)?;
+        self.saved = None;
+        self.position.evaluation_loss = Some(report.loss);
+        if self.position.best.is_none_or(|best| report.loss < best.loss) {
+            self.position.best = Some(BestEvaluation { step: report.step, loss: report.loss });
+        }
+        Ok(Some(report))
+    }
+
+    /// Writes a checkpoint of the weights as they are, and removes old ones as the config has it.
+    pub fn save(&mut self) -> Result<PathBuf> {
+        self.metrics.flush()?;
+        let config = &self.run.config;
+        let state = self.state();
+        let path = checkpoint::save(
+            self.checkpoint_directory(),
+            &CheckpointContents {
+                shape: &self.shape,
+                precision: config.runtime.precision,
+                weights: self.decoder.weights(),
+                remainder: self.optimizer.remainder(),
+                first_moment: self.optimizer.first_moment(),
+                second_moment: self.optimizer.second_moment(),
+                tokenizer: &self.tokenizer_files,
+                state: &state,
+            },
+        )?;
+        let best = &config.runtime.evaluation.best;
+        if self.is_best() {
+            checkpoint::mark_best(self.checkpoint_directory(), &path)?;
+            if let Some(directory) = best.directory.as_deref().filter(|folder| *folder != self.checkpoint_directory()) {
+                checkpoint::keep_best_in(directory, &path, best.max_keep)?;
+            }
+        }
+        let keep_best = if best.directory.is_none() { best.max_keep } else { 0 };
+        checkpoint::prune(self.checkpoint_directory(), config.runtime.checkpoint.max_keep, keep_best)?;
+        self.saved = Some(path.clone());
+        Ok(path)
+    }
+
+    /// Continues a prompt with the weights as they are; an empty prompt starts a new text.
+    pub fn generate(&self, prompt: &str, max_tokens: usize, settings: &SamplingSettings) -> Result<Completion> {
+        let tokenizer = &self.data.tokenizer;
+        let mut tokens = tokenizer.encode(prompt)?;
+        if tokens.is_empty() {
+            tokens.push(tokenizer.end_of_text());
+        }
+        let stop_token = Some(tokenizer.end_of_text());
+        self.pool.install(|| {
+            let weights = self.decoder.weights().clone();
+            let mut generator = Generator::new(&self.shape, weights, tokens.len() + max_tokens)?;
+            let on_text = |_: &str| ControlFlow::Continue(());
+            complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)
+        })
+    }
+
+    fn state(&self) -> TrainerState {
+        let Position { step, tokens, cursor, evaluation_loss, best, .. } = &self.position;
+        TrainerState {
+            format_version: checkpoint::FORMAT_VERSION,
+            step: *step,
+            tokens: *tokens,
+            cursor: serde_json::to_value(cursor).expect("a cursor is plain numbers and text"),
+            seed: self.run.config.runtime.seed,
+            identity: self.identity.clone(),
+            evaluation_loss: *evaluation_loss,
+            best: *best,
+        }
+    }
+
+    /// True where the last evaluation was of these very weights.
+    pub(crate) fn is_evaluated(&self) -> bool {
+        self.position.evaluation_loss.is_some()
+    }
+
+    /// True where that evaluation was better than any before.
+    pub(crate) fn is_best(&self) -> bool {
+        self.is_evaluated() && self.position.best.is_some_and(|best| best.step == self.position.step)
+    }
+
+    /// True when every step is taken or the data have ended.
+    pub fn is_finished(&self) -> bool {
+        self.position.data_ended || self.run.config.scheduler.total_steps.is_some_and(|total| self.position.step >= total)
+    }
+
+    /// Whether a step has a line in the metrics: the first, every `log_every_n_steps`th and the last.
+    fn is_logged(&self, step: u64) -> bool {
+        let every = self.run.config.runtime.log_every_n_steps;
+        step == 1 || step.is_multiple_of(every) || self.run.config.scheduler.total_steps == Some(step)
+    }
+
+    fn checkpoint_directory(&self) -> &Path {
+        let directory = &self.run.config.runtime.checkpoint.directory;
+        directory.as_deref().expect("a resolved run has its folders filled in")
+    }
+
+    /// The run as it is trained: devices, folders and the micro-batch filled in.
+    pub fn run(&self) -> &ResolvedRun {
+        &self.run
+    }
+
+    /// The buffers it holds.
+    pub fn memory_plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// The checkpoint that holds exactly these weights, if there is one.
+    pub fn last_checkpoint(&self) -> Option<&Path> {
+        self.saved.as_deref()
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// Optimizer steps taken since the run began.
+    pub fn steps_done(&self) -> u64 {
+        self.position.step
+    }
+
+    /// What a person should know about how it started, one sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
 }

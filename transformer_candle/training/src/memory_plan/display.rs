@@ -1,0 +1,101 @@
+//! The plan as people read it.
+
+use std::{fmt, time::Duration};
+
+use run_config::{ActivationRecompute, Precision};
+
+use super::MemoryPlan;
+use crate::progress::{duration, grouped};
+
+/// `31.25 GB`, decimal as cards and disks are sold.
+pub(crate) fn bytes(number: u64) -> String {
+    match number {
+        0..1_000 => format!("{number} bytes"),
+        1_000..1_000_000 => format!("{:.1} kB", number as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", number as f64 / 1e6),
+        _ => format!("{:.2} GB", number as f64 / 1e9),
+    }
+}
+
+/// The name that a config has for it.
+pub(super) fn recompute(recompute: ActivationRecompute) -> &'static str {
+    match recompute {
+        ActivationRecompute::None => "none",
+        ActivationRecompute::Selective => "selective",
+        ActivationRecompute::Block => "block",
+    }
+}
+
+fn precision(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Fp32 => "fp32",
+        Precision::Bf16 => "bf16",
+    }
+}
+
+/// `8.416 GFLOP`
+fn flops(number: f64) -> String {
+    match number {
+        1e9.. => format!("{:.3} GFLOP", number / 1e9),
+        1e6.. => format!("{:.3} MFLOP", number / 1e6),
+        _ => format!("{number:.0} FLOP"),
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, text: String| writeln!(f, "{name:<11}{text}");
+        row(
+            "model",
+            format!(
+                "{} parameters, {}, {} a token",
+                grouped(self.parameters),
+                precision(self.precision),
+                flops(self.flops_per_token)
+            ),
+        )?;
+        row(
+            "step",
+            format!(
+                "{} tokens: {} sequences of {}, as {} x {} (batch x accumulation), activation_recompute: {}",
+                grouped(self.tokens_per_step),
+                grouped(self.sequences_per_step),
+                grouped(self.sequence_length),
+                self.micro_batch,
+                self.gradient_accumulation_steps,
+                recompute(self.activation_recompute)
+            ),
+        )?;
+        row("length", self.length())?;
+        let budget = self.budget.as_ref().map(|budget| format!(" of {budget}")).unwrap_or_default();
+        row("memory", format!("{}{budget}", bytes(self.bytes)))?;
+        for line in &self.bytes_by_category {
+            row("", format!("{:>10}  {}", bytes(line.bytes), line.category))?;
+        }
+        row("", format!("{:>10}  of host memory while saving", bytes(self.saving_bytes)))?;
+        row(
+            "disk",
+            format!(
+                "{} a checkpoint, at most {} at a time: {}",
+                bytes(self.checkpoint_bytes),
+                self.checkpoints,
+                bytes(self.checkpoint_bytes * self.checkpoints)
+            ),
+        )?;
+        let estimate = &self.estimate;
+        let time = estimate.seconds.map(|seconds| format!("{}, ", duration(Duration::from_secs_f64(seconds))));
+        let tokens_per_second = grouped(estimate.tokens_per_second as u64);
+        let text = format!("{}{tokens_per_second} tokens/s ({})", time.unwrap_or_default(), estimate.assumption);
+        write!(f, "{:<11}{text}", "time")
+    }
+}
+
+impl MemoryPlan {
+    fn length(&self) -> String {
+        let (Some(steps), Some(tokens)) = (self.total_steps, self.total_tokens) else {
+            return "as many steps as scheduler.total_epochs gives".into();
+        };
+        let per_parameter = tokens as f64 / self.parameters as f64;
+        format!("{} steps, {} tokens, {per_parameter:.1} a parameter", grouped(steps), grouped(tokens))
+    }
+}

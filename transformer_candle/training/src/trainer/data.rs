@@ -1,0 +1,101 @@
+//! Where a run's tokens come from: its tokenizer, its stream, and the text it is judged on.
+
+use std::path::Path;
+
+use dataset::{Cursor, DataSource, HeldOut, StreamSettings, TokenStream, Tokenizer};
+use run_config::ResolvedRun;
+
+use crate::error::{Result, TrainerError};
+
+/// The token between documents, unless the run's special tokens have none of that name.
+const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// Files open at the same time, at most.
+const LANES: usize = 16;
+
+/// What a run reads, found but not opened.
+pub(super) struct DataPlan {
+    pub(super) tokenizer: Tokenizer,
+    pub(super) end_of_text: String,
+    pub(super) source: DataSource,
+    settings: StreamSettings,
+}
+
+/// Everything a trainer reads.
+pub(super) struct Data {
+    pub(super) tokenizer: Tokenizer,
+    pub(super) stream: TokenStream,
+    held_out: Option<HeldOut>,
+    source: DataSource,
+}
+
+impl DataPlan {
+    /// Loads the tokenizer and lists the files.
+    pub(super) fn of(run: &ResolvedRun, vocab_size: usize) -> Result<Self> {
+        let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
+        let end_of_text = end_of_text(run);
+        let tokenizer = Tokenizer::load(path, &end_of_text)?;
+        if tokenizer.vocab_size() > vocab_size {
+            return Err(TrainerError::Request(format!(
+                "model.vocab_size is {vocab_size}, and {} has {} tokens: leave model.vocab_size out to take the tokenizer's",
+                path.display(),
+                tokenizer.vocab_size()
+            )));
+        }
+        Ok(Self { tokenizer, end_of_text, source: DataSource::from_run(run)?, settings: stream_settings(run) })
+    }
+
+    /// Opens the stream, where a checkpoint left it if there is one; and the held-out text if the run will evaluate, so that
+    /// it cannot fail on that hours later.
+    pub(super) fn open(self, run: &ResolvedRun, cursor: Option<Cursor>) -> Result<Data> {
+        let Self { tokenizer, source, settings, .. } = self;
+        let stream = TokenStream::open(&source, &settings, &tokenizer, cursor)?;
+        let mut data = Data { tokenizer, stream, held_out: None, source };
+        if run.config.runtime.evaluation.every_n_steps.is_some() {
+            data.held_out(run)?;
+        }
+        Ok(data)
+    }
+}
+
+impl Data {
+    /// The text that training never sees, opened when it is first asked for.
+    pub(super) fn held_out(&mut self, run: &ResolvedRun) -> Result<&mut HeldOut> {
+        if self.held_out.is_none() {
+            self.held_out = Some(open_held_out(run, &self.source, &self.tokenizer)?);
+        }
+        Ok(self.held_out.as_mut().expect("opened above"))
+    }
+}
+
+/// The text that a run's training never sees: `validation_shards`, or the held-out part of the training text.
+pub(crate) fn held_out(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<HeldOut> {
+    open_held_out(run, &DataSource::from_run(run)?, tokenizer)
+}
+
+fn open_held_out(run: &ResolvedRun, source: &DataSource, tokenizer: &Tokenizer) -> Result<HeldOut> {
+    Ok(match DataSource::validation_from_run(run)? {
+        Some(validation) => HeldOut::whole(&validation, run.config.data.sequence_length, tokenizer)?,
+        None => HeldOut::open(source, &stream_settings(run), tokenizer)?,
+    })
+}
+
+fn stream_settings(run: &ResolvedRun) -> StreamSettings {
+    let data = &run.config.data;
+    StreamSettings {
+        sequence_length: data.sequence_length,
+        shuffle_buffer_size: data.shuffle_buffer_size,
+        seed: run.config.runtime.seed,
+        max_samples: run.streaming.as_ref().and_then(|streaming| streaming.max_samples),
+        lanes: LANES,
+        held_out_fraction: if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 },
+        epochs: run.config.scheduler.total_epochs,
+        workers: data.num_workers,
+    }
+}
+
+fn end_of_text(run: &ResolvedRun) -> String {
+    let known = &run.special_tokens;
+    let ours = || END_OF_TEXT.to_owned();
+    if known.iter().any(|token| token == END_OF_TEXT) { ours() } else { known.first().cloned().unwrap_or_else(ours) }
+}

@@ -1,0 +1,226 @@
+//! From a resolved run to a trainer that can take its next step: everything is checked before anything is written.
+
+use std::{fs, path::PathBuf};
+
+use dataset::Cursor;
+use kernels::Device;
+use model::initialization;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use run_config::{BatchSize, ResolvedRun};
+
+use super::{MicroBatch, Position, Trainer, data::DataPlan};
+use crate::{
+    checkpoint::{self, TokenizerFiles, TrainerState},
+    divergence_guard::DivergenceGuard,
+    environment::Environment,
+    error::{Result, TrainerError},
+    identity,
+    lock::RunLock,
+    memory_plan::{MemoryPlan, RunBuffers, Setting, shape_of},
+    metrics::MetricsWriter,
+    optimizer::Optimizer,
+    schedule::LearningRate,
+};
+
+/// The config as it is trained, in the run directory.
+const RESOLVED_CONFIG: &str = "resolved_config.json";
+
+/// Where a run goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResumeFrom {
+    /// At the newest sound checkpoint of the run's folder of checkpoints; at the beginning if none was ever written.
+    Latest,
+    /// At this checkpoint directory.
+    Directory(PathBuf),
+}
+
+/// A checkpoint that was chosen to go on from.
+struct Chosen {
+    directory: PathBuf,
+    state: TrainerState,
+}
+
+impl Trainer {
+    /// A trainer at step 0 of a new run.
+    ///
+    /// # Errors
+    /// Nothing is allocated or written if the run does not fit in memory, its directory belongs to another trainer or
+    /// holds checkpoints already, or its data cannot be found.
+    pub fn new(run: ResolvedRun) -> Result<Self> {
+        Self::start(run, None)
+    }
+
+    /// A trainer that goes on at a checkpoint, bit for bit as if it had never stopped.
+    ///
+    /// # Errors
+    /// As [`Trainer::new`]; [`TrainerError::Checkpoint`] if there is nothing sound to go on from;
+    /// [`TrainerError::ChangedOnResume`] if a key of the config differs that training cannot go on with.
+    pub fn resume(run: ResolvedRun, from: &ResumeFrom) -> Result<Self> {
+        Self::start(run, Some(from))
+    }
+
+    fn start(mut run: ResolvedRun, from: Option<&ResumeFrom>) -> Result<Self> {
+        let device = device(&mut run)?;
+        let shape = shape_of(&run.config)?;
+        let plan = MemoryPlan::here(&run)?;
+        plan.check(&run)?;
+        fix_batch(&mut run, &plan);
+        let lock = RunLock::acquire(&run.run_directory)?;
+        let mut notes = run.notes.clone();
+        let chosen = choose(&run, from, &mut notes)?;
+        let data = DataPlan::of(&run, shape.vocab_size)?;
+        let tokenizer_files = tokenizer_files(&run, &data)?;
+        let identity = identity::of(&run, data.tokenizer.content_hash(), &data.source.describe());
+        if let Some(Chosen { directory, state }) = &chosen {
+            let changes = identity::changes(&state.identity, &identity);
+            if !changes.is_empty() {
+                return Err(TrainerError::ChangedOnResume { checkpoint: directory.clone(), changes });
+            }
+        }
+        let data = data.open(&run, chosen.as_ref().map(cursor).transpose()?)?;
+
+        let pool = thread_pool(&run)?;
+        let setting = Setting {
+            micro_batch: plan.micro_batch as usize,
+            activation_recompute: run.config.runtime.activation_recompute,
+        };
+        let buffers = RunBuffers::of(&run.config, &shape, setting);
+        let arena = buffers.plan.allocate(&device)?;
+        let mut decoder = buffers.decoder.bind(&arena)?;
+        let mut optimizer = Optimizer::bind(&buffers.optimizer, &arena, &decoder, &run.config.optimizer)?;
+        let (remainder, first_moment, second_moment) = optimizer.state_mut();
+        pool.install(|| match &chosen {
+            None => Ok(initialization::fill(&shape, run.config.runtime.seed, decoder.weights_mut(), remainder)?),
+            Some(Chosen { directory, .. }) => {
+                let weights = decoder.weights_mut();
+                checkpoint::restore(directory, &shape, weights, remainder, first_moment, second_moment)
+                    .map_err(TrainerError::from)
+            }
+        })?;
+        write_records(&run, &pool)?;
+        let logging = &run.config.runtime.logging;
+        let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
+        let rewind_to = chosen.as_ref().map(|chosen| chosen.state.step);
+        Ok(Self {
+            saved: saved(&run, chosen.as_ref()),
+            position: position(chosen.as_ref(), data.stream.cursor()),
+            metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
+            micro_batch: MicroBatch::bind(&buffers, &arena, setting.micro_batch),
+            schedule: LearningRate::of(&run.config),
+            guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
+            run,
+            plan,
+            shape,
+            pool,
+            decoder,
+            optimizer,
+            data,
+            tokenizer_files,
+            identity,
+            notes,
+            _lock: lock,
+        })
+    }
+}
+
+/// The device this build has, written back into the config.
+fn device(run: &mut ResolvedRun) -> Result<Device> {
+    match run.config.runtime.device {
+        run_config::Device::Auto | run_config::Device::Cpu => {
+            run.config.runtime.device = run_config::Device::Cpu;
+            Ok(Device::Cpu)
+        }
+        cuda @ run_config::Device::Cuda(_) => Err(TrainerError::Request(format!(
+            "runtime.device is {cuda}, and this program was built without CUDA: take `--device cpu`, or a build for CUDA"
+        ))),
+    }
+}
+
+/// Writes the micro-batch that the plan found into the config.
+fn fix_batch(run: &mut ResolvedRun, plan: &MemoryPlan) {
+    run.config.data.batch_size = BatchSize::Fixed(plan.micro_batch as usize);
+    run.config.data.gradient_accumulation_steps = Some(plan.gradient_accumulation_steps as usize);
+}
+
+fn choose(run: &ResolvedRun, from: Option<&ResumeFrom>, notes: &mut Vec<String>) -> Result<Option<Chosen>> {
+    let directory = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(&run.run_directory);
+    let existing = checkpoint::list(directory)?;
+    let chosen = match (from, existing.last()) {
+        (None, None) => return Ok(None),
+        (None, Some(newest)) => {
+            return Err(TrainerError::Request(format!(
+                "{} already holds checkpoints, the newest of step {}: go on from it with --resume, or give the new run a \
+                 directory of its own",
+                directory.display(),
+                newest.step
+            )));
+        }
+        (Some(ResumeFrom::Latest), None) => {
+            notes.push(format!("there is no checkpoint in {} yet: starting at step 0", directory.display()));
+            return Ok(None);
+        }
+        (Some(ResumeFrom::Latest), Some(_)) => {
+            let found = checkpoint::newest_sound(directory)?;
+            notes.extend(found.damaged.iter().map(|damaged| {
+                format!("checkpoint {} is damaged and was passed over: {}", damaged.name, damaged.reason)
+            }));
+            found.path
+        }
+        (Some(ResumeFrom::Directory(path)), _) => path.clone(),
+    };
+    let state = checkpoint::load_state(&chosen)?;
+    notes.push(format!("resuming at step {} from {}", state.step, chosen.display()));
+    Ok(Some(Chosen { directory: chosen, state }))
+}
+
+fn cursor(chosen: &Chosen) -> Result<Cursor> {
+    serde_json::from_value(chosen.state.cursor.clone()).map_err(|error| {
+        TrainerError::Request(format!(
+            "checkpoint {} has a data position that this program cannot read ({error}): it was written by another version",
+            chosen.directory.display()
+        ))
+    })
+}
+
+fn position(chosen: Option<&Chosen>, cursor: Cursor) -> Position {
+    let state = chosen.map(|chosen| &chosen.state);
+    Position {
+        step: state.map_or(0, |state| state.step),
+        tokens: state.map_or(0, |state| state.tokens),
+        cursor,
+        data_ended: false,
+        evaluation_loss: state.and_then(|state| state.evaluation_loss),
+        best: state.and_then(|state| state.best),
+    }
+}
+
+/// A checkpoint of another folder is no checkpoint of this run.
+fn saved(run: &ResolvedRun, chosen: Option<&Chosen>) -> Option<PathBuf> {
+    let directory = &chosen?.directory;
+    (directory.parent() == run.config.runtime.checkpoint.directory.as_deref()).then(|| directory.clone())
+}
+
+fn tokenizer_files(run: &ResolvedRun, data: &DataPlan) -> Result<TokenizerFiles> {
+    let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(&run.run_directory);
+    let longest = run.config.model.max_position_embeddings;
+    Ok(TokenizerFiles::read(path, &data.end_of_text, data.tokenizer.end_of_text(), longest)?)
+}
+
+/// Zero threads mean `RAYON_NUM_THREADS`, else all cores.
+fn thread_pool(run: &ResolvedRun) -> Result<ThreadPool> {
+    let threads = run.config.runtime.threads.unwrap_or(0);
+    ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|index| format!("trainer-{index}"))
+        .build()
+        .map_err(|error| TrainerError::Request(format!("cannot start the {threads} threads of runtime.threads: {error}")))
+}
+
+/// What was run, with what, for whoever comes later.
+fn write_records(run: &ResolvedRun, pool: &ThreadPool) -> Result<()> {
+    let path = run.run_directory.join(RESOLVED_CONFIG);
+    let mut text = serde_json::to_string_pretty(&run.config).expect("a config is plain values");
+    text.push('\n');
+    fs::write(&path, text).map_err(TrainerError::io("write", &path))?;
+    Environment::capture(pool.current_num_threads()).save(&run.run_directory)
+}
