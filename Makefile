@@ -9,7 +9,7 @@ ORACLE := .venv-oracle
 PIP := -m pip install --quiet --disable-pip-version-check --require-hashes -r
 RUST_SOURCES := $(shell find transformer_candle configs -type f) Cargo.toml Cargo.lock rust-toolchain.toml pyproject.toml
 
-.PHONY: help demo test build lint format ci oracle audit lock wheel binaries clean
+.PHONY: help demo test build lint format ci oracle learning-proof audit lock wheel binaries clean
 .NOTPARALLEL:
 
 help:
@@ -57,8 +57,12 @@ ci:
 	$(MAKE) test
 
 # torch and transformers live apart: 150 s and 5.6 GB to install, and only these tests need them.
-oracle: $(ORACLE)/.requirements $(VENV)/.extension-dev binaries
-	PYTHONPATH=python $(ORACLE)/bin/python -m pytest tests/oracles
+oracle: $(ORACLE)/.extension binaries
+	$(ORACLE)/bin/python -m pytest tests/oracles
+
+# Two runs of 2,000 steps, here and in PyTorch: about an hour; the figures are in docs/experiment_log.md.
+learning-proof: $(ORACLE)/.extension binaries
+	PYTHONPATH=tests $(ORACLE)/bin/python tests/oracles/learning_proof.py --folder "$$(mktemp -d)"
 
 # cargo-deny is compiled from source for some minutes, which is why CI does not run it.
 audit: $(VENV)/.dev
@@ -94,6 +98,10 @@ $(VENV)/.extension-dev: $(RUST_SOURCES) $(VENV)/.requirements
 $(ORACLE)/.requirements: requirements/oracle.txt
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python $(PIP) requirements/oracle.txt
+	touch $@
+
+$(ORACLE)/.extension: $(ORACLE)/.requirements $(VENV)/.extension-dev
+	VIRTUAL_ENV="$(CURDIR)/$(ORACLE)" $(BIN)/maturin develop
 	touch $@
 
 # Locks for every platform and Python at once, with hashes and no index named; each extends the one before.

@@ -1,0 +1,376 @@
+"""The Rust trainer: configs, data, training, generation.
+
+Long calls run without the GIL and let Ctrl-C through between steps.
+"""
+
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Path = str | PathLike[str]
+
+__version__: str
+
+class TrainerError(Exception):
+    """Why a run cannot start, cannot go on, or had to end."""
+
+    exit_code: int
+    """What a command that ends with this error exits with."""
+
+class ConfigError(TrainerError):
+    """The config, or what it asks of this machine, is wrong."""
+
+class DataError(TrainerError):
+    """The data cannot be read."""
+
+class CheckpointError(TrainerError):
+    """A checkpoint cannot be saved, found or read."""
+
+class OutOfMemoryError(TrainerError):
+    """The run does not fit in memory; nothing was allocated."""
+
+class DivergenceError(TrainerError):
+    """Training diverged past the guard."""
+
+@final
+class RunConfig:
+    """A run's config with everything filled in and checked."""
+
+    @staticmethod
+    def load(path: _Path, overrides: Sequence[str] = ...) -> RunConfig:
+        """Read a config file for training.
+
+        What it leaves out comes from its own folder. All problems are reported at once.
+
+        Args:
+            path: A YAML, TOML or JSON file.
+            overrides: Keys to set, such as `"optimizer.learning_rate=1e-3"`.
+        """
+
+    @staticmethod
+    def load_for_planning(path: _Path, overrides: Sequence[str] = ...) -> RunConfig:
+        """Read a config file for commands that need neither tokenizer nor data."""
+
+    @property
+    def path(self) -> Path:
+        """The config file."""
+
+    @property
+    def run_directory(self) -> Path:
+        """The folder of the config, where everything of the run is written."""
+
+    @property
+    def checkpoint_directory(self) -> Path:
+        """The folder of the run's checkpoints."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What one should know though nothing is wrong, one sentence each."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every key with its value."""
+
+    def to_yaml(self) -> str:
+        """The config as commented YAML."""
+
+@final
+class MemoryPlan:
+    """What a run needs and gives; prints as `orchestrate plan` does."""
+
+    @property
+    def parameters(self) -> int:
+        """Parameters on disk."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all planned buffers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+
+@final
+class StepReport:
+    """What one optimizer step did."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken, this one included."""
+
+    @property
+    def loss(self) -> float:
+        """Mean over the step's target tokens, nats, before the update."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The step's learning rate."""
+
+    @property
+    def grad_norm(self) -> float:
+        """Global norm of the gradients before clipping."""
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens trained on since the run began."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Target tokens of this step over its seconds."""
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs over the device's peak; None where no peak is known, as on a CPU."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Wall time of the step."""
+
+    @property
+    def data_wait_seconds(self) -> float:
+        """Part of it spent waiting for data."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the planned buffers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as in metrics.jsonl."""
+
+@final
+class EvaluationReport:
+    """What one evaluation found."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken before it."""
+
+    @property
+    def loss(self) -> float:
+        """Mean over the held-out target tokens, nats."""
+
+    @property
+    def perplexity(self) -> float:
+        """`exp(loss)`."""
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Bits for each byte of the text; None where tokens have no fixed length in bytes."""
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens evaluated."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, as in metrics.jsonl."""
+
+@final
+class Completion:
+    """A continued text; prints as prompt and completion."""
+
+    @property
+    def prompt(self) -> str:
+        """The text that was continued."""
+
+    @property
+    def completion(self) -> str:
+        """What the model wrote."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The same as token ids."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens written over the seconds they took."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+
+@final
+class Trainer:
+    """A model in training. Iterating takes one optimizer step a turn.
+
+    A `for` loop ends when the config's steps are taken or the data have ended. It neither saves nor evaluates: call
+    `save` and `evaluate` where you want that, or use `orchestrate train`, which does both as the config says.
+    """
+
+    def __new__(cls, config: RunConfig) -> Trainer:
+        """Start a new run in the config's folder, whose lock is held while this object lives."""
+
+    @staticmethod
+    def resume(run: _Path, overrides: Sequence[str] = ..., checkpoint: _Path | None = None) -> Trainer:
+        """Go on with a run, bit for bit as if it had never stopped.
+
+        Args:
+            run: The run's folder, or its config file.
+            overrides: Keys to set, where they may change.
+            checkpoint: The checkpoint directory to go on from; None for the newest sound one.
+        """
+
+    def __iter__(self) -> Iterator[StepReport]: ...
+    def __next__(self) -> StepReport: ...
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken since the run began."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What one should know about how it started, one sentence each."""
+
+    def memory_plan(self) -> MemoryPlan:
+        """The buffers it holds."""
+
+    def evaluate(self) -> EvaluationReport | None:
+        """Measure the loss on the held-out text; None where there is none."""
+
+    def save(self) -> Path:
+        """Write a checkpoint and return its directory."""
+
+    def generate(
+        self, prompt: str, *, max_tokens: int = 128, temperature: float = 0.8, top_k: int = 0, top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Completion:  # fmt: skip
+        """Continue a text with the weights as they are."""
+
+@final
+class TokenStream:
+    """The batches of a run, one optimizer step's sequences at a time.
+
+    Iterating gives `(inputs, targets)`, two arrays of shape [sequences_per_step, sequence_length]; a target of -100
+    counts for nothing.
+    """
+
+    def __new__(cls, config: RunConfig, state: dict[str, Any] | None = None) -> TokenStream:
+        """Start at the beginning, or exactly where `state` says."""
+
+    def __iter__(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]: ...
+    def __next__(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...
+    def state(self) -> dict[str, Any]:
+        """Where the next batch starts, as a small JSON-able dict."""
+
+@final
+class DataSource:
+    """A data set whose files are known."""
+
+    @staticmethod
+    def streaming(
+        dataset: str, split: str = "train", config: str | None = None, revision: str | None = None,
+        text_column: str = "text",
+    ) -> DataSource:  # fmt: skip
+        """Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit."""
+
+    @staticmethod
+    def local(patterns: Sequence[str], text_column: str = "text") -> DataSource:
+        """Find local files: paths, folders and globs, relative to the current folder."""
+
+    @property
+    def name(self) -> str:
+        """The data set's name, or the patterns."""
+
+    @property
+    def revision(self) -> str | None:
+        """The commit that is read; None for local files."""
+
+    @property
+    def files(self) -> int:
+        """How many files there are."""
+
+    @property
+    def bytes(self) -> int:
+        """Their size together."""
+
+    def documents(self, max_samples: int | None = None) -> Documents:
+        """Iterate over the documents in listing order, at most `max_samples`."""
+
+@final
+class Documents:
+    """Documents in listing order."""
+
+    def __iter__(self) -> Iterator[str]: ...
+    def __next__(self) -> str: ...
+
+def train(
+    config: _Path,
+    overrides: Sequence[str] = ...,
+    resume: str | None = None,
+    device: str | None = None,
+    max_steps: int | None = None,
+) -> int:
+    """Train as a config says, with the very loop of the program, and return the exit code.
+
+    Args:
+        config: The config file.
+        overrides: Keys to set.
+        resume: `"latest"` or a checkpoint directory to go on from.
+        device: `auto`, `cpu`, `cuda` or `cuda:N` instead of the config's.
+        max_steps: Stop, saved, after so many steps in all.
+    """
+
+def evaluate(
+    checkpoint: _Path,
+    input: Sequence[str] = ...,
+    text_column: str = "text",
+    max_sequences: int | None = None,
+) -> EvaluationReport:
+    """Measure a model's loss on its run's held-out text, or on files of one's own."""
+
+def generate(
+    checkpoint: _Path,
+    prompt: str,
+    *,
+    max_tokens: int = 128,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> Completion:
+    """Continue a text with a model.
+
+    Args:
+        checkpoint: A checkpoint, a run's folder, or any Llama model in Hugging Face's format.
+        prompt: The text to continue; an empty one starts a new text.
+        max_tokens: Tokens to write at most.
+        temperature: 0 takes the likeliest token each time.
+        top_k: Choose among the k likeliest tokens; 0 for all.
+        top_p: Choose among the likeliest tokens that make up this probability.
+        seed: The same seed writes the same text.
+    """
+
+def logits(checkpoint: _Path, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Return the logits behind each token, `[tokens, vocabulary]`."""
+
+def memory_plan(config: RunConfig) -> MemoryPlan:
+    """Return what a run needs in memory, disk and arithmetic, before anything is allocated."""
+
+def parse_config(
+    text: str,
+    format: Literal["yaml", "toml", "json"] = "yaml",
+    overrides: Sequence[str] = ...,
+    file: _Path | None = None,
+) -> dict[str, Any]:
+    """Check a config's text with overrides, and return every key with its value. No file is looked at.
+
+    Args:
+        text: The config.
+        format: How it is written.
+        overrides: Keys to set.
+        file: What messages call it.
+    """
+
+def config_to_yaml(config: dict[str, Any]) -> str:
+    """Return a config's values as YAML with every key and what it means."""
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a config."""
+
+def presets() -> dict[str, str]:
+    """Return the shipped configs: the text of each by its name."""
+
+def experiment_folder(name: str) -> Path:
+    """Return the folder of an experiment that exists."""
+
+def cache_root() -> Path:
+    """Return the folder for what can be made again."""

@@ -1,0 +1,205 @@
+"""The command `orchestrate`: the pipeline when no command is given, and what one does with a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.settings import (
+    ConfigFile,
+    DeviceName,
+    Launch,
+    LaunchMode,
+    Overrides,
+    Preset,
+    Resume,
+    Settings,
+    takes_settings,
+)
+
+app = typer.Typer(
+    name="orchestrate",
+    help="Stream a text data set, train a tokenizer, pre-train a Llama-style model.\n\n"
+    "Without a command it does all of it: resolve the data set, train the tokenizer, write the run's files, train.",
+    no_args_is_help=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint directory.")]
+Experiment = Annotated[str | None, typer.Option(metavar="NAME", help="The newest checkpoint of this experiment.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback(invoke_without_command=True)
+@takes_settings
+def pipeline(context: typer.Context, settings: Settings) -> None:
+    """Run the pipeline when no command is named."""
+    if context.invoked_subcommand is None:
+        from orchestrator.pipeline import run
+
+        raise typer.Exit(run(settings))
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The run's config: YAML, TOML or JSON.")],
+    override: Overrides = None,
+    resume: Resume = None,
+    device: DeviceName = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop, saved, after so many steps in all.")] = None,
+    launch: LaunchMode = Launch.AUTO,
+) -> None:
+    """Train as a config says: what streaming_config.json beside it streams, else its train_shards."""
+    from orchestrator.launch import Job, start
+    from orchestrator.paths import Roots
+
+    if launch is Launch.NONE:
+        raise CommandError("--launch none has nothing to do here: `train` trains")
+    job = Job(config, override or [], resume, device, max_steps)
+    raise typer.Exit(start(job, launch, Roots.from_environment().target))
+
+
+@app.command()
+def plan(config: ConfigFile = None, preset: Preset = None, override: Overrides = None, as_json: Json = False) -> None:
+    """Print what a run needs: parameters, bytes by category, FLOPs a token, disk, time."""
+    from orchestrator import _native
+
+    if (config is None) == (preset is None):
+        raise CommandError("say what to plan: --config FILE or --preset NAME")
+    with tempfile.TemporaryDirectory() as folder:
+        path = config if config is not None else _preset_file(str(preset), Path(folder))
+        needs = _native.memory_plan(_native.RunConfig.load_for_planning(path, override or []))
+    print(json.dumps(needs.to_dict()) if as_json else needs)
+
+
+@app.command()
+def generate(
+    checkpoint: Checkpoint = None,
+    experiment: Experiment = None,
+    prompt: Annotated[str | None, typer.Option(help="The text to go on from.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A file with the text to go on from.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Choose among the likeliest that make up p.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Write text with a checkpoint."""
+    from orchestrator import _native
+
+    if (prompt is None) == (prompt_file is None):
+        raise CommandError("say what to go on from: --prompt TEXT or --prompt-file FILE")
+    text = prompt if prompt_file is None else _read_prompt(prompt_file)
+    answer = _native.generate(
+        _checkpoint(checkpoint, experiment), str(text),
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+    )  # fmt: skip
+    print(json.dumps(answer.to_dict(), ensure_ascii=False) if as_json else answer.prompt + answer.completion)
+
+
+@app.command()
+def evaluate(
+    checkpoint: Checkpoint = None,
+    experiment: Experiment = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH", help="Text to evaluate on: a file, folder or glob. Default: what the run held out."
+        ),
+    ] = None,
+    text_column: Annotated[str, typer.Option(metavar="NAME", help="The column or field that holds the text.")] = "text",
+    max_sequences: Annotated[int | None, typer.Option(min=1, help="Sequences to evaluate at most.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a checkpoint's loss on held-out text."""
+    from orchestrator import _native
+
+    report = _native.evaluate(_checkpoint(checkpoint, experiment), input or [], text_column, max_sequences)
+    if as_json:
+        print(json.dumps(report.to_dict()))
+        return
+    bits = f", {report.bits_per_byte:.3f} bits a byte" if report.bits_per_byte is not None else ""
+    print(f"loss {report.loss:.4f}, perplexity {report.perplexity:.2f}{bits} ({report.tokens:,} tokens)")
+
+
+def main() -> None:
+    """Run the command and turn every failure into a sentence and an exit code."""
+    sys.exit(_run(_with_resume_values(sys.argv[1:])))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        return int(app(arguments, prog_name="orchestrate", standalone_mode=False) or ExitCode.DONE)
+    except CommandError as failure:
+        return _complain(str(failure), failure.code)
+    except TyperException as error:
+        return _complain(f"{error.format_message()} (orchestrate --help lists what there is)", error.exit_code)
+    except (Abort, KeyboardInterrupt):
+        return _complain("stopped by Ctrl-C", ExitCode.INTERRUPTED)
+    except OSError as error:
+        return _complain(str(error), ExitCode.UNEXPECTED)
+    except Exception as error:
+        return _complain(*_explained(error))
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """Return the message and exit code of what the trainer raised, or name the place of a bug."""
+    from orchestrator import _native
+
+    if isinstance(error, _native.TrainerError):
+        return str(error), error.exit_code
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}:{place.lineno}"
+    return f"a bug, please report it: {type(error).__name__} at {where}: {error}", ExitCode.UNEXPECTED
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"orchestrate: {message}", file=sys.stderr)
+    return code
+
+
+def _with_resume_values(arguments: list[str]) -> list[str]:
+    """Give a bare `--resume` its value; Typer's options have one always or never."""
+    filled = []
+    for here, following in zip(arguments, [*arguments[1:], None], strict=True):
+        bare = here == "--resume" and (following is None or following.startswith("-") or following in COMMANDS)
+        filled.append("--resume=latest" if bare else here)
+    return filled
+
+
+def _checkpoint(checkpoint: Path | None, experiment: str | None) -> Path:
+    """Return the folder that --checkpoint names, or that of --experiment, whose newest checkpoint counts."""
+    from orchestrator import _native
+
+    if (checkpoint is None) == (experiment is None):
+        raise CommandError("say which model: --checkpoint DIR or --experiment NAME")
+    return checkpoint if checkpoint is not None else _native.experiment_folder(str(experiment))
+
+
+def _preset_file(name: str, folder: Path) -> Path:
+    from orchestrator.base_config import preset_text
+
+    path = folder / f"{name}.yaml"
+    path.write_text(preset_text(name), encoding="utf-8")
+    return path
+
+
+def _read_prompt(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"cannot read --prompt-file {path}: {error}") from error
+
+
+COMMANDS = {str(command.name or command.callback.__name__) for command in app.registered_commands if command.callback}

@@ -1,0 +1,27 @@
+"""How the command ends when something is wrong: one short paragraph and an exit code."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """The exit codes of both programs."""
+
+    DONE = 0
+    UNEXPECTED = 1
+    WRONG_REQUEST = 2
+    DATA_UNREADABLE = 3
+    OUT_OF_MEMORY = 4
+    CHECKPOINT_DAMAGED = 5
+    DIVERGED = 6
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class CommandError(Exception):
+    """Something the user can put right; the message says what, where and the way out."""
+
+    def __init__(self, message: str, code: int = ExitCode.WRONG_REQUEST) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,138 @@
+"""Starting the trainer: the Rust program in its own process group, or the same loop inside this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.settings import Launch
+
+PROGRAM = "transformer-candle"
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, as the program's `train` command takes it."""
+
+    config: Path
+    overrides: list[str] = field(default_factory=list)
+    resume: str | None = None
+    device: str | None = None
+    max_steps: int | None = None
+
+    def arguments(self) -> list[str]:
+        """Return the command line after the program's name."""
+        words = ["train", "--config", str(self.config)]
+        for override in self.overrides:
+            words += ["--override", override]
+        if self.resume is not None:
+            words += ["--resume", self.resume]
+        if self.device is not None:
+            words += ["--device", self.device]
+        if self.max_steps is not None:
+            words += ["--max-steps", str(self.max_steps)]
+        return words
+
+
+def find_program(target: Path | None) -> Path | None:
+    """Return the trainer: the newest build of this checkout, else the one beside this package or on the PATH.
+
+    Args:
+        target: Cargo's build folder; none for the checkout's own.
+    """
+    checkout = Path(__file__).resolve().parents[2]
+    folders = [target] if target else []
+    if (checkout / "Cargo.toml").is_file():
+        folders.append(checkout / "target")
+    for folder in folders:
+        builds = [folder / profile / PROGRAM for profile in ("release", "debug")]
+        built = [path for path in builds if os.access(path, os.X_OK)]
+        if built:
+            return max(built, key=lambda path: path.stat().st_mtime)
+    beside = Path(__file__).parent / PROGRAM
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which(PROGRAM)
+    return Path(found) if found else None
+
+
+def start(job: Job, launch: Launch, target: Path | None) -> int:
+    """Train, and return the trainer's exit code."""
+    program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
+    if program is not None:
+        return _in_a_process(program, job)
+    if launch is Launch.PROCESS:
+        raise CommandError(
+            f"the trainer program {PROGRAM} is neither in the build folder nor on the PATH: build it with "
+            "`cargo build --release`, or use --launch bindings"
+        )
+    return _in_this_process(job)
+
+
+def described(job: Job, launch: Launch, target: Path | None) -> str:
+    """Return in words who will train."""
+    program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
+    return " ".join([str(program), *job.arguments()]) if program else f"{job.config} in this process"
+
+
+def _in_a_process(program: Path, job: Job) -> int:
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        # A closed terminal asks for an orderly end too.
+        number = signal.SIGTERM if number == signal.SIGHUP else number
+        if process is None:
+            early.append(number)
+        elif process.poll() is None:
+            process.send_signal(number)
+
+    with _handling(hand_on):
+        # A session of its own: the terminal's Ctrl-C reaches only us, and we hand it on, so the trainer sees it once.
+        process = subprocess.Popen([str(program), *job.arguments()], start_new_session=True)
+        for number in early:
+            process.send_signal(number)
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _in_this_process(job: Job) -> int:
+    from orchestrator import _native
+
+    asked_before = False
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        nonlocal asked_before
+        if asked_before and number == signal.SIGINT:
+            os._exit(ExitCode.INTERRUPTED)
+        asked_before = True
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    with _handling(stop):
+        return _native.train(job.config, job.overrides, job.resume, job.device, job.max_steps)
+
+
+@contextmanager
+def _handling(handler: signal._HANDLER) -> Iterator[None]:
+    """Handle the signals that stop a run while the block lasts. Only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

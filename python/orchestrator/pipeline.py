@@ -1,0 +1,208 @@
+"""The main job: resolve the data set, train the tokenizer, write the run's files, start the trainer."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import _native, base_config, demo_data, launch, run_files, summary, tokenizer
+from orchestrator.base_config import BaseConfig
+from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.paths import Roots, checked_experiment, shown
+from orchestrator.screen import amount, note, step, warn
+from orchestrator.settings import DEFAULT_DATASET, DEMO_DATASET, Launch, Settings
+
+DEFAULT_VOCAB_SIZE = 32_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a run is called and where it lives."""
+
+    experiment: str
+    folder: Path
+    tokenizer: Path
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a run: a data set that is streamed, or local files."""
+
+    data: _native.DataSource
+    shards: list[str] | None
+
+
+def run(settings: Settings) -> int:
+    """Run the pipeline and return the exit code. Nothing is written before every flag has been checked."""
+    roots = Roots.from_environment()
+    _check_conflicts(settings)
+    place = _place(settings, roots)
+    if settings.resume is not None and (place.folder / run_files.TRAINING_CONFIG).is_file():
+        return _resume(settings, place, roots)
+    base = base_config.choose(settings)
+    _refuse_an_earlier_run(place, base, settings)
+    source = _open_source(settings, base)
+    ready = _prepare_tokenizer(settings, place, base, source.data)
+    config = _write_files(settings, place, base, source, ready)
+    if settings.max_samples:
+        _warn_of_epochs(settings.max_samples, base, ready)
+    if settings.launch is Launch.NONE:
+        summary.show_prepared(config)
+        return ExitCode.DONE
+    return _train(launch.Job(config, resume=settings.resume), settings.launch, roots, place)
+
+
+def _check_conflicts(settings: Settings) -> None:
+    if settings.input and (settings.stream or settings.dataset):
+        raise CommandError("--input reads local files and --stream/--dataset the Hub: give one of them")
+    if settings.config is not None and settings.preset is not None:
+        raise CommandError("--config and --preset both say what to start from: give one of them")
+    if settings.skip_tokenizer and settings.force_retrain_tokenizer:
+        raise CommandError("--skip-tokenizer and --force-retrain-tokenizer contradict each other: give one of them")
+    if settings.resume is not None and settings.launch is Launch.NONE:
+        raise CommandError("--resume trains and --launch none does not: give one of them")
+
+
+def _place(settings: Settings, roots: Roots) -> Place:
+    name = settings.experiment
+    if name is None:
+        data = Path(settings.input[0]).stem if settings.input else settings.dataset or DEFAULT_DATASET
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", data.rsplit("/", 1)[-1]).strip("-._").lower() or "run"
+    experiment = checked_experiment(name)
+    return Place(experiment, settings.run_dir or roots.runs / experiment, roots.tokenizers / experiment)
+
+
+def _refuse_an_earlier_run(place: Place, base: BaseConfig, settings: Settings) -> None:
+    """Leave a run that has checkpoints alone: the trainer refuses it too, but only after its files were rewritten."""
+    checkpoints = base.checkpoints or place.folder / "checkpoints"
+    if settings.launch is not Launch.NONE and settings.resume is None and (checkpoints / "latest").exists():
+        raise CommandError(
+            f"{shown(checkpoints)} holds the checkpoints of an earlier run: add --resume to go on with it, "
+            "or give this one its own --experiment"
+        )
+
+
+def _open_source(settings: Settings, base: BaseConfig) -> Source:
+    """Find the files of the data set, or those that --input or the config names."""
+    shards = settings.input or ([] if settings.stream or settings.dataset else base.train_shards)
+    if shards:
+        source = Source(_native.DataSource.local(shards, settings.text_column), base_config.absolute(shards))
+    else:
+        dataset = settings.dataset or DEFAULT_DATASET
+        if dataset == DEMO_DATASET:
+            demo_data.ensure(_native.cache_root() / DEMO_DATASET)
+        data = _native.DataSource.streaming(
+            dataset, settings.split, settings.data_config, settings.revision, settings.text_column
+        )
+        source = Source(data, None)
+    data = source.data
+    revision = f" at {data.revision[:12]}" if data.revision else ""
+    step("data", f"{data.name}{revision}: {data.files:,} files, {amount(data.bytes)}")
+    return source
+
+
+def _prepare_tokenizer(
+    settings: Settings, place: Place, base: BaseConfig, source: _native.DataSource
+) -> tokenizer.Ready:
+    """Return the tokenizer that was named, the experiment's if it fits, or one trained on the source."""
+    named = settings.tokenizer_json or base.tokenizer_json
+    if settings.skip_tokenizer and named is None:
+        named = place.tokenizer / "tokenizer.json"
+    if named is not None and not settings.force_retrain_tokenizer:
+        ready = tokenizer.read(named)
+        step("tokenizer", f"{ready.vocab_size:,} tokens: {shown(named)}")
+        return ready
+    request = tokenizer.Request(
+        vocab_size=settings.vocab_size or base.vocab_size or DEFAULT_VOCAB_SIZE,
+        special_tokens=_special_tokens(place, base),
+        source={
+            "name": source.name, "revision": source.revision, "files": source.files, "bytes": source.bytes,
+            "config": settings.data_config, "split": settings.split, "text_column": settings.text_column,
+        },
+        max_documents=min(settings.tokenizer_max_lines, settings.max_samples or settings.tokenizer_max_lines),
+        seed=settings.tokenizer_seed,
+    )  # fmt: skip
+    request.check()
+    found = None if settings.force_retrain_tokenizer else tokenizer.reuse(place.tokenizer, request)
+    if found is not None:
+        step("tokenizer", f"{found.vocab_size:,} tokens, trained before: {shown(found.path)}")
+        return found
+    step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
+    started = time.monotonic()
+    ready = tokenizer.train(place.tokenizer, request, source.documents(settings.max_samples))
+    if ready.facts is not None:
+        read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
+        step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
+    return ready
+
+
+def _special_tokens(place: Place, base: BaseConfig) -> list[str]:
+    """Return the tokens that must stay whole: the end of text, and what the config or special_tokens.txt adds."""
+    said = base.values["tokenizer"]["special_tokens"]
+    if not isinstance(said, list):
+        said = run_files.read_special_tokens(Path(said) if said else place.folder / run_files.SPECIAL_TOKENS)
+    return list(dict.fromkeys([tokenizer.END_OF_TEXT, *said]))
+
+
+def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Source, ready: tokenizer.Ready) -> Path:
+    """Write what describes the run into its folder and return the config's path."""
+    text = _native.config_to_yaml(base_config.complete(base, settings, ready, source.shards))
+    place.folder.mkdir(parents=True, exist_ok=True)
+    streaming = None
+    if source.shards is None:
+        streaming = run_files.StreamingConfig(
+            dataset=source.data.name,
+            split=settings.split,
+            max_samples=settings.max_samples,
+            stream_batch_size=settings.stream_batch_size,
+            experiment=place.experiment,
+            config=settings.data_config,
+            revision=source.data.revision,
+            text_column=settings.text_column,
+            tokenizer=shown(ready.path),
+        )
+    written = run_files.write_streaming_config(place.folder, streaming)
+    if written is not None:
+        step("wrote", shown(written))
+    if ready.facts is not None and not (place.folder / run_files.SPECIAL_TOKENS).exists():
+        step("wrote", shown(run_files.write_special_tokens(place.folder, _special_tokens(place, base))))
+    config, former = run_files.write_training_config(place.folder, text)
+    step("wrote", f"{shown(config)} (from {base.described})")
+    if former is not None:
+        note(f"The training.yaml that was there said something else; it is kept as {former.name}.")
+    return config
+
+
+def _warn_of_epochs(samples: int, base: BaseConfig, ready: tokenizer.Ready) -> None:
+    needed = base.tokens_in_all
+    if needed is None or ready.facts is None:
+        return
+    there = samples * ready.facts.tokens_per_document
+    if needed > there:
+        warn(
+            f"--max-samples {samples:,} is about {there:,.0f} tokens and the run takes {needed:,}: "
+            f"the same documents are read about {needed / there:.1f} times"
+        )
+
+
+def _resume(settings: Settings, place: Place, roots: Roots) -> int:
+    """Go on with the run as its own files describe it, with the flags as overrides."""
+    config = place.folder / run_files.TRAINING_CONFIG
+    streamed = run_files.read_streamed_dataset(place.folder)
+    if settings.dataset and settings.dataset != streamed:
+        raise CommandError(
+            f"{shown(place.folder)} trains on {streamed or 'local files'}, "
+            f"so it cannot go on with --dataset {settings.dataset}"
+        )
+    job = launch.Job(config, settings.config_overrides(), settings.resume)
+    return _train(job, settings.launch, roots, place)
+
+
+def _train(job: launch.Job, mode: Launch, roots: Roots, place: Place) -> int:
+    step("training", launch.described(job, mode, roots.target))
+    code = launch.start(job, mode, roots.target)
+    if code == ExitCode.DONE:
+        summary.show_finished(job, place.experiment, tokenizer.facts(place.tokenizer))
+    return code

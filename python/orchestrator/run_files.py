@@ -1,0 +1,88 @@
+"""The files that describe a run, in its own folder: streaming_config.json, training.yaml, special_tokens.txt."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from orchestrator.command_error import CommandError
+from orchestrator.paths import shown
+
+STREAMING_CONFIG = "streaming_config.json"
+TRAINING_CONFIG = "training.yaml"
+SPECIAL_TOKENS = "special_tokens.txt"
+
+
+@dataclass(frozen=True)
+class StreamingConfig:
+    """What is streamed: the keys of streaming_config.json, in the order people know."""
+
+    dataset: str
+    split: str
+    max_samples: int | None
+    stream_batch_size: int
+    experiment: str
+    config: str | None
+    revision: str | None
+    text_column: str
+    tokenizer: str
+
+
+def write_streaming_config(folder: Path, streaming: StreamingConfig | None) -> Path | None:
+    """Write streaming_config.json; remove a former one where nothing is streamed, as `train` goes by its presence."""
+    path = folder / STREAMING_CONFIG
+    if streaming is None:
+        path.unlink(missing_ok=True)
+        return None
+    _replace(path, json.dumps(asdict(streaming), indent=2) + "\n")
+    return path
+
+
+def write_training_config(folder: Path, text: str) -> tuple[Path, Path | None]:
+    """Write training.yaml; one that says something else is kept beside it. Return both paths."""
+    path = folder / TRAINING_CONFIG
+    former = None
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        former = path.with_suffix(".yaml.old")
+        path.replace(former)
+    _replace(path, text)
+    return path, former
+
+
+def write_special_tokens(folder: Path, tokens: list[str]) -> Path:
+    """Write special_tokens.txt."""
+    path = folder / SPECIAL_TOKENS
+    _replace(path, json.dumps(tokens, ensure_ascii=False) + "\n")
+    return path
+
+
+def read_special_tokens(path: Path) -> list[str]:
+    """Return the tokens of such a file, a JSON array or one token a line; none if it does not exist."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        tokens = json.loads(text) if text.startswith("[") else [line for line in text.splitlines() if line.strip()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise CommandError(f"cannot read the special tokens {shown(path)}: {error}") from error
+    return [str(token) for token in tokens]
+
+
+def read_streamed_dataset(folder: Path) -> str | None:
+    """Return the data set that the run in `folder` streams, if it does."""
+    path = folder / STREAMING_CONFIG
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["dataset"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"cannot read {shown(path)}: {error}") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    Path(aside).replace(path)

@@ -1,0 +1,51 @@
+"""What the user sees: a line a step on stdout, in colour where it is a terminal."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+_LABEL = 11
+
+
+def step(label: str, text: str) -> None:
+    """Print one step of the pipeline."""
+    _print(Text.assemble((f"{label:<{_LABEL}}", "bold cyan"), text))
+
+
+def note(text: str) -> None:
+    """Print a remark under the step it belongs to."""
+    _print(Text(" " * _LABEL + text, style="dim"))
+
+
+def heading(text: str) -> None:
+    """Print the line above a part of the last screen."""
+    _print(Text(f"\n{text}", style="bold"))
+
+
+def plain(text: str) -> None:
+    """Print text as it is, indented."""
+    for line in text.splitlines():
+        _print(Text(f"  {line}"))
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def amount(size: int) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    value = float(size)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:,.0f} {unit}" if unit == "bytes" else f"{value:,.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+def _print(text: Text) -> None:
+    # soft_wrap: a path that is copied from the screen must not hold a line break.
+    Console(file=sys.stdout, highlight=False).print(text, soft_wrap=True)

@@ -1,0 +1,72 @@
+"""The last screen: what the run learnt, where everything is, and what to type next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from orchestrator import _native
+from orchestrator.launch import Job
+from orchestrator.paths import shown
+from orchestrator.screen import heading, plain
+from orchestrator.tokenizer import Facts
+
+SAMPLE_PROMPT = "def "
+SAMPLE_TOKENS = 96
+
+
+def show_prepared(config: Path) -> None:
+    """Say what to type after the files were written without training."""
+    heading("Prepared, not trained. What to type next")
+    plain(f"orchestrate plan --config {config}   # what it needs: memory, disk, time")
+    plain(f"orchestrate train --config {config}")
+    plain(f"cargo run train --config {config}    # the same, in a checkout")
+
+
+def show_finished(job: Job, experiment: str, text: Facts | None) -> None:
+    """Show the result of a run that ended as planned."""
+    run = _native.RunConfig.load(job.config, job.overrides)
+    metrics = _last_metrics(run.run_directory / "metrics.jsonl")
+    heading("What it learnt")
+    _show_losses(metrics, text)
+    _show_sample(run)
+    heading("Where it is")
+    plain(f"checkpoints  {shown(run.checkpoint_directory)} (transformers' from_pretrained loads them)")
+    plain(f"metrics      {shown(run.run_directory / 'metrics.jsonl')}")
+    if run.to_dict()["runtime"]["logging"]["tensorboard"]:
+        plain(f"TensorBoard  {shown(run.run_directory / 'tensorboard')}")
+    heading("What to type next")
+    steps = metrics.get("train", {}).get("step", 0)
+    plain(f'orchestrate generate --experiment {experiment} --prompt "import "')
+    plain(f"orchestrate --experiment {experiment} --resume --steps {2 * steps}")
+
+
+def _last_metrics(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the last line of each kind."""
+    last: dict[str, dict[str, Any]] = {}
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            last[row["kind"]] = row
+    return last
+
+
+def _show_losses(metrics: dict[str, dict[str, Any]], text: Facts | None) -> None:
+    train, evaluation = metrics.get("train"), metrics.get("evaluation")
+    if train:
+        plain(f"training loss    {train['loss']:.3f} nats a token at step {train['step']:,}")
+    if evaluation:
+        bits = evaluation["bits_per_byte"]
+        also = f", {bits:.2f} bits a byte" if bits is not None else ""
+        plain(f"validation loss  {evaluation['loss']:.3f}: perplexity {evaluation['perplexity']:,.1f}{also}")
+    if text:
+        plain(
+            f"unigram entropy  {text.unigram_entropy:.3f} of this text: what knowing only each token's frequency gives"
+        )
+
+
+def _show_sample(run: _native.RunConfig) -> None:
+    heading("A sample")
+    sample = _native.generate(run.checkpoint_directory, SAMPLE_PROMPT, max_tokens=SAMPLE_TOKENS, top_k=40)
+    plain(str(sample))

@@ -1,0 +1,205 @@
+"""The experiment's tokenizer: byte-level BPE with GPT-2's pre-tokenisation, trained once and then reused.
+
+A folder `artifacts/tokenizer/EXPERIMENT/` holds what transformers loads (tokenizer.json, tokenizer_config.json,
+special_tokens_map.json), the vocabulary and merges as plain files, and a manifest that says what it was trained for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.paths import shown
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+LARGEST_SAMPLE = 256_000_000
+ENTROPY_SAMPLE = 2_000_000
+BYTES_ALPHABET = 256
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a tokenizer is trained for and on; an existing one is reused when nothing of it differs."""
+
+    vocab_size: int
+    special_tokens: list[str]
+    source: dict[str, Any]
+    max_documents: int
+    seed: int | None
+    max_bytes: int = LARGEST_SAMPLE
+    format_version: int = 1
+
+    def check(self) -> None:
+        """Raise a `CommandError` if no byte-level vocabulary can be that small."""
+        smallest = BYTES_ALPHABET + len(self.special_tokens)
+        if self.vocab_size < smallest:
+            raise CommandError(
+                f"--vocab-size {self.vocab_size} is too small: a byte-level vocabulary starts with "
+                f"{BYTES_ALPHABET} bytes and {len(self.special_tokens)} special tokens, so take {smallest} or more"
+            )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What training a tokenizer told about the text."""
+
+    documents: int
+    bytes: int
+    tokens_per_document: float
+    unigram_entropy: float
+    """Nats a token that a model would need which knows only how often each token occurs."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A tokenizer on disk; the facts are known where we trained it."""
+
+    path: Path
+    vocab_size: int
+    facts: Facts | None
+
+
+@dataclass
+class _Sample:
+    """Documents on their way to the trainer: bounded, counted, the first of them kept."""
+
+    documents: int = 0
+    bytes: int = 0
+    kept: list[str] = field(default_factory=list)
+
+    def take(self, texts: Iterable[str], request: Request) -> Iterator[str]:
+        chosen = random.Random(request.seed)
+        for text in texts:
+            if request.seed is not None and chosen.random() < 0.5:
+                continue
+            if self.bytes < ENTROPY_SAMPLE:
+                self.kept.append(text)
+            self.documents += 1
+            self.bytes += len(text.encode())
+            yield text
+            if self.documents >= request.max_documents or self.bytes >= request.max_bytes:
+                return
+
+
+def reuse(folder: Path, request: Request) -> Ready | None:
+    """Return the tokenizer in `folder` if it is whole and was trained for this very request."""
+    manifest = _manifest(folder)
+    if manifest is None or manifest["request"] != asdict(request):
+        return None
+    return Ready(folder / "tokenizer.json", manifest["vocab_size"], Facts(**manifest["facts"]))
+
+
+def facts(folder: Path) -> Facts | None:
+    """Return what is known of the tokenizer in `folder`."""
+    manifest = _manifest(folder)
+    return Facts(**manifest["facts"]) if manifest else None
+
+
+def train(folder: Path, request: Request, texts: Iterable[str]) -> Ready:
+    """Train a tokenizer on `texts` and write its folder, the manifest last."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=request.vocab_size,
+        special_tokens=request.special_tokens,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        min_frequency=2,
+        show_progress=False,
+    )
+    sample = _Sample()
+    tokenizer.train_from_iterator(sample.take(texts, request), trainer)
+    if not sample.documents:
+        raise CommandError("the data set holds no text to train a tokenizer on", ExitCode.DATA_UNREADABLE)
+    known = _measure(tokenizer, sample)
+    _write(folder, tokenizer, request, known)
+    return Ready(folder / "tokenizer.json", tokenizer.get_vocab_size(), known)
+
+
+def read(path: Path) -> Ready:
+    """Return a tokenizer that someone else made, or raise a `CommandError` that names the file."""
+    from tokenizers import Tokenizer
+
+    try:
+        size = Tokenizer.from_file(str(path)).get_vocab_size()
+    except Exception as error:  # the library raises bare Exceptions
+        raise CommandError(f"cannot read the tokenizer {shown(path)}: {error}") from error
+    return Ready(path, size, None)
+
+
+def _measure(tokenizer: Tokenizer, sample: _Sample) -> Facts:
+    counts = Counter[int]()
+    for encoding in tokenizer.encode_batch_fast(sample.kept):
+        counts.update(encoding.ids)
+    total = counts.total()
+    return Facts(
+        documents=sample.documents,
+        bytes=sample.bytes,
+        tokens_per_document=total / len(sample.kept),
+        unigram_entropy=-sum(count / total * math.log(count / total) for count in counts.values()),
+    )
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest if there is one and it is that of the tokenizer beside it."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return None
+    return manifest if manifest.get("sha256") == digest else None
+
+
+def _write(folder: Path, tokenizer: Tokenizer, request: Request, known: Facts) -> None:
+    """Write everything aside, then move it in; a folder without a manifest is never taken for a whole one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        tokenizer.save(str(aside / "tokenizer.json"))
+        tokenizer.model.save(str(aside))
+        _write_json(aside / "tokenizer_config.json", _transformers_config())
+        _write_json(aside / "special_tokens_map.json", {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT})
+        manifest = {
+            "request": asdict(request),
+            "vocab_size": tokenizer.get_vocab_size(),
+            "facts": asdict(known),
+            "sha256": hashlib.sha256((aside / "tokenizer.json").read_bytes()).hexdigest(),
+        }
+        _write_json(aside / MANIFEST, manifest)
+        folder.mkdir(exist_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for path in sorted(aside.iterdir(), key=lambda path: path.name == MANIFEST):
+            path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _transformers_config() -> dict[str, Any]:
+    """Return the values of tokenizer_config.json: what AutoTokenizer needs to know besides tokenizer.json."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": int(1e30),
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
