@@ -1,0 +1,190 @@
+//! A directory written aside and put in its place in one step.
+//!
+//! `.step-00001000.tmp-4242/` takes the files; each is hashed on its way and fsynced; then the folder is fsynced, renamed to
+//! `step-00001000/` and its parent fsynced. Whatever instant the process dies at, a reader finds either nothing of it or all of it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::error::{Result, failed};
+use super::manifest::{self, FileRecord, HashingWriter, Manifest, PIECE_BYTES};
+
+/// Where a checkpoint's bytes go: a file, or in tests a disk that fills up.
+pub(super) trait Sink: Write {
+    /// Makes the content durable.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+impl Sink for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
+    }
+}
+
+/// Creates a file of a checkpoint.
+pub(super) type Create<'a> = &'a dyn Fn(&Path) -> io::Result<Box<dyn Sink>>;
+
+/// Creates files of the real disk.
+pub(super) fn create_file(path: &Path) -> io::Result<Box<dyn Sink>> {
+    Ok(Box::new(File::create_new(path)?))
+}
+
+/// A checkpoint that is being written. Dropped without [`Aside::commit`], it leaves nothing behind.
+pub(super) struct Aside<'a> {
+    parent: PathBuf,
+    name: String,
+    folder: PathBuf,
+    files: BTreeMap<String, FileRecord>,
+    create: Create<'a>,
+    committed: bool,
+}
+
+impl<'a> Aside<'a> {
+    pub(super) fn begin(parent: &Path, name: &str, create: Create<'a>) -> Result<Self> {
+        let folder = temporary_path(parent, name);
+        fs::create_dir(&folder).map_err(failed("create", &folder))?;
+        Ok(Self {
+            parent: parent.to_owned(),
+            name: name.to_owned(),
+            folder,
+            files: BTreeMap::new(),
+            create,
+            committed: false,
+        })
+    }
+
+    /// Writes one file; `fill` gives its content.
+    pub(super) fn file(
+        &mut self,
+        name: &str,
+        fill: impl FnOnce(&mut dyn Write) -> Result<()>,
+    ) -> Result<()> {
+        let path = self.folder.join(name);
+        let sink = (self.create)(&path).map_err(failed("create", &path))?;
+        let mut writer = BufWriter::with_capacity(PIECE_BYTES, HashingWriter::new(sink));
+        fill(&mut writer)?;
+        let (mut sink, record) = writer
+            .into_inner()
+            .map_err(|error| failed("write", &path)(error.into_error()))?
+            .finish();
+        sink.sync().map_err(failed("write", &path))?;
+        self.files.insert(name.to_owned(), record);
+        Ok(())
+    }
+
+    /// Writes one file whose content is at hand.
+    pub(super) fn bytes(&mut self, name: &str, content: &[u8]) -> Result<()> {
+        let path = self.folder.join(name);
+        self.file(name, |writer| {
+            writer.write_all(content).map_err(failed("write", &path))
+        })
+    }
+
+    /// Writes the manifest and puts the directory in its place.
+    pub(super) fn commit(mut self, step: u64) -> Result<PathBuf> {
+        let manifest = Manifest::new(step, std::mem::take(&mut self.files));
+        self.bytes(manifest::FILE_NAME, &manifest.to_bytes())?;
+        sync_folder(&self.folder)?;
+        let place = self.parent.join(&self.name);
+        put_in_place(&self.folder, &place)?;
+        self.committed = true;
+        sync_folder(&self.parent)?;
+        Ok(place)
+    }
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        if !self.committed {
+            // What cannot be removed here is removed by the next save.
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// Renames a folder; one that stands there already (a damaged one, or the same step again) is swapped and removed.
+pub(super) fn put_in_place(folder: &Path, place: &Path) -> Result<()> {
+    if place.exists() {
+        exchange(folder, place).map_err(failed("replace", place))?;
+        return fs::remove_dir_all(folder).map_err(failed("remove", folder));
+    }
+    fs::rename(folder, place).map_err(failed("rename to", place))
+}
+
+#[cfg(target_os = "linux")]
+fn exchange(folder: &Path, place: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use rustix::io::Errno;
+    match renameat_with(CWD, folder, CWD, place, RenameFlags::EXCHANGE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => exchange_in_three(folder, place),
+        swapped => Ok(swapped?),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(folder: &Path, place: &Path) -> io::Result<()> {
+    exchange_in_three(folder, place)
+}
+
+/// For file systems that cannot swap two names at once.
+fn exchange_in_three(folder: &Path, place: &Path) -> io::Result<()> {
+    let old = folder.with_extension(format!("tmp-{}-old", std::process::id()));
+    fs::rename(place, &old)?;
+    fs::rename(folder, place)?;
+    fs::rename(&old, folder)
+}
+
+/// Replaces a small text file in one step: a reader finds the old text or the new one.
+pub(super) fn replace_text(parent: &Path, name: &str, text: &str) -> Result<()> {
+    let aside = temporary_path(parent, name);
+    let path = parent.join(name);
+    let written = File::create(&aside).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    if let Err(error) = written.and_then(|()| fs::rename(&aside, &path)) {
+        let _ = fs::remove_file(&aside);
+        return Err(failed("write", &path)(error));
+    }
+    sync_folder(parent)
+}
+
+/// Removes a folder so that no reader ever sees half of it.
+pub(super) fn remove_folder(parent: &Path, name: &str) -> Result<()> {
+    let path = parent.join(name);
+    let aside = temporary_path(parent, name);
+    fs::rename(&path, &aside).map_err(failed("remove", &path))?;
+    fs::remove_dir_all(&aside).map_err(failed("remove", &path))
+}
+
+/// Removes what killed writers left. The run's lock means that nobody else is writing here.
+pub(super) fn remove_leftovers(parent: &Path) -> Result<()> {
+    for entry in fs::read_dir(parent).map_err(failed("read", parent))? {
+        let entry = entry.map_err(failed("read", parent))?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if name.starts_with('.') && name.contains(".tmp-") {
+            let path = entry.path();
+            let removed = if path.is_dir() {
+                fs::remove_dir_all(&path)
+            } else {
+                fs::remove_file(&path)
+            };
+            removed.map_err(failed("remove", &path))?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the entries of a folder durable.
+pub(super) fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder)
+        .and_then(|file| file.sync_all())
+        .map_err(failed("sync", folder))
+}
+
+pub(super) fn temporary_path(parent: &Path, name: &str) -> PathBuf {
+    parent.join(format!(".{name}.tmp-{}", std::process::id()))
+}

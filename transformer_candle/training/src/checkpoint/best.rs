@@ -1,0 +1,49 @@
+//! The best checkpoints in a folder of their own, for runs that ask for one (`runtime.evaluation.best.directory`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::aside::{put_in_place, remove_folder, remove_leftovers, sync_folder, temporary_path};
+use super::error::{Result, failed};
+use super::list::{by_loss, list, mark_best};
+use super::manifest::{self, Manifest};
+
+/// Puts a saved checkpoint also into `best_directory`, names it the best there, and keeps the `max_keep` with the lowest held-out
+/// loss. The files are hard links where the file system has them, so that they take no room of their own.
+pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -> Result<PathBuf> {
+    fs::create_dir_all(best_directory).map_err(failed("create", best_directory))?;
+    remove_leftovers(best_directory)?;
+    let name = checkpoint
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    let aside = temporary_path(best_directory, &name);
+    fs::create_dir(&aside).map_err(failed("create", &aside))?;
+    let files = Manifest::load(checkpoint)?.files;
+    for file in files
+        .keys()
+        .map(String::as_str)
+        .chain([manifest::FILE_NAME])
+    {
+        link_or_copy(&checkpoint.join(file), &aside.join(file))?;
+    }
+    sync_folder(&aside)?;
+    let place = best_directory.join(&name);
+    put_in_place(&aside, &place)?;
+    sync_folder(best_directory)?;
+    mark_best(best_directory, &place)?;
+    let kept = list(best_directory)?;
+    for worse in by_loss(&kept).into_iter().skip(max_keep.max(1)) {
+        remove_folder(best_directory, &worse.name)?;
+    }
+    Ok(place)
+}
+
+fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
+    if fs::hard_link(from, to).is_ok() {
+        return Ok(());
+    }
+    let copied = fs::copy(from, to).and_then(|_| fs::File::open(to)?.sync_all());
+    copied.map_err(failed("copy", from))
+}

@@ -1,0 +1,192 @@
+//! The folder of checkpoints: what is in it, where to go on, what to remove.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::aside::{remove_folder, replace_text};
+use super::error::{CheckpointError, Damaged, Result, failed};
+use super::manifest::Manifest;
+use super::restore::{load_state, verify};
+
+/// The file that names the checkpoint a resume starts from.
+pub(super) const LATEST: &str = "latest";
+/// The file that names the checkpoint with the lowest held-out loss.
+const BEST: &str = "best";
+
+/// One checkpoint of a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its directory's name, `step-00001000`.
+    pub name: String,
+    /// The step it was saved at.
+    pub step: u64,
+    /// Its directory.
+    pub path: PathBuf,
+}
+
+impl Listed {
+    /// The checkpoint in this very directory, if its name is one's.
+    pub fn at(path: &Path) -> Option<Self> {
+        let name = path.file_name()?.to_string_lossy().into_owned();
+        let step = step_of(&name).filter(|_| path.is_dir())?;
+        Some(Self {
+            name,
+            step,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Bytes of all its files, as its manifest has them. Content is not read.
+    pub fn bytes(&self) -> Result<u64> {
+        Manifest::load(&self.path).map(|manifest| manifest.total_bytes())
+    }
+}
+
+/// Where a resume starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewestSound {
+    /// The checkpoint.
+    pub path: PathBuf,
+    /// Newer ones that had to be passed over.
+    pub damaged: Vec<Damaged>,
+}
+
+/// The checkpoints of a folder, by step. A folder that does not exist has none.
+pub fn list(directory: &Path) -> Result<Vec<Listed>> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed("read", directory)(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        found.extend(Listed::at(
+            &entry.map_err(failed("read", directory))?.path(),
+        ));
+    }
+    found.sort_by_key(|checkpoint| checkpoint.step);
+    Ok(found)
+}
+
+/// The newest checkpoint that is whole. `latest` says which one is newest: those beyond it belong to a future that a resume from
+/// an earlier checkpoint abandoned, and are taken only when nothing else is whole.
+pub fn newest_sound(directory: &Path) -> Result<NewestSound> {
+    let mut candidates = list(directory)?;
+    if candidates.is_empty() {
+        return Err(CheckpointError::Absent {
+            directory: directory.to_owned(),
+        });
+    }
+    let newest = latest_step(directory, &candidates);
+    candidates.sort_by_key(|checkpoint| (checkpoint.step <= newest, checkpoint.step));
+    let mut damaged = Vec::new();
+    for Listed { name, path, .. } in candidates.into_iter().rev() {
+        match verify(&path) {
+            Ok(_) => return Ok(NewestSound { path, damaged }),
+            Err(
+                CheckpointError::Damaged { reason, .. } | CheckpointError::Mismatch { reason, .. },
+            ) => {
+                damaged.push(Damaged { name, reason });
+            }
+            // A disk that cannot read the file is as bad as a wrong byte.
+            Err(error @ CheckpointError::Io { .. }) => damaged.push(Damaged {
+                name,
+                reason: error.to_string(),
+            }),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(CheckpointError::NoneSound {
+        directory: directory.to_owned(),
+        damaged,
+    })
+}
+
+/// The checkpoint that `latest` names, if that one is there.
+pub fn latest(directory: &Path) -> Option<PathBuf> {
+    pointed_to(directory, LATEST)
+}
+
+/// The checkpoint that `best` names, if that one is there.
+pub fn best(directory: &Path) -> Option<PathBuf> {
+    pointed_to(directory, BEST)
+}
+
+/// Names a saved checkpoint the best one.
+pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
+    let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
+    replace_text(directory, BEST, &format!("{name}\n"))
+}
+
+/// The checkpoints with the lowest held-out loss measured at their own step, best first.
+pub(super) fn by_loss(checkpoints: &[Listed]) -> Vec<&Listed> {
+    let loss = |checkpoint: &&Listed| {
+        load_state(&checkpoint.path)
+            .ok()
+            .and_then(|state| state.evaluation_loss)
+    };
+    let mut judged: Vec<_> = checkpoints
+        .iter()
+        .filter_map(|checkpoint| Some((loss(&checkpoint)?, checkpoint)))
+        .collect();
+    judged.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    judged
+        .into_iter()
+        .map(|(_, checkpoint)| checkpoint)
+        .collect()
+}
+
+/// Removes all but the `keep_newest` newest checkpoints, the `keep_best` with the lowest held-out loss and the one that `best` names.
+/// Those beyond `latest` belong to an abandoned future and do not count as newest. Returns the names of what it removed.
+pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<Vec<String>> {
+    let checkpoints = list(directory)?;
+    let latest = latest_step(directory, &checkpoints);
+    let newest = checkpoints
+        .iter()
+        .rev()
+        .filter(|checkpoint| checkpoint.step <= latest)
+        .take(keep_newest.max(1));
+    let mut kept: HashSet<PathBuf> = newest.map(|checkpoint| checkpoint.path.clone()).collect();
+    kept.extend(
+        by_loss(&checkpoints)
+            .into_iter()
+            .take(keep_best)
+            .map(|checkpoint| checkpoint.path.clone()),
+    );
+    kept.extend(best(directory));
+    let mut removed = Vec::new();
+    for checkpoint in checkpoints
+        .into_iter()
+        .filter(|checkpoint| !kept.contains(&checkpoint.path))
+    {
+        remove_folder(directory, &checkpoint.name)?;
+        removed.push(checkpoint.name);
+    }
+    Ok(removed)
+}
+
+/// The step that `latest` names; without a usable `latest`, the highest there is.
+fn latest_step(directory: &Path, checkpoints: &[Listed]) -> u64 {
+    let named = latest(directory).and_then(|path| step_of(&path.file_name()?.to_string_lossy()));
+    named
+        .or_else(|| checkpoints.last().map(|checkpoint| checkpoint.step))
+        .unwrap_or(0)
+}
+
+fn pointed_to(directory: &Path, pointer: &str) -> Option<PathBuf> {
+    let name = fs::read_to_string(directory.join(pointer)).ok()?;
+    let name = name.trim();
+    step_of(name)?;
+    Some(directory.join(name)).filter(|path| path.is_dir())
+}
+
+/// `step-00001000` -> 1000; none for any other name.
+fn step_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?;
+    if digits.len() < 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    digits.parse().ok()
+}

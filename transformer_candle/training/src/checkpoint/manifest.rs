@@ -1,0 +1,268 @@
+//! `MANIFEST.json`: size and SHA-256 of every file of a checkpoint, and of itself.
+//!
+//! The manifest is written in one canonical form and ends with the hash of what stands before it, so that no byte of it
+//! can change unnoticed, not even a blank.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::error::{CheckpointError, Result, failed};
+
+/// The manifest's file name.
+pub const FILE_NAME: &str = "MANIFEST.json";
+
+/// Bytes read or written at a time.
+pub(super) const PIECE_BYTES: usize = 1 << 20;
+
+/// What one file must be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileRecord {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256 of the content, in lower-case hexadecimal.
+    pub sha256: String,
+}
+
+/// The files of one checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// The step that was saved.
+    pub step: u64,
+    /// Every file but this one, by name.
+    pub files: BTreeMap<String, FileRecord>,
+    /// SHA-256 of this manifest with this field empty.
+    sha256: String,
+}
+
+impl Manifest {
+    /// The manifest of a checkpoint with these files.
+    pub fn new(step: u64, files: BTreeMap<String, FileRecord>) -> Self {
+        let mut manifest = Self {
+            step,
+            files,
+            sha256: String::new(),
+        };
+        manifest.sha256 = hexadecimal(&Sha256::digest(manifest.to_bytes()));
+        manifest
+    }
+
+    /// The canonical text.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec_pretty(self).expect("plain values always serialise");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Reads the manifest of a checkpoint and proves that it is the one written there.
+    pub fn load(directory: &Path) -> Result<Self> {
+        let path = directory.join(FILE_NAME);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(CheckpointError::damaged(
+                    directory,
+                    format!("{FILE_NAME} is missing"),
+                ));
+            }
+            Err(error) => return Err(failed("read", &path)(error)),
+        };
+        let manifest: Self = serde_json::from_slice(&bytes).map_err(|error| {
+            CheckpointError::damaged(directory, format!("{FILE_NAME}: {error}"))
+        })?;
+        if let Some(name) = manifest
+            .files
+            .keys()
+            .find(|name| name.contains(['/', '\\']))
+        {
+            return Err(CheckpointError::damaged(
+                directory,
+                format!("{FILE_NAME} names {name:?}, which is not a file name"),
+            ));
+        }
+        let expected = Self::new(manifest.step, manifest.files);
+        if expected.to_bytes() != bytes {
+            return Err(CheckpointError::damaged(
+                directory,
+                format!("{FILE_NAME} has been changed"),
+            ));
+        }
+        Ok(expected)
+    }
+
+    /// Bytes of all files together.
+    pub fn total_bytes(&self) -> u64 {
+        self.files.values().map(|file| file.bytes).sum()
+    }
+
+    /// Reads a small file whole and proves its content.
+    pub fn read(&self, directory: &Path, name: &str) -> Result<Vec<u8>> {
+        let mut file = self.open(directory, name)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)
+            .map_err(failed("read", &directory.join(name)))?;
+        file.finish()?;
+        Ok(bytes)
+    }
+
+    /// Opens a file for one pass from its start to its end, which [`VerifiedFile::finish`] then proves.
+    pub fn open(&self, directory: &Path, name: &str) -> Result<VerifiedFile> {
+        let Some(record) = self.files.get(name) else {
+            return Err(CheckpointError::damaged(
+                directory,
+                format!("{FILE_NAME} does not list {name}"),
+            ));
+        };
+        VerifiedFile::open(directory, name, Some(record.clone()))
+    }
+
+    /// Proves size and content of every file.
+    pub fn verify_files(&self, directory: &Path) -> Result<()> {
+        // Sizes first: a truncated file is told in no time, before gigabytes are read.
+        for name in self.files.keys() {
+            self.open(directory, name)?;
+        }
+        let mut piece = vec![0; PIECE_BYTES];
+        for name in self.files.keys() {
+            let mut file = self.open(directory, name)?;
+            while file
+                .read(&mut piece)
+                .map_err(failed("read", &directory.join(name)))?
+                > 0
+            {}
+            file.finish()?;
+        }
+        Ok(())
+    }
+}
+
+/// A file that is hashed while it is read.
+#[derive(Debug)]
+pub struct VerifiedFile {
+    file: File,
+    hasher: Sha256,
+    /// None for a file that no manifest vouches for (a model from elsewhere).
+    record: Option<FileRecord>,
+    directory: std::path::PathBuf,
+    name: String,
+    bytes: u64,
+}
+
+impl VerifiedFile {
+    pub(super) fn open(directory: &Path, name: &str, record: Option<FileRecord>) -> Result<Self> {
+        let path = directory.join(name);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(CheckpointError::damaged(
+                    directory,
+                    format!("{name} is missing"),
+                ));
+            }
+            Err(error) => return Err(failed("open", &path)(error)),
+        };
+        let bytes = file.metadata().map_err(failed("read", &path))?.len();
+        if let Some(record) = &record
+            && record.bytes != bytes
+        {
+            let reason = format!("{name} has {bytes} bytes, {} were written", record.bytes);
+            return Err(CheckpointError::damaged(directory, reason));
+        }
+        Ok(Self {
+            file,
+            hasher: Sha256::new(),
+            record,
+            directory: directory.to_owned(),
+            name: name.to_owned(),
+            bytes,
+        })
+    }
+
+    /// The file's name in its directory.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file's size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reads what is left and compares the hash of everything read with the manifest's.
+    pub fn finish(mut self) -> Result<()> {
+        let path = self.directory.join(&self.name);
+        io::copy(&mut self, &mut io::sink()).map_err(failed("read", &path))?;
+        let found = hexadecimal(&self.hasher.finalize());
+        match self.record {
+            Some(record) if record.sha256 != found => Err(CheckpointError::damaged(
+                &self.directory,
+                format!("{} is not what was written", self.name),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Read for VerifiedFile {
+    fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(piece)?;
+        if self.record.is_some() {
+            self.hasher.update(&piece[..read]);
+        }
+        Ok(read)
+    }
+}
+
+/// Hashes and counts what goes through to the writer below.
+pub(super) struct HashingWriter<W> {
+    inner: W,
+    hasher: Sha256,
+    bytes: u64,
+}
+
+impl<W: Write> HashingWriter<W> {
+    pub(super) fn new(inner: W) -> Self {
+        Self {
+            inner,
+            hasher: Sha256::new(),
+            bytes: 0,
+        }
+    }
+
+    pub(super) fn finish(self) -> (W, FileRecord) {
+        let record = FileRecord {
+            bytes: self.bytes,
+            sha256: hexadecimal(&self.hasher.finalize()),
+        };
+        (self.inner, record)
+    }
+}
+
+impl<W: Write> Write for HashingWriter<W> {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(piece)?;
+        self.hasher.update(&piece[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+fn hexadecimal(digest: &[u8]) -> String {
+    use std::fmt::Write as _;
+    digest
+        .iter()
+        .fold(String::with_capacity(64), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}

@@ -1,0 +1,134 @@
+//! Reading a checkpoint back, every byte proven against its manifest.
+
+use std::path::Path;
+
+use kernels::Buffer;
+use model::{ModelShape, Precision, hugging_face};
+use serde_json::Value;
+
+use super::error::{CheckpointError, Result, failed, of_model};
+use super::manifest::{self, Manifest, VerifiedFile};
+use super::optimizer_file::{self, OptimizerBuffers, Unreadable};
+use super::{CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, TrainerState};
+
+/// What a model directory holds, before its weights are read.
+#[derive(Debug, Clone)]
+pub struct StoredModel {
+    /// The model's sizes.
+    pub shape: ModelShape,
+    /// The type its weights are stored in.
+    pub precision: Precision,
+    /// The token that ends a text, if the model names one.
+    pub end_of_text: Option<u32>,
+}
+
+/// Proves size and SHA-256 of every file of a checkpoint.
+pub fn verify(checkpoint: &Path) -> Result<Manifest> {
+    exists(checkpoint)?;
+    let manifest = Manifest::load(checkpoint)?;
+    manifest.verify_files(checkpoint)?;
+    Ok(manifest)
+}
+
+/// The trainer's state of a checkpoint.
+pub fn load_state(checkpoint: &Path) -> Result<TrainerState> {
+    exists(checkpoint)?;
+    let bytes = Manifest::load(checkpoint)?.read(checkpoint, STATE_FILE)?;
+    TrainerState::from_bytes(checkpoint, &bytes)
+}
+
+/// Fills the trainer's flat buffers with weights, moments and (bf16) remainders of a checkpoint. On an error they hold part of it.
+pub fn restore(
+    checkpoint: &Path,
+    shape: &ModelShape,
+    weights: &mut Buffer,
+    remainder: Option<&mut Buffer>,
+    first_moment: &mut Buffer,
+    second_moment: &mut Buffer,
+) -> Result<()> {
+    load_weights(checkpoint, shape, weights)?;
+    let mut file = Manifest::load(checkpoint)?.open(checkpoint, OPTIMIZER_FILE)?;
+    let bytes = file.bytes();
+    let buffers = OptimizerBuffers {
+        first_moment,
+        second_moment,
+        remainder: remainder.as_deref(),
+    };
+    let filled = optimizer_file::read(shape, &buffers, &mut file, bytes);
+    proven(file, filled.map_err(|error| explain(checkpoint, error)))
+}
+
+/// Sizes and types of a model directory: a checkpoint, or any Llama model in one safetensors file.
+pub fn stored_model(directory: &Path) -> Result<StoredModel> {
+    exists(directory)?;
+    let mut file = open(directory, CONFIG_FILE)?;
+    let parsed = serde_json::from_reader(&mut file)
+        .map_err(|error| CheckpointError::damaged(directory, format!("{CONFIG_FILE}: {error}")));
+    let config: Value = proven(file, parsed)?;
+    let shape = hugging_face::shape_from_config_json(&config)
+        .map_err(|error| of_model(directory, error))?;
+    let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
+    let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") {
+        Precision::Bf16
+    } else {
+        Precision::Fp32
+    };
+    let end_of_text = config
+        .get("eos_token_id")
+        .and_then(Value::as_u64)
+        .and_then(|id| id.try_into().ok());
+    Ok(StoredModel {
+        shape,
+        precision,
+        end_of_text,
+    })
+}
+
+/// Fills a flat buffer with a model directory's weights alone.
+pub fn load_weights(directory: &Path, shape: &ModelShape, weights: &mut Buffer) -> Result<()> {
+    exists(directory)?;
+    let mut file = open(directory, MODEL_FILE)?;
+    let bytes = file.bytes();
+    let filled = hugging_face::read_weights(
+        &mut file,
+        bytes,
+        &directory.join(MODEL_FILE),
+        shape,
+        weights,
+    );
+    proven(file, filled.map_err(|error| of_model(directory, error)))
+}
+
+/// Opens a file of a model directory; one with a manifest is held to it.
+fn open(directory: &Path, name: &str) -> Result<VerifiedFile> {
+    if directory.join(manifest::FILE_NAME).exists() {
+        return Manifest::load(directory)?.open(directory, name);
+    }
+    VerifiedFile::open(directory, name, None)
+}
+
+/// A file that is not what was written is damaged, whatever else its content led to.
+fn proven<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
+    file.finish()?;
+    read
+}
+
+fn explain(directory: &Path, error: Unreadable) -> CheckpointError {
+    match error {
+        Unreadable::Io(error) => failed("read", &directory.join(OPTIMIZER_FILE))(error),
+        Unreadable::Malformed(reason) => {
+            CheckpointError::damaged(directory, format!("{OPTIMIZER_FILE}: {reason}"))
+        }
+        Unreadable::Mismatch(reason) => CheckpointError::mismatch(directory, reason),
+        Unreadable::Kernel(error) => error.into(),
+    }
+}
+
+fn exists(directory: &Path) -> Result<()> {
+    if directory.join(CONFIG_FILE).exists() || directory.join(manifest::FILE_NAME).exists() {
+        return Ok(());
+    }
+    Err(CheckpointError::Absent {
+        directory: directory.to_owned(),
+    })
+}

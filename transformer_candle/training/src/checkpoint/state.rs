@@ -1,0 +1,70 @@
+//! `trainer_state.json`: everything a run needs to go on that is not a tensor.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::error::{CheckpointError, Result};
+
+/// The one format this program writes and reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// The trainer's state at a checkpoint. It holds no clock and no host name: the same run writes the same bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainerState {
+    /// [`FORMAT_VERSION`] when it was written.
+    pub format_version: u32,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Target tokens trained on so far.
+    pub tokens: u64,
+    /// Where the data stream stands ([`dataset`]'s cursor, O(lanes) bytes).
+    pub cursor: Value,
+    /// The run's seed.
+    pub seed: u64,
+    /// What may not change on resume, key by key, so that a refusal can name the key.
+    pub identity: BTreeMap<String, Value>,
+    /// The held-out loss measured at this very step, if it was; the checkpoints with the lowest are kept.
+    pub evaluation_loss: Option<f64>,
+    /// The best evaluation so far, if there was one.
+    pub best: Option<BestEvaluation>,
+}
+
+/// The lowest held-out loss seen, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BestEvaluation {
+    /// The step it was measured at.
+    pub step: u64,
+    /// Mean nats a token.
+    pub loss: f64,
+}
+
+impl TrainerState {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec_pretty(self).expect("plain values always serialise");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    pub(super) fn from_bytes(directory: &Path, bytes: &[u8]) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Version {
+            format_version: u32,
+        }
+        let unreadable = |error: serde_json::Error| {
+            CheckpointError::damaged(directory, format!("trainer_state.json: {error}"))
+        };
+        let Version { format_version } = serde_json::from_slice(bytes).map_err(unreadable)?;
+        if format_version != FORMAT_VERSION {
+            return Err(CheckpointError::mismatch(
+                directory,
+                format!("its format is {format_version}, this program reads {FORMAT_VERSION}"),
+            ));
+        }
+        serde_json::from_slice(bytes).map_err(unreadable)
+    }
+}

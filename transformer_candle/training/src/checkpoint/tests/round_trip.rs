@@ -1,0 +1,175 @@
+//! What is saved comes back, and is what `transformers` reads.
+
+use super::*;
+
+#[test]
+fn every_bit_comes_back() {
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        let folder = tempfile::tempdir().unwrap();
+        let tiny = Tiny::at(precision, 5);
+        let checkpoint = tiny.save(folder.path(), &state_at(5));
+        let mut read = Tiny::zeros(precision);
+        read.restore(&checkpoint).unwrap();
+        assert_eq!(read.bits(), tiny.bits());
+        assert_eq!(load_state(&checkpoint).unwrap(), state_at(5));
+        let stored = stored_model(&checkpoint).unwrap();
+        assert_eq!((stored.precision, stored.end_of_text), (precision, Some(0)));
+        assert_eq!(stored.shape, tiny.shape);
+    }
+}
+
+#[test]
+fn the_directory_holds_the_contract_s_files_and_nothing_else() {
+    let folder = saved(&[1000]);
+    assert_eq!(names(folder.path()), ["latest", "step-00001000"]);
+    assert_eq!(
+        names(&folder.path().join("step-00001000")),
+        [
+            "MANIFEST.json",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "optimizer.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "trainer_state.json"
+        ]
+    );
+}
+
+#[test]
+fn the_same_run_writes_the_same_bytes() {
+    let (one, two) = (saved(&[3]), saved(&[3]));
+    for name in names(&one.path().join("step-00000003")) {
+        let read =
+            |folder: &TempDir| fs::read(folder.path().join("step-00000003").join(&name)).unwrap();
+        assert_eq!(read(&one), read(&two), "{name}");
+    }
+}
+
+#[test]
+fn the_state_is_text_that_people_can_read() {
+    let folder = saved(&[3]);
+    let text = fs::read_to_string(folder.path().join("step-00000003/trainer_state.json")).unwrap();
+    insta::assert_snapshot!(text, @r#"
+    {
+      "format_version": 1,
+      "step": 3,
+      "tokens": 12288,
+      "cursor": {
+        "epoch": 0,
+        "window": 3,
+        "lanes": [
+          null,
+          3
+        ]
+      },
+      "seed": 7,
+      "identity": {
+        "model.hidden_size": 8,
+        "optimizer.beta1": 0.9
+      },
+      "evaluation_loss": null,
+      "best": {
+        "step": 1,
+        "loss": 0.30000000000000004
+      }
+    }
+    "#);
+}
+
+#[test]
+fn the_optimizer_s_tensors_carry_the_model_s_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Tiny::at(Precision::Bf16, 1).save(folder.path(), &state_at(1));
+    let bytes = fs::read(checkpoint.join("optimizer.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let remainder = file
+        .tensor("model.layers.1.self_attn.k_proj.weight.master_remainder")
+        .unwrap();
+    assert_eq!(
+        (remainder.dtype(), remainder.shape()),
+        (safetensors::Dtype::I16, [4, 8].as_slice())
+    );
+    let moment = file
+        .tensor("model.embed_tokens.weight.second_moment")
+        .unwrap();
+    assert_eq!(
+        (moment.dtype(), moment.shape()),
+        (safetensors::Dtype::F32, [67, 8].as_slice())
+    );
+}
+
+#[test]
+fn a_checkpoint_of_another_model_or_precision_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Tiny::at(Precision::Fp32, 1).save(folder.path(), &state_at(1));
+    let error = Tiny::zeros(Precision::Bf16)
+        .restore(&checkpoint)
+        .unwrap_err();
+    assert!(matches!(error, CheckpointError::Mismatch { .. }), "{error}");
+    assert!(error.to_string().contains("master_remainder"), "{error}");
+    let mut other = Tiny::zeros(Precision::Fp32);
+    other.shape.vocab_size = 66;
+    let error = other.restore(&checkpoint).unwrap_err();
+    assert!(matches!(error, CheckpointError::Mismatch { .. }), "{error}");
+    assert!(
+        error.to_string().contains("model.embed_tokens.weight"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_format_of_another_version_is_refused_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut state = state_at(1);
+    state.format_version = 2;
+    let checkpoint = Tiny::at(Precision::Fp32, 1).save(folder.path(), &state);
+    let error = load_state(&checkpoint).unwrap_err();
+    assert!(error.to_string().contains("its format is 2"), "{error}");
+    assert_eq!(error.exit_code(), 2);
+}
+
+#[test]
+fn the_tokenizer_s_own_config_is_taken_where_there_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    fs::write(&path, "{}").unwrap();
+    fs::write(folder.path().join("tokenizer_config.json"), "own").unwrap();
+    fs::write(folder.path().join("special_tokens_map.json"), "map").unwrap();
+    let files = TokenizerFiles::read(&path, "<|endoftext|>", 0, 16).unwrap();
+    let found: Vec<_> = files.iter().collect();
+    assert_eq!(
+        found,
+        [
+            ("tokenizer.json", b"{}".as_slice()),
+            ("tokenizer_config.json", b"own"),
+            ("special_tokens_map.json", b"map")
+        ]
+    );
+}
+
+#[test]
+fn a_model_from_elsewhere_needs_no_manifest() {
+    let folder = saved(&[1]);
+    let checkpoint = folder.path().join("step-00000001");
+    fs::remove_file(checkpoint.join("MANIFEST.json")).unwrap();
+    let mut tiny = Tiny::zeros(Precision::Fp32);
+    load_weights(
+        &checkpoint,
+        &stored_model(&checkpoint).unwrap().shape,
+        &mut tiny.weights,
+    )
+    .unwrap();
+    assert!(
+        tiny.weights
+            .read_f32()
+            .unwrap()
+            .iter()
+            .any(|weight| *weight != 0.0)
+    );
+    assert!(
+        verify(&checkpoint).is_err(),
+        "as a checkpoint to go on from it is damaged"
+    );
+}
