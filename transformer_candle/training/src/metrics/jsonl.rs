@@ -1,0 +1,148 @@
+//! `metrics.jsonl`: one JSON object a line.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Result, TrainerError};
+
+/// The open file, written a whole line at a time.
+#[derive(Debug)]
+pub(super) struct JsonLines {
+    path: PathBuf,
+    file: File,
+}
+
+#[derive(Serialize)]
+struct Line<'a, Report> {
+    kind: &'a str,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+impl JsonLines {
+    /// Opens the file with the lines up to a step in it, or empty.
+    pub(super) fn open(path: &Path, rewind_to: Option<u64>) -> Result<Self> {
+        let aside = path.with_extension(format!("jsonl.tmp-{}", std::process::id()));
+        let mut kept =
+            BufWriter::new(File::create(&aside).map_err(TrainerError::io("create", &aside))?);
+        if let Some(step) = rewind_to {
+            copy_lines(path, &mut kept, step).map_err(TrainerError::io("rewind", path))?;
+        }
+        let file = kept
+            .into_inner()
+            .map_err(io::IntoInnerError::into_error)
+            .and_then(|file| file.sync_all().map(|()| file))
+            .map_err(TrainerError::io("write", &aside))?;
+        fs::rename(&aside, path).map_err(TrainerError::io("write", path))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    /// Appends a line.
+    pub(super) fn write(&mut self, kind: &str, report: &impl Serialize) -> Result<()> {
+        let mut line =
+            serde_json::to_vec(&Line { kind, report }).expect("reports are plain values");
+        line.push(b'\n');
+        self.file
+            .write_all(&line)
+            .map_err(TrainerError::io("write", &self.path))
+    }
+
+    pub(super) fn sync(&mut self) -> Result<()> {
+        self.file
+            .sync_data()
+            .map_err(TrainerError::io("sync", &self.path))
+    }
+}
+
+/// Copies the whole lines up to a step. What a kill or a power loss tore off is left behind with the steps after it.
+fn copy_lines(path: &Path, kept: &mut impl Write, last_step: u64) -> io::Result<()> {
+    #[derive(Deserialize)]
+    struct Position {
+        step: u64,
+    }
+    let mut reader = match File::open(path) {
+        Ok(file) => BufReader::new(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line)? > 0 {
+        if line.ends_with(b"\n")
+            && serde_json::from_slice(&line).is_ok_and(|Position { step }| step <= last_step)
+        {
+            kept.write_all(&line)?;
+        }
+        line.clear();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Report {
+        step: u64,
+    }
+
+    fn written(path: &Path) -> Vec<u8> {
+        let mut lines = JsonLines::open(path, None).unwrap();
+        for step in 1..=3 {
+            lines.write("train", &Report { step }).unwrap();
+        }
+        fs::read(path).unwrap()
+    }
+
+    #[test]
+    fn rewinding_leaves_a_torn_last_line_behind_wherever_it_tore() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let bytes = written(&path);
+        let two_lines = bytes.len() / 3 * 2;
+        for torn in two_lines..bytes.len() {
+            fs::write(&path, &bytes[..torn]).unwrap();
+            drop(JsonLines::open(&path, Some(3)).unwrap());
+            assert_eq!(
+                fs::read(&path).unwrap(),
+                bytes[..two_lines],
+                "torn at {torn}"
+            );
+        }
+    }
+
+    #[test]
+    fn rewinding_goes_on_after_the_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        written(&path);
+        JsonLines::open(&path, Some(1))
+            .unwrap()
+            .write("train", &Report { step: 2 })
+            .unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(
+            text,
+            "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"train\",\"step\":2}\n"
+        );
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "nothing is left beside it"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_gone_starts_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        drop(JsonLines::open(&path, Some(5)).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"");
+    }
+}

@@ -1,0 +1,177 @@
+//! What a run tells about itself: `metrics.jsonl` for programs and `tensorboard/` for eyes, both rewound on resume so that no step
+//! is there twice and none is missing.
+
+mod jsonl;
+mod tensorboard;
+mod tfrecord;
+
+use std::path::Path;
+
+use jsonl::JsonLines;
+use tensorboard::EventFile;
+
+use crate::Result;
+use crate::evaluation::EvaluationReport;
+use crate::trainer::StepReport;
+
+/// Writes a run's metrics. Each call has left the process when it returns, so that a kill loses nothing.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    lines: JsonLines,
+    events: Option<EventFile>,
+}
+
+impl MetricsWriter {
+    /// Opens the metrics of a run directory, and its TensorBoard events in a folder of their own where one is given. `rewind_to`
+    /// keeps what was written up to that step, for a resume; without it the run is a new one and starts empty.
+    pub fn open(
+        run_directory: &Path,
+        tensorboard: Option<&Path>,
+        rewind_to: Option<u64>,
+    ) -> Result<Self> {
+        let lines = JsonLines::open(&run_directory.join("metrics.jsonl"), rewind_to)?;
+        let run = run_directory
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy();
+        let events = tensorboard
+            .map(|folder| EventFile::open(folder, &run, rewind_to))
+            .transpose()?;
+        Ok(Self { lines, events })
+    }
+
+    /// Records an optimizer step.
+    pub fn train(&mut self, report: &StepReport) -> Result<()> {
+        self.lines.write("train", report)?;
+        let Some(events) = &mut self.events else {
+            return Ok(());
+        };
+        let mut scalars = vec![
+            ("loss/train", f64::from(report.loss)),
+            ("learning_rate", report.learning_rate),
+            ("gradient_norm", f64::from(report.grad_norm)),
+            ("tokens_per_second", report.tokens_per_second),
+            ("step_seconds", report.step_seconds),
+            ("data_wait_seconds", report.data_wait_seconds),
+            ("memory_bytes", report.memory_bytes as f64),
+        ];
+        scalars.extend(report.mfu.map(|mfu| ("mfu", mfu)));
+        events.write(report.step, &scalars)
+    }
+
+    /// Records an evaluation.
+    pub fn evaluation(&mut self, report: &EvaluationReport) -> Result<()> {
+        self.lines.write("evaluation", report)?;
+        let Some(events) = &mut self.events else {
+            return Ok(());
+        };
+        let mut scalars = vec![
+            ("loss/validation", report.loss),
+            ("perplexity/validation", report.perplexity),
+        ];
+        scalars.extend(
+            report
+                .bits_per_byte
+                .map(|bits| ("bits_per_byte/validation", bits)),
+        );
+        events.write(report.step, &scalars)
+    }
+
+    /// Makes everything written durable. Called before a checkpoint, so that no checkpoint outlives the metrics that led to it.
+    pub fn flush(&mut self) -> Result<()> {
+        self.lines.sync()?;
+        self.events.as_mut().map_or(Ok(()), EventFile::sync)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(run: &Path, rewind_to: Option<u64>) -> MetricsWriter {
+        MetricsWriter::open(run, Some(&run.join("tensorboard")), rewind_to).unwrap()
+    }
+
+    fn step(step: u64) -> StepReport {
+        StepReport {
+            step,
+            loss: 2.5,
+            learning_rate: 1e-3,
+            grad_norm: 0.75,
+            tokens: step * 4096,
+            tokens_per_second: 1234.5,
+            mfu: None,
+            step_seconds: 3.25,
+            data_wait_seconds: 0.0,
+            memory_bytes: 1 << 30,
+        }
+    }
+
+    fn evaluation(step: u64) -> EvaluationReport {
+        EvaluationReport {
+            step,
+            loss: 2.0,
+            perplexity: 2f64.exp(),
+            bits_per_byte: Some(1.1),
+            tokens: 512,
+        }
+    }
+
+    #[test]
+    fn lines_have_the_contract_s_keys() {
+        let run = tempfile::tempdir().unwrap();
+        let mut metrics = open(run.path(), None);
+        metrics.train(&step(1)).unwrap();
+        metrics.evaluation(&evaluation(1)).unwrap();
+        metrics.flush().unwrap();
+        insta::assert_snapshot!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap(), @r#"
+        {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"memory_bytes":1073741824}
+        {"kind":"evaluation","step":1,"loss":2.0,"perplexity":7.38905609893065,"bits_per_byte":1.1,"tokens":512}
+        "#);
+    }
+
+    #[test]
+    fn a_resumed_run_writes_what_an_uninterrupted_one_writes() {
+        let (straight, resumed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let run = |directory: &Path, rewind_to, steps: std::ops::RangeInclusive<u64>| {
+            let mut metrics = open(directory, rewind_to);
+            for number in steps {
+                metrics.train(&step(number)).unwrap();
+                if number % 2 == 0 {
+                    metrics.evaluation(&evaluation(number)).unwrap();
+                }
+            }
+        };
+        run(straight.path(), None, 1..=10);
+        run(resumed.path(), None, 1..=7);
+        run(resumed.path(), Some(4), 5..=6);
+        run(resumed.path(), Some(6), 7..=10);
+        let lines =
+            |directory: &Path| std::fs::read_to_string(directory.join("metrics.jsonl")).unwrap();
+        assert_eq!(lines(straight.path()), lines(resumed.path()));
+        let events = |directory: &Path| tensorboard::steps_and_tags(&directory.join("tensorboard"));
+        assert_eq!(events(straight.path()), events(resumed.path()));
+    }
+
+    #[test]
+    fn a_new_run_starts_empty() {
+        let run = tempfile::tempdir().unwrap();
+        for _ in 0..2 {
+            let mut metrics = open(run.path(), None);
+            metrics.train(&step(1)).unwrap();
+        }
+        assert_eq!(
+            std::fs::read_to_string(run.path().join("metrics.jsonl"))
+                .unwrap()
+                .lines()
+                .count(),
+            1
+        );
+        assert_eq!(
+            std::fs::read_dir(run.path().join("tensorboard"))
+                .unwrap()
+                .count(),
+            1
+        );
+    }
+}

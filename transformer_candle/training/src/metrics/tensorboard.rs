@@ -1,0 +1,198 @@
+//! `tensorboard/`: one event file a run, in the format TensorBoard itself reads.
+//!
+//! A resume writes a file of its own with the events it keeps and removes the earlier ones: TensorBoard, also one that is
+//! looking, then shows each step once.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::tfrecord::{self, Event, Summary, Value, What};
+use crate::{Result, TrainerError};
+
+/// The open event file.
+#[derive(Debug)]
+pub(super) struct EventFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl EventFile {
+    /// Opens a run's events with those up to a step in it, or empty. Other runs may have theirs in the same folder.
+    pub(super) fn open(folder: &Path, run: &str, rewind_to: Option<u64>) -> Result<Self> {
+        fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
+        let earlier = event_files(folder, run).map_err(TrainerError::io("read", folder))?;
+        let events = match rewind_to {
+            Some(step) => kept(&earlier, step).map_err(TrainerError::io("rewind", folder))?,
+            None => Vec::new(),
+        };
+        let path = unused_name(folder, run);
+        let aside = path.with_file_name(format!(".rewound.tmp-{}", std::process::id()));
+        let file = write_all(&aside, &events).map_err(TrainerError::io("write", &aside))?;
+        fs::rename(&aside, &path).map_err(TrainerError::io("write", &path))?;
+        for file in &earlier {
+            fs::remove_file(file).map_err(TrainerError::io("remove", file))?;
+        }
+        Ok(Self { path, file })
+    }
+
+    /// Appends the scalars of a step.
+    pub(super) fn write(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<()> {
+        let value = |(tag, value): &(&str, f64)| Value {
+            tag: (*tag).to_owned(),
+            simple_value: Some(*value as f32),
+        };
+        let summary = Summary {
+            value: scalars.iter().map(value).collect(),
+        };
+        let event = Event {
+            wall_time: now(),
+            step: step as i64,
+            what: Some(What::Summary(summary)),
+        };
+        tfrecord::write(&mut self.file, &event).map_err(TrainerError::io("write", &self.path))
+    }
+
+    pub(super) fn sync(&mut self) -> Result<()> {
+        self.file
+            .sync_data()
+            .map_err(TrainerError::io("sync", &self.path))
+    }
+}
+
+/// The run's event files, oldest first: their names begin with the time and end with the run.
+fn event_files(folder: &Path, run: &str) -> io::Result<Vec<PathBuf>> {
+    let ending = format!(".{run}");
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("events.out.tfevents.") && name.ends_with(&ending) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The events up to a step, each once, however many files hold it.
+fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
+    let mut seen = HashSet::new();
+    let mut events = Vec::new();
+    for file in files {
+        for event in tfrecord::read(&fs::read(file)?) {
+            let Some(What::Summary(summary)) = &event.what else {
+                continue;
+            };
+            let Some(first) = summary.value.first() else {
+                continue;
+            };
+            if event.step <= last_step as i64 && seen.insert((event.step, first.tag.clone())) {
+                events.push(event);
+            }
+        }
+    }
+    Ok(events)
+}
+
+fn write_all(path: &Path, events: &[Event]) -> io::Result<File> {
+    let mut writer = BufWriter::new(File::create(path)?);
+    let version = Event {
+        wall_time: now(),
+        step: 0,
+        what: Some(What::FileVersion("brain.Event:2".to_owned())),
+    };
+    for event in std::iter::once(&version).chain(events) {
+        tfrecord::write(&mut writer, event)?;
+    }
+    writer.flush()?;
+    let file = writer
+        .into_inner()
+        .map_err(io::IntoInnerError::into_error)?;
+    file.sync_all()?;
+    Ok(file)
+}
+
+/// `events.out.tfevents.<seconds>.<host>.<process>.<count>.<run>`, as TensorBoard's own writers name them.
+fn unused_name(folder: &Path, run: &str) -> PathBuf {
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    let (seconds, process) = (now() as u64, std::process::id());
+    (0_u32..)
+        .map(|count| {
+            folder.join(format!(
+                "events.out.tfevents.{seconds:010}.{host}.{process}.{count}.{run}"
+            ))
+        })
+        .find(|path| !path.exists())
+        .expect("some number is not used")
+}
+
+fn now() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |time| time.as_secs_f64())
+}
+
+/// What TensorBoard would show: (step, tags) of every event of a folder.
+#[cfg(test)]
+pub(super) fn steps_and_tags(folder: &Path) -> Vec<(i64, Vec<String>)> {
+    let files: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert_eq!(files.len(), 1, "one run, one event file");
+    let events = tfrecord::read(&fs::read(&files[0]).unwrap());
+    assert!(matches!(events[0].what, Some(What::FileVersion(_))));
+    let summaries = events.into_iter().filter_map(|event| match event.what {
+        Some(What::Summary(summary)) => Some((
+            event.step,
+            summary.value.into_iter().map(|value| value.tag).collect(),
+        )),
+        _ => None,
+    });
+    summaries.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_two_files_hold_are_kept_once_and_torn_records_are_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut events = EventFile::open(folder.path(), "demo", None).unwrap();
+        for step in 1..=5 {
+            events.write(step, &[("loss/train", 1.0)]).unwrap();
+        }
+        // As a kill between writing the rewound file and removing the earlier one leaves it, with a torn end.
+        let bytes = fs::read(&events.path).unwrap();
+        fs::write(
+            folder
+                .path()
+                .join("events.out.tfevents.0000000001.host.1.0.demo"),
+            &bytes[..bytes.len() - 3],
+        )
+        .unwrap();
+        drop(EventFile::open(folder.path(), "demo", Some(4)).unwrap());
+        let steps: Vec<i64> = steps_and_tags(folder.path())
+            .into_iter()
+            .map(|(step, _)| step)
+            .collect();
+        assert_eq!(steps, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn another_run_s_events_in_the_same_folder_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(EventFile::open(folder.path(), "first", None).unwrap());
+        for _ in 0..2 {
+            drop(EventFile::open(folder.path(), "second", None).unwrap());
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+}

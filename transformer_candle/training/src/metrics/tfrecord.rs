@@ -1,0 +1,161 @@
+//! TFRecord framing and the event messages of TensorBoard.
+//!
+//! A record is `length (u64) | masked CRC of length (u32) | data | masked CRC of data (u32)`, little-endian, with CRC32C
+//! masked as in <https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details>. The messages are the few fields of
+//! TensorFlow's `event.proto` and `summary.proto` that scalars need.
+
+use std::io::{self, Write};
+
+use prost::Message;
+
+/// One line of TensorBoard's log.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Event {
+    /// Seconds since 1970.
+    #[prost(double, tag = "1")]
+    pub(super) wall_time: f64,
+    /// The optimizer step.
+    #[prost(int64, tag = "2")]
+    pub(super) step: i64,
+    #[prost(oneof = "What", tags = "3, 5")]
+    pub(super) what: Option<What>,
+}
+
+/// What an event tells.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(super) enum What {
+    /// `brain.Event:2`, the first record of a file.
+    #[prost(string, tag = "3")]
+    FileVersion(String),
+    #[prost(message, tag = "5")]
+    Summary(Summary),
+}
+
+/// The values of one step.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) value: Vec<Value>,
+}
+
+/// A scalar and its name.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Value {
+    #[prost(string, tag = "1")]
+    pub(super) tag: String,
+    /// A field of a `oneof` on the other side: it is written even when it is zero.
+    #[prost(float, optional, tag = "2")]
+    pub(super) simple_value: Option<f32>,
+}
+
+/// Bytes around the data of a record.
+const HEAD: usize = 12;
+const TAIL: usize = 4;
+
+/// Writes one framed record.
+pub(super) fn write(writer: &mut impl Write, event: &Event) -> io::Result<()> {
+    let data = event.encode_to_vec();
+    let length = (data.len() as u64).to_le_bytes();
+    let mut record = Vec::with_capacity(HEAD + data.len() + TAIL);
+    record.extend(length);
+    record.extend(masked_crc(&length).to_le_bytes());
+    record.extend(&data);
+    record.extend(masked_crc(&data).to_le_bytes());
+    writer.write_all(&record)
+}
+
+/// The events of a file up to its end or to the first record that is torn or damaged.
+pub(super) fn read(mut bytes: &[u8]) -> Vec<Event> {
+    let mut events = Vec::new();
+    while let Some((event, rest)) = read_one(bytes) {
+        events.push(event);
+        bytes = rest;
+    }
+    events
+}
+
+fn read_one(bytes: &[u8]) -> Option<(Event, &[u8])> {
+    let (length, rest) = bytes.split_first_chunk::<8>()?;
+    let (length_crc, rest) = rest.split_first_chunk::<4>()?;
+    if masked_crc(length) != u32::from_le_bytes(*length_crc) {
+        return None;
+    }
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    let (data, rest) = rest.split_at_checked(length)?;
+    let (data_crc, rest) = rest.split_first_chunk::<4>()?;
+    if masked_crc(data) != u32::from_le_bytes(*data_crc) {
+        return None;
+    }
+    Some((Event::decode(data).ok()?, rest))
+}
+
+/// A CRC stored beside data that may itself hold CRCs is rotated and shifted.
+fn masked_crc(data: &[u8]) -> u32 {
+    crc32c::crc32c(data)
+        .rotate_right(15)
+        .wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_crc_is_castagnoli_s_of_rfc_3720() {
+        assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c::crc32c(&[0xff; 32]), 0x62a8_ab43);
+        assert_eq!(crc32c::crc32c(&(0..32).collect::<Vec<u8>>()), 0x46dd_794e);
+        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn a_record_is_the_bytes_that_tensorflow_writes() {
+        // The first record of every file: tf.io.TFRecordWriter's framing of Event(wall_time=1.0, file_version="brain.Event:2").
+        let event = Event {
+            wall_time: 1.0,
+            step: 0,
+            what: Some(What::FileVersion("brain.Event:2".to_owned())),
+        };
+        let mut bytes = Vec::new();
+        write(&mut bytes, &event).unwrap();
+        assert_eq!(&bytes[..8], 24_u64.to_le_bytes());
+        assert_eq!(
+            &bytes[12..36],
+            b"\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0dbrain.Event:2"
+        );
+        assert_eq!(read(&bytes), [event]);
+    }
+
+    #[test]
+    fn a_zero_is_a_value_and_not_an_absent_field() {
+        let value = Value {
+            tag: "loss/train".to_owned(),
+            simple_value: Some(0.0),
+        };
+        assert_eq!(value.encode_to_vec(), b"\x0a\x0aloss/train\x15\0\0\0\0");
+    }
+
+    #[test]
+    fn reading_stops_at_a_torn_or_damaged_record() {
+        let events: Vec<_> = (1..=3)
+            .map(|step| Event {
+                wall_time: 1.0,
+                step,
+                what: None,
+            })
+            .collect();
+        let mut bytes = Vec::new();
+        for event in &events {
+            write(&mut bytes, event).unwrap();
+        }
+        let record = bytes.len() / 3;
+        for torn in 2 * record..bytes.len() {
+            assert_eq!(read(&bytes[..torn]), events[..2]);
+        }
+        for byte in 2 * record..bytes.len() {
+            bytes[byte] ^= 1;
+            assert_eq!(read(&bytes), events[..2], "byte {byte}");
+            bytes[byte] ^= 1;
+        }
+    }
+}
