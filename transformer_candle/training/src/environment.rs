@@ -1,0 +1,155 @@
+//! `environment.json`: the program, the machine and the moment a run was started with, for whoever asks later why two runs differ.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::{Result, TrainerError};
+
+/// The file's name in a run directory.
+pub const FILE_NAME: &str = "environment.json";
+
+/// Where and with what a run was started. Environment variables are not part of it: they may hold secrets.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Environment {
+    /// This program's version.
+    pub version: &'static str,
+    /// The commit it was built from, where the build was told.
+    pub commit: Option<&'static str>,
+    /// `debug` or `release`.
+    pub profile: &'static str,
+    /// The compiler.
+    pub rustc: &'static str,
+    /// The target triple.
+    pub target: &'static str,
+    /// The libraries that decide what is computed, with their versions.
+    pub libraries: Vec<&'static str>,
+    /// The operating system's name and release.
+    pub system: String,
+    /// The machine's name.
+    pub host: String,
+    /// The processor, as it calls itself.
+    pub processor: Option<String>,
+    /// Vector instructions that change which code runs.
+    pub instructions: Vec<&'static str>,
+    /// Cores this process may use.
+    pub cores: usize,
+    /// Threads the run uses.
+    pub threads: usize,
+    /// The machine's memory in bytes.
+    pub memory_bytes: Option<u64>,
+    /// The command line.
+    pub arguments: Vec<String>,
+    /// The folder it was started in.
+    pub current_directory: Option<String>,
+    /// This process.
+    pub process: u32,
+    /// Seconds since 1970.
+    pub started: u64,
+}
+
+impl Environment {
+    /// Of this process, with a run on `threads` threads.
+    pub fn capture(threads: usize) -> Self {
+        let system = rustix::system::uname();
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            commit: Some(env!("BUILT_FROM_COMMIT")).filter(|commit| !commit.is_empty()),
+            profile: if cfg!(debug_assertions) {
+                "debug"
+            } else {
+                "release"
+            },
+            rustc: env!("BUILT_WITH_RUSTC"),
+            target: env!("BUILT_FOR"),
+            libraries: env!("BUILT_WITH_LIBRARIES").split(", ").collect(),
+            system: format!(
+                "{} {}",
+                system.sysname().to_string_lossy(),
+                system.release().to_string_lossy()
+            ),
+            host: system.nodename().to_string_lossy().into_owned(),
+            processor: processor(),
+            instructions: instructions(),
+            cores: thread::available_parallelism().map_or(1, usize::from),
+            threads,
+            memory_bytes: memory_bytes(),
+            arguments: env::args_os()
+                .map(|argument| argument.to_string_lossy().into_owned())
+                .collect(),
+            current_directory: env::current_dir()
+                .ok()
+                .map(|folder| folder.display().to_string()),
+            process: std::process::id(),
+            started: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |time| time.as_secs()),
+        }
+    }
+
+    /// Writes the file into a run directory.
+    pub fn save(&self, run_directory: &Path) -> Result<()> {
+        let path = run_directory.join(FILE_NAME);
+        let mut text = serde_json::to_string_pretty(self).expect("plain values always serialise");
+        text.push('\n');
+        fs::write(&path, text).map_err(TrainerError::io("write", &path))
+    }
+}
+
+fn processor() -> Option<String> {
+    let information = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = information
+        .lines()
+        .find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn instructions() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let found = [
+            ("avx2", is_x86_feature_detected!("avx2")),
+            ("fma", is_x86_feature_detected!("fma")),
+            ("avx512f", is_x86_feature_detected!("avx512f")),
+            ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+            ("sha", is_x86_feature_detected!("sha")),
+        ];
+        found
+            .into_iter()
+            .filter_map(|(name, there)| there.then_some(name))
+            .collect()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    Vec::new()
+}
+
+/// `MemTotal:  8123456 kB`
+fn memory_bytes() -> Option<u64> {
+    let information = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = information
+        .lines()
+        .find(|line| line.starts_with("MemTotal:"))?;
+    let kibibytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_tells_the_program_the_machine_and_the_threads() {
+        let run = tempfile::tempdir().unwrap();
+        Environment::capture(3).save(run.path()).unwrap();
+        let text = fs::read_to_string(run.path().join(FILE_NAME)).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["threads"], 3);
+        assert_eq!(value["version"], env!("CARGO_PKG_VERSION"));
+        assert!(value["rustc"].as_str().unwrap().starts_with("rustc "));
+        assert!(value["libraries"].to_string().contains("candle-core 0."));
+    }
+}
