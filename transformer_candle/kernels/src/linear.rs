@@ -2,9 +2,9 @@
 //!
 //! Legend: N tokens, I inputs, O outputs. Weights are stored [O, I]; transposes are strides, never copies.
 //!
-//! On the CPU the products run in crate `gemm` in f32. BF16 operands are widened panel by panel into the workspace (at most
-//! [`workspace_elements`], under 1.4 million whatever the model) and results are rounded once, from the f32 sum.
-//! `gemm` allocates buffers of its own for packed panels, at most a panel of `k` by its cache block.
+//! On the CPU the products run in crate `gemm`, in f32. BF16 operands are widened block by block into the workspace (at
+//! most 1.4 million elements whatever the model) and results are rounded once, from the f32 sum. `gemm` packs operands into
+//! memory of its own: a buffer a call, no larger than the L3 cache, and one as large as the L2 cache a thread.
 
 use candle_core::DType;
 
@@ -327,7 +327,7 @@ mod tests {
             matches!(
                 small,
                 Error::Workspace {
-                    needed: 27,
+                    needed: 123,
                     actual: 0,
                     ..
                 }
@@ -335,7 +335,7 @@ mod tests {
             "{small}"
         );
         let integers = zeros(&[3, 3], DType::I32);
-        let mut space = workspace(27);
+        let mut space = workspace(123);
         let wrong = forward(
             &integers,
             &integers,

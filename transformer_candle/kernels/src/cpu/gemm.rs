@@ -16,6 +16,8 @@ use crate::Element;
 const BLOCK_M: usize = 512;
 const BLOCK_N: usize = 512;
 const BLOCK_K: usize = 1024;
+/// Elements between the rows of a widened block, so that they do not all fall into the same cache sets.
+const PADDING: usize = 16;
 
 /// A matrix in row-major storage, or the transpose of one.
 #[derive(Clone, Copy)]
@@ -75,49 +77,43 @@ impl<'a, E: Element> Matrix<'a, E> {
     where
         'a: 's,
     {
-        let Self {
-            rows,
-            columns,
-            transposed,
-            ..
-        } = self;
-        if let Some(values) = E::as_f32(self.values) {
-            return Matrix {
-                values,
-                rows,
-                columns,
-                stride: self.stride,
-                transposed,
-            };
-        }
-        let (height, width) = if transposed {
-            (columns, rows)
-        } else {
-            (rows, columns)
+        let (values, stride) = match E::as_f32(self.values) {
+            Some(values) => (values, self.stride),
+            None => self.widen_rows(space),
         };
-        let space = &mut space[..height * width];
-        space
-            .par_chunks_mut(width)
-            .zip(self.values.par_chunks(self.stride))
-            .for_each(|(wide, stored)| {
-                widen_piece(&stored[..width], wide);
-            });
         Matrix {
-            values: space,
-            rows,
-            columns,
-            stride: width,
-            transposed,
+            values,
+            rows: self.rows,
+            columns: self.columns,
+            stride,
+            transposed: self.transposed,
+        }
+    }
+
+    /// The stored rows in f32, and the elements from one to the next.
+    fn widen_rows(self, space: &mut [f32]) -> (&[f32], usize) {
+        let (height, width) = self.stored_size();
+        let stride = width + PADDING;
+        let space = &mut space[..height * stride];
+        let rows = space
+            .par_chunks_mut(stride)
+            .zip(self.values.par_chunks(self.stride));
+        rows.for_each(|(wide, stored)| widen_piece(&stored[..width], &mut wide[..width]));
+        (space, stride)
+    }
+
+    /// Rows and columns as they are stored.
+    fn stored_size(&self) -> (usize, usize) {
+        if self.transposed {
+            (self.columns, self.rows)
+        } else {
+            (self.rows, self.columns)
         }
     }
 
     /// Elements from the first to the last, stored as it is.
     fn extent(&self) -> usize {
-        let (height, width) = if self.transposed {
-            (self.columns, self.rows)
-        } else {
-            (self.rows, self.columns)
-        };
+        let (height, width) = self.stored_size();
         extent(height, width, self.stride)
     }
 
@@ -176,7 +172,12 @@ pub(crate) fn multiply_add<A: Element, B: Element>(
 /// Elements of workspace that a product needs whose operands or result are not f32; at most 1.4 million.
 pub(crate) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
     let (m, n, k) = (m.min(BLOCK_M), n.min(BLOCK_N), k.min(BLOCK_K));
-    m * n + m * k + k * n
+    m * n + panel_for(m, k) + panel_for(k, n)
+}
+
+/// Elements of a widened block, whichever of its sizes is the width.
+fn panel_for(rows: usize, columns: usize) -> usize {
+    rows * columns + PADDING * rows.max(columns)
 }
 
 /// One call of `gemm` where both operands are f32, else one a block.
@@ -201,7 +202,8 @@ fn product<A: Element, B: Element>(
             accumulate,
         );
     }
-    let (space_a, space_b) = workspace.split_at_mut(a.rows.min(BLOCK_M) * a.columns.min(BLOCK_K));
+    let (space_a, space_b) =
+        workspace.split_at_mut(panel_for(a.rows.min(BLOCK_M), a.columns.min(BLOCK_K)));
     for columns in steps(b.columns, BLOCK_N) {
         for depth in steps(a.columns, BLOCK_K) {
             let b = b.part(depth.clone(), columns.clone()).widened(space_b);
