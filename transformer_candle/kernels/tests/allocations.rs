@@ -1,0 +1,195 @@
+//! A training step allocates nothing: the operations write into given buffers and take their scratch from the workspace.
+
+// A global allocator that counts needs `unsafe`.
+#![allow(unsafe_code, non_snake_case)]
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kernels::{
+    Buffer, DType, Device, HeadLayout, adamw, add_rms_norm, attention, cast, embedding, grad_norm,
+    rope, swiglu,
+};
+
+/// The largest allocation since it was last set to zero.
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps `alloc`'s contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps `dealloc`'s contract, and the pointer came from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The largest allocation of a call, in bytes, once everything is warm.
+fn largest(mut call: impl FnMut() -> kernels::Result<()>) -> usize {
+    call().unwrap();
+    LARGEST.store(0, Ordering::Relaxed);
+    call().unwrap();
+    LARGEST.load(Ordering::Relaxed)
+}
+
+fn zeros(shape: &[usize], dtype: DType) -> Buffer {
+    Buffer::zeros(shape, dtype, &Device::Cpu).unwrap()
+}
+
+/// Fails if a call allocates anything beyond the list of its arguments (and rayon's queues).
+fn assert_none(name: &str, call: impl FnMut() -> kernels::Result<()>) {
+    let bytes = largest(call);
+    assert!(bytes <= 4096, "{name} allocates {bytes} bytes");
+}
+
+/// Crate `gemm` packs operands into buffers of its own, so `linear` and `head_cross_entropy` are not in here.
+#[test]
+fn operations_allocate_nothing() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build();
+    pool.unwrap().install(|| {
+        optimizer();
+        for dtype in [DType::F32, DType::BF16] {
+            rows(dtype);
+            heads(dtype);
+        }
+    });
+}
+
+fn optimizer() {
+    const X: usize = 300_000;
+    let [mut weight, grad, mut first, mut second] = [(); 4].map(|()| zeros(&[X], DType::F32));
+    let (mut half, mut remainder) = (zeros(&[X], DType::BF16), zeros(&[X], DType::I16));
+    let (mut norm, mut scalars) = (
+        zeros(&[1], DType::F32),
+        zeros(&[adamw::SCALARS], DType::F32),
+    );
+    let mut workspace = zeros(&[grad_norm::workspace_elements(X)], DType::F32);
+    let settings = adamw::AdamW {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+    };
+    scalars.write(&[1e-3f32, 0.1, 0.05, 1.0, 1.0]).unwrap();
+    assert_none("norm", || {
+        grad_norm::forward(&grad, &mut norm, &mut workspace)
+    });
+    assert_none("clip", || grad_norm::clip(&norm, Some(1.0), &mut scalars));
+    assert_none("adamw", || {
+        adamw::step(
+            &mut weight,
+            None,
+            &grad,
+            &mut first,
+            &mut second,
+            &scalars,
+            &settings,
+            0.1,
+        )
+    });
+    assert_none("split adamw", || {
+        let remainder = Some(&mut remainder);
+        adamw::step(
+            &mut half,
+            remainder,
+            &grad,
+            &mut first,
+            &mut second,
+            &scalars,
+            &settings,
+            0.1,
+        )
+    });
+    assert_none("split", || {
+        cast::split_master(&weight, &mut half, &mut remainder)
+    });
+    assert_none("join", || cast::join_master(&half, &remainder, &mut weight));
+    assert_none("cast", || cast::forward(&weight, &mut half));
+    assert_none("zero", || weight.zero());
+    assert_none("copy", || weight.copy_from(&grad));
+}
+
+fn rows(dtype: DType) {
+    const N: usize = 600;
+    const D: usize = 192;
+    const V: usize = 1000;
+    let (table, ids, mut dtable) = (
+        zeros(&[V, D], dtype),
+        zeros(&[N], DType::U32),
+        zeros(&[V, D], DType::F32),
+    );
+    let [x, branch, dy, mut out, mut sum] = [(); 5].map(|()| zeros(&[N, D], dtype));
+    let (weight, mut inv_rms, mut dweight) = (
+        zeros(&[D], dtype),
+        zeros(&[N], DType::F32),
+        zeros(&[D], DType::F32),
+    );
+    let mut workspace = zeros(&[add_rms_norm::workspace_elements(N, D)], DType::F32);
+    assert_none("embedding", || embedding::forward(&table, &ids, &mut out));
+    assert_none("embedding's gradient", || {
+        embedding::backward(&ids, &dy, &mut dtable)
+    });
+    assert_none("norm", || {
+        add_rms_norm::forward_add(&x, &branch, &weight, 1e-5, &mut sum, &mut out, &mut inv_rms)
+    });
+    assert_none("norm's gradient", || {
+        add_rms_norm::backward(
+            &x,
+            &weight,
+            &inv_rms,
+            &dy,
+            &mut out,
+            &mut dweight,
+            &mut workspace,
+        )
+    });
+    let (gate_up, mut dgate_up) = (zeros(&[N, 2 * D], dtype), zeros(&[N, 2 * D], dtype));
+    assert_none("swiglu", || swiglu::forward(&gate_up, &mut out));
+    assert_none("swiglu's gradient", || {
+        swiglu::backward(&gate_up, &dy, &mut dgate_up)
+    });
+}
+
+fn heads(dtype: DType) {
+    const B: usize = 2;
+    const T: usize = 100;
+    let layout = HeadLayout {
+        heads: 4,
+        kv_heads: 2,
+        head_size: 32,
+    };
+    let [mut qkv, mut dqkv] = [(); 2].map(|()| zeros(&[B * T, layout.packed_width()], dtype));
+    let [mut out, dout] = [(); 2].map(|()| zeros(&[B * T, 128], dtype));
+    let mut lse = zeros(&[B, 4, T], DType::F32);
+    let mut workspace = zeros(&[attention::workspace_elements(&layout, B, T)], DType::F32);
+    let tables = rope::tables(T, 32, 1e4, &Device::Cpu).unwrap();
+    assert_none("rope", || rope::forward(&mut qkv, &layout, &tables, T, 0));
+    assert_none("rope's gradient", || {
+        rope::backward(&mut dqkv, &layout, &tables, T, 0)
+    });
+    assert_none("attention", || {
+        attention::forward(&qkv, &layout, B, T, &mut out, &mut lse, &mut workspace)
+    });
+    assert_none("attention's gradient", || {
+        attention::backward(
+            &qkv,
+            &out,
+            &lse,
+            &dout,
+            &layout,
+            B,
+            T,
+            &mut dqkv,
+            &mut workspace,
+        )
+    });
+}
