@@ -4,7 +4,7 @@
 pub const IGNORED_TARGET: i32 = -100;
 
 /// Packed sequences, row after row; `targets[i]` is the token that follows `inputs[i]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Token ids, `[sequences * sequence_length]`.
     pub inputs: Vec<u32>,
@@ -14,12 +14,23 @@ pub struct Batch {
     pub sequence_length: usize,
     /// How many targets are not ignored.
     pub target_count: usize,
-    /// UTF-8 bytes of text that the targets stand for (end-of-text stands for none); `None` where the tokenizer's
-    /// tokens have no fixed length in bytes (it is not byte-level).
+    /// UTF-8 bytes of text that the targets stand for: the sum of their tokens' lengths in bytes, where end-of-text has
+    /// none. Exact for byte-level tokenizers without a normaliser or prefix space; `None` where a token has no length of
+    /// its own (the tokenizer is not byte-level).
     pub target_bytes: Option<u64>,
 }
 
 impl Batch {
+    pub(crate) fn new(sequence_length: usize, counts_bytes: bool) -> Self {
+        Self {
+            inputs: Vec::new(),
+            targets: Vec::new(),
+            sequence_length,
+            target_count: 0,
+            target_bytes: counts_bytes.then_some(0),
+        }
+    }
+
     /// How many sequences there are.
     pub fn sequences(&self) -> usize {
         self.inputs

@@ -1,35 +1,156 @@
-//! The state to resume from.
+//! The state to resume from: a few numbers a lane, whatever the size of the data set, and what they belong to.
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
-/// Where a lane stands: file (place in the epoch's permutation), group (place in the file's permutation), row.
+use crate::{DataError, DataSource, StreamSettings, Tokenizer};
+
+/// Where a lane stands: after `row` rows of a group. Files and groups are counted in their permuted order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LanePosition {
     /// Place of the file in the epoch's permutation of files.
     pub file: u64,
     /// Place of the group in the file's permutation of groups.
     pub group: u64,
-    /// Rows of the group already taken.
+    /// Rows of the group already taken, skipped ones included.
     pub row: u64,
 }
 
-/// A position between two sequences of the stream.
+/// Where a window starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cursor {
+pub struct WindowStart {
     /// Epoch, from 0.
     pub epoch: u64,
     /// Window of the epoch, from 0.
     pub window: u64,
-    /// Sequences of the window already delivered.
-    pub sequence: u64,
-    /// Where the lanes stood at the window's start; `None` for a lane that has run out of files.
-    pub lanes: Vec<Option<LanePosition>>,
     /// Place in the files' permutation of the first file that no lane has taken.
     pub next_file: u64,
-    /// The stream that the position belongs to.
-    pub identity: StreamIdentity,
+    /// Where the lanes stand; none for a lane without a file.
+    pub lanes: Vec<Option<LanePosition>>,
 }
 
-/// Everything that the order of the stream depends on, as one hash.
+/// A position between two sequences of the stream. As JSON it has under 2 KiB with 16 lanes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StreamIdentity(String);
+pub struct Cursor {
+    /// The stream that the position belongs to.
+    pub identity: StreamIdentity,
+    /// The window.
+    #[serde(flatten)]
+    pub start: WindowStart,
+    /// Sequences of the window already delivered.
+    pub sequence: u64,
+}
+
+impl WindowStart {
+    /// The first window of an epoch, before any lane has a file.
+    pub(crate) fn of_epoch(epoch: u64, lanes: usize) -> Self {
+        Self {
+            epoch,
+            window: 0,
+            next_file: 0,
+            lanes: vec![None; lanes],
+        }
+    }
+}
+
+impl Cursor {
+    /// Refuses a position of another stream.
+    pub(crate) fn checked(self, identity: &StreamIdentity) -> Result<Self, DataError> {
+        match self.identity.difference(identity) {
+            Some(difference) => Err(DataError::Cursor { difference }),
+            None => Ok(self),
+        }
+    }
+}
+
+/// Everything that the order of the stream depends on, as three hashes. A run may be resumed only where they are equal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamIdentity {
+    /// The files' names and sizes in listing order, the revision, the text column.
+    pub data: String,
+    /// The tokenizer's file and the token that ends a document.
+    pub tokenizer: String,
+    /// Seed, sequence length, window, lanes, `max_samples`, held-out fraction, and the version of the order itself.
+    pub order: String,
+}
+
+/// Changes whenever the same settings would give another order.
+const ORDER_VERSION: u64 = 1;
+
+impl StreamIdentity {
+    pub(crate) fn of(
+        source: &DataSource,
+        settings: &StreamSettings,
+        tokenizer: &Tokenizer,
+    ) -> Self {
+        let mut data = Parts::default();
+        data.text(source.describe().revision.as_deref().unwrap_or(""));
+        data.text(source.text_column());
+        for file in source.files() {
+            data.text(&file.name);
+            data.number(file.bytes);
+        }
+        let mut tokens = Parts::default();
+        tokens.text(tokenizer.content_hash());
+        tokens.number(u64::from(tokenizer.end_of_text()));
+        let mut order = Parts::default();
+        for number in [
+            ORDER_VERSION,
+            settings.seed,
+            settings.sequence_length as u64,
+            settings.shuffle_buffer_size as u64,
+            settings.lanes as u64,
+            settings
+                .max_samples
+                .map_or(0, |samples| samples.saturating_add(1)),
+            settings.held_out_fraction.to_bits(),
+        ] {
+            order.number(number);
+        }
+        Self {
+            data: data.hash(),
+            tokenizer: tokens.hash(),
+            order: order.hash(),
+        }
+    }
+
+    /// What differs, in words for a message; none if nothing does.
+    pub fn difference(&self, other: &Self) -> Option<&'static str> {
+        if self.data != other.data {
+            Some("the data set (its revision, files or text column)")
+        } else if self.tokenizer != other.tokenizer {
+            Some("the tokenizer")
+        } else if self.order != other.order {
+            Some(
+                "a setting of the data order (seed, sequence_length, shuffle_buffer_size, max_samples or held_out_fraction)",
+            )
+        } else {
+            None
+        }
+    }
+}
+
+/// Hashes values so that no two lists of values look the same.
+#[derive(Default)]
+struct Parts(Sha256);
+
+impl Parts {
+    fn number(&mut self, number: u64) {
+        self.0.update(number.to_le_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.0.update(text.as_bytes());
+    }
+
+    /// The first 128 bits, in hexadecimal.
+    fn hash(self) -> String {
+        self.0
+            .finalize()
+            .iter()
+            .take(16)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+}

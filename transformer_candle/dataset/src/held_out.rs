@@ -1,43 +1,180 @@
-//! Documents that training never sees.
+//! Documents that training never sees, packed in listing order, the same in every evaluation.
 
+use run_config::ResolvedRun;
+
+use crate::formats::{Document, Row};
+use crate::packing::PackedTokens;
+use crate::selection::Selection;
+use crate::skipped::SkippedRows;
+use crate::stop::Stop;
+use crate::walk::Walk;
 use crate::{Batch, DataError, DataSource, StreamSettings, Tokenizer};
 
-/// Held-out documents, packed in listing order.
-pub struct HeldOut {}
+/// Documents tokenised at a time.
+const DOCUMENTS_AT_ONCE: usize = 64;
+/// An evaluation set ends at the first document behind so many tokens: more tell nothing more about the loss, and those
+/// that were read once stay in memory (64 MiB).
+const MOST_TOKENS: usize = 16 << 20;
+
+/// An evaluation set. Read as far as it is asked for, and only once.
+pub struct HeldOut {
+    name: String,
+    walk: Walk,
+    tokenizer: Tokenizer,
+    packed: PackedTokens,
+    skipped: SkippedRows,
+    /// All that there will be is packed.
+    complete: bool,
+}
 
 impl HeldOut {
-    /// The part of `source` that a [`crate::TokenStream`] with the same settings leaves out.
-    pub fn open(
-        _source: &DataSource,
-        _settings: &StreamSettings,
-        _tokenizer: &Tokenizer,
+    /// The evaluation set of a run: `data.validation_shards` if there are any, else what the run's stream holds out of
+    /// `training`.
+    pub fn from_run(
+        run: &ResolvedRun,
+        training: &DataSource,
+        tokenizer: &Tokenizer,
     ) -> Result<Self, DataError> {
-        unimplemented!()
+        let settings = StreamSettings::from_run(run);
+        match DataSource::validation_from_run(run)? {
+            Some(validation) => Self::whole(&validation, settings.sequence_length, tokenizer),
+            None => Self::open(training, &settings, tokenizer),
+        }
+    }
+
+    /// What a [`crate::TokenStream`] of the same source with the same settings holds out.
+    pub fn open(
+        source: &DataSource,
+        settings: &StreamSettings,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, DataError> {
+        let selection = Selection::of(source, settings.wanted(), &Stop::default())?;
+        Self::over(
+            source,
+            Walk::held_out(source, selection),
+            settings.sequence_length,
+            tokenizer,
+        )
     }
 
     /// All of `source`: a validation set of its own.
     pub fn whole(
-        _source: &DataSource,
-        _sequence_length: usize,
-        _tokenizer: &Tokenizer,
+        source: &DataSource,
+        sequence_length: usize,
+        tokenizer: &Tokenizer,
     ) -> Result<Self, DataError> {
-        unimplemented!()
+        Self::over(source, Walk::all(source), sequence_length, tokenizer)
     }
 
-    /// Batches of `sequences` sequences from the start; the last may be smaller.
-    pub fn batches(&mut self, _sequences: usize) -> HeldOutBatches<'_> {
-        unimplemented!()
+    fn over(
+        source: &DataSource,
+        walk: Walk,
+        sequence_length: usize,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, DataError> {
+        if sequence_length == 0 {
+            return Err(DataError::Setting {
+                setting: "data.sequence_length",
+                must: "at least 1",
+            });
+        }
+        let mut held_out = Self {
+            name: source.name().to_owned(),
+            walk,
+            tokenizer: tokenizer.clone(),
+            packed: PackedTokens::new(sequence_length, tokenizer.end_of_text()),
+            skipped: SkippedRows::default(),
+            complete: false,
+        };
+        if held_out.ready(0)? {
+            Ok(held_out)
+        } else {
+            Err(DataError::NothingHeldOut {
+                name: held_out.name,
+            })
+        }
+    }
+
+    /// Batches of `sequences` sequences (at least one) from the start; the last may be smaller. Texts are tokenised in the
+    /// threads of the current rayon pool.
+    pub fn batches(&mut self, sequences: usize) -> HeldOutBatches<'_> {
+        HeldOutBatches {
+            held_out: self,
+            sequences: sequences.max(1),
+            next: 0,
+            failed: false,
+        }
+    }
+
+    /// Rows left out so far.
+    pub fn skipped(&self) -> SkippedRows {
+        self.skipped
+    }
+
+    /// Reads until sequence `k` is complete; false if there is no such sequence.
+    fn ready(&mut self, k: usize) -> Result<bool, DataError> {
+        while !self.complete && self.packed.targets() < (k + 1) * self.packed.sequence_length() {
+            self.read_more()?;
+        }
+        Ok(k < self.packed.sequences())
+    }
+
+    fn read_more(&mut self) -> Result<(), DataError> {
+        let mut documents: Vec<Document> = Vec::with_capacity(DOCUMENTS_AT_ONCE);
+        while documents.len() < DOCUMENTS_AT_ONCE && !self.complete {
+            match self.walk.next_row()? {
+                Some(Row::Document(document)) => documents.push(document),
+                Some(Row::Skipped(reason)) => self.skipped.count(reason),
+                None => self.complete = true,
+            }
+        }
+        let (texts, ends): (Vec<String>, Vec<bool>) = documents
+            .into_iter()
+            .map(|document| (document.text, document.ends))
+            .unzip();
+        for (ids, ends) in self.tokenizer.encode_batch(&texts)?.into_iter().zip(ends) {
+            self.packed.push(&ids, ends);
+        }
+        self.complete |= self.packed.targets() >= MOST_TOKENS;
+        Ok(())
     }
 }
 
-/// One pass over the held-out documents.
+/// One pass over the held-out documents. Ends after an error.
 pub struct HeldOutBatches<'a> {
-    _held_out: &'a mut HeldOut,
+    held_out: &'a mut HeldOut,
+    sequences: usize,
+    next: usize,
+    failed: bool,
 }
 
 impl Iterator for HeldOutBatches<'_> {
     type Item = Result<Batch, DataError>;
+
     fn next(&mut self) -> Option<Self::Item> {
-        unimplemented!()
+        if self.failed {
+            return None;
+        }
+        let tokenizer = self.held_out.tokenizer.clone();
+        let mut batch = Batch::new(
+            self.held_out.packed.sequence_length(),
+            tokenizer.token_bytes().is_some(),
+        );
+        while batch.sequences() < self.sequences {
+            match self.held_out.ready(self.next) {
+                Ok(true) => {
+                    self.held_out
+                        .packed
+                        .write(self.next, tokenizer.token_bytes(), &mut batch)
+                }
+                Ok(false) => break,
+                Err(error) => {
+                    self.failed = true;
+                    return Some(Err(error));
+                }
+            }
+            self.next += 1;
+        }
+        (!batch.is_empty()).then_some(Ok(batch))
     }
 }

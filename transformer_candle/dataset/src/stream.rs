@@ -1,10 +1,48 @@
-//! The endless stream of packed sequences.
+//! The endless stream of packed sequences, prepared ahead by a thread of its own.
+//!
+//! # The order
+//!
+//! Everything below is a pure function of the [`StreamIdentity`]: the files with their sizes and revision, the tokenizer,
+//! and [`StreamSettings`] without `workers` and `epochs`. Threads, timing, retries, restarts and batch sizes change nothing.
+//!
+//! 1. The training set is the first `max_samples` rows in listing order, or all, without what is held out.
+//! 2. In each epoch the files stand in a line permuted by (seed, epoch). `lanes` of them are open at a time, and each file's
+//!    row groups are permuted by (seed, epoch, file name).
+//! 3. A window is `shuffle_buffer_size` documents (or 64 MiB of text), taken evenly across the lanes; its documents are
+//!    shuffled by (seed, epoch, window), tokenised, joined with `<|endoftext|>` after each and one before the first, and cut
+//!    into sequences; every token of a document is a target exactly once. The last sequence is padded, so that windows do
+//!    not depend on each other.
+//! 4. The sequences of the window are shuffled by (seed, epoch, window).
+//!
+//! The position between two sequences is a [`Cursor`]: the window's place, the lanes' places at the window's start and the
+//! number of sequences delivered. Going on from it reads at most one window again.
+//!
+//! # Memory
+//!
+//! One window in use, one waiting and one in preparation: each at most 64 MiB of text, in tokens (4 bytes each, about the
+//! size of the text), while the one in preparation also holds its text; and for each lane a block of at most 4 MiB of the
+//! file, a page and, of a Parquet footer, one entry a row group. With web text and the default window of 8192 documents
+//! (about 30 MB of text) that is about 150 MB.
 
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use run_config::ResolvedRun;
+
+use crate::cursor::WindowStart;
+use crate::producer::{Message, Producer};
+use crate::selection::Wanted;
+use crate::stop::Stop;
+use crate::window::Window;
 use crate::{Batch, Cursor, DataError, DataSource, SkippedRows, StreamIdentity, Tokenizer};
 
-/// What the order of the stream depends on, besides the source and the tokenizer (and how many threads prepare it).
+/// Files open at the same time, where a run does not say otherwise.
+const LANES: usize = 16;
+/// How long a stream that is dropped waits for its thread; one that hangs in a dead connection ends at its timeout.
+const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
+
+/// What the order of the stream depends on, besides the source and the tokenizer; and how it is prepared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamSettings {
     /// Tokens in a sequence.
@@ -25,42 +63,251 @@ pub struct StreamSettings {
     pub workers: usize,
 }
 
-/// The stream of packed sequences, prepared ahead by a thread of its own.
-pub struct TokenStream {}
+impl StreamSettings {
+    /// The settings of a run. Nothing is held out where the run has validation data of its own.
+    pub fn from_run(run: &ResolvedRun) -> Self {
+        let data = &run.config.data;
+        let held_out_fraction = if data.validation_shards.is_empty() {
+            data.held_out_fraction
+        } else {
+            0.0
+        };
+        Self {
+            sequence_length: data.sequence_length,
+            shuffle_buffer_size: data.shuffle_buffer_size,
+            seed: run.config.runtime.seed,
+            max_samples: run
+                .streaming
+                .as_ref()
+                .and_then(|streaming| streaming.max_samples),
+            lanes: LANES,
+            held_out_fraction,
+            epochs: run.config.scheduler.total_epochs,
+            workers: data.num_workers,
+        }
+    }
+
+    fn check(&self) -> Result<(), DataError> {
+        let at_least_one = [
+            ("data.sequence_length", self.sequence_length as u64),
+            ("data.shuffle_buffer_size", self.shuffle_buffer_size as u64),
+            ("max_samples", self.max_samples.unwrap_or(1)),
+            ("lanes", self.lanes as u64),
+            ("data.num_workers", self.workers as u64),
+        ];
+        match at_least_one.into_iter().find(|(_, value)| *value == 0) {
+            Some((setting, _)) => Err(DataError::Setting {
+                setting,
+                must: "at least 1",
+            }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn wanted(&self) -> Wanted {
+        Wanted {
+            max_samples: self.max_samples,
+            held_out_fraction: self.held_out_fraction,
+        }
+    }
+}
+
+/// Whether anything can still come.
+enum State {
+    Open,
+    /// The last epoch is over.
+    Ended,
+    /// An error was told.
+    Failed,
+}
+
+/// The stream of packed sequences. Dropping it ends its thread.
+pub struct TokenStream {
+    windows: Receiver<Message>,
+    /// The window in use, and how many of its sequences were delivered.
+    window: Option<(Window, usize)>,
+    state: State,
+    /// Where the next call starts.
+    cursor: Cursor,
+    tokenizer: Tokenizer,
+    sequence_length: usize,
+    skipped: SkippedRows,
+    data_wait: Duration,
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl TokenStream {
-    /// Starts at the beginning, or exactly at `cursor`.
+    /// Starts at the beginning, or exactly at `cursor`; refuses a cursor of another stream. Nothing is read yet when this
+    /// returns; what goes wrong with the data is told by [`Self::next_sequences`].
     pub fn open(
-        _source: &DataSource,
-        _settings: &StreamSettings,
-        _tokenizer: &Tokenizer,
-        _cursor: Option<Cursor>,
+        source: &DataSource,
+        settings: &StreamSettings,
+        tokenizer: &Tokenizer,
+        cursor: Option<Cursor>,
     ) -> Result<Self, DataError> {
-        unimplemented!()
+        settings.check()?;
+        let identity = StreamIdentity::of(source, settings, tokenizer);
+        let cursor = match cursor {
+            Some(cursor) => cursor.checked(&identity)?,
+            None => Cursor {
+                identity,
+                start: WindowStart::of_epoch(0, settings.lanes),
+                sequence: 0,
+            },
+        };
+        let stop = Stop::default();
+        // One window waits while another is in use and a third is prepared.
+        let (sender, windows) = sync_channel(1);
+        let producer = Producer::new(
+            source,
+            settings,
+            tokenizer,
+            cursor.start.clone(),
+            stop.clone(),
+        );
+        let thread = std::thread::Builder::new()
+            .name("data".to_owned())
+            .spawn(move || producer.run(&sender));
+        let thread = thread.map_err(|error| DataError::Threads {
+            message: error.to_string(),
+        })?;
+        Ok(Self {
+            windows,
+            window: None,
+            state: State::Open,
+            cursor,
+            tokenizer: tokenizer.clone(),
+            sequence_length: settings.sequence_length,
+            skipped: SkippedRows::default(),
+            data_wait: Duration::ZERO,
+            stop,
+            thread: Some(thread),
+        })
     }
 
-    /// The next `n` sequences; fewer, then none, when the last epoch ends.
-    pub fn next_sequences(&mut self, _n: usize) -> Result<Batch, DataError> {
-        unimplemented!()
+    /// The next `n` sequences; fewer, then none, when the last epoch ends. An error comes after everything that was read
+    /// before it; the cursor then stands where the call started, and the stream is closed.
+    pub fn next_sequences(&mut self, n: usize) -> Result<Batch, DataError> {
+        let tokenizer = self.tokenizer.clone();
+        let mut batch = Batch::new(self.sequence_length, tokenizer.token_bytes().is_some());
+        let mut cursor = None;
+        while batch.sequences() < n {
+            let Some((window, delivered)) = self.current_window()? else {
+                break;
+            };
+            let (tokens, place) = window.sequence(*delivered);
+            tokens.write(place, tokenizer.token_bytes(), &mut batch);
+            *delivered += 1;
+            cursor = Some(if *delivered == window.sequences() {
+                (window.next.clone(), 0)
+            } else {
+                (window.start.clone(), *delivered as u64)
+            });
+        }
+        if let Some((start, sequence)) = cursor {
+            self.cursor.start = start;
+            self.cursor.sequence = sequence;
+        }
+        Ok(batch)
     }
 
-    /// Where the next call starts.
+    /// The window that the next sequence is in; none when the stream has ended.
+    fn current_window(&mut self) -> Result<Option<&mut (Window, usize)>, DataError> {
+        if self
+            .window
+            .as_ref()
+            .is_some_and(|(window, delivered)| *delivered == window.sequences())
+        {
+            self.window = None;
+        }
+        if self.window.is_none() {
+            let Some(window) = self.receive()? else {
+                return Ok(None);
+            };
+            self.skipped += window.skipped;
+            // Only the window that the cursor is in starts behind its first sequence.
+            let delivered = if window.start == self.cursor.start {
+                self.cursor.sequence as usize
+            } else {
+                0
+            };
+            if delivered >= window.sequences() {
+                return Err(DataError::Cursor {
+                    difference: "the content of the files",
+                });
+            }
+            self.window = Some((window, delivered));
+        }
+        Ok(self.window.as_mut())
+    }
+
+    fn receive(&mut self) -> Result<Option<Window>, DataError> {
+        match self.state {
+            State::Open => {}
+            State::Ended => return Ok(None),
+            State::Failed => return Err(DataError::Closed),
+        }
+        let began = Instant::now();
+        let message = self.windows.recv();
+        self.data_wait += began.elapsed();
+        let message = message.unwrap_or_else(|_| {
+            let message =
+                "the data thread broke off; this is a fault of the program, please report it"
+                    .to_owned();
+            Err(DataError::Threads { message })
+        });
+        match message {
+            Ok(Some(window)) => Ok(Some(window)),
+            Ok(None) => {
+                self.state = State::Ended;
+                Ok(None)
+            }
+            Err(error) => {
+                self.state = State::Failed;
+                Err(error)
+            }
+        }
+    }
+
+    /// Where the next call starts. Small: a few numbers a lane.
     pub fn cursor(&self) -> Cursor {
-        unimplemented!()
+        self.cursor.clone()
     }
 
     /// What the order depends on.
     pub fn identity(&self) -> &StreamIdentity {
-        unimplemented!()
+        &self.cursor.identity
     }
 
     /// How long calls have waited for data so far.
     pub fn data_wait(&self) -> Duration {
-        unimplemented!()
+        self.data_wait
     }
 
-    /// Rows left out of what was delivered so far.
+    /// Rows left out of the windows that were delivered from so far.
     pub fn skipped(&self) -> SkippedRows {
-        unimplemented!()
+        self.skipped
+    }
+}
+
+impl Drop for TokenStream {
+    /// The thread is told to stop, and what it still sends is taken so that it can.
+    fn drop(&mut self) {
+        self.stop.order();
+        let until = Instant::now() + LONGEST_FAREWELL;
+        while self.thread.is_some() {
+            match self
+                .windows
+                .recv_timeout(until.saturating_duration_since(Instant::now()))
+            {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => self.thread = None,
+                Err(RecvTimeoutError::Disconnected) => {
+                    // That the thread broke off was told where its message was missing.
+                    let _ = self.thread.take().map(JoinHandle::join);
+                }
+            }
+        }
     }
 }

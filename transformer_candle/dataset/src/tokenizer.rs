@@ -1,46 +1,275 @@
-//! Text to token ids.
+//! Text to token ids, with the Hugging Face tokenizers library.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+use tokenizers::DecoderWrapper;
 
 use crate::DataError;
 
-/// A tokenizer whose bytes are pinned by a hash; cloning shares it.
+/// The token that ends a document.
+const END_OF_TEXT: &str = "<|endoftext|>";
+/// Other names that tokenizers give it, looked for among the special tokens that a run names.
+const OTHER_NAMES: [&str; 6] = [
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<|end|>",
+    "[EOS]",
+];
+
+/// A tokenizer whose file is pinned by a hash; cloning shares it.
+///
+/// Text never becomes a special token: a document that spells `<|endoftext|>` is tokenised letter by letter, so that data
+/// cannot end a document or pretend to be a user. No special tokens are added, nothing is cut off or padded.
 #[derive(Clone)]
-pub struct Tokenizer {}
+pub struct Tokenizer(Arc<Loaded>);
+
+struct Loaded {
+    path: PathBuf,
+    tokenizer: tokenizers::Tokenizer,
+    content_hash: String,
+    end_of_text: u32,
+    vocab_size: usize,
+    /// UTF-8 bytes that each token stands for, where that is a property of the token alone.
+    token_bytes: Option<Vec<u32>>,
+}
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`; `end_of_text` names the token that ends a document (`<|endoftext|>`).
-    pub fn load(_path: &Path, _end_of_text: &str) -> Result<Self, DataError> {
-        unimplemented!()
+    /// Reads a `tokenizer.json`. It must have the token `<|endoftext|>`, or one of `special_tokens` must be a usual name for
+    /// it (`</s>`, `<eos>`, ...).
+    pub fn load(path: &Path, special_tokens: &[String]) -> Result<Self, DataError> {
+        let unusable = |message: String| DataError::Tokenizer {
+            path: path.to_owned(),
+            message,
+        };
+        let bytes = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes)
+            .map_err(|error| unusable(error.to_string()))?;
+        tokenizer
+            .with_truncation(None)
+            .map_err(|error| unusable(error.to_string()))?;
+        tokenizer.with_padding(None);
+        tokenizer.set_encode_special_tokens(true);
+        let named = OTHER_NAMES
+            .into_iter()
+            .filter(|name| special_tokens.iter().any(|token| token == name));
+        let end_of_text = [END_OF_TEXT]
+            .into_iter()
+            .chain(named)
+            .find_map(|name| tokenizer.token_to_id(name));
+        let end_of_text = end_of_text.ok_or_else(|| {
+            unusable(format!(
+                "it has no token `{END_OF_TEXT}` to end a document with; train it with that token, or name its own \
+                 (such as `</s>`) in tokenizer.special_tokens"
+            ))
+        })?;
+        let vocab_size = tokenizer
+            .get_vocab(true)
+            .values()
+            .max()
+            .map_or(0, |&id| id as usize + 1);
+        let token_bytes = token_bytes(&tokenizer, vocab_size);
+        let content_hash = Sha256::digest(&bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Ok(Self(Arc::new(Loaded {
+            path: path.to_owned(),
+            tokenizer,
+            content_hash,
+            end_of_text,
+            vocab_size,
+            token_bytes,
+        })))
     }
 
-    /// Ids of each text, no special tokens added.
-    pub fn encode_batch(&self, _texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
-        unimplemented!()
+    /// Ids of each text, in the threads of the current rayon pool.
+    pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
+        texts.par_iter().map(|text| self.encode(text)).collect()
     }
 
     /// Ids of one text.
-    pub fn encode(&self, _text: &str) -> Result<Vec<u32>, DataError> {
-        unimplemented!()
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        let encoding = self
+            .0
+            .tokenizer
+            .encode_fast(text, false)
+            .map_err(|error| self.failed(error.as_ref()))?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// Text of ids; special tokens leave no text.
-    pub fn decode(&self, _ids: &[u32]) -> Result<String, DataError> {
-        unimplemented!()
+    pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
+        self.0
+            .tokenizer
+            .decode(ids, true)
+            .map_err(|error| self.failed(error.as_ref()))
     }
 
-    /// Number of tokens, added ones included (the highest id plus one).
+    /// Number of ids: the highest one plus one.
     pub fn vocab_size(&self) -> usize {
-        unimplemented!()
+        self.0.vocab_size
     }
 
     /// The id that ends a document.
     pub fn end_of_text(&self) -> u32 {
-        unimplemented!()
+        self.0.end_of_text
     }
 
     /// SHA-256 of the file, in hexadecimal.
     pub fn content_hash(&self) -> &str {
-        unimplemented!()
+        &self.0.content_hash
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// UTF-8 bytes that each id stands for (a special token stands for none); none where a token's length depends on its
+    /// place, as in tokenizers that are not byte-level.
+    pub fn token_bytes(&self) -> Option<&[u32]> {
+        self.0.token_bytes.as_deref()
+    }
+
+    fn failed(&self, error: &(dyn std::error::Error + Send + Sync)) -> DataError {
+        DataError::Tokenizer {
+            path: self.0.path.clone(),
+            message: error.to_string(),
+        }
+    }
+}
+
+/// In a byte-level vocabulary a character of a token is a byte of text.
+fn token_bytes(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Option<Vec<u32>> {
+    if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+        return None;
+    }
+    let mut bytes = vec![0; vocab_size];
+    for (token, id) in tokenizer.get_vocab(false) {
+        bytes[id as usize] = token.chars().count() as u32;
+    }
+    for (id, token) in tokenizer.get_added_tokens_decoder() {
+        bytes[id as usize] = if token.special {
+            0
+        } else {
+            token.content.len() as u32
+        };
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::sync::OnceLock;
+
+    use super::*;
+
+    /// A byte-level BPE of the 256 bytes, a few merges and end-of-text.
+    pub(crate) fn byte_tokenizer() -> Tokenizer {
+        static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
+        let load = || {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("tokenizer.json");
+            std::fs::write(&path, tokenizer_json(END_OF_TEXT)).unwrap();
+            Tokenizer::load(&path, &[]).unwrap()
+        };
+        TOKENIZER.get_or_init(load).clone()
+    }
+
+    pub(crate) fn tokenizer_json(end_of_text: &str) -> String {
+        let mut alphabet: Vec<char> = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet()
+            .into_iter()
+            .collect();
+        alphabet.sort_unstable();
+        let merges = ["t h", "th e", "i n", "Ġ d", "o c"];
+        let tokens = alphabet
+            .iter()
+            .map(char::to_string)
+            .chain(merges.iter().map(|merge| merge.replace(' ', "")));
+        let vocab: serde_json::Map<_, _> = tokens
+            .enumerate()
+            .map(|(id, token)| (token, id.into()))
+            .collect();
+        let byte_level = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        serde_json::json!({
+            "version": "1.0",
+            "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+            "padding": null,
+            "added_tokens": [{"id": vocab.len(), "content": end_of_text, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true}],
+            "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": vocab, "merges": merges, "dropout": null, "unk_token": null,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                "ignore_merges": false}
+        })
+        .to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{byte_tokenizer, tokenizer_json};
+    use super::*;
+
+    #[test]
+    fn every_text_comes_back_and_every_byte_is_counted() {
+        let tokenizer = byte_tokenizer();
+        let token_bytes = tokenizer.token_bytes().unwrap();
+        for text in [
+            "the docking thing",
+            "\u{e9}\u{4e2d}\u{1f600}\r\n\0",
+            "",
+            "longer than the file's truncation allows",
+        ] {
+            let ids = tokenizer.encode(text).unwrap();
+            assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+            assert_eq!(
+                ids.iter().map(|&id| token_bytes[id as usize]).sum::<u32>() as usize,
+                text.len(),
+                "{text}"
+            );
+        }
+        assert_eq!(token_bytes[tokenizer.end_of_text() as usize], 0);
+        assert_eq!(tokenizer.vocab_size(), 262);
+    }
+
+    #[test]
+    fn text_never_becomes_a_special_token() {
+        let tokenizer = byte_tokenizer();
+        let ids = tokenizer.encode("a <|endoftext|> b").unwrap();
+        assert!(!ids.contains(&tokenizer.end_of_text()));
+        assert_eq!(tokenizer.decode(&ids).unwrap(), "a <|endoftext|> b");
+    }
+
+    #[test]
+    fn the_end_of_text_may_have_another_name_if_the_run_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, tokenizer_json("</s>")).unwrap();
+        let error = Tokenizer::load(&path, &[]).err().unwrap().to_string();
+        assert!(
+            error.contains("<|endoftext|>") && error.contains("tokenizer.json"),
+            "{error}"
+        );
+        let tokenizer = Tokenizer::load(&path, &["<pad>".to_owned(), "</s>".to_owned()]).unwrap();
+        assert_eq!(tokenizer.end_of_text(), 261);
+    }
+
+    #[test]
+    fn a_file_that_is_missing_or_no_tokenizer_is_an_error_that_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        for content in [None, Some("{}"), Some("not json")] {
+            if let Some(content) = content {
+                std::fs::write(&path, content).unwrap();
+            }
+            let error = Tokenizer::load(&path, &[]).err().unwrap().to_string();
+            assert!(error.contains("tokenizer.json"), "{error}");
+        }
     }
 }

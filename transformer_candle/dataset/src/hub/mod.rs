@@ -1,12 +1,15 @@
-//! A thin client of the Hugging Face Hub.
+//! A thin client of the Hugging Face Hub: what commit a name stands for, which files it has, and their bytes by range.
+//!
+//! The token goes to the endpoint's own origin and nowhere else: redirects (every large file is served from a signed
+//! address of another host) are followed here, one by one, and messages never show an address's query.
 
-/// Where the Hub is and how to talk to it.
-#[derive(Clone)]
-pub struct HubSettings {
-    /// `https://huggingface.co`, or `HF_ENDPOINT`.
-    pub endpoint: String,
-    /// `HF_TOKEN`; sent to the endpoint's host only.
-    pub token: Option<String>,
-    /// `HF_HUB_OFFLINE`: refuse to ask.
-    pub offline: bool,
-}
+mod card;
+mod client;
+mod file;
+mod layout;
+mod repository;
+mod retry;
+mod settings;
+
+pub(crate) use repository::Repository;
+pub use settings::HubSettings;

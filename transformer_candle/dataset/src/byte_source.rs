@@ -1,0 +1,197 @@
+//! Bytes of a file by range, whether it lies on this disk or on the Hub, and sequential reading over them.
+
+use std::fs::File;
+use std::io::{self, BufRead, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use crate::DataError;
+
+/// A file that can be read anywhere.
+pub(crate) trait ByteSource: Send + Sync {
+    /// The file's name in the listing, for messages.
+    fn name(&self) -> &str;
+
+    /// Its length.
+    fn length(&self) -> u64;
+
+    /// How many bytes one read should ask for.
+    fn preferred_read(&self) -> u64;
+
+    /// Exactly the bytes from `start` on; the range lies inside the file.
+    fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError>;
+}
+
+/// A file on this machine.
+pub(crate) struct LocalFile {
+    name: String,
+    path: PathBuf,
+    length: u64,
+    file: Mutex<File>,
+}
+
+impl LocalFile {
+    /// `length` is the listed one: a file that has become shorter is noticed when its end is read.
+    pub(crate) fn open(name: &str, path: &Path, length: u64) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(DataError::io(path))?;
+        Ok(Self {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            length,
+            file: Mutex::new(file),
+        })
+    }
+}
+
+impl ByteSource for LocalFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn preferred_read(&self) -> u64 {
+        1 << 20
+    }
+
+    fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = vec![0; length];
+        file.seek(SeekFrom::Start(start))
+            .and_then(|_| file.read_exact(&mut bytes))
+            .map_err(DataError::io(&self.path))?;
+        Ok(bytes.into())
+    }
+}
+
+/// Reads `start..end` of a file in order, a block of the preferred size at a time.
+pub(crate) struct RangeReader {
+    source: Arc<dyn ByteSource>,
+    position: u64,
+    end: u64,
+    block: Bytes,
+}
+
+impl RangeReader {
+    pub(crate) fn new(source: Arc<dyn ByteSource>, start: u64, end: u64) -> Self {
+        let end = end.min(source.length());
+        Self {
+            source,
+            position: start,
+            end,
+            block: Bytes::new(),
+        }
+    }
+
+    /// Offset in the file of the next byte.
+    pub(crate) fn position(&self) -> u64 {
+        self.position - self.block.len() as u64
+    }
+}
+
+impl BufRead for RangeReader {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.block.is_empty() && self.position < self.end {
+            let length = self.source.preferred_read().min(self.end - self.position);
+            self.block = self.source.read(self.position, length as usize)?;
+            self.position += length;
+        }
+        Ok(&self.block)
+    }
+
+    fn consume(&mut self, amount: usize) {
+        let _ = self.block.split_to(amount);
+    }
+}
+
+impl Read for RangeReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let available = self.fill_buf()?;
+        let length = available.len().min(buffer.len());
+        buffer[..length].copy_from_slice(&available[..length]);
+        self.consume(length);
+        Ok(length)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! A file in memory that counts what is read of it.
+
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    pub(crate) struct MemoryFile {
+        bytes: Bytes,
+        preferred: u64,
+        read: AtomicU64,
+    }
+
+    impl MemoryFile {
+        pub(crate) fn new(bytes: impl Into<Bytes>, preferred: u64) -> Arc<Self> {
+            Arc::new(Self {
+                bytes: bytes.into(),
+                preferred,
+                read: AtomicU64::new(0),
+            })
+        }
+
+        pub(crate) fn bytes_read(&self) -> u64 {
+            self.read.load(Ordering::Relaxed)
+        }
+    }
+
+    impl ByteSource for MemoryFile {
+        fn name(&self) -> &'static str {
+            "memory"
+        }
+
+        fn length(&self) -> u64 {
+            self.bytes.len() as u64
+        }
+
+        fn preferred_read(&self) -> u64 {
+            self.preferred
+        }
+
+        fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
+            self.read.fetch_add(length as u64, Ordering::Relaxed);
+            Ok(self.bytes.slice(start as usize..start as usize + length))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::MemoryFile;
+    use super::*;
+
+    #[test]
+    fn a_range_is_read_in_blocks_and_no_further() {
+        let file = MemoryFile::new((0_u8..100).collect::<Vec<_>>(), 16);
+        let mut reader = RangeReader::new(Arc::clone(&file) as _, 10, 50);
+        let mut first = [0; 3];
+        reader.read_exact(&mut first).unwrap();
+        assert_eq!((first, reader.position()), ([10, 11, 12], 13));
+        let mut rest = Vec::new();
+        reader.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, (13_u8..50).collect::<Vec<_>>());
+        assert_eq!(file.bytes_read(), 40);
+    }
+
+    #[test]
+    fn a_file_that_became_shorter_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        std::fs::write(&path, "short").unwrap();
+        let file = LocalFile::open("a.txt", &path, 10).unwrap();
+        let error = file.read(0, 10).unwrap_err();
+        assert!(matches!(&error, DataError::Io { .. }), "{error}");
+        assert!(error.to_string().contains("a.txt"));
+    }
+}

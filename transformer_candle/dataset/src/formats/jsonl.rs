@@ -1,0 +1,301 @@
+//! JSON Lines: every line is an object whose text field is a document.
+//!
+//! An uncompressed file is cut at byte offsets, so that a group is found without reading what lies before it: group `k`
+//! is the lines that start in bytes `k * size .. (k + 1) * size`, with `size` a 256th of the file but at least 64 KiB and
+//! at most 4 MiB (about 1000 lines of web text).
+
+use std::fmt;
+use std::io::{self, BufRead};
+use std::sync::Arc;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+
+use super::{DocumentFile, MAX_DOCUMENT_BYTES, Row};
+use crate::DataError;
+use crate::byte_source::{ByteSource, RangeReader};
+use crate::skipped::SkipReason;
+
+/// A line may be this long: the text, escaped, and the other fields.
+const MAX_LINE_BYTES: usize = 4 * MAX_DOCUMENT_BYTES;
+
+pub(crate) struct JsonlFile {
+    source: Arc<dyn ByteSource>,
+    text_column: String,
+    group_bytes: u64,
+    reader: RangeReader,
+    group_end: u64,
+}
+
+impl JsonlFile {
+    pub(crate) fn open(source: Arc<dyn ByteSource>, text_column: &str) -> Result<Self, DataError> {
+        let mut start = RangeReader::new(Arc::clone(&source), 0, 4096);
+        refuse_array(
+            source.name(),
+            start
+                .fill_buf()
+                .map_err(|error| DataError::from_decoder(source.name(), error))?,
+        )?;
+        let group_bytes = (source.length() / 256).clamp(64 << 10, 4 << 20);
+        let reader = RangeReader::new(Arc::clone(&source), 0, 0);
+        Ok(Self {
+            source,
+            text_column: text_column.to_owned(),
+            group_bytes,
+            reader,
+            group_end: 0,
+        })
+    }
+
+    fn decoder_error(&self, error: io::Error) -> DataError {
+        DataError::from_decoder(self.source.name(), error)
+    }
+}
+
+impl DocumentFile for JsonlFile {
+    fn groups(&self) -> Option<u64> {
+        Some(self.source.length().div_ceil(self.group_bytes))
+    }
+
+    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
+        let start = group * self.group_bytes;
+        if start >= self.source.length() {
+            return Ok(false);
+        }
+        self.group_end = start + self.group_bytes;
+        // The line that contains the byte before the group belongs to the group before.
+        self.reader = RangeReader::new(Arc::clone(&self.source), start.saturating_sub(1), u64::MAX);
+        if start > 0 {
+            read_line(&mut self.reader).map_err(|error| self.decoder_error(error))?;
+        }
+        for _ in 0..row {
+            self.next_row()?;
+        }
+        Ok(true)
+    }
+
+    fn next_row(&mut self) -> Result<Option<Row>, DataError> {
+        while self.reader.position() < self.group_end {
+            match read_line(&mut self.reader).map_err(|error| self.decoder_error(error))? {
+                None => return Ok(None),
+                Some(line) => {
+                    if let Some(row) = line.row(&self.text_column) {
+                        return Ok(Some(row));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A `.json` file may hold JSON Lines; one array of everything could only be read whole.
+pub(super) fn refuse_array(file: &str, start: &[u8]) -> Result<(), DataError> {
+    if start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
+        let message =
+            "it is one JSON array; write one JSON object a line (JSON Lines) instead".to_owned();
+        return Err(DataError::Format {
+            file: file.to_owned(),
+            message,
+        });
+    }
+    Ok(())
+}
+
+/// A line without its end, as far as a line may be long.
+pub(super) struct Line {
+    bytes: Vec<u8>,
+    too_long: bool,
+}
+
+/// The next line; none at the end of the file. What a line has beyond [`MAX_LINE_BYTES`] is passed over.
+pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
+    let mut line = Line {
+        bytes: Vec::new(),
+        too_long: false,
+    };
+    let mut at_end = true;
+    loop {
+        let available = reader.fill_buf()?;
+        if available.is_empty() {
+            return Ok(if at_end { None } else { Some(line) });
+        }
+        at_end = false;
+        let newline = available.iter().position(|&byte| byte == b'\n');
+        let part = &available[..newline.unwrap_or(available.len())];
+        line.too_long |= line.bytes.len() + part.len() > MAX_LINE_BYTES;
+        if !line.too_long {
+            line.bytes.extend_from_slice(part);
+        }
+        let used = part.len() + usize::from(newline.is_some());
+        reader.consume(used);
+        if newline.is_some() {
+            return Ok(Some(line));
+        }
+    }
+}
+
+impl Line {
+    /// The row that the line is; none for a blank line.
+    pub(super) fn row(self, text_column: &str) -> Option<Row> {
+        if self.too_long {
+            return Some(Row::Skipped(SkipReason::TooLong));
+        }
+        let Ok(line) = str::from_utf8(&self.bytes) else {
+            return Some(Row::Skipped(SkipReason::NotUtf8));
+        };
+        if line.trim().is_empty() {
+            return None;
+        }
+        let mut deserializer = serde_json::Deserializer::from_str(line);
+        let text = Field { name: text_column }
+            .deserialize(&mut deserializer)
+            .and_then(|text| deserializer.end().map(|()| text));
+        Some(match text {
+            Ok(Some(text)) => Row::from_bytes(text.into_bytes(), true),
+            Ok(None) => Row::Skipped(SkipReason::Null),
+            Err(_) => Row::Skipped(SkipReason::Malformed),
+        })
+    }
+}
+
+/// Takes one field of a JSON object, a text or null, and passes over all others.
+struct Field<'a> {
+    name: &'a str,
+}
+
+impl<'de> DeserializeSeed<'de> for Field<'_> {
+    type Value = Option<String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Field<'_> {
+    type Value = Option<String>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "an object with a text `{}`", self.name)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut text = None;
+        let mut found = false;
+        while let Some(key) = map.next_key::<std::borrow::Cow<'de, str>>()? {
+            if key != self.name {
+                map.next_value::<IgnoredAny>()?;
+            } else if std::mem::replace(&mut found, true) {
+                return Err(A::Error::custom("the text is given twice"));
+            } else {
+                text = map.next_value()?;
+            }
+        }
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{all_rows, rest_of_group, texts};
+    use super::*;
+    use crate::byte_source::testing::MemoryFile;
+
+    fn open(text: &str) -> JsonlFile {
+        JsonlFile::open(MemoryFile::new(text.to_owned(), 1000), "text").unwrap()
+    }
+
+    #[test]
+    fn every_line_is_in_exactly_one_group_wherever_the_cuts_fall() {
+        for length in [1, 17, 90, 700] {
+            let lines: Vec<String> = (0..5000)
+                .map(|i| format!("{i} {}", "x".repeat(i % length)))
+                .collect();
+            let text: String = lines
+                .iter()
+                .map(|line| format!("{{\"id\": [1, {{}}], \"text\": \"{line}\"}}\n"))
+                .collect();
+            let mut file = open(&text);
+            assert!(file.groups().unwrap() > 1);
+            let rows = all_rows(&mut file);
+            assert_eq!(rows.len() as u64, file.groups().unwrap());
+            assert_eq!(texts(&rows), lines);
+        }
+    }
+
+    #[test]
+    fn seeking_a_row_reads_on_as_if_the_rows_before_had_been_read() {
+        let text: String = (0..9000)
+            .map(|i| format!("{{\"text\": \"document {i}\"}}\n"))
+            .collect();
+        let mut file = open(&text);
+        let rows = all_rows(&mut file);
+        for (group, row) in [(0, 3), (1, 0), (2, 1000)] {
+            assert!(file.seek(group, row).unwrap());
+            assert_eq!(
+                rest_of_group(&mut file),
+                rows[group as usize][row as usize..]
+            );
+        }
+    }
+
+    #[test]
+    fn bad_lines_are_told_apart_and_blank_ones_are_nothing() {
+        let mut bytes = br#"{"text": "good"}
+{"other": 1}
+{"text": null}
+
+{"text": ""}
+{"text": 3}
+{"text": "cut off
+["text"]
+{"text": "a", "text": "b"}
+{"text": "surrogate \ud800"}
+"#
+        .to_vec();
+        bytes.extend_from_slice(b"{\"text\": \"\xff\"}\n  \r\n{\"te\\u0078t\": \"l\\u00e4st\"}");
+        let mut file = JsonlFile::open(MemoryFile::new(bytes, 1 << 20), "text").unwrap();
+        let rows = all_rows(&mut file);
+        let skipped: Vec<_> = rows[0]
+            .iter()
+            .filter_map(|row| match row {
+                Row::Skipped(reason) => Some(*reason),
+                Row::Document(_) => None,
+            })
+            .collect();
+        use SkipReason::{Empty, Malformed, NotUtf8, Null};
+        assert_eq!(
+            skipped,
+            [
+                Null, Null, Empty, Malformed, Malformed, Malformed, Malformed, Malformed, NotUtf8
+            ]
+        );
+        assert_eq!(texts(&rows), ["good", "l\u{e4}st"]);
+    }
+
+    #[test]
+    fn a_line_or_text_over_the_limit_is_passed_over() {
+        let text = format!(
+            "{{\"text\": \"{}\"}}\n{{\"text\": \"{}\"}}\n{{\"text\": \"next\"}}\n",
+            "a".repeat(MAX_LINE_BYTES),
+            "b".repeat(MAX_DOCUMENT_BYTES + 1)
+        );
+        let mut file = JsonlFile::open(MemoryFile::new(text, 8 << 20), "text").unwrap();
+        let rows = all_rows(&mut file);
+        let flat: Vec<_> = rows.into_iter().flatten().collect();
+        assert_eq!(
+            flat[..2],
+            [
+                Row::Skipped(SkipReason::TooLong),
+                Row::Skipped(SkipReason::TooLong)
+            ]
+        );
+        assert_eq!(texts(&[flat]), ["next"]);
+    }
+
+    #[test]
+    fn one_json_array_is_refused_with_the_way_out() {
+        let source = MemoryFile::new("\n [{\"text\": \"a\"}]", 100);
+        let error = JsonlFile::open(source, "text").err().unwrap();
+        assert!(error.to_string().contains("JSON Lines"), "{error}");
+    }
+}

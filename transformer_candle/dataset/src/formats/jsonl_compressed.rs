@@ -1,0 +1,207 @@
+//! JSON Lines in gzip or Zstandard: a group is 256 lines.
+//!
+//! Such a file can only be read from its start, so its groups keep their order and going back to one reads the file
+//! again up to it. Uncompressed JSON Lines and Parquet have neither limit.
+
+use std::io::{BufRead, BufReader};
+use std::sync::Arc;
+
+use super::jsonl::{read_line, refuse_array};
+use super::{Compression, DocumentFile, Row};
+use crate::DataError;
+use crate::byte_source::{ByteSource, RangeReader};
+
+/// Rows of a group.
+const GROUP_ROWS: u64 = 256;
+
+pub(crate) struct CompressedJsonlFile {
+    source: Arc<dyn ByteSource>,
+    compression: Compression,
+    text_column: String,
+    reader: Box<dyn BufRead + Send>,
+    /// Group and row before which the reader stands.
+    group: u64,
+    row: u64,
+}
+
+impl CompressedJsonlFile {
+    pub(crate) fn open(
+        source: Arc<dyn ByteSource>,
+        compression: Compression,
+        text_column: &str,
+    ) -> Result<Self, DataError> {
+        let mut reader = decompress(&source, compression)?;
+        refuse_array(
+            source.name(),
+            reader
+                .fill_buf()
+                .map_err(|error| DataError::from_decoder(source.name(), error))?,
+        )?;
+        Ok(Self {
+            source,
+            compression,
+            text_column: text_column.to_owned(),
+            reader,
+            group: 0,
+            row: 0,
+        })
+    }
+
+    /// The next row of the file, blank lines passed over; counts it.
+    fn read_row(&mut self) -> Result<Option<Row>, DataError> {
+        loop {
+            let line = read_line(&mut self.reader)
+                .map_err(|error| DataError::from_decoder(self.source.name(), error))?;
+            let Some(line) = line else { return Ok(None) };
+            if let Some(row) = line.row(&self.text_column) {
+                self.row += 1;
+                return Ok(Some(row));
+            }
+        }
+    }
+
+    /// True where only white space is left.
+    fn at_end(&mut self) -> Result<bool, DataError> {
+        loop {
+            let rest = self
+                .reader
+                .fill_buf()
+                .map_err(|error| DataError::from_decoder(self.source.name(), error))?;
+            let blank = rest
+                .iter()
+                .take_while(|byte| byte.is_ascii_whitespace())
+                .count();
+            if blank < rest.len() || rest.is_empty() {
+                return Ok(rest.is_empty());
+            }
+            self.reader.consume(blank);
+        }
+    }
+}
+
+impl DocumentFile for CompressedJsonlFile {
+    fn groups(&self) -> Option<u64> {
+        None
+    }
+
+    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
+        if (group, row) < (self.group, self.row) {
+            self.reader = decompress(&self.source, self.compression)?;
+            (self.group, self.row) = (0, 0);
+        }
+        while (self.group, self.row) < (group, row) {
+            if self.row == GROUP_ROWS && self.group < group {
+                (self.group, self.row) = (self.group + 1, 0);
+            } else if self.read_row()?.is_none() {
+                return Ok(self.group == group);
+            }
+        }
+        Ok(row > 0 || !self.at_end()?)
+    }
+
+    fn next_row(&mut self) -> Result<Option<Row>, DataError> {
+        if self.row == GROUP_ROWS {
+            Ok(None)
+        } else {
+            self.read_row()
+        }
+    }
+}
+
+fn decompress(
+    source: &Arc<dyn ByteSource>,
+    compression: Compression,
+) -> Result<Box<dyn BufRead + Send>, DataError> {
+    let packed = RangeReader::new(Arc::clone(source), 0, u64::MAX);
+    Ok(match compression {
+        Compression::None => Box::new(packed),
+        Compression::Gzip => Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(packed))),
+        Compression::Zstd => Box::new(BufReader::new(
+            zstd::Decoder::with_buffer(packed)
+                .map_err(|error| DataError::from_decoder(source.name(), error))?,
+        )),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::super::testing::{all_rows, rest_of_group, texts};
+    use super::*;
+    use crate::byte_source::testing::MemoryFile;
+
+    fn gzip(text: &str) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn lines(range: std::ops::Range<u32>) -> String {
+        range
+            .map(|i| format!("{{\"text\": \"document {i}\"}}\n\n"))
+            .collect()
+    }
+
+    fn expected(range: std::ops::Range<u32>) -> Vec<String> {
+        range.map(|i| format!("document {i}")).collect()
+    }
+
+    #[test]
+    fn gzip_members_and_zstd_frames_are_read_one_after_the_other() {
+        let members = [gzip(&lines(0..400)), gzip(&lines(400..1000))].concat();
+        let frame = |range| zstd::encode_all(lines(range).as_bytes(), 1).unwrap();
+        let frames = [frame(0..400), frame(400..1000)].concat();
+        for (bytes, compression) in [(members, Compression::Gzip), (frames, Compression::Zstd)] {
+            let mut file =
+                CompressedJsonlFile::open(MemoryFile::new(bytes, 64), compression, "text").unwrap();
+            let rows = all_rows(&mut file);
+            assert_eq!(
+                rows.iter().map(Vec::len).collect::<Vec<_>>(),
+                [256, 256, 256, 232]
+            );
+            assert_eq!(texts(&rows), expected(0..1000));
+        }
+    }
+
+    #[test]
+    fn any_row_can_be_sought_forwards_and_backwards() {
+        let source = MemoryFile::new(gzip(&lines(0..600)), 1 << 20);
+        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text").unwrap();
+        let rows = all_rows(&mut file);
+        for (group, row) in [(1, 200), (0, 0), (2, 87), (2, 88), (0, 256), (1, 0)] {
+            assert!(file.seek(group, row).unwrap(), "{group} {row}");
+            assert_eq!(
+                rest_of_group(&mut file),
+                rows[group as usize][row as usize..],
+                "{group} {row}"
+            );
+        }
+        assert!(!file.seek(3, 0).unwrap());
+        assert_eq!(
+            (file.rows(2).unwrap(), file.rows(3).unwrap()),
+            (Some(88), None)
+        );
+    }
+
+    #[test]
+    fn a_file_of_exactly_one_group_has_no_second() {
+        let source = MemoryFile::new(gzip(&lines(0..256)), 1 << 20);
+        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text").unwrap();
+        assert_eq!(all_rows(&mut file).len(), 1);
+    }
+
+    #[test]
+    fn a_cut_off_file_is_an_error_that_names_it() {
+        let mut bytes = gzip(&lines(0..600));
+        bytes.truncate(bytes.len() / 2);
+        let mut file =
+            CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text")
+                .unwrap();
+        let error = (0..3).find_map(|group| file.rows(group).err()).unwrap();
+        assert!(
+            matches!(&error, DataError::Format { file, .. } if file == "memory"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,196 @@
+//! A file as groups of documents. One file here per format; this one is what they share.
+//!
+//! A *group* is what can be read on its own: the unit that is permuted, held out and resumed at. A Parquet row group, a
+//! stretch of a JSON Lines file, a piece of a text file. A *row* is a place in a group whether it holds a usable document
+//! or not, so that positions do not depend on what is skipped.
+
+mod jsonl;
+mod jsonl_compressed;
+mod parquet;
+mod text;
+#[cfg(test)]
+pub(crate) mod writing;
+
+use std::sync::Arc;
+
+use crate::DataError;
+use crate::byte_source::ByteSource;
+use crate::skipped::SkipReason;
+
+/// Longer texts are left out: one broken line must not become a window of its own.
+pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
+
+/// A text that becomes tokens in one go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Document {
+    /// The text; never empty.
+    pub text: String,
+    /// End-of-text follows (not after the pieces of a text file before its last).
+    pub ends: bool,
+}
+
+/// What a row holds.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Row {
+    Document(Document),
+    Skipped(SkipReason),
+}
+
+impl Row {
+    /// A whole document, if the bytes can be one.
+    fn from_bytes(bytes: Vec<u8>, ends: bool) -> Self {
+        if bytes.len() > MAX_DOCUMENT_BYTES {
+            return Self::Skipped(SkipReason::TooLong);
+        }
+        match String::from_utf8(bytes) {
+            Err(_) => Self::Skipped(SkipReason::NotUtf8),
+            Ok(text) if text.is_empty() => Self::Skipped(SkipReason::Empty),
+            Ok(text) => Self::Document(Document { text, ends }),
+        }
+    }
+}
+
+/// An open file: a reader that stands before a row of a group.
+pub(crate) trait DocumentFile: Send {
+    /// How many groups there are, where that is known without reading the file; `None` means that groups can only be
+    /// read one after the other.
+    fn groups(&self) -> Option<u64>;
+
+    /// Moves before `row` of `group`; false if there is no such group.
+    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError>;
+
+    /// The next row of the group; none at its end.
+    fn next_row(&mut self) -> Result<Option<Row>, DataError>;
+
+    /// How many rows a group has; none if there is no such group. Moves the reader.
+    fn rows(&mut self, group: u64) -> Result<Option<u64>, DataError> {
+        if !self.seek(group, 0)? {
+            return Ok(None);
+        }
+        let mut rows = 0;
+        while self.next_row()?.is_some() {
+            rows += 1;
+        }
+        Ok(Some(rows))
+    }
+}
+
+/// How a file's name says it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Format {
+    Parquet,
+    Jsonl(Compression),
+    Text,
+}
+
+/// How a JSON Lines file is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Format {
+    /// By the name's ending, in any case; none if it is not one of ours.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        let name = name.to_ascii_lowercase();
+        let (stem, compression) = match name.rsplit_once('.') {
+            Some((stem, "gz")) => (stem, Compression::Gzip),
+            Some((stem, "zst")) => (stem, Compression::Zstd),
+            _ => (name.as_str(), Compression::None),
+        };
+        match (stem.rsplit_once('.')?.1, compression) {
+            ("parquet", Compression::None) => Some(Self::Parquet),
+            ("txt", Compression::None) => Some(Self::Text),
+            ("jsonl" | "ndjson" | "json", compression) => Some(Self::Jsonl(compression)),
+            _ => None,
+        }
+    }
+
+    /// The format whatever the compression: files of one kind make up a data set.
+    pub(crate) fn kind(self) -> Self {
+        match self {
+            Self::Jsonl(_) => Self::Jsonl(Compression::None),
+            other => other,
+        }
+    }
+
+    /// Opens `source` for reading the column or field `text_column`.
+    pub(crate) fn open(
+        self,
+        source: Arc<dyn ByteSource>,
+        text_column: &str,
+    ) -> Result<Box<dyn DocumentFile>, DataError> {
+        Ok(match self {
+            Self::Parquet => Box::new(parquet::ParquetFile::open(source, text_column)?),
+            Self::Jsonl(Compression::None) => {
+                Box::new(jsonl::JsonlFile::open(source, text_column)?)
+            }
+            Self::Jsonl(compression) => Box::new(jsonl_compressed::CompressedJsonlFile::open(
+                source,
+                compression,
+                text_column,
+            )?),
+            Self::Text => Box::new(text::TextFile::open(source)),
+        })
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// Every row of every group.
+    pub(crate) fn all_rows(file: &mut dyn DocumentFile) -> Vec<Vec<Row>> {
+        let mut groups = Vec::new();
+        while file.seek(groups.len() as u64, 0).unwrap() {
+            groups.push(rest_of_group(file));
+        }
+        groups
+    }
+
+    /// The rows from where the reader stands.
+    pub(crate) fn rest_of_group(file: &mut dyn DocumentFile) -> Vec<Row> {
+        std::iter::from_fn(|| file.next_row().unwrap()).collect()
+    }
+
+    /// The texts among the rows.
+    pub(crate) fn texts(rows: &[Vec<Row>]) -> Vec<&str> {
+        rows.iter()
+            .flatten()
+            .filter_map(|row| match row {
+                Row::Document(document) => Some(document.text.as_str()),
+                Row::Skipped(_) => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn formats_are_told_by_their_endings() {
+        assert_eq!(
+            Format::of("data/train-00000-of-00001.parquet"),
+            Some(Format::Parquet)
+        );
+        assert_eq!(
+            Format::of("a.JSONL.gz"),
+            Some(Format::Jsonl(Compression::Gzip))
+        );
+        assert_eq!(
+            Format::of("a.ndjson.zst"),
+            Some(Format::Jsonl(Compression::Zstd))
+        );
+        assert_eq!(Format::of("a.json"), Some(Format::Jsonl(Compression::None)));
+        assert_eq!(Format::of("book.txt"), Some(Format::Text));
+        for other in [
+            "a.parquet.gz",
+            "a.csv",
+            "README.md",
+            "parquet",
+            ".gitattributes",
+            "a.txt.gz",
+        ] {
+            assert_eq!(Format::of(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! One HTTP request and what its answer means.
+
+use std::io::Read;
+use std::ops::Range;
+
+use ureq::Agent;
+use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, LINK, LOCATION, RANGE, RETRY_AFTER};
+use ureq::http::{HeaderMap, HeaderName, Response, StatusCode, Uri};
+
+use super::retry::{Failure, Patience, ordered_wait};
+use super::settings::HubSettings;
+use crate::DataError;
+use crate::stop::Stop;
+
+/// Redirects followed for one request.
+const MOST_REDIRECTS: usize = 5;
+/// A page of a listing or a card is shorter than this.
+const LONGEST_TEXT: u64 = 64 << 20;
+
+/// Talks to one endpoint; safe to share between threads.
+pub(crate) struct HubClient {
+    settings: HubSettings,
+    agent: Agent,
+    endpoint: Uri,
+}
+
+/// A text and where its next page is.
+pub(super) struct Page {
+    pub text: String,
+    pub next: Option<String>,
+}
+
+/// An answer after redirects.
+struct Answer {
+    url: String,
+    response: Response<ureq::Body>,
+}
+
+impl HubClient {
+    pub(crate) fn new(settings: HubSettings) -> Result<Self, DataError> {
+        let endpoint: Uri = settings
+            .endpoint
+            .parse()
+            .map_err(|_| not_an_address(&settings.endpoint))?;
+        if !matches!(endpoint.scheme_str(), Some("http" | "https")) || endpoint.host().is_none() {
+            return Err(not_an_address(&settings.endpoint));
+        }
+        if settings
+            .token
+            .as_deref()
+            .is_some_and(|token| !token.chars().all(|c| c.is_ascii_graphic()))
+        {
+            let problem =
+                "holds characters that no token has; copy it again from the Hub's settings page"
+                    .to_owned();
+            return Err(DataError::HubSetting {
+                setting: "HF_TOKEN",
+                problem,
+            });
+        }
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_resolve(Some(settings.silence))
+            .timeout_connect(Some(settings.silence))
+            .timeout_recv_response(Some(settings.silence))
+            .timeout_per_read(Some(settings.silence))
+            .timeout_per_write(Some(settings.silence))
+            .max_idle_connections(64)
+            .max_idle_connections_per_host(32)
+            .user_agent(concat!("transformer_candle/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .new_agent();
+        Ok(Self {
+            settings,
+            agent,
+            endpoint,
+        })
+    }
+
+    pub(super) fn endpoint(&self) -> &str {
+        &self.settings.endpoint
+    }
+
+    pub(super) fn patience<'a>(&'a self, stop: &'a Stop) -> Patience<'a> {
+        Patience::new(&self.settings, stop)
+    }
+
+    /// The text at `url`, asked for until it comes or a refusal is final.
+    pub(super) fn text(&self, url: &str) -> Result<Page, DataError> {
+        let stop = Stop::default();
+        let mut patience = self.patience(&stop);
+        loop {
+            match self.try_text(url) {
+                Ok(page) => return Ok(page),
+                Err(failure) => patience.wait(failure)?,
+            }
+        }
+    }
+
+    fn try_text(&self, url: &str) -> Result<Page, Failure> {
+        let Answer { url, response } = self.follow(url, None)?;
+        if response.status() != StatusCode::OK {
+            return Err(self.refusal(&url, &response));
+        }
+        let next = header(response.headers(), &LINK).and_then(next_link);
+        let expected = response.body().content_length();
+        let mut bytes = Vec::new();
+        let read = response
+            .into_body()
+            .into_reader()
+            .take(LONGEST_TEXT)
+            .read_to_end(&mut bytes);
+        read.map_err(|error| passing(&url, error.to_string()))?;
+        if expected.is_some_and(|expected| expected > bytes.len() as u64) {
+            return Err(passing(&url, "the answer was cut off".to_owned()));
+        }
+        let text = String::from_utf8(bytes)
+            .map_err(|_| passing(&url, "the answer is not text".to_owned()))?;
+        Ok(Page { text, next })
+    }
+
+    /// Appends the bytes `range` of a file of `length` bytes to `buffer`, as many as come; says which address gave them.
+    pub(super) fn try_range(
+        &self,
+        url: &str,
+        range: Range<u64>,
+        length: u64,
+        buffer: &mut Vec<u8>,
+        stop: &Stop,
+    ) -> Result<String, Failure> {
+        let Answer { url, response } = self.follow(url, Some(&range))?;
+        if response.status() != StatusCode::PARTIAL_CONTENT {
+            return Err(self.refusal(&url, &response));
+        }
+        let given = header(response.headers(), &CONTENT_RANGE).and_then(content_range);
+        match given {
+            Some((first, last, total))
+                if first == range.start && last < range.end && total == Some(length) =>
+            {
+                let expected = (last + 1 - first) as usize;
+                read_body(response, expected, buffer, stop)
+                    .map_err(|message| passing(&url, message))?;
+                Ok(url)
+            }
+            Some((_, _, Some(total))) if total != length => {
+                Err(Failure::Final(DataError::Answer {
+                    url: shown(&url),
+                    message: format!(
+                        "the file has {total} bytes, its listing says {length}: the data set was changed"
+                    ),
+                }))
+            }
+            _ => Err(passing(
+                &url,
+                "the answer holds another part of the file than was asked for".to_owned(),
+            )),
+        }
+    }
+
+    /// Asks, and goes where the answer points; the token goes along to the endpoint's own origin only.
+    fn follow(&self, url: &str, range: Option<&Range<u64>>) -> Result<Answer, Failure> {
+        let mut url = url.to_owned();
+        for _ in 0..=MOST_REDIRECTS {
+            let uri: Uri = url
+                .parse()
+                .map_err(|_| answer(&url, "it points to what is no address"))?;
+            let mut request = self.agent.get(&uri);
+            if let Some(token) = self.settings.token.as_ref().filter(|_| self.is_own(&uri)) {
+                request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+            }
+            if let Some(range) = range {
+                request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
+            }
+            let mut response = request.call().map_err(|error| transport(&url, &error))?;
+            if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+                return Ok(Answer { url, response });
+            }
+            let target =
+                header(response.headers(), &LOCATION).and_then(|target| absolute(&uri, target));
+            // A short body that has been read leaves the connection fit for the next request.
+            let _ = response.body_mut().with_config().limit(4096).read_to_vec();
+            url = target.ok_or_else(|| answer(&url, "it redirects to nowhere"))?;
+        }
+        Err(answer(&url, "it redirects in a circle"))
+    }
+
+    /// Whether an address has the endpoint's scheme, host and port.
+    pub(super) fn is_own(&self, uri: &Uri) -> bool {
+        origin(uri) == origin(&self.endpoint)
+    }
+
+    /// What an answer without the content means.
+    fn refusal(&self, url: &str, response: &Response<ureq::Body>) -> Failure {
+        let status = response.status().as_u16();
+        let headers = response.headers();
+        let own = url.parse::<Uri>().is_ok_and(|uri| self.is_own(&uri));
+        // A signed address of another host that refuses has expired; a fresh one is asked for.
+        let passing_status = matches!(status, 200 | 408 | 425 | 429 | 500..=599);
+        if passing_status || (!own && matches!(status, 400..=499)) {
+            let wait = ordered_wait(header(headers, &RETRY_AFTER), header(headers, &RATE_LIMIT));
+            let message = match status {
+                200 => "it sent the whole file instead of the part asked for".to_owned(),
+                _ => format!("it answered {}", response.status()),
+            };
+            return Failure::Passing {
+                url: shown(url),
+                message,
+                wait,
+            };
+        }
+        let hint = match (status, self.settings.token.is_some()) {
+            (401 | 403, false) => {
+                "the data set is gated or private, or there is none of this name: check the name, or set HF_TOKEN"
+            }
+            (401 | 403, true) => {
+                "the token in HF_TOKEN may not read this: accept the data set's conditions on its page, or use another token"
+            }
+            (404, false) => {
+                "there is no such data set, revision or file: check the name (private ones need HF_TOKEN)"
+            }
+            (404, true) => "there is no such data set, revision or file: check the name",
+            _ => "the Hub does not accept the request",
+        };
+        Failure::Final(DataError::Refused {
+            url: shown(url),
+            status,
+            hint: hint.to_owned(),
+        })
+    }
+}
+
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+
+fn read_body(
+    response: Response<ureq::Body>,
+    expected: usize,
+    buffer: &mut Vec<u8>,
+    stop: &Stop,
+) -> Result<(), String> {
+    let mut reader = response.into_body().into_reader();
+    let end = buffer.len() + expected;
+    let mut piece = [0; 64 << 10];
+    while buffer.len() < end {
+        if stop.check().is_err() {
+            return Err("no longer wanted".to_owned());
+        }
+        let wanted = piece.len().min(end - buffer.len());
+        match reader.read(&mut piece[..wanted]) {
+            Ok(0) => return Err("the answer was cut off".to_owned()),
+            Ok(read) => buffer.extend_from_slice(&piece[..read]),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    // What lies behind the last byte is nothing; having read it lets the connection serve the next request.
+    let _ = reader.read(&mut piece[..1]);
+    Ok(())
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// `bytes 5-9/100` as first, last, total.
+fn content_range(value: &str) -> Option<(u64, u64, Option<u64>)> {
+    let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+    (first <= last).then(|| (first, last, total.parse().ok()))
+}
+
+/// The address of `rel="next"` in a `Link` header.
+fn next_link(value: &str) -> Option<String> {
+    let next = value
+        .split(',')
+        .find(|link| link.contains("rel=\"next\""))?;
+    Some(next.split_once('<')?.1.split_once('>')?.0.to_owned())
+}
+
+fn absolute(base: &Uri, target: &str) -> Option<String> {
+    if target.starts_with("http://") || target.starts_with("https://") {
+        return Some(target.to_owned());
+    }
+    let path = target
+        .strip_prefix('/')
+        .filter(|path| !path.starts_with('/'))?;
+    Some(format!(
+        "{}://{}/{path}",
+        base.scheme_str()?,
+        base.authority()?
+    ))
+}
+
+fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
+    let port = uri.port_u16().or(match uri.scheme_str() {
+        Some("https") => Some(443),
+        Some("http") => Some(80),
+        _ => None,
+    });
+    (
+        uri.scheme_str(),
+        uri.host().map(str::to_ascii_lowercase),
+        port,
+    )
+}
+
+/// An address for messages: signatures and other secrets are in the query.
+pub(super) fn shown(url: &str) -> String {
+    url.split(['?', '#']).next().unwrap_or_default().to_owned()
+}
+
+fn passing(url: &str, message: String) -> Failure {
+    Failure::Passing {
+        url: shown(url),
+        message,
+        wait: None,
+    }
+}
+
+fn answer(url: &str, message: &str) -> Failure {
+    Failure::Final(DataError::Answer {
+        url: shown(url),
+        message: message.to_owned(),
+    })
+}
+
+/// What went wrong before there was an answer. Wrong addresses stay wrong; the rest of the network comes and goes.
+fn transport(url: &str, error: &ureq::Error) -> Failure {
+    match error {
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => answer(
+            url,
+            "the request cannot be made: check HF_ENDPOINT and the proxy settings",
+        ),
+        error => passing(url, error.to_string()),
+    }
+}
+
+fn not_an_address(endpoint: &str) -> DataError {
+    DataError::HubSetting {
+        setting: "HF_ENDPOINT",
+        problem: format!(
+            "is `{}`, which is not an address like https://huggingface.co",
+            shown(endpoint)
+        ),
+    }
+}
+
+#[cfg(test)]
+pub(super) fn quick(endpoint: &str, token: Option<&str>) -> HubSettings {
+    HubSettings {
+        endpoint: endpoint.to_owned(),
+        token: token.map(str::to_owned),
+        pause: std::time::Duration::from_millis(1),
+        silence: std::time::Duration::from_millis(500),
+        ..HubSettings::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_understood_or_refused() {
+        assert_eq!(content_range("bytes 5-9/100"), Some((5, 9, Some(100))));
+        assert_eq!(content_range("bytes 5-9/*"), Some((5, 9, None)));
+        assert_eq!(content_range("bytes */100"), None);
+        assert_eq!(content_range("bytes 9-5/100"), None);
+        let link = "<http://h/p?a=1>; rel=\"prev\", <http://h/p?cursor=x>; rel=\"next\"";
+        assert_eq!(next_link(link).as_deref(), Some("http://h/p?cursor=x"));
+        assert_eq!(next_link("<http://h/p>; rel=\"last\""), None);
+    }
+
+    #[test]
+    fn only_the_endpoint_s_own_origin_is_trusted() {
+        let client = HubClient::new(quick("https://hub.example", Some("t"))).unwrap();
+        for (url, own) in [
+            ("https://hub.example/x", true),
+            ("https://HUB.example:443/x", true),
+            ("http://hub.example/x", false),
+            ("https://hub.example:444/x", false),
+            ("https://cdn.hub.example/x", false),
+            ("https://hub.example.evil/x", false),
+        ] {
+            assert_eq!(client.is_own(&url.parse().unwrap()), own, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_redirect_may_be_relative_to_the_host() {
+        let base = "https://h:8/a/b?c".parse().unwrap();
+        assert_eq!(absolute(&base, "/x?y").as_deref(), Some("https://h:8/x?y"));
+        assert_eq!(absolute(&base, "http://o/x").as_deref(), Some("http://o/x"));
+        assert_eq!(
+            (absolute(&base, "//o/x"), absolute(&base, "ftp://o")),
+            (None, None)
+        );
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_refused_without_showing_the_token() {
+        let error = HubClient::new(quick("huggingface.co", None)).err().unwrap();
+        assert!(error.to_string().starts_with("HF_ENDPOINT"), "{error}");
+        let error = HubClient::new(quick("https://h", Some("hf_se cret\n")))
+            .err()
+            .unwrap();
+        assert!(
+            error.to_string().starts_with("HF_TOKEN") && !error.to_string().contains("cret"),
+            "{error}"
+        );
+        assert!(!format!("{:?}", quick("https://h", Some("hf_secret"))).contains("hf_secret"));
+    }
+}

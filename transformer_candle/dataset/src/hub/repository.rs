@@ -1,0 +1,236 @@
+//! A data set on the Hub at one commit: its card, its listing, the addresses of its files.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::client::HubClient;
+use super::file::HubFile;
+use super::layout::{self, ListedFile};
+use super::settings::HubSettings;
+use crate::DataError;
+use crate::stop::Stop;
+
+/// Pages of one listing; the Hub puts a thousand entries on one.
+const MOST_PAGES: usize = 10_000;
+
+/// A pinned data set.
+#[derive(Clone)]
+pub(crate) struct Repository {
+    client: Arc<HubClient>,
+    name: String,
+    revision: String,
+}
+
+#[derive(Deserialize)]
+struct RevisionAnswer {
+    sha: String,
+}
+
+#[derive(Deserialize)]
+struct TreeEntry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+}
+
+impl Repository {
+    /// Asks which commit `revision` (a branch, tag or commit; else `main`) is, and stays with it.
+    pub(crate) fn pin(
+        settings: HubSettings,
+        name: &str,
+        revision: Option<&str>,
+    ) -> Result<Self, DataError> {
+        if !is_dataset_name(name) {
+            return Err(DataError::DatasetName {
+                name: name.to_owned(),
+            });
+        }
+        if settings.offline {
+            return Err(DataError::Offline {
+                name: name.to_owned(),
+            });
+        }
+        let client = Arc::new(HubClient::new(settings)?);
+        let revision = encode(revision.unwrap_or("main"), false);
+        let url = format!(
+            "{}/api/datasets/{name}/revision/{revision}",
+            client.endpoint()
+        );
+        let answer: RevisionAnswer = parse(&url, &client.text(&url)?.text)?;
+        if answer.sha.len() < 7 || !answer.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(DataError::Answer {
+                url,
+                message: "it names no commit".to_owned(),
+            });
+        }
+        Ok(Self {
+            client,
+            name: name.to_owned(),
+            revision: answer.sha,
+        })
+    }
+
+    /// The commit.
+    pub(crate) fn revision(&self) -> &str {
+        &self.revision
+    }
+
+    /// The files of a split, chosen as the `datasets` library chooses them.
+    pub(crate) fn files(
+        &self,
+        config: Option<&str>,
+        split: &str,
+    ) -> Result<Vec<ListedFile>, DataError> {
+        let card = self.card()?;
+        layout::choose(&self.name, card.as_deref(), config, split, |folder| {
+            self.tree(folder)
+        })
+    }
+
+    /// Opens one of the files.
+    pub(crate) fn open(&self, file: &str, length: u64, stop: &Stop) -> HubFile {
+        let url = self.resolve(file);
+        HubFile::new(
+            Arc::clone(&self.client),
+            file.to_owned(),
+            url,
+            length,
+            stop.clone(),
+        )
+    }
+
+    fn resolve(&self, path: &str) -> String {
+        format!(
+            "{}/datasets/{}/resolve/{}/{}",
+            self.client.endpoint(),
+            self.name,
+            self.revision,
+            encode(path, true)
+        )
+    }
+
+    /// The text of `README.md`; none if there is none.
+    fn card(&self) -> Result<Option<String>, DataError> {
+        match self.client.text(&self.resolve("README.md")) {
+            Ok(page) => Ok(Some(page.text)),
+            Err(DataError::Refused { status: 404, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Every file below `folder`, sorted; none if there is no such folder.
+    fn tree(&self, folder: &str) -> Result<Vec<ListedFile>, DataError> {
+        let slash = if folder.is_empty() { "" } else { "/" };
+        let folder = encode(folder, true);
+        let mut url = format!(
+            "{}/api/datasets/{}/tree/{}{slash}{folder}?recursive=true&expand=false",
+            self.client.endpoint(),
+            self.name,
+            self.revision
+        );
+        let mut files = Vec::new();
+        for _ in 0..MOST_PAGES {
+            let page = match self.client.text(&url) {
+                Err(DataError::Refused { status: 404, .. }) if !folder.is_empty() => {
+                    return Ok(Vec::new());
+                }
+                page => page?,
+            };
+            let entries: Vec<TreeEntry> = parse(&url, &page.text)?;
+            files.extend(
+                entries
+                    .into_iter()
+                    .filter(|entry| entry.kind == "file")
+                    .map(|entry| ListedFile {
+                        path: entry.path,
+                        bytes: entry.size,
+                    }),
+            );
+            match page.next {
+                Some(next) if next != url => url = next,
+                _ => {
+                    files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+                    return Ok(files);
+                }
+            }
+        }
+        Err(DataError::Answer {
+            url: super::client::shown(&url),
+            message: "the listing does not end".to_owned(),
+        })
+    }
+}
+
+fn parse<T: for<'de> Deserialize<'de>>(url: &str, text: &str) -> Result<T, DataError> {
+    serde_json::from_str(text).map_err(|error| DataError::Answer {
+        url: super::client::shown(url),
+        message: error.to_string(),
+    })
+}
+
+/// `owner/name` or an old name without an owner.
+fn is_dataset_name(name: &str) -> bool {
+    let mut parts = name.split('/');
+    let part = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    };
+    parts.by_ref().take(2).all(part) && parts.next().is_none()
+}
+
+/// Percent-encodes for a path; slashes stay only where they separate folders.
+fn encode(text: &str, slashes_stay: bool) -> String {
+    use std::fmt::Write as _;
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (slashes_stay && byte == b'/')
+        {
+            encoded.push(byte as char);
+        } else {
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_data_sets_are_told_from_paths_and_tricks() {
+        for name in ["HuggingFaceFW/fineweb", "wikitext", "a-b/c_d.e"] {
+            assert!(is_dataset_name(name), "{name}");
+        }
+        for name in [
+            "",
+            "a/b/c",
+            "/a",
+            "a/",
+            "../etc",
+            "a/..",
+            "a b",
+            "a?b",
+            "http://x/y",
+            "a/b#c",
+        ] {
+            assert!(!is_dataset_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn paths_are_encoded_by_segment_and_revisions_whole() {
+        assert_eq!(encode("data/a b#1.parquet", true), "data/a%20b%231.parquet");
+        assert_eq!(
+            encode("refs/convert/parquet", false),
+            "refs%2Fconvert%2Fparquet"
+        );
+        assert_eq!(encode("\u{e9}?", true), "%C3%A9%3F");
+    }
+}

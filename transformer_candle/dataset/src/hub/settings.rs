@@ -1,0 +1,82 @@
+//! Where the Hub is, who asks, and how patient the asking is.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How to talk to the Hub. [`HubSettings::from_environment`] reads what `huggingface_hub` reads.
+#[derive(Clone)]
+pub struct HubSettings {
+    /// Where it is, without a final slash.
+    pub endpoint: String,
+    /// Sent to the endpoint only.
+    pub token: Option<String>,
+    /// Refuse to ask.
+    pub offline: bool,
+    /// How often something is tried without a byte of progress.
+    pub attempts: u32,
+    /// The pause after the first failure; it doubles with each further one, up to a minute.
+    pub pause: Duration,
+    /// How long the other side may be silent.
+    pub silence: Duration,
+}
+
+impl Default for HubSettings {
+    fn default() -> Self {
+        Self {
+            endpoint: "https://huggingface.co".to_owned(),
+            token: None,
+            offline: false,
+            attempts: 8,
+            pause: Duration::from_millis(500),
+            silence: Duration::from_secs(20),
+        }
+    }
+}
+
+impl HubSettings {
+    /// `HF_ENDPOINT`, `HF_TOKEN` (else the file that `hf auth login` writes below `HF_HOME`) and `HF_HUB_OFFLINE`.
+    pub fn from_environment() -> Self {
+        let mut settings = Self::default();
+        if let Some(endpoint) = variable("HF_ENDPOINT") {
+            settings.endpoint = endpoint.trim_end_matches('/').to_owned();
+        }
+        settings.token = variable("HF_TOKEN").or_else(stored_token);
+        settings.offline = variable("HF_HUB_OFFLINE").is_some_and(|value| {
+            ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
+        });
+        settings
+    }
+}
+
+/// The token is shown as present or absent only.
+impl fmt::Debug for HubSettings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("HubSettings")
+            .field("endpoint", &self.endpoint)
+            .field("token", &self.token.as_ref().map(|_| "set"))
+            .field("offline", &self.offline)
+            .field("attempts", &self.attempts)
+            .field("pause", &self.pause)
+            .field("silence", &self.silence)
+            .finish()
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name)
+        .ok()
+        .map(|value| value.trim().to_owned())
+        .filter(|value| !value.is_empty())
+}
+
+fn stored_token() -> Option<String> {
+    let path = match (variable("HF_TOKEN_PATH"), variable("HF_HOME")) {
+        (Some(path), _) => PathBuf::from(path),
+        (None, Some(home)) => PathBuf::from(home).join("token"),
+        (None, None) => crate::cache::user_cache_folder().join("huggingface/token"),
+    };
+    let token = std::fs::read_to_string(path).ok()?.trim().to_owned();
+    (!token.is_empty()).then_some(token)
+}

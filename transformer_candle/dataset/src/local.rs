@@ -1,0 +1,230 @@
+//! Files of this machine by name, folder or glob.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use globset::GlobBuilder;
+
+use crate::DataError;
+use crate::formats::Format;
+
+/// A file, its size, and its name below the folder that all files of the source share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LocalEntry {
+    pub name: String,
+    pub path: PathBuf,
+    pub bytes: u64,
+}
+
+/// Folders inside folders that are followed.
+const DEEPEST: usize = 64;
+
+/// The files of `patterns` in their order, each once, those of one pattern sorted by path. Empty files hold nothing and
+/// are left out.
+pub(crate) fn list(patterns: &[String], base: &Path) -> Result<Vec<LocalEntry>, DataError> {
+    let mut seen = HashSet::new();
+    let mut files = Vec::new();
+    for pattern in patterns {
+        for path in matching(pattern, base)? {
+            if seen.insert(path.clone()) {
+                let bytes = path.metadata().map_err(DataError::io(&path))?.len();
+                files.push((path, bytes));
+            }
+        }
+    }
+    let shared = shared_folder(files.iter().map(|(path, _)| path.as_path()));
+    let entry = |(path, bytes): (PathBuf, u64)| {
+        let name = path
+            .strip_prefix(&shared)
+            .unwrap_or(&path)
+            .to_string_lossy()
+            .replace('\\', "/");
+        LocalEntry { name, path, bytes }
+    };
+    Ok(files
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(entry)
+        .collect())
+}
+
+fn matching(pattern: &str, base: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let nothing = |problem: &str| DataError::NoFiles {
+        pattern: pattern.to_owned(),
+        problem: problem.to_owned(),
+    };
+    let whole = base.join(pattern);
+    if whole.is_file() {
+        return match readable(&whole) {
+            true => Ok(vec![whole]),
+            false => Err(nothing("is not of a kind that can be read")),
+        };
+    }
+    let mut found = Vec::new();
+    if whole.is_dir() {
+        walk(&whole, DEEPEST, &mut found)?;
+        found.retain(|path| readable(path));
+        if found.is_empty() {
+            return Err(nothing("is a folder without files to read"));
+        }
+    } else if pattern.contains(['*', '?', '[', '{']) {
+        let matcher = GlobBuilder::new(&whole.to_string_lossy())
+            .literal_separator(true)
+            .build()
+            .map_err(|error| DataError::Pattern {
+                pattern: pattern.to_owned(),
+                message: error.kind().to_string(),
+            })?
+            .compile_matcher();
+        let fixed: PathBuf = whole
+            .components()
+            .take_while(|part| {
+                !part
+                    .as_os_str()
+                    .to_string_lossy()
+                    .contains(['*', '?', '[', '{'])
+            })
+            .collect();
+        if fixed.is_dir() {
+            walk(&fixed, DEEPEST, &mut found)?;
+        }
+        found.retain(|path| matcher.is_match(path));
+        if found.is_empty() {
+            return Err(nothing("matches no file"));
+        }
+        found.retain(|path| readable(path));
+        if found.is_empty() {
+            return Err(nothing("matches no file of a kind that can be read"));
+        }
+    } else {
+        return Err(nothing("does not exist"));
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn readable(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| Format::of(&name.to_string_lossy()).is_some())
+}
+
+/// Every file below `folder` that is not hidden.
+fn walk(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let entries = std::fs::read_dir(folder).map_err(DataError::io(folder))?;
+    for entry in entries {
+        let path = entry.map_err(DataError::io(folder))?.path();
+        let hidden = path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        if hidden {
+            continue;
+        }
+        if path.is_dir() {
+            if depth > 0 {
+                walk(&path, depth - 1, found)?;
+            }
+        } else {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// The deepest folder above all files, so that names do not depend on where the data lies.
+fn shared_folder<'a>(mut paths: impl Iterator<Item = &'a Path>) -> PathBuf {
+    let Some(first) = paths.next().and_then(Path::parent) else {
+        return PathBuf::new();
+    };
+    let mut shared = first.to_owned();
+    for path in paths {
+        while !path.starts_with(&shared) {
+            shared.pop();
+        }
+    }
+    shared
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(files: &[&str]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = folder.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "text").unwrap();
+        }
+        folder
+    }
+
+    fn names(folder: &Path, patterns: &[&str]) -> Result<Vec<String>, DataError> {
+        let patterns: Vec<String> = patterns
+            .iter()
+            .map(|pattern| (*pattern).to_owned())
+            .collect();
+        Ok(list(&patterns, folder)?
+            .into_iter()
+            .map(|entry| entry.name)
+            .collect())
+    }
+
+    #[test]
+    fn files_folders_and_globs_keep_the_order_given_and_are_sorted_within() {
+        let root = folder(&[
+            "b.txt",
+            "a.jsonl",
+            "sub/d.txt",
+            "sub/c.txt",
+            "sub/x/e.parquet",
+            "sub/n.csv",
+            ".h/f.txt",
+        ]);
+        let names = |patterns: &[&str]| names(root.path(), patterns).unwrap();
+        assert_eq!(
+            names(&["sub", "a.jsonl"]),
+            ["sub/c.txt", "sub/d.txt", "sub/x/e.parquet", "a.jsonl"]
+        );
+        assert_eq!(
+            names(&["*.txt", "sub/*.txt", "b.txt"]),
+            ["b.txt", "sub/c.txt", "sub/d.txt"]
+        );
+        assert_eq!(
+            names(&["**/*.{txt,parquet}"]),
+            ["b.txt", "sub/c.txt", "sub/d.txt", "sub/x/e.parquet"]
+        );
+        assert_eq!(names(&["sub/[cd].txt"]), ["c.txt", "d.txt"]);
+        let absolute = root.path().join("sub/d.txt");
+        assert_eq!(names(&[absolute.to_str().unwrap()]), ["d.txt"]);
+    }
+
+    #[test]
+    fn what_matches_nothing_says_so_and_names_the_pattern() {
+        let root = folder(&["a.csv", "empty/.keep"]);
+        for (pattern, problem) in [
+            ("gone.txt", "does not exist"),
+            ("*.txt", "matches no file"),
+            ("*.csv", "of a kind that can be read"),
+            ("a.csv", "is not of a kind"),
+            ("empty", "folder without files"),
+            ("gone/*.txt", "matches no file"),
+        ] {
+            let error = names(root.path(), &[pattern]).unwrap_err().to_string();
+            assert!(
+                error.contains(pattern) && error.contains(problem),
+                "{error}"
+            );
+        }
+        assert!(matches!(
+            names(root.path(), &["a[.txt"]),
+            Err(DataError::Pattern { .. })
+        ));
+    }
+
+    #[test]
+    fn empty_files_are_left_out() {
+        let root = folder(&["a.txt", "b.txt"]);
+        std::fs::write(root.path().join("a.txt"), "").unwrap();
+        assert_eq!(names(root.path(), &["*.txt"]).unwrap(), ["b.txt"]);
+    }
+}

@@ -1,0 +1,160 @@
+//! The thread that prepares windows: read, shuffle, tokenise, pack, hand over.
+
+use std::sync::mpsc::SyncSender;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::cursor::WindowStart;
+use crate::lanes::{EpochFiles, Lanes};
+use crate::selection::Selection;
+use crate::skipped::SkippedRows;
+use crate::stop::Stop;
+use crate::window::{Packing, Window, window_share};
+use crate::{DataError, DataSource, StreamSettings, Tokenizer};
+
+/// Files read at the same moment; the threads mostly wait for disks and networks.
+const READERS: usize = 8;
+
+/// A window, the end of the last epoch, or what went wrong; nothing follows the latter two.
+pub(crate) type Message = Result<Option<Window>, DataError>;
+
+/// What the thread works with.
+pub(crate) struct Producer {
+    source: DataSource,
+    settings: StreamSettings,
+    tokenizer: Tokenizer,
+    start: WindowStart,
+    stop: Stop,
+}
+
+/// The threads below the thread.
+struct Pools {
+    readers: ThreadPool,
+    workers: ThreadPool,
+}
+
+/// What an epoch amounted to.
+#[derive(Default)]
+struct Tally {
+    sequences: usize,
+    documents: u64,
+    skipped: SkippedRows,
+}
+
+impl Producer {
+    pub(crate) fn new(
+        source: &DataSource,
+        settings: &StreamSettings,
+        tokenizer: &Tokenizer,
+        start: WindowStart,
+        stop: Stop,
+    ) -> Self {
+        Self {
+            source: source.clone(),
+            settings: settings.clone(),
+            tokenizer: tokenizer.clone(),
+            start,
+            stop,
+        }
+    }
+
+    /// Sends windows until the last epoch ends, something goes wrong, or nobody receives.
+    pub(crate) fn run(self, windows: &SyncSender<Message>) {
+        let end = self.produce(windows);
+        // Where nobody receives any more there is nobody to tell.
+        let _ = windows.send(end.map(|()| None));
+    }
+
+    fn produce(&self, windows: &SyncSender<Message>) -> Result<(), DataError> {
+        let readers = READERS
+            .min(self.settings.lanes)
+            .min(self.source.files().len())
+            .max(1);
+        let pools = Pools {
+            readers: pool("data-read", readers)?,
+            workers: pool("data-work", self.settings.workers)?,
+        };
+        let selection = Selection::of(&self.source, self.settings.wanted(), &self.stop)?;
+        let mut start = self.start.clone();
+        while self
+            .settings
+            .epochs
+            .is_none_or(|epochs| start.epoch < epochs)
+        {
+            let (epoch, whole) = (start.epoch, start.window == 0);
+            let tally = self.epoch(start, &selection, &pools, windows)?;
+            if whole && tally.sequences == 0 {
+                return Err(DataError::NoDocuments {
+                    name: self.source.name().to_owned(),
+                    rows: tally.documents + tally.skipped.total(),
+                    skipped: tally.skipped,
+                    held_out: !selection.held_out_files().is_empty(),
+                });
+            }
+            start = WindowStart::of_epoch(epoch + 1, self.settings.lanes);
+        }
+        Ok(())
+    }
+
+    /// Prepares and sends the windows of an epoch from `start` on.
+    fn epoch(
+        &self,
+        mut start: WindowStart,
+        selection: &Selection,
+        pools: &Pools,
+        windows: &SyncSender<Message>,
+    ) -> Result<Tally, DataError> {
+        let files = EpochFiles::new(
+            &self.source,
+            selection,
+            &self.stop,
+            self.settings.seed,
+            start.epoch,
+        );
+        let packing = Packing {
+            tokenizer: &self.tokenizer,
+            sequence_length: self.settings.sequence_length,
+            seed: self.settings.seed,
+            stop: &self.stop,
+        };
+        let share = window_share(self.settings.shuffle_buffer_size);
+        let mut lanes = Lanes::at(&start.lanes, start.next_file);
+        let mut tally = Tally::default();
+        loop {
+            let taken = pools.readers.install(|| lanes.take(&files, share))?;
+            tally.documents += taken.documents.len() as u64;
+            tally.skipped += taken.skipped;
+            if taken.documents.is_empty() {
+                return Ok(tally);
+            }
+            let (positions, next_file) = lanes.positions();
+            let next = WindowStart {
+                epoch: start.epoch,
+                window: start.window + 1,
+                next_file,
+                lanes: positions,
+            };
+            let window = pools
+                .workers
+                .install(|| Window::prepare(start, next.clone(), taken, &packing))?;
+            start = next;
+            if window.sequences() > 0 {
+                tally.sequences += window.sequences();
+                self.stop.check()?;
+                windows
+                    .send(Ok(Some(window)))
+                    .map_err(|_| DataError::Closed)?;
+            }
+        }
+    }
+}
+
+fn pool(name: &'static str, threads: usize) -> Result<ThreadPool, DataError> {
+    ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(move |index| format!("{name}-{index}"))
+        .build()
+        .map_err(|error| DataError::Threads {
+            message: error.to_string(),
+        })
+}

@@ -1,0 +1,93 @@
+//! A window: some thousands of documents, shuffled, tokenised, packed, and the sequences shuffled again, so that the parts
+//! of one long document do not follow each other.
+
+use rayon::prelude::*;
+
+use crate::DataError;
+use crate::cursor::WindowStart;
+use crate::formats::Document;
+use crate::lanes::{Share, Taken};
+use crate::order::{Purpose, key, permutation, shuffle};
+use crate::packing::PackedTokens;
+use crate::skipped::SkippedRows;
+use crate::stop::Stop;
+use crate::tokenizer::Tokenizer;
+
+/// Text of a window, whatever the number of documents asked for: it bounds memory where documents are long.
+pub(crate) const WINDOW_BYTES: usize = 64 << 20;
+
+/// A window ready to be cut into batches.
+pub(crate) struct Window {
+    pub start: WindowStart,
+    /// Where the window behind it starts.
+    pub next: WindowStart,
+    pub skipped: SkippedRows,
+    packed: PackedTokens,
+    /// Sequences in the order of delivery.
+    order: Vec<u32>,
+}
+
+/// What windows are made of and with.
+pub(crate) struct Packing<'a> {
+    pub tokenizer: &'a Tokenizer,
+    pub sequence_length: usize,
+    pub seed: u64,
+    pub stop: &'a Stop,
+}
+
+/// How much a window holds.
+pub(crate) fn window_share(documents: usize) -> Share {
+    Share {
+        documents,
+        bytes: WINDOW_BYTES,
+    }
+}
+
+impl Window {
+    /// Makes a window of what lies between `start` and `next`, in the threads of the current pool.
+    pub(crate) fn prepare(
+        start: WindowStart,
+        next: WindowStart,
+        taken: Taken,
+        packing: &Packing,
+    ) -> Result<Self, DataError> {
+        let place = [packing.seed, start.epoch, start.window];
+        let mut documents = taken.documents;
+        shuffle(&mut documents, key(Purpose::Documents, &place, ""));
+        let packed = pack(documents, packing)?;
+        let order = permutation(packed.sequences(), key(Purpose::Sequences, &place, ""));
+        Ok(Self {
+            start,
+            next,
+            skipped: taken.skipped,
+            packed,
+            order,
+        })
+    }
+
+    pub(crate) fn sequences(&self) -> usize {
+        self.order.len()
+    }
+
+    /// The tokens and the place in them of the sequence that is delivered as number `sequence`.
+    pub(crate) fn sequence(&self, sequence: usize) -> (&PackedTokens, usize) {
+        (&self.packed, self.order[sequence] as usize)
+    }
+}
+
+/// Tokenises and packs, in this order; texts are dropped as their tokens come.
+pub(crate) fn pack(documents: Vec<Document>, packing: &Packing) -> Result<PackedTokens, DataError> {
+    let encoded: Vec<Result<(Vec<u32>, bool), DataError>> = documents
+        .into_par_iter()
+        .map(|document| {
+            packing.stop.check()?;
+            Ok((packing.tokenizer.encode(&document.text)?, document.ends))
+        })
+        .collect();
+    let mut packed = PackedTokens::new(packing.sequence_length, packing.tokenizer.end_of_text());
+    for document in encoded {
+        let (ids, ends) = document?;
+        packed.push(&ids, ends);
+    }
+    Ok(packed)
+}
