@@ -157,7 +157,7 @@ impl Arguments {
         locks.sort_unstable_by_key(|lock| lock.storage);
         let (mut body, mut result) = (Some(body), None);
         with_locks(&locks, &mut || {
-            result = body.take().map(|body| body(&Access { list: &self.list }))
+            result = body.take().map(|body| body(&Access { list: &self.list }));
         })?;
         result.expect("with_locks runs its body exactly once unless it fails")
     }

@@ -11,7 +11,8 @@ use crate::{Element, Error, Result, bf16};
 ///
 /// An operation takes its outputs as `&mut Buffer` and refuses an output that overlaps another argument. While it runs it
 /// holds Candle's locks of the storages involved, so that buffers may be shared between threads: operations on the same
-/// storage wait for one another. (Do not start one inside a rayon task that another one may be waiting for.)
+/// storage wait for one another. Two threads that share buffers need a rayon pool each: a worker that waits inside of one
+/// operation may otherwise pick up the other, which waits for the first.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     tensor: Tensor,
@@ -242,6 +243,13 @@ fn cpu_address(tensor: &Tensor) -> Result<usize> {
 mod tests {
     use super::*;
     use crate::testing::*;
+
+    #[test]
+    fn buffers_may_go_to_other_threads() {
+        fn is_send_and_sync<T: Send + Sync>() {}
+        is_send_and_sync::<Buffer>();
+        is_send_and_sync::<crate::memory::Arena>();
+    }
 
     #[test]
     fn views_and_the_tensor_share_memory() {

@@ -22,10 +22,10 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
     arguments.cpu(|access| {
         match (from, to) {
             (DType::F32, DType::BF16) => {
-                cpu::cast::narrow(source.slice(access), target.slice_mut(access))
+                cpu::cast::narrow(source.slice(access), target.slice_mut(access));
             }
             (DType::BF16, DType::F32) => {
-                cpu::cast::widen(source.slice(access), target.slice_mut(access))
+                cpu::cast::widen(source.slice(access), target.slice_mut(access));
             }
             (DType::F32 | DType::BF16, actual) => {
                 return Err(not_an_element("cast::forward", "target", actual));

@@ -12,13 +12,11 @@ pub(crate) fn forward(grads: &[f32], partials: &mut [f32]) -> f32 {
     let partials = &mut partials[..workspace_elements(grads.len())];
     let pieces = partials.par_chunks_mut(2).zip(grads.par_chunks(PIECE));
     pieces.for_each(|(partial, piece)| {
-        store(
-            partial,
-            vectorised(
-                #[inline(always)]
-                || sum_of_squares(piece),
-            ),
-        )
+        let sum = vectorised(
+            #[inline(always)]
+            || sum_of_squares(piece),
+        );
+        store(partial, sum);
     });
     partials.chunks(2).map(load).sum::<f64>().sqrt() as f32
 }
