@@ -64,7 +64,12 @@ pub fn forward_add(
 }
 
 /// The norm again from what forward saved, bit for bit what it wrote.
-pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_ND: &mut Buffer) -> Result<()> {
+pub fn normalize(
+    sum_ND: &Buffer,
+    weight_D: &Buffer,
+    inv_rms_N: &Buffer,
+    normed_ND: &mut Buffer,
+) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::normalize";
     let (dtype, [n, d]) = (sum_ND.dtype(), sizes(sum_ND));
     let arguments = Arguments::of(OPERATION)
@@ -133,35 +138,40 @@ fn sizes(rows_ND: &Buffer) -> [usize; 2] {
 pub mod reference {
     use crate::Real;
 
-    /// See [`super::forward`].
-    pub fn forward<F: Real>(x_ND: &[F], weight_D: &[F], epsilon: F, normed_ND: &mut [F], inv_rms_N: &mut [F]) {
-        let d = weight_D.len();
-        for (n, x) in x_ND.chunks_exact(d).enumerate() {
-            let mean = x.iter().map(|&x| x * x).sum::<F>() / F::of(d as f64);
-            inv_rms_N[n] = F::ONE / (mean + epsilon).sqrt();
-            for j in 0..d {
-                normed_ND[n * d + j] = x[j] * inv_rms_N[n] * weight_D[j];
-            }
-        }
+    /// `normed_ND`, `inv_rms_N`; see [`super::forward`].
+    pub fn forward<R: Real>(x_ND: &[R], weight_D: &[R], epsilon: R) -> [Vec<R>; 2] {
+        let d = R::of(weight_D.len() as f64);
+        let inv_rms = |x: &[R]| R::ONE / (x.iter().map(|&x| x * x).sum::<R>() / d + epsilon).sqrt();
+        let inv_rms_N: Vec<R> = x_ND.chunks_exact(weight_D.len()).map(inv_rms).collect();
+        let normed = |(at, &x): (usize, &R)| {
+            x * inv_rms_N[at / weight_D.len()] * weight_D[at % weight_D.len()]
+        };
+        [x_ND.iter().enumerate().map(normed).collect(), inv_rms_N]
     }
 
-    /// See [`super::backward`].
-    pub fn backward<F: Real>(
-        sum_ND: &[F],
-        weight_D: &[F],
-        inv_rms_N: &[F],
-        dnormed_ND: &[F],
-        dsum_ND: &mut [F],
-        dweight_D: &mut [F],
-    ) {
+    /// What is added to `dsum_ND` and to `dweight_D`; see [`super::backward`].
+    pub fn backward<R: Real>(
+        sum_ND: &[R],
+        weight_D: &[R],
+        inv_rms_N: &[R],
+        dnormed_ND: &[R],
+    ) -> [Vec<R>; 2] {
         let d = weight_D.len();
+        let (mut dsum_ND, mut dweight_D) = (Vec::with_capacity(sum_ND.len()), vec![R::ZERO; d]);
         for (n, &inv_rms) in inv_rms_N.iter().enumerate() {
             let (sum, dnormed) = (&sum_ND[n * d..][..d], &dnormed_ND[n * d..][..d]);
-            let mean = (0..d).map(|j| dnormed[j] * weight_D[j] * sum[j]).sum::<F>() / F::of(d as f64);
+            let mean =
+                (0..d).map(|j| dnormed[j] * weight_D[j] * sum[j]).sum::<R>() / R::of(d as f64);
             for j in 0..d {
-                dsum_ND[n * d + j] += inv_rms * (dnormed[j] * weight_D[j] - sum[j] * inv_rms * inv_rms * mean);
+                dsum_ND
+                    .push(inv_rms * (dnormed[j] * weight_D[j] - sum[j] * inv_rms * inv_rms * mean));
                 dweight_D[j] += dnormed[j] * sum[j] * inv_rms;
             }
         }
+        [dsum_ND, dweight_D]
     }
 }
+
+#[cfg(test)]
+#[path = "add_rms_norm_tests.rs"]
+mod tests;

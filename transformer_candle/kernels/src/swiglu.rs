@@ -1,4 +1,4 @@
-//! SwiGLU: `silu(gate) * up` on the packed output of the gate/up projection (Shazeer, "GLU Variants Improve Transformer",
+//! `SwiGLU`: `silu(gate) * up` on the packed output of the gate/up projection (Shazeer, "GLU Variants Improve Transformer",
 //! arXiv:2002.05202), and its gradient.
 //!
 //! Legend: N tokens, I intermediate size, 2I a row `[gate | up]`.
@@ -44,35 +44,197 @@ fn sizes(rows_NI: &Buffer) -> [usize; 2] {
     [0, 1].map(|axis| rows_NI.shape().get(axis).copied().unwrap_or(0))
 }
 
-/// The operation in the plainest terms.
+/// The operation in the plainest terms; `i` is I.
 pub mod reference {
     use crate::Real;
 
     /// See [`super::forward`].
-    pub fn forward<F: Real>(gate_up_N2I: &[F], out_NI: &mut [F], i: usize) {
-        for (gate_up, out) in gate_up_N2I.chunks_exact(2 * i).zip(out_NI.chunks_exact_mut(i)) {
-            let (gate, up) = gate_up.split_at(i);
-            for j in 0..i {
-                out[j] = gate[j] * sigmoid(gate[j]) * up[j];
-            }
-        }
+    pub fn forward<R: Real>(gate_up_N2I: &[R], i: usize) -> Vec<R> {
+        let silu_times = |gate: R, up: R| gate * sigmoid(gate) * up;
+        let row = |row: &[R]| {
+            (0..i)
+                .map(|j| silu_times(row[j], row[i + j]))
+                .collect::<Vec<_>>()
+        };
+        gate_up_N2I.chunks_exact(2 * i).flat_map(row).collect()
     }
 
     /// See [`super::backward`].
-    pub fn backward<F: Real>(gate_up_N2I: &[F], dout_NI: &[F], dgate_up_N2I: &mut [F], i: usize) {
-        let rows = gate_up_N2I.chunks_exact(2 * i).zip(dout_NI.chunks_exact(i)).zip(dgate_up_N2I.chunks_exact_mut(2 * i));
-        for ((gate_up, dout), dgate_up) in rows {
-            let (gate, up) = gate_up.split_at(i);
-            let (dgate, dup) = dgate_up.split_at_mut(i);
-            for j in 0..i {
-                let s = sigmoid(gate[j]);
-                dgate[j] = dout[j] * up[j] * s * (F::ONE + gate[j] * (F::ONE - s));
-                dup[j] = dout[j] * gate[j] * s;
+    pub fn backward<R: Real>(gate_up_N2I: &[R], dout_NI: &[R], i: usize) -> Vec<R> {
+        let rows = gate_up_N2I.chunks_exact(2 * i).zip(dout_NI.chunks_exact(i));
+        let gradients = rows.flat_map(|(row, dout)| {
+            let dgate = (0..i).map(|j| dout[j] * row[i + j] * silu_slope(row[j]));
+            let dup = (0..i).map(|j| dout[j] * row[j] * sigmoid(row[j]));
+            dgate.chain(dup).collect::<Vec<_>>()
+        });
+        gradients.collect()
+    }
+
+    fn sigmoid<R: Real>(x: R) -> R {
+        R::ONE / (R::ONE + (-x).exp())
+    }
+
+    fn silu_slope<R: Real>(x: R) -> R {
+        sigmoid(x) * (R::ONE + x * (R::ONE - sigmoid(x)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Tensor, Var};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Error;
+    use crate::testing::*;
+
+    /// The output and the gradient of one call.
+    fn run(gate_up: &[f64], dout: &[f64], i: usize, dtype: DType) -> [Buffer; 2] {
+        let n = dout.len() / i;
+        let (gate_up, dout) = (
+            buffer(gate_up, &[n, 2 * i], dtype),
+            buffer(dout, &[n, i], dtype),
+        );
+        let (mut out, mut dgate_up) = (zeros(&[n, i], dtype), zeros(&[n, 2 * i], dtype));
+        forward(&gate_up, &mut out).unwrap();
+        backward(&gate_up, &dout, &mut dgate_up).unwrap();
+        [out, dgate_up]
+    }
+
+    fn inputs(n: usize, i: usize) -> [Vec<f64>; 2] {
+        [
+            numbers(1, n * 2 * i).into_iter().map(|x| 8.0 * x).collect(),
+            numbers(2, n * i),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn any_shape_matches_the_reference(n in 1usize..40, i in 1usize..90) {
+            let [gate_up, dout] = inputs(n, i);
+            for dtype in [DType::F32, DType::BF16] {
+                let [out, dgate_up] = run(&gate_up, &dout, i, dtype);
+                assert_near(&out, &reference::forward(&gate_up, i));
+                assert_near(&dgate_up, &reference::backward(&gate_up, &dout, i));
             }
         }
     }
 
-    fn sigmoid<F: Real>(x: F) -> F {
-        F::ONE / (F::ONE + (-x).exp())
+    #[test]
+    fn f32_matches_pytorch() {
+        let golden = Golden::load("swiglu");
+        let (gate_up, dout, i) = (
+            golden.values("gate_up_N2I"),
+            golden.values("dout_NI"),
+            golden.shape("out_NI")[1],
+        );
+        let [out, dgate_up] = run(&gate_up, &dout, i, DType::F32);
+        assert_near(&out, &golden.values("out_NI"));
+        assert_near(&dgate_up, &golden.values("dgate_up_N2I"));
+    }
+
+    #[test]
+    fn f32_matches_candle_autograd() {
+        let (n, i) = (9, 14);
+        let [gate_up, dout] = inputs(n, i);
+        let leaf =
+            Var::from_tensor(&Tensor::from_vec(gate_up.clone(), (n, 2 * i), &Device::Cpu).unwrap())
+                .unwrap();
+        let (gate, up) = (leaf.narrow(1, 0, i).unwrap(), leaf.narrow(1, i, i).unwrap());
+        let silu = (&gate / (gate.neg().unwrap().exp().unwrap() + 1.0).unwrap()).unwrap();
+        let product = (silu * up).unwrap();
+        let weights = Tensor::from_vec(dout.clone(), (n, i), &Device::Cpu).unwrap();
+        let gradients = (&product * weights)
+            .unwrap()
+            .sum_all()
+            .unwrap()
+            .backward()
+            .unwrap();
+        let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+        let [out, dgate_up] = run(&gate_up, &dout, i, DType::F32);
+        assert_near(&out, &values(&product));
+        assert_near(&dgate_up, &values(gradients.get(&leaf).unwrap()));
+    }
+
+    #[test]
+    fn the_references_gradient_is_the_slope_of_its_forward() {
+        let [gate_up, dout] = inputs(3, 5);
+        let slope = finite_differences(
+            |gate_up| dot(&reference::forward(gate_up, 5), &dout),
+            &gate_up,
+        );
+        assert_same_gradient(&reference::backward(&gate_up, &dout, 5), &slope);
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        let [gate_up, dout] = inputs(300, 257);
+        for dtype in [DType::F32, DType::BF16] {
+            assert_same_at_any_thread_count(|| run(&gate_up, &dout, 257, dtype).to_vec());
+        }
+    }
+
+    #[test]
+    fn far_out_values_neither_overflow_nor_get_lost() {
+        let [out, dgate_up] = run(
+            &[1e4, -1e4, f64::NAN, 2.0, 2.0, 2.0],
+            &[1.0; 3],
+            3,
+            DType::F32,
+        );
+        let (out, dgate_up) = (out.read_f32().unwrap(), dgate_up.read_f32().unwrap());
+        assert_eq!((out[0], out[1], out[2].is_nan()), (2e4, 0.0, true));
+        assert_eq!(
+            (dgate_up[0], dgate_up[1], dgate_up[2].is_nan()),
+            (2.0, 0.0, true)
+        );
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused_by_name() {
+        let gate_up = zeros(&[4, 6], DType::F32);
+        let error = forward(&gate_up, &mut zeros(&[4, 2], DType::F32)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "swiglu::forward: `gate_up_N2I` has shape [4, 6], expected [4, 4]"
+        );
+        let error = forward(&gate_up, &mut gate_up.view(12, &[4, 3]).unwrap()).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Aliased {
+                    output: "out_NI",
+                    other: "gate_up_N2I",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        let (dout, mut same) = (zeros(&[4, 3], DType::F32), gate_up.clone());
+        let error = backward(&gate_up, &dout, &mut same).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Aliased {
+                    output: "dgate_up_N2I",
+                    other: "gate_up_N2I",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        let error =
+            forward(&zeros(&[4, 6], DType::I32), &mut zeros(&[4, 3], DType::I32)).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::DType {
+                    argument: "out_NI",
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 }

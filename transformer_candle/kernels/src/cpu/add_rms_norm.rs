@@ -1,8 +1,8 @@
 //! Residual add and root-mean-square norm on CPU slices. Legend: N rows of D.
 
-use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::simd::vectorised;
 use crate::Element;
 use crate::buffer::PIECE;
 
@@ -15,13 +15,27 @@ const BLOCK_ROWS: usize = 32;
 /// Columns of the weight's gradient that one task sums over the blocks.
 const COLUMNS: usize = 256;
 
-pub(crate) fn forward<E: Element>(x: &[E], weight: &[E], epsilon: f32, normed: &mut [E], inv_rms: &mut [f32]) {
+pub(crate) fn forward<E: Element>(
+    x: &[E],
+    weight: &[E],
+    epsilon: f32,
+    normed: &mut [E],
+    inv_rms: &mut [f32],
+) {
     let d = weight.len().max(1);
     let rows = (PIECE / d).max(1);
-    let pieces = x.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
+    let pieces = x
+        .par_chunks(rows * d)
+        .zip(normed.par_chunks_mut(rows * d))
+        .zip(inv_rms.par_chunks_mut(rows));
     pieces.for_each(|((sum, normed), inv_rms)| {
-        Arch::new().dispatch(Statistics { sum, epsilon, inv_rms });
-        Arch::new().dispatch(Normalize { sum, weight, inv_rms, normed });
+        vectorised(
+            #[inline(always)]
+            || {
+                measure_rows(sum, epsilon, inv_rms);
+                normalize_rows(sum, weight, inv_rms, normed);
+            },
+        );
     });
 }
 
@@ -37,19 +51,39 @@ pub(crate) fn forward_add<E: Element>(
     let d = weight.len().max(1);
     let rows = (PIECE / d).max(1);
     let inputs = x.par_chunks(rows * d).zip(branch.par_chunks(rows * d));
-    let outputs = sum.par_chunks_mut(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
-    inputs.zip(outputs).for_each(|((x, branch), ((sum, normed), inv_rms))| {
-        Arch::new().dispatch(Add { x, branch, sum });
-        Arch::new().dispatch(Statistics { sum, epsilon, inv_rms });
-        Arch::new().dispatch(Normalize { sum, weight, inv_rms, normed });
-    });
+    let outputs = sum
+        .par_chunks_mut(rows * d)
+        .zip(normed.par_chunks_mut(rows * d))
+        .zip(inv_rms.par_chunks_mut(rows));
+    inputs
+        .zip(outputs)
+        .for_each(|((x, branch), ((sum, normed), inv_rms))| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for ((sum, x), branch) in sum.iter_mut().zip(x).zip(branch) {
+                        *sum = E::narrow(x.widen() + branch.widen());
+                    }
+                    measure_rows(sum, epsilon, inv_rms);
+                    normalize_rows(sum, weight, inv_rms, normed);
+                },
+            );
+        });
 }
 
 pub(crate) fn normalize<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
     let d = weight.len().max(1);
     let rows = (PIECE / d).max(1);
-    let pieces = sum.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks(rows));
-    pieces.for_each(|((sum, normed), inv_rms)| Arch::new().dispatch(Normalize { sum, weight, inv_rms, normed }));
+    let pieces = sum
+        .par_chunks(rows * d)
+        .zip(normed.par_chunks_mut(rows * d))
+        .zip(inv_rms.par_chunks(rows));
+    pieces.for_each(|((sum, normed), inv_rms)| {
+        vectorised(
+            #[inline(always)]
+            || normalize_rows(sum, weight, inv_rms, normed),
+        );
+    });
 }
 
 /// What forward leaves for backward.
@@ -66,22 +100,46 @@ pub(crate) fn backward<E: Element>(
     dweight: &mut [f32],
     workspace: &mut [f32],
 ) {
-    let &Saved { sum, weight, inv_rms } = saved;
+    let &Saved {
+        sum,
+        weight,
+        inv_rms,
+    } = saved;
     let (n, d) = (inv_rms.len(), weight.len().max(1));
     let rows = rows_of_block(n);
     let partials = &mut workspace[..workspace_elements(n, weight.len())];
-    let inputs = sum.par_chunks(rows * d).zip(inv_rms.par_chunks(rows)).zip(dnormed.par_chunks(rows * d));
-    let outputs = dsum.par_chunks_mut(rows * d).zip(partials.par_chunks_mut(d));
-    inputs.zip(outputs).for_each(|(((sum, inv_rms), dnormed), (dsum, dweight))| {
-        dweight.fill(0.0);
-        Arch::new().dispatch(Backward { saved: Saved { sum, weight, inv_rms }, dnormed, dsum, dweight });
-    });
-    dweight.par_chunks_mut(COLUMNS).enumerate().for_each(|(piece, dweight)| {
-        for partial in partials.chunks_exact(d) {
-            let partial = &partial[piece * COLUMNS..][..dweight.len()];
-            dweight.iter_mut().zip(partial).for_each(|(sum, partial)| *sum += partial);
-        }
-    });
+    let inputs = sum
+        .par_chunks(rows * d)
+        .zip(inv_rms.par_chunks(rows))
+        .zip(dnormed.par_chunks(rows * d));
+    let outputs = dsum
+        .par_chunks_mut(rows * d)
+        .zip(partials.par_chunks_mut(d));
+    inputs
+        .zip(outputs)
+        .for_each(|(((sum, inv_rms), dnormed), (dsum, dweight))| {
+            let saved = Saved {
+                sum,
+                weight,
+                inv_rms,
+            };
+            vectorised(
+                #[inline(always)]
+                || backward_rows(&saved, dnormed, dsum, dweight),
+            );
+        });
+    dweight
+        .par_chunks_mut(COLUMNS)
+        .enumerate()
+        .for_each(|(piece, dweight)| {
+            for partial in partials.chunks_exact(d) {
+                let partial = &partial[piece * COLUMNS..][..dweight.len()];
+                dweight
+                    .iter_mut()
+                    .zip(partial)
+                    .for_each(|(sum, partial)| *sum += partial);
+            }
+        });
 }
 
 pub(crate) fn workspace_elements(n: usize, d: usize) -> usize {
@@ -92,86 +150,56 @@ fn rows_of_block(n: usize) -> usize {
     n.div_ceil(BLOCKS).max(BLOCK_ROWS)
 }
 
-struct Add<'a, E> {
-    x: &'a [E],
-    branch: &'a [E],
-    sum: &'a mut [E],
+#[inline(always)]
+fn measure_rows<E: Element>(sum: &[E], epsilon: f32, inv_rms: &mut [f32]) {
+    let d = sum.len() / inv_rms.len();
+    for (row, inv_rms) in sum.chunks_exact(d).zip(inv_rms) {
+        *inv_rms = 1.0 / (squares(row) / d as f32 + epsilon).sqrt();
+    }
 }
 
-impl<E: Element> WithSimd for Add<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        for ((sum, x), branch) in self.sum.iter_mut().zip(self.x).zip(self.branch) {
-            *sum = E::narrow(x.widen() + branch.widen());
+#[inline(always)]
+fn normalize_rows<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
+    let d = weight.len();
+    for ((sum, normed), &inv_rms) in sum
+        .chunks_exact(d)
+        .zip(normed.chunks_exact_mut(d))
+        .zip(inv_rms)
+    {
+        for ((normed, sum), weight) in normed.iter_mut().zip(sum).zip(weight) {
+            *normed = E::narrow(sum.widen() * inv_rms * weight.widen());
         }
     }
 }
 
-struct Statistics<'a, E> {
-    sum: &'a [E],
-    epsilon: f32,
-    inv_rms: &'a mut [f32],
-}
-
-impl<E: Element> WithSimd for Statistics<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let d = self.sum.len() / self.inv_rms.len();
-        for (row, inv_rms) in self.sum.chunks_exact(d).zip(self.inv_rms) {
-            *inv_rms = 1.0 / (squares(row) / d as f32 + self.epsilon).sqrt();
-        }
-    }
-}
-
-struct Normalize<'a, E> {
-    sum: &'a [E],
-    weight: &'a [E],
-    inv_rms: &'a [f32],
-    normed: &'a mut [E],
-}
-
-impl<E: Element> WithSimd for Normalize<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let d = self.weight.len();
-        let rows = self.sum.chunks_exact(d).zip(self.normed.chunks_exact_mut(d)).zip(self.inv_rms);
-        for ((sum, normed), &inv_rms) in rows {
-            for ((normed, sum), weight) in normed.iter_mut().zip(sum).zip(self.weight) {
-                *normed = E::narrow(sum.widen() * inv_rms * weight.widen());
-            }
-        }
-    }
-}
-
-struct Backward<'a, E> {
-    saved: Saved<'a, E>,
-    dnormed: &'a [E],
-    dsum: &'a mut [E],
-    dweight: &'a mut [f32],
-}
-
-impl<E: Element> WithSimd for Backward<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Saved { sum, weight, inv_rms } = self.saved;
-        let d = weight.len();
-        let rows = sum.chunks_exact(d).zip(self.dnormed.chunks_exact(d)).zip(self.dsum.chunks_exact_mut(d)).zip(inv_rms);
-        for (((sum, dnormed), dsum), &inv_rms) in rows {
-            let share = inv_rms * inv_rms * (products(sum, dnormed, weight) / d as f32);
-            let inputs = sum.iter().zip(dnormed).zip(weight);
-            for (((sum, dnormed), weight), (dsum, dweight)) in inputs.zip(dsum.iter_mut().zip(&mut *self.dweight)) {
-                let (sum, dnormed) = (sum.widen(), dnormed.widen());
-                *dsum = E::narrow(dsum.widen() + inv_rms * (dnormed * weight.widen() - sum * share));
-                *dweight += dnormed * sum * inv_rms;
-            }
+/// Adds to `dsum`, and overwrites `dweight` with the rows' sum.
+#[inline(always)]
+fn backward_rows<E: Element>(
+    saved: &Saved<'_, E>,
+    dnormed: &[E],
+    dsum: &mut [E],
+    dweight: &mut [f32],
+) {
+    let &Saved {
+        sum,
+        weight,
+        inv_rms,
+    } = saved;
+    let d = weight.len();
+    dweight.fill(0.0);
+    let rows = sum
+        .chunks_exact(d)
+        .zip(dnormed.chunks_exact(d))
+        .zip(inv_rms);
+    for (((sum, dnormed), &inv_rms), dsum) in rows.zip(dsum.chunks_exact_mut(d)) {
+        let share = inv_rms * inv_rms * (products(sum, dnormed, weight) / d as f32);
+        let inputs = sum.iter().zip(dnormed).zip(weight);
+        for (((sum, dnormed), weight), (dsum, dweight)) in
+            inputs.zip(dsum.iter_mut().zip(&mut *dweight))
+        {
+            let (sum, dnormed) = (sum.widen(), dnormed.widen());
+            *dsum = E::narrow(dsum.widen() + inv_rms * (dnormed * weight.widen() - sum * share));
+            *dweight += dnormed * sum * inv_rms;
         }
     }
 }
@@ -199,7 +227,11 @@ fn products<E: Element>(x: &[E], y: &[E], weight: &[E]) -> f32 {
             *partial += x.widen() * (y.widen() * weight.widen());
         }
     };
-    let (x, y, weight) = (x.chunks_exact(PARTIAL), y.chunks_exact(PARTIAL), weight.chunks_exact(PARTIAL));
+    let (x, y, weight) = (
+        x.chunks_exact(PARTIAL),
+        y.chunks_exact(PARTIAL),
+        weight.chunks_exact(PARTIAL),
+    );
     let rest = (x.remainder(), y.remainder(), weight.remainder());
     for ((x, y), weight) in x.zip(y).zip(weight) {
         add(x, y, weight);

@@ -1,9 +1,9 @@
-//! SwiGLU on CPU slices. Legend: I intermediate size, rows `[gate | up]` of 2I.
+//! `SwiGLU` on CPU slices. Legend: I intermediate size, rows `[gate | up]` of 2I.
 
-use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::exp::exp;
+use super::simd::vectorised;
 use crate::Element;
 use crate::buffer::PIECE;
 
@@ -12,8 +12,15 @@ pub(crate) fn forward<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
         return;
     }
     let rows = rows_of_piece(i);
-    let pieces = out.par_chunks_mut(rows * i).zip(gate_up.par_chunks(rows * 2 * i));
-    pieces.for_each(|(out, gate_up)| Arch::new().dispatch(Forward { gate_up, out, i }));
+    let pieces = out
+        .par_chunks_mut(rows * i)
+        .zip(gate_up.par_chunks(rows * 2 * i));
+    pieces.for_each(|(out, gate_up)| {
+        vectorised(
+            #[inline(always)]
+            || forward_rows(gate_up, out, i),
+        );
+    });
 }
 
 pub(crate) fn backward<E: Element>(gate_up: &[E], dout: &[E], dgate_up: &mut [E], i: usize) {
@@ -21,8 +28,16 @@ pub(crate) fn backward<E: Element>(gate_up: &[E], dout: &[E], dgate_up: &mut [E]
         return;
     }
     let rows = rows_of_piece(i);
-    let pieces = dgate_up.par_chunks_mut(rows * 2 * i).zip(gate_up.par_chunks(rows * 2 * i)).zip(dout.par_chunks(rows * i));
-    pieces.for_each(|((dgate_up, gate_up), dout)| Arch::new().dispatch(Backward { gate_up, dout, dgate_up, i }));
+    let inputs = gate_up
+        .par_chunks(rows * 2 * i)
+        .zip(dout.par_chunks(rows * i));
+    let pieces = dgate_up.par_chunks_mut(rows * 2 * i).zip(inputs);
+    pieces.for_each(|(dgate_up, (gate_up, dout))| {
+        vectorised(
+            #[inline(always)]
+            || backward_rows(gate_up, dout, dgate_up, i),
+        );
+    });
 }
 
 fn rows_of_piece(i: usize) -> usize {
@@ -30,55 +45,33 @@ fn rows_of_piece(i: usize) -> usize {
 }
 
 #[inline(always)]
+fn forward_rows<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
+    for (gate_up, out) in gate_up.chunks_exact(2 * i).zip(out.chunks_exact_mut(i)) {
+        let (gate, up) = gate_up.split_at(i);
+        for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+            let gate = gate.widen();
+            *out = E::narrow(gate * sigmoid(gate) * up.widen());
+        }
+    }
+}
+
+#[inline(always)]
+fn backward_rows<E: Element>(gate_up: &[E], dout: &[E], dgate_up: &mut [E], i: usize) {
+    let rows = gate_up.chunks_exact(2 * i).zip(dout.chunks_exact(i));
+    for ((gate_up, dout), dgate_up) in rows.zip(dgate_up.chunks_exact_mut(2 * i)) {
+        let (gate, up) = gate_up.split_at(i);
+        let (dgate, dup) = dgate_up.split_at_mut(i);
+        let inputs = gate.iter().zip(up).zip(dout);
+        for (((gate, up), dout), (dgate, dup)) in inputs.zip(dgate.iter_mut().zip(dup)) {
+            let (gate, up, dout) = (gate.widen(), up.widen(), dout.widen());
+            let s = sigmoid(gate);
+            *dgate = E::narrow(dout * up * s * (1.0 + gate * (1.0 - s)));
+            *dup = E::narrow(dout * gate * s);
+        }
+    }
+}
+
+#[inline(always)]
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
-}
-
-struct Forward<'a, E> {
-    gate_up: &'a [E],
-    out: &'a mut [E],
-    i: usize,
-}
-
-impl<E: Element> WithSimd for Forward<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        for (gate_up, out) in self.gate_up.chunks_exact(2 * self.i).zip(self.out.chunks_exact_mut(self.i)) {
-            let (gate, up) = gate_up.split_at(self.i);
-            for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-                let gate = gate.widen();
-                *out = E::narrow(gate * sigmoid(gate) * up.widen());
-            }
-        }
-    }
-}
-
-struct Backward<'a, E> {
-    gate_up: &'a [E],
-    dout: &'a [E],
-    dgate_up: &'a mut [E],
-    i: usize,
-}
-
-impl<E: Element> WithSimd for Backward<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let i = self.i;
-        let rows = self.gate_up.chunks_exact(2 * i).zip(self.dout.chunks_exact(i));
-        for ((gate_up, dout), dgate_up) in rows.zip(self.dgate_up.chunks_exact_mut(2 * i)) {
-            let (gate, up) = gate_up.split_at(i);
-            let (dgate, dup) = dgate_up.split_at_mut(i);
-            let inputs = gate.iter().zip(up).zip(dout);
-            for (((gate, up), dout), (dgate, dup)) in inputs.zip(dgate.iter_mut().zip(dup)) {
-                let (gate, up, dout) = (gate.widen(), up.widen(), dout.widen());
-                let s = sigmoid(gate);
-                *dgate = E::narrow(dout * up * s * (1.0 + gate * (1.0 - s)));
-                *dup = E::narrow(dout * gate * s);
-            }
-        }
-    }
 }
