@@ -1,5 +1,5 @@
 //! Causal attention of packed QKV rows with grouped key/value heads, scale 1 / sqrt(E), without ever holding a score for
-//! every pair of positions (Dao et al., "FlashAttention", arXiv:2205.14135). RoPE comes before, in `rope`.
+//! every pair of positions (Dao et al., "`FlashAttention`", arXiv:2205.14135). `rope` comes before.
 //!
 //! Legend: N tokens = B sequences of T positions, H query heads, K key/value heads (query head h uses h / (H / K)), E head
 //! size, P = (H + 2K) * E, C capacity of a cache in tokens, S new tokens.
@@ -25,12 +25,25 @@ pub fn forward(
     const OPERATION: &str = "attention::forward";
     layout.check(OPERATION)?;
     let (dtype, n) = (qkv_NP.dtype(), batch * sequence_length);
-    let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
+    let shape = Shape {
+        layout: *layout,
+        batch,
+        length: sequence_length,
+        past: 0,
+    };
     let arguments = Arguments::of(OPERATION)
         .input("qkv_NP", qkv_NP, dtype, &[n, layout.packed_width()])
         .output("out_NHE", out_NHE, dtype, &[n, layout.query_width()])
-        .output("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
-        .workspace(workspace, forward_workspace_elements(layout, batch, sequence_length));
+        .output(
+            "lse_BHT",
+            lse_BHT,
+            DType::F32,
+            &[batch, layout.heads, sequence_length],
+        )
+        .workspace(
+            workspace,
+            forward_workspace_elements(layout, batch, sequence_length),
+        );
     arguments.cpu(|access| {
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let (out, lse) = (out_NHE.slice_mut(access), lse_BHT.slice_mut(access));
@@ -56,14 +69,27 @@ pub fn backward(
     const OPERATION: &str = "attention::backward";
     layout.check(OPERATION)?;
     let (dtype, n) = (qkv_NP.dtype(), batch * sequence_length);
-    let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
+    let shape = Shape {
+        layout: *layout,
+        batch,
+        length: sequence_length,
+        past: 0,
+    };
     let arguments = Arguments::of(OPERATION)
         .input("qkv_NP", qkv_NP, dtype, &[n, layout.packed_width()])
         .input("out_NHE", out_NHE, dtype, &[n, layout.query_width()])
-        .input("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
+        .input(
+            "lse_BHT",
+            lse_BHT,
+            DType::F32,
+            &[batch, layout.heads, sequence_length],
+        )
         .input("dout_NHE", dout_NHE, dtype, &[n, layout.query_width()])
         .output("dqkv_NP", dqkv_NP, dtype, &[n, layout.packed_width()])
-        .workspace(workspace, backward_workspace_elements(layout, batch, sequence_length));
+        .workspace(
+            workspace,
+            backward_workspace_elements(layout, batch, sequence_length),
+        );
     arguments.cpu(|access| {
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let saved = cpu::attention::Saved {
@@ -80,7 +106,7 @@ pub fn backward(
 
 /// Attention of S new tokens of one sequence whose first `past` tokens are cached: appends the new keys and values to the
 /// caches, both [C, K * E], and writes `out`, [S, H * E]. `past` is 0 for a prompt. All F32 or all BF16; keys and queries
-/// already turned by RoPE. The workspace is [`forward_workspace_elements`] of a batch of 1 and S positions.
+/// already turned by `rope`. The workspace is [`forward_workspace_elements`] of a batch of 1 and S positions.
 pub fn decode(
     qkv_SP: &Buffer,
     layout: &HeadLayout,
@@ -94,16 +120,27 @@ pub fn decode(
     layout.check(OPERATION)?;
     let size = |buffer: &Buffer| buffer.shape().first().copied().unwrap_or(0);
     let (dtype, new, capacity) = (qkv_SP.dtype(), size(qkv_SP), size(keys_CKE));
-    let shape = Shape { layout: *layout, batch: 1, length: new, past };
+    let shape = Shape {
+        layout: *layout,
+        batch: 1,
+        length: new,
+        past,
+    };
     let arguments = Arguments::of(OPERATION)
         .input("qkv_SP", qkv_SP, dtype, &[new, layout.packed_width()])
         .output("keys_CKE", keys_CKE, dtype, &[capacity, layout.key_width()])
-        .output("values_CKE", values_CKE, dtype, &[capacity, layout.key_width()])
+        .output(
+            "values_CKE",
+            values_CKE,
+            dtype,
+            &[capacity, layout.key_width()],
+        )
         .output("out_SHE", out_SHE, dtype, &[new, layout.query_width()])
         .workspace(workspace, forward_workspace_elements(layout, 1, new))
-        .require(past.checked_add(new).is_some_and(|end| end <= capacity), || {
-            format!("{new} tokens after {past} do not fit a cache of {capacity}")
-        });
+        .require(
+            past.checked_add(new).is_some_and(|end| end <= capacity),
+            || format!("{new} tokens after {past} do not fit a cache of {capacity}"),
+        );
     arguments.cpu(|access| {
         with_element!(OPERATION, "qkv_SP", dtype, E => {
             let (keys, values) = (keys_CKE.slice_mut(access), values_CKE.slice_mut(access));
@@ -122,50 +159,81 @@ pub fn workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: us
 }
 
 /// Elements of F32 workspace for [`forward`], and for [`decode`] of `sequence_length` new tokens with a batch of 1.
-pub fn forward_workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize) -> usize {
-    cpu::attention::workspace_elements(&Shape { layout: *layout, batch, length: sequence_length, past: 0 })
+pub fn forward_workspace_elements(
+    layout: &HeadLayout,
+    batch: usize,
+    sequence_length: usize,
+) -> usize {
+    cpu::attention::workspace_elements(&Shape {
+        layout: *layout,
+        batch,
+        length: sequence_length,
+        past: 0,
+    })
 }
 
 /// Elements of F32 workspace for [`backward`].
-pub fn backward_workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize) -> usize {
-    cpu::attention::backward_workspace_elements(&Shape { layout: *layout, batch, length: sequence_length, past: 0 })
+pub fn backward_workspace_elements(
+    layout: &HeadLayout,
+    batch: usize,
+    sequence_length: usize,
+) -> usize {
+    cpu::attention::backward_workspace_elements(&Shape {
+        layout: *layout,
+        batch,
+        length: sequence_length,
+        past: 0,
+    })
 }
 
 /// The operation in the plainest terms.
 pub mod reference {
     use crate::{HeadLayout, Real};
 
-    /// See [`super::forward`]; T is `qkv_NP`'s rows over `batch`.
-    pub fn forward<F: Real>(qkv_NP: &[F], layout: &HeadLayout, batch: usize, out_NHE: &mut [F], lse_BHT: &mut [F]) {
-        each_row(qkv_NP, layout, batch, |row| {
+    /// `out_NHE` and `lse_BHT`; see [`super::forward`]. T is the rows of `qkv_NP` over `batch`.
+    pub fn forward<R: Real>(qkv_NP: &[R], layout: &HeadLayout, batch: usize) -> [Vec<R>; 2] {
+        let tokens = qkv_NP.len() / layout.packed_width();
+        let (mut out_NHE, mut lse_BHT) = (
+            vec![R::ZERO; tokens * layout.query_width()],
+            vec![R::ZERO; tokens * layout.heads],
+        );
+        for row in rows(layout, batch, tokens / batch) {
             let scores = row.scores(qkv_NP);
-            let peak = scores.iter().copied().fold(scores[0], F::max);
-            let sum = scores.iter().map(|&score| (score - peak).exp()).sum::<F>();
+            let peak = scores.iter().copied().fold(scores[0], R::max);
+            let sum = scores.iter().map(|&score| (score - peak).exp()).sum::<R>();
             lse_BHT[row.statistic] = peak + sum.ln();
             for e in 0..layout.head_size {
-                let term = |(t, &score): (usize, &F)| (score - peak).exp() / sum * qkv_NP[row.value(t) + e];
+                let term = |(t, &score): (usize, &R)| {
+                    (score - peak).exp() / sum * qkv_NP[row.value(t) + e]
+                };
                 out_NHE[row.out + e] = scores.iter().enumerate().map(term).sum();
             }
-        });
+        }
+        [out_NHE, lse_BHT]
     }
 
-    /// See [`super::backward`].
-    pub fn backward<F: Real>(
-        qkv_NP: &[F],
-        out_NHE: &[F],
-        lse_BHT: &[F],
-        dout_NHE: &[F],
+    /// `dqkv_NP`; see [`super::backward`].
+    pub fn backward<R: Real>(
+        qkv_NP: &[R],
+        out_NHE: &[R],
+        lse_BHT: &[R],
+        dout_NHE: &[R],
         layout: &HeadLayout,
         batch: usize,
-        dqkv_NP: &mut [F],
-    ) {
-        dqkv_NP.fill(F::ZERO);
-        each_row(qkv_NP, layout, batch, |row| {
-            let heads = 0..layout.head_size;
-            let delta = heads.clone().map(|e| dout_NHE[row.out + e] * out_NHE[row.out + e]).sum::<F>();
+    ) -> Vec<R> {
+        let mut dqkv_NP = vec![R::ZERO; qkv_NP.len()];
+        let heads = 0..layout.head_size;
+        for row in rows(layout, batch, qkv_NP.len() / layout.packed_width() / batch) {
+            let delta = heads
+                .clone()
+                .map(|e| dout_NHE[row.out + e] * out_NHE[row.out + e])
+                .sum::<R>();
             for (t, score) in row.scores(qkv_NP).into_iter().enumerate() {
                 let p = (score - lse_BHT[row.statistic]).exp();
-                let dp = heads.clone().map(|e| dout_NHE[row.out + e] * qkv_NP[row.value(t) + e]).sum::<F>();
+                let dp = heads
+                    .clone()
+                    .map(|e| dout_NHE[row.out + e] * qkv_NP[row.value(t) + e])
+                    .sum::<R>();
                 let ds = p * (dp - delta) * row.scale();
                 for e in heads.clone() {
                     dqkv_NP[row.value(t) + e] += p * dout_NHE[row.out + e];
@@ -173,7 +241,8 @@ pub mod reference {
                     dqkv_NP[row.query + e] += ds * qkv_NP[row.key(t) + e];
                 }
             }
-        });
+        }
+        dqkv_NP
     }
 
     /// A query head at a position, by where things lie: its elements, its output, its log-sum-exp and the keys it sees.
@@ -195,31 +264,40 @@ pub mod reference {
             self.key(t) + self.layout.key_width()
         }
 
-        fn scale<F: Real>(&self) -> F {
-            F::ONE / F::of(self.layout.head_size as f64).sqrt()
+        fn scale<R: Real>(&self) -> R {
+            R::ONE / R::of(self.layout.head_size as f64).sqrt()
         }
 
-        fn scores<F: Real>(&self, qkv_NP: &[F]) -> Vec<F> {
+        fn scores<R: Real>(&self, qkv_NP: &[R]) -> Vec<R> {
             let term = |t, e| qkv_NP[self.query + e] * qkv_NP[self.key(t) + e];
-            (0..=self.position).map(|t| (0..self.layout.head_size).map(|e| term(t, e)).sum::<F>() * self.scale()).collect()
+            (0..=self.position)
+                .map(|t| (0..self.layout.head_size).map(|e| term(t, e)).sum::<R>() * self.scale())
+                .collect()
         }
     }
 
-    fn each_row<F>(qkv_NP: &[F], layout: &HeadLayout, batch: usize, mut body: impl FnMut(&Row<'_>)) {
-        let &HeadLayout { heads, head_size, .. } = layout;
-        let (width, length) = (layout.packed_width(), qkv_NP.len() / layout.packed_width() / batch);
-        for (sequence, head, position) in
-            (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..length).map(move |t| (b, h, t))))
-        {
+    fn rows(layout: &HeadLayout, batch: usize, length: usize) -> impl Iterator<Item = Row<'_>> {
+        let (heads, head_size) = (layout.heads, layout.head_size);
+        (0..batch * heads * length).map(move |statistic| {
+            let (sequence, head, position) = (
+                statistic / length / heads,
+                statistic / length % heads,
+                statistic % length,
+            );
             let token = sequence * length + position;
-            body(&Row {
+            let first_key = (heads + head / layout.group_size()) * head_size;
+            Row {
                 layout,
-                query: token * width + head * head_size,
+                query: token * layout.packed_width() + head * head_size,
                 out: token * layout.query_width() + head * head_size,
-                statistic: (sequence * heads + head) * length + position,
-                first_key: sequence * length * width + (heads + head / layout.group_size()) * head_size,
+                statistic,
+                first_key: sequence * length * layout.packed_width() + first_key,
                 position,
-            });
-        }
+            }
+        })
     }
 }
+
+#[cfg(test)]
+#[path = "attention_tests.rs"]
+mod tests;

@@ -47,7 +47,12 @@ impl Cut {
         let rounds = shape.pairs().div_ceil(TASKS).max(1);
         let tile = LANES * (2 * padded + 3 * size) + 2 * KEYS * LANES + 2 * KEYS * size + 2 * LANES;
         let accumulator = shape.length * padded;
-        Self { parts, pairs: shape.pairs().div_ceil(rounds), space: tile + 2 * accumulator, accumulator }
+        Self {
+            parts,
+            pairs: shape.pairs().div_ceil(rounds),
+            space: tile + 2 * accumulator,
+            accumulator,
+        }
     }
 }
 
@@ -58,14 +63,23 @@ pub(crate) fn workspace_elements(shape: &Shape) -> usize {
 }
 
 /// Writes all of `dqkv`.
-pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &Shape, dqkv: &mut [E], workspace: &mut [f32]) {
+pub(crate) fn backward<E: Element>(
+    saved: &Saved<'_, E>,
+    shape: &Shape,
+    dqkv: &mut [E],
+    workspace: &mut [f32],
+) {
     let cut = Cut::of(shape);
     let space = &mut aligned(workspace)[..cut.pairs * cut.parts * cut.space];
     let dqkv = &Disjoint::new(dqkv);
     let all: usize = shape.pairs();
     for first in (0..all).step_by(cut.pairs.max(1)) {
         let pairs = cut.pairs.min(all - first);
-        let tasks = space.par_chunks_exact_mut(cut.space).with_max_len(1).take(pairs * cut.parts).enumerate();
+        let tasks = space
+            .par_chunks_exact_mut(cut.space)
+            .with_max_len(1)
+            .take(pairs * cut.parts)
+            .enumerate();
         tasks.for_each(|(task, space)| {
             // A later part of a head is longer, by a tile at most.
             let (pair, part) = (first + task / cut.parts, task % cut.parts);
@@ -74,7 +88,14 @@ pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &Shape, dqkv: &m
             let (dkeys, dvalues) = accumulators.split_at_mut(cut.accumulator);
             for tile in (part..shape.tiles()).step_by(cut.parts) {
                 let (tile, space) = (shape.tile(pair, tile), &mut *space);
-                Arch::new().dispatch(Backward { tile, saved, dqkv, dkeys, dvalues, space });
+                Arch::new().dispatch(Backward {
+                    tile,
+                    saved,
+                    dqkv,
+                    dkeys,
+                    dvalues,
+                    space,
+                });
             }
         });
         collect(shape, &cut, first..first + pairs, space, dqkv);
@@ -95,15 +116,29 @@ fn collect<E: Element>(
     (0..pairs.len() * blocks).into_par_iter().for_each(|task| {
         let (pair, first) = (task / blocks, task % blocks * KEYS);
         let spaces = &space[pair * cut.parts * cut.space..][..cut.parts * cut.space];
-        let (sequence, kv_head) = ((pairs.start + pair) / layout.kv_heads, (pairs.start + pair) % layout.kv_heads);
+        let (sequence, kv_head) = (
+            (pairs.start + pair) / layout.kv_heads,
+            (pairs.start + pair) % layout.kv_heads,
+        );
         for position in first..shape.length.min(first + KEYS) {
             let token = (sequence * shape.length + position) * layout.packed_width();
-            for (gradient, head) in [layout.heads + kv_head, layout.heads + layout.kv_heads + kv_head].iter().enumerate() {
+            for (gradient, head) in [
+                layout.heads + kv_head,
+                layout.heads + layout.kv_heads + kv_head,
+            ]
+            .iter()
+            .enumerate()
+            {
                 let row = cut.space - (2 - gradient) * cut.accumulator + position * padded;
                 // SAFETY: a position of a pair belongs to one task, and tasks of `Backward` write none but query heads.
                 let target = unsafe { dqkv.part(token + head * size, size) };
                 for (j, target) in target.iter_mut().enumerate() {
-                    *target = E::narrow(spaces.chunks_exact(cut.space).map(|part| part[row + j]).sum());
+                    *target = E::narrow(
+                        spaces
+                            .chunks_exact(cut.space)
+                            .map(|part| part[row + j])
+                            .sum(),
+                    );
                 }
             }
         }
@@ -124,62 +159,137 @@ impl<E: Element> WithSimd for Backward<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { tile, saved, mut space, .. } = self;
-        let (layout, scale) = (tile.shape.layout, tile.shape.scale());
-        let (size, width, token) = (layout.head_size, tile.width(), layout.packed_width());
-        let padded = size.next_multiple_of(COLUMNS);
-        let (q_LE, q_EL) = (take(&mut space, width * padded), take(&mut space, size * width));
-        let (dout_LE, dout_EL) = (take(&mut space, width * padded), take(&mut space, size * width));
-        let (p_CL, ds_CL) = (take(&mut space, KEYS * width), take(&mut space, KEYS * width));
-        let (keys_CE, values_CE) = (take(&mut space, KEYS * size), take(&mut space, KEYS * size));
-        let (dq_EL, lse_L, delta_L) = (take(&mut space, size * width), take(&mut space, width), take(&mut space, width));
-
-        tile.gather(saved.qkv, token, scale, q_LE, padded);
-        transpose(q_LE, padded, size, q_EL);
-        tile.gather(saved.dout, layout.query_width(), 1.0, dout_LE, padded);
-        transpose(dout_LE, padded, size, dout_EL);
-        lse_L.fill(0.0);
-        delta_L.fill(0.0);
-        for lane in 0..tile.rows {
-            lse_L[lane] = saved.lse[tile.statistic(lane)];
-            let out = &saved.out[tile.offset(lane, layout.query_width())..][..size];
-            delta_L[lane] = dot(&dout_LE[lane * padded..][..size], out);
-        }
-        dq_EL.fill(0.0);
-
-        let sequence = tile.sequence * tile.shape.length * token;
-        let first_key = sequence + (layout.heads + tile.kv_head) * size;
-        let keys = Rows { values: saved.qkv, first: first_key, stride: token };
-        let values = Rows { first: first_key + layout.key_width(), ..keys };
+        let Self { tile, saved, .. } = self;
+        let (layout, width) = (tile.shape.layout, tile.width());
+        let (size, token) = (layout.head_size, layout.packed_width());
+        let mut matrices = Matrices::carve(&tile, self.space);
+        matrices.load(&tile, saved);
+        let [keys, values] = Rows::packed(saved.qkv, &tile.shape, tile.pair());
         for first in (0..tile.keys()).step_by(KEYS) {
             let count = KEYS.min(tile.keys() - first);
-            let (p_CL, ds_CL) = (&mut p_CL[..count * width], &mut ds_CL[..count * width]);
-            let (keys_CE, values_CE) = (&mut keys_CE[..count * size], &mut values_CE[..count * size]);
-            keys.widen(first, keys_CE, size);
-            values.widen(first, values_CE, size);
-            product(simd, [count, width, size], Left::rows(keys_CE, size), q_EL, p_CL, Start::Zero);
-            product(simd, [count, width, size], Left::rows(values_CE, size), dout_EL, ds_CL, Start::Zero);
-            for (row, (p_L, ds_L)) in p_CL.chunks_exact_mut(width).zip(ds_CL.chunks_exact_mut(width)).enumerate() {
-                for (((p, ds), lse), delta) in p_L.iter_mut().zip(&mut *ds_L).zip(&*lse_L).zip(&*delta_L) {
-                    *p = exp(*p - lse);
-                    *ds = *p * (*ds - delta);
-                }
-                let blind = tile.blind(first + row);
-                p_L[..blind].fill(0.0);
-                ds_L[..blind].fill(0.0);
-            }
-            let (dkeys, dvalues) = (&mut self.dkeys[first * padded..], &mut self.dvalues[first * padded..]);
-            product(simd, [count, padded, width], Left::rows(p_CL, width), dout_LE, dvalues, Start::Kept);
-            product(simd, [count, padded, width], Left::rows(ds_CL, width), q_LE, dkeys, Start::Kept);
-            product(simd, [size, width, count], Left::transposed(keys_CE, size), ds_CL, dq_EL, Start::Kept);
+            keys.widen(first, &mut matrices.keys_CE[..count * size], size);
+            values.widen(first, &mut matrices.values_CE[..count * size], size);
+            matrices.meet(simd, &tile, first, count, self.dkeys, self.dvalues);
         }
+        let scale = tile.shape.scale();
         for lane in 0..tile.rows {
             // SAFETY: a row belongs to one tile, and a tile to one task.
             let dq = unsafe { self.dqkv.part(tile.offset(lane, token), size) };
-            for (dq, column_L) in dq.iter_mut().zip(dq_EL.chunks_exact(width)) {
+            for (dq, column_L) in dq.iter_mut().zip(matrices.dq_EL.chunks_exact(width)) {
                 *dq = E::narrow(column_L[lane] * scale);
             }
         }
+    }
+}
+
+/// A task's scratch: L query rows, C keys, E head size (in `_LE` padded to whole vectors).
+struct Matrices<'a> {
+    q_LE: &'a mut [f32],
+    q_EL: &'a mut [f32],
+    dout_LE: &'a mut [f32],
+    dout_EL: &'a mut [f32],
+    lse_L: &'a mut [f32],
+    /// Of every row, the sum of `dout * out`.
+    delta_L: &'a mut [f32],
+    keys_CE: &'a mut [f32],
+    values_CE: &'a mut [f32],
+    p_CL: &'a mut [f32],
+    ds_CL: &'a mut [f32],
+    dq_EL: &'a mut [f32],
+}
+
+impl<'a> Matrices<'a> {
+    fn carve(tile: &Tile, mut space: &'a mut [f32]) -> Self {
+        let (size, width) = (tile.shape.layout.head_size, tile.width());
+        let padded = size.next_multiple_of(COLUMNS);
+        let mut part = |count| take(&mut space, count);
+        Self {
+            q_LE: part(width * padded),
+            q_EL: part(size * width),
+            dout_LE: part(width * padded),
+            dout_EL: part(size * width),
+            lse_L: part(width),
+            delta_L: part(width),
+            keys_CE: part(KEYS * size),
+            values_CE: part(KEYS * size),
+            p_CL: part(KEYS * width),
+            ds_CL: part(KEYS * width),
+            dq_EL: part(size * width),
+        }
+    }
+
+    /// Takes in what belongs to the query rows. The queries are scaled, which serves the scores and dk alike.
+    #[inline(always)]
+    fn load<E: Element>(&mut self, tile: &Tile, saved: &Saved<'_, E>) {
+        let layout = tile.shape.layout;
+        let (size, query_width) = (layout.head_size, layout.query_width());
+        let padded = size.next_multiple_of(COLUMNS);
+        let scale = tile.shape.scale();
+        tile.gather(saved.qkv, layout.packed_width(), scale, self.q_LE, padded);
+        transpose(self.q_LE, padded, size, self.q_EL);
+        tile.gather(saved.dout, query_width, 1.0, self.dout_LE, padded);
+        transpose(self.dout_LE, padded, size, self.dout_EL);
+        self.dq_EL.fill(0.0);
+        self.lse_L.fill(0.0);
+        self.delta_L.fill(0.0);
+        for lane in 0..tile.rows {
+            let out = &saved.out[tile.offset(lane, query_width)..][..size];
+            self.lse_L[lane] = saved.lse[tile.statistic(lane)];
+            self.delta_L[lane] = dot(&self.dout_LE[lane * padded..][..size], out);
+        }
+    }
+
+    /// Adds what the rows and `count` keys from `first` on give each other.
+    #[inline(always)]
+    fn meet<S: Simd>(
+        &mut self,
+        simd: S,
+        tile: &Tile,
+        first: usize,
+        count: usize,
+        dkeys: &mut [f32],
+        dvalues: &mut [f32],
+    ) {
+        let (size, width) = (tile.shape.layout.head_size, tile.width());
+        let padded = size.next_multiple_of(COLUMNS);
+        let (keys, values) = (
+            Left::rows(self.keys_CE, size),
+            Left::rows(self.values_CE, size),
+        );
+        let (p_CL, ds_CL) = (
+            &mut self.p_CL[..count * width],
+            &mut self.ds_CL[..count * width],
+        );
+        let by_key = [count, width, size];
+        product(simd, by_key, keys, self.q_EL, p_CL, Start::Zero);
+        product(simd, by_key, values, self.dout_EL, ds_CL, Start::Zero);
+        let rows = p_CL
+            .chunks_exact_mut(width)
+            .zip(ds_CL.chunks_exact_mut(width));
+        for (row, (p_L, ds_L)) in rows.enumerate() {
+            let statistics = self.lse_L.iter().zip(&*self.delta_L);
+            for ((p, ds), (lse, delta)) in p_L.iter_mut().zip(&mut *ds_L).zip(statistics) {
+                *p = exp(*p - lse);
+                *ds = *p * (*ds - delta);
+            }
+            let blind = tile.blind(first + row);
+            p_L[..blind].fill(0.0);
+            ds_L[..blind].fill(0.0);
+        }
+        let (p, ds) = (Left::rows(p_CL, width), Left::rows(ds_CL, width));
+        let (dkeys, dvalues) = (&mut dkeys[first * padded..], &mut dvalues[first * padded..]);
+        let by_row = [count, padded, width];
+        product(simd, by_row, p, self.dout_LE, dvalues, Start::Kept);
+        product(simd, by_row, ds, self.q_LE, dkeys, Start::Kept);
+        let keys_EC = Left::transposed(self.keys_CE, size);
+        product(
+            simd,
+            [size, width, count],
+            keys_EC,
+            ds_CL,
+            self.dq_EL,
+            Start::Kept,
+        );
     }
 }
 

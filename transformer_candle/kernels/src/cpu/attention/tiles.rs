@@ -45,7 +45,13 @@ impl Shape {
         let first = index * LANES;
         let rows = LANES.min(self.rows() - first);
         let (sequence, kv_head) = (pair / self.layout.kv_heads, pair % self.layout.kv_heads);
-        Tile { shape: *self, sequence, kv_head, first, rows }
+        Tile {
+            shape: *self,
+            sequence,
+            kv_head,
+            first,
+            rows,
+        }
     }
 
     pub(super) fn scale(&self) -> f32 {
@@ -64,6 +70,11 @@ pub(super) struct Tile {
 }
 
 impl Tile {
+    /// The pair of sequence and key/value head that it belongs to.
+    pub(super) fn pair(&self) -> usize {
+        self.sequence * self.shape.layout.kv_heads + self.kv_head
+    }
+
     /// The rows, rounded up to what a product's columns come in.
     pub(super) fn width(&self) -> usize {
         self.rows.next_multiple_of(COLUMNS)
@@ -117,7 +128,9 @@ impl Tile {
             padding.fill(0.0);
             if lane < self.rows {
                 let source = &source[self.offset(lane, token_width)..][..size];
-                head.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen() * factor);
+                head.iter_mut()
+                    .zip(source)
+                    .for_each(|(target, source)| *target = source.widen() * factor);
             } else {
                 head.fill(0.0);
             }
@@ -133,13 +146,28 @@ pub(super) struct Rows<'a, E> {
     pub(super) stride: usize,
 }
 
-impl<E: Element> Rows<'_, E> {
+impl<'a, E: Element> Rows<'a, E> {
+    /// The keys, and the values, of a pair of sequence and key/value head within packed rows.
+    pub(super) fn packed(qkv: &'a [E], shape: &Shape, pair: usize) -> [Self; 2] {
+        let (layout, stride) = (shape.layout, shape.layout.packed_width());
+        let (sequence, kv_head) = (pair / layout.kv_heads, pair % layout.kv_heads);
+        let token = sequence * shape.length * stride;
+        [layout.heads, layout.heads + layout.kv_heads].map(|part| Self {
+            values: qkv,
+            first: token + (part + kv_head) * layout.head_size,
+            stride,
+        })
+    }
+
     /// Copies rows from `start` on, one after the other.
     #[inline(always)]
     pub(super) fn widen(&self, start: usize, target: &mut [f32], size: usize) {
         for (row, target) in target.chunks_exact_mut(size).enumerate() {
             let source = &self.values[self.first + (start + row) * self.stride..][..size];
-            target.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen());
+            target
+                .iter_mut()
+                .zip(source)
+                .for_each(|(target, source)| *target = source.widen());
         }
     }
 }
@@ -156,8 +184,11 @@ pub(super) fn transpose(source: &[f32], padded: usize, columns: usize, target: &
 }
 
 /// The first `count` elements, which `space` loses.
+#[allow(clippy::mut_mut)] // the outer one moves on
 pub(super) fn take<'a>(space: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-    space.split_off_mut(..count).expect("workspace_elements covers every matrix of a task")
+    space
+        .split_off_mut(..count)
+        .expect("workspace_elements covers every matrix of a task")
 }
 
 /// `workspace` from its first cache line on.
@@ -181,7 +212,11 @@ unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 
 impl<'a, T> Disjoint<'a, T> {
     pub(super) fn new(slice: &'a mut [T]) -> Self {
-        Self { first: slice.as_mut_ptr(), length: slice.len(), slice: PhantomData }
+        Self {
+            first: slice.as_mut_ptr(),
+            length: slice.len(),
+            slice: PhantomData,
+        }
     }
 
     /// The elements from `start` on.
@@ -190,7 +225,10 @@ impl<'a, T> Disjoint<'a, T> {
     /// While the part lives, no other part that overlaps it does.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn part(&self, start: usize, count: usize) -> &mut [T] {
-        assert!(start <= self.length && count <= self.length - start, "a task reaches past the end");
+        assert!(
+            start <= self.length && count <= self.length - start,
+            "a task reaches past the end"
+        );
         // SAFETY: inside of the slice, which is borrowed mutably as long as `self` lives; unshared as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(start), count) }
     }

@@ -1,0 +1,350 @@
+//! Attention against its plain version, `PyTorch`, Candle's autograd and finite differences; decoding against all at once.
+
+use candle_core::{Device, Tensor, Var};
+use proptest::prelude::*;
+
+use super::*;
+use crate::Error;
+use crate::testing::*;
+
+const LAYOUT: HeadLayout = heads(4, 2, 6);
+
+const fn heads(heads: usize, kv_heads: usize, head_size: usize) -> HeadLayout {
+    HeadLayout {
+        heads,
+        kv_heads,
+        head_size,
+    }
+}
+
+/// out, lse, dqkv of one call; `dqkv` held NaN before.
+fn run(qkv: &[f64], dout: &[f64], layout: &HeadLayout, batch: usize, dtype: DType) -> [Buffer; 3] {
+    let n = qkv.len() / layout.packed_width();
+    let length = n / batch;
+    let (width, query_width) = (layout.packed_width(), layout.query_width());
+    let (qkv, dout) = (
+        buffer(qkv, &[n, width], dtype),
+        buffer(dout, &[n, query_width], dtype),
+    );
+    let (mut out, mut lse) = (
+        zeros(&[n, query_width], dtype),
+        zeros(&[batch, layout.heads, length], DType::F32),
+    );
+    let mut dqkv = buffer(&vec![f64::NAN; n * width], &[n, width], dtype);
+    let mut space = workspace(forward_workspace_elements(layout, batch, length));
+    forward(&qkv, layout, batch, length, &mut out, &mut lse, &mut space).unwrap();
+    let mut space = workspace(backward_workspace_elements(layout, batch, length));
+    backward(
+        &qkv, &out, &lse, &dout, layout, batch, length, &mut dqkv, &mut space,
+    )
+    .unwrap();
+    [out, lse, dqkv]
+}
+
+/// Queries, keys and values spread wide enough for the softmax to matter, and the gradient of the output.
+fn inputs(layout: &HeadLayout, tokens: usize) -> [Vec<f64>; 2] {
+    let qkv = numbers(1, tokens * layout.packed_width())
+        .into_iter()
+        .map(|x| 4.0 * x)
+        .collect();
+    [qkv, numbers(2, tokens * layout.query_width())]
+}
+
+fn matches_reference(layout: &HeadLayout, batch: usize, length: usize) {
+    let [qkv, dout] = inputs(layout, batch * length);
+    let [exact_out, exact_lse] = reference::forward(&qkv, layout, batch);
+    let exact_dqkv = reference::backward(&qkv, &exact_out, &exact_lse, &dout, layout, batch);
+    let [out, lse, dqkv] = run(&qkv, &dout, layout, batch, DType::F32);
+    assert_near(&out, &exact_out);
+    assert_near(&lse, &exact_lse);
+    assert_near(&dqkv, &exact_dqkv);
+    let [out, lse, dqkv] = run(&qkv, &dout, layout, batch, DType::BF16);
+    assert_near(&out, &exact_out);
+    assert_near(&lse, &exact_lse);
+    // The gradient also sees the output as it was rounded.
+    assert_within(&dqkv, &exact_dqkv, 8e-3);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_shape_matches_the_reference(
+        kv_heads in 1usize..4, group in 1usize..6, half in 1usize..24, batch in 1usize..4, length in 1usize..90,
+    ) {
+        matches_reference(&heads(kv_heads * group, kv_heads, 2 * half), batch, length);
+    }
+}
+
+#[test]
+fn many_tiles_and_every_usual_head_size_match_the_reference() {
+    matches_reference(&heads(2, 1, 32), 1, 200);
+    matches_reference(&heads(4, 1, 64), 2, 131);
+    matches_reference(&heads(1, 1, 128), 1, 193);
+    matches_reference(&heads(3, 3, 256), 1, 65);
+}
+
+#[test]
+fn more_query_heads_than_a_tile_has_rows_match_the_reference() {
+    matches_reference(&heads(70, 1, 32), 1, 9);
+}
+
+#[test]
+fn more_heads_than_tasks_at_a_time_match_the_reference() {
+    matches_reference(&heads(8, 4, 8), 11, 70);
+    matches_reference(&heads(6, 2, 64), 20, 33);
+}
+
+#[test]
+fn f32_matches_pytorch() {
+    let golden = Golden::load("attention");
+    let [h, k, e] = [0, 1, 2].map(|at| golden.integers("heads_3")[at] as usize);
+    let batch = golden.integers("batch")[0] as usize;
+    let (qkv, dout) = (golden.values("qkv_NP"), golden.values("dout_NHE"));
+    let results = run(&qkv, &dout, &heads(h, k, e), batch, DType::F32);
+    for (result, name) in results.iter().zip(["out_NHE", "lse_BHT", "dqkv_NP"]) {
+        assert_near(result, &golden.values(name));
+    }
+}
+
+#[test]
+fn f32_matches_candle_autograd() {
+    let (
+        batch,
+        length,
+        &HeadLayout {
+            heads,
+            kv_heads,
+            head_size,
+        },
+    ) = (2, 13, &LAYOUT);
+    let [qkv, dout] = inputs(&LAYOUT, batch * length);
+    let shape = (batch, length, heads + 2 * kv_heads, head_size);
+    let leaf =
+        Var::from_tensor(&Tensor::from_vec(qkv.clone(), shape, &Device::Cpu).unwrap()).unwrap();
+    let part = |first, count| {
+        leaf.narrow(2, first, count)
+            .unwrap()
+            .transpose(1, 2)
+            .unwrap()
+            .contiguous()
+            .unwrap()
+    };
+    let repeated = |first| {
+        let heads_of_keys = part(first, kv_heads);
+        let each: Vec<Tensor> = (0..heads)
+            .map(|h| heads_of_keys.narrow(1, h / 2, 1).unwrap())
+            .collect();
+        Tensor::cat(&each, 1).unwrap()
+    };
+    let (q, k, v) = (part(0, heads), repeated(heads), repeated(heads + kv_heads));
+    let scores = (q.matmul(&k.t().unwrap()).unwrap() / (head_size as f64).sqrt()).unwrap();
+    let above = |at: usize| {
+        if at % length > at / length {
+            -1e30
+        } else {
+            0.0
+        }
+    };
+    let mask = Tensor::from_vec(
+        (0..length * length).map(above).collect::<Vec<f64>>(),
+        (length, length),
+        &Device::Cpu,
+    );
+    let powers = scores.broadcast_add(&mask.unwrap()).unwrap().exp().unwrap();
+    let sums = powers.sum_keepdim(3).unwrap();
+    let attended = powers.broadcast_div(&sums).unwrap().matmul(&v).unwrap();
+    let out_tensor = attended.transpose(1, 2).unwrap().contiguous().unwrap();
+    let weights = Tensor::from_vec(dout.clone(), out_tensor.dims(), &Device::Cpu).unwrap();
+    let gradients = (&out_tensor * weights)
+        .unwrap()
+        .sum_all()
+        .unwrap()
+        .backward()
+        .unwrap();
+    let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+
+    let [out, lse, dqkv] = run(&qkv, &dout, &LAYOUT, batch, DType::F32);
+    assert_near(&out, &values(&out_tensor));
+    assert_near(&lse, &values(&sums.log().unwrap()));
+    assert_near(&dqkv, &values(gradients.get(&leaf).unwrap()));
+}
+
+#[test]
+fn the_references_gradient_is_the_slope_of_its_forward() {
+    let [qkv, dout] = inputs(&LAYOUT, 2 * 4);
+    let [out, lse] = reference::forward(&qkv, &LAYOUT, 2);
+    let gradient = reference::backward(&qkv, &out, &lse, &dout, &LAYOUT, 2);
+    let slope = finite_differences(
+        |qkv| dot(&reference::forward(qkv, &LAYOUT, 2)[0], &dout),
+        &qkv,
+    );
+    assert_same_gradient(&gradient, &slope);
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    for (layout, batch, length) in [(heads(6, 2, 32), 3, 150), (heads(2, 2, 16), 40, 20)] {
+        let [qkv, dout] = inputs(&layout, batch * length);
+        for dtype in [DType::F32, DType::BF16] {
+            assert_same_at_any_thread_count(|| run(&qkv, &dout, &layout, batch, dtype).to_vec());
+        }
+    }
+}
+
+/// What `decode` writes for one sequence given in pieces of these lengths, into a cache that held NaN.
+fn decoded(qkv: &[f64], layout: &HeadLayout, pieces: &[usize], dtype: DType) -> Vec<f32> {
+    let capacity = pieces.iter().sum::<usize>() + 3;
+    let empty = vec![f64::NAN; capacity * layout.key_width()];
+    let mut cache = [0, 1].map(|_| buffer(&empty, &[capacity, layout.key_width()], dtype));
+    let (mut past, mut rows) = (0, Vec::new());
+    for &new in pieces {
+        let packed = &qkv[past * layout.packed_width()..(past + new) * layout.packed_width()];
+        let mut out = zeros(&[new, layout.query_width()], dtype);
+        let mut space = workspace(forward_workspace_elements(layout, 1, new));
+        let [keys, values] = &mut cache;
+        let qkv = buffer(packed, &[new, layout.packed_width()], dtype);
+        decode(&qkv, layout, past, keys, values, &mut out, &mut space).unwrap();
+        rows.extend(out.read_f32().unwrap());
+        past += new;
+    }
+    rows
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn decoding_in_any_pieces_gives_the_rows_of_forward(
+        kv_heads in 1usize..3, group in 1usize..5, half in 1usize..20, pieces in prop::collection::vec(1usize..80, 1..5),
+    ) {
+        let layout = heads(kv_heads * group, kv_heads, 2 * half);
+        let [qkv, dout] = inputs(&layout, pieces.iter().sum());
+        for dtype in [DType::F32, DType::BF16] {
+            let [out, ..] = run(&qkv, &dout, &layout, 1, dtype);
+            prop_assert_eq!(decoded(&qkv, &layout, &pieces, dtype), out.read_f32().unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_prompt_then_single_tokens_give_the_rows_of_forward() {
+    let [qkv, dout] = inputs(&LAYOUT, 75);
+    let [out, ..] = run(&qkv, &dout, &LAYOUT, 1, DType::F32);
+    let pieces: Vec<usize> = std::iter::once(60).chain([1; 15]).collect();
+    assert_eq!(
+        decoded(&qkv, &LAYOUT, &pieces, DType::F32),
+        out.read_f32().unwrap()
+    );
+}
+
+#[test]
+fn what_is_not_a_number_shows_from_there_on_and_in_no_other_sequence() {
+    let [mut qkv, dout] = inputs(&LAYOUT, 2 * 10);
+    qkv[4 * LAYOUT.packed_width()..5 * LAYOUT.packed_width()].fill(f64::NAN);
+    let [out, _, dqkv] = run(&qkv, &dout, &LAYOUT, 2, DType::F32);
+    let spoiled = |buffer: &Buffer| -> Vec<bool> {
+        let rows = buffer.read::<f32>().unwrap();
+        rows.chunks(buffer.shape()[1])
+            .map(|row| row.iter().any(|x| x.is_nan()))
+            .collect()
+    };
+    assert!(
+        spoiled(&out)[4..10].iter().all(|&row| row) && spoiled(&dqkv)[4..10].iter().all(|&row| row)
+    );
+    assert!(!spoiled(&out)[10..].contains(&true) && !spoiled(&dqkv)[10..].contains(&true));
+}
+
+#[test]
+fn scores_far_apart_stay_finite() {
+    let mut qkv = vec![0.0; 3 * LAYOUT.packed_width()];
+    for (at, x) in qkv.iter_mut().enumerate() {
+        *x = if at % 2 == 0 { 60.0 } else { -60.0 } * (at % 7) as f64;
+    }
+    let dout = numbers(2, 3 * LAYOUT.query_width());
+    let [out, lse] = reference::forward(&qkv, &LAYOUT, 1);
+    let results = run(&qkv, &dout, &LAYOUT, 1, DType::F32);
+    assert_near(&results[0], &out);
+    assert_near(&results[1], &lse);
+    assert!(
+        results[2]
+            .read::<f32>()
+            .unwrap()
+            .iter()
+            .all(|x| x.is_finite())
+    );
+}
+
+#[test]
+fn the_workspace_follows_from_the_sizes_and_stays_small() {
+    let layout = heads(32, 8, 64);
+    assert!(workspace_elements(&layout, 1, 2048) <= 10_000_000);
+    assert!(workspace_elements(&layout, 64, 2048) <= 10_000_000);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(3)
+        .build()
+        .unwrap();
+    let inside = pool.install(|| workspace_elements(&layout, 4, 512));
+    assert_eq!(inside, workspace_elements(&layout, 4, 512));
+}
+
+#[test]
+fn wrong_arguments_of_forward_are_refused_by_name() {
+    let refused =
+        |qkv: &Buffer, layout: &HeadLayout, batch: usize, out: &mut Buffer, space: usize| {
+            let (mut lse, mut space) = (zeros(&[1, 4, 4], DType::F32), workspace(space));
+            let result = forward(qkv, layout, batch, 4 / batch, out, &mut lse, &mut space);
+            result.unwrap_err().to_string()
+        };
+    let (qkv, mut out) = (zeros(&[4, 48], DType::F32), zeros(&[4, 24], DType::F32));
+    let enough = workspace_elements(&LAYOUT, 1, 4);
+    let message = refused(&qkv, &LAYOUT, 3, &mut out, enough);
+    assert_eq!(
+        message,
+        "attention::forward: `qkv_NP` has shape [4, 48], expected [3, 48]"
+    );
+    let message = refused(&qkv, &heads(5, 2, 6), 1, &mut out, enough);
+    assert_eq!(
+        message,
+        "attention::forward: 5 heads cannot share 2 key/value heads evenly"
+    );
+    let message = refused(&qkv, &LAYOUT, 1, &mut out, 7);
+    assert!(
+        message.contains("the workspace holds 7 elements"),
+        "{message}"
+    );
+    let mut inside = qkv.view(0, &[4, 24]).unwrap();
+    let message = refused(&qkv, &LAYOUT, 1, &mut inside, enough);
+    assert!(message.contains("`out_NHE` overlaps `qkv_NP`"), "{message}");
+}
+
+#[test]
+fn gradients_and_caches_in_the_memory_of_others_are_refused() {
+    let (qkv, mut out) = (zeros(&[4, 48], DType::F32), zeros(&[4, 24], DType::F32));
+    let (lse, mut same) = (zeros(&[1, 4, 4], DType::F32), qkv.clone());
+    let mut space = workspace(workspace_elements(&LAYOUT, 1, 4));
+    let refused = backward(&qkv, &out, &lse, &out, &LAYOUT, 1, 4, &mut same, &mut space);
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Aliased {
+                output: "dqkv_NP",
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    let (mut keys, mut values) = (zeros(&[6, 12], DType::F32), zeros(&[6, 12], DType::F32));
+    let refused = decode(
+        &qkv,
+        &LAYOUT,
+        3,
+        &mut keys,
+        &mut values,
+        &mut out,
+        &mut space,
+    );
+    let message = "attention::decode: 4 tokens after 3 do not fit a cache of 6";
+    assert_eq!(refused.unwrap_err().to_string(), message);
+    let mut same = keys.clone();
+    let refused = decode(&qkv, &LAYOUT, 0, &mut keys, &mut same, &mut out, &mut space);
+    assert!(matches!(refused, Err(Error::Aliased { .. })), "{refused:?}");
+}
