@@ -1,4 +1,5 @@
-//! Checking a document key by key against the schema: unknown keys, missing keys, wrong types, values out of range.
+//! Checking a document key by key against the schema: unknown keys, missing keys, wrong types,
+//! values out of range.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -8,6 +9,9 @@ use serde_json::{Map, Number, Value};
 use crate::error::Problem;
 use crate::schema::{self, REQUIRED};
 use crate::{BatchSize, ByteSize, Device};
+
+/// Most characters of a key or value that a message shows.
+const LONGEST_SHOWN: usize = 60;
 
 /// What the check found.
 #[derive(Debug, Default)]
@@ -20,7 +24,8 @@ pub(crate) struct Findings {
     pub rejected: BTreeSet<String>,
 }
 
-/// Checks the document and removes from it what is wrong, so that the rest can still be read and checked further.
+/// Checks the document and removes from it what is wrong, so that the rest can still be read and
+/// checked further.
 pub(crate) fn check(document: &mut Map<String, Value>) -> Findings {
     let mut findings = Findings::default();
     findings.section(schema::schema(), document, "");
@@ -30,9 +35,18 @@ pub(crate) fn check(document: &mut Map<String, Value>) -> Findings {
 impl Findings {
     fn section(&mut self, schema: &Value, section: &mut Map<String, Value>, path: &str) {
         let known: Vec<&str> = schema::properties(schema).map(|(key, _)| key).collect();
-        let unknown: Vec<String> = section.keys().filter(|key| !known.contains(&key.as_str())).cloned().collect();
+        let unknown: Vec<String> = section
+            .keys()
+            .filter(|key| !known.contains(&key.as_str()))
+            .cloned()
+            .collect();
         for key in unknown {
             section.shift_remove(&key);
+            if let Some(meant) =
+                nearest(&key, known.iter().copied()).filter(|meant| !section.contains_key(*meant))
+            {
+                self.reject(&schema["properties"][meant], &schema::join(path, meant));
+            }
             self.problems.push(unknown_key(path, &key, &known));
         }
         for (key, schema) in schema::properties(schema) {
@@ -45,36 +59,49 @@ impl Findings {
         }
     }
 
-    fn inner_section(&mut self, schema: &Value, section: &mut Map<String, Value>, key: &str, path: &str) {
+    fn inner_section(
+        &mut self,
+        schema: &Value,
+        section: &mut Map<String, Value>,
+        key: &str,
+        path: &str,
+    ) {
         match section.get_mut(key) {
             Some(Value::Object(inner)) => return self.section(schema, inner, path),
             None | Some(Value::Null) => self.section(schema, &mut Map::new(), path),
             Some(value) => {
-                let keys: Vec<_> = schema::properties(schema).map(|(key, _)| format!("`{key}`")).take(3).collect();
-                let message = format!("is {}, but must be a section with keys such as {}", shown(value), keys.join(", "));
+                let keys: Vec<_> = schema::properties(schema)
+                    .map(|(key, _)| format!("`{key}`"))
+                    .take(3)
+                    .collect();
+                let message = format!(
+                    "is {}, but must be a section with keys such as {}",
+                    shown(value),
+                    keys.join(", ")
+                );
                 self.problems.push(Problem::new(path, message));
-                self.reject_section(schema, path);
+                self.reject(schema, path);
             }
         }
         section.shift_remove(key);
     }
 
-    fn reject_section(&mut self, schema: &Value, path: &str) {
+    /// Marks a key, or all keys of a section, as reported.
+    fn reject(&mut self, schema: &Value, path: &str) {
+        self.rejected.insert(path.to_owned());
         for (key, schema) in schema::properties(schema) {
-            let path = schema::join(path, key);
-            if schema::is_section(schema) {
-                self.reject_section(schema, &path);
-            } else {
-                self.rejected.insert(path);
-            }
+            self.reject(schema, &schema::join(path, key));
         }
     }
 
     fn leaf(&mut self, schema: &Value, section: &mut Map<String, Value>, key: &str, path: &str) {
         match section.get_mut(key) {
             None | Some(Value::Null) => {
-                if REQUIRED.contains(&path) {
-                    self.problems.push(Problem::new(path, format!("is missing; it must be {}", expectation(schema))));
+                if REQUIRED.contains(&path) && !self.rejected.contains(path) {
+                    self.problems.push(Problem::new(
+                        path,
+                        format!("is missing; it must be {}", expectation(schema)),
+                    ));
                     self.rejected.insert(path.to_owned());
                 }
                 if !allows(schema, "null") {
@@ -95,7 +122,8 @@ impl Findings {
     }
 }
 
-/// Checks one value; a float that is whole becomes an integer where the key wants one, so that `1e5` steps can be written.
+/// Checks one value; a float that is whole becomes an integer where the key wants one, so that
+/// `1e5` steps can be written.
 fn check_value(schema: &Value, value: &mut Value, path: &str) -> Result<(), Problem> {
     let choices = schema::choices(schema);
     if !choices.is_empty() {
@@ -105,7 +133,9 @@ fn check_value(schema: &Value, value: &mut Value, path: &str) -> Result<(), Prob
         return check_format(schema, format, value, path);
     }
     if allows(schema, "integer")
-        && let Some(whole) = value.as_f64().filter(|number| value.is_f64() && number.fract() == 0.0 && number.abs() < 9e15)
+        && let Some(whole) = value
+            .as_f64()
+            .filter(|number| value.is_f64() && number.fract() == 0.0 && number.abs() < 9e15)
     {
         *value = (whole as i64).into();
     }
@@ -113,26 +143,44 @@ fn check_value(schema: &Value, value: &mut Value, path: &str) -> Result<(), Prob
         Value::Bool(_) if allows(schema, "boolean") => Ok(()),
         Value::String(text) if allows(schema, "string") => check_text(text, path),
         Value::Array(items) if allows(schema, "array") => check_list(items, path),
-        Value::Number(number) if allows(schema, "number") || (allows(schema, "integer") && !number.is_f64()) => {
-            if in_range(schema, number) { Ok(()) } else { Err(refusal(schema, value, path)) }
+        Value::Number(number)
+            if allows(schema, "number") || (allows(schema, "integer") && !number.is_f64()) =>
+        {
+            if in_range(schema, number) {
+                Ok(())
+            } else {
+                Err(refusal(schema, value, path))
+            }
         }
         _ => Err(refusal(schema, value, path)),
     }
 }
 
-fn check_choice(schema: &Value, choices: &[(&str, &str)], value: &Value, path: &str) -> Result<(), Problem> {
+fn check_choice(
+    schema: &Value,
+    choices: &[(&str, &str)],
+    value: &Value,
+    path: &str,
+) -> Result<(), Problem> {
     let text = value.as_str().unwrap_or_default();
     if choices.iter().any(|(choice, _)| *choice == text) {
         return Ok(());
     }
     let problem = unexpected(schema, value, path);
-    Err(match nearest(text, choices.iter().map(|(choice, _)| *choice)) {
-        Some(near) => problem.suggest(format!("did you mean `{near}`?")),
-        None => problem,
-    })
+    Err(
+        match nearest(text, choices.iter().map(|(choice, _)| *choice)) {
+            Some(near) => problem.suggest(format!("did you mean `{near}`?")),
+            None => problem,
+        },
+    )
 }
 
-fn check_format(schema: &Value, format: OwnFormat, value: &Value, path: &str) -> Result<(), Problem> {
+fn check_format(
+    schema: &Value,
+    format: OwnFormat,
+    value: &Value,
+    path: &str,
+) -> Result<(), Problem> {
     let valid = match value {
         Value::String(text) => format(text),
         Value::Number(number) if allows(schema, "integer") => format(&number.to_string()),
@@ -142,7 +190,10 @@ fn check_format(schema: &Value, format: OwnFormat, value: &Value, path: &str) ->
 }
 
 fn unexpected(schema: &Value, value: &Value, path: &str) -> Problem {
-    Problem::new(path, format!("is {}, but must be {}", shown(value), expectation(schema)))
+    Problem::new(
+        path,
+        format!("is {}, but must be {}", shown(value), expectation(schema)),
+    )
 }
 
 /// The problem of a value of the wrong type or out of range, with what was probably meant.
@@ -151,24 +202,39 @@ fn refusal(schema: &Value, value: &Value, path: &str) -> Problem {
     let numeric = allows(schema, "number") || allows(schema, "integer");
     match value {
         Value::String(text) => match text.to_ascii_lowercase().as_str() {
-            "yes" | "on" | "true" | "y" if allows(schema, "boolean") => problem.suggest("write true"),
-            "no" | "off" | "false" | "n" if allows(schema, "boolean") => problem.suggest("write false"),
-            number if numeric && number.parse::<f64>().is_ok_and(f64::is_finite) => problem.suggest(format!("remove the quotes: {text}")),
+            "yes" | "on" | "true" | "y" if allows(schema, "boolean") => {
+                problem.suggest("write true")
+            }
+            "no" | "off" | "false" | "n" if allows(schema, "boolean") => {
+                problem.suggest("write false")
+            }
+            number if numeric && number.parse::<f64>().is_ok_and(f64::is_finite) => {
+                problem.suggest(format!("remove the quotes: {text}"))
+            }
             _ if allows(schema, "array") => problem.suggest(format!("write a list: [{text:?}]")),
             _ => problem,
         },
-        Value::Number(number) if number.as_f64() == Some(0.0) && allows(schema, "null") => problem.suggest("write null for none"),
-        Value::Number(_) | Value::Bool(_) if allows(schema, "string") => problem.suggest("put it in quotes"),
+        Value::Number(number) if number.as_f64() == Some(0.0) && allows(schema, "null") => {
+            problem.suggest("write null for none")
+        }
+        Value::Number(_) | Value::Bool(_) if allows(schema, "string") => {
+            problem.suggest("put it in quotes")
+        }
         _ => problem,
     }
 }
 
 fn check_text(text: &str, path: &str) -> Result<(), Problem> {
     if text.trim().is_empty() {
-        return Err(Problem::new(path, "is an empty text").suggest("remove the key to leave it out"));
+        return Err(
+            Problem::new(path, "is an empty text").suggest("remove the key to leave it out")
+        );
     }
     if text.contains('\0') {
-        return Err(Problem::new(path, format!("is {text:?}, which holds a zero character")));
+        return Err(Problem::new(
+            path,
+            format!("is {text:?}, which holds a zero character"),
+        ));
     }
     Ok(())
 }
@@ -178,7 +244,12 @@ fn check_list(items: &[Value], path: &str) -> Result<(), Problem> {
         let path = format!("{path}[{index}]");
         match item {
             Value::String(text) => check_text(text, &path)?,
-            other => return Err(Problem::new(path, format!("is {}, but must be a text", shown(other))).suggest("put it in quotes")),
+            other => {
+                return Err(
+                    Problem::new(path, format!("is {}, but must be a text", shown(other)))
+                        .suggest("put it in quotes"),
+                );
+            }
         }
     }
     Ok(())
@@ -187,7 +258,8 @@ fn check_list(items: &[Value], path: &str) -> Result<(), Problem> {
 /// Says whether a text is valid, or what is expected.
 type OwnFormat = fn(&str) -> Result<(), String>;
 
-/// The check of a format that a type of this crate defines; `None` for formats of JSON Schema itself.
+/// The check of a format that a type of this crate defines; `None` for formats of JSON Schema
+/// itself.
 fn own_format(schema: &Value) -> Option<OwnFormat> {
     match schema.get("format")?.as_str()? {
         "device" => Some(|text| Device::from_str(text).map(drop)),
@@ -223,7 +295,10 @@ pub(crate) fn expectation(schema: &Value) -> String {
         return format!("`{only}`");
     }
     if !choices.is_empty() {
-        let names: Vec<_> = choices.iter().map(|(choice, _)| format!("`{choice}`")).collect();
+        let names: Vec<_> = choices
+            .iter()
+            .map(|(choice, _)| format!("`{choice}`"))
+            .collect();
         return format!("one of {}", names.join(", "));
     }
     if let Some(Err(expected)) = own_format(schema).map(|format| format("")) {
@@ -257,9 +332,17 @@ fn plain(number: &str) -> &str {
 }
 
 fn unknown_key(section: &str, key: &str, siblings: &[&str]) -> Problem {
-    let problem = Problem::new(schema::join(section, key), "is not a key there is");
+    let shown_key: String = key
+        .chars()
+        .take(LONGEST_SHOWN)
+        .flat_map(char::escape_debug)
+        .collect();
+    let problem = Problem::new(schema::join(section, &shown_key), "is an unknown key");
     if let Some(sibling) = nearest(key, siblings.iter().copied()) {
-        return problem.suggest(format!("did you mean `{}`?", schema::join(section, sibling)));
+        return problem.suggest(format!(
+            "did you mean `{}`?",
+            schema::join(section, sibling)
+        ));
     }
     let mut elsewhere = Vec::new();
     paths_of(schema::schema(), "", key, &mut elsewhere);
@@ -281,7 +364,10 @@ fn paths_of(schema: &Value, section: &str, name: &str, found: &mut Vec<String>) 
 }
 
 /// The name that a typing error most likely meant.
-pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(
+    name: &str,
+    candidates: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
     let name = name.to_ascii_lowercase();
     candidates
         .map(|candidate| (strsim::jaro_winkler(&name, candidate), candidate))
@@ -298,7 +384,14 @@ pub(crate) fn shown(value: &Value) -> String {
         Value::String(text) if [".nan", ".inf", "-.inf"].contains(&text.as_str()) => text.clone(),
         other => {
             let text = other.to_string();
-            if text.chars().count() <= 60 { text } else { text.chars().take(60).chain("...".chars()).collect() }
+            if text.chars().count() <= LONGEST_SHOWN {
+                text
+            } else {
+                text.chars()
+                    .take(LONGEST_SHOWN)
+                    .chain("...".chars())
+                    .collect()
+            }
         }
     }
 }

@@ -6,41 +6,49 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Which text is read and how it becomes batches. With a `streaming_config.json` beside the config the text is streamed from the Hugging Face
-/// Hub, and `train_shards` is not read.
+/// Which text is read and how it becomes batches. With a `streaming_config.json` beside the config
+/// the text is streamed from the Hugging Face Hub, and `train_shards` is not read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// Local text to train on: files, folders or globs of `.parquet`, `.jsonl` (also `.gz`, `.zst`) and `.txt`.
+    /// Local text to train on: files, folders or globs of `.parquet`, `.jsonl` (also `.gz`, `.zst`)
+    /// and `.txt`.
     pub train_shards: Vec<String>,
-    /// Local text to evaluate on, written like `train_shards`. Left out: held-out parts of the training text, see `held_out_fraction`.
+    /// Local text to evaluate on, written like `train_shards`. Left out: held-out parts of the
+    /// training text, see `held_out_fraction`.
     pub validation_shards: Vec<String>,
-    /// The column of Parquet files and the field of JSON lines that holds the text. When streaming, `streaming_config.json` says it.
+    /// The column of Parquet files and the field of JSON lines that holds the text. When streaming,
+    /// `streaming_config.json` says it.
     #[schemars(length(min = 1))]
     pub text_column: String,
     /// Tokens of one training sequence. At most `model.max_position_embeddings`.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub sequence_length: usize,
-    /// Sequences of one micro-batch: what is in memory at once. `auto` takes the largest that fits and divides `sequences_per_step`. Left
-    /// out: `sequences_per_step / gradient_accumulation_steps`, or `auto`.
+    /// Sequences of one micro-batch: what is in memory at once. `auto` takes the largest that fits
+    /// and divides `sequences_per_step`. Left out: `sequences_per_step /
+    /// gradient_accumulation_steps`, or `auto`.
     pub batch_size: BatchSize,
-    /// Micro-batches whose gradients are summed before one optimizer step. Left out: `sequences_per_step / batch_size`, or 1.
+    /// Micro-batches whose gradients are summed before one optimizer step. Left out:
+    /// `sequences_per_step / batch_size`, or 1.
     #[schemars(range(min = 1, max = 65_536))]
     pub gradient_accumulation_steps: Option<usize>,
-    /// Sequences of one optimizer step, whatever the card. Two of this, `batch_size` and `gradient_accumulation_steps` give the third; an
-    /// `--override` of one keeps this number, and results do not depend on how it is split.
+    /// Sequences of one optimizer step, whatever the card. Two of this, `batch_size` and
+    /// `gradient_accumulation_steps` give the third; an `--override` of one keeps this number, and
+    /// results do not depend on how it is split.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub sequences_per_step: usize,
-    /// Documents of the window in which the order is shuffled. More mixes better and holds more text in memory (FineWeb: about 3 KB a document).
+    /// Documents of the window in which the order is shuffled. More mixes better and holds more
+    /// text in memory (FineWeb: about 3 KB a document).
     #[schemars(range(min = 1, max = 16_777_216))]
     pub shuffle_buffer_size: usize,
-    /// Threads that read and tokenise ahead of training. The order of the data does not depend on it.
+    /// Threads that read and tokenise ahead of training. The order of the data does not depend on
+    /// it.
     #[schemars(range(min = 1, max = 256))]
     pub num_workers: usize,
     /// Folder for what is downloaded. Left out: the user's cache folder.
     pub cache_dir: Option<PathBuf>,
-    /// Share of the training text's row groups that is kept out of training for evaluation where `validation_shards` is empty. At least one
-    /// row group is kept out.
+    /// Share of the training text's row groups that is kept out of training for evaluation where
+    /// `validation_shards` is empty. At least one row group is kept out.
     #[schemars(range(max = 0.5), extend("exclusiveMinimum" = 0))]
     pub held_out_fraction: f64,
 }
@@ -89,7 +97,9 @@ impl FromStr for BatchSize {
         match text.parse::<usize>() {
             Ok(sequences @ 1..=LARGEST_BATCH) => Ok(Self::Fixed(sequences)),
             _ if text == "auto" => Ok(Self::Auto),
-            _ => Err(format!("must be a whole number from 1 to {LARGEST_BATCH}, or `auto`")),
+            _ => Err(format!(
+                "must be a whole number from 1 to {LARGEST_BATCH}, or `auto`"
+            )),
         }
     }
 }
@@ -116,7 +126,8 @@ impl JsonSchema for BatchSize {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "type": ["integer", "string"], "format": "batch-size", "minimum": 1, "maximum": LARGEST_BATCH, "pattern": "^auto$"
+            "type": ["integer", "string"], "format": "batch-size",
+            "minimum": 1, "maximum": LARGEST_BATCH, "pattern": "^auto$"
         })
     }
 }

@@ -24,7 +24,12 @@ impl FromStr for Device {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let cuda_number = |number: &str| number.parse().ok().filter(|number| *number <= LAST_CUDA_DEVICE);
+        let cuda_number = |number: &str| {
+            number
+                .parse()
+                .ok()
+                .filter(|number| *number <= LAST_CUDA_DEVICE)
+        };
         match text {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
@@ -33,7 +38,9 @@ impl FromStr for Device {
                 .strip_prefix("cuda:")
                 .and_then(cuda_number)
                 .map(Self::Cuda)
-                .ok_or_else(|| "must be `auto`, `cpu`, `cuda` or `cuda:N` with a device number N".to_owned()),
+                .ok_or_else(|| {
+                    "must be `auto`, `cpu`, `cuda` or `cuda:N` with a device number N".to_owned()
+                }),
         }
     }
 }
@@ -66,6 +73,8 @@ impl JsonSchema for Device {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "format": "device", "pattern": "^(auto|cpu|cuda(:[0-9]+)?)$" })
+        json_schema!({
+            "type": "string", "format": "device", "pattern": "^(auto|cpu|cuda(:[0-9]+)?)$"
+        })
     }
 }

@@ -3,6 +3,7 @@
 use crate::check::Findings;
 use crate::data::BatchSize;
 use crate::error::Problem;
+use crate::scheduler::ScheduleStrategy;
 use crate::{DataConfig, RunConfig};
 
 /// Longest warm-up that is chosen where none is given.
@@ -26,8 +27,14 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
     if missing("scheduler.total_steps") {
         config.scheduler.total_steps = None;
     }
+    if missing("scheduler.strategy") && config.scheduler.total_epochs.is_some() {
+        config.scheduler.strategy = ScheduleStrategy::Constant;
+    }
     if missing("scheduler.warmup_steps") {
-        config.scheduler.warmup_steps = config.scheduler.total_steps.map_or(WARMUP_OF_EPOCHS, |steps| (steps / 20).min(LONGEST_WARMUP));
+        config.scheduler.warmup_steps = config
+            .scheduler
+            .total_steps
+            .map_or(WARMUP_OF_EPOCHS, |steps| (steps / 20).min(LONGEST_WARMUP));
     }
     if missing("scheduler.min_lr") {
         config.scheduler.min_lr = config.optimizer.learning_rate / 10.0;
@@ -37,7 +44,11 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
 
 /// Of `batch_size`, `gradient_accumulation_steps` and `sequences_per_step` two give the third.
 fn fill_batch(data: &mut DataConfig, findings: &mut Findings) {
-    let keys = ["data.batch_size", "data.gradient_accumulation_steps", "data.sequences_per_step"];
+    let keys = [
+        "data.batch_size",
+        "data.gradient_accumulation_steps",
+        "data.sequences_per_step",
+    ];
     if keys.iter().any(|key| findings.rejected.contains(*key)) {
         return;
     }
@@ -58,42 +69,57 @@ fn fill_batch(data: &mut DataConfig, findings: &mut Findings) {
     }
 }
 
+/// Micro-batch, accumulation and sequences of a step from those that are given.
 fn solve(
-    batch: Option<usize>, accumulation: Option<usize>, sequences: Option<usize>,
+    batch: Option<usize>,
+    accumulation: Option<usize>,
+    sequences: Option<usize>,
 ) -> Result<(BatchSize, Option<usize>, usize), Problem> {
-    match (batch, accumulation, sequences) {
-        (Some(batch), Some(steps), Some(sequences)) if batch * steps != sequences => Err(Problem::new(
-            "data.sequences_per_step",
-            format!("is {sequences}, but batch_size {batch} * gradient_accumulation_steps {steps} = {}", batch * steps),
-        )
-        .suggest("remove one of the three keys")),
-        (Some(batch), Some(steps), _) if batch * steps > MOST_SEQUENCES => Err(Problem::new(
-            "data.gradient_accumulation_steps",
-            format!("is {steps}, which with batch_size {batch} makes {} sequences a step", batch * steps),
-        )
-        .suggest(format!("at most {MOST_SEQUENCES} are possible"))),
-        (Some(batch), Some(steps), _) => Ok((BatchSize::Fixed(batch), Some(steps), batch * steps)),
-        (Some(batch), None, Some(sequences)) => Ok((BatchSize::Fixed(batch), Some(divide("batch_size", batch, sequences)?), sequences)),
-        (Some(batch), None, None) => Ok((BatchSize::Fixed(batch), Some(1), batch)),
-        (None, Some(steps), Some(sequences)) => {
-            let batch = divide("gradient_accumulation_steps", steps, sequences)?;
-            Ok((BatchSize::Fixed(batch), Some(steps), sequences))
+    let (batch, steps) = match (batch, accumulation, sequences) {
+        (Some(batch), Some(steps), _) => (batch, steps),
+        (Some(batch), None, Some(whole)) => (batch, divide("batch_size", batch, whole)?),
+        (Some(batch), None, None) => (batch, 1),
+        (None, Some(steps), Some(whole)) => {
+            (divide("gradient_accumulation_steps", steps, whole)?, steps)
         }
-        (None, None, Some(sequences)) => Ok((BatchSize::Auto, None, sequences)),
-        (None, _, None) => Err(Problem::new("data.sequences_per_step", "is missing: how many sequences make an optimizer step")
-            .suggest("give it, or batch_size and gradient_accumulation_steps")),
+        (None, None, Some(whole)) => return Ok((BatchSize::Auto, None, whole)),
+        (None, _, None) => {
+            let message = "is missing: how many sequences make an optimizer step";
+            return Err(Problem::new("data.sequences_per_step", message)
+                .suggest("give it, or batch_size and gradient_accumulation_steps"));
+        }
+    };
+    let product = batch * steps;
+    if let Some(whole) = sequences.filter(|whole| *whole != product) {
+        let message =
+            format!("is {whole}, but batch_size {batch} * accumulation {steps} = {product}");
+        return Err(
+            Problem::new("data.sequences_per_step", message).suggest("remove one of the three")
+        );
     }
+    if product > MOST_SEQUENCES {
+        let message = format!("is {steps}, which with batch_size {batch} makes {product} a step");
+        return Err(Problem::new("data.gradient_accumulation_steps", message)
+            .suggest(format!("at most {MOST_SEQUENCES} sequences are possible")));
+    }
+    Ok((BatchSize::Fixed(batch), Some(steps), product))
 }
 
 fn divide(key: &str, divisor: usize, sequences: usize) -> Result<usize, Problem> {
     if sequences.is_multiple_of(divisor) {
         return Ok(sequences / divisor);
     }
-    Err(Problem::new(format!("data.{key}"), format!("is {divisor}, which does not divide data.sequences_per_step {sequences}"))
-        .suggest(format!("{} would", near_divisor(sequences, divisor))))
+    Err(Problem::new(
+        format!("data.{key}"),
+        format!("is {divisor}, which does not divide data.sequences_per_step {sequences}"),
+    )
+    .suggest(format!("{} would", near_divisor(sequences, divisor))))
 }
 
 /// The divisor of `number` nearest to `wish`.
 pub(crate) fn near_divisor(number: usize, wish: usize) -> usize {
-    (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).min_by_key(|divisor| divisor.abs_diff(wish)).unwrap_or(1)
+    (1..=number)
+        .filter(|divisor| number.is_multiple_of(*divisor))
+        .min_by_key(|divisor| divisor.abs_diff(wish))
+        .unwrap_or(1)
 }

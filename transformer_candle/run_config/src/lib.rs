@@ -1,6 +1,7 @@
 //! The file a training run is described by: types, defaults, validation, overrides and JSON Schema.
 
-#![cfg_attr(test, allow(clippy::unwrap_used))]
+// The doc comments are the manual, which writes the names of products as people do.
+#![allow(clippy::doc_markdown)]
 
 mod byte_size;
 mod check;
@@ -40,13 +41,15 @@ pub use model::ModelConfig;
 pub use optimizer::{Algorithm, OptimizerConfig};
 pub use presets::{Preset, presets};
 pub use runtime::{
-    ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig, LoggingConfig, Precision, RuntimeConfig,
+    ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig,
+    LoggingConfig, Precision, RuntimeConfig,
 };
 pub use scheduler::{ScheduleStrategy, SchedulerConfig};
 pub use streaming_config::{StreamingConfig, check_experiment_name};
 pub use tokenizer::{SpecialTokens, TokenizerConfig};
 
-/// Everything that describes a training run. `RunConfig::default()` is a small valid model for a CPU.
+/// Everything that describes a training run. `RunConfig::default()` is a small valid model for a
+/// CPU.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {

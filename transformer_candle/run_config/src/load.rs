@@ -13,8 +13,8 @@ use crate::{RunConfig, StreamingConfig, fill, former_keys, guide, overrides, rul
 /// A config with every value filled in, and what was found beside it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResolvedRun {
-    /// The config: paths absolute; `model.vocab_size` and the folders of checkpoints and TensorBoard filled in; for a run that can train
-    /// also `tokenizer.tokenizer_json`.
+    /// The config: paths absolute; `model.vocab_size` and the folders of checkpoints and
+    /// TensorBoard filled in; for a run that can train also `tokenizer.tokenizer_json`.
     pub config: RunConfig,
     /// What is streamed, if something is.
     pub streaming: Option<StreamingConfig>,
@@ -24,27 +24,34 @@ pub struct ResolvedRun {
     pub special_tokens: Vec<String>,
     /// The config file, absolute.
     pub config_path: PathBuf,
-    /// What the user should know though nothing is wrong, one sentence each, such as a key of older versions that has no effect.
+    /// What the user should know though nothing is wrong, one sentence each, such as a key of older
+    /// versions that has no effect.
     pub notes: Vec<String>,
 }
 
 impl RunConfig {
-    /// Reads a config file for training: applies the overrides (`a.b=v`), fills in what is left out from the file's own folder, and checks
-    /// everything, reporting all problems at once. Reads the current folder and `ORCHESTRATE_TOKENIZER_ROOT`.
+    /// Reads a config file for training: applies the overrides (`a.b=v`), fills in what is left out
+    /// from the file's own folder, and checks everything, reporting all problems at once. Reads the
+    /// current folder and `ORCHESTRATE_TOKENIZER_ROOT`.
     pub fn load(path: &Path, overrides: &[String]) -> Result<ResolvedRun, ConfigError> {
         let (run, mut problems) = read(path, overrides)?;
         problems.extend(run.missing_for_training());
         finish(run, problems)
     }
 
-    /// Like [`RunConfig::load`], for commands that need no data: a missing tokenizer or data set is not an error. Without a tokenizer and
-    /// `model.vocab_size` a vocabulary of 4096 is assumed, and a note says so.
-    pub fn load_for_planning(path: &Path, overrides: &[String]) -> Result<ResolvedRun, ConfigError> {
+    /// Like [`RunConfig::load`], for commands that need no data: a missing tokenizer or data set is
+    /// not an error. Without a tokenizer and `model.vocab_size` a vocabulary of 4096 is assumed,
+    /// and a note says so.
+    pub fn load_for_planning(
+        path: &Path,
+        overrides: &[String],
+    ) -> Result<ResolvedRun, ConfigError> {
         let (run, problems) = read(path, overrides)?;
         finish(run, problems)
     }
 
-    /// Reads a config from text: overrides applied, what one key says about another filled in, checked; no file is looked at.
+    /// Reads a config from text: overrides applied, what one key says about another filled in,
+    /// checked; no file is looked at.
     ///
     /// ```
     /// use run_config::{BatchSize, Format, RunConfig, presets};
@@ -56,9 +63,15 @@ impl RunConfig {
     /// # Ok::<(), run_config::ConfigError>(())
     /// ```
     pub fn parse(text: &str, format: Format, overrides: &[String]) -> Result<Self, ConfigError> {
-        let document = format::parse(text, format).map_err(|problem| ConfigError::new(None, vec![problem]))?;
-        let draft = Draft::of(document, overrides).map_err(|problem| ConfigError::new(None, vec![problem]))?;
-        if draft.findings.problems.is_empty() { Ok(draft.config) } else { Err(ConfigError::new(None, draft.findings.problems)) }
+        let document =
+            format::parse(text, format).map_err(|problem| ConfigError::new(None, vec![problem]))?;
+        let draft = Draft::of(document, overrides)
+            .map_err(|problem| ConfigError::new(None, vec![problem]))?;
+        if draft.findings.problems.is_empty() {
+            Ok(draft.config)
+        } else {
+            Err(ConfigError::new(None, draft.findings.problems))
+        }
     }
 
     /// The config as YAML with every key and what it means, loadable.
@@ -78,10 +91,15 @@ impl RunConfig {
 }
 
 impl ResolvedRun {
-    /// Whether there is a tokenizer and something to train on; for runs of [`RunConfig::load_for_planning`].
+    /// Whether there is a tokenizer and something to train on; for runs of
+    /// [`RunConfig::load_for_planning`].
     pub fn check_trainable(&self) -> Result<(), ConfigError> {
         let problems = self.missing_for_training();
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError::new(Some(&self.config_path), problems)) }
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(ConfigError::new(Some(&self.config_path), problems))
+        }
     }
 
     fn missing_for_training(&self) -> Vec<Problem> {
@@ -102,14 +120,18 @@ impl Draft {
             Value::Object(document) => document,
             Value::Null => Map::new(),
             other => {
-                return Err(Problem::of_file(format!("is {}, but must be sections such as `model:` and `data:`", check::shown(&other))));
+                return Err(Problem::of_file(format!(
+                    "is {}, but must be sections such as `model:` and `data:`",
+                    check::shown(&other)
+                )));
             }
         };
         let (mut notes, mut problems) = (Vec::new(), Vec::new());
         let overridden = overrides::apply(&mut document, overrides, &mut problems);
         former_keys::translate(&mut document, &mut notes, &mut problems);
         let mut findings = check::check(&mut document);
-        let mut config: RunConfig = serde_json::from_value(Value::Object(document)).map_err(|error| Problem::of_file(error.to_string()))?;
+        let mut config: RunConfig = serde_json::from_value(Value::Object(document))
+            .map_err(|error| Problem::of_file(error.to_string()))?;
         fill::fill(&mut config, &mut findings);
         rules::check(&config, &mut findings);
         findings.problems.splice(0..0, problems);
@@ -118,11 +140,16 @@ impl Draft {
                 problem.message.push_str(" (given by --override)");
             }
         }
-        Ok(Self { config, findings, notes })
+        Ok(Self {
+            config,
+            findings,
+            notes,
+        })
     }
 }
 
-/// Reads a config and its folder. The problems that stop planning come beside the run, so that those that stop training can join them.
+/// Reads a config and its folder. The problems that stop planning come beside the run, so that
+/// those that stop training can join them.
 fn read(path: &Path, overrides: &[String]) -> Result<(ResolvedRun, Vec<Problem>), ConfigError> {
     let fatal = |problem| ConfigError::one(path, problem);
     let config_path = absolute(path).map_err(|error| fatal(Problem::of_file(error.to_string())))?;
@@ -130,9 +157,14 @@ fn read(path: &Path, overrides: &[String]) -> Result<(ResolvedRun, Vec<Problem>)
         .and_then(|format| format::parse(&format::read_text(path, format::LARGEST_CONFIG)?, format))
         .map_err(fatal)?;
     let draft = Draft::of(document, overrides).map_err(fatal)?;
-    let run_directory = config_path.parent().map(Path::to_path_buf).unwrap_or_default();
+    let run_directory = config_path
+        .parent()
+        .map(Path::to_path_buf)
+        .unwrap_or_default();
     if run_directory.to_str().is_none() {
-        return Err(fatal(Problem::of_file("lies in a folder whose name is not UTF-8").suggest("move it")));
+        return Err(fatal(
+            Problem::of_file("lies in a folder whose name is not UTF-8").suggest("move it"),
+        ));
     }
     let mut run = ResolvedRun {
         config: draft.config,
@@ -143,10 +175,18 @@ fn read(path: &Path, overrides: &[String]) -> Result<(ResolvedRun, Vec<Problem>)
         notes: draft.notes,
     };
     let mut problems = draft.findings.problems;
-    problems.extend(resolve::resolve(&mut run, &Surroundings::of_process(), &draft.findings.rejected));
+    problems.extend(resolve::resolve(
+        &mut run,
+        &Surroundings::of_process(),
+        &draft.findings.rejected,
+    ));
     Ok((run, problems))
 }
 
 fn finish(run: ResolvedRun, problems: Vec<Problem>) -> Result<ResolvedRun, ConfigError> {
-    if problems.is_empty() { Ok(run) } else { Err(ConfigError::new(Some(&run.config_path), problems)) }
+    if problems.is_empty() {
+        Ok(run)
+    } else {
+        Err(ConfigError::new(Some(&run.config_path), problems))
+    }
 }

@@ -3,31 +3,37 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The shape of the network: a Llama-style decoder (pre-norm RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases).
+/// The shape of the network: a Llama-style decoder (pre-norm RMSNorm, rotary positions,
+/// grouped-query attention, SwiGLU, no biases).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Number of token ids the model knows. Left out: the tokenizer's. May be larger than the tokenizer, never smaller. In memory it is
-    /// padded to a multiple of 64, in checkpoints it is exact.
+    /// Number of token ids the model knows. Left out: the tokenizer's. May be larger than the
+    /// tokenizer, never smaller. In memory it is padded to a multiple of 64, in checkpoints it is
+    /// exact.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub vocab_size: Option<usize>,
     /// Width of the residual stream. A multiple of `num_attention_heads`.
     #[schemars(range(min = 2, max = 65_536))]
     pub hidden_size: usize,
-    /// Width inside the SwiGLU feed-forward. 8/3 of `hidden_size` costs what a plain feed-forward of 4 times the width does; more is common.
+    /// Width inside the SwiGLU feed-forward. 8/3 of `hidden_size` costs what a plain feed-forward
+    /// of 4 times the width does; more is common.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub intermediate_size: usize,
     /// Number of decoder blocks.
     #[schemars(range(min = 1, max = 1024))]
     pub num_layers: usize,
-    /// Number of query heads. A head is `hidden_size / num_attention_heads` wide, which must be even; 64 or 128 suit every GPU kernel.
+    /// Number of query heads. A head is `hidden_size / num_attention_heads` wide, which must be
+    /// even; 64 or 128 suit every GPU kernel.
     #[schemars(range(min = 1, max = 1024))]
     pub num_attention_heads: usize,
-    /// Number of key/value heads, which must divide `num_attention_heads`: fewer make the cache of generation and the QKV matrix smaller
-    /// (grouped-query attention). Left out: `num_attention_heads`.
+    /// Number of key/value heads, which must divide `num_attention_heads`: fewer make the cache of
+    /// generation and the QKV matrix smaller (grouped-query attention). Left out:
+    /// `num_attention_heads`.
     #[schemars(range(min = 1, max = 1024))]
     pub num_key_value_heads: usize,
-    /// Longest sequence the model is made for; written into the checkpoint. Left out: `data.sequence_length`.
+    /// Longest sequence the model is made for; written into the checkpoint. Left out:
+    /// `data.sequence_length`.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub max_position_embeddings: usize,
     /// Base of the rotary angles. 10000 is Llama 2's; longer contexts use more (Llama 3: 500000).
@@ -36,10 +42,11 @@ pub struct ModelConfig {
     /// Added to the mean square inside RMSNorm so that it never divides by zero.
     #[schemars(range(max = 0.1), extend("exclusiveMinimum" = 0))]
     pub norm_epsilon: f64,
-    /// Whether the output head is the embedding table itself. Saves `vocab_size * hidden_size` parameters, a large part of a small model.
+    /// Whether the output head is the embedding table itself. Saves `vocab_size * hidden_size`
+    /// parameters, a large part of a small model.
     pub tie_embeddings: bool,
-    /// Standard deviation of the initial weights (GPT-2's 0.02); projections into the residual stream get it divided by
-    /// `sqrt(2 * num_layers)`.
+    /// Standard deviation of the initial weights (GPT-2's 0.02); projections into the residual
+    /// stream get it divided by `sqrt(2 * num_layers)`.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub init_std: f64,
 }

@@ -9,17 +9,19 @@ use serde::{Deserialize, Serialize};
 pub struct OptimizerConfig {
     /// The update rule.
     pub algorithm: Algorithm,
-    /// Peak learning rate, reached at the end of the warm-up. Larger models want less: 1e-3 suits 10 M parameters, 3e-4 suits 1 B.
+    /// Peak learning rate, reached at the end of the warm-up. Larger models want less: 1e-3 suits
+    /// 10 M parameters, 3e-4 suits 1 B.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub learning_rate: f64,
-    /// Decoupled weight decay a step, multiplied by the learning rate. It acts on the matrices of the blocks and an untied head; norms and
-    /// embeddings do not decay.
+    /// Decoupled weight decay a step, multiplied by the learning rate. It acts on the matrices of
+    /// the blocks and an untied head; norms and embeddings do not decay.
     #[schemars(range(min = 0, max = 1))]
     pub weight_decay: f64,
     /// How much of the gradient's running mean is kept each step.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub beta1: f64,
-    /// How much of the running mean of the squared gradient is kept each step. 0.95 rather than 0.999 follows loss spikes faster.
+    /// How much of the running mean of the squared gradient is kept each step. 0.95 rather than
+    /// 0.999 follows loss spikes faster.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub beta2: f64,
     /// Added to the denominator of the update so that it never divides by zero.

@@ -12,17 +12,21 @@ use crate::device::Device;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RuntimeConfig {
-    /// Where to train: `auto` (the first CUDA device if there is one, else the CPU), `cpu`, `cuda` or `cuda:N`.
+    /// Where to train: `auto` (the first CUDA device if there is one, else the CPU), `cpu`, `cuda`
+    /// or `cuda:N`.
     pub device: Device,
-    /// Seed of the initial weights and of the data order. The same config and seed give the same losses.
+    /// Seed of the initial weights and of the data order. The same config and seed give the same
+    /// losses.
     #[schemars(range(min = 0, max = 9_223_372_036_854_775_807_i64))]
     pub seed: u64,
-    /// Arithmetic of matrix products and activations. Master weights, moments and sums are f32 in both.
+    /// Arithmetic of matrix products and activations. Master weights, moments and sums are f32 in
+    /// both.
     pub precision: Precision,
     /// CPU threads. Left out: `RAYON_NUM_THREADS`, else all cores. Results do not depend on it.
     #[schemars(range(min = 1, max = 4096))]
     pub threads: Option<usize>,
-    /// Most memory that training may take on its device, such as `24GB` (10^9) or `32607MiB` (2^20). Left out: what is free.
+    /// Most memory that training may take on its device, such as `24GB` (10^9) or `32607MiB`
+    /// (2^20). Left out: what is free.
     pub memory_limit: Option<ByteSize>,
     /// Optimizer steps between two lines of metrics.
     #[schemars(range(min = 1, max = 1_000_000_000))]
@@ -83,10 +87,12 @@ pub enum ActivationRecompute {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DivergenceGuardConfig {
-    /// A step whose gradient is not finite changes nothing and is counted; after this many in a row training stops.
+    /// A step whose gradient is not finite changes nothing and is counted; after this many in a row
+    /// training stops.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_skipped_steps: u64,
-    /// Training stops when the mean loss of the last `window_steps` steps is this many nats above the lowest such mean. `null`: never.
+    /// Training stops when the mean loss of the last `window_steps` steps is this many nats above
+    /// the lowest such mean. `null`: never.
     #[schemars(range(max = 1000), extend("exclusiveMinimum" = 0))]
     pub max_loss_increase: Option<f64>,
     /// Optimizer steps whose mean loss `max_loss_increase` looks at.
@@ -96,7 +102,11 @@ pub struct DivergenceGuardConfig {
 
 impl Default for DivergenceGuardConfig {
     fn default() -> Self {
-        Self { max_skipped_steps: 10, max_loss_increase: Some(2.0), window_steps: 100 }
+        Self {
+            max_skipped_steps: 10,
+            max_loss_increase: Some(2.0),
+            window_steps: 100,
+        }
     }
 }
 
@@ -106,17 +116,23 @@ impl Default for DivergenceGuardConfig {
 pub struct CheckpointConfig {
     /// Folder of the checkpoints. Left out: `checkpoints` beside the config.
     pub directory: Option<PathBuf>,
-    /// Optimizer steps between two checkpoints. The last step and a stop by Ctrl-C save one as well.
+    /// Optimizer steps between two checkpoints. The last step and a stop by Ctrl-C save one as
+    /// well.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub every_n_steps: u64,
-    /// Checkpoints kept; older ones are removed after a newer one is safely on disk. 12 bytes a parameter each.
+    /// Checkpoints kept; older ones are removed after a newer one is safely on disk. 12 bytes a
+    /// parameter each.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_keep: usize,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { directory: None, every_n_steps: 1000, max_keep: 3 }
+        Self {
+            directory: None,
+            every_n_steps: 1000,
+            max_keep: 3,
+        }
     }
 }
 
@@ -127,7 +143,8 @@ pub struct EvaluationConfig {
     /// Optimizer steps between two evaluations. `null`: never.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub every_n_steps: Option<u64>,
-    /// Most batches of `data.sequences_per_step` sequences in one evaluation. The same text every time.
+    /// Most batches of `data.sequences_per_step` sequences in one evaluation. The same text every
+    /// time.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_batches: usize,
     /// The checkpoints with the lowest evaluation loss.
@@ -136,7 +153,11 @@ pub struct EvaluationConfig {
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        Self { every_n_steps: Some(500), max_batches: 16, best: BestConfig::default() }
+        Self {
+            every_n_steps: Some(500),
+            max_batches: 16,
+            best: BestConfig::default(),
+        }
     }
 }
 
@@ -144,7 +165,7 @@ impl Default for EvaluationConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BestConfig {
-    /// Folder they are kept in. Left out: `runtime.checkpoint.directory`, whose file `best` names the best.
+    /// Folder they are kept in. Left out: they stay in `runtime.checkpoint.directory`.
     pub directory: Option<PathBuf>,
     /// How many are kept besides those of `runtime.checkpoint.max_keep`.
     #[schemars(range(min = 1, max = 1_000_000))]
@@ -153,7 +174,10 @@ pub struct BestConfig {
 
 impl Default for BestConfig {
     fn default() -> Self {
-        Self { directory: None, max_keep: 1 }
+        Self {
+            directory: None,
+            max_keep: 1,
+        }
     }
 }
 
@@ -169,6 +193,9 @@ pub struct LoggingConfig {
 
 impl Default for LoggingConfig {
     fn default() -> Self {
-        Self { tensorboard: true, tensorboard_directory: None }
+        Self {
+            tensorboard: true,
+            tensorboard_directory: None,
+        }
     }
 }

@@ -7,7 +7,8 @@ use std::str::FromStr;
 use serde::Deserializer;
 use serde::de::{Error, Visitor};
 
-/// Reads a number or a text through the type's `FromStr`, so that each such type has one place that says what is valid.
+/// Reads a number or a text through the type's `FromStr`, so that each such type has one place that
+/// says what is valid.
 pub(crate) fn from_text<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: FromStr<Err = String>,

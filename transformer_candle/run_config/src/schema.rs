@@ -1,5 +1,5 @@
-//! The JSON Schema of a config file, made from the types and their doc comments. Checking, the commented YAML and the guide all read it, so
-//! that a key is described once.
+//! The JSON Schema of a config file, made from the types and their doc comments. Checking, the
+//! commented YAML and the guide all read it, so that a key is described once.
 
 use std::sync::LazyLock;
 
@@ -18,12 +18,13 @@ pub(crate) const REQUIRED: [&str; 5] = [
 ];
 
 /// Keys whose default depends on other keys; `fill.rs` says how.
-pub(crate) const DERIVED: [&str; 8] = [
+pub(crate) const DERIVED: [&str; 9] = [
     "model.num_key_value_heads",
     "model.max_position_embeddings",
     "data.batch_size",
     "data.gradient_accumulation_steps",
     "data.sequences_per_step",
+    "scheduler.strategy",
     "scheduler.warmup_steps",
     "scheduler.total_steps",
     "scheduler.min_lr",
@@ -39,7 +40,10 @@ pub(crate) fn schema() -> &'static Value {
 /// The keys of an object's schema with their schemas, in the order of the types; none for a leaf.
 pub(crate) fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let properties = schema.get("properties").and_then(Value::as_object);
-    properties.into_iter().flatten().map(|(key, schema)| (key.as_str(), schema))
+    properties
+        .into_iter()
+        .flatten()
+        .map(|(key, schema)| (key.as_str(), schema))
 }
 
 /// Whether a schema describes a section rather than a value.
@@ -49,32 +53,56 @@ pub(crate) fn is_section(schema: &Value) -> bool {
 
 /// `section.key`, or `key` at the top.
 pub(crate) fn join(section: &str, key: &str) -> String {
-    if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
+    if section.is_empty() {
+        key.to_owned()
+    } else {
+        format!("{section}.{key}")
+    }
 }
 
 fn generate() -> Value {
-    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
-    let mut schema = settings.into_generator().into_root_schema_for::<RunConfig>().to_value();
+    let settings =
+        SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    let mut schema = settings
+        .into_generator()
+        .into_root_schema_for::<RunConfig>()
+        .to_value();
     schema["title"] = json!("Training run");
     tidy(&mut schema, "");
     schema
 }
 
-/// Names required keys, drops defaults that are not the real ones, and puts descriptions on one line.
+/// Names required keys, drops defaults that are not the real ones, and puts descriptions on one
+/// line.
 fn tidy(schema: &mut Value, path: &str) {
-    let Some(object) = schema.as_object_mut() else { return };
+    let Some(object) = schema.as_object_mut() else {
+        return;
+    };
     if let Some(Value::String(description)) = object.get_mut("description") {
         *description = description.split_whitespace().collect::<Vec<_>>().join(" ");
+    }
+    for variant in object
+        .get_mut("oneOf")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        tidy(variant, path);
     }
     if REQUIRED.contains(&path) || DERIVED.contains(&path) || object.contains_key("properties") {
         object.remove("default");
     }
-    let Some(Value::Object(properties)) = object.get_mut("properties") else { return };
+    let Some(Value::Object(properties)) = object.get_mut("properties") else {
+        return;
+    };
     let mut required = Vec::new();
     for (key, property) in properties.iter_mut() {
         let path = join(path, key);
         tidy(property, &path);
-        if REQUIRED.iter().any(|name| *name == path || name.starts_with(&format!("{path}."))) {
+        if REQUIRED
+            .iter()
+            .any(|name| *name == path || name.starts_with(&format!("{path}.")))
+        {
             required.push(Value::from(key.as_str()));
         }
     }
@@ -89,6 +117,11 @@ pub(crate) fn choices(schema: &Value) -> Vec<(&str, &str)> {
     variants
         .into_iter()
         .flatten()
-        .filter_map(|variant| Some((variant.get("const")?.as_str()?, variant.get("description")?.as_str()?)))
+        .filter_map(|variant| {
+            Some((
+                variant.get("const")?.as_str()?,
+                variant.get("description")?.as_str()?,
+            ))
+        })
         .collect()
 }

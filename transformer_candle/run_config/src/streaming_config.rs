@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, Problem};
 
-/// Which data set a run streams. Lies beside the run's config; files that have only the first five keys are valid.
+/// Which data set a run streams. Lies beside the run's config; files that have only the first five
+/// keys are valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamingConfig {
     /// The data set's name on the Hub, such as `HuggingFaceFW/fineweb`, or `demo`.
@@ -43,13 +44,24 @@ impl StreamingConfig {
 
     /// Reads and checks a `streaming_config.json`.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = crate::format::read_text(path, crate::format::LARGEST_CONFIG).map_err(|problem| ConfigError::one(path, problem))?;
-        let streaming: Self = serde_json::from_str(&text).map_err(|error| ConfigError::one(path, Problem::of_file(error.to_string())))?;
+        let text = crate::format::read_text(path, crate::format::LARGEST_CONFIG)
+            .map_err(|problem| ConfigError::one(path, problem))?;
+        let streaming: Self = serde_json::from_str(&text).map_err(|error| {
+            ConfigError::one(
+                path,
+                Problem::of_file(format!("is not a streaming config: {error}")),
+            )
+        })?;
         let problems = streaming.problems();
-        if problems.is_empty() { Ok(streaming) } else { Err(ConfigError::new(Some(path), problems)) }
+        if problems.is_empty() {
+            Ok(streaming)
+        } else {
+            Err(ConfigError::new(Some(path), problems))
+        }
     }
 
-    /// Writes the file as people have it: indented JSON, the five known keys first. The file is replaced as a whole.
+    /// Writes the file as people have it: indented JSON, the five known keys first. The file is
+    /// replaced as a whole.
     pub fn save(&self, path: &Path) -> std::io::Result<()> {
         let mut text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
         text.push('\n');
@@ -61,13 +73,20 @@ impl StreamingConfig {
     /// What is wrong with the values.
     fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
-        for (key, value) in [("dataset", &self.dataset), ("split", &self.split), ("text_column", &self.text_column)] {
+        for (key, value) in [
+            ("dataset", &self.dataset),
+            ("split", &self.split),
+            ("text_column", &self.text_column),
+        ] {
             if value.trim().is_empty() {
                 problems.push(Problem::new(key, "is empty"));
             }
         }
         if self.max_samples == Some(0) {
-            problems.push(Problem::new("max_samples", "must be at least 1").suggest("write null for the whole data set"));
+            problems.push(
+                Problem::new("max_samples", "must be at least 1")
+                    .suggest("write null for the whole data set"),
+            );
         }
         if self.stream_batch_size == 0 {
             problems.push(Problem::new("stream_batch_size", "must be at least 1"));
@@ -81,10 +100,15 @@ impl StreamingConfig {
 pub fn check_experiment_name(name: &str) -> Result<(), Problem> {
     let valid = name.len() <= 64
         && name.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && name.chars().all(|character| character.is_ascii_alphanumeric() || "._-".contains(character));
+        && name
+            .chars()
+            .all(|character| character.is_ascii_alphanumeric() || "._-".contains(character));
     if valid {
         return Ok(());
     }
-    Err(Problem::new("experiment", format!("{name:?} cannot be the name of an experiment"))
-        .suggest("use 1 to 64 letters, digits, `.`, `_` or `-`, starting with a letter or digit"))
+    Err(Problem::new(
+        "experiment",
+        format!("{name:?} cannot be the name of an experiment"),
+    )
+    .suggest("use 1 to 64 letters, digits, `.`, `_` or `-`, starting with a letter or digit"))
 }

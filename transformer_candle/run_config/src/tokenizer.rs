@@ -5,19 +5,22 @@ use std::path::PathBuf;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// How text becomes token ids. Left out as a whole: the tokenizer that `streaming_config.json` beside the config names.
+/// How text becomes token ids. Left out as a whole: the tokenizer that `streaming_config.json`
+/// beside the config names.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TokenizerConfig {
-    /// The `tokenizer.json` of the Hugging Face tokenizers library. Left out: the one that `streaming_config.json` names, else
-    /// `artifacts/tokenizer/EXPERIMENT/tokenizer.json`.
+    /// The `tokenizer.json` of the Hugging Face tokenizers library. Left out: the one that
+    /// `streaming_config.json` names, else `artifacts/tokenizer/EXPERIMENT/tokenizer.json`.
     pub tokenizer_json: Option<PathBuf>,
-    /// `vocab.json` of a byte-level BPE. Only needed where `tokenizer_json` is left out: the `tokenizer.json` in the same folder is read.
+    /// `vocab.json` of a byte-level BPE. Only needed where `tokenizer_json` is left out: the
+    /// `tokenizer.json` in the same folder is read.
     pub vocab: Option<PathBuf>,
     /// `merges.txt` of a byte-level BPE, given together with `vocab`.
     pub merges: Option<PathBuf>,
-    /// Tokens that must stay whole: a list, or a file holding a JSON array or one token a line. Each must be in the tokenizer's vocabulary.
-    /// Left out: `special_tokens.txt` beside the config, else the tokenizer's own special tokens.
+    /// Tokens that must stay whole: a list, or a file holding a JSON array or one token a line.
+    /// Each must be in the tokenizer's vocabulary. Left out: `special_tokens.txt` beside the
+    /// config, else the tokenizer's own special tokens.
     pub special_tokens: Option<SpecialTokens>,
 }
 

@@ -1,0 +1,340 @@
+//! Every mistake of a config is refused with the name of its key.
+
+#![allow(clippy::unwrap_used)]
+
+use run_config::{Format, RunConfig, presets};
+
+/// Key of the smoke config, a value it may not have, and a word that the message must hold.
+const BAD_VALUES: [(&str, &str, &str); 94] = [
+    ("model.vocab_size", "0", "from 1"),
+    ("model.vocab_size", "1e9", "16777216"),
+    ("model.vocab_size", "many", "whole number"),
+    ("model.hidden_size", "0", "from 2"),
+    ("model.hidden_size", "191", "divide"),
+    ("model.hidden_size", "-192", "from 2"),
+    ("model.hidden_size", "192.5", "whole number"),
+    ("model.hidden_size", "\"192\"", "remove the quotes"),
+    ("model.hidden_size", "99999999999999999999999", "65536"),
+    ("model.hidden_size", "[192]", "a list"),
+    ("model.hidden_size", "null", "missing"),
+    ("model.hidden_size", "{a: 1}", "a section"),
+    ("model.hidden_size", ".inf", ".inf"),
+    ("model.hidden_size", "true", "whole number"),
+    ("model.hidden_size", "1990", "divide"),
+    ("model.hidden_size", "66", "odd"),
+    ("model.intermediate_size", "0", "from 1"),
+    ("model.intermediate_size", "2e7", "1048576"),
+    ("model.num_layers", "0", "from 1"),
+    ("model.num_layers", "5000", "1024"),
+    ("model.num_attention_heads", "0", "from 1"),
+    ("model.num_attention_heads", "5", "divide"),
+    ("model.num_key_value_heads", "0", "from 1"),
+    ("model.num_key_value_heads", "4", "divide"),
+    ("model.num_key_value_heads", "12", "divide"),
+    ("model.rope_theta", "0", "greater than 1"),
+    ("model.rope_theta", ".nan", ".nan"),
+    ("model.norm_epsilon", "0", "greater than 0"),
+    ("model.norm_epsilon", "1", "at most 0.1"),
+    ("model.tie_embeddings", "no", "write false"),
+    ("model.tie_embeddings", "1", "true or false"),
+    ("model.init_std", "-0.02", "greater than 0"),
+    ("model.attn_dropout", "0.1", "dropout"),
+    ("model.residual_dropout", "0.1", "dropout"),
+    ("model.rope_mode", "off", "always on"),
+    ("tokenizer.tokenizer_json", "\"\"", "empty"),
+    ("tokenizer.tokenizer_json", "3", "quotes"),
+    ("tokenizer.tokenizer_json", "[a.json]", "a text"),
+    ("tokenizer.tokenizer_json", "\"a\\0b\"", "zero character"),
+    ("tokenizer.special_tokens", "[a, 3]", "quotes"),
+    ("tokenizer.special_tokens", "[a, a]", "twice"),
+    ("tokenizer.special_tokens", "{a: 1}", "list"),
+    ("data.train_shards", "corpus.txt", "write a list"),
+    ("data.train_shards", "[a.txt, null]", "must be a text"),
+    ("data.train_shards", "[a.txt, \" \"]", "empty"),
+    ("data.validation_shards", "7", "list"),
+    ("data.text_column", "\"\"", "empty"),
+    ("data.sequence_length", "1", "from 2"),
+    ("data.sequence_length", "1e9", "1048576"),
+    ("data.batch_size", "0", "auto"),
+    ("data.batch_size", "-1", "auto"),
+    ("data.batch_size", "1.5", "auto"),
+    ("data.batch_size", "automatic", "auto"),
+    ("data.batch_size", "3", "divide"),
+    ("data.batch_size", "16", "divide"),
+    ("data.gradient_accumulation_steps", "0", "from 1"),
+    ("data.gradient_accumulation_steps", "3", "divide"),
+    ("data.sequences_per_step", "0", "from 1"),
+    ("data.shuffle_buffer_size", "0", "from 1"),
+    ("data.num_workers", "0", "from 1"),
+    ("data.cache_dir", "true", "a text"),
+    ("data.held_out_fraction", "0", "greater than 0"),
+    ("data.held_out_fraction", "0.9", "at most 0.5"),
+    ("optimizer.algorithm", "sgd", "adamw"),
+    ("optimizer.algorithm", "7", "adamw"),
+    ("optimizer.learning_rate", "0", "greater than 0"),
+    ("optimizer.learning_rate", "3", "at most 1"),
+    ("optimizer.learning_rate", "1e999", ".inf"),
+    ("optimizer.learning_rate", "fast", "a number"),
+    ("optimizer.weight_decay", "-0.1", "from 0"),
+    ("optimizer.beta1", "1", "less than 1"),
+    ("optimizer.beta2", "-0.5", "at least 0"),
+    ("optimizer.epsilon", "0", "greater than 0"),
+    ("optimizer.max_grad_norm", "0", "null for none"),
+    ("scheduler.strategy", "cosin", "did you mean `cosine`"),
+    (
+        "scheduler.strategy",
+        "linear_warmup",
+        "did you mean `linear`",
+    ),
+    ("scheduler.warmup_steps", "-1", "from 0"),
+    ("scheduler.warmup_steps", "600", "total_steps 600"),
+    ("scheduler.total_steps", "0", "from 1"),
+    ("scheduler.total_steps", "null", "missing"),
+    ("scheduler.total_epochs", "2", "total_steps"),
+    ("scheduler.min_lr", "0.5", "more than"),
+    ("scheduler.decay_fraction", "0", "greater than 0"),
+    ("scheduler.max_lr", "1e-3", "optimizer.learning_rate"),
+    ("runtime.device", "gpu", "cuda:N"),
+    ("runtime.device", "cuda:x", "cuda:N"),
+    ("runtime.seed", "-1", "from 0"),
+    ("runtime.precision", "fp16", "bf16"),
+    ("runtime.threads", "0", "from 1"),
+    ("runtime.memory_limit", "24 parsecs", "24GB"),
+    ("runtime.memory_limit", "0", "24GB"),
+    ("runtime.log_every_n_steps", "0", "from 1"),
+    ("runtime.activation_recompute", "some", "selective"),
+    ("runtime.activation_recompute", "full", "one of"),
+];
+
+/// The same in the sections inside `runtime`.
+const BAD_RUNTIME_VALUES: [(&str, &str, &str); 13] = [
+    ("runtime.checkpoint", "5", "section"),
+    ("runtime.checkpoint.every_n_steps", "0", "from 1"),
+    ("runtime.checkpoint.max_keep", "0", "from 1"),
+    ("runtime.checkpoint.every_n_epochs", "1", "every_n_steps"),
+    ("runtime.evaluation.every_n_steps", "0", "null for none"),
+    ("runtime.evaluation.every_n_epochs", "1", "every_n_steps"),
+    ("runtime.evaluation.max_batches", "0", "from 1"),
+    ("runtime.evaluation.best.max_keep", "0", "from 1"),
+    ("runtime.logging.tensorboard", "1", "true or false"),
+    ("runtime.divergence_guard.max_skipped_steps", "0", "from 1"),
+    (
+        "runtime.divergence_guard.max_loss_increase",
+        "-1",
+        "greater than 0",
+    ),
+    ("runtime.divergence_guard.window_steps", "0", "from 1"),
+    ("runtime.logging.tensorboard", "on", "write true"),
+];
+
+/// Keys that do not exist, and the one that was meant.
+const UNKNOWN_KEYS: [(&str, &str); 14] = [
+    ("model.hiden_size", "model.hidden_size"),
+    ("model.num_layer", "model.num_layers"),
+    ("model.n_heads", "the keys here are"),
+    ("model.learning_rate", "optimizer.learning_rate"),
+    ("modle.hidden_size", "model"),
+    ("learning_rate", "optimizer.learning_rate"),
+    ("data.batchsize", "data.batch_size"),
+    ("data.seq_length", "data.sequence_length"),
+    ("optimizer.lr", "the keys here are"),
+    ("optimizer.weight_deacy", "optimizer.weight_decay"),
+    ("scheduler.warmup", "scheduler.warmup_steps"),
+    ("runtime.checkpoints.max_keep", "runtime.checkpoint"),
+    (
+        "runtime.checkpoint.every_n_step",
+        "runtime.checkpoint.every_n_steps",
+    ),
+    ("runtime.logging.tensorbord", "runtime.logging.tensorboard"),
+];
+
+/// Overrides that only together are wrong, the key that is named, and a word of the message.
+const BAD_TOGETHER: [(&[&str], &str, &str); 9] = [
+    (
+        &[
+            "data.batch_size=4",
+            "data.gradient_accumulation_steps=4",
+            "data.sequences_per_step=8",
+        ],
+        "data.sequences_per_step",
+        "= 16",
+    ),
+    (
+        &[
+            "data.batch_size=65536",
+            "data.gradient_accumulation_steps=65536",
+        ],
+        "data.gradient_accumulation_steps",
+        "at most",
+    ),
+    (
+        &["data.batch_size=auto", "data.sequences_per_step=null"],
+        "data.sequences_per_step",
+        "missing",
+    ),
+    (
+        &["model.max_position_embeddings=128"],
+        "data.sequence_length",
+        "max_position_embeddings 128",
+    ),
+    (
+        &["scheduler.strategy=wsd", "scheduler.decay_steps=590"],
+        "scheduler.decay_steps",
+        "do not fit",
+    ),
+    (
+        &["scheduler.strategy=wsd", "scheduler.decay_fraction=1"],
+        "scheduler.decay_fraction",
+        "do not fit",
+    ),
+    (
+        &["scheduler.total_steps=null", "scheduler.total_epochs=1"],
+        "scheduler.strategy",
+        "beforehand",
+    ),
+    (
+        &["tokenizer.vocab=vocab.json"],
+        "tokenizer.merges",
+        "give both",
+    ),
+    (
+        &["tokenizer.merges=merges.txt"],
+        "tokenizer.vocab",
+        "give both",
+    ),
+];
+
+/// The problems of the smoke config with these overrides, as `(path, text)`.
+fn problems(overrides: &[&str]) -> Vec<(String, String)> {
+    let overrides: Vec<_> = overrides.iter().map(|&text| text.to_owned()).collect();
+    match RunConfig::parse(presets()[0].text, Format::Yaml, &overrides) {
+        Ok(_) => Vec::new(),
+        Err(error) => error
+            .problems
+            .iter()
+            .map(|problem| (problem.path.clone(), problem.to_string()))
+            .collect(),
+    }
+}
+
+/// Whether some problem is about the key and holds the word. Rules between keys may name the other
+/// key of a pair.
+fn names(problems: &[(String, String)], key: &str, word: &str) -> bool {
+    problems
+        .iter()
+        .any(|(_, text)| text.contains(key) && text.contains(word))
+}
+
+#[test]
+fn a_value_out_of_place_is_refused_with_its_key() {
+    for (key, value, word) in BAD_VALUES.iter().chain(&BAD_RUNTIME_VALUES) {
+        let problems = problems(&[&format!("{key}={value}")]);
+        assert!(
+            names(&problems, key, word),
+            "{key}={value} should be refused with {word:?}: {problems:#?}"
+        );
+    }
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_the_nearest_one() {
+    for (key, meant) in UNKNOWN_KEYS {
+        let problems = problems(&[&format!("{key}=1")]);
+        assert!(
+            problems
+                .iter()
+                .any(|(path, text)| key.starts_with(path) && text.contains(meant)),
+            "{key} should suggest {meant}: {problems:#?}"
+        );
+    }
+}
+
+#[test]
+fn keys_that_contradict_each_other_are_refused() {
+    for (overrides, key, word) in BAD_TOGETHER {
+        let problems = problems(overrides);
+        assert!(
+            names(&problems, key, word),
+            "{overrides:?} should be refused with {key} and {word:?}: {problems:#?}"
+        );
+        assert_eq!(
+            problems.len(),
+            1,
+            "{overrides:?} is one mistake: {problems:#?}"
+        );
+    }
+}
+
+#[test]
+fn numbers_may_be_written_as_people_do() {
+    for (key, value) in [
+        ("scheduler.total_steps", "1e5"),
+        ("scheduler.total_steps", "2000.0"),
+        ("optimizer.learning_rate", "3e-4"),
+        ("optimizer.learning_rate", "0.0003"),
+        ("optimizer.weight_decay", "0"),
+        ("runtime.seed", "0x2A"),
+        ("runtime.memory_limit", "1.5 GiB"),
+        ("runtime.memory_limit", "1000000"),
+        ("runtime.device", "cuda:1"),
+        ("optimizer.max_grad_norm", "null"),
+        ("model.rope_theta", "null"),
+    ] {
+        assert_eq!(problems(&[&format!("{key}={value}")]), [], "{key}={value}");
+    }
+}
+
+#[test]
+fn one_mistake_is_one_problem() {
+    for (key, value, _) in BAD_VALUES.iter().chain(&BAD_RUNTIME_VALUES) {
+        let problems = problems(&[&format!("{key}={value}")]);
+        assert_eq!(problems.len(), 1, "{key}={value}: {problems:#?}");
+    }
+}
+
+#[test]
+fn what_the_table_calls_bad_is_bad_in_every_format() {
+    let text =
+        "[model]\nhidden_size = 192\nrope_theta = nan\n[data]\nsequence_length = 2024-01-01\n";
+    let toml = RunConfig::parse(text, Format::Toml, &[])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        toml.contains("model.rope_theta: is .nan")
+            && toml.contains("data.sequence_length: is \"2024-01-01\""),
+        "{toml}"
+    );
+    let json = RunConfig::parse(
+        "{\"model\": {\"hidden_size\": \"wide\"}}",
+        Format::Json,
+        &[],
+    )
+    .unwrap_err()
+    .to_string();
+    assert!(json.contains("model.hidden_size: is \"wide\""), "{json}");
+}
+
+#[test]
+fn documents_beyond_the_limits_are_refused_quickly() {
+    let nested_json = format!("{}{}", "[".repeat(60), "]".repeat(60));
+    let bomb = (1..12).fold(
+        "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned(),
+        |text, level| {
+            let references = vec![format!("*a{}", level - 1); 9].join(", ");
+            format!("{text}a{level}: &a{level} [{references}]\n")
+        },
+    );
+    let long = format!("# {}\n", "x".repeat(1 << 20));
+    for (text, format) in [
+        (nested_json.as_str(), Format::Json),
+        (&bomb, Format::Yaml),
+        (&long, Format::Yaml),
+    ] {
+        let started = std::time::Instant::now();
+        let error = RunConfig::parse(text, format, &[]).unwrap_err().to_string();
+        assert!(
+            started.elapsed().as_secs() < 5 && error.lines().count() == 1,
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,503 @@
+//! Configs on disk: what lies beside them, the files of `configs/`, streaming configs, and files
+//! that cannot be read.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use run_config::{
+    BatchSize, ConfigError, Format, ResolvedRun, RunConfig, ScheduleStrategy, SpecialTokens,
+    StreamingConfig, check_experiment_name, presets,
+};
+use tempfile::TempDir;
+
+/// A tokenizer of `size` tokens whose last is `<|endoftext|>` and special.
+fn write_tokenizer(path: &Path, size: usize) {
+    let vocab: serde_json::Map<_, _> = (0..size - 1)
+        .map(|id| (format!("t{id}"), id.into()))
+        .collect();
+    let end = serde_json::json!({"id": size - 1, "content": "<|endoftext|>", "special": true});
+    let file = serde_json::json!({"model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": [end]});
+    fs::write(path, file.to_string()).unwrap();
+}
+
+/// A run's folder with a preset copied as `training.yaml`, a tokenizer of 300 tokens and the
+/// guide's `streaming_config.json`.
+fn streaming_run(preset: &str) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("training.yaml");
+    let text = presets()
+        .iter()
+        .find(|known| known.name == preset)
+        .unwrap()
+        .text;
+    fs::write(&config, text).unwrap();
+    let tokenizer = folder.path().join("bpe.json");
+    write_tokenizer(&tokenizer, 300);
+    let streaming = serde_json::json!({
+        "dataset": "HuggingFaceFW/fineweb", "split": "train", "max_samples": null, "stream_batch_size": 512, "experiment": "e1",
+        "tokenizer": tokenizer,
+    });
+    fs::write(
+        folder.path().join("streaming_config.json"),
+        streaming.to_string(),
+    )
+    .unwrap();
+    (folder, config)
+}
+
+fn write(folder: &TempDir, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.path().join(name);
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn load(path: &Path, overrides: &[&str]) -> Result<ResolvedRun, ConfigError> {
+    RunConfig::load(
+        path,
+        &overrides
+            .iter()
+            .map(|&text| text.to_owned())
+            .collect::<Vec<_>>(),
+    )
+}
+
+fn complaint(path: &Path) -> String {
+    load(path, &[])
+        .unwrap_err()
+        .to_string()
+        .replace(path.parent().unwrap().to_str().unwrap(), "FOLDER")
+}
+
+#[test]
+fn a_preset_copied_as_it_is_takes_the_rest_from_its_folder() {
+    for preset in presets() {
+        let (folder, config) = streaming_run(preset.name);
+        let run = load(&config, &[]).unwrap();
+        assert_eq!(run.run_directory, folder.path());
+        assert_eq!(run.streaming.unwrap().dataset, "HuggingFaceFW/fineweb");
+        assert_eq!(
+            run.config.tokenizer.tokenizer_json.unwrap(),
+            folder.path().join("bpe.json")
+        );
+        assert_eq!(
+            run.config.runtime.checkpoint.directory.unwrap(),
+            folder.path().join("checkpoints")
+        );
+        assert_eq!(
+            run.config.runtime.logging.tensorboard_directory.unwrap(),
+            folder.path().join("tensorboard")
+        );
+        assert_eq!(
+            run.config.model.vocab_size,
+            Some(if preset.name == "smoke_cpu" {
+                300
+            } else {
+                50_000
+            })
+        );
+        assert_eq!(run.special_tokens, ["<|endoftext|>"]);
+        assert_eq!(run.notes, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn special_tokens_beside_the_config_are_read_in_both_forms() {
+    let (folder, config) = streaming_run("smoke_cpu");
+    for text in ["[\"<|endoftext|>\", \"t7\"]", "<|endoftext|>\n\n  t7\r\n"] {
+        let path = write(&folder, "special_tokens.txt", text);
+        let run = load(&config, &[]).unwrap();
+        assert_eq!(run.special_tokens, ["<|endoftext|>", "t7"]);
+        assert_eq!(
+            run.config.tokenizer.special_tokens,
+            Some(SpecialTokens::File(path))
+        );
+    }
+}
+
+#[test]
+fn special_tokens_that_the_tokenizer_lacks_are_refused() {
+    let (folder, config) = streaming_run("smoke_cpu");
+    write(
+        &folder,
+        "special_tokens.txt",
+        "[\"<|endoftext|>\", \"<|pad|>\"]",
+    );
+    insta::assert_snapshot!(complaint(&config), @r#"FOLDER/training.yaml: tokenizer.special_tokens: FOLDER/special_tokens.txt names "<|pad|>", not in the tokenizer's vocabulary; remove it, or train the tokenizer with it"#);
+    let named = load(&config, &["tokenizer.special_tokens=[\"<|user|>\"]"])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        named.contains("names \"<|user|>\", not in the tokenizer's vocabulary"),
+        "{named}"
+    );
+}
+
+#[test]
+fn without_data_both_ways_to_name_it_are_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = write(&folder, "training.yaml", presets()[0].text);
+    insta::assert_snapshot!(complaint(&config), @r#"
+    FOLDER/training.yaml: 2 problems
+      data.train_shards: names no files, and there is no FOLDER/streaming_config.json to stream from: nothing to train on; name local files (data.train_shards: ["corpus/*.parquet"]), or let `orchestrate --stream --dataset NAME --experiment NAME --launch none` write that file
+      tokenizer.tokenizer_json: is missing, and no streaming_config.json beside the config names a tokenizer; name a tokenizer.json, or let `orchestrate` train one
+    "#);
+}
+
+#[test]
+fn local_files_need_a_tokenizer_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = write(&folder, "training.yaml", presets()[0].text);
+    let tokenizer = folder.path().join("tokenizer.json");
+    write_tokenizer(&tokenizer, 40);
+    let run = load(
+        &config,
+        &[
+            "data.train_shards=[corpus/*.txt]",
+            &format!("tokenizer.tokenizer_json={}", tokenizer.display()),
+        ],
+    )
+    .unwrap();
+    assert_eq!(
+        run.config.data.train_shards,
+        [std::env::current_dir()
+            .unwrap()
+            .join("corpus/*.txt")
+            .to_str()
+            .unwrap()]
+    );
+    assert_eq!(run.config.model.vocab_size, Some(40));
+    assert_eq!(run.streaming, None);
+}
+
+#[test]
+fn the_tokenizer_beside_vocab_and_merges_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = write(&folder, "training.yaml", presets()[0].text);
+    write_tokenizer(&folder.path().join("tokenizer.json"), 40);
+    let [vocab, merges] = ["vocab", "merges"]
+        .map(|name| format!("tokenizer.{name}={}", folder.path().join(name).display()));
+    let run = load(&config, &["data.train_shards=[a.txt]", &vocab, &merges]).unwrap();
+    assert_eq!(
+        run.config.tokenizer.tokenizer_json.unwrap(),
+        folder.path().join("tokenizer.json")
+    );
+}
+
+#[test]
+fn planning_needs_neither_tokenizer_nor_data() {
+    let folder = tempfile::tempdir().unwrap();
+    for preset in presets() {
+        let config = write(&folder, "training.yaml", preset.text);
+        let run = RunConfig::load_for_planning(&config, &[]).unwrap();
+        assert_eq!(
+            run.config.model.vocab_size,
+            Some(if preset.name == "smoke_cpu" {
+                4096
+            } else {
+                50_000
+            })
+        );
+        assert_eq!(run.notes.len(), usize::from(preset.name == "smoke_cpu"));
+        assert_eq!(run.check_trainable().unwrap_err().problems.len(), 2);
+    }
+}
+
+#[test]
+fn planning_does_not_need_the_files_that_a_config_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = write(&folder, "training.yaml", presets()[0].text);
+    let overrides = [
+        "tokenizer.tokenizer_json=/none/t.json",
+        "tokenizer.special_tokens=/none/s.txt",
+        "data.train_shards=[a.txt]",
+    ];
+    assert!(RunConfig::load_for_planning(&config, &overrides.map(str::to_owned)).is_ok());
+    insta::assert_snapshot!(load(&config, &overrides).unwrap_err().problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"), @r"
+    tokenizer.tokenizer_json: /none/t.json does not exist; name a tokenizer.json, or let `orchestrate` train one
+    tokenizer.special_tokens: /none/s.txt does not exist; remove the key for the tokenizer's own, or write the file
+    ");
+}
+
+#[test]
+fn a_vocabulary_smaller_than_the_tokenizer_is_refused() {
+    let (_folder, config) = streaming_run("smoke_cpu");
+    let error = load(&config, &["model.vocab_size=299"])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("model.vocab_size: is 299, less than the tokenizer's 300; leave it out to take the tokenizer's"), "{error}");
+    assert!(load(&config, &["model.vocab_size=300"]).is_ok());
+}
+
+#[test]
+fn what_is_wrong_in_the_folder_is_reported_with_what_is_wrong_in_the_file() {
+    let (folder, config) = streaming_run("smoke_cpu");
+    write(&folder, "bpe.json", "{\"model\": {}}");
+    write(&folder, "special_tokens.txt", "[1]");
+    let error = load(
+        &config,
+        &[
+            "model.num_layers=0",
+            "scheduler.total_steps=null",
+            "scheduler.total_epochs=2",
+        ],
+    )
+    .unwrap_err();
+    let paths: Vec<_> = error
+        .problems
+        .iter()
+        .map(|problem| problem.path.as_str())
+        .collect();
+    assert_eq!(
+        paths,
+        [
+            "model.num_layers",
+            "scheduler.strategy",
+            "tokenizer.tokenizer_json",
+            "tokenizer.special_tokens",
+            "scheduler.total_epochs"
+        ]
+    );
+}
+
+#[test]
+fn local_shards_beside_a_streaming_config_are_noted() {
+    let (_folder, config) = streaming_run("smoke_cpu");
+    let run = load(&config, &["data.train_shards=[a.txt]"]).unwrap();
+    assert!(
+        run.notes[0].contains("data.train_shards is not read"),
+        "{:?}",
+        run.notes
+    );
+}
+
+#[test]
+fn files_that_cannot_be_read_are_explained_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    insta::assert_snapshot!(complaint(&folder.path().join("none.yaml")), @"FOLDER/none.yaml: there is no such file");
+    insta::assert_snapshot!(complaint(&write(&folder, "config.ini", "x")), @"FOLDER/config.ini: the file's name does not say its format; name it .yaml, .toml or .json");
+    insta::assert_snapshot!(complaint(&write(&folder, "latin.yaml", b"model: \xe4")), @"FOLDER/latin.yaml: is not UTF-8 text: byte 7 is not valid; save it as UTF-8");
+    insta::assert_snapshot!(complaint(&write(&folder, "large.yaml", " ".repeat((1 << 20) + 1))), @"FOLDER/large.yaml: is larger than the 1 MiB that such a file may have");
+    insta::assert_snapshot!(complaint(&write(&folder, "nul.yaml", "model: \0")), @r"FOLDER/nul.yaml: is not valid YAML: unexpected character: `\u{0}' at line 1, column 8");
+    fs::create_dir(folder.path().join("folder.yaml")).unwrap();
+    insta::assert_snapshot!(complaint(&folder.path().join("folder.yaml")), @"FOLDER/folder.yaml: is a folder, not a file");
+}
+
+#[test]
+fn every_file_in_configs_loads() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "yaml")
+        {
+            RunConfig::load_for_planning(&path, &[]).unwrap();
+            let text = fs::read_to_string(&path).unwrap();
+            assert_eq!(
+                text.lines().next(),
+                Some("# yaml-language-server: $schema=schema.json"),
+                "{}",
+                path.display()
+            );
+            names.push(path.file_stem().unwrap().to_str().unwrap().to_owned());
+        }
+    }
+    names.sort();
+    let mut embedded: Vec<_> = presets().iter().map(|preset| preset.name).collect();
+    embedded.sort_unstable();
+    assert_eq!(names, embedded, "every config is a preset");
+}
+
+/// Parameters of a tied model: embeddings, blocks of attention, feed-forward and two norms, and the
+/// last norm.
+fn parameters(config: &RunConfig) -> usize {
+    let model = &config.model;
+    let (width, groups) = (
+        model.hidden_size,
+        model.num_key_value_heads * model.head_size(),
+    );
+    let block =
+        2 * width * width + 2 * width * groups + 3 * width * model.intermediate_size + 2 * width;
+    model.vocab_size.unwrap() * width + model.num_layers * block + width
+}
+
+#[test]
+fn the_comments_of_the_presets_count_right() {
+    let of = |name: &str| {
+        let preset = presets().iter().find(|preset| preset.name == name).unwrap();
+        (
+            RunConfig::parse(preset.text, Format::Yaml, &[]).unwrap(),
+            preset.text,
+        )
+    };
+    for (name, count, written) in [
+        ("rtx5090_1b", 1_318_832_128, "1,318,832,128"),
+        ("rtx5090_500m", 630_498_816, "630,498,816"),
+    ] {
+        let (config, text) = of(name);
+        assert_eq!(parameters(&config), count);
+        assert!(text.contains(written));
+        let tokens =
+            config.scheduler.total_steps.unwrap() as f64 * config.data.tokens_per_step() as f64;
+        assert!(
+            (tokens / count as f64 - 20.0).abs() < 0.1,
+            "{name} trains on 20 tokens a parameter"
+        );
+        assert_eq!(
+            (config.data.batch_size, config.data.sequences_per_step),
+            (BatchSize::Auto, 64)
+        );
+    }
+    let (smoke, _) = of("smoke_cpu");
+    assert_eq!(
+        (smoke.scheduler.warmup_steps, smoke.scheduler.strategy),
+        (30, ScheduleStrategy::Cosine)
+    );
+}
+
+#[test]
+fn configs_of_the_first_version_load() {
+    let text = "
+model: {hidden_size: 1280, intermediate_size: 5120, num_layers: 16, num_attention_heads: 20, num_key_value_heads: 20,
+  max_position_embeddings: 512, attn_dropout: null, residual_dropout: 0.0, rope_mode: null, rope_theta: null}
+tokenizer: {tokenizer_json: a/tokenizer.json, vocab: a/vocab.json, merges: a/merges.txt, special_tokens: b/special_tokens.txt}
+data: {train_shards: [], validation_shards: [], sequence_length: 512, batch_size: 8, gradient_accumulation_steps: 8,
+  shuffle_buffer_size: 32768, num_workers: 6, cache_dir: /workspace/cache}
+optimizer: {algorithm: adam_w, learning_rate: 1.8e-4, weight_decay: 0.01, beta1: 0.9, beta2: 0.95, epsilon: 1.0e-8}
+scheduler: {strategy: cosine_with_warmup, warmup_steps: 3000, total_steps: 300000, total_epochs: null, min_lr: 1.8e-5, max_lr: null}
+runtime:
+  seed: 42
+  precision: fp32
+  log_every_n_steps: 50
+  checkpoint: {directory: c, every_n_steps: 1500, every_n_epochs: null, max_keep: 5}
+  evaluation: {every_n_steps: 4500, every_n_epochs: null, max_batches: 16, best: {directory: d, max_keep: 2}}
+  logging: {enable_stdout: true, tensorboard: /workspace/tensorboard, tensorboard_flush_every_n: 100}
+";
+    let config = RunConfig::parse(text, Format::Yaml, &[]).unwrap();
+    assert_eq!(config.data.sequences_per_step, 64);
+    assert_eq!(config.model.rope_theta.to_bits(), 10_000f64.to_bits());
+    assert!(config.runtime.logging.tensorboard);
+    assert_eq!(
+        config.runtime.logging.tensorboard_directory,
+        Some("/workspace/tensorboard".into())
+    );
+}
+
+#[test]
+fn batch_keys_follow_from_two_of_them_and_from_overrides() {
+    let split = |overrides: &[&str]| {
+        let full = "data.batch_size=2 data.gradient_accumulation_steps=4 data.sequences_per_step=8";
+        let complete = RunConfig::parse(
+            presets()[0].text,
+            Format::Yaml,
+            &full.split(' ').map(str::to_owned).collect::<Vec<_>>(),
+        )
+        .unwrap();
+        let overrides: Vec<_> = overrides.iter().map(|&text| text.to_owned()).collect();
+        let data = RunConfig::parse(&complete.to_commented_yaml(), Format::Yaml, &overrides)
+            .unwrap()
+            .data;
+        (
+            data.batch_size,
+            data.gradient_accumulation_steps,
+            data.sequences_per_step,
+        )
+    };
+    assert_eq!(split(&[]), (BatchSize::Fixed(2), Some(4), 8));
+    assert_eq!(
+        split(&["data.batch_size=4"]),
+        (BatchSize::Fixed(4), Some(2), 8)
+    );
+    assert_eq!(split(&["data.batch_size=auto"]), (BatchSize::Auto, None, 8));
+    assert_eq!(
+        split(&["data.gradient_accumulation_steps=8"]),
+        (BatchSize::Fixed(1), Some(8), 8)
+    );
+    assert_eq!(
+        split(&["data.sequences_per_step=16"]),
+        (BatchSize::Fixed(2), Some(8), 16)
+    );
+    assert_eq!(
+        split(&["data.batch_size=3", "data.gradient_accumulation_steps=5"]),
+        (BatchSize::Fixed(3), Some(5), 15)
+    );
+    assert_eq!(
+        split(&[
+            "data.batch_size=null",
+            "data.gradient_accumulation_steps=null"
+        ]),
+        (BatchSize::Auto, None, 8)
+    );
+}
+
+#[test]
+fn a_streaming_config_with_the_guides_five_keys_is_valid() {
+    let folder = tempfile::tempdir().unwrap();
+    let five = "{\"dataset\": \"a/b\", \"split\": \"train\", \"max_samples\": 5, \"stream_batch_size\": 512, \"experiment\": \"e\"}";
+    let path = write(&folder, "streaming_config.json", five);
+    let mut streaming = StreamingConfig::load(&path).unwrap();
+    assert_eq!(
+        (
+            streaming.max_samples,
+            streaming.text_column.as_str(),
+            &streaming.tokenizer
+        ),
+        (Some(5), "text", &None)
+    );
+    streaming.max_samples = None;
+    streaming.tokenizer = Some("artifacts/tokenizer/e/tokenizer.json".into());
+    streaming.save(&path).unwrap();
+    assert_eq!(StreamingConfig::load(&path).unwrap(), streaming);
+    insta::assert_snapshot!(fs::read_to_string(&path).unwrap(), @r#"
+    {
+      "dataset": "a/b",
+      "split": "train",
+      "max_samples": null,
+      "stream_batch_size": 512,
+      "experiment": "e",
+      "config": null,
+      "revision": null,
+      "text_column": "text",
+      "tokenizer": "artifacts/tokenizer/e/tokenizer.json"
+    }
+    "#);
+}
+
+#[test]
+fn a_wrong_streaming_config_names_its_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let streaming_complaint = |text: &str| {
+        let error = StreamingConfig::load(&write(&folder, "streaming_config.json", text))
+            .unwrap_err()
+            .to_string();
+        error.replace(folder.path().to_str().unwrap(), "FOLDER")
+    };
+    insta::assert_snapshot!(streaming_complaint("{\"dataset\": \"a/b\"}"), @"FOLDER/streaming_config.json: is not a streaming config: missing field `split` at line 1 column 18");
+    insta::assert_snapshot!(streaming_complaint("{"), @"FOLDER/streaming_config.json: is not a streaming config: EOF while parsing an object at line 1 column 1");
+    insta::assert_snapshot!(streaming_complaint(
+        "{\"dataset\": \"\", \"split\": \"train\", \"max_samples\": 0, \"stream_batch_size\": 0, \"experiment\": \"../x\"}"
+    ), @r#"
+    FOLDER/streaming_config.json: 4 problems
+      dataset: is empty
+      max_samples: must be at least 1; write null for the whole data set
+      stream_batch_size: must be at least 1
+      experiment: "../x" cannot be the name of an experiment; use 1 to 64 letters, digits, `.`, `_` or `-`, starting with a letter or digit
+    "#);
+}
+
+#[test]
+fn experiment_names_cannot_leave_their_folder() {
+    let longest = "a".repeat(64);
+    for name in ["demo", "rtx5090-1b", "0.1_x", &longest] {
+        assert!(check_experiment_name(name).is_ok(), "{name}");
+    }
+    let too_long = "a".repeat(65);
+    for name in [
+        "", ".", "..", "-x", "a/b", "a b", "ä", "a\n", "_x", &too_long,
+    ] {
+        assert!(check_experiment_name(name).is_err(), "{name:?}");
+    }
+}

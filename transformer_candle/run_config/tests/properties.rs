@@ -1,0 +1,318 @@
+//! Properties of all configs: what is written reads back the same, and no text makes the reader
+//! panic.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use run_config::{
+    ActivationRecompute, BatchSize, BestConfig, ByteSize, CheckpointConfig, DataConfig, Device,
+    DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, ModelConfig, OptimizerConfig,
+    Precision, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens,
+    TokenizerConfig, presets,
+};
+
+/// A text that a key may hold: not empty, no zero character.
+fn text() -> impl Strategy<Value = String> {
+    "[^\0]{1,12}".prop_filter("not blank", |text| !text.trim().is_empty())
+}
+
+fn path() -> impl Strategy<Value = Option<PathBuf>> {
+    proptest::option::of(text().prop_map(PathBuf::from))
+}
+
+fn model() -> impl Strategy<Value = ModelConfig> {
+    let shape = (
+        1..9usize,
+        1..5usize,
+        1..65usize,
+        1..100_000usize,
+        1..40usize,
+    );
+    let rest = (
+        proptest::option::of(1..200_000usize),
+        1.5..1e9f64,
+        1e-12..0.1f64,
+        any::<bool>(),
+        1e-6..1.0f64,
+    );
+    (shape, rest).prop_map(
+        |(
+            (groups, queries, half, intermediate_size, num_layers),
+            (vocab_size, theta, epsilon, tie_embeddings, std),
+        )| ModelConfig {
+            vocab_size,
+            hidden_size: groups * queries * half * 2,
+            intermediate_size,
+            num_layers,
+            num_attention_heads: groups * queries,
+            num_key_value_heads: groups,
+            max_position_embeddings: 4096,
+            rope_theta: theta,
+            norm_epsilon: epsilon,
+            tie_embeddings,
+            init_std: std,
+        },
+    )
+}
+
+fn tokenizer() -> impl Strategy<Value = TokenizerConfig> {
+    let list = proptest::collection::btree_set(text(), 0..4)
+        .prop_map(|tokens| SpecialTokens::List(tokens.into_iter().collect()));
+    let file = text().prop_map(|text| SpecialTokens::File(text.into()));
+    let special_tokens = proptest::option::of(prop_oneof![list, file]);
+    let pair = proptest::option::of((text(), text()));
+    (path(), pair, special_tokens).prop_map(|(tokenizer_json, pair, special_tokens)| {
+        let (vocab, merges) = pair
+            .map(|(vocab, merges)| (vocab.into(), merges.into()))
+            .unzip();
+        TokenizerConfig {
+            tokenizer_json,
+            vocab,
+            merges,
+            special_tokens,
+        }
+    })
+}
+
+fn data() -> impl Strategy<Value = DataConfig> {
+    let shards = || proptest::collection::vec(text(), 0..3);
+    let batch = prop_oneof![
+        (1..50usize, 1..50usize).prop_map(|(batch, steps)| (
+            BatchSize::Fixed(batch),
+            Some(steps),
+            batch * steps
+        )),
+        (1..2000usize).prop_map(|sequences| (BatchSize::Auto, None, sequences)),
+    ];
+    let rest = (
+        text(),
+        2..=4096usize,
+        1..1_000_000usize,
+        1..=256usize,
+        path(),
+        1e-6..=0.5f64,
+    );
+    (shards(), shards(), batch, rest).prop_map(|(train_shards, validation_shards, batch, rest)| {
+        DataConfig {
+            train_shards,
+            validation_shards,
+            text_column: rest.0,
+            sequence_length: rest.1,
+            batch_size: batch.0,
+            gradient_accumulation_steps: batch.1,
+            sequences_per_step: batch.2,
+            shuffle_buffer_size: rest.2,
+            num_workers: rest.3,
+            cache_dir: rest.4,
+            held_out_fraction: rest.5,
+        }
+    })
+}
+
+fn optimizer_and_scheduler() -> impl Strategy<Value = (OptimizerConfig, SchedulerConfig)> {
+    let optimizer = (
+        1e-9..=1.0f64,
+        0.0..=1.0f64,
+        0.0..1.0f64,
+        0.0..1.0f64,
+        1e-12..0.1f64,
+        proptest::option::of(1e-3..1e6f64),
+    );
+    let strategy = prop_oneof![
+        Just(ScheduleStrategy::Cosine),
+        Just(ScheduleStrategy::Linear),
+        Just(ScheduleStrategy::Wsd)
+    ];
+    let by_steps =
+        (strategy, 2..1_000_000u64).prop_map(|(strategy, steps)| (strategy, Some(steps), None));
+    let by_epochs = (1..100u64).prop_map(|epochs| (ScheduleStrategy::Constant, None, Some(epochs)));
+    let schedule = (
+        prop_oneof![by_steps, by_epochs],
+        0.0..1.0f64,
+        0.01..0.4f64,
+        any::<bool>(),
+    );
+    (optimizer, schedule).prop_map(
+        |(optimizer, ((strategy, total_steps, total_epochs), share, decay_fraction, decay))| {
+            let scheduler = SchedulerConfig {
+                strategy,
+                warmup_steps: total_steps.map_or(100, |steps| steps / 3),
+                total_steps,
+                total_epochs,
+                min_lr: optimizer.0 * share,
+                decay_steps: decay.then_some(1),
+                decay_fraction,
+            };
+            let (learning_rate, weight_decay, beta1, beta2, epsilon, max_grad_norm) = optimizer;
+            (
+                OptimizerConfig {
+                    learning_rate,
+                    weight_decay,
+                    beta1,
+                    beta2,
+                    epsilon,
+                    max_grad_norm,
+                    ..OptimizerConfig::default()
+                },
+                scheduler,
+            )
+        },
+    )
+}
+
+fn runtime() -> impl Strategy<Value = RuntimeConfig> {
+    let device = prop_oneof![
+        Just(Device::Auto),
+        Just(Device::Cpu),
+        (0..8usize).prop_map(Device::Cuda)
+    ];
+    let precision = prop_oneof![Just(Precision::Fp32), Just(Precision::Bf16)];
+    let recompute = prop_oneof![
+        Just(ActivationRecompute::None),
+        Just(ActivationRecompute::Selective),
+        Just(ActivationRecompute::Block)
+    ];
+    let memory = proptest::option::of((1..u64::MAX / 2).prop_map(ByteSize));
+    let machine = (
+        device,
+        0..i64::MAX as u64,
+        precision,
+        proptest::option::of(1..=4096usize),
+        memory,
+        recompute,
+    );
+    let steps = (
+        1..1000u64,
+        1..1000u64,
+        proptest::option::of(1..1000u64),
+        1..1000usize,
+        1..9usize,
+    );
+    let guard = (1..1000u64, proptest::option::of(1e-3..1e3f64), 1..1000u64);
+    (
+        machine,
+        steps,
+        guard,
+        (path(), path(), path(), any::<bool>()),
+    )
+        .prop_map(|(machine, steps, guard, paths)| RuntimeConfig {
+            device: machine.0,
+            seed: machine.1,
+            precision: machine.2,
+            threads: machine.3,
+            memory_limit: machine.4,
+            log_every_n_steps: steps.0,
+            activation_recompute: machine.5,
+            divergence_guard: DivergenceGuardConfig {
+                max_skipped_steps: guard.0,
+                max_loss_increase: guard.1,
+                window_steps: guard.2,
+            },
+            checkpoint: CheckpointConfig {
+                directory: paths.0,
+                every_n_steps: steps.1,
+                max_keep: steps.4,
+            },
+            evaluation: EvaluationConfig {
+                every_n_steps: steps.2,
+                max_batches: steps.3,
+                best: BestConfig {
+                    directory: paths.1,
+                    max_keep: steps.4,
+                },
+            },
+            logging: LoggingConfig {
+                tensorboard: paths.3,
+                tensorboard_directory: paths.2,
+            },
+        })
+}
+
+fn config() -> impl Strategy<Value = RunConfig> {
+    (
+        model(),
+        tokenizer(),
+        data(),
+        optimizer_and_scheduler(),
+        runtime(),
+    )
+        .prop_map(
+            |(model, tokenizer, data, (optimizer, scheduler), runtime)| RunConfig {
+                model,
+                tokenizer,
+                data,
+                optimizer,
+                scheduler,
+                runtime,
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_config_written_as_commented_yaml_reads_back_the_same(config in config()) {
+        let text = config.to_commented_yaml();
+        let again = RunConfig::parse(&text, Format::Yaml, &[]).map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
+        prop_assert_eq!(&again, &config);
+        prop_assert_eq!(again.to_commented_yaml(), text);
+    }
+
+    #[test]
+    fn a_config_written_as_json_or_toml_reads_back_the_same(config in config()) {
+        let json = serde_json::to_string(&config).unwrap();
+        prop_assert_eq!(&RunConfig::parse(&json, Format::Json, &[]).unwrap(), &config);
+        let toml = toml::to_string(&config).unwrap();
+        let again = RunConfig::parse(&toml, Format::Toml, &[]).unwrap();
+        // TOML cannot write that a key is null, so the keys whose default is a value come back.
+        let defaults = RunConfig::default();
+        let mut expected = config;
+        expected.optimizer.max_grad_norm = expected.optimizer.max_grad_norm.or(defaults.optimizer.max_grad_norm);
+        let runtime = &mut expected.runtime;
+        runtime.evaluation.every_n_steps = runtime.evaluation.every_n_steps.or(defaults.runtime.evaluation.every_n_steps);
+        let guard = &mut runtime.divergence_guard;
+        guard.max_loss_increase = guard.max_loss_increase.or(defaults.runtime.divergence_guard.max_loss_increase);
+        prop_assert_eq!(again, expected);
+    }
+
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "\\PC{0,200}", format in 0..3usize) {
+        let _ = RunConfig::parse(&text, [Format::Yaml, Format::Toml, Format::Json][format], &[]);
+    }
+
+    #[test]
+    fn no_text_in_a_config_makes_the_reader_panic(cut in 0..2000usize, junk in "[\\[\\]{}:,&*!|>'\"%@`#?\\-\n\t 0-9a-z.]{0,20}") {
+        let mut text = presets()[0].text.to_owned();
+        let cut = (0..=cut.min(text.len())).rev().find(|index| text.is_char_boundary(*index)).unwrap_or(0);
+        text.insert_str(cut, &junk);
+        let _ = RunConfig::parse(&text, Format::Yaml, &[]);
+    }
+
+    #[test]
+    fn no_override_makes_the_reader_panic(key in "[a-z_.]{0,30}", value in "\\PC{0,20}") {
+        let _ = RunConfig::parse(presets()[0].text, Format::Yaml, &[format!("{key}={value}"), value, format!("data.{key}={key}")]);
+    }
+
+    #[test]
+    fn any_number_as_any_key_is_accepted_or_refused_by_name(index in 0..60usize, number in any::<f64>()) {
+        let schema = RunConfig::json_schema();
+        let mut keys = Vec::new();
+        leaves(&schema, "", &mut keys);
+        let key = &keys[index % keys.len()];
+        if let Err(error) = RunConfig::parse(presets()[0].text, Format::Yaml, &[format!("{key}={number:?}")]) {
+            prop_assert!(error.to_string().contains(key.rsplit('.').next().unwrap()), "{key}={number:?}: {error}");
+        }
+    }
+}
+
+fn leaves(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+    match schema["properties"].as_object() {
+        None => found.push(path.trim_start_matches('.').to_owned()),
+        Some(properties) => properties
+            .iter()
+            .for_each(|(key, schema)| leaves(schema, &format!("{path}.{key}"), found)),
+    }
+}
