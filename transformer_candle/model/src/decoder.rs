@@ -1,0 +1,368 @@
+//! The whole model over planned buffers: embedding, blocks, last norm, head and loss; forward beside backward.
+
+use kernels::memory::{Arena, BufferId, Category, Plan};
+use kernels::{Buffer, DType, add_rms_norm, embedding, head_cross_entropy};
+
+use crate::activations::{ActivationPlan, ActivationSettings, Activations};
+use crate::block::{self, BlockSettings};
+use crate::parameters::{ParameterLayout, Parameters};
+use crate::{ActivationRecompute, Error, ModelShape, Precision, Result};
+
+/// The chunk of tokens whose logits exist at one time is as large as this allows, in elements.
+const LOGITS: usize = 1 << 25;
+
+/// What decides a decoder's memory beside its shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecoderSettings {
+    /// Sequences of a micro-batch, B.
+    pub batch: usize,
+    /// Positions of each, T.
+    pub sequence_length: usize,
+    /// Element type of weights and activations.
+    pub precision: Precision,
+    /// What the backward pass recomputes instead of keeping.
+    pub recompute: ActivationRecompute,
+    /// Whether gradients can be computed, or losses only.
+    pub training: bool,
+}
+
+impl DecoderSettings {
+    fn dtype(&self) -> DType {
+        match self.precision {
+            Precision::Fp32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// A decoder whose buffers are listed but not allocated.
+#[derive(Clone, Debug)]
+pub struct DecoderPlan {
+    shape: ModelShape,
+    settings: DecoderSettings,
+    layout: ParameterLayout,
+    weights: BufferId,
+    gradients: BufferId,
+    activations: ActivationPlan,
+    logits: BufferId,
+    losses: BufferId,
+    loss: BufferId,
+}
+
+/// A model with the buffers of a step. All of its arithmetic runs in the current rayon pool.
+#[derive(Debug)]
+pub struct Decoder {
+    shape: ModelShape,
+    settings: BlockSettings,
+    layout: ParameterLayout,
+    weights: Parameters,
+    gradients: Buffer,
+    gradient_views: Option<Parameters>,
+    activations: Activations,
+    logits_CV: Buffer,
+    losses_N: Buffer,
+    loss_1: Buffer,
+}
+
+impl Decoder {
+    /// Adds every buffer of a decoder to a memory plan.
+    pub fn plan(shape: &ModelShape, settings: &DecoderSettings, plan: &mut Plan) -> DecoderPlan {
+        let layout = ParameterLayout::new(shape);
+        let &DecoderSettings {
+            batch,
+            sequence_length,
+            recompute,
+            training,
+            ..
+        } = settings;
+        let (dtype, n) = (settings.dtype(), batch * sequence_length);
+        let (rows, v) = (
+            chunk_rows(n, shape.padded_vocab_size),
+            shape.padded_vocab_size,
+        );
+        let workspace_elements =
+            head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, dtype);
+        let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);
+        let gradient_elements = if training { layout.elements() } else { 0 };
+        let activations = ActivationSettings {
+            batch,
+            sequence_length,
+            dtype,
+            recompute,
+            training,
+            positions: sequence_length,
+            workspace_elements,
+        };
+        DecoderPlan {
+            weights,
+            gradients: plan.add(
+                "gradients",
+                Category::Gradients,
+                DType::F32,
+                &[gradient_elements],
+            ),
+            activations: ActivationPlan::new(shape, &activations, plan),
+            logits: plan.add("logits", Category::Scratch, DType::F32, &[rows, v]),
+            losses: plan.add("losses", Category::Scratch, DType::F32, &[n]),
+            loss: plan.add("loss", Category::Scratch, DType::F32, &[1]),
+            shape: shape.clone(),
+            settings: *settings,
+            layout,
+        }
+    }
+
+    /// Adds `scale` times the summed loss of all targets to [`Decoder::loss`], and its gradients to [`Decoder::gradients`].
+    ///
+    /// `inputs_N` are U32 token ids, `targets_N` I32 with -100 where there is nothing to predict; N = batch times
+    /// `sequence_length`. For a mean over an accumulated batch `scale` is one over the targets of all its micro-batches.
+    pub fn forward_backward(
+        &mut self,
+        inputs_N: &Buffer,
+        targets_N: &Buffer,
+        scale: f32,
+    ) -> Result<()> {
+        if self.gradient_views.is_none() {
+            return Err(Error::EvaluationOnly);
+        }
+        self.forward(inputs_N)?;
+        self.head_backward(targets_N, scale)?;
+        self.blocks_backward()?;
+        self.embedding_backward(inputs_N)
+    }
+
+    /// The loss of each target in nats, F32 `[N]`, zero where there is none. Gradients stay as they are.
+    pub fn evaluate(&mut self, inputs_N: &Buffer, targets_N: &Buffer) -> Result<&Buffer> {
+        self.forward(inputs_N)?;
+        head_cross_entropy::forward(
+            &self.activations.final_normed_ND,
+            &self.weights.head,
+            targets_N,
+            self.shape.vocab_size,
+            &mut self.losses_N,
+            &mut self.logits_CV,
+            &mut self.activations.workspace,
+        )?;
+        Ok(&self.losses_N)
+    }
+
+    fn forward(&mut self, inputs_N: &Buffer) -> Result<()> {
+        let Self {
+            weights,
+            activations,
+            settings,
+            ..
+        } = self;
+        let Activations {
+            blocks,
+            output_ND,
+            final_inv_rms_N,
+            final_normed_ND,
+            branch_ND,
+            workspace,
+            ..
+        } = activations;
+        embedding::forward(&weights.embed_tokens, inputs_N, &mut blocks[0].input_ND)?;
+        let mut residual_ND = None;
+        for (weights, values) in weights.blocks.iter().zip(blocks) {
+            block::forward(
+                weights,
+                settings,
+                residual_ND.as_ref(),
+                values,
+                branch_ND,
+                workspace,
+            )?;
+            residual_ND = Some(values.middle_ND.clone());
+        }
+        let residual_ND = residual_ND.expect("a validated model has a block");
+        add_rms_norm::forward_add(
+            &residual_ND,
+            branch_ND,
+            &weights.final_norm,
+            settings.epsilon,
+            output_ND,
+            final_normed_ND,
+            final_inv_rms_N,
+        )?;
+        Ok(())
+    }
+
+    /// Loss, head and last norm: leaves the gradient of the last block's output in `residual_ND`.
+    fn head_backward(&mut self, targets_N: &Buffer, scale: f32) -> Result<()> {
+        let Self {
+            weights,
+            gradient_views,
+            activations,
+            ..
+        } = self;
+        let Activations {
+            output_ND,
+            final_inv_rms_N,
+            final_normed_ND,
+            workspace,
+            gradients: scratch,
+            ..
+        } = activations;
+        let (Some(gradients), Some(scratch)) = (gradient_views, scratch) else {
+            return Err(Error::EvaluationOnly);
+        };
+        head_cross_entropy::forward_backward(
+            final_normed_ND,
+            &weights.head,
+            targets_N,
+            self.shape.vocab_size,
+            scale,
+            &mut self.loss_1,
+            &mut scratch.normed_ND,
+            &mut gradients.head,
+            &mut self.logits_CV,
+            workspace,
+        )?;
+        scratch.residual_ND.zero()?;
+        let (norm, dnorm) = (&weights.final_norm, &mut gradients.final_norm);
+        let (dnormed_ND, residual_ND) = (&scratch.normed_ND, &mut scratch.residual_ND);
+        add_rms_norm::backward(
+            output_ND,
+            norm,
+            final_inv_rms_N,
+            dnormed_ND,
+            residual_ND,
+            dnorm,
+            workspace,
+        )?;
+        Ok(())
+    }
+
+    fn blocks_backward(&mut self) -> Result<()> {
+        let Self {
+            weights,
+            gradient_views,
+            activations,
+            settings,
+            ..
+        } = self;
+        let Activations {
+            blocks,
+            branch_ND,
+            workspace,
+            gradients: scratch,
+            ..
+        } = activations;
+        let (Some(gradients), Some(scratch)) = (gradient_views, scratch) else {
+            return Err(Error::EvaluationOnly);
+        };
+        let last = blocks.len() - 1;
+        for (layer, values) in blocks.iter_mut().enumerate().rev() {
+            let (weights, gradients) = (&weights.blocks[layer], &mut gradients.blocks[layer]);
+            // The last block's values are still there from the forward pass.
+            if settings.recompute == ActivationRecompute::Block && layer != last {
+                block::recompute(weights, settings, values, branch_ND, workspace)?;
+            }
+            block::backward(weights, settings, values, gradients, scratch, workspace)?;
+        }
+        Ok(())
+    }
+
+    fn embedding_backward(&mut self, inputs_N: &Buffer) -> Result<()> {
+        let (Some(gradients), Some(scratch)) =
+            (&mut self.gradient_views, &self.activations.gradients)
+        else {
+            return Err(Error::EvaluationOnly);
+        };
+        Ok(embedding::backward(
+            inputs_N,
+            &scratch.residual_ND,
+            &mut gradients.embed_tokens,
+        )?)
+    }
+
+    /// The sizes of the model.
+    pub fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    /// Where each parameter lies in the flat buffers.
+    pub fn layout(&self) -> &ParameterLayout {
+        &self.layout
+    }
+
+    /// All weights, F32 or BF16.
+    pub fn weights(&self) -> &Buffer {
+        &self.weights.flat
+    }
+
+    /// All weights, to be written.
+    pub fn weights_mut(&mut self) -> &mut Buffer {
+        &mut self.weights.flat
+    }
+
+    /// The accumulated gradients, F32; empty without training.
+    pub fn gradients(&self) -> &Buffer {
+        &self.gradients
+    }
+
+    /// The accumulated gradients, to be set to zero after an update.
+    pub fn gradients_mut(&mut self) -> &mut Buffer {
+        &mut self.gradients
+    }
+
+    /// The accumulated loss, F32 `[1]`.
+    pub fn loss(&self) -> &Buffer {
+        &self.loss_1
+    }
+
+    /// The accumulated loss, to be set to zero after an update.
+    pub fn loss_mut(&mut self) -> &mut Buffer {
+        &mut self.loss_1
+    }
+}
+
+impl DecoderPlan {
+    /// Where each parameter will lie in the flat buffers.
+    pub fn layout(&self) -> &ParameterLayout {
+        &self.layout
+    }
+
+    /// The decoder over allocated buffers.
+    pub fn bind(&self, arena: &Arena) -> Result<Decoder> {
+        let Self {
+            shape,
+            settings,
+            layout,
+            ..
+        } = self;
+        let weights = Parameters::over(layout, arena.buffer(self.weights))?;
+        let gradients = arena.buffer(self.gradients);
+        let gradient_views = settings
+            .training
+            .then(|| Parameters::over(layout, gradients.clone()))
+            .transpose()?;
+        let activations = self.activations.bind(arena)?;
+        let block_settings = BlockSettings {
+            heads: shape.heads(),
+            batch: settings.batch,
+            sequence_length: settings.sequence_length,
+            epsilon: shape.norm_epsilon as f32,
+            rope: activations.rope.clone(),
+            recompute: settings.recompute,
+        };
+        Ok(Decoder {
+            shape: shape.clone(),
+            settings: block_settings,
+            layout: layout.clone(),
+            weights,
+            gradients,
+            gradient_views,
+            activations,
+            logits_CV: arena.buffer(self.logits),
+            losses_N: arena.buffer(self.losses),
+            loss_1: arena.buffer(self.loss),
+        })
+    }
+}
+
+/// Rows of the chunks that the head works in: whole tiles, at most [`LOGITS`] elements.
+fn chunk_rows(tokens: usize, padded_vocab_size: usize) -> usize {
+    let rows = (LOGITS / padded_vocab_size) / 64 * 64;
+    rows.max(64).min(tokens)
+}

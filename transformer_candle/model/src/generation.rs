@@ -1,0 +1,274 @@
+//! Text from a model: a pass over the prompt, then one token at a time, with the keys and values of all tokens so far kept.
+
+use std::ops::ControlFlow;
+
+use kernels::memory::{Arena, BufferId, Category, Plan};
+use kernels::{Buffer, DType, add_rms_norm, attention, embedding, linear, rope};
+
+use crate::activations::{ActivationPlan, ActivationSettings, Activations, BlockActivations};
+use crate::parameters::{BlockParameters, ParameterLayout, Parameters};
+use crate::sampling::{SamplingSettings, sample};
+use crate::{ActivationRecompute, Error, ModelShape, Result, block};
+
+/// Tokens of a prompt that pass through the model together.
+const PASS_TOKENS: usize = 128;
+
+/// A model with a key/value cache for one sequence.
+#[derive(Debug)]
+pub struct Generator {
+    shape: ModelShape,
+    weights: Parameters,
+    activations: Activations,
+    ids_S: Buffer,
+    logits_1V: Buffer,
+    /// Keys and values of each block, [C, K * E].
+    cache: Vec<(Buffer, Buffer)>,
+    /// Tokens in the cache.
+    past: usize,
+    capacity: usize,
+}
+
+/// The buffers of a generator while they are planned.
+struct GeneratorPlan {
+    activations: ActivationPlan,
+    ids: BufferId,
+    logits: BufferId,
+    cache: Vec<(BufferId, BufferId)>,
+}
+
+impl GeneratorPlan {
+    fn new(shape: &ModelShape, dtype: DType, capacity: usize, plan: &mut Plan) -> Self {
+        let heads = shape.heads();
+        let rows = PASS_TOKENS.min(capacity);
+        let settings = ActivationSettings {
+            batch: 1,
+            sequence_length: rows,
+            dtype,
+            recompute: ActivationRecompute::None,
+            training: false,
+            positions: capacity,
+            workspace_elements: linear::workspace_elements(
+                1,
+                shape.hidden_size,
+                shape.padded_vocab_size,
+                dtype,
+            ),
+        };
+        let cached = [capacity, heads.key_width()];
+        let mut cache = |layer: usize, name: &str| {
+            plan.add(
+                format!("layers.{layer}.{name}"),
+                Category::KeyValueCache,
+                dtype,
+                &cached,
+            )
+        };
+        Self {
+            cache: (0..shape.num_layers)
+                .map(|layer| (cache(layer, "keys"), cache(layer, "values")))
+                .collect(),
+            activations: ActivationPlan::new(shape, &settings, plan),
+            ids: plan.add("ids", Category::Batch, DType::U32, &[rows]),
+            logits: plan.add(
+                "logits",
+                Category::Scratch,
+                dtype,
+                &[1, shape.padded_vocab_size],
+            ),
+        }
+    }
+}
+
+impl Generator {
+    /// A generator over flat weights (see [`ParameterLayout`]), for sequences of at most `max_tokens`, prompt included.
+    ///
+    /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the two.
+    pub fn new(shape: &ModelShape, weights: Buffer, max_tokens: usize) -> Result<Self> {
+        let capacity = max_tokens.min(shape.max_position_embeddings).max(1);
+        let device = weights.device().clone();
+        let mut plan = Plan::new();
+        let planned = GeneratorPlan::new(shape, weights.dtype(), capacity, &mut plan);
+        let arena: Arena = plan.allocate(&device)?;
+        Ok(Self {
+            weights: Parameters::over(&ParameterLayout::new(shape), weights)?,
+            activations: planned.activations.bind(&arena)?,
+            ids_S: arena.buffer(planned.ids),
+            logits_1V: arena.buffer(planned.logits),
+            cache: planned
+                .cache
+                .iter()
+                .map(|&(keys, values)| (arena.buffer(keys), arena.buffer(values)))
+                .collect(),
+            past: 0,
+            capacity,
+            shape: shape.clone(),
+        })
+    }
+
+    /// Tokens that a sequence can have.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Forgets the sequence.
+    pub fn reset(&mut self) {
+        self.past = 0;
+    }
+
+    /// Appends tokens to the sequence and returns the logits of the token after them, one for each of the vocabulary.
+    pub fn prefill(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.check(tokens)?;
+        let mut hidden_1D = None;
+        for tokens in tokens.chunks(PASS_TOKENS) {
+            hidden_1D = Some(self.pass(tokens)?);
+        }
+        let hidden_1D = hidden_1D.ok_or(Error::EmptyPrompt)?;
+        linear::forward(
+            &hidden_1D,
+            &self.weights.head,
+            &mut self.logits_1V,
+            &mut self.activations.workspace,
+        )?;
+        let mut logits = self.logits_1V.read_f32()?;
+        logits.truncate(self.shape.vocab_size);
+        Ok(logits)
+    }
+
+    /// Appends one token and returns the logits of the next.
+    pub fn step(&mut self, token: u32) -> Result<Vec<f32>> {
+        self.prefill(&[token])
+    }
+
+    /// Continues a prompt by at most `max_tokens` tokens. Stops before `stop_token`, when `on_token` breaks, or when the
+    /// context is full ([`Generator::capacity`]). Returns the tokens behind the prompt.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        max_tokens: usize,
+        stop_token: Option<u32>,
+        settings: &SamplingSettings,
+        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Vec<u32>> {
+        settings.check()?;
+        self.reset();
+        let mut logits = self.prefill(prompt)?;
+        let mut completion = Vec::new();
+        while completion.len() < max_tokens {
+            let token = sample(&logits, settings, completion.len() as u64);
+            if Some(token) == stop_token {
+                break;
+            }
+            completion.push(token);
+            let enough = completion.len() == max_tokens || self.past == self.capacity;
+            if on_token(token).is_break() || enough {
+                break;
+            }
+            logits = self.step(token)?;
+        }
+        Ok(completion)
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        let (needed, vocab_size) = (self.past + tokens.len(), self.shape.vocab_size);
+        if needed > self.capacity {
+            return Err(Error::ContextFull {
+                tokens: needed,
+                capacity: self.capacity,
+            });
+        }
+        match tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            Some(&token) => Err(Error::UnknownToken { token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the blocks on at most [`PASS_TOKENS`] tokens; returns the last one's row of the last norm's output.
+    fn pass(&mut self, tokens: &[u32]) -> Result<Buffer> {
+        let (s, d, epsilon) = (
+            tokens.len(),
+            self.shape.hidden_size,
+            self.shape.norm_epsilon as f32,
+        );
+        let Activations {
+            blocks,
+            output_ND,
+            final_inv_rms_N,
+            final_normed_ND,
+            branch_ND,
+            workspace,
+            rope,
+            ..
+        } = &mut self.activations;
+        // Without training all blocks share one set of values.
+        let mut values = first_rows(&blocks[0], s)?;
+        let mut branch_SD = branch_ND.view(0, &[s, d])?;
+        let mut ids_S = self.ids_S.view(0, &[s])?;
+        ids_S.write(tokens)?;
+        embedding::forward(&self.weights.embed_tokens, &ids_S, &mut values.input_ND)?;
+        let mut incoming_SD = None;
+        for (weights, (keys_CKE, values_CKE)) in self.weights.blocks.iter().zip(&mut self.cache) {
+            block::project(
+                weights,
+                epsilon,
+                incoming_SD.as_ref(),
+                &mut values,
+                &branch_SD,
+                workspace,
+            )?;
+            let heads = self.shape.heads();
+            rope::forward(&mut values.qkv_NP, &heads, rope, s, self.past)?;
+            let BlockActivations {
+                qkv_NP,
+                attended_NA,
+                ..
+            } = &mut values;
+            attention::decode(
+                qkv_NP,
+                &heads,
+                self.past,
+                keys_CKE,
+                values_CKE,
+                attended_NA,
+                workspace,
+            )?;
+            feed_through(weights, epsilon, &mut values, &mut branch_SD, workspace)?;
+            incoming_SD = Some(values.middle_ND.clone());
+        }
+        let incoming_SD = incoming_SD.expect("a validated model has a block");
+        let (norm, mut normed_SD) = (&self.weights.final_norm, final_normed_ND.view(0, &[s, d])?);
+        let (mut output_SD, mut inv_rms_S) =
+            (output_ND.view(0, &[s, d])?, final_inv_rms_N.view(0, &[s])?);
+        add_rms_norm::forward_add(
+            &incoming_SD,
+            &branch_SD,
+            norm,
+            epsilon,
+            &mut output_SD,
+            &mut normed_SD,
+            &mut inv_rms_S,
+        )?;
+        self.past += s;
+        Ok(normed_SD.view((s - 1) * d, &[1, d])?)
+    }
+}
+
+/// What follows attention in a block.
+fn feed_through(
+    weights: &BlockParameters,
+    epsilon: f32,
+    values: &mut BlockActivations<Buffer>,
+    branch_SD: &mut Buffer,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    block::attention_output(weights, epsilon, values, branch_SD, workspace)?;
+    block::feed_forward(weights, values, branch_SD, workspace)
+}
+
+/// The first `s` rows of every value; of attention's log-sum-exp, which generation does not use, all.
+fn first_rows(values: &BlockActivations<Buffer>, s: usize) -> Result<BlockActivations<Buffer>> {
+    values.try_map(|buffer| {
+        let mut shape = buffer.shape().to_vec();
+        shape[0] = shape[0].min(s);
+        Ok(buffer.view(0, &shape)?)
+    })
+}

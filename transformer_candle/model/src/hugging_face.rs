@@ -1,0 +1,190 @@
+//! What a model looks like on disk: a directory that `transformers` loads as `LlamaForCausalLM`.
+//!
+//! Each tensor of `model.safetensors` is a contiguous range of the flat buffers, so that optimizer state can be stored under
+//! the same names: the query, key and value projections are rows of `qkv`, gate and up are rows of `gate_up`, and the
+//! vocabulary's padding is simply not stored.
+
+mod config_json;
+mod weights;
+
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::path::Path;
+
+use kernels::{Buffer, DType};
+
+pub use config_json::{config_json, generation_config_json, shape_from_config_json};
+pub use weights::{read_weights, write_weights};
+
+use crate::error::failed;
+use crate::parameters::ParameterLayout;
+use crate::{Error, ModelShape, Precision, Result};
+
+/// One tensor as `transformers` names it, and its range of the flat buffers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HfTensor {
+    /// `model.layers.0.self_attn.q_proj.weight`, ...
+    pub name: String,
+    /// Matrices are `[outputs, inputs]`.
+    pub shape: Vec<usize>,
+    /// First element in the flat buffers.
+    pub offset: usize,
+    /// The number of elements.
+    pub elements: usize,
+}
+
+/// Every tensor of a model on disk, in the order of `transformers`' `named_parameters`.
+pub fn hf_tensors(shape: &ModelShape) -> Vec<HfTensor> {
+    let layout = ParameterLayout::new(shape);
+    let rows_of = |name: String, parameter: &str, first_row: usize, rows: usize| {
+        let parameter = layout.known(parameter);
+        let width: usize = parameter.shape[1..].iter().product();
+        let mut shape = parameter.shape.clone();
+        shape[0] = rows;
+        HfTensor {
+            name,
+            shape,
+            offset: parameter.offset + first_row * width,
+            elements: rows * width,
+        }
+    };
+    let ModelShape {
+        hidden_size: d,
+        intermediate_size: i,
+        vocab_size,
+        ..
+    } = *shape;
+    let (queries, keys) = (shape.heads().query_width(), shape.heads().key_width());
+    let mut tensors = vec![rows_of(
+        "model.embed_tokens.weight".to_owned(),
+        "embed_tokens",
+        0,
+        vocab_size,
+    )];
+    for layer in 0..shape.num_layers {
+        let mut add = |name: &str, parameter: &str, first_row: usize, rows: usize| {
+            let name = format!("model.layers.{layer}.{name}.weight");
+            tensors.push(rows_of(
+                name,
+                &format!("layers.{layer}.{parameter}"),
+                first_row,
+                rows,
+            ));
+        };
+        add("self_attn.q_proj", "qkv", 0, queries);
+        add("self_attn.k_proj", "qkv", queries, keys);
+        add("self_attn.v_proj", "qkv", queries + keys, keys);
+        add("self_attn.o_proj", "attention_output", 0, d);
+        add("mlp.gate_proj", "gate_up", 0, i);
+        add("mlp.up_proj", "gate_up", i, i);
+        add("mlp.down_proj", "down", 0, d);
+        add("input_layernorm", "attention_norm", 0, d);
+        add("post_attention_layernorm", "mlp_norm", 0, d);
+    }
+    tensors.push(rows_of("model.norm.weight".to_owned(), "final_norm", 0, d));
+    if !shape.tie_embeddings {
+        tensors.push(rows_of(
+            "lm_head.weight".to_owned(),
+            "lm_head",
+            0,
+            vocab_size,
+        ));
+    }
+    tensors
+}
+
+/// Writes `config.json`, `generation_config.json` and `model.safetensors` into a folder that exists.
+pub fn save_model(
+    directory: &Path,
+    shape: &ModelShape,
+    weights: &Buffer,
+    bos_token_id: Option<u32>,
+    eos_token_id: Option<u32>,
+) -> Result<()> {
+    let precision = if weights.dtype() == DType::BF16 {
+        Precision::Bf16
+    } else {
+        Precision::Fp32
+    };
+    let config = config_json(shape, precision, bos_token_id, eos_token_id);
+    let generation = generation_config_json(bos_token_id, eos_token_id);
+    for (name, value) in [
+        ("config.json", config),
+        ("generation_config.json", generation),
+    ] {
+        let path = directory.join(name);
+        fs::write(&path, format!("{value:#}\n")).map_err(failed("write", &path))?;
+    }
+    let path = directory.join("model.safetensors");
+    let file = File::create(&path).map_err(failed("create", &path))?;
+    write_weights(&mut BufWriter::new(file), &path, shape, weights)
+}
+
+/// The shape that a model directory's `config.json` describes.
+pub fn load_shape(directory: &Path) -> Result<ModelShape> {
+    let path = directory.join("config.json");
+    let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
+    let value = serde_json::from_str(&text).map_err(|error| Error::ConfigJson {
+        key: "(whole file)".to_owned(),
+        problem: error.to_string(),
+    })?;
+    shape_from_config_json(&value)
+}
+
+/// Reads a model directory's `model.safetensors` into a flat buffer of f32 or bf16 weights.
+pub fn load_weights(directory: &Path, shape: &ModelShape, weights: &mut Buffer) -> Result<()> {
+    let path = directory.join("model.safetensors");
+    let mut file = File::open(&path).map_err(failed("open", &path))?;
+    let bytes = file.metadata().map_err(failed("read", &path))?.len();
+    read_weights(&mut file, bytes, &path, shape, weights)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::tests::{one_billion, tiny};
+
+    #[test]
+    fn the_tensors_on_disk_hold_every_parameter_once() {
+        for shape in [one_billion(), tiny(true), tiny(false)] {
+            let tensors = hf_tensors(&shape);
+            let total: usize = tensors.iter().map(|tensor| tensor.elements).sum();
+            assert_eq!(total as u64, shape.parameter_count());
+            let mut ranges: Vec<_> = tensors
+                .iter()
+                .map(|t| (t.offset, t.offset + t.elements))
+                .collect();
+            ranges.sort_unstable();
+            assert!(
+                ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0),
+                "ranges overlap"
+            );
+        }
+    }
+
+    #[test]
+    fn keys_and_values_follow_the_queries_in_the_packed_matrix() {
+        let tensors = hf_tensors(&tiny(true));
+        let find = |name: &str| {
+            tensors
+                .iter()
+                .find(|t| t.name == format!("model.layers.1.{name}.weight"))
+                .unwrap()
+        };
+        let (q, k, v) = (
+            find("self_attn.q_proj"),
+            find("self_attn.k_proj"),
+            find("self_attn.v_proj"),
+        );
+        assert_eq!(
+            (q.shape.as_slice(), k.shape.as_slice()),
+            ([24, 20].as_slice(), [12, 20].as_slice())
+        );
+        assert_eq!(
+            (k.offset, v.offset),
+            (q.offset + 24 * 20, q.offset + 36 * 20)
+        );
+        let (gate, up) = (find("mlp.gate_proj"), find("mlp.up_proj"));
+        assert_eq!(up.offset, gate.offset + 36 * 20);
+    }
+}

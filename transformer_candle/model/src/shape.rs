@@ -1,0 +1,157 @@
+//! The sizes of a model: everything that decides its parameters and its arithmetic.
+
+use kernels::HeadLayout;
+use run_config::ModelConfig;
+
+/// Rows of the embedding and the head are padded to a multiple of this, so that matrix products keep to whole tiles.
+const VOCABULARY_MULTIPLE: usize = 64;
+
+/// The sizes of a Llama-style decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelShape {
+    /// Token ids: rows of the embedding on disk.
+    pub vocab_size: usize,
+    /// Rows of the embedding in memory: `vocab_size` rounded up to a multiple of 64.
+    pub padded_vocab_size: usize,
+    /// Width of the residual stream, D.
+    pub hidden_size: usize,
+    /// Width inside of the feed-forward part, I.
+    pub intermediate_size: usize,
+    /// Decoder blocks.
+    pub num_layers: usize,
+    /// Query heads, H.
+    pub num_attention_heads: usize,
+    /// Key and value heads, K; each serves H / K query heads.
+    pub num_key_value_heads: usize,
+    /// Width of one head, E.
+    pub head_size: usize,
+    /// Positions that the model is made for: the longest context.
+    pub max_position_embeddings: usize,
+    /// Base of the rotary embedding's wave lengths.
+    pub rope_theta: f64,
+    /// Added to the mean square inside of each norm.
+    pub norm_epsilon: f64,
+    /// Whether the head is the embedding matrix.
+    pub tie_embeddings: bool,
+    /// Standard deviation of the initial weights.
+    pub init_std: f64,
+}
+
+impl ModelShape {
+    /// The shape that a validated config describes, with a vocabulary of `vocab_size` tokens.
+    pub fn new(config: &ModelConfig, vocab_size: usize) -> Self {
+        Self {
+            vocab_size,
+            padded_vocab_size: padded(vocab_size),
+            hidden_size: config.hidden_size,
+            intermediate_size: config.intermediate_size,
+            num_layers: config.num_layers,
+            num_attention_heads: config.num_attention_heads,
+            num_key_value_heads: config.num_key_value_heads,
+            head_size: config.head_size(),
+            max_position_embeddings: config.max_position_embeddings,
+            rope_theta: config.rope_theta,
+            norm_epsilon: config.norm_epsilon,
+            tie_embeddings: config.tie_embeddings,
+            init_std: config.init_std,
+        }
+    }
+
+    /// How the heads lie in a packed QKV row.
+    pub fn heads(&self) -> HeadLayout {
+        HeadLayout {
+            heads: self.num_attention_heads,
+            kv_heads: self.num_key_value_heads,
+            head_size: self.head_size,
+        }
+    }
+
+    /// Parameters on disk: without the vocabulary's padding, a tied embedding once.
+    pub fn parameter_count(&self) -> u64 {
+        let embedding = (self.vocab_size * self.hidden_size) as u64;
+        let norms = ((2 * self.num_layers + 1) * self.hidden_size) as u64;
+        self.matmul_parameters() + norms + if self.tie_embeddings { 0 } else { embedding }
+    }
+
+    /// Floating-point operations of a training step a token: six a parameter of a matrix product, and causal attention.
+    ///
+    /// `6 * N + 6 * L * A * T`: forward and backward take 2 and 4 operations a parameter, attention half of the full
+    /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the half).
+    pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
+        let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;
+        6.0 * self.matmul_parameters() as f64 + 6.0 * attention
+    }
+
+    /// Parameters that take part in a matrix product; the head once, tied or not, the embedding's look-up not.
+    fn matmul_parameters(&self) -> u64 {
+        let heads = self.heads();
+        let attention = (heads.packed_width() + heads.query_width()) * self.hidden_size;
+        let feed_forward = 3 * self.intermediate_size * self.hidden_size;
+        (self.num_layers * (attention + feed_forward) + self.vocab_size * self.hidden_size) as u64
+    }
+}
+
+/// The vocabulary's rows in memory.
+pub(crate) fn padded(vocab_size: usize) -> usize {
+    vocab_size.next_multiple_of(VOCABULARY_MULTIPLE)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// `configs/rtx5090_1b.yaml`.
+    pub(crate) fn one_billion() -> ModelShape {
+        ModelShape {
+            vocab_size: 50_000,
+            padded_vocab_size: padded(50_000),
+            hidden_size: 2048,
+            intermediate_size: 8192,
+            num_layers: 20,
+            num_attention_heads: 32,
+            num_key_value_heads: 8,
+            head_size: 64,
+            max_position_embeddings: 2048,
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+            tie_embeddings: true,
+            init_std: 0.02,
+        }
+    }
+
+    /// Small, with grouped heads and sizes that are no multiple of anything.
+    pub(crate) fn tiny(tie_embeddings: bool) -> ModelShape {
+        ModelShape {
+            vocab_size: 71,
+            padded_vocab_size: padded(71),
+            hidden_size: 20,
+            intermediate_size: 36,
+            num_layers: 3,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_size: 6,
+            max_position_embeddings: 24,
+            tie_embeddings,
+            init_std: 0.2,
+            ..one_billion()
+        }
+    }
+
+    #[test]
+    fn the_design_s_model_has_the_parameters_and_flops_that_the_design_says() {
+        let shape = one_billion();
+        assert_eq!(shape.padded_vocab_size, 50_048);
+        assert_eq!(shape.parameter_count(), 1_318_832_128);
+        assert!((shape.flops_per_token(2048) - 8.416e9).abs() < 0.5e6);
+    }
+
+    #[test]
+    fn untying_adds_parameters_but_no_flops() {
+        let (tied, untied) = (tiny(true), tiny(false));
+        assert_eq!(untied.parameter_count() - tied.parameter_count(), 71 * 20);
+        assert_eq!(
+            untied.flops_per_token(8).to_bits(),
+            tied.flops_per_token(8).to_bits()
+        );
+    }
+}
