@@ -1,0 +1,80 @@
+//! Bitwise the same: whatever is recomputed, and however many threads there are.
+
+use model::{ActivationRecompute, DecoderSettings, ModelShape, Precision};
+
+use crate::models::{self, Batch, plain, tiny};
+
+/// Bits of the loss and of all gradients after two micro-batches.
+fn bits(shape: &ModelShape, settings: &DecoderSettings) -> Vec<u32> {
+    let mut decoder = models::decoder(shape, settings);
+    for seed in [1, 2] {
+        let data = Batch::drawn(shape, settings.batch * settings.sequence_length, 0.2, seed);
+        data.train(&mut decoder, 0.01);
+    }
+    let gradients = decoder.gradients().read::<f32>().unwrap();
+    assert!(gradients.iter().all(|value| value.is_finite()));
+    gradients
+        .iter()
+        .chain([&models::loss(&decoder)])
+        .map(|value| value.to_bits())
+        .collect()
+}
+
+#[test]
+fn what_is_recomputed_changes_no_bit_of_the_gradients() {
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        for tied in [true, false] {
+            let of = |recompute| {
+                bits(
+                    &tiny(tied),
+                    &DecoderSettings {
+                        precision,
+                        recompute,
+                        ..plain(3, 13)
+                    },
+                )
+            };
+            let expected = of(ActivationRecompute::None);
+            assert!(
+                of(ActivationRecompute::Selective) == expected,
+                "selective, {precision:?}, tied {tied}"
+            );
+            assert!(
+                of(ActivationRecompute::Block) == expected,
+                "block, {precision:?}, tied {tied}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    // Large enough that every operation has several pieces to hand out.
+    let shape = ModelShape {
+        vocab_size: 1100,
+        padded_vocab_size: 1152,
+        hidden_size: 96,
+        intermediate_size: 200,
+        num_layers: 2,
+        num_attention_heads: 6,
+        head_size: 16,
+        max_position_embeddings: 192,
+        ..tiny(true)
+    };
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        let settings = DecoderSettings {
+            precision,
+            ..plain(2, 161)
+        };
+        let with = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .unwrap();
+            pool.install(|| bits(&shape, &settings))
+        };
+        let expected = with(1);
+        assert!(with(2) == expected, "2 threads, {precision:?}");
+        assert!(with(4) == expected, "4 threads, {precision:?}");
+    }
+}

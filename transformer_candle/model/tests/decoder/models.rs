@@ -1,0 +1,191 @@
+//! Small models and batches that the tests share.
+
+use std::collections::BTreeMap;
+
+use kernels::memory::Plan;
+use kernels::{Buffer, DType, Device, bf16};
+use model::hugging_face::hf_tensors;
+use model::{
+    ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision,
+};
+
+/// Grouped heads, heads wider than the residual stream together, and sizes that are no multiple of anything.
+pub fn tiny(tie_embeddings: bool) -> ModelShape {
+    ModelShape {
+        vocab_size: 71,
+        padded_vocab_size: 128,
+        hidden_size: 20,
+        intermediate_size: 36,
+        num_layers: 3,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_size: 6,
+        max_position_embeddings: 24,
+        rope_theta: 10_000.0,
+        norm_epsilon: 1e-5,
+        tie_embeddings,
+        init_std: 0.02,
+    }
+}
+
+/// F32, nothing recomputed.
+pub fn plain(batch: usize, sequence_length: usize) -> DecoderSettings {
+    let (precision, recompute) = (Precision::Fp32, ActivationRecompute::None);
+    DecoderSettings {
+        batch,
+        sequence_length,
+        precision,
+        recompute,
+        training: true,
+    }
+}
+
+/// A repeatable stream of numbers in [-1, 1).
+pub struct Noise(pub u64);
+
+impl Noise {
+    pub fn next(&mut self) -> f64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next().midpoint(1.0) * limit as f64) as usize
+    }
+}
+
+/// Weights of every tensor by its Hugging Face name, norms around one.
+pub fn weights_by_name(shape: &ModelShape) -> BTreeMap<String, Vec<f32>> {
+    let mut noise = Noise(7);
+    let mut values = |norm: bool, elements: usize| -> Vec<f32> {
+        let value = |noise: f64| if norm { 1.0 + 0.2 * noise } else { 0.3 * noise };
+        (0..elements).map(|_| value(noise.next()) as f32).collect()
+    };
+    let tensors = hf_tensors(shape).into_iter();
+    tensors
+        .map(|tensor| {
+            (
+                tensor.name.clone(),
+                values(tensor.shape.len() == 1, tensor.elements),
+            )
+        })
+        .collect()
+}
+
+/// Puts weights by name into a flat buffer of either element type.
+pub fn set_weights(shape: &ModelShape, flat: &mut Buffer, weights: &BTreeMap<String, Vec<f32>>) {
+    flat.zero().unwrap();
+    for tensor in hf_tensors(shape) {
+        let values = &weights[&tensor.name];
+        let mut view = flat.view(tensor.offset, &[tensor.elements]).unwrap();
+        if flat.dtype() == DType::BF16 {
+            view.write(
+                &values
+                    .iter()
+                    .map(|&value| bf16::from_f32(value))
+                    .collect::<Vec<_>>(),
+            )
+            .unwrap();
+        } else {
+            view.write(values).unwrap();
+        }
+    }
+}
+
+/// A flat buffer's tensors by name.
+pub fn by_name(shape: &ModelShape, flat: &Buffer) -> BTreeMap<String, Vec<f32>> {
+    let read = |offset, elements| flat.view(offset, &[elements]).unwrap().read_f32().unwrap();
+    hf_tensors(shape)
+        .into_iter()
+        .map(|tensor| (tensor.name, read(tensor.offset, tensor.elements)))
+        .collect()
+}
+
+/// A decoder with the weights of [`weights_by_name`].
+pub fn decoder(shape: &ModelShape, settings: &DecoderSettings) -> Decoder {
+    let mut plan = Plan::new();
+    let planned = Decoder::plan(shape, settings, &mut plan);
+    let mut decoder = planned.bind(&plan.allocate(&Device::Cpu).unwrap()).unwrap();
+    set_weights(shape, decoder.weights_mut(), &weights_by_name(shape));
+    decoder
+}
+
+/// Flat weights with the values of [`weights_by_name`].
+pub fn flat_weights(shape: &ModelShape, dtype: DType) -> Buffer {
+    let mut flat = Buffer::zeros(
+        &[ParameterLayout::new(shape).elements()],
+        dtype,
+        &Device::Cpu,
+    )
+    .unwrap();
+    set_weights(shape, &mut flat, &weights_by_name(shape));
+    flat
+}
+
+/// Token ids and targets of some sequences, a fraction of the targets ignored.
+#[derive(Clone)]
+pub struct Batch {
+    pub inputs: Vec<u32>,
+    pub targets: Vec<i32>,
+}
+
+impl Batch {
+    pub fn drawn(shape: &ModelShape, tokens: usize, ignored: f64, seed: u64) -> Self {
+        let mut noise = Noise(seed);
+        let inputs = (0..tokens)
+            .map(|_| noise.below(shape.vocab_size) as u32)
+            .collect();
+        let mut target = || {
+            let id = noise.below(shape.vocab_size) as i32;
+            if noise.next() < 2.0 * ignored - 1.0 {
+                -100
+            } else {
+                id
+            }
+        };
+        Self {
+            targets: (0..tokens).map(|_| target()).collect(),
+            inputs,
+        }
+    }
+
+    pub fn target_count(&self) -> usize {
+        self.targets.iter().filter(|&&target| target >= 0).count()
+    }
+
+    pub fn buffers(&self) -> (Buffer, Buffer) {
+        let mut inputs = Buffer::zeros(&[self.inputs.len()], DType::U32, &Device::Cpu).unwrap();
+        let mut targets = Buffer::zeros(&[self.targets.len()], DType::I32, &Device::Cpu).unwrap();
+        inputs.write(&self.inputs).unwrap();
+        targets.write(&self.targets).unwrap();
+        (inputs, targets)
+    }
+
+    /// Adds this batch's loss and gradients.
+    pub fn train(&self, decoder: &mut Decoder, scale: f32) {
+        let (inputs, targets) = self.buffers();
+        decoder.forward_backward(&inputs, &targets, scale).unwrap();
+    }
+}
+
+pub fn loss(decoder: &Decoder) -> f32 {
+    decoder.loss().read::<f32>().unwrap()[0]
+}
+
+/// `|ours - reference| / |reference|` in the Euclidean norm.
+pub fn relative_error(ours: &[f32], reference: &[f64]) -> f64 {
+    assert_eq!(ours.len(), reference.len());
+    let difference: f64 = ours
+        .iter()
+        .zip(reference)
+        .map(|(&a, &b)| (f64::from(a) - b).powi(2))
+        .sum();
+    (difference / reference.iter().map(|b| b * b).sum::<f64>()).sqrt()
+}
+
+pub fn widened(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&value| f64::from(value)).collect()
+}
