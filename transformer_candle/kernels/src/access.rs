@@ -31,87 +31,45 @@ pub(crate) struct Access<'a> {
 
 impl Arguments {
     pub(crate) fn of(operation: &'static str) -> Self {
-        Self {
-            operation,
-            list: Vec::with_capacity(8),
-            problem: None,
-        }
+        Self { operation, list: Vec::with_capacity(8), problem: None }
     }
 
     /// A value that is only read.
-    pub(crate) fn input(
-        self,
-        name: &'static str,
-        buffer: &Buffer,
-        dtype: DType,
-        shape: &[usize],
-    ) -> Self {
-        self.checked(name, buffer, dtype, shape)
-            .add(name, buffer, false)
+    pub(crate) fn input(self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
+        self.checked(name, buffer, dtype, shape).add(name, buffer, false)
     }
 
     /// A value that is written, or read and written in place.
-    pub(crate) fn output(
-        self,
-        name: &'static str,
-        buffer: &Buffer,
-        dtype: DType,
-        shape: &[usize],
-    ) -> Self {
-        self.checked(name, buffer, dtype, shape)
-            .add(name, buffer, true)
+    pub(crate) fn output(self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
+        self.checked(name, buffer, dtype, shape).add(name, buffer, true)
     }
 
     /// An F32 scratch buffer of any shape with at least so many elements.
     pub(crate) fn workspace(mut self, buffer: &Buffer, needed: usize) -> Self {
         if buffer.elements() < needed {
             let (operation, actual) = (self.operation, buffer.elements());
-            self.problem.get_or_insert(Error::Workspace {
-                operation,
-                needed,
-                actual,
-            });
+            self.problem.get_or_insert(Error::Workspace { operation, needed, actual });
         }
-        self.checked("workspace", buffer, DType::F32, buffer.shape())
-            .add("workspace", buffer, true)
+        self.checked("workspace", buffer, DType::F32, buffer.shape()).add("workspace", buffer, true)
     }
 
     /// Any other condition on the arguments.
     pub(crate) fn require(mut self, condition: bool, problem: impl FnOnce() -> String) -> Self {
         if !condition && self.problem.is_none() {
-            self.problem = Some(Error::Invalid {
-                operation: self.operation,
-                problem: problem(),
-            });
+            self.problem = Some(Error::Invalid { operation: self.operation, problem: problem() });
         }
         self
     }
 
-    fn checked(
-        mut self,
-        name: &'static str,
-        buffer: &Buffer,
-        dtype: DType,
-        shape: &[usize],
-    ) -> Self {
+    fn checked(mut self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
         let (operation, argument) = (self.operation, name);
         if self.problem.is_some() {
         } else if buffer.shape() != shape {
             let (expected, actual) = (shape.to_vec(), buffer.shape().to_vec());
-            self.problem = Some(Error::Shape {
-                operation,
-                argument,
-                expected,
-                actual,
-            });
+            self.problem = Some(Error::Shape { operation, argument, expected, actual });
         } else if buffer.dtype() != dtype {
             let (expected, actual) = (dtype_name(dtype), buffer.dtype());
-            self.problem = Some(Error::DType {
-                operation,
-                argument,
-                expected,
-                actual,
-            });
+            self.problem = Some(Error::DType { operation, argument, expected, actual });
         }
         self
     }
@@ -120,13 +78,7 @@ impl Arguments {
         let size = buffer.elements() * buffer.dtype().size_in_bytes();
         let bytes = buffer.cpu_address().map(|address| address..address + size);
         let (tensor, storage) = (buffer.tensor().clone(), buffer.storage_key());
-        self.list.push(Argument {
-            name,
-            written,
-            tensor,
-            storage,
-            bytes,
-        });
+        self.list.push(Argument { name, written, tensor, storage, bytes });
         self
     }
 
@@ -137,20 +89,10 @@ impl Arguments {
         }
         self.check_memory()?;
         let mut locks: Vec<Lock<'_>> = Vec::with_capacity(self.list.len());
-        for Argument {
-            storage,
-            tensor,
-            written,
-            ..
-        } in &self.list
-        {
+        for Argument { storage, tensor, written, .. } in &self.list {
             match locks.iter_mut().find(|lock| lock.storage == *storage) {
                 Some(lock) => lock.written |= written,
-                None => locks.push(Lock {
-                    storage: *storage,
-                    tensor,
-                    written: *written,
-                }),
+                None => locks.push(Lock { storage: *storage, tensor, written: *written }),
             }
         }
         // Always in the same order, so that two threads cannot wait for each other.
@@ -168,24 +110,12 @@ impl Arguments {
         for (index, one) in self.list.iter().enumerate() {
             if one.bytes.is_none() {
                 let device = format!("{:?}", one.tensor.device().location());
-                return Err(Error::Unsupported {
-                    operation,
-                    argument: one.name,
-                    device,
-                });
+                return Err(Error::Unsupported { operation, argument: one.name, device });
             }
             for other in &self.list[..index] {
                 if (one.written || other.written) && one.overlaps(other) {
-                    let (output, other) = if one.written {
-                        (one, other)
-                    } else {
-                        (other, one)
-                    };
-                    return Err(Error::Aliased {
-                        operation,
-                        output: output.name,
-                        other: other.name,
-                    });
+                    let (output, other) = if one.written { (one, other) } else { (other, one) };
+                    return Err(Error::Aliased { operation, output: output.name, other: other.name });
                 }
             }
         }
@@ -210,9 +140,7 @@ impl Buffer {
         // T::DTYPE == dtype) and is followed by `elements` initialised elements that the view's construction found inside
         // of the storage. The storage lives as long as `self`; `access` holds its lock, and no output of the call
         // overlaps this argument, so nobody writes here while the slice lives.
-        unsafe {
-            std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), self.elements())
-        }
+        unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), self.elements()) }
     }
 
     /// The elements of an output of the call.
@@ -220,38 +148,21 @@ impl Buffer {
         let address = access.address_of::<T>(self, true);
         // SAFETY: as in `slice`; and as an output of the call it overlaps no other argument, its storage's lock is held for
         // writing, and `&mut self` keeps a second slice of it from being made.
-        unsafe {
-            std::slice::from_raw_parts_mut(
-                std::ptr::with_exposed_provenance_mut(address),
-                self.elements(),
-            )
-        }
+        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), self.elements()) }
     }
 }
 
 impl Access<'_> {
     /// The address of an argument, checked to be one of this call's with the right element type and direction.
     fn address_of<T: Scalar>(&self, buffer: &Buffer, written: bool) -> usize {
-        let address = buffer
-            .cpu_address()
-            .expect("Arguments::cpu admits CPU buffers only");
+        let address = buffer.cpu_address().expect("Arguments::cpu admits CPU buffers only");
         let end = address + buffer.elements() * buffer.dtype().size_in_bytes();
         let bytes = address..end;
         let declared = |one: &Argument| {
-            one.storage == buffer.storage_key()
-                && one.bytes.as_ref() == Some(&bytes)
-                && one.written == written
+            one.storage == buffer.storage_key() && one.bytes.as_ref() == Some(&bytes) && one.written == written
         };
-        assert!(
-            self.list.iter().any(declared),
-            "an operation touches a buffer it did not declare"
-        );
-        assert!(
-            T::DTYPE == buffer.dtype(),
-            "{:?} taken for {:?}",
-            buffer.dtype(),
-            T::DTYPE
-        );
+        assert!(self.list.iter().any(declared), "an operation touches a buffer it did not declare");
+        assert!(T::DTYPE == buffer.dtype(), "{:?} taken for {:?}", buffer.dtype(), T::DTYPE);
         address
     }
 }
@@ -272,9 +183,7 @@ fn with_locks(locks: &[Lock<'_>], body: &mut dyn FnMut()) -> Result<()> {
         // An in-place operation is Candle's public way to a storage's write lock.
         let mut failure = None;
         let mut inside = || failure = with_locks(rest, body).err();
-        first
-            .tensor
-            .inplace_op1(&Locked(RefCell::new(&mut inside)))?;
+        first.tensor.inplace_op1(&Locked(RefCell::new(&mut inside)))?;
         failure.map_or(Ok(()), Err)
     } else {
         let _guard = first.tensor.storage_and_layout();
@@ -346,12 +255,8 @@ mod tests {
     fn an_error_of_the_body_comes_out() {
         let mut buffer = zeros(&[4], DType::F32);
         let arguments = Arguments::of("test").output("a", &buffer, DType::F32, &[4]);
-        let error = arguments.cpu(|_| -> Result<()> {
-            Err(Error::Invalid {
-                operation: "test",
-                problem: "no".into(),
-            })
-        });
+        let error =
+            arguments.cpu(|_| -> Result<()> { Err(Error::Invalid { operation: "test", problem: "no".into() }) });
         assert_eq!(error.unwrap_err().to_string(), "test: no");
         buffer.zero().unwrap();
     }
@@ -362,9 +267,8 @@ mod tests {
         let work = |a: &Buffer, b: &Buffer| {
             let (mut a, mut b) = (a.clone(), b.clone());
             for _ in 0..200 {
-                let arguments = Arguments::of("test")
-                    .output("a", &a, DType::F32, &[1000])
-                    .output("b", &b, DType::F32, &[1000]);
+                let arguments =
+                    Arguments::of("test").output("a", &a, DType::F32, &[1000]).output("b", &b, DType::F32, &[1000]);
                 arguments
                     .cpu(|access| {
                         let (a, b) = (a.slice_mut::<f32>(access), b.slice_mut::<f32>(access));
@@ -378,12 +282,6 @@ mod tests {
             scope.spawn(|| work(&first, &second));
             scope.spawn(|| work(&second, &first));
         });
-        assert!(
-            first
-                .read::<f32>()
-                .unwrap()
-                .iter()
-                .all(|&value| value == 400.0)
-        );
+        assert!(first.read::<f32>().unwrap().iter().all(|&value| value == 400.0));
     }
 }

@@ -50,11 +50,7 @@ pub fn step(
     weight_decay: f32,
 ) -> Result<()> {
     let shape = weight.shape();
-    let master = if remainder.is_some() {
-        DType::BF16
-    } else {
-        DType::F32
-    };
+    let master = if remainder.is_some() { DType::BF16 } else { DType::F32 };
     let mut arguments = Arguments::of("adamw::step")
         .output("weight", weight, master, shape)
         .input("grad", grad, DType::F32, shape)
@@ -70,10 +66,7 @@ pub fn step(
             return Ok(());
         }
         let update = cpu::adamw::Update::new(scalars, settings, weight_decay);
-        let moments = (
-            first_moment.slice_mut(access),
-            second_moment.slice_mut(access),
-        );
+        let moments = (first_moment.slice_mut(access), second_moment.slice_mut(access));
         let grad = grad.slice(access);
         match remainder.as_mut() {
             None => cpu::adamw::step(weight.slice_mut(access), grad, moments, &update),
@@ -102,21 +95,13 @@ pub mod reference {
         if scalars[APPLY] == R::ZERO {
             return [weight, first, second];
         }
-        let (beta1, beta2, rate) = (
-            R::of(settings.beta1),
-            R::of(settings.beta2),
-            scalars[LEARNING_RATE],
-        );
+        let (beta1, beta2, rate) = (R::of(settings.beta1), R::of(settings.beta2), scalars[LEARNING_RATE]);
         let gradient = scalars[CLIP_SCALE] * gradient;
         let first = beta1 * first + (R::ONE - beta1) * gradient;
         let second = beta2 * second + (R::ONE - beta2) * gradient * gradient;
         let denominator = (second / scalars[BIAS_CORRECTION2]).sqrt() + R::of(settings.epsilon);
         let decayed = weight * (R::ONE - rate * weight_decay);
-        [
-            decayed - rate / scalars[BIAS_CORRECTION1] * first / denominator,
-            first,
-            second,
-        ]
+        [decayed - rate / scalars[BIAS_CORRECTION1] * first / denominator, first, second]
     }
 }
 
@@ -127,20 +112,10 @@ mod tests {
     use crate::cast::{join_master, split_master};
     use crate::testing::*;
 
-    const SETTINGS: AdamW = AdamW {
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-    };
+    const SETTINGS: AdamW = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
 
     fn scalars(rate: f64, step: i32, settings: &AdamW) -> Vec<f64> {
-        vec![
-            rate,
-            1.0 - settings.beta1.powi(step),
-            1.0 - settings.beta2.powi(step),
-            1.0,
-            1.0,
-        ]
+        vec![rate, 1.0 - settings.beta1.powi(step), 1.0 - settings.beta2.powi(step), 1.0, 1.0]
     }
 
     /// Weight (with or without a remainder) and moments.
@@ -156,46 +131,18 @@ mod tests {
             let master = buffer(weight, &shape, DType::F32);
             let moments = [zeros(&shape, DType::F32), zeros(&shape, DType::F32)];
             if dtype == DType::F32 {
-                return Self {
-                    weight: master,
-                    remainder: None,
-                    moments,
-                };
+                return Self { weight: master, remainder: None, moments };
             }
-            let (mut weight, mut remainder) =
-                (zeros(&shape, DType::BF16), zeros(&shape, DType::I16));
+            let (mut weight, mut remainder) = (zeros(&shape, DType::BF16), zeros(&shape, DType::I16));
             split_master(&master, &mut weight, &mut remainder).unwrap();
-            Self {
-                weight,
-                remainder: Some(remainder),
-                moments,
-            }
+            Self { weight, remainder: Some(remainder), moments }
         }
 
-        fn step(
-            &mut self,
-            grad: &[f64],
-            scalars: &[f64],
-            settings: &AdamW,
-            decay: f64,
-        ) -> Result<()> {
+        fn step(&mut self, grad: &[f64], scalars: &[f64], settings: &AdamW, decay: f64) -> Result<()> {
             let grad = buffer(grad, &[grad.len()], DType::F32);
             let scalars = buffer(scalars, &[SCALARS], DType::F32);
-            let Self {
-                weight,
-                remainder,
-                moments: [first, second],
-            } = self;
-            step(
-                weight,
-                remainder.as_mut(),
-                &grad,
-                first,
-                second,
-                &scalars,
-                settings,
-                decay as f32,
-            )
+            let Self { weight, remainder, moments: [first, second] } = self;
+            step(weight, remainder.as_mut(), &grad, first, second, &scalars, settings, decay as f32)
         }
 
         /// The f32 weight.
@@ -210,11 +157,7 @@ mod tests {
 
         fn bits(&self) -> Vec<u32> {
             let buffers = [&self.master(), &self.moments[0], &self.moments[1]];
-            buffers
-                .iter()
-                .flat_map(|buffer| buffer.read::<f32>().unwrap())
-                .map(f32::to_bits)
-                .collect()
+            buffers.iter().flat_map(|buffer| buffer.read::<f32>().unwrap()).map(f32::to_bits).collect()
         }
     }
 
@@ -222,20 +165,14 @@ mod tests {
     fn six_steps_match_pytorch_in_f32_and_split() {
         let golden = Golden::load("adamw");
         let [beta1, beta2, epsilon, decay] = golden.values("hyper_4").try_into().unwrap();
-        let settings = AdamW {
-            beta1,
-            beta2,
-            epsilon,
-        };
+        let settings = AdamW { beta1, beta2, epsilon };
         let size = golden.shape("weight_start")[0];
         let row = |name: &str, index: usize| golden.values(name)[index * size..][..size].to_vec();
         for dtype in [DType::F32, DType::BF16] {
             let mut state = State::new(&golden.values("weight_start"), dtype);
             for (index, rate) in golden.values("learning_rates_S").into_iter().enumerate() {
                 let scalars = scalars(rate, index as i32 + 1, &settings);
-                state
-                    .step(&row("grads_SX", index), &scalars, &settings, decay)
-                    .unwrap();
+                state.step(&row("grads_SX", index), &scalars, &settings, decay).unwrap();
                 assert_within(&state.master(), &row("weights_SX", index), 1e-6);
                 assert_within(&state.moments[0], &row("first_moments_SX", index), 1e-6);
                 assert_within(&state.moments[1], &row("second_moments_SX", index), 1e-6);
@@ -246,14 +183,11 @@ mod tests {
     #[test]
     fn a_split_weight_takes_the_very_steps_of_an_f32_weight() {
         let size = 70_001;
-        let [mut whole, mut split] =
-            [DType::F32, DType::BF16].map(|dtype| State::new(&numbers(1, size), dtype));
+        let [mut whole, mut split] = [DType::F32, DType::BF16].map(|dtype| State::new(&numbers(1, size), dtype));
         for index in 1..=3 {
             let grad = numbers(index as u64 + 1, size);
             for state in [&mut whole, &mut split] {
-                state
-                    .step(&grad, &scalars(0.01, index, &SETTINGS), &SETTINGS, 0.1)
-                    .unwrap();
+                state.step(&grad, &scalars(0.01, index, &SETTINGS), &SETTINGS, 0.1).unwrap();
             }
         }
         assert_eq!(whole.bits(), split.bits());
@@ -267,21 +201,10 @@ mod tests {
         scalars[CLIP_SCALE] = 0.25;
         let mut state = State::new(&weight, DType::F32);
         state.step(&grad, &scalars, &SETTINGS, 0.1).unwrap();
-        let expected =
-            |(&w, &g): (&f64, &f64)| reference::step([w, 0.0, 0.0], g, &scalars, &SETTINGS, 0.1);
+        let expected = |(&w, &g): (&f64, &f64)| reference::step([w, 0.0, 0.0], g, &scalars, &SETTINGS, 0.1);
         let expected: Vec<[f64; 3]> = weight.iter().zip(&grad).map(expected).collect();
-        for (index, ours) in [&state.weight, &state.moments[0], &state.moments[1]]
-            .into_iter()
-            .enumerate()
-        {
-            assert_within(
-                ours,
-                &expected
-                    .iter()
-                    .map(|state| state[index])
-                    .collect::<Vec<_>>(),
-                1e-6,
-            );
+        for (index, ours) in [&state.weight, &state.moments[0], &state.moments[1]].into_iter().enumerate() {
+            assert_within(ours, &expected.iter().map(|state| state[index]).collect::<Vec<_>>(), 1e-6);
         }
     }
 
@@ -289,20 +212,11 @@ mod tests {
     fn nothing_changes_where_the_step_may_not_be_applied() {
         for dtype in [DType::F32, DType::BF16] {
             let mut state = State::new(&numbers(1, 100), dtype);
-            state
-                .step(
-                    &numbers(2, 100),
-                    &scalars(0.1, 1, &SETTINGS),
-                    &SETTINGS,
-                    0.1,
-                )
-                .unwrap();
+            state.step(&numbers(2, 100), &scalars(0.1, 1, &SETTINGS), &SETTINGS, 0.1).unwrap();
             let before = state.bits();
             let mut scalars = scalars(0.1, 2, &SETTINGS);
             scalars[APPLY] = 0.0;
-            state
-                .step(&[f64::NAN; 100], &scalars, &SETTINGS, 0.1)
-                .unwrap();
+            state.step(&[f64::NAN; 100], &scalars, &SETTINGS, 0.1).unwrap();
             assert_eq!(state.bits(), before);
         }
     }
@@ -312,14 +226,8 @@ mod tests {
         let (weight, grad) = (numbers(1, 100_003), numbers(2, 100_003));
         assert_same_at_any_thread_count(|| {
             let mut state = State::new(&weight, DType::BF16);
-            state
-                .step(&grad, &scalars(0.1, 1, &SETTINGS), &SETTINGS, 0.1)
-                .unwrap();
-            vec![
-                state.master(),
-                state.moments[0].clone(),
-                state.moments[1].clone(),
-            ]
+            state.step(&grad, &scalars(0.1, 1, &SETTINGS), &SETTINGS, 0.1).unwrap();
+            vec![state.master(), state.moments[0].clone(), state.moments[1].clone()]
         });
     }
 
@@ -327,38 +235,15 @@ mod tests {
     fn a_bf16_weight_without_its_remainder_is_refused() {
         let mut state = State::new(&numbers(1, 10), DType::BF16);
         state.remainder = None;
-        let error = state
-            .step(&[0.0; 10], &[1.0; SCALARS], &SETTINGS, 0.0)
-            .unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::DType {
-                    argument: "weight",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        let error = state.step(&[0.0; 10], &[1.0; SCALARS], &SETTINGS, 0.0).unwrap_err();
+        assert!(matches!(error, Error::DType { argument: "weight", .. }), "{error}");
     }
 
     #[test]
     fn moments_in_the_same_memory_are_refused() {
         let mut state = State::new(&numbers(1, 10), DType::F32);
         state.moments[1] = state.moments[0].clone();
-        let error = state
-            .step(&[0.0; 10], &[1.0; SCALARS], &SETTINGS, 0.0)
-            .unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::Aliased {
-                    output: "second_moment",
-                    other: "first_moment",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        let error = state.step(&[0.0; 10], &[1.0; SCALARS], &SETTINGS, 0.0).unwrap_err();
+        assert!(matches!(error, Error::Aliased { output: "second_moment", other: "first_moment", .. }), "{error}");
     }
 }

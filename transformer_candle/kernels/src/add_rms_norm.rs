@@ -64,12 +64,7 @@ pub fn forward_add(
 }
 
 /// The norm again from what forward saved, bit for bit what it wrote.
-pub fn normalize(
-    sum_ND: &Buffer,
-    weight_D: &Buffer,
-    inv_rms_N: &Buffer,
-    normed_ND: &mut Buffer,
-) -> Result<()> {
+pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_ND: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::normalize";
     let (dtype, [n, d]) = (sum_ND.dtype(), sizes(sum_ND));
     let arguments = Arguments::of(OPERATION)
@@ -143,28 +138,19 @@ pub mod reference {
         let d = R::of(weight_D.len() as f64);
         let inv_rms = |x: &[R]| R::ONE / (x.iter().map(|&x| x * x).sum::<R>() / d + epsilon).sqrt();
         let inv_rms_N: Vec<R> = x_ND.chunks_exact(weight_D.len()).map(inv_rms).collect();
-        let normed = |(at, &x): (usize, &R)| {
-            x * inv_rms_N[at / weight_D.len()] * weight_D[at % weight_D.len()]
-        };
+        let normed = |(at, &x): (usize, &R)| x * inv_rms_N[at / weight_D.len()] * weight_D[at % weight_D.len()];
         [x_ND.iter().enumerate().map(normed).collect(), inv_rms_N]
     }
 
     /// What is added to `dsum_ND` and to `dweight_D`; see [`super::backward`].
-    pub fn backward<R: Real>(
-        sum_ND: &[R],
-        weight_D: &[R],
-        inv_rms_N: &[R],
-        dnormed_ND: &[R],
-    ) -> [Vec<R>; 2] {
+    pub fn backward<R: Real>(sum_ND: &[R], weight_D: &[R], inv_rms_N: &[R], dnormed_ND: &[R]) -> [Vec<R>; 2] {
         let d = weight_D.len();
         let (mut dsum_ND, mut dweight_D) = (Vec::with_capacity(sum_ND.len()), vec![R::ZERO; d]);
         for (n, &inv_rms) in inv_rms_N.iter().enumerate() {
             let (sum, dnormed) = (&sum_ND[n * d..][..d], &dnormed_ND[n * d..][..d]);
-            let mean =
-                (0..d).map(|j| dnormed[j] * weight_D[j] * sum[j]).sum::<R>() / R::of(d as f64);
+            let mean = (0..d).map(|j| dnormed[j] * weight_D[j] * sum[j]).sum::<R>() / R::of(d as f64);
             for j in 0..d {
-                dsum_ND
-                    .push(inv_rms * (dnormed[j] * weight_D[j] - sum[j] * inv_rms * inv_rms * mean));
+                dsum_ND.push(inv_rms * (dnormed[j] * weight_D[j] - sum[j] * inv_rms * inv_rms * mean));
                 dweight_D[j] += dnormed[j] * sum[j] * inv_rms;
             }
         }

@@ -28,13 +28,7 @@ struct Outputs {
 fn inputs(n: usize, d: usize) -> Inputs {
     let weight = numbers(3, d).into_iter().map(|w| 1.0 + w / 2.0).collect();
     let [x, branch, dnormed, dresidual] = [1, 2, 4, 5].map(|seed| numbers(seed, n * d));
-    Inputs {
-        x,
-        branch,
-        weight,
-        dnormed,
-        dresidual,
-    }
+    Inputs { x, branch, weight, dnormed, dresidual }
 }
 
 /// Forward with the residual add, and backward onto a gradient that is there already.
@@ -42,45 +36,13 @@ fn run(inputs: &Inputs, dtype: DType) -> Outputs {
     let d = inputs.weight.len();
     let n = inputs.x.len() / d;
     let rows = |values: &[f64]| buffer(values, &[n, d], dtype);
-    let (x, branch, weight) = (
-        rows(&inputs.x),
-        rows(&inputs.branch),
-        buffer(&inputs.weight, &[d], dtype),
-    );
-    let (mut sum, mut normed, mut inv_rms) = (
-        rows(&inputs.x),
-        zeros(&[n, d], dtype),
-        zeros(&[n], DType::F32),
-    );
-    forward_add(
-        &x,
-        &branch,
-        &weight,
-        EPSILON,
-        &mut sum,
-        &mut normed,
-        &mut inv_rms,
-    )
-    .unwrap();
+    let (x, branch, weight) = (rows(&inputs.x), rows(&inputs.branch), buffer(&inputs.weight, &[d], dtype));
+    let (mut sum, mut normed, mut inv_rms) = (rows(&inputs.x), zeros(&[n, d], dtype), zeros(&[n], DType::F32));
+    forward_add(&x, &branch, &weight, EPSILON, &mut sum, &mut normed, &mut inv_rms).unwrap();
     let (mut dsum, mut dweight) = (rows(&inputs.dresidual), zeros(&[d], DType::F32));
     let mut space = workspace(workspace_elements(n, d));
-    backward(
-        &sum,
-        &weight,
-        &inv_rms,
-        &rows(&inputs.dnormed),
-        &mut dsum,
-        &mut dweight,
-        &mut space,
-    )
-    .unwrap();
-    Outputs {
-        sum,
-        normed,
-        inv_rms,
-        dsum,
-        dweight,
-    }
+    backward(&sum, &weight, &inv_rms, &rows(&inputs.dnormed), &mut dsum, &mut dweight, &mut space).unwrap();
+    Outputs { sum, normed, inv_rms, dsum, dweight }
 }
 
 fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
@@ -92,13 +54,7 @@ fn matches_reference(n: usize, d: usize, dtype: DType) {
     let outputs = run(&inputs, dtype);
     assert_near(&outputs.sum, &add(&inputs.x, &inputs.branch));
     // What follows is the norm of the sum as it was rounded.
-    let sum: Vec<f64> = outputs
-        .sum
-        .read_f32()
-        .unwrap()
-        .into_iter()
-        .map(f64::from)
-        .collect();
+    let sum: Vec<f64> = outputs.sum.read_f32().unwrap().into_iter().map(f64::from).collect();
     let [normed, inv_rms] = reference::forward(&sum, &inputs.weight, f64::from(EPSILON));
     assert_near(&outputs.normed, &normed);
     assert_near(&outputs.inv_rms, &inv_rms);
@@ -129,13 +85,7 @@ fn f32_matches_pytorch() {
     let [x, branch, weight] = ["x_ND", "branch_ND", "weight_D"].map(|name| golden.values(name));
     let [dnormed, dresidual] = ["dnormed_ND", "dresidual_ND"].map(|name| golden.values(name));
     assert_eq!(golden.values("epsilon"), [1e-5]);
-    let inputs = Inputs {
-        x,
-        branch,
-        weight,
-        dnormed,
-        dresidual,
-    };
+    let inputs = Inputs { x, branch, weight, dnormed, dresidual };
     let outputs = run(&inputs, DType::F32);
     assert_near(&outputs.sum, &golden.values("sum_ND"));
     assert_near(&outputs.normed, &golden.values("normed_ND"));
@@ -144,10 +94,7 @@ fn f32_matches_pytorch() {
     assert_near(&outputs.dweight, &golden.values("dweight_D"));
 
     let (x, weight) = (golden.buffer("x_ND"), golden.buffer("weight_D"));
-    let (mut normed, mut inv_rms) = (
-        zeros(x.shape(), DType::F32),
-        zeros(&x.shape()[..1], DType::F32),
-    );
+    let (mut normed, mut inv_rms) = (zeros(x.shape(), DType::F32), zeros(&x.shape()[..1], DType::F32));
     forward(&x, &weight, EPSILON, &mut normed, &mut inv_rms).unwrap();
     assert_near(&normed, &golden.values("plain_normed_ND"));
     assert_near(&inv_rms, &golden.values("plain_inv_rms_N"));
@@ -157,27 +104,14 @@ fn f32_matches_pytorch() {
 fn f32_matches_candle_autograd() {
     let (n, d) = (11, 20);
     let inputs = inputs(n, d);
-    let tensor = |values: &[f64]| {
-        Tensor::from_vec(values.to_vec(), (values.len() / d, d), &Device::Cpu).unwrap()
-    };
-    let [x, weight] =
-        [&inputs.x, &inputs.weight].map(|values| Var::from_tensor(&tensor(values)).unwrap());
+    let tensor = |values: &[f64]| Tensor::from_vec(values.to_vec(), (values.len() / d, d), &Device::Cpu).unwrap();
+    let [x, weight] = [&inputs.x, &inputs.weight].map(|values| Var::from_tensor(&tensor(values)).unwrap());
     let sum = (x.as_tensor() + tensor(&inputs.branch)).unwrap();
     let mean = sum.sqr().unwrap().mean_keepdim(1).unwrap();
     let rms = (mean + f64::from(EPSILON)).unwrap().sqrt().unwrap();
-    let normed = sum
-        .broadcast_div(&rms)
-        .unwrap()
-        .broadcast_mul(&weight)
-        .unwrap();
-    let through_norm = (&normed * tensor(&inputs.dnormed))
-        .unwrap()
-        .sum_all()
-        .unwrap();
-    let past_norm = (&sum * tensor(&inputs.dresidual))
-        .unwrap()
-        .sum_all()
-        .unwrap();
+    let normed = sum.broadcast_div(&rms).unwrap().broadcast_mul(&weight).unwrap();
+    let through_norm = (&normed * tensor(&inputs.dnormed)).unwrap().sum_all().unwrap();
+    let past_norm = (&sum * tensor(&inputs.dresidual)).unwrap().sum_all().unwrap();
     let gradients = (through_norm + past_norm).unwrap().backward().unwrap();
     let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
     let outputs = run(&inputs, DType::F32);
@@ -188,17 +122,12 @@ fn f32_matches_candle_autograd() {
 
 #[test]
 fn the_references_gradients_are_the_slopes_of_its_forward() {
-    let Inputs {
-        x, weight, dnormed, ..
-    } = inputs(3, 5);
+    let Inputs { x, weight, dnormed, .. } = inputs(3, 5);
     let [_, inv_rms] = reference::forward(&x, &weight, 1e-5);
     let [dsum, dweight] = reference::backward(&x, &weight, &inv_rms, &dnormed);
     let scalar = |x: &[f64], weight: &[f64]| dot(&reference::forward(x, weight, 1e-5)[0], &dnormed);
     assert_same_gradient(&dsum, &finite_differences(|x| scalar(x, &weight), &x));
-    assert_same_gradient(
-        &dweight,
-        &finite_differences(|weight| scalar(&x, weight), &weight),
-    );
+    assert_same_gradient(&dweight, &finite_differences(|weight| scalar(&x, weight), &weight));
 }
 
 #[test]
@@ -209,47 +138,23 @@ fn normalize_writes_what_forward_wrote_bit_for_bit() {
         let mut again = zeros(&[70, 67], dtype);
         let weight = buffer(&inputs.weight, &[67], dtype);
         normalize(&outputs.sum, &weight, &outputs.inv_rms, &mut again).unwrap();
-        assert_eq!(
-            again.read_f32().unwrap(),
-            outputs.normed.read_f32().unwrap()
-        );
+        assert_eq!(again.read_f32().unwrap(), outputs.normed.read_f32().unwrap());
     }
 }
 
 #[test]
 fn the_weights_gradient_is_added_to_what_is_there() {
-    let Inputs {
-        x, weight, dnormed, ..
-    } = inputs(40, 3);
+    let Inputs { x, weight, dnormed, .. } = inputs(40, 3);
     let rows = |values: &[f64]| buffer(values, &[40, 3], DType::F32);
     let (x, weight, dnormed) = (rows(&x), buffer(&weight, &[3], DType::F32), rows(&dnormed));
-    let (inv_rms, mut dsum) = (
-        buffer(&[1.0; 40], &[40], DType::F32),
-        zeros(&[40, 3], DType::F32),
-    );
-    let (mut dweight, mut space) = (
-        zeros(&[3], DType::F32),
-        workspace(workspace_elements(40, 3)),
-    );
+    let (inv_rms, mut dsum) = (buffer(&[1.0; 40], &[40], DType::F32), zeros(&[40, 3], DType::F32));
+    let (mut dweight, mut space) = (zeros(&[3], DType::F32), workspace(workspace_elements(40, 3)));
     let mut add = || {
-        backward(
-            &x,
-            &weight,
-            &inv_rms,
-            &dnormed,
-            &mut dsum,
-            &mut dweight,
-            &mut space,
-        )
-        .unwrap();
+        backward(&x, &weight, &inv_rms, &dnormed, &mut dsum, &mut dweight, &mut space).unwrap();
         dweight.read::<f32>().unwrap()
     };
     let (once, twice) = (add(), add());
-    assert!(
-        once.iter()
-            .zip(&twice)
-            .all(|(once, twice)| 2.0 * once == *twice)
-    );
+    assert!(once.iter().zip(&twice).all(|(once, twice)| 2.0 * once == *twice));
 }
 
 #[test]
@@ -279,40 +184,11 @@ fn wrong_arguments_of_forward_are_refused_by_name() {
     assert_eq!(refused.to_string(), message);
     let mut same = x.clone();
     let refused = forward(&x, &weight, EPSILON, &mut same, &mut inv_rms).unwrap_err();
-    assert!(
-        refused.to_string().contains("`normed_ND` overlaps `x_ND`"),
-        "{refused}"
-    );
-    let refused = forward_add(
-        &x,
-        &x,
-        &weight,
-        EPSILON,
-        &mut same,
-        &mut normed,
-        &mut inv_rms,
-    );
-    assert!(
-        matches!(
-            refused,
-            Err(Error::Aliased {
-                output: "sum_ND",
-                ..
-            })
-        ),
-        "{refused:?}"
-    );
+    assert!(refused.to_string().contains("`normed_ND` overlaps `x_ND`"), "{refused}");
+    let refused = forward_add(&x, &x, &weight, EPSILON, &mut same, &mut normed, &mut inv_rms);
+    assert!(matches!(refused, Err(Error::Aliased { output: "sum_ND", .. })), "{refused:?}");
     let refused = normalize(&x, &weight, &inv_rms, &mut same);
-    assert!(
-        matches!(
-            refused,
-            Err(Error::Aliased {
-                output: "normed_ND",
-                ..
-            })
-        ),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(Error::Aliased { output: "normed_ND", .. })), "{refused:?}");
 }
 
 #[test]
@@ -321,9 +197,7 @@ fn wrong_arguments_of_backward_are_refused_by_name() {
     let (weight, inv_rms) = (zeros(&[3], DType::F32), zeros(&[4], DType::F32));
     let mut refused = |dweight: &mut Buffer, space: usize| {
         let mut space = workspace(space);
-        let result = backward(
-            &x, &weight, &inv_rms, &dnormed, &mut dsum, dweight, &mut space,
-        );
+        let result = backward(&x, &weight, &inv_rms, &dnormed, &mut dsum, dweight, &mut space);
         result.unwrap_err().to_string()
     };
     let (mut narrow, mut dweight) = (zeros(&[3], DType::BF16), zeros(&[3], DType::F32));

@@ -25,25 +25,12 @@ pub fn forward(
     const OPERATION: &str = "attention::forward";
     layout.check(OPERATION)?;
     let (dtype, n) = (qkv_NP.dtype(), batch * sequence_length);
-    let shape = Shape {
-        layout: *layout,
-        batch,
-        length: sequence_length,
-        past: 0,
-    };
+    let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
     let arguments = Arguments::of(OPERATION)
         .input("qkv_NP", qkv_NP, dtype, &[n, layout.packed_width()])
         .output("out_NHE", out_NHE, dtype, &[n, layout.query_width()])
-        .output(
-            "lse_BHT",
-            lse_BHT,
-            DType::F32,
-            &[batch, layout.heads, sequence_length],
-        )
-        .workspace(
-            workspace,
-            forward_workspace_elements(layout, batch, sequence_length),
-        );
+        .output("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
+        .workspace(workspace, forward_workspace_elements(layout, batch, sequence_length));
     arguments.cpu(|access| {
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let (out, lse) = (out_NHE.slice_mut(access), lse_BHT.slice_mut(access));
@@ -69,27 +56,14 @@ pub fn backward(
     const OPERATION: &str = "attention::backward";
     layout.check(OPERATION)?;
     let (dtype, n) = (qkv_NP.dtype(), batch * sequence_length);
-    let shape = Shape {
-        layout: *layout,
-        batch,
-        length: sequence_length,
-        past: 0,
-    };
+    let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
     let arguments = Arguments::of(OPERATION)
         .input("qkv_NP", qkv_NP, dtype, &[n, layout.packed_width()])
         .input("out_NHE", out_NHE, dtype, &[n, layout.query_width()])
-        .input(
-            "lse_BHT",
-            lse_BHT,
-            DType::F32,
-            &[batch, layout.heads, sequence_length],
-        )
+        .input("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
         .input("dout_NHE", dout_NHE, dtype, &[n, layout.query_width()])
         .output("dqkv_NP", dqkv_NP, dtype, &[n, layout.packed_width()])
-        .workspace(
-            workspace,
-            backward_workspace_elements(layout, batch, sequence_length),
-        );
+        .workspace(workspace, backward_workspace_elements(layout, batch, sequence_length));
     arguments.cpu(|access| {
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let saved = cpu::attention::Saved {
@@ -120,27 +94,16 @@ pub fn decode(
     layout.check(OPERATION)?;
     let size = |buffer: &Buffer| buffer.shape().first().copied().unwrap_or(0);
     let (dtype, new, capacity) = (qkv_SP.dtype(), size(qkv_SP), size(keys_CKE));
-    let shape = Shape {
-        layout: *layout,
-        batch: 1,
-        length: new,
-        past,
-    };
+    let shape = Shape { layout: *layout, batch: 1, length: new, past };
     let arguments = Arguments::of(OPERATION)
         .input("qkv_SP", qkv_SP, dtype, &[new, layout.packed_width()])
         .output("keys_CKE", keys_CKE, dtype, &[capacity, layout.key_width()])
-        .output(
-            "values_CKE",
-            values_CKE,
-            dtype,
-            &[capacity, layout.key_width()],
-        )
+        .output("values_CKE", values_CKE, dtype, &[capacity, layout.key_width()])
         .output("out_SHE", out_SHE, dtype, &[new, layout.query_width()])
         .workspace(workspace, forward_workspace_elements(layout, 1, new))
-        .require(
-            past.checked_add(new).is_some_and(|end| end <= capacity),
-            || format!("{new} tokens after {past} do not fit a cache of {capacity}"),
-        );
+        .require(past.checked_add(new).is_some_and(|end| end <= capacity), || {
+            format!("{new} tokens after {past} do not fit a cache of {capacity}")
+        });
     arguments.cpu(|access| {
         with_element!(OPERATION, "qkv_SP", dtype, E => {
             let (keys, values) = (keys_CKE.slice_mut(access), values_CKE.slice_mut(access));
@@ -159,31 +122,13 @@ pub fn workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: us
 }
 
 /// Elements of F32 workspace for [`forward`], and for [`decode`] of `sequence_length` new tokens with a batch of 1.
-pub fn forward_workspace_elements(
-    layout: &HeadLayout,
-    batch: usize,
-    sequence_length: usize,
-) -> usize {
-    cpu::attention::workspace_elements(&Shape {
-        layout: *layout,
-        batch,
-        length: sequence_length,
-        past: 0,
-    })
+pub fn forward_workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize) -> usize {
+    cpu::attention::workspace_elements(&Shape { layout: *layout, batch, length: sequence_length, past: 0 })
 }
 
 /// Elements of F32 workspace for [`backward`].
-pub fn backward_workspace_elements(
-    layout: &HeadLayout,
-    batch: usize,
-    sequence_length: usize,
-) -> usize {
-    cpu::attention::backward_workspace_elements(&Shape {
-        layout: *layout,
-        batch,
-        length: sequence_length,
-        past: 0,
-    })
+pub fn backward_workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize) -> usize {
+    cpu::attention::backward_workspace_elements(&Shape { layout: *layout, batch, length: sequence_length, past: 0 })
 }
 
 /// The operation in the plainest terms.
@@ -193,19 +138,15 @@ pub mod reference {
     /// `out_NHE` and `lse_BHT`; see [`super::forward`]. T is the rows of `qkv_NP` over `batch`.
     pub fn forward<R: Real>(qkv_NP: &[R], layout: &HeadLayout, batch: usize) -> [Vec<R>; 2] {
         let tokens = qkv_NP.len() / layout.packed_width();
-        let (mut out_NHE, mut lse_BHT) = (
-            vec![R::ZERO; tokens * layout.query_width()],
-            vec![R::ZERO; tokens * layout.heads],
-        );
+        let (mut out_NHE, mut lse_BHT) =
+            (vec![R::ZERO; tokens * layout.query_width()], vec![R::ZERO; tokens * layout.heads]);
         for row in rows(layout, batch, tokens / batch) {
             let scores = row.scores(qkv_NP);
             let peak = scores.iter().copied().fold(scores[0], R::max);
             let sum = scores.iter().map(|&score| (score - peak).exp()).sum::<R>();
             lse_BHT[row.statistic] = peak + sum.ln();
             for e in 0..layout.head_size {
-                let term = |(t, &score): (usize, &R)| {
-                    (score - peak).exp() / sum * qkv_NP[row.value(t) + e]
-                };
+                let term = |(t, &score): (usize, &R)| (score - peak).exp() / sum * qkv_NP[row.value(t) + e];
                 out_NHE[row.out + e] = scores.iter().enumerate().map(term).sum();
             }
         }
@@ -224,16 +165,10 @@ pub mod reference {
         let mut dqkv_NP = vec![R::ZERO; qkv_NP.len()];
         let heads = 0..layout.head_size;
         for row in rows(layout, batch, qkv_NP.len() / layout.packed_width() / batch) {
-            let delta = heads
-                .clone()
-                .map(|e| dout_NHE[row.out + e] * out_NHE[row.out + e])
-                .sum::<R>();
+            let delta = heads.clone().map(|e| dout_NHE[row.out + e] * out_NHE[row.out + e]).sum::<R>();
             for (t, score) in row.scores(qkv_NP).into_iter().enumerate() {
                 let p = (score - lse_BHT[row.statistic]).exp();
-                let dp = heads
-                    .clone()
-                    .map(|e| dout_NHE[row.out + e] * qkv_NP[row.value(t) + e])
-                    .sum::<R>();
+                let dp = heads.clone().map(|e| dout_NHE[row.out + e] * qkv_NP[row.value(t) + e]).sum::<R>();
                 let ds = p * (dp - delta) * row.scale();
                 for e in heads.clone() {
                     dqkv_NP[row.value(t) + e] += p * dout_NHE[row.out + e];
@@ -279,11 +214,8 @@ pub mod reference {
     fn rows(layout: &HeadLayout, batch: usize, length: usize) -> impl Iterator<Item = Row<'_>> {
         let (heads, head_size) = (layout.heads, layout.head_size);
         (0..batch * heads * length).map(move |statistic| {
-            let (sequence, head, position) = (
-                statistic / length / heads,
-                statistic / length % heads,
-                statistic % length,
-            );
+            let (sequence, head, position) =
+                (statistic / length / heads, statistic / length % heads, statistic % length);
             let token = sequence * length + position;
             let first_key = (heads + head / layout.group_size()) * head_size;
             Row {

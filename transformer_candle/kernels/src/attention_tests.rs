@@ -10,11 +10,7 @@ use crate::testing::*;
 const LAYOUT: HeadLayout = heads(4, 2, 6);
 
 const fn heads(heads: usize, kv_heads: usize, head_size: usize) -> HeadLayout {
-    HeadLayout {
-        heads,
-        kv_heads,
-        head_size,
-    }
+    HeadLayout { heads, kv_heads, head_size }
 }
 
 /// out, lse, dqkv of one call; `dqkv` held NaN before.
@@ -22,31 +18,19 @@ fn run(qkv: &[f64], dout: &[f64], layout: &HeadLayout, batch: usize, dtype: DTyp
     let n = qkv.len() / layout.packed_width();
     let length = n / batch;
     let (width, query_width) = (layout.packed_width(), layout.query_width());
-    let (qkv, dout) = (
-        buffer(qkv, &[n, width], dtype),
-        buffer(dout, &[n, query_width], dtype),
-    );
-    let (mut out, mut lse) = (
-        zeros(&[n, query_width], dtype),
-        zeros(&[batch, layout.heads, length], DType::F32),
-    );
+    let (qkv, dout) = (buffer(qkv, &[n, width], dtype), buffer(dout, &[n, query_width], dtype));
+    let (mut out, mut lse) = (zeros(&[n, query_width], dtype), zeros(&[batch, layout.heads, length], DType::F32));
     let mut dqkv = buffer(&vec![f64::NAN; n * width], &[n, width], dtype);
     let mut space = workspace(forward_workspace_elements(layout, batch, length));
     forward(&qkv, layout, batch, length, &mut out, &mut lse, &mut space).unwrap();
     let mut space = workspace(backward_workspace_elements(layout, batch, length));
-    backward(
-        &qkv, &out, &lse, &dout, layout, batch, length, &mut dqkv, &mut space,
-    )
-    .unwrap();
+    backward(&qkv, &out, &lse, &dout, layout, batch, length, &mut dqkv, &mut space).unwrap();
     [out, lse, dqkv]
 }
 
 /// Queries, keys and values spread wide enough for the softmax to matter, and the gradient of the output.
 fn inputs(layout: &HeadLayout, tokens: usize) -> [Vec<f64>; 2] {
-    let qkv = numbers(1, tokens * layout.packed_width())
-        .into_iter()
-        .map(|x| 4.0 * x)
-        .collect();
+    let qkv = numbers(1, tokens * layout.packed_width()).into_iter().map(|x| 4.0 * x).collect();
     [qkv, numbers(2, tokens * layout.query_width())]
 }
 
@@ -108,59 +92,28 @@ fn f32_matches_pytorch() {
 
 #[test]
 fn f32_matches_candle_autograd() {
-    let (
-        batch,
-        length,
-        &HeadLayout {
-            heads,
-            kv_heads,
-            head_size,
-        },
-    ) = (2, 13, &LAYOUT);
+    let (batch, length, &HeadLayout { heads, kv_heads, head_size }) = (2, 13, &LAYOUT);
     let [qkv, dout] = inputs(&LAYOUT, batch * length);
     let shape = (batch, length, heads + 2 * kv_heads, head_size);
-    let leaf =
-        Var::from_tensor(&Tensor::from_vec(qkv.clone(), shape, &Device::Cpu).unwrap()).unwrap();
-    let part = |first, count| {
-        leaf.narrow(2, first, count)
-            .unwrap()
-            .transpose(1, 2)
-            .unwrap()
-            .contiguous()
-            .unwrap()
-    };
+    let leaf = Var::from_tensor(&Tensor::from_vec(qkv.clone(), shape, &Device::Cpu).unwrap()).unwrap();
+    let part = |first, count| leaf.narrow(2, first, count).unwrap().transpose(1, 2).unwrap().contiguous().unwrap();
     let repeated = |first| {
         let heads_of_keys = part(first, kv_heads);
-        let each: Vec<Tensor> = (0..heads)
-            .map(|h| heads_of_keys.narrow(1, h / 2, 1).unwrap())
-            .collect();
+        let each: Vec<Tensor> = (0..heads).map(|h| heads_of_keys.narrow(1, h / 2, 1).unwrap()).collect();
         Tensor::cat(&each, 1).unwrap()
     };
     let (q, k, v) = (part(0, heads), repeated(heads), repeated(heads + kv_heads));
     let scores = (q.matmul(&k.t().unwrap()).unwrap() / (head_size as f64).sqrt()).unwrap();
     let above = |at: usize| {
-        if at % length > at / length {
-            -1e30
-        } else {
-            0.0
-        }
+        if at % length > at / length { -1e30 } else { 0.0 }
     };
-    let mask = Tensor::from_vec(
-        (0..length * length).map(above).collect::<Vec<f64>>(),
-        (length, length),
-        &Device::Cpu,
-    );
+    let mask = Tensor::from_vec((0..length * length).map(above).collect::<Vec<f64>>(), (length, length), &Device::Cpu);
     let powers = scores.broadcast_add(&mask.unwrap()).unwrap().exp().unwrap();
     let sums = powers.sum_keepdim(3).unwrap();
     let attended = powers.broadcast_div(&sums).unwrap().matmul(&v).unwrap();
     let out_tensor = attended.transpose(1, 2).unwrap().contiguous().unwrap();
     let weights = Tensor::from_vec(dout.clone(), out_tensor.dims(), &Device::Cpu).unwrap();
-    let gradients = (&out_tensor * weights)
-        .unwrap()
-        .sum_all()
-        .unwrap()
-        .backward()
-        .unwrap();
+    let gradients = (&out_tensor * weights).unwrap().sum_all().unwrap().backward().unwrap();
     let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
 
     let [out, lse, dqkv] = run(&qkv, &dout, &LAYOUT, batch, DType::F32);
@@ -174,10 +127,7 @@ fn the_references_gradient_is_the_slope_of_its_forward() {
     let [qkv, dout] = inputs(&LAYOUT, 2 * 4);
     let [out, lse] = reference::forward(&qkv, &LAYOUT, 2);
     let gradient = reference::backward(&qkv, &out, &lse, &dout, &LAYOUT, 2);
-    let slope = finite_differences(
-        |qkv| dot(&reference::forward(qkv, &LAYOUT, 2)[0], &dout),
-        &qkv,
-    );
+    let slope = finite_differences(|qkv| dot(&reference::forward(qkv, &LAYOUT, 2)[0], &dout), &qkv);
     assert_same_gradient(&gradient, &slope);
 }
 
@@ -230,10 +180,7 @@ fn a_prompt_then_single_tokens_give_the_rows_of_forward() {
     let [qkv, dout] = inputs(&LAYOUT, 75);
     let [out, ..] = run(&qkv, &dout, &LAYOUT, 1, DType::F32);
     let pieces: Vec<usize> = std::iter::once(60).chain([1; 15]).collect();
-    assert_eq!(
-        decoded(&qkv, &LAYOUT, &pieces, DType::F32),
-        out.read_f32().unwrap()
-    );
+    assert_eq!(decoded(&qkv, &LAYOUT, &pieces, DType::F32), out.read_f32().unwrap());
 }
 
 #[test]
@@ -243,13 +190,9 @@ fn what_is_not_a_number_shows_from_there_on_and_in_no_other_sequence() {
     let [out, _, dqkv] = run(&qkv, &dout, &LAYOUT, 2, DType::F32);
     let spoiled = |buffer: &Buffer| -> Vec<bool> {
         let rows = buffer.read::<f32>().unwrap();
-        rows.chunks(buffer.shape()[1])
-            .map(|row| row.iter().any(|x| x.is_nan()))
-            .collect()
+        rows.chunks(buffer.shape()[1]).map(|row| row.iter().any(|x| x.is_nan())).collect()
     };
-    assert!(
-        spoiled(&out)[4..10].iter().all(|&row| row) && spoiled(&dqkv)[4..10].iter().all(|&row| row)
-    );
+    assert!(spoiled(&out)[4..10].iter().all(|&row| row) && spoiled(&dqkv)[4..10].iter().all(|&row| row));
     assert!(!spoiled(&out)[10..].contains(&true) && !spoiled(&dqkv)[10..].contains(&true));
 }
 
@@ -264,13 +207,7 @@ fn scores_far_apart_stay_finite() {
     let results = run(&qkv, &dout, &LAYOUT, 1, DType::F32);
     assert_near(&results[0], &out);
     assert_near(&results[1], &lse);
-    assert!(
-        results[2]
-            .read::<f32>()
-            .unwrap()
-            .iter()
-            .all(|x| x.is_finite())
-    );
+    assert!(results[2].read::<f32>().unwrap().iter().all(|x| x.is_finite()));
 }
 
 #[test]
@@ -278,39 +215,26 @@ fn the_workspace_follows_from_the_sizes_and_stays_small() {
     let layout = heads(32, 8, 64);
     assert!(workspace_elements(&layout, 1, 2048) <= 10_000_000);
     assert!(workspace_elements(&layout, 64, 2048) <= 10_000_000);
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(3)
-        .build()
-        .unwrap();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
     let inside = pool.install(|| workspace_elements(&layout, 4, 512));
     assert_eq!(inside, workspace_elements(&layout, 4, 512));
 }
 
 #[test]
 fn wrong_arguments_of_forward_are_refused_by_name() {
-    let refused =
-        |qkv: &Buffer, layout: &HeadLayout, batch: usize, out: &mut Buffer, space: usize| {
-            let (mut lse, mut space) = (zeros(&[1, 4, 4], DType::F32), workspace(space));
-            let result = forward(qkv, layout, batch, 4 / batch, out, &mut lse, &mut space);
-            result.unwrap_err().to_string()
-        };
+    let refused = |qkv: &Buffer, layout: &HeadLayout, batch: usize, out: &mut Buffer, space: usize| {
+        let (mut lse, mut space) = (zeros(&[1, 4, 4], DType::F32), workspace(space));
+        let result = forward(qkv, layout, batch, 4 / batch, out, &mut lse, &mut space);
+        result.unwrap_err().to_string()
+    };
     let (qkv, mut out) = (zeros(&[4, 48], DType::F32), zeros(&[4, 24], DType::F32));
     let enough = workspace_elements(&LAYOUT, 1, 4);
     let message = refused(&qkv, &LAYOUT, 3, &mut out, enough);
-    assert_eq!(
-        message,
-        "attention::forward: `qkv_NP` has shape [4, 48], expected [3, 48]"
-    );
+    assert_eq!(message, "attention::forward: `qkv_NP` has shape [4, 48], expected [3, 48]");
     let message = refused(&qkv, &heads(5, 2, 6), 1, &mut out, enough);
-    assert_eq!(
-        message,
-        "attention::forward: 5 heads cannot share 2 key/value heads evenly"
-    );
+    assert_eq!(message, "attention::forward: 5 heads cannot share 2 key/value heads evenly");
     let message = refused(&qkv, &LAYOUT, 1, &mut out, 7);
-    assert!(
-        message.contains("the workspace holds 7 elements"),
-        "{message}"
-    );
+    assert!(message.contains("the workspace holds 7 elements"), "{message}");
     let mut inside = qkv.view(0, &[4, 24]).unwrap();
     let message = refused(&qkv, &LAYOUT, 1, &mut inside, enough);
     assert!(message.contains("`out_NHE` overlaps `qkv_NP`"), "{message}");
@@ -322,26 +246,9 @@ fn gradients_and_caches_in_the_memory_of_others_are_refused() {
     let (lse, mut same) = (zeros(&[1, 4, 4], DType::F32), qkv.clone());
     let mut space = workspace(workspace_elements(&LAYOUT, 1, 4));
     let refused = backward(&qkv, &out, &lse, &out, &LAYOUT, 1, 4, &mut same, &mut space);
-    assert!(
-        matches!(
-            refused,
-            Err(Error::Aliased {
-                output: "dqkv_NP",
-                ..
-            })
-        ),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(Error::Aliased { output: "dqkv_NP", .. })), "{refused:?}");
     let (mut keys, mut values) = (zeros(&[6, 12], DType::F32), zeros(&[6, 12], DType::F32));
-    let refused = decode(
-        &qkv,
-        &LAYOUT,
-        3,
-        &mut keys,
-        &mut values,
-        &mut out,
-        &mut space,
-    );
+    let refused = decode(&qkv, &LAYOUT, 3, &mut keys, &mut values, &mut out, &mut space);
     let message = "attention::decode: 4 tokens after 3 do not fit a cache of 6";
     assert_eq!(refused.unwrap_err().to_string(), message);
     let mut same = keys.clone();

@@ -31,21 +31,14 @@ impl Buffer {
     /// The memory of a contiguous tensor, shared with it.
     pub fn from_tensor(tensor: Tensor) -> Result<Self> {
         if !tensor.is_contiguous() {
-            return Err(Error::NotContiguous {
-                shape: tensor.dims().to_vec(),
-                strides: tensor.stride().to_vec(),
-            });
+            return Err(Error::NotContiguous { shape: tensor.dims().to_vec(), strides: tensor.stride().to_vec() });
         }
         let address = match tensor.device() {
             Device::Cpu => Some(cpu_address(&tensor)?),
             _ => None,
         };
         let storage = std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0).addr();
-        Ok(Self {
-            tensor,
-            address,
-            storage,
-        })
+        Ok(Self { tensor, address, storage })
     }
 
     /// The tensor behind it, sharing its memory.
@@ -76,32 +69,13 @@ impl Buffer {
     /// The `shape.product()` elements from `offset_elements` on, sharing memory.
     pub fn view(&self, offset_elements: usize, shape: &[usize]) -> Result<Self> {
         let elements: usize = shape.iter().product();
-        if offset_elements
-            .checked_add(elements)
-            .is_none_or(|end| end > self.elements())
-        {
-            let problem = format!(
-                "{elements} elements from {offset_elements} on do not lie within {:?}",
-                self.shape()
-            );
-            return Err(Error::Invalid {
-                operation: "Buffer::view",
-                problem,
-            });
+        if offset_elements.checked_add(elements).is_none_or(|end| end > self.elements()) {
+            let problem = format!("{elements} elements from {offset_elements} on do not lie within {:?}", self.shape());
+            return Err(Error::Invalid { operation: "Buffer::view", problem });
         }
-        let tensor = self
-            .tensor
-            .flatten_all()?
-            .narrow(0, offset_elements, elements)?
-            .reshape(shape)?;
-        let address = self
-            .address
-            .map(|address| address + offset_elements * self.dtype().size_in_bytes());
-        Ok(Self {
-            tensor,
-            address,
-            storage: self.storage,
-        })
+        let tensor = self.tensor.flatten_all()?.narrow(0, offset_elements, elements)?.reshape(shape)?;
+        let address = self.address.map(|address| address + offset_elements * self.dtype().size_in_bytes());
+        Ok(Self { tensor, address, storage: self.storage })
     }
 
     /// The same elements under another shape, sharing memory.
@@ -112,8 +86,7 @@ impl Buffer {
 
     /// Sets every element to zero.
     pub fn zero(&mut self) -> Result<()> {
-        let arguments =
-            Arguments::of("Buffer::zero").output("buffer", self, self.dtype(), self.shape());
+        let arguments = Arguments::of("Buffer::zero").output("buffer", self, self.dtype(), self.shape());
         arguments.cpu(|access| {
             match self.dtype() {
                 DType::F32 => fill(self.slice_mut(access), 0f32),
@@ -129,9 +102,12 @@ impl Buffer {
 
     /// Copies a buffer of the same element type and shape.
     pub fn copy_from(&mut self, source: &Self) -> Result<()> {
-        let arguments = Arguments::of("Buffer::copy_from")
-            .output("buffer", self, self.dtype(), self.shape())
-            .input("source", source, self.dtype(), self.shape());
+        let arguments = Arguments::of("Buffer::copy_from").output("buffer", self, self.dtype(), self.shape()).input(
+            "source",
+            source,
+            self.dtype(),
+            self.shape(),
+        );
         arguments.cpu(|access| {
             match self.dtype() {
                 DType::F32 => copy::<f32>(source.slice(access), self.slice_mut(access)),
@@ -155,8 +131,7 @@ impl Buffer {
                 actual: vec![values.len()],
             });
         }
-        let arguments =
-            Arguments::of("Buffer::write").output("buffer", self, T::DTYPE, self.shape());
+        let arguments = Arguments::of("Buffer::write").output("buffer", self, T::DTYPE, self.shape());
         arguments.cpu(|access| {
             copy(values, self.slice_mut(access));
             Ok(())
@@ -172,11 +147,7 @@ impl Buffer {
     /// The elements of an F32 or BF16 buffer, widened to f32 on the host.
     pub fn read_f32(&self) -> Result<Vec<f32>> {
         match self.dtype() {
-            DType::BF16 => Ok(self
-                .read::<bf16>()?
-                .into_iter()
-                .map(Element::widen)
-                .collect()),
+            DType::BF16 => Ok(self.read::<bf16>()?.into_iter().map(Element::widen).collect()),
             _ => self.read(),
         }
     }
@@ -194,9 +165,7 @@ impl Buffer {
 pub(crate) const PIECE: usize = 1 << 15;
 
 fn fill<T: Scalar>(target: &mut [T], value: T) {
-    target
-        .par_chunks_mut(PIECE)
-        .for_each(|piece| piece.fill(value));
+    target.par_chunks_mut(PIECE).for_each(|piece| piece.fill(value));
 }
 
 fn copy<T: Scalar>(source: &[T], target: &mut [T]) {
@@ -205,12 +174,7 @@ fn copy<T: Scalar>(source: &[T], target: &mut [T]) {
 }
 
 fn unknown(operation: &'static str, actual: DType) -> Error {
-    Error::DType {
-        operation,
-        argument: "buffer",
-        expected: "F32, BF16, U32, I32 or I16",
-        actual,
-    }
+    Error::DType { operation, argument: "buffer", expected: "F32, BF16, U32, I32 or I16", actual }
 }
 
 /// The address of the tensor's first element in CPU memory, which stays while the storage lives: Candle never resizes it.
@@ -257,17 +221,11 @@ mod tests {
         let mut row = whole.view(4, &[2, 2]).unwrap();
         row.write(&[1f32, 2.0, 3.0, 4.0]).unwrap();
         assert_eq!(whole.read::<f32>().unwrap()[4..8], [1.0, 2.0, 3.0, 4.0]);
-        assert_eq!(
-            whole.tensor().to_vec2::<f32>().unwrap()[1],
-            [1.0, 2.0, 3.0, 4.0]
-        );
+        assert_eq!(whole.tensor().to_vec2::<f32>().unwrap()[1], [1.0, 2.0, 3.0, 4.0]);
         whole.zero().unwrap();
         assert_eq!(row.read::<f32>().unwrap(), [0.0; 4]);
         assert_eq!(row.reshaped(&[4]).unwrap().shape(), [4]);
-        assert_eq!(
-            row.view(3, &[1]).unwrap().cpu_address(),
-            whole.view(7, &[1]).unwrap().cpu_address()
-        );
+        assert_eq!(row.view(3, &[1]).unwrap().cpu_address(), whole.view(7, &[1]).unwrap().cpu_address());
     }
 
     #[test]
@@ -291,14 +249,8 @@ mod tests {
 
     #[test]
     fn bf16_is_read_widened() {
-        assert_eq!(
-            integers(&[bf16::ONE, bf16::NEG_ONE]).read_f32().unwrap(),
-            [1.0, -1.0]
-        );
-        assert!(matches!(
-            integers(&[1u32]).read_f32(),
-            Err(Error::DType { .. })
-        ));
+        assert_eq!(integers(&[bf16::ONE, bf16::NEG_ONE]).read_f32().unwrap(), [1.0, -1.0]);
+        assert!(matches!(integers(&[1u32]).read_f32(), Err(Error::DType { .. })));
     }
 
     #[test]
@@ -307,18 +259,12 @@ mod tests {
         assert!(matches!(buffer.write(&[1f32; 5]), Err(Error::Shape { .. })));
         assert!(matches!(buffer.write(&[1i32; 6]), Err(Error::DType { .. })));
         assert!(matches!(buffer.read::<bf16>(), Err(Error::DType { .. })));
-        assert!(matches!(
-            buffer.copy_from(&zeros(&[3, 2], DType::F32)),
-            Err(Error::Shape { .. })
-        ));
+        assert!(matches!(buffer.copy_from(&zeros(&[3, 2], DType::F32)), Err(Error::Shape { .. })));
         assert!(buffer.view(3, &[4]).is_err());
         assert!(buffer.view(usize::MAX, &[2]).is_err());
         assert!(buffer.reshaped(&[7]).is_err());
         let transposed = buffer.tensor().t().unwrap();
-        assert!(matches!(
-            Buffer::from_tensor(transposed),
-            Err(Error::NotContiguous { .. })
-        ));
+        assert!(matches!(Buffer::from_tensor(transposed), Err(Error::NotContiguous { .. })));
         assert!(Buffer::zeros(&[2], DType::F64, &Device::Cpu).is_err());
     }
 
@@ -326,20 +272,8 @@ mod tests {
     fn copying_onto_an_overlapping_view_is_refused() {
         let whole = zeros(&[6], DType::F32);
         let mut overlapping = whole.view(2, &[4]).unwrap();
-        let error = overlapping
-            .copy_from(&whole.view(0, &[4]).unwrap())
-            .unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::Aliased {
-                    output: "buffer",
-                    other: "source",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        let error = overlapping.copy_from(&whole.view(0, &[4]).unwrap()).unwrap_err();
+        assert!(matches!(error, Error::Aliased { output: "buffer", other: "source", .. }), "{error}");
         let mut beside = whole.view(3, &[3]).unwrap();
         beside.copy_from(&whole.view(0, &[3]).unwrap()).unwrap();
     }

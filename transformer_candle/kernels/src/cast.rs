@@ -16,9 +16,12 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
     if from == to {
         return target.copy_from(source);
     }
-    let arguments = Arguments::of("cast::forward")
-        .input("source", source, from, source.shape())
-        .output("target", target, to, source.shape());
+    let arguments = Arguments::of("cast::forward").input("source", source, from, source.shape()).output(
+        "target",
+        target,
+        to,
+        source.shape(),
+    );
     arguments.cpu(|access| {
         match (from, to) {
             (DType::F32, DType::BF16) => {
@@ -43,11 +46,7 @@ pub fn split_master(master: &Buffer, weight: &mut Buffer, remainder: &mut Buffer
         .output("weight", weight, DType::BF16, master.shape())
         .output("remainder", remainder, DType::I16, master.shape());
     arguments.cpu(|access| {
-        cpu::cast::split(
-            master.slice(access),
-            weight.slice_mut(access),
-            remainder.slice_mut(access),
-        );
+        cpu::cast::split(master.slice(access), weight.slice_mut(access), remainder.slice_mut(access));
         Ok(())
     })
 }
@@ -59,11 +58,7 @@ pub fn join_master(weight: &Buffer, remainder: &Buffer, master: &mut Buffer) -> 
         .input("remainder", remainder, DType::I16, master.shape())
         .output("master", master, DType::F32, master.shape());
     arguments.cpu(|access| {
-        cpu::cast::join(
-            weight.slice(access),
-            remainder.slice(access),
-            master.slice_mut(access),
-        );
+        cpu::cast::join(weight.slice(access), remainder.slice(access), master.slice_mut(access));
         Ok(())
     })
 }
@@ -77,18 +72,13 @@ pub mod reference {
     pub fn split(master: f32) -> (bf16, i16) {
         let bits = master.to_bits();
         let high = (bits.wrapping_add(0x8000) >> 16) as u16;
-        (
-            bf16::from_bits(high),
-            bits.wrapping_sub(u32::from(high) << 16) as i16,
-        )
+        (bf16::from_bits(high), bits.wrapping_sub(u32::from(high) << 16) as i16)
     }
 
     /// The master weight.
     #[inline(always)]
     pub fn join(weight: bf16, remainder: i16) -> f32 {
-        f32::from_bits(
-            (u32::from(weight.to_bits()) << 16).wrapping_add_signed(i32::from(remainder)),
-        )
+        f32::from_bits((u32::from(weight.to_bits()) << 16).wrapping_add_signed(i32::from(remainder)))
     }
 }
 
@@ -111,9 +101,7 @@ mod tests {
     /// Every pattern of the high half, with the low halves where rounding changes.
     fn patterns() -> Vec<f32> {
         let low = [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
-        (0..=u16::MAX)
-            .flat_map(|high| low.map(|low| f32::from_bits(u32::from(high) << 16 | low)))
-            .collect()
+        (0..=u16::MAX).flat_map(|high| low.map(|low| f32::from_bits(u32::from(high) << 16 | low))).collect()
     }
 
     fn split_and_joined(master: &[f32]) -> Vec<f32> {
@@ -141,13 +129,9 @@ mod tests {
 
     #[test]
     fn the_high_half_of_a_master_weight_is_the_nearest_bf16() {
-        for value in numbers(5, 1000)
-            .into_iter()
-            .map(|value| value as f32 * 1.001)
-        {
+        for value in numbers(5, 1000).into_iter().map(|value| value as f32 * 1.001) {
             let (weight, _) = reference::split(value);
-            let [below, above] = [-1, 1]
-                .map(|step: i16| bf16::from_bits(weight.to_bits().wrapping_add_signed(step)));
+            let [below, above] = [-1, 1].map(|step: i16| bf16::from_bits(weight.to_bits().wrapping_add_signed(step)));
             let distance = |other: bf16| (other.to_f32() - value).abs();
             assert!(distance(weight) <= distance(below) && distance(weight) <= distance(above));
         }
@@ -156,32 +140,19 @@ mod tests {
     #[test]
     fn casts_round_to_nearest_even_and_back_exactly() {
         let source = patterns();
-        let (mut narrow, mut wide) = (
-            zeros(&[source.len()], DType::BF16),
-            zeros(&[source.len()], DType::F32),
-        );
+        let (mut narrow, mut wide) = (zeros(&[source.len()], DType::BF16), zeros(&[source.len()], DType::F32));
         forward(&f32_buffer(&source), &mut narrow).unwrap();
         let narrow_values = narrow.read::<bf16>().unwrap();
-        assert!(
-            narrow_values
-                .iter()
-                .zip(&source)
-                .all(|(a, b)| a.to_bits() == bf16::from_f32(*b).to_bits())
-        );
+        assert!(narrow_values.iter().zip(&source).all(|(a, b)| a.to_bits() == bf16::from_f32(*b).to_bits()));
         forward(&narrow, &mut wide).unwrap();
-        let widened: Vec<f32> = narrow_values
-            .into_iter()
-            .map(|value| f32::from_bits(u32::from(value.to_bits()) << 16))
-            .collect();
+        let widened: Vec<f32> =
+            narrow_values.into_iter().map(|value| f32::from_bits(u32::from(value.to_bits()) << 16)).collect();
         assert_eq!(bits(&wide.read::<f32>().unwrap()), bits(&widened));
     }
 
     #[test]
     fn integers_are_not_cast() {
         let error = forward(&integers(&[1i32]), &mut zeros(&[1], DType::F32)).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "cast::forward: `source` holds I32, expected F32 or BF16"
-        );
+        assert_eq!(error.to_string(), "cast::forward: `source` holds I32, expected F32 or BF16");
     }
 }

@@ -80,25 +80,14 @@ macro_rules! with_element {
                 type $E = half::bf16;
                 $body
             }
-            other => Err($crate::element::not_an_element(
-                $operation, $argument, other,
-            )),
+            other => Err($crate::element::not_an_element($operation, $argument, other)),
         }
     };
 }
 pub(crate) use with_element;
 
-pub(crate) fn not_an_element(
-    operation: &'static str,
-    argument: &'static str,
-    actual: DType,
-) -> crate::Error {
-    crate::Error::DType {
-        operation,
-        argument,
-        expected: "F32 or BF16",
-        actual,
-    }
+pub(crate) fn not_an_element(operation: &'static str, argument: &'static str, actual: DType) -> crate::Error {
+    crate::Error::DType { operation, argument, expected: "F32 or BF16", actual }
 }
 
 /// What the plain references are generic over: f32, or f64 where they serve as an oracle.
@@ -172,9 +161,8 @@ mod tests {
 
     #[test]
     fn narrowing_agrees_with_the_half_crate_on_every_kind_of_value() {
-        let patterns = (0..=u16::MAX).flat_map(|high| {
-            [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| u32::from(high) << 16 | low)
-        });
+        let patterns = (0..=u16::MAX)
+            .flat_map(|high| [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| u32::from(high) << 16 | low));
         for bits in patterns {
             let value = f32::from_bits(bits);
             let ours = bf16::narrow(value);

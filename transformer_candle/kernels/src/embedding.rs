@@ -49,10 +49,7 @@ pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer) -> Res
 
 fn size(table: &Buffer) -> [usize; 2] {
     let shape = table.shape();
-    [
-        shape.first().copied().unwrap_or(0),
-        shape.get(1).copied().unwrap_or(0),
-    ]
+    [shape.first().copied().unwrap_or(0), shape.get(1).copied().unwrap_or(0)]
 }
 
 fn checked_ids<'a>(operation: &'static str, ids: &'a [u32], limit: usize) -> Result<&'a [u32]> {
@@ -60,13 +57,7 @@ fn checked_ids<'a>(operation: &'static str, ids: &'a [u32], limit: usize) -> Res
         None => Ok(ids),
         Some(position) => {
             let value = i64::from(ids[position]);
-            Err(Error::OutOfRange {
-                operation,
-                argument: "ids_N",
-                position,
-                value,
-                limit,
-            })
+            Err(Error::OutOfRange { operation, argument: "ids_N", position, value, limit })
         }
     }
 }
@@ -77,10 +68,7 @@ pub mod reference {
 
     /// The rows of `table_VD` that `ids_N` name.
     pub fn forward<R: Real>(table_VD: &[R], ids_N: &[u32], d: usize) -> Vec<R> {
-        ids_N
-            .iter()
-            .flat_map(|&id| table_VD[id as usize * d..][..d].to_vec())
-            .collect()
+        ids_N.iter().flat_map(|&id| table_VD[id as usize * d..][..d].to_vec()).collect()
     }
 
     /// The gradient of the table.
@@ -103,13 +91,7 @@ mod tests {
     use super::*;
     use crate::testing::*;
 
-    fn run(
-        table: &[f64],
-        ids: &[u32],
-        dout: &[f64],
-        [v, d]: [usize; 2],
-        dtype: DType,
-    ) -> [Buffer; 2] {
+    fn run(table: &[f64], ids: &[u32], dout: &[f64], [v, d]: [usize; 2], dtype: DType) -> [Buffer; 2] {
         let (n, table, ids) = (ids.len(), buffer(table, &[v, d], dtype), integers(ids));
         let (mut out, mut dtable) = (zeros(&[n, d], dtype), zeros(&[v, d], DType::F32));
         forward(&table, &ids, &mut out).unwrap();
@@ -133,11 +115,7 @@ mod tests {
     #[test]
     fn f32_matches_pytorch() {
         let golden = Golden::load("embedding");
-        let ids: Vec<u32> = golden
-            .integers("ids_N")
-            .iter()
-            .map(|&id| id as u32)
-            .collect();
+        let ids: Vec<u32> = golden.integers("ids_N").iter().map(|&id| id as u32).collect();
         let (table, dout) = (golden.values("table_VD"), golden.values("dout_ND"));
         let shape = [golden.shape("table_VD")[0], golden.shape("table_VD")[1]];
         let [out, dtable] = run(&table, &ids, &dout, shape, DType::F32);
@@ -149,42 +127,25 @@ mod tests {
     fn f32_matches_candle_autograd() {
         let (ids, [v, d]) = ([3u32, 0, 3, 6, 3, 1], [7, 5]);
         let (table, dout) = (numbers(1, v * d), numbers(2, ids.len() * d));
-        let leaf =
-            Var::from_tensor(&Tensor::from_vec(table.clone(), (v, d), &Device::Cpu).unwrap())
-                .unwrap();
+        let leaf = Var::from_tensor(&Tensor::from_vec(table.clone(), (v, d), &Device::Cpu).unwrap()).unwrap();
         let index = Tensor::new(&ids, &Device::Cpu).unwrap();
         let weights = Tensor::from_vec(dout.clone(), (ids.len(), d), &Device::Cpu).unwrap();
-        let scalar = (leaf.index_select(&index, 0).unwrap() * weights)
-            .unwrap()
-            .sum_all()
-            .unwrap();
+        let scalar = (leaf.index_select(&index, 0).unwrap() * weights).unwrap().sum_all().unwrap();
         let gradients = scalar.backward().unwrap();
-        let expected = gradients
-            .get(&leaf)
-            .unwrap()
-            .flatten_all()
-            .unwrap()
-            .to_vec1::<f64>()
-            .unwrap();
+        let expected = gradients.get(&leaf).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
         assert_near(&run(&table, &ids, &dout, [v, d], DType::F32)[1], &expected);
     }
 
     #[test]
     fn the_references_gradient_is_the_slope_of_its_forward() {
         let (ids, table, dout) = ([2u32, 0, 2], numbers(1, 4 * 3), numbers(2, 3 * 3));
-        let slope = finite_differences(
-            |table| dot(&reference::forward(table, &ids, 3), &dout),
-            &table,
-        );
+        let slope = finite_differences(|table| dot(&reference::forward(table, &ids, 3), &dout), &table);
         assert_same_gradient(&reference::backward(&ids, &dout, 4, 3), &slope);
     }
 
     #[test]
     fn the_number_of_threads_changes_no_bit() {
-        let (ids, [v, d]) = (
-            (0..3000u32).map(|n| n * n % 997).collect::<Vec<_>>(),
-            [1000, 24],
-        );
+        let (ids, [v, d]) = ((0..3000u32).map(|n| n * n % 997).collect::<Vec<_>>(), [1000, 24]);
         let (table, dout) = (numbers(1, v * d), numbers(2, ids.len() * d));
         for dtype in [DType::F32, DType::BF16] {
             assert_same_at_any_thread_count(|| run(&table, &ids, &dout, [v, d], dtype).to_vec());
@@ -193,22 +154,13 @@ mod tests {
 
     #[test]
     fn an_id_beyond_the_table_is_named_and_nothing_is_written() {
-        let (ids, table) = (
-            integers(&[1u32, 7, 2]),
-            buffer(&numbers(1, 12), &[4, 3], DType::F32),
-        );
+        let (ids, table) = (integers(&[1u32, 7, 2]), buffer(&numbers(1, 12), &[4, 3], DType::F32));
         let mut out = zeros(&[3, 3], DType::F32);
         let error = forward(&table, &ids, &mut out).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "embedding::forward: ids_N[1] = 7 is not within 0..4"
-        );
+        assert_eq!(error.to_string(), "embedding::forward: ids_N[1] = 7 is not within 0..4");
         assert_eq!(out.read::<f32>().unwrap(), [0.0; 9]);
         let mut dtable = zeros(&[4, 3], DType::F32);
-        assert!(matches!(
-            backward(&ids, &out, &mut dtable),
-            Err(Error::OutOfRange { value: 7, .. })
-        ));
+        assert!(matches!(backward(&ids, &out, &mut dtable), Err(Error::OutOfRange { value: 7, .. })));
     }
 
     #[test]
@@ -216,16 +168,6 @@ mod tests {
         let table = zeros(&[4, 3], DType::F32);
         let mut out = table.view(3, &[2, 3]).unwrap();
         let error = forward(&table, &integers(&[0u32, 1]), &mut out).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::Aliased {
-                    output: "out_ND",
-                    other: "table_VD",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, Error::Aliased { output: "out_ND", other: "table_VD", .. }), "{error}");
     }
 }

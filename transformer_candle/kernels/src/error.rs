@@ -43,9 +43,7 @@ pub enum Error {
         problem: String,
     },
     /// An output shares memory with another argument.
-    #[error(
-        "{operation}: output `{output}` overlaps `{other}` in memory; give it a buffer of its own"
-    )]
+    #[error("{operation}: output `{output}` overlaps `{other}` in memory; give it a buffer of its own")]
     Aliased {
         /// The operation called.
         operation: &'static str,
@@ -55,9 +53,7 @@ pub enum Error {
         other: &'static str,
     },
     /// The scratch buffer is too small.
-    #[error(
-        "{operation}: the workspace holds {actual} elements, {needed} are needed (see `workspace_elements`)"
-    )]
+    #[error("{operation}: the workspace holds {actual} elements, {needed} are needed (see `workspace_elements`)")]
     Workspace {
         /// The operation called.
         operation: &'static str,
@@ -91,9 +87,7 @@ pub enum Error {
         device: String,
     },
     /// A tensor's elements do not lie one after the other.
-    #[error(
-        "a buffer needs a contiguous tensor, this one has shape {shape:?} and strides {strides:?}"
-    )]
+    #[error("a buffer needs a contiguous tensor, this one has shape {shape:?} and strides {strides:?}")]
     NotContiguous {
         /// The tensor's shape.
         shape: Vec<usize>,

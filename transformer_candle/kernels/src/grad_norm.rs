@@ -27,9 +27,12 @@ pub fn workspace_elements(elements: usize) -> usize {
 /// 1e-6))` as `torch.nn.utils.clip_grad_norm_` has it (1 without a maximum), and `APPLY` = 1, or 0 if the norm is not
 /// finite.
 pub fn clip(norm_1: &Buffer, max_grad_norm: Option<f32>, scalars: &mut Buffer) -> Result<()> {
-    let arguments = Arguments::of("grad_norm::clip")
-        .input("norm_1", norm_1, DType::F32, &[1])
-        .output("scalars", scalars, DType::F32, &[adamw::SCALARS]);
+    let arguments = Arguments::of("grad_norm::clip").input("norm_1", norm_1, DType::F32, &[1]).output(
+        "scalars",
+        scalars,
+        DType::F32,
+        &[adamw::SCALARS],
+    );
     arguments.cpu(|access| {
         let norm = norm_1.slice::<f32>(access)[0];
         let scalars = scalars.slice_mut(access);
@@ -45,11 +48,7 @@ pub mod reference {
 
     /// The Euclidean norm.
     pub fn norm<R: Real>(grads: &[R]) -> R {
-        grads
-            .iter()
-            .map(|&gradient| gradient * gradient)
-            .sum::<R>()
-            .sqrt()
+        grads.iter().map(|&gradient| gradient * gradient).sum::<R>().sqrt()
     }
 
     /// What gradients of this norm are multiplied with.
@@ -69,12 +68,7 @@ mod tests {
 
     fn norm(grads: &Buffer) -> Buffer {
         let mut norm_1 = zeros(&[1], DType::F32);
-        forward(
-            grads,
-            &mut norm_1,
-            &mut workspace(workspace_elements(grads.elements())),
-        )
-        .unwrap();
+        forward(grads, &mut norm_1, &mut workspace(workspace_elements(grads.elements()))).unwrap();
         norm_1
     }
 
@@ -89,10 +83,7 @@ mod tests {
         let golden = Golden::load("grad_norm");
         let norm_1 = norm(&golden.buffer("grads"));
         assert_near(&norm_1, &golden.values("norm_1"));
-        let scalars = clipped(
-            norm_1.read().unwrap()[0],
-            Some(golden.values("max_norm")[0] as f32),
-        );
+        let scalars = clipped(norm_1.read().unwrap()[0], Some(golden.values("max_norm")[0] as f32));
         let expected = golden.values("clip_scale")[0];
         assert!((f64::from(scalars[adamw::CLIP_SCALE]) - expected).abs() <= 1e-6 * expected);
     }
@@ -101,10 +92,7 @@ mod tests {
     fn any_length_matches_the_reference() {
         for length in [0, 1, 7, 8, 9, 32_767, 32_768, 32_769, 100_003] {
             let grads = numbers(length as u64, length);
-            assert_near(
-                &norm(&buffer(&grads, &[length], DType::F32)),
-                &[reference::norm(&grads)],
-            );
+            assert_near(&norm(&buffer(&grads, &[length], DType::F32)), &[reference::norm(&grads)]);
         }
     }
 
@@ -119,10 +107,7 @@ mod tests {
     #[test]
     fn only_a_norm_above_the_maximum_is_scaled() {
         assert_eq!(clipped(0.5, Some(1.0)), [9.0, 9.0, 9.0, 1.0, 1.0]);
-        assert_eq!(
-            clipped(4.0, Some(1.0)),
-            [9.0, 9.0, 9.0, 1.0 / (4.0 + 1e-6), 1.0]
-        );
+        assert_eq!(clipped(4.0, Some(1.0)), [9.0, 9.0, 9.0, 1.0 / (4.0 + 1e-6), 1.0]);
         assert_eq!(clipped(4.0, None), [9.0, 9.0, 9.0, 1.0, 1.0]);
     }
 
@@ -144,18 +129,7 @@ mod tests {
     #[test]
     fn a_norm_inside_of_the_gradients_is_refused() {
         let grads = zeros(&[10], DType::F32);
-        let error =
-            forward(&grads, &mut grads.view(3, &[1]).unwrap(), &mut workspace(2)).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::Aliased {
-                    output: "norm_1",
-                    other: "grads",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        let error = forward(&grads, &mut grads.view(3, &[1]).unwrap(), &mut workspace(2)).unwrap_err();
+        assert!(matches!(error, Error::Aliased { output: "norm_1", other: "grads", .. }), "{error}");
     }
 }

@@ -38,29 +38,15 @@ pub fn forward_backward(
     logits_CV: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let (sizes, dtype) = (
-        Sizes::of(hidden_ND, weight_VD, logits_CV, vocab_size),
-        hidden_ND.dtype(),
-    );
+    let (sizes, dtype) = (Sizes::of(hidden_ND, weight_VD, logits_CV, vocab_size), hidden_ND.dtype());
     let Sizes { n, d, v, .. } = sizes;
     let arguments = sizes
-        .arguments(
-            "head_cross_entropy::forward_backward",
-            hidden_ND,
-            weight_VD,
-            targets_N,
-            logits_CV,
-            workspace,
-        )
+        .arguments("head_cross_entropy::forward_backward", hidden_ND, weight_VD, targets_N, logits_CV, workspace)
         .output("loss_1", loss_1, DType::F32, &[1])
         .output("dhidden_ND", dhidden_ND, dtype, &[n, d])
         .output("dweight_VD", dweight_VD, DType::F32, &[v, d]);
     arguments.cpu(|access| {
-        let targets = checked_targets(
-            "head_cross_entropy::forward_backward",
-            targets_N.slice(access),
-            vocab_size,
-        )?;
+        let targets = checked_targets("head_cross_entropy::forward_backward", targets_N.slice(access), vocab_size)?;
         with_element!("head_cross_entropy::forward_backward", "hidden_ND", dtype, E => {
             let loss = cpu::head_cross_entropy::forward_backward::<E>(
                 hidden_ND.slice(access),
@@ -90,26 +76,12 @@ pub fn forward(
     logits_CV: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let (sizes, dtype) = (
-        Sizes::of(hidden_ND, weight_VD, logits_CV, vocab_size),
-        hidden_ND.dtype(),
-    );
+    let (sizes, dtype) = (Sizes::of(hidden_ND, weight_VD, logits_CV, vocab_size), hidden_ND.dtype());
     let arguments = sizes
-        .arguments(
-            "head_cross_entropy::forward",
-            hidden_ND,
-            weight_VD,
-            targets_N,
-            logits_CV,
-            workspace,
-        )
+        .arguments("head_cross_entropy::forward", hidden_ND, weight_VD, targets_N, logits_CV, workspace)
         .output("losses_N", losses_N, DType::F32, &[sizes.n]);
     arguments.cpu(|access| {
-        let targets = checked_targets(
-            "head_cross_entropy::forward",
-            targets_N.slice(access),
-            vocab_size,
-        )?;
+        let targets = checked_targets("head_cross_entropy::forward", targets_N.slice(access), vocab_size)?;
         with_element!("head_cross_entropy::forward", "hidden_ND", dtype, E => {
             cpu::head_cross_entropy::forward::<E>(
                 hidden_ND.slice(access),
@@ -126,12 +98,7 @@ pub fn forward(
 }
 
 /// Elements of F32 workspace for logits of C rows and weights of so many columns and (padded) rows.
-pub fn workspace_elements(
-    chunk_rows: usize,
-    hidden_size: usize,
-    vocabulary: usize,
-    dtype: DType,
-) -> usize {
+pub fn workspace_elements(chunk_rows: usize, hidden_size: usize, vocabulary: usize, dtype: DType) -> usize {
     cpu::head_cross_entropy::workspace_elements(chunk_rows, hidden_size, vocabulary, dtype)
 }
 
@@ -150,19 +117,8 @@ pub(crate) struct Sizes {
 impl Sizes {
     fn of(hidden_ND: &Buffer, weight_VD: &Buffer, logits_CV: &Buffer, vocab_size: usize) -> Self {
         let size = |buffer: &Buffer, axis: usize| buffer.shape().get(axis).copied().unwrap_or(0);
-        let (n, d, v, c) = (
-            size(hidden_ND, 0),
-            size(weight_VD, 1),
-            size(weight_VD, 0),
-            size(logits_CV, 0),
-        );
-        Self {
-            n,
-            d,
-            v,
-            vocab_size,
-            c,
-        }
+        let (n, d, v, c) = (size(hidden_ND, 0), size(weight_VD, 1), size(weight_VD, 0), size(logits_CV, 0));
+        Self { n, d, v, vocab_size, c }
     }
 
     /// The arguments that both directions share.
@@ -175,23 +131,10 @@ impl Sizes {
         logits_CV: &Buffer,
         workspace: &Buffer,
     ) -> Arguments {
-        let (
-            Self {
-                n,
-                d,
-                v,
-                vocab_size,
-                c,
-            },
-            dtype,
-        ) = (self, hidden_ND.dtype());
+        let (Self { n, d, v, vocab_size, c }, dtype) = (self, hidden_ND.dtype());
         Arguments::of(operation)
-            .require(0 < vocab_size && vocab_size <= v, || {
-                format!("vocab_size {vocab_size} is not within 1..={v}")
-            })
-            .require(c > 0 && d > 0, || {
-                format!("{c} rows of logits and {d} hidden values make no chunk")
-            })
+            .require(0 < vocab_size && vocab_size <= v, || format!("vocab_size {vocab_size} is not within 1..={v}"))
+            .require(c > 0 && d > 0, || format!("{c} rows of logits and {d} hidden values make no chunk"))
             .input("hidden_ND", hidden_ND, dtype, &[n, d])
             .input("weight_VD", weight_VD, dtype, &[v, d])
             .input("targets_N", targets_N, DType::I32, &[n])
@@ -200,25 +143,13 @@ impl Sizes {
     }
 }
 
-fn checked_targets<'a>(
-    operation: &'static str,
-    targets: &'a [i32],
-    limit: usize,
-) -> Result<&'a [i32]> {
-    let valid = |target: i32| {
-        target == IGNORED_TARGET || usize::try_from(target).is_ok_and(|target| target < limit)
-    };
+fn checked_targets<'a>(operation: &'static str, targets: &'a [i32], limit: usize) -> Result<&'a [i32]> {
+    let valid = |target: i32| target == IGNORED_TARGET || usize::try_from(target).is_ok_and(|target| target < limit);
     match targets.iter().position(|&target| !valid(target)) {
         None => Ok(targets),
         Some(position) => {
             let value = i64::from(targets[position]);
-            Err(Error::OutOfRange {
-                operation,
-                argument: "targets_N",
-                position,
-                value,
-                limit,
-            })
+            Err(Error::OutOfRange { operation, argument: "targets_N", position, value, limit })
         }
     }
 }
@@ -229,19 +160,10 @@ pub mod reference {
     use crate::Real;
 
     /// Every token's loss, 0 where ignored; `weight_VD` holds the real vocabulary only.
-    pub fn losses<R: Real>(
-        hidden_ND: &[R],
-        weight_VD: &[R],
-        targets_N: &[i32],
-        d: usize,
-    ) -> Vec<R> {
+    pub fn losses<R: Real>(hidden_ND: &[R], weight_VD: &[R], targets_N: &[i32], d: usize) -> Vec<R> {
         let loss = |(hidden, &target): (&[R], &i32)| {
             let logits = logits(hidden, weight_VD, d);
-            if target == IGNORED_TARGET {
-                R::ZERO
-            } else {
-                log_sum_exp(&logits) - logits[target as usize]
-            }
+            if target == IGNORED_TARGET { R::ZERO } else { log_sum_exp(&logits) - logits[target as usize] }
         };
         hidden_ND.chunks(d).zip(targets_N).map(loss).collect()
     }
@@ -256,19 +178,12 @@ pub mod reference {
     ) -> (Vec<R>, Vec<R>) {
         let mut dhidden_ND = vec![R::ZERO; hidden_ND.len()];
         let mut dweight_VD = vec![R::ZERO; weight_VD.len()];
-        let rows = hidden_ND
-            .chunks(d)
-            .zip(dhidden_ND.chunks_mut(d))
-            .zip(targets_N);
+        let rows = hidden_ND.chunks(d).zip(dhidden_ND.chunks_mut(d)).zip(targets_N);
         for ((hidden, dhidden), &target) in rows.filter(|(_, target)| **target != IGNORED_TARGET) {
             let logits = logits(hidden, weight_VD, d);
             let normalizer = log_sum_exp(&logits);
             for (v, &logit) in logits.iter().enumerate() {
-                let hit = if v == target as usize {
-                    R::ONE
-                } else {
-                    R::ZERO
-                };
+                let hit = if v == target as usize { R::ONE } else { R::ZERO };
                 let dlogit = scale * ((logit - normalizer).exp() - hit);
                 for k in 0..d {
                     dhidden[k] += dlogit * weight_VD[v * d + k];
@@ -286,12 +201,7 @@ pub mod reference {
 
     fn log_sum_exp<R: Real>(logits: &[R]) -> R {
         let largest = logits.iter().copied().fold(logits[0], R::max);
-        largest
-            + logits
-                .iter()
-                .map(|&logit| (logit - largest).exp())
-                .sum::<R>()
-                .ln()
+        largest + logits.iter().map(|&logit| (logit - largest).exp()).sum::<R>().ln()
     }
 }
 

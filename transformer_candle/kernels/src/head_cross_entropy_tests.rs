@@ -18,40 +18,20 @@ struct Case {
 impl Case {
     fn new(sizes @ [n, d, vocab_size, v]: [usize; 4]) -> Self {
         let target = |n: usize| {
-            if n % 5 == 2 {
-                IGNORED_TARGET
-            } else {
-                (n * 7919 % vocab_size) as i32
-            }
+            if n % 5 == 2 { IGNORED_TARGET } else { (n * 7919 % vocab_size) as i32 }
         };
-        let weight = numbers(2, v * d)
-            .into_iter()
-            .map(|value| 2.0 * value)
-            .collect();
-        Self {
-            sizes,
-            hidden: numbers(1, n * d),
-            weight,
-            targets: (0..n).map(target).collect(),
-            scale: 0.25,
-        }
+        let weight = numbers(2, v * d).into_iter().map(|value| 2.0 * value).collect();
+        Self { sizes, hidden: numbers(1, n * d), weight, targets: (0..n).map(target).collect(), scale: 0.25 }
     }
 
     fn golden() -> Self {
         let golden = Golden::load("head_cross_entropy");
-        let ([n, d], v) = (
-            [golden.shape("hidden_ND")[0], golden.shape("hidden_ND")[1]],
-            golden.shape("weight_VD")[0],
-        );
+        let ([n, d], v) = ([golden.shape("hidden_ND")[0], golden.shape("hidden_ND")[1]], golden.shape("weight_VD")[0]);
         Self {
             sizes: [n, d, golden.integers("vocab_size")[0] as usize, v],
             hidden: golden.values("hidden_ND"),
             weight: golden.values("weight_VD"),
-            targets: golden
-                .integers("targets_N")
-                .iter()
-                .map(|&target| target as i32)
-                .collect(),
+            targets: golden.integers("targets_N").iter().map(|&target| target as i32).collect(),
             scale: golden.values("scale")[0],
         }
     }
@@ -59,14 +39,8 @@ impl Case {
     /// loss, dhidden, dweight and every token's loss, with chunks of so many rows.
     fn run(&self, rows: usize, dtype: DType) -> Result<[Buffer; 4]> {
         let [n, d, vocab_size, v] = self.sizes;
-        let (hidden, weight) = (
-            buffer(&self.hidden, &[n, d], dtype),
-            buffer(&self.weight, &[v, d], dtype),
-        );
-        let (targets, mut logits) = (
-            integers(&self.targets),
-            workspace(rows * v).reshaped(&[rows, v])?,
-        );
+        let (hidden, weight) = (buffer(&self.hidden, &[n, d], dtype), buffer(&self.weight, &[v, d], dtype));
+        let (targets, mut logits) = (integers(&self.targets), workspace(rows * v).reshaped(&[rows, v])?);
         let mut space = workspace(workspace_elements(rows, d, v, dtype));
         let (mut loss, mut losses) = (zeros(&[1], DType::F32), zeros(&[n], DType::F32));
         let (mut dhidden, mut dweight) = (zeros(&[n, d], dtype), zeros(&[v, d], DType::F32));
@@ -82,15 +56,7 @@ impl Case {
             &mut logits,
             &mut space,
         )?;
-        forward(
-            &hidden,
-            &weight,
-            &targets,
-            vocab_size,
-            &mut losses,
-            &mut logits,
-            &mut space,
-        )?;
+        forward(&hidden, &weight, &targets, vocab_size, &mut losses, &mut logits, &mut space)?;
         Ok([loss, dhidden, dweight, losses])
     }
 
@@ -99,15 +65,9 @@ impl Case {
         let [_, d, vocab_size, v] = self.sizes;
         let weight = &self.weight[..vocab_size * d];
         let losses = reference::losses(&self.hidden, weight, &self.targets, d);
-        let (dhidden, mut dweight) =
-            reference::gradients(&self.hidden, weight, &self.targets, d, self.scale);
+        let (dhidden, mut dweight) = reference::gradients(&self.hidden, weight, &self.targets, d, self.scale);
         dweight.resize(v * d, 0.0);
-        [
-            vec![self.scale * losses.iter().sum::<f64>()],
-            dhidden,
-            dweight,
-            losses,
-        ]
+        [vec![self.scale * losses.iter().sum::<f64>()], dhidden, dweight, losses]
     }
 
     fn matches_reference(&self, rows: usize) {
@@ -139,10 +99,7 @@ fn f32_matches_pytorch() {
     let golden = Golden::load("head_cross_entropy");
     for rows in [1, 7, 26, 100] {
         let results = Case::golden().run(rows, DType::F32).unwrap();
-        for (result, name) in results
-            .iter()
-            .zip(["loss_1", "dhidden_ND", "dweight_VD", "losses_N"])
-        {
+        for (result, name) in results.iter().zip(["loss_1", "dhidden_ND", "dweight_VD", "losses_N"]) {
             assert_near(result, &golden.values(name));
         }
     }
@@ -151,10 +108,7 @@ fn f32_matches_pytorch() {
 #[test]
 fn f32_matches_candle_autograd() {
     let mut case = Case::new([12, 9, 31, 31]);
-    case.targets
-        .iter_mut()
-        .filter(|target| **target < 0)
-        .for_each(|target| *target = 5);
+    case.targets.iter_mut().filter(|target| **target < 0).for_each(|target| *target = 5);
     let [n, d, v, _] = case.sizes;
     let leaf = |values: &[f64], shape: [usize; 2]| {
         Var::from_tensor(&Tensor::from_vec(values.to_vec(), &shape, &Device::Cpu).unwrap()).unwrap()
@@ -163,9 +117,7 @@ fn f32_matches_candle_autograd() {
     let targets: Vec<u32> = case.targets.iter().map(|&target| target as u32).collect();
     let picked = Tensor::from_vec(targets, (n, 1), &Device::Cpu).unwrap();
     let logits = hidden.matmul(&weight.t().unwrap()).unwrap();
-    let losses = (logits.log_sum_exp(1).unwrap()
-        - logits.gather(&picked, 1).unwrap().squeeze(1).unwrap())
-    .unwrap();
+    let losses = (logits.log_sum_exp(1).unwrap() - logits.gather(&picked, 1).unwrap().squeeze(1).unwrap()).unwrap();
     let loss = (losses.sum_all().unwrap() * case.scale).unwrap();
     let gradients = loss.backward().unwrap();
     let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
@@ -181,29 +133,17 @@ fn f32_matches_candle_autograd() {
 fn the_references_gradients_are_the_slopes_of_its_losses() {
     let case = Case::new([4, 3, 7, 7]);
     let total = |hidden: &[f64], weight: &[f64]| {
-        case.scale
-            * reference::losses(hidden, weight, &case.targets, 3)
-                .iter()
-                .sum::<f64>()
+        case.scale * reference::losses(hidden, weight, &case.targets, 3).iter().sum::<f64>()
     };
     let [_, dhidden, dweight, _] = case.expected();
-    assert_same_gradient(
-        &dhidden,
-        &finite_differences(|hidden| total(hidden, &case.weight), &case.hidden),
-    );
-    assert_same_gradient(
-        &dweight,
-        &finite_differences(|weight| total(&case.hidden, weight), &case.weight),
-    );
+    assert_same_gradient(&dhidden, &finite_differences(|hidden| total(hidden, &case.weight), &case.hidden));
+    assert_same_gradient(&dweight, &finite_differences(|weight| total(&case.hidden, weight), &case.weight));
 }
 
 #[test]
 fn loss_and_weight_gradient_accumulate() {
     let case = Case::new([6, 4, 11, 16]);
-    let (hidden, weight) = (
-        buffer(&case.hidden, &[6, 4], DType::F32),
-        buffer(&case.weight, &[16, 4], DType::F32),
-    );
+    let (hidden, weight) = (buffer(&case.hidden, &[6, 4], DType::F32), buffer(&case.weight, &[16, 4], DType::F32));
     let (mut loss, mut dhidden) = (integers(&[3f32]), zeros(&[6, 4], DType::F32));
     let mut dweight = buffer(&[0.5; 64], &[16, 4], DType::F32);
     let (mut logits, mut space) = (workspace(32).reshaped(&[2, 16]).unwrap(), workspace(4));
@@ -223,10 +163,7 @@ fn loss_and_weight_gradient_accumulate() {
     .unwrap();
     let [expected_loss, _, expected, _] = case.expected();
     assert_near(&loss, &[3.0 + expected_loss[0]]);
-    assert_near(
-        &dweight,
-        &expected.iter().map(|value| value + 0.5).collect::<Vec<_>>(),
-    );
+    assert_near(&dweight, &expected.iter().map(|value| value + 0.5).collect::<Vec<_>>());
 }
 
 #[test]
@@ -251,13 +188,7 @@ fn a_batch_of_ignored_targets_has_no_loss_and_no_gradient() {
     let mut case = Case::new([7, 3, 5, 8]);
     case.targets.fill(IGNORED_TARGET);
     for buffer in case.run(2, DType::F32).unwrap() {
-        assert!(
-            buffer
-                .read::<f32>()
-                .unwrap()
-                .iter()
-                .all(|&value| value == 0.0)
-        );
+        assert!(buffer.read::<f32>().unwrap().iter().all(|&value| value == 0.0));
     }
 }
 
@@ -275,9 +206,7 @@ fn a_target_outside_of_the_vocabulary_is_named() {
         let mut case = Case::new([4, 3, 5, 8]);
         case.targets[1] = wrong;
         let error = case.run(2, DType::F32).unwrap_err();
-        let expected = format!(
-            "head_cross_entropy::forward_backward: targets_N[1] = {wrong} is not within 0..5"
-        );
+        let expected = format!("head_cross_entropy::forward_backward: targets_N[1] = {wrong} is not within 0..5");
         assert_eq!(error.to_string(), expected);
     }
 }
@@ -300,15 +229,5 @@ fn gradients_in_the_memory_of_the_values_are_refused() {
         &mut workspace(4),
     )
     .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Aliased {
-                output: "dhidden_ND",
-                other: "hidden_ND",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Aliased { output: "dhidden_ND", other: "hidden_ND", .. }), "{error}");
 }

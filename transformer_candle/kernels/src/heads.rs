@@ -37,15 +37,9 @@ impl HeadLayout {
 
     /// Whether these are heads that `RoPE` and attention can work on.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        let &Self {
-            heads,
-            kv_heads,
-            head_size,
-        } = self;
+        let &Self { heads, kv_heads, head_size } = self;
         let problem = if heads == 0 || kv_heads == 0 || head_size == 0 {
-            format!(
-                "heads ({heads}), key/value heads ({kv_heads}) and head size ({head_size}) must be positive"
-            )
+            format!("heads ({heads}), key/value heads ({kv_heads}) and head size ({head_size}) must be positive")
         } else if !heads.is_multiple_of(kv_heads) {
             format!("{heads} heads cannot share {kv_heads} key/value heads evenly")
         } else if !head_size.is_multiple_of(2) {
@@ -63,19 +57,8 @@ mod tests {
 
     #[test]
     fn widths_follow_from_the_heads() {
-        let layout = HeadLayout {
-            heads: 8,
-            kv_heads: 2,
-            head_size: 64,
-        };
-        assert_eq!(
-            (
-                layout.packed_width(),
-                layout.query_width(),
-                layout.key_width()
-            ),
-            (768, 512, 128)
-        );
+        let layout = HeadLayout { heads: 8, kv_heads: 2, head_size: 64 };
+        assert_eq!((layout.packed_width(), layout.query_width(), layout.key_width()), (768, 512, 128));
         assert_eq!(layout.group_size(), 4);
         assert!(layout.check("test").is_ok());
     }
@@ -83,23 +66,10 @@ mod tests {
     #[test]
     fn impossible_heads_are_refused_with_the_reason() {
         let reason = |heads, kv_heads, head_size| {
-            HeadLayout {
-                heads,
-                kv_heads,
-                head_size,
-            }
-            .check("attention::forward")
-            .unwrap_err()
-            .to_string()
+            HeadLayout { heads, kv_heads, head_size }.check("attention::forward").unwrap_err().to_string()
         };
-        assert_eq!(
-            reason(6, 4, 8),
-            "attention::forward: 6 heads cannot share 4 key/value heads evenly"
-        );
-        assert_eq!(
-            reason(6, 2, 7),
-            "attention::forward: the head size 7 is odd"
-        );
+        assert_eq!(reason(6, 4, 8), "attention::forward: 6 heads cannot share 4 key/value heads evenly");
+        assert_eq!(reason(6, 2, 7), "attention::forward: the head size 7 is odd");
         assert!(reason(6, 0, 8).contains("must be positive"));
     }
 }

@@ -13,12 +13,7 @@ use crate::element::with_element;
 use crate::{Buffer, Result, cpu};
 
 /// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16.
-pub fn forward(
-    x_NI: &Buffer,
-    w_OI: &Buffer,
-    y_NO: &mut Buffer,
-    workspace: &mut Buffer,
-) -> Result<()> {
+pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let sizes @ [n, i, o] = sizes(x_NI, w_OI);
     let dtype = x_NI.dtype();
     let arguments = Arguments::of("linear::forward")
@@ -36,12 +31,7 @@ pub fn forward(
 }
 
 /// `dx_NI = dy_NO w_OI`. All of one element type, F32 or BF16.
-pub fn backward_input(
-    dy_NO: &Buffer,
-    w_OI: &Buffer,
-    dx_NI: &mut Buffer,
-    workspace: &mut Buffer,
-) -> Result<()> {
+pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let sizes @ [n, i, o] = sizes(dx_NI, w_OI);
     let dtype = dy_NO.dtype();
     let arguments = Arguments::of("linear::backward_input")
@@ -59,12 +49,7 @@ pub fn backward_input(
 }
 
 /// `dw_OI += dy_NO^T x_NI`, accumulated in F32; `dy_NO` and `x_NI` are F32 or BF16 alike.
-pub fn backward_weight(
-    dy_NO: &Buffer,
-    x_NI: &Buffer,
-    dw_OI: &mut Buffer,
-    workspace: &mut Buffer,
-) -> Result<()> {
+pub fn backward_weight(dy_NO: &Buffer, x_NI: &Buffer, dw_OI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let sizes @ [n, i, o] = sizes(x_NI, dw_OI);
     let dtype = dy_NO.dtype();
     let arguments = Arguments::of("linear::backward_weight")
@@ -83,11 +68,7 @@ pub fn backward_weight(
 
 /// Elements of F32 workspace that the three functions need for N tokens: none for F32, under 1.4 million for BF16.
 pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, dtype: DType) -> usize {
-    if dtype == DType::F32 {
-        0
-    } else {
-        cpu::linear::workspace_elements([n, inputs, outputs])
-    }
+    if dtype == DType::F32 { 0 } else { cpu::linear::workspace_elements([n, inputs, outputs]) }
 }
 
 /// N, I, O as the tensor [N, I] and the weight [O, I] have them; the callers then check every argument against these.
@@ -102,31 +83,19 @@ pub mod reference {
 
     /// `x_NI w_OI^T`.
     pub fn forward<R: Real>(x_NI: &[R], w_OI: &[R], [n, i, o]: [usize; 3]) -> Vec<R> {
-        let sum = |row: usize, output: usize| {
-            (0..i)
-                .map(|k| x_NI[row * i + k] * w_OI[output * i + k])
-                .sum()
-        };
+        let sum = |row: usize, output: usize| (0..i).map(|k| x_NI[row * i + k] * w_OI[output * i + k]).sum();
         (0..n * o).map(|at| sum(at / o, at % o)).collect()
     }
 
     /// `dy_NO w_OI`.
     pub fn backward_input<R: Real>(dy_NO: &[R], w_OI: &[R], [n, i, o]: [usize; 3]) -> Vec<R> {
-        let sum = |row: usize, input: usize| {
-            (0..o)
-                .map(|k| dy_NO[row * o + k] * w_OI[k * i + input])
-                .sum()
-        };
+        let sum = |row: usize, input: usize| (0..o).map(|k| dy_NO[row * o + k] * w_OI[k * i + input]).sum();
         (0..n * i).map(|at| sum(at / i, at % i)).collect()
     }
 
     /// `dy_NO^T x_NI`.
     pub fn backward_weight<R: Real>(dy_NO: &[R], x_NI: &[R], [n, i, o]: [usize; 3]) -> Vec<R> {
-        let sum = |output: usize, input: usize| {
-            (0..n)
-                .map(|k| dy_NO[k * o + output] * x_NI[k * i + input])
-                .sum()
-        };
+        let sum = |output: usize, input: usize| (0..n).map(|k| dy_NO[k * o + output] * x_NI[k * i + input]).sum();
         (0..o * i).map(|at| sum(at / i, at % i)).collect()
     }
 }
@@ -141,24 +110,9 @@ mod tests {
     use crate::testing::*;
 
     /// y, dx, dw of one linear map, the gradient added to what `dw` holds.
-    fn all(
-        x: &[f64],
-        w: &[f64],
-        dy: &[f64],
-        dw: &[f64],
-        [n, i, o]: [usize; 3],
-        dtype: DType,
-    ) -> [Buffer; 3] {
-        let (x, w, dy) = (
-            buffer(x, &[n, i], dtype),
-            buffer(w, &[o, i], dtype),
-            buffer(dy, &[n, o], dtype),
-        );
-        let (mut y, mut dx, mut dw) = (
-            zeros(&[n, o], dtype),
-            zeros(&[n, i], dtype),
-            buffer(dw, &[o, i], DType::F32),
-        );
+    fn all(x: &[f64], w: &[f64], dy: &[f64], dw: &[f64], [n, i, o]: [usize; 3], dtype: DType) -> [Buffer; 3] {
+        let (x, w, dy) = (buffer(x, &[n, i], dtype), buffer(w, &[o, i], dtype), buffer(dy, &[n, o], dtype));
+        let (mut y, mut dx, mut dw) = (zeros(&[n, o], dtype), zeros(&[n, i], dtype), buffer(dw, &[o, i], DType::F32));
         let mut space = workspace(workspace_elements(n, i, o, dtype));
         forward(&x, &w, &mut y, &mut space).unwrap();
         backward_input(&dy, &w, &mut dx, &mut space).unwrap();
@@ -167,12 +121,7 @@ mod tests {
     }
 
     fn inputs([n, i, o]: [usize; 3]) -> [Vec<f64>; 4] {
-        [
-            numbers(1, n * i),
-            numbers(2, o * i),
-            numbers(3, n * o),
-            numbers(4, o * i),
-        ]
+        [numbers(1, n * i), numbers(2, o * i), numbers(3, n * o), numbers(4, o * i)]
     }
 
     fn matches_reference(sizes: [usize; 3], dtype: DType) {
@@ -181,14 +130,7 @@ mod tests {
         assert_near(&y, &reference::forward(&x, &w, sizes));
         assert_near(&dx, &reference::backward_input(&dy, &w, sizes));
         let gradient = reference::backward_weight(&dy, &x, sizes);
-        assert_near(
-            &dw,
-            &start
-                .iter()
-                .zip(&gradient)
-                .map(|(a, b)| a + b)
-                .collect::<Vec<_>>(),
-        );
+        assert_near(&dw, &start.iter().zip(&gradient).map(|(a, b)| a + b).collect::<Vec<_>>());
     }
 
     proptest! {
@@ -210,12 +152,8 @@ mod tests {
     #[test]
     fn f32_matches_pytorch() {
         let golden = Golden::load("linear");
-        let ([n, i], o) = (
-            [golden.shape("x_NI")[0], golden.shape("x_NI")[1]],
-            golden.shape("w_OI")[0],
-        );
-        let [x, w, dy, start] =
-            ["x_NI", "w_OI", "dy_NO", "dw_start_OI"].map(|name| golden.values(name));
+        let ([n, i], o) = ([golden.shape("x_NI")[0], golden.shape("x_NI")[1]], golden.shape("w_OI")[0]);
+        let [x, w, dy, start] = ["x_NI", "w_OI", "dy_NO", "dw_start_OI"].map(|name| golden.values(name));
         let results = all(&x, &w, &dy, &start, [n, i, o], DType::F32);
         for (result, name) in results.iter().zip(["y_NO", "dx_NI", "dw_total_OI"]) {
             assert_near(result, &golden.values(name));
@@ -227,18 +165,12 @@ mod tests {
         let sizes @ [n, i, o] = [37, 24, 31];
         let [x, w, dy, _] = inputs(sizes);
         let leaf = |values: &[f64], shape: [usize; 2]| {
-            Var::from_tensor(&Tensor::from_vec(values.to_vec(), &shape, &Device::Cpu).unwrap())
-                .unwrap()
+            Var::from_tensor(&Tensor::from_vec(values.to_vec(), &shape, &Device::Cpu).unwrap()).unwrap()
         };
         let (x_leaf, w_leaf) = (leaf(&x, [n, i]), leaf(&w, [o, i]));
         let dy_tensor = Tensor::from_vec(dy.clone(), &[n, o], &Device::Cpu).unwrap();
         let y_tensor = x_leaf.matmul(&w_leaf.t().unwrap()).unwrap();
-        let gradients = (&y_tensor * dy_tensor)
-            .unwrap()
-            .sum_all()
-            .unwrap()
-            .backward()
-            .unwrap();
+        let gradients = (&y_tensor * dy_tensor).unwrap().sum_all().unwrap().backward().unwrap();
         let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
 
         let [y, dx, dw] = all(&x, &w, &dy, &vec![0.0; o * i], sizes, DType::F32);
@@ -259,13 +191,7 @@ mod tests {
 
     #[test]
     fn the_number_of_threads_changes_no_bit() {
-        for sizes in [
-            [256, 192, 320],
-            [129, 517, 75],
-            [1, 700, 900],
-            [600, 1100, 530],
-            [2000, 33, 1],
-        ] {
+        for sizes in [[256, 192, 320], [129, 517, 75], [1, 700, 900], [600, 1100, 530], [2000, 33, 1]] {
             let [x, w, dy, start] = inputs(sizes);
             for dtype in [DType::F32, DType::BF16] {
                 assert_same_at_any_thread_count(|| all(&x, &w, &dy, &start, sizes, dtype).to_vec());
@@ -293,65 +219,18 @@ mod tests {
         let (x, w) = (zeros(&[4, 3], DType::F32), zeros(&[5, 3], DType::F32));
         let mut none = zeros(&[0], DType::F32);
         let narrow = forward(&x, &w, &mut zeros(&[4, 6], DType::F32), &mut none).unwrap_err();
-        assert_eq!(
-            narrow.to_string(),
-            "linear::forward: `y_NO` has shape [4, 6], expected [4, 5]"
-        );
+        assert_eq!(narrow.to_string(), "linear::forward: `y_NO` has shape [4, 6], expected [4, 5]");
         let mixed = forward(&x, &w, &mut zeros(&[4, 5], DType::BF16), &mut none).unwrap_err();
-        assert_eq!(
-            mixed.to_string(),
-            "linear::forward: `y_NO` holds BF16, expected F32"
-        );
+        assert_eq!(mixed.to_string(), "linear::forward: `y_NO` holds BF16, expected F32");
         let square = zeros(&[3, 3], DType::F32);
-        let aliased = forward(
-            &square,
-            &w.view(0, &[3, 3]).unwrap(),
-            &mut square.clone(),
-            &mut none,
-        )
-        .unwrap_err();
-        assert!(
-            matches!(
-                aliased,
-                Error::Aliased {
-                    output: "y_NO",
-                    other: "x_NI",
-                    ..
-                }
-            ),
-            "{aliased}"
-        );
+        let aliased = forward(&square, &w.view(0, &[3, 3]).unwrap(), &mut square.clone(), &mut none).unwrap_err();
+        assert!(matches!(aliased, Error::Aliased { output: "y_NO", other: "x_NI", .. }), "{aliased}");
         let bf16 = zeros(&[3, 3], DType::BF16);
         let small = forward(&bf16, &bf16, &mut zeros(&[3, 3], DType::BF16), &mut none).unwrap_err();
-        assert!(
-            matches!(
-                small,
-                Error::Workspace {
-                    needed: 123,
-                    actual: 0,
-                    ..
-                }
-            ),
-            "{small}"
-        );
+        assert!(matches!(small, Error::Workspace { needed: 123, actual: 0, .. }), "{small}");
         let integers = zeros(&[3, 3], DType::I32);
         let mut space = workspace(123);
-        let wrong = forward(
-            &integers,
-            &integers,
-            &mut zeros(&[3, 3], DType::I32),
-            &mut space,
-        )
-        .unwrap_err();
-        assert!(
-            matches!(
-                wrong,
-                Error::DType {
-                    argument: "x_NI",
-                    ..
-                }
-            ),
-            "{wrong}"
-        );
+        let wrong = forward(&integers, &integers, &mut zeros(&[3, 3], DType::I32), &mut space).unwrap_err();
+        assert!(matches!(wrong, Error::DType { argument: "x_NI", .. }), "{wrong}");
     }
 }

@@ -92,19 +92,8 @@ impl Plan {
     }
 
     /// Adds a buffer.
-    pub fn add(
-        &mut self,
-        name: impl Into<String>,
-        category: Category,
-        dtype: DType,
-        shape: &[usize],
-    ) -> BufferId {
-        self.buffers.push(PlannedBuffer {
-            name: name.into(),
-            category,
-            dtype,
-            shape: shape.to_vec(),
-        });
+    pub fn add(&mut self, name: impl Into<String>, category: Category, dtype: DType, shape: &[usize]) -> BufferId {
+        self.buffers.push(PlannedBuffer { name: name.into(), category, dtype, shape: shape.to_vec() });
         BufferId(self.buffers.len() - 1)
     }
 
@@ -120,33 +109,21 @@ impl Plan {
 
     /// Size of the buffers of one category.
     pub fn bytes_of(&self, category: Category) -> u64 {
-        self.buffers
-            .iter()
-            .filter(|buffer| buffer.category == category)
-            .map(PlannedBuffer::bytes)
-            .sum()
+        self.buffers.iter().filter(|buffer| buffer.category == category).map(PlannedBuffer::bytes).sum()
     }
 
     /// Size of each category that has a buffer, in the categories' order.
     pub fn by_category(&self) -> Vec<(Category, u64)> {
-        let mut categories: Vec<Category> =
-            self.buffers.iter().map(|buffer| buffer.category).collect();
+        let mut categories: Vec<Category> = self.buffers.iter().map(|buffer| buffer.category).collect();
         categories.sort_unstable();
         categories.dedup();
-        categories
-            .into_iter()
-            .map(|category| (category, self.bytes_of(category)))
-            .collect()
+        categories.into_iter().map(|category| (category, self.bytes_of(category))).collect()
     }
 
     /// Allocates every buffer, all zero.
     pub fn allocate(&self, device: &Device) -> Result<Arena> {
-        let allocate =
-            |planned: &PlannedBuffer| Buffer::zeros(&planned.shape, planned.dtype, device);
-        Ok(Arena {
-            buffers: self.buffers.iter().map(allocate).collect::<Result<_>>()?,
-            bytes: self.bytes(),
-        })
+        let allocate = |planned: &PlannedBuffer| Buffer::zeros(&planned.shape, planned.dtype, device);
+        Ok(Arena { buffers: self.buffers.iter().map(allocate).collect::<Result<_>>()?, bytes: self.bytes() })
     }
 }
 
@@ -186,21 +163,13 @@ mod tests {
         assert_eq!(plan.bytes(), 800 + 200 + 200 + 4);
         assert_eq!(
             plan.by_category(),
-            [
-                (Category::Weights, 204),
-                (Category::MasterRemainder, 200),
-                (Category::OptimizerMoments, 800)
-            ]
+            [(Category::Weights, 204), (Category::MasterRemainder, 200), (Category::OptimizerMoments, 800)]
         );
         let arena = plan.allocate(&Device::Cpu).unwrap();
         assert_eq!(arena.bytes(), plan.bytes());
         let mut one = arena.buffer(weights);
         one.write(&[crate::bf16::ONE; 100]).unwrap();
-        assert_eq!(
-            arena.buffer(weights).read_f32().unwrap(),
-            [1.0; 100],
-            "both share the arena's memory"
-        );
+        assert_eq!(arena.buffer(weights).read_f32().unwrap(), [1.0; 100], "both share the arena's memory");
     }
 
     #[test]

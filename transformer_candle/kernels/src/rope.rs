@@ -19,31 +19,18 @@ pub struct RopeTables {
 }
 
 /// The tables of positions `0..positions`.
-pub fn tables(
-    positions: usize,
-    head_size: usize,
-    theta: f64,
-    device: &Device,
-) -> Result<RopeTables> {
+pub fn tables(positions: usize, head_size: usize, theta: f64, device: &Device) -> Result<RopeTables> {
     if head_size == 0 || !head_size.is_multiple_of(2) || !theta.is_finite() || theta <= 0.0 {
-        let problem =
-            format!("needs an even head size and a positive theta, given {head_size} and {theta}");
-        return Err(Error::Invalid {
-            operation: "rope::tables",
-            problem,
-        });
+        let problem = format!("needs an even head size and a positive theta, given {head_size} and {theta}");
+        return Err(Error::Invalid { operation: "rope::tables", problem });
     }
     let half = head_size / 2;
     let table = |function: fn(f64) -> f64| -> Result<Buffer> {
         let frequency = |j: usize| theta.powf(-2.0 * j as f64 / head_size as f64);
-        let values = (0..positions)
-            .flat_map(|t| (0..half).map(move |j| function(t as f64 * frequency(j)) as f32));
+        let values = (0..positions).flat_map(|t| (0..half).map(move |j| function(t as f64 * frequency(j)) as f32));
         Buffer::from_tensor(Tensor::from_iter(values, device)?.reshape((positions, half))?)
     };
-    Ok(RopeTables {
-        cos_TE2: table(f64::cos)?,
-        sin_TE2: table(f64::sin)?,
-    })
+    Ok(RopeTables { cos_TE2: table(f64::cos)?, sin_TE2: table(f64::sin)? })
 }
 
 /// Turns the query and key heads of every row by the angles of the row's position; values stay. F32 or BF16.
@@ -56,15 +43,7 @@ pub fn forward(
     sequence_length: usize,
     first_position: usize,
 ) -> Result<()> {
-    rotate(
-        "rope::forward",
-        qkv_NP,
-        layout,
-        tables,
-        sequence_length,
-        first_position,
-        1.0,
-    )
+    rotate("rope::forward", qkv_NP, layout, tables, sequence_length, first_position, 1.0)
 }
 
 /// Turns the gradients of the rotated heads back, which makes them the gradients of the heads before [`forward`].
@@ -75,15 +54,7 @@ pub fn backward(
     sequence_length: usize,
     first_position: usize,
 ) -> Result<()> {
-    rotate(
-        "rope::backward",
-        dqkv_NP,
-        layout,
-        tables,
-        sequence_length,
-        first_position,
-        -1.0,
-    )
+    rotate("rope::backward", dqkv_NP, layout, tables, sequence_length, first_position, -1.0)
 }
 
 fn rotate(
@@ -104,13 +75,10 @@ fn rotate(
         .output("qkv_NP", qkv_NP, dtype, &[rows, layout.packed_width()])
         .input("cos_TE2", &tables.cos_TE2, DType::F32, &[positions, half])
         .input("sin_TE2", &tables.sin_TE2, DType::F32, &[positions, half])
-        .require(last <= known, || {
-            format!("positions up to {last} are asked for, the tables hold {known}")
-        })
-        .require(
-            sequence_length > 0 && rows.is_multiple_of(sequence_length),
-            || format!("{rows} rows are not whole sequences of {sequence_length}"),
-        );
+        .require(last <= known, || format!("positions up to {last} are asked for, the tables hold {known}"))
+        .require(sequence_length > 0 && rows.is_multiple_of(sequence_length), || {
+            format!("{rows} rows are not whole sequences of {sequence_length}")
+        });
     arguments.cpu(|access| {
         with_element!(operation, "qkv_NP", dtype, E => {
             let angles = cpu::rope::Angles {
@@ -129,50 +97,25 @@ pub mod reference {
     use crate::{HeadLayout, Real};
 
     /// See [`super::forward`].
-    pub fn forward<R: Real>(
-        qkv_NP: &[R],
-        layout: &HeadLayout,
-        theta: f64,
-        length: usize,
-        first: usize,
-    ) -> Vec<R> {
+    pub fn forward<R: Real>(qkv_NP: &[R], layout: &HeadLayout, theta: f64, length: usize, first: usize) -> Vec<R> {
         rotate(qkv_NP, layout, theta, length, first, R::ONE)
     }
 
     /// See [`super::backward`].
-    pub fn backward<R: Real>(
-        dqkv_NP: &[R],
-        layout: &HeadLayout,
-        theta: f64,
-        length: usize,
-        first: usize,
-    ) -> Vec<R> {
+    pub fn backward<R: Real>(dqkv_NP: &[R], layout: &HeadLayout, theta: f64, length: usize, first: usize) -> Vec<R> {
         rotate(dqkv_NP, layout, theta, length, first, -R::ONE)
     }
 
-    fn rotate<R: Real>(
-        rows: &[R],
-        layout: &HeadLayout,
-        theta: f64,
-        length: usize,
-        first: usize,
-        sign: R,
-    ) -> Vec<R> {
+    fn rotate<R: Real>(rows: &[R], layout: &HeadLayout, theta: f64, length: usize, first: usize, sign: R) -> Vec<R> {
         let mut turned = rows.to_vec();
         for (n, row) in turned.chunks_exact_mut(layout.packed_width()).enumerate() {
             let position = (first + n % length) as f64;
-            for head in row
-                .chunks_exact_mut(layout.head_size)
-                .take(layout.heads + layout.kv_heads)
-            {
+            for head in row.chunks_exact_mut(layout.head_size).take(layout.heads + layout.kv_heads) {
                 let (left, right) = head.split_at_mut(layout.head_size / 2);
                 for j in 0..left.len() {
                     let angle = position * theta.powf(-2.0 * j as f64 / layout.head_size as f64);
                     let (cos, sin) = (R::of(angle.cos()), sign * R::of(angle.sin()));
-                    (left[j], right[j]) = (
-                        left[j] * cos - right[j] * sin,
-                        right[j] * cos + left[j] * sin,
-                    );
+                    (left[j], right[j]) = (left[j] * cos - right[j] * sin, right[j] * cos + left[j] * sin);
                 }
             }
         }

@@ -9,20 +9,9 @@ use crate::testing::*;
 type Operation = fn(&mut Buffer, &HeadLayout, &RopeTables, usize, usize) -> Result<()>;
 
 const THETA: f64 = 10_000.0;
-const LAYOUT: HeadLayout = HeadLayout {
-    heads: 4,
-    kv_heads: 2,
-    head_size: 6,
-};
+const LAYOUT: HeadLayout = HeadLayout { heads: 4, kv_heads: 2, head_size: 6 };
 
-fn run(
-    operation: Operation,
-    qkv: &[f64],
-    layout: &HeadLayout,
-    length: usize,
-    first: usize,
-    dtype: DType,
-) -> Buffer {
+fn run(operation: Operation, qkv: &[f64], layout: &HeadLayout, length: usize, first: usize, dtype: DType) -> Buffer {
     let width = layout.packed_width();
     let mut qkv = buffer(qkv, &[qkv.len() / width, width], dtype);
     let tables = tables(first + length, layout.head_size, THETA, &Device::Cpu).unwrap();
@@ -51,23 +40,13 @@ proptest! {
 fn f32_matches_pytorch() {
     let golden = Golden::load("rope");
     let heads = golden.integers("heads_3");
-    let layout = HeadLayout {
-        heads: heads[0] as usize,
-        kv_heads: heads[1] as usize,
-        head_size: heads[2] as usize,
-    };
-    let [length, later] =
-        ["sequence_length", "first_position"].map(|name| golden.integers(name)[0] as usize);
+    let layout = HeadLayout { heads: heads[0] as usize, kv_heads: heads[1] as usize, head_size: heads[2] as usize };
+    let [length, later] = ["sequence_length", "first_position"].map(|name| golden.integers(name)[0] as usize);
     assert_eq!(golden.values("theta"), [THETA]);
     let (qkv, drotated) = (golden.values("qkv_NP"), golden.values("drotated_NP"));
-    let turned = |operation, values: &[f64], first| {
-        run(operation, values, &layout, length, first, DType::F32)
-    };
+    let turned = |operation, values: &[f64], first| run(operation, values, &layout, length, first, DType::F32);
     assert_near(&turned(forward, &qkv, 0), &golden.values("rotated_NP"));
-    assert_near(
-        &turned(forward, &qkv, later),
-        &golden.values("later_rotated_NP"),
-    );
+    assert_near(&turned(forward, &qkv, later), &golden.values("later_rotated_NP"));
     assert_near(&turned(backward, &drotated, 0), &golden.values("dqkv_NP"));
 }
 
@@ -75,17 +54,10 @@ fn f32_matches_pytorch() {
 fn f32_matches_candle_autograd() {
     let (length, width) = (5, LAYOUT.packed_width());
     let (qkv, drotated) = (numbers(1, length * width), numbers(2, length * width));
-    let leaf =
-        Var::from_tensor(&Tensor::from_vec(qkv.clone(), (length, width), &Device::Cpu).unwrap())
-            .unwrap();
-    let heads = leaf
-        .reshape((length, LAYOUT.heads + 2 * LAYOUT.kv_heads, LAYOUT.head_size))
-        .unwrap();
+    let leaf = Var::from_tensor(&Tensor::from_vec(qkv.clone(), (length, width), &Device::Cpu).unwrap()).unwrap();
+    let heads = leaf.reshape((length, LAYOUT.heads + 2 * LAYOUT.kv_heads, LAYOUT.head_size)).unwrap();
     let turning = heads.narrow(1, 0, LAYOUT.heads + LAYOUT.kv_heads).unwrap();
-    let (left, right) = (
-        turning.narrow(2, 0, 3).unwrap(),
-        turning.narrow(2, 3, 3).unwrap(),
-    );
+    let (left, right) = (turning.narrow(2, 0, 3).unwrap(), turning.narrow(2, 3, 3).unwrap());
     let table = |function: fn(f64) -> f64| {
         let angle = |at: usize| (at / 3) as f64 * THETA.powf(-2.0 * (at % 3) as f64 / 6.0);
         let values: Vec<f64> = (0..length * 3).map(|at| function(angle(at))).collect();
@@ -95,38 +67,18 @@ fn f32_matches_candle_autograd() {
     let times = |a: &Tensor, b: &Tensor| a.broadcast_mul(b).unwrap();
     let new_left = (times(&left, &cos) - times(&right, &sin)).unwrap();
     let new_right = (times(&right, &cos) + times(&left, &sin)).unwrap();
-    let values = heads
-        .narrow(1, LAYOUT.heads + LAYOUT.kv_heads, LAYOUT.kv_heads)
-        .unwrap();
-    let rotated = Tensor::cat(
-        &[Tensor::cat(&[new_left, new_right], 2).unwrap(), values],
-        1,
-    )
-    .unwrap();
+    let values = heads.narrow(1, LAYOUT.heads + LAYOUT.kv_heads, LAYOUT.kv_heads).unwrap();
+    let rotated = Tensor::cat(&[Tensor::cat(&[new_left, new_right], 2).unwrap(), values], 1).unwrap();
     let weights = Tensor::from_vec(drotated.clone(), rotated.dims(), &Device::Cpu).unwrap();
-    let gradients = (&rotated * weights)
-        .unwrap()
-        .sum_all()
-        .unwrap()
-        .backward()
-        .unwrap();
+    let gradients = (&rotated * weights).unwrap().sum_all().unwrap().backward().unwrap();
     let numbers = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
-    assert_near(
-        &run(forward, &qkv, &LAYOUT, length, 0, DType::F32),
-        &numbers(&rotated),
-    );
-    assert_near(
-        &run(backward, &drotated, &LAYOUT, length, 0, DType::F32),
-        &numbers(gradients.get(&leaf).unwrap()),
-    );
+    assert_near(&run(forward, &qkv, &LAYOUT, length, 0, DType::F32), &numbers(&rotated));
+    assert_near(&run(backward, &drotated, &LAYOUT, length, 0, DType::F32), &numbers(gradients.get(&leaf).unwrap()));
 }
 
 #[test]
 fn the_references_gradient_is_the_slope_of_its_forward() {
-    let (qkv, drotated) = (
-        numbers(1, 3 * LAYOUT.packed_width()),
-        numbers(2, 3 * LAYOUT.packed_width()),
-    );
+    let (qkv, drotated) = (numbers(1, 3 * LAYOUT.packed_width()), numbers(2, 3 * LAYOUT.packed_width()));
     let scalar = |qkv: &[f64]| dot(&reference::forward(qkv, &LAYOUT, THETA, 3, 7), &drotated);
     let gradient = reference::backward(&drotated, &LAYOUT, THETA, 3, 7);
     assert_same_gradient(&gradient, &finite_differences(scalar, &qkv));
@@ -136,11 +88,7 @@ fn the_references_gradient_is_the_slope_of_its_forward() {
 fn the_number_of_threads_changes_no_bit() {
     let qkv = numbers(1, 2 * 700 * LAYOUT.packed_width());
     for dtype in [DType::F32, DType::BF16] {
-        let both = || {
-            [forward as Operation, backward]
-                .map(|f| run(f, &qkv, &LAYOUT, 700, 3, dtype))
-                .to_vec()
-        };
+        let both = || [forward as Operation, backward].map(|f| run(f, &qkv, &LAYOUT, 700, 3, dtype)).to_vec();
         assert_same_at_any_thread_count(both);
     }
 }
@@ -160,66 +108,25 @@ fn values_stay_as_they_are_and_turning_back_undoes_turning() {
 #[test]
 fn angles_of_far_positions_come_from_double_precision() {
     let tables = tables(200_001, 4, 500_000.0, &Device::Cpu).unwrap();
-    let last: [f32; 2] = tables.sin_TE2.read::<f32>().unwrap()[400_000..]
-        .try_into()
-        .unwrap();
-    assert_eq!(
-        last,
-        [
-            200_000f64.sin() as f32,
-            (200_000.0 * 500_000f64.powf(-0.5)).sin() as f32
-        ]
-    );
+    let last: [f32; 2] = tables.sin_TE2.read::<f32>().unwrap()[400_000..].try_into().unwrap();
+    assert_eq!(last, [200_000f64.sin() as f32, (200_000.0 * 500_000f64.powf(-0.5)).sin() as f32]);
 }
 
 #[test]
 fn wrong_arguments_are_refused_by_name() {
     let known = tables(8, 6, THETA, &Device::Cpu).unwrap();
     let refused = |shape: &[usize], length, first| {
-        forward(
-            &mut zeros(shape, DType::F32),
-            &LAYOUT,
-            &known,
-            length,
-            first,
-        )
-        .unwrap_err()
-        .to_string()
+        forward(&mut zeros(shape, DType::F32), &LAYOUT, &known, length, first).unwrap_err().to_string()
     };
-    assert_eq!(
-        refused(&[8, 48], 8, 1),
-        "rope::forward: positions up to 9 are asked for, the tables hold 8"
-    );
-    assert_eq!(
-        refused(&[9, 48], 4, 0),
-        "rope::forward: 9 rows are not whole sequences of 4"
-    );
-    assert_eq!(
-        refused(&[8, 47], 8, 0),
-        "rope::forward: `qkv_NP` has shape [8, 47], expected [8, 48]"
-    );
+    assert_eq!(refused(&[8, 48], 8, 1), "rope::forward: positions up to 9 are asked for, the tables hold 8");
+    assert_eq!(refused(&[9, 48], 4, 0), "rope::forward: 9 rows are not whole sequences of 4");
+    assert_eq!(refused(&[8, 47], 8, 0), "rope::forward: `qkv_NP` has shape [8, 47], expected [8, 48]");
     assert!(refused(&[8, 48], 0, 0).contains("whole sequences of 0"));
     let mut inside = known.cos_TE2.view(0, &[0, 48]).unwrap();
-    assert!(
-        backward(&mut inside, &LAYOUT, &known, 8, 0).is_ok(),
-        "no rows, nothing to do"
-    );
+    assert!(backward(&mut inside, &LAYOUT, &known, 8, 0).is_ok(), "no rows, nothing to do");
     let table = zeros(&[16, 3], DType::F32);
-    let own = RopeTables {
-        cos_TE2: table.view(0, &[16, 3]).unwrap(),
-        sin_TE2: zeros(&[16, 3], DType::F32),
-    };
+    let own = RopeTables { cos_TE2: table.view(0, &[16, 3]).unwrap(), sin_TE2: zeros(&[16, 3], DType::F32) };
     let error = forward(&mut table.view(0, &[1, 48]).unwrap(), &LAYOUT, &own, 1, 0).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Aliased {
-                output: "qkv_NP",
-                other: "cos_TE2",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Aliased { output: "qkv_NP", other: "cos_TE2", .. }), "{error}");
     assert!(tables(8, 5, THETA, &Device::Cpu).is_err() && tables(8, 6, 0.0, &Device::Cpu).is_err());
 }

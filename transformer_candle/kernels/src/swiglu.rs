@@ -10,9 +10,12 @@ use crate::{Buffer, Result, cpu};
 /// `out = silu(gate) * up` with `silu(x) = x / (1 + e^-x)`. Both F32 or both BF16.
 pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
     let (dtype, [n, i]) = (out_NI.dtype(), sizes(out_NI));
-    let arguments = Arguments::of("swiglu::forward")
-        .input("gate_up_N2I", gate_up_N2I, dtype, &[n, 2 * i])
-        .output("out_NI", out_NI, dtype, &[n, i]);
+    let arguments = Arguments::of("swiglu::forward").input("gate_up_N2I", gate_up_N2I, dtype, &[n, 2 * i]).output(
+        "out_NI",
+        out_NI,
+        dtype,
+        &[n, i],
+    );
     arguments.cpu(|access| {
         with_element!("swiglu::forward", "out_NI", dtype, E => {
             cpu::swiglu::forward::<E>(gate_up_N2I.slice(access), out_NI.slice_mut(access), i);
@@ -51,11 +54,7 @@ pub mod reference {
     /// See [`super::forward`].
     pub fn forward<R: Real>(gate_up_N2I: &[R], i: usize) -> Vec<R> {
         let silu_times = |gate: R, up: R| gate * sigmoid(gate) * up;
-        let row = |row: &[R]| {
-            (0..i)
-                .map(|j| silu_times(row[j], row[i + j]))
-                .collect::<Vec<_>>()
-        };
+        let row = |row: &[R]| (0..i).map(|j| silu_times(row[j], row[i + j])).collect::<Vec<_>>();
         gate_up_N2I.chunks_exact(2 * i).flat_map(row).collect()
     }
 
@@ -91,10 +90,7 @@ mod tests {
     /// The output and the gradient of one call.
     fn run(gate_up: &[f64], dout: &[f64], i: usize, dtype: DType) -> [Buffer; 2] {
         let n = dout.len() / i;
-        let (gate_up, dout) = (
-            buffer(gate_up, &[n, 2 * i], dtype),
-            buffer(dout, &[n, i], dtype),
-        );
+        let (gate_up, dout) = (buffer(gate_up, &[n, 2 * i], dtype), buffer(dout, &[n, i], dtype));
         let (mut out, mut dgate_up) = (zeros(&[n, i], dtype), zeros(&[n, 2 * i], dtype));
         forward(&gate_up, &mut out).unwrap();
         backward(&gate_up, &dout, &mut dgate_up).unwrap();
@@ -102,10 +98,7 @@ mod tests {
     }
 
     fn inputs(n: usize, i: usize) -> [Vec<f64>; 2] {
-        [
-            numbers(1, n * 2 * i).into_iter().map(|x| 8.0 * x).collect(),
-            numbers(2, n * i),
-        ]
+        [numbers(1, n * 2 * i).into_iter().map(|x| 8.0 * x).collect(), numbers(2, n * i)]
     }
 
     proptest! {
@@ -124,11 +117,7 @@ mod tests {
     #[test]
     fn f32_matches_pytorch() {
         let golden = Golden::load("swiglu");
-        let (gate_up, dout, i) = (
-            golden.values("gate_up_N2I"),
-            golden.values("dout_NI"),
-            golden.shape("out_NI")[1],
-        );
+        let (gate_up, dout, i) = (golden.values("gate_up_N2I"), golden.values("dout_NI"), golden.shape("out_NI")[1]);
         let [out, dgate_up] = run(&gate_up, &dout, i, DType::F32);
         assert_near(&out, &golden.values("out_NI"));
         assert_near(&dgate_up, &golden.values("dgate_up_N2I"));
@@ -138,19 +127,12 @@ mod tests {
     fn f32_matches_candle_autograd() {
         let (n, i) = (9, 14);
         let [gate_up, dout] = inputs(n, i);
-        let leaf =
-            Var::from_tensor(&Tensor::from_vec(gate_up.clone(), (n, 2 * i), &Device::Cpu).unwrap())
-                .unwrap();
+        let leaf = Var::from_tensor(&Tensor::from_vec(gate_up.clone(), (n, 2 * i), &Device::Cpu).unwrap()).unwrap();
         let (gate, up) = (leaf.narrow(1, 0, i).unwrap(), leaf.narrow(1, i, i).unwrap());
         let silu = (&gate / (gate.neg().unwrap().exp().unwrap() + 1.0).unwrap()).unwrap();
         let product = (silu * up).unwrap();
         let weights = Tensor::from_vec(dout.clone(), (n, i), &Device::Cpu).unwrap();
-        let gradients = (&product * weights)
-            .unwrap()
-            .sum_all()
-            .unwrap()
-            .backward()
-            .unwrap();
+        let gradients = (&product * weights).unwrap().sum_all().unwrap().backward().unwrap();
         let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
         let [out, dgate_up] = run(&gate_up, &dout, i, DType::F32);
         assert_near(&out, &values(&product));
@@ -160,10 +142,7 @@ mod tests {
     #[test]
     fn the_references_gradient_is_the_slope_of_its_forward() {
         let [gate_up, dout] = inputs(3, 5);
-        let slope = finite_differences(
-            |gate_up| dot(&reference::forward(gate_up, 5), &dout),
-            &gate_up,
-        );
+        let slope = finite_differences(|gate_up| dot(&reference::forward(gate_up, 5), &dout), &gate_up);
         assert_same_gradient(&reference::backward(&gate_up, &dout, 5), &slope);
     }
 
@@ -177,64 +156,23 @@ mod tests {
 
     #[test]
     fn far_out_values_neither_overflow_nor_get_lost() {
-        let [out, dgate_up] = run(
-            &[1e4, -1e4, f64::NAN, 2.0, 2.0, 2.0],
-            &[1.0; 3],
-            3,
-            DType::F32,
-        );
+        let [out, dgate_up] = run(&[1e4, -1e4, f64::NAN, 2.0, 2.0, 2.0], &[1.0; 3], 3, DType::F32);
         let (out, dgate_up) = (out.read_f32().unwrap(), dgate_up.read_f32().unwrap());
         assert_eq!((out[0], out[1], out[2].is_nan()), (2e4, 0.0, true));
-        assert_eq!(
-            (dgate_up[0], dgate_up[1], dgate_up[2].is_nan()),
-            (2.0, 0.0, true)
-        );
+        assert_eq!((dgate_up[0], dgate_up[1], dgate_up[2].is_nan()), (2.0, 0.0, true));
     }
 
     #[test]
     fn wrong_arguments_are_refused_by_name() {
         let gate_up = zeros(&[4, 6], DType::F32);
         let error = forward(&gate_up, &mut zeros(&[4, 2], DType::F32)).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "swiglu::forward: `gate_up_N2I` has shape [4, 6], expected [4, 4]"
-        );
+        assert_eq!(error.to_string(), "swiglu::forward: `gate_up_N2I` has shape [4, 6], expected [4, 4]");
         let error = forward(&gate_up, &mut gate_up.view(12, &[4, 3]).unwrap()).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::Aliased {
-                    output: "out_NI",
-                    other: "gate_up_N2I",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, Error::Aliased { output: "out_NI", other: "gate_up_N2I", .. }), "{error}");
         let (dout, mut same) = (zeros(&[4, 3], DType::F32), gate_up.clone());
         let error = backward(&gate_up, &dout, &mut same).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::Aliased {
-                    output: "dgate_up_N2I",
-                    other: "gate_up_N2I",
-                    ..
-                }
-            ),
-            "{error}"
-        );
-        let error =
-            forward(&zeros(&[4, 6], DType::I32), &mut zeros(&[4, 3], DType::I32)).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::DType {
-                    argument: "out_NI",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, Error::Aliased { output: "dgate_up_N2I", other: "gate_up_N2I", .. }), "{error}");
+        let error = forward(&zeros(&[4, 6], DType::I32), &mut zeros(&[4, 3], DType::I32)).unwrap_err();
+        assert!(matches!(error, Error::DType { argument: "out_NI", .. }), "{error}");
     }
 }

@@ -9,18 +9,14 @@ use crate::{Buffer, Element, bf16};
 /// Numbers in -1..1 with a bell-like distribution, the same for the same seed. bf16 holds each exactly, so that an
 /// operation's result in either type differs from the exact one by its own rounding only.
 pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f64> {
-    let mut state = seed
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(0x1234_5678_9abc_def1);
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x1234_5678_9abc_def1);
     let mut uniform = || {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         (state >> 11) as f64 / (1u64 << 53) as f64 - 0.5
     };
-    (0..count)
-        .map(|_| f64::from(bf16::narrow((uniform() + uniform()) as f32).widen()))
-        .collect()
+    (0..count).map(|_| f64::from(bf16::narrow((uniform() + uniform()) as f32).widen())).collect()
 }
 
 pub(crate) fn to_f32(values: &[f64]) -> Vec<f32> {
@@ -31,14 +27,7 @@ pub(crate) fn to_f32(values: &[f64]) -> Vec<f32> {
 pub(crate) fn buffer(values: &[f64], shape: &[usize], dtype: DType) -> Buffer {
     let mut buffer = Buffer::zeros(shape, dtype, &Device::Cpu).unwrap();
     match dtype {
-        DType::BF16 => buffer
-            .write(
-                &to_f32(values)
-                    .into_iter()
-                    .map(bf16::narrow)
-                    .collect::<Vec<_>>(),
-            )
-            .unwrap(),
+        DType::BF16 => buffer.write(&to_f32(values).into_iter().map(bf16::narrow).collect::<Vec<_>>()).unwrap(),
         _ => buffer.write(&to_f32(values)).unwrap(),
     }
     buffer
@@ -64,27 +53,15 @@ pub(crate) fn integers<T: crate::Scalar>(values: &[T]) -> Buffer {
 /// ‖ours - exact‖ / ‖exact‖.
 pub(crate) fn relative_error(ours: &[f32], exact: &[f64]) -> f64 {
     assert_eq!(ours.len(), exact.len());
-    let difference: f64 = ours
-        .iter()
-        .zip(exact)
-        .map(|(&a, &b)| (f64::from(a) - b).powi(2))
-        .sum();
+    let difference: f64 = ours.iter().zip(exact).map(|(&a, &b)| (f64::from(a) - b).powi(2)).sum();
     let size: f64 = exact.iter().map(|value| value * value).sum();
-    if size == 0.0 {
-        difference.sqrt()
-    } else {
-        (difference / size).sqrt()
-    }
+    if size == 0.0 { difference.sqrt() } else { (difference / size).sqrt() }
 }
 
 /// Fails unless the buffer is as near to the exact values as its element type and a sum's rounding allow.
 #[track_caller]
 pub(crate) fn assert_near(buffer: &Buffer, exact: &[f64]) {
-    let bound = if buffer.dtype() == DType::BF16 {
-        4e-3
-    } else {
-        1e-5
-    };
+    let bound = if buffer.dtype() == DType::BF16 { 4e-3 } else { 1e-5 };
     assert_within(buffer, exact, bound);
 }
 
@@ -92,12 +69,7 @@ pub(crate) fn assert_near(buffer: &Buffer, exact: &[f64]) {
 #[track_caller]
 pub(crate) fn assert_within(buffer: &Buffer, exact: &[f64], bound: f64) {
     let error = relative_error(&buffer.read_f32().unwrap(), exact);
-    assert!(
-        error <= bound,
-        "relative error {error:e} of {:?} {:?}",
-        buffer.dtype(),
-        buffer.shape()
-    );
+    assert!(error <= bound, "relative error {error:e} of {:?} {:?}", buffer.dtype(), buffer.shape());
 }
 
 /// d function / d argument in f64 by central differences.
@@ -120,10 +92,7 @@ pub(crate) fn finite_differences(function: impl Fn(&[f64]) -> f64, argument: &[f
 pub(crate) fn assert_same_gradient(ours: &[f64], differences: &[f64]) {
     assert_eq!(ours.len(), differences.len());
     for (index, (ours, theirs)) in ours.iter().zip(differences).enumerate() {
-        assert!(
-            (ours - theirs).abs() <= 1e-7 * (1.0 + theirs.abs()),
-            "[{index}]: {ours} against {theirs}"
-        );
+        assert!((ours - theirs).abs() <= 1e-7 * (1.0 + theirs.abs()), "[{index}]: {ours} against {theirs}");
     }
 }
 
@@ -136,26 +105,13 @@ pub(crate) fn dot(values: &[f64], weights: &[f64]) -> f64 {
 #[track_caller]
 pub(crate) fn assert_same_at_any_thread_count(compute: impl Fn() -> Vec<Buffer> + Sync) {
     let run = |threads: usize| -> Vec<Vec<u32>> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .unwrap();
-        let bits = |buffer: &Buffer| {
-            buffer
-                .read_f32()
-                .unwrap()
-                .into_iter()
-                .map(f32::to_bits)
-                .collect()
-        };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let bits = |buffer: &Buffer| buffer.read_f32().unwrap().into_iter().map(f32::to_bits).collect();
         pool.install(|| compute().iter().map(bits).collect())
     };
     let one = run(1);
     for threads in [2, 4] {
-        assert!(
-            run(threads) == one,
-            "the result at {threads} threads is another one than at 1"
-        );
+        assert!(run(threads) == one, "the result at {threads} threads is another one than at 1");
     }
 }
 
@@ -165,13 +121,7 @@ pub(crate) struct Golden(HashMap<String, Tensor>);
 impl Golden {
     pub(crate) fn load(operation: &str) -> Self {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden");
-        Self(
-            candle_core::safetensors::load(
-                format!("{folder}/{operation}.safetensors"),
-                &Device::Cpu,
-            )
-            .unwrap(),
-        )
+        Self(candle_core::safetensors::load(format!("{folder}/{operation}.safetensors"), &Device::Cpu).unwrap())
     }
 
     pub(crate) fn shape(&self, name: &str) -> &[usize] {

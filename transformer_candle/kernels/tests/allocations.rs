@@ -8,8 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kernels::{
-    Buffer, DType, Device, HeadLayout, adamw, add_rms_norm, attention, cast, embedding, grad_norm,
-    rope, swiglu,
+    Buffer, DType, Device, HeadLayout, adamw, add_rms_norm, attention, cast, embedding, grad_norm, rope, swiglu,
 };
 
 /// The largest allocation since it was last set to zero.
@@ -69,49 +68,18 @@ fn optimizer() {
     const X: usize = 300_000;
     let [mut weight, grad, mut first, mut second] = [(); 4].map(|()| zeros(&[X], DType::F32));
     let (mut half, mut remainder) = (zeros(&[X], DType::BF16), zeros(&[X], DType::I16));
-    let (mut norm, mut scalars) = (
-        zeros(&[1], DType::F32),
-        zeros(&[adamw::SCALARS], DType::F32),
-    );
+    let (mut norm, mut scalars) = (zeros(&[1], DType::F32), zeros(&[adamw::SCALARS], DType::F32));
     let mut workspace = zeros(&[grad_norm::workspace_elements(X)], DType::F32);
-    let settings = adamw::AdamW {
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-    };
+    let settings = adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
     scalars.write(&[1e-3f32, 0.1, 0.05, 1.0, 1.0]).unwrap();
-    assert_none("norm", || {
-        grad_norm::forward(&grad, &mut norm, &mut workspace)
-    });
+    assert_none("norm", || grad_norm::forward(&grad, &mut norm, &mut workspace));
     assert_none("clip", || grad_norm::clip(&norm, Some(1.0), &mut scalars));
-    assert_none("adamw", || {
-        adamw::step(
-            &mut weight,
-            None,
-            &grad,
-            &mut first,
-            &mut second,
-            &scalars,
-            &settings,
-            0.1,
-        )
-    });
+    assert_none("adamw", || adamw::step(&mut weight, None, &grad, &mut first, &mut second, &scalars, &settings, 0.1));
     assert_none("split adamw", || {
         let remainder = Some(&mut remainder);
-        adamw::step(
-            &mut half,
-            remainder,
-            &grad,
-            &mut first,
-            &mut second,
-            &scalars,
-            &settings,
-            0.1,
-        )
+        adamw::step(&mut half, remainder, &grad, &mut first, &mut second, &scalars, &settings, 0.1)
     });
-    assert_none("split", || {
-        cast::split_master(&weight, &mut half, &mut remainder)
-    });
+    assert_none("split", || cast::split_master(&weight, &mut half, &mut remainder));
     assert_none("join", || cast::join_master(&half, &remainder, &mut weight));
     assert_none("cast", || cast::forward(&weight, &mut half));
     assert_none("zero", || weight.zero());
@@ -122,74 +90,34 @@ fn rows(dtype: DType) {
     const N: usize = 600;
     const D: usize = 192;
     const V: usize = 1000;
-    let (table, ids, mut dtable) = (
-        zeros(&[V, D], dtype),
-        zeros(&[N], DType::U32),
-        zeros(&[V, D], DType::F32),
-    );
+    let (table, ids, mut dtable) = (zeros(&[V, D], dtype), zeros(&[N], DType::U32), zeros(&[V, D], DType::F32));
     let [x, branch, dy, mut out, mut sum] = [(); 5].map(|()| zeros(&[N, D], dtype));
-    let (weight, mut inv_rms, mut dweight) = (
-        zeros(&[D], dtype),
-        zeros(&[N], DType::F32),
-        zeros(&[D], DType::F32),
-    );
+    let (weight, mut inv_rms, mut dweight) = (zeros(&[D], dtype), zeros(&[N], DType::F32), zeros(&[D], DType::F32));
     let mut workspace = zeros(&[add_rms_norm::workspace_elements(N, D)], DType::F32);
     assert_none("embedding", || embedding::forward(&table, &ids, &mut out));
-    assert_none("embedding's gradient", || {
-        embedding::backward(&ids, &dy, &mut dtable)
-    });
-    assert_none("norm", || {
-        add_rms_norm::forward_add(&x, &branch, &weight, 1e-5, &mut sum, &mut out, &mut inv_rms)
-    });
+    assert_none("embedding's gradient", || embedding::backward(&ids, &dy, &mut dtable));
+    assert_none("norm", || add_rms_norm::forward_add(&x, &branch, &weight, 1e-5, &mut sum, &mut out, &mut inv_rms));
     assert_none("norm's gradient", || {
-        add_rms_norm::backward(
-            &x,
-            &weight,
-            &inv_rms,
-            &dy,
-            &mut out,
-            &mut dweight,
-            &mut workspace,
-        )
+        add_rms_norm::backward(&x, &weight, &inv_rms, &dy, &mut out, &mut dweight, &mut workspace)
     });
     let (gate_up, mut dgate_up) = (zeros(&[N, 2 * D], dtype), zeros(&[N, 2 * D], dtype));
     assert_none("swiglu", || swiglu::forward(&gate_up, &mut out));
-    assert_none("swiglu's gradient", || {
-        swiglu::backward(&gate_up, &dy, &mut dgate_up)
-    });
+    assert_none("swiglu's gradient", || swiglu::backward(&gate_up, &dy, &mut dgate_up));
 }
 
 fn heads(dtype: DType) {
     const B: usize = 2;
     const T: usize = 100;
-    let layout = HeadLayout {
-        heads: 4,
-        kv_heads: 2,
-        head_size: 32,
-    };
+    let layout = HeadLayout { heads: 4, kv_heads: 2, head_size: 32 };
     let [mut qkv, mut dqkv] = [(); 2].map(|()| zeros(&[B * T, layout.packed_width()], dtype));
     let [mut out, dout] = [(); 2].map(|()| zeros(&[B * T, 128], dtype));
     let mut lse = zeros(&[B, 4, T], DType::F32);
     let mut workspace = zeros(&[attention::workspace_elements(&layout, B, T)], DType::F32);
     let tables = rope::tables(T, 32, 1e4, &Device::Cpu).unwrap();
     assert_none("rope", || rope::forward(&mut qkv, &layout, &tables, T, 0));
-    assert_none("rope's gradient", || {
-        rope::backward(&mut dqkv, &layout, &tables, T, 0)
-    });
-    assert_none("attention", || {
-        attention::forward(&qkv, &layout, B, T, &mut out, &mut lse, &mut workspace)
-    });
+    assert_none("rope's gradient", || rope::backward(&mut dqkv, &layout, &tables, T, 0));
+    assert_none("attention", || attention::forward(&qkv, &layout, B, T, &mut out, &mut lse, &mut workspace));
     assert_none("attention's gradient", || {
-        attention::backward(
-            &qkv,
-            &out,
-            &lse,
-            &dout,
-            &layout,
-            B,
-            T,
-            &mut dqkv,
-            &mut workspace,
-        )
+        attention::backward(&qkv, &out, &lse, &dout, &layout, B, T, &mut dqkv, &mut workspace)
     });
 }

@@ -26,8 +26,8 @@ pub(crate) struct Update {
 
 impl Update {
     pub(crate) fn new(scalars: &[f32], settings: &AdamW, weight_decay: f32) -> Self {
-        let [rate, correction1, correction2] = [LEARNING_RATE, BIAS_CORRECTION1, BIAS_CORRECTION2]
-            .map(|index| f64::from(scalars[index]));
+        let [rate, correction1, correction2] =
+            [LEARNING_RATE, BIAS_CORRECTION1, BIAS_CORRECTION2].map(|index| f64::from(scalars[index]));
         Self {
             clip_scale: scalars[CLIP_SCALE],
             beta1: settings.beta1 as f32,
@@ -54,22 +54,17 @@ impl Update {
 type Moments<'a> = (&'a mut [f32], &'a mut [f32]);
 
 pub(crate) fn step(weight: &mut [f32], grad: &[f32], moments: Moments<'_>, update: &Update) {
-    weight
-        .par_chunks_mut(PIECE)
-        .zip(pieces(grad, moments))
-        .for_each(|(weight, (grad, (first, second)))| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    let moments = first.iter_mut().zip(second);
-                    for ((weight, &gradient), (first, second)) in
-                        weight.iter_mut().zip(grad).zip(moments)
-                    {
-                        *weight = update.apply(*weight, gradient, first, second);
-                    }
-                },
-            );
-        });
+    weight.par_chunks_mut(PIECE).zip(pieces(grad, moments)).for_each(|(weight, (grad, (first, second)))| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let moments = first.iter_mut().zip(second);
+                for ((weight, &gradient), (first, second)) in weight.iter_mut().zip(grad).zip(moments) {
+                    *weight = update.apply(*weight, gradient, first, second);
+                }
+            },
+        );
+    });
 }
 
 pub(crate) fn step_split(
@@ -78,29 +73,19 @@ pub(crate) fn step_split(
     moments: Moments<'_>,
     update: &Update,
 ) {
-    let master = weight
-        .par_chunks_mut(PIECE)
-        .zip(remainder.par_chunks_mut(PIECE));
-    master
-        .zip(pieces(grad, moments))
-        .for_each(|((weight, remainder), (grad, (first, second)))| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    let (master, moments) = (
-                        weight.iter_mut().zip(remainder),
-                        first.iter_mut().zip(second),
-                    );
-                    for (((weight, remainder), &gradient), (first, second)) in
-                        master.zip(grad).zip(moments)
-                    {
-                        let value =
-                            update.apply(join(*weight, *remainder), gradient, first, second);
-                        (*weight, *remainder) = split(value);
-                    }
-                },
-            );
-        });
+    let master = weight.par_chunks_mut(PIECE).zip(remainder.par_chunks_mut(PIECE));
+    master.zip(pieces(grad, moments)).for_each(|((weight, remainder), (grad, (first, second)))| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let (master, moments) = (weight.iter_mut().zip(remainder), first.iter_mut().zip(second));
+                for (((weight, remainder), &gradient), (first, second)) in master.zip(grad).zip(moments) {
+                    let value = update.apply(join(*weight, *remainder), gradient, first, second);
+                    (*weight, *remainder) = split(value);
+                }
+            },
+        );
+    });
 }
 
 /// The gradient beside its moments, piece by piece.
@@ -108,9 +93,5 @@ fn pieces<'a>(
     grad: &'a [f32],
     (first, second): Moments<'a>,
 ) -> impl IndexedParallelIterator<Item = (&'a [f32], Moments<'a>)> {
-    grad.par_chunks(PIECE).zip(
-        first
-            .par_chunks_mut(PIECE)
-            .zip(second.par_chunks_mut(PIECE)),
-    )
+    grad.par_chunks(PIECE).zip(first.par_chunks_mut(PIECE).zip(second.par_chunks_mut(PIECE)))
 }

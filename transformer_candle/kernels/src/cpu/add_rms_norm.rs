@@ -15,19 +15,10 @@ const BLOCK_ROWS: usize = 32;
 /// Columns of the weight's gradient that one task sums over the blocks.
 const COLUMNS: usize = 256;
 
-pub(crate) fn forward<E: Element>(
-    x: &[E],
-    weight: &[E],
-    epsilon: f32,
-    normed: &mut [E],
-    inv_rms: &mut [f32],
-) {
+pub(crate) fn forward<E: Element>(x: &[E], weight: &[E], epsilon: f32, normed: &mut [E], inv_rms: &mut [f32]) {
     let d = weight.len().max(1);
     let rows = (PIECE / d).max(1);
-    let pieces = x
-        .par_chunks(rows * d)
-        .zip(normed.par_chunks_mut(rows * d))
-        .zip(inv_rms.par_chunks_mut(rows));
+    let pieces = x.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
     pieces.for_each(|((sum, normed), inv_rms)| {
         vectorised(
             #[inline(always)]
@@ -51,33 +42,25 @@ pub(crate) fn forward_add<E: Element>(
     let d = weight.len().max(1);
     let rows = (PIECE / d).max(1);
     let inputs = x.par_chunks(rows * d).zip(branch.par_chunks(rows * d));
-    let outputs = sum
-        .par_chunks_mut(rows * d)
-        .zip(normed.par_chunks_mut(rows * d))
-        .zip(inv_rms.par_chunks_mut(rows));
-    inputs
-        .zip(outputs)
-        .for_each(|((x, branch), ((sum, normed), inv_rms))| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for ((sum, x), branch) in sum.iter_mut().zip(x).zip(branch) {
-                        *sum = E::narrow(x.widen() + branch.widen());
-                    }
-                    measure_rows(sum, epsilon, inv_rms);
-                    normalize_rows(sum, weight, inv_rms, normed);
-                },
-            );
-        });
+    let outputs = sum.par_chunks_mut(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
+    inputs.zip(outputs).for_each(|((x, branch), ((sum, normed), inv_rms))| {
+        vectorised(
+            #[inline(always)]
+            || {
+                for ((sum, x), branch) in sum.iter_mut().zip(x).zip(branch) {
+                    *sum = E::narrow(x.widen() + branch.widen());
+                }
+                measure_rows(sum, epsilon, inv_rms);
+                normalize_rows(sum, weight, inv_rms, normed);
+            },
+        );
+    });
 }
 
 pub(crate) fn normalize<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
     let d = weight.len().max(1);
     let rows = (PIECE / d).max(1);
-    let pieces = sum
-        .par_chunks(rows * d)
-        .zip(normed.par_chunks_mut(rows * d))
-        .zip(inv_rms.par_chunks(rows));
+    let pieces = sum.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks(rows));
     pieces.for_each(|((sum, normed), inv_rms)| {
         vectorised(
             #[inline(always)]
@@ -100,46 +83,25 @@ pub(crate) fn backward<E: Element>(
     dweight: &mut [f32],
     workspace: &mut [f32],
 ) {
-    let &Saved {
-        sum,
-        weight,
-        inv_rms,
-    } = saved;
+    let &Saved { sum, weight, inv_rms } = saved;
     let (n, d) = (inv_rms.len(), weight.len().max(1));
     let rows = rows_of_block(n);
     let partials = &mut workspace[..workspace_elements(n, weight.len())];
-    let inputs = sum
-        .par_chunks(rows * d)
-        .zip(inv_rms.par_chunks(rows))
-        .zip(dnormed.par_chunks(rows * d));
-    let outputs = dsum
-        .par_chunks_mut(rows * d)
-        .zip(partials.par_chunks_mut(d));
-    inputs
-        .zip(outputs)
-        .for_each(|(((sum, inv_rms), dnormed), (dsum, dweight))| {
-            let saved = Saved {
-                sum,
-                weight,
-                inv_rms,
-            };
-            vectorised(
-                #[inline(always)]
-                || backward_rows(&saved, dnormed, dsum, dweight),
-            );
-        });
-    dweight
-        .par_chunks_mut(COLUMNS)
-        .enumerate()
-        .for_each(|(piece, dweight)| {
-            for partial in partials.chunks_exact(d) {
-                let partial = &partial[piece * COLUMNS..][..dweight.len()];
-                dweight
-                    .iter_mut()
-                    .zip(partial)
-                    .for_each(|(sum, partial)| *sum += partial);
-            }
-        });
+    let inputs = sum.par_chunks(rows * d).zip(inv_rms.par_chunks(rows)).zip(dnormed.par_chunks(rows * d));
+    let outputs = dsum.par_chunks_mut(rows * d).zip(partials.par_chunks_mut(d));
+    inputs.zip(outputs).for_each(|(((sum, inv_rms), dnormed), (dsum, dweight))| {
+        let saved = Saved { sum, weight, inv_rms };
+        vectorised(
+            #[inline(always)]
+            || backward_rows(&saved, dnormed, dsum, dweight),
+        );
+    });
+    dweight.par_chunks_mut(COLUMNS).enumerate().for_each(|(piece, dweight)| {
+        for partial in partials.chunks_exact(d) {
+            let partial = &partial[piece * COLUMNS..][..dweight.len()];
+            dweight.iter_mut().zip(partial).for_each(|(sum, partial)| *sum += partial);
+        }
+    });
 }
 
 pub(crate) fn workspace_elements(n: usize, d: usize) -> usize {
@@ -161,11 +123,7 @@ fn measure_rows<E: Element>(sum: &[E], epsilon: f32, inv_rms: &mut [f32]) {
 #[inline(always)]
 fn normalize_rows<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
     let d = weight.len();
-    for ((sum, normed), &inv_rms) in sum
-        .chunks_exact(d)
-        .zip(normed.chunks_exact_mut(d))
-        .zip(inv_rms)
-    {
+    for ((sum, normed), &inv_rms) in sum.chunks_exact(d).zip(normed.chunks_exact_mut(d)).zip(inv_rms) {
         for ((normed, sum), weight) in normed.iter_mut().zip(sum).zip(weight) {
             *normed = E::narrow(sum.widen() * inv_rms * weight.widen());
         }
@@ -174,29 +132,15 @@ fn normalize_rows<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: 
 
 /// Adds to `dsum`, and overwrites `dweight` with the rows' sum.
 #[inline(always)]
-fn backward_rows<E: Element>(
-    saved: &Saved<'_, E>,
-    dnormed: &[E],
-    dsum: &mut [E],
-    dweight: &mut [f32],
-) {
-    let &Saved {
-        sum,
-        weight,
-        inv_rms,
-    } = saved;
+fn backward_rows<E: Element>(saved: &Saved<'_, E>, dnormed: &[E], dsum: &mut [E], dweight: &mut [f32]) {
+    let &Saved { sum, weight, inv_rms } = saved;
     let d = weight.len();
     dweight.fill(0.0);
-    let rows = sum
-        .chunks_exact(d)
-        .zip(dnormed.chunks_exact(d))
-        .zip(inv_rms);
+    let rows = sum.chunks_exact(d).zip(dnormed.chunks_exact(d)).zip(inv_rms);
     for (((sum, dnormed), &inv_rms), dsum) in rows.zip(dsum.chunks_exact_mut(d)) {
         let share = inv_rms * inv_rms * (products(sum, dnormed, weight) / d as f32);
         let inputs = sum.iter().zip(dnormed).zip(weight);
-        for (((sum, dnormed), weight), (dsum, dweight)) in
-            inputs.zip(dsum.iter_mut().zip(&mut *dweight))
-        {
+        for (((sum, dnormed), weight), (dsum, dweight)) in inputs.zip(dsum.iter_mut().zip(&mut *dweight)) {
             let (sum, dnormed) = (sum.widen(), dnormed.widen());
             *dsum = E::narrow(dsum.widen() + inv_rms * (dnormed * weight.widen() - sum * share));
             *dweight += dnormed * sum * inv_rms;
@@ -227,11 +171,7 @@ fn products<E: Element>(x: &[E], y: &[E], weight: &[E]) -> f32 {
             *partial += x.widen() * (y.widen() * weight.widen());
         }
     };
-    let (x, y, weight) = (
-        x.chunks_exact(PARTIAL),
-        y.chunks_exact(PARTIAL),
-        weight.chunks_exact(PARTIAL),
-    );
+    let (x, y, weight) = (x.chunks_exact(PARTIAL), y.chunks_exact(PARTIAL), weight.chunks_exact(PARTIAL));
     let rest = (x.remainder(), y.remainder(), weight.remainder());
     for ((x, y), weight) in x.zip(y).zip(weight) {
         add(x, y, weight);

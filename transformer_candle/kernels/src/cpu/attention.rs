@@ -26,21 +26,8 @@ use crate::Element;
 const SLOTS: usize = 64;
 
 /// Attention within packed rows; `shape.past` is 0.
-pub(crate) fn forward<E: Element>(
-    qkv: &[E],
-    shape: &Shape,
-    out: &mut [E],
-    lse: &mut [f32],
-    workspace: &mut [f32],
-) {
-    attend(
-        qkv,
-        shape,
-        |pair| Rows::packed(qkv, shape, pair),
-        out,
-        Some(lse),
-        workspace,
-    );
+pub(crate) fn forward<E: Element>(qkv: &[E], shape: &Shape, out: &mut [E], lse: &mut [f32], workspace: &mut [f32]) {
+    attend(qkv, shape, |pair| Rows::packed(qkv, shape, pair), out, Some(lse), workspace);
 }
 
 /// Appends the keys and values of one sequence's packed rows to the caches, then attends to all that they hold.
@@ -61,11 +48,7 @@ pub(crate) fn decode<E: Element>(
     let (keys, values) = (&*keys, &*values);
     let cached = |kv_head: usize| {
         let first = kv_head * shape.layout.head_size;
-        [keys, values].map(|values| Rows {
-            values,
-            first,
-            stride: width,
-        })
+        [keys, values].map(|values| Rows { values, first, stride: width })
     };
     attend(qkv, shape, cached, out, None, workspace);
 }
@@ -93,32 +76,16 @@ fn attend<'a, E: Element>(
     lse: Option<&mut [f32]>,
     workspace: &mut [f32],
 ) {
-    let (pairs, tiles, slots, space) = (
-        shape.pairs(),
-        shape.tiles(),
-        slots(shape),
-        slot_elements(shape),
-    );
+    let (pairs, tiles, slots, space) = (shape.pairs(), shape.tiles(), slots(shape), slot_elements(shape));
     let (out, lse) = (Disjoint::new(out), lse.map(Disjoint::new));
-    let slots_of_space = aligned(workspace)[..slots * space]
-        .par_chunks_exact_mut(space)
-        .with_max_len(1)
-        .enumerate();
+    let slots_of_space = aligned(workspace)[..slots * space].par_chunks_exact_mut(space).with_max_len(1).enumerate();
     slots_of_space.for_each(|(slot, space)| {
         // Later tiles meet more keys: every slot gets long and short ones, the long ones first.
         for task in (slot..pairs * tiles).step_by(slots) {
             let (pair, tile) = (task % pairs, tiles - 1 - task / pairs);
             let [keys, values] = keys_and_values(pair);
             let (tile, out, lse) = (shape.tile(pair, tile), &out, lse.as_ref());
-            Arch::new().dispatch(Attend {
-                tile,
-                qkv,
-                keys,
-                values,
-                out,
-                lse,
-                space: &mut *space,
-            });
+            Arch::new().dispatch(Attend { tile, qkv, keys, values, out, lse, space: &mut *space });
         }
     });
 }
@@ -138,21 +105,14 @@ impl<E: Element> WithSimd for Attend<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self {
-            tile, mut space, ..
-        } = self;
+        let Self { tile, mut space, .. } = self;
         let (layout, width) = (tile.shape.layout, tile.width());
         let (size, token) = (layout.head_size, layout.packed_width());
         let padded = size.next_multiple_of(COLUMNS);
         let mut part = |count| take(&mut space, count);
-        let (q_EL, rows_LE, scores_CL) =
-            (part(size * width), part(width * padded), part(KEYS * width));
+        let (q_EL, rows_LE, scores_CL) = (part(size * width), part(width * padded), part(KEYS * width));
         let (keys_CE, values_CE) = (part(KEYS * size), part(KEYS * size));
-        let mut softmax = Softmax {
-            peak: part(width),
-            sum: part(width),
-            factor: part(width),
-        };
+        let mut softmax = Softmax { peak: part(width), sum: part(width), factor: part(width) };
 
         tile.gather(self.qkv, token, tile.shape.scale(), rows_LE, padded);
         transpose(rows_LE, padded, size, q_EL);
@@ -164,31 +124,16 @@ impl<E: Element> WithSimd for Attend<'_, E> {
         for first in (0..tile.keys()).step_by(KEYS) {
             let count = KEYS.min(tile.keys() - first);
             self.keys.widen(first, &mut keys_CE[..count * size], size);
-            self.values
-                .widen(first, &mut values_CE[..count * size], size);
+            self.values.widen(first, &mut values_CE[..count * size], size);
             let (keys, values_EC) = (Left::rows(keys_CE, size), Left::transposed(values_CE, size));
             let scores_CL = &mut scores_CL[..count * width];
-            product(
-                simd,
-                [count, width, size],
-                keys,
-                q_EL,
-                scores_CL,
-                Start::Zero,
-            );
+            product(simd, [count, width, size], keys, q_EL, scores_CL, Start::Zero);
             for (row, scores_L) in scores_CL.chunks_exact_mut(width).enumerate() {
                 scores_L[..tile.blind(first + row)].fill(f32::NEG_INFINITY);
             }
             softmax.step(scores_CL);
             let start = Start::Scaled(softmax.factor);
-            product(
-                simd,
-                [size, width, count],
-                values_EC,
-                scores_CL,
-                out_EL,
-                start,
-            );
+            product(simd, [size, width, count], values_EC, scores_CL, out_EL, start);
         }
         for lane in 0..tile.rows {
             let share = 1.0 / softmax.sum[lane];

@@ -15,10 +15,7 @@ pub(crate) fn narrow(source: &[f32], target: &mut [bf16]) {
 }
 
 pub(crate) fn widen(source: &[bf16], target: &mut [f32]) {
-    target
-        .par_chunks_mut(PIECE)
-        .zip(source.par_chunks(PIECE))
-        .for_each(|(target, source)| widen_piece(source, target));
+    target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE)).for_each(|(target, source)| widen_piece(source, target));
 }
 
 /// One thread's part of [`narrow`].
@@ -46,40 +43,29 @@ pub(crate) fn widen_piece<E: Element>(source: &[E], target: &mut [f32]) {
 }
 
 pub(crate) fn split(master: &[f32], weight: &mut [bf16], remainder: &mut [i16]) {
-    let halves = weight
-        .par_chunks_mut(PIECE)
-        .zip(remainder.par_chunks_mut(PIECE));
-    halves
-        .zip(master.par_chunks(PIECE))
-        .for_each(|((weight, remainder), master)| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for ((weight, remainder), &master) in
-                        weight.iter_mut().zip(remainder).zip(master)
-                    {
-                        (*weight, *remainder) = split_one(master);
-                    }
-                },
-            );
-        });
+    let halves = weight.par_chunks_mut(PIECE).zip(remainder.par_chunks_mut(PIECE));
+    halves.zip(master.par_chunks(PIECE)).for_each(|((weight, remainder), master)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                for ((weight, remainder), &master) in weight.iter_mut().zip(remainder).zip(master) {
+                    (*weight, *remainder) = split_one(master);
+                }
+            },
+        );
+    });
 }
 
 pub(crate) fn join(weight: &[bf16], remainder: &[i16], master: &mut [f32]) {
     let halves = weight.par_chunks(PIECE).zip(remainder.par_chunks(PIECE));
-    master
-        .par_chunks_mut(PIECE)
-        .zip(halves)
-        .for_each(|(master, (weight, remainder))| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for ((master, &weight), &remainder) in
-                        master.iter_mut().zip(weight).zip(remainder)
-                    {
-                        *master = join_one(weight, remainder);
-                    }
-                },
-            );
-        });
+    master.par_chunks_mut(PIECE).zip(halves).for_each(|(master, (weight, remainder))| {
+        vectorised(
+            #[inline(always)]
+            || {
+                for ((master, &weight), &remainder) in master.iter_mut().zip(weight).zip(remainder) {
+                    *master = join_one(weight, remainder);
+                }
+            },
+        );
+    });
 }

@@ -12,26 +12,19 @@ pub(crate) fn forward<E: Element>(table: &[E], ids: &[u32], out: &mut [E], d: us
     if d == 0 {
         return;
     }
-    out.par_chunks_mut(d)
-        .zip(ids)
-        .for_each(|(out, &id)| out.copy_from_slice(&table[id as usize * d..][..d]));
+    out.par_chunks_mut(d).zip(ids).for_each(|(out, &id)| out.copy_from_slice(&table[id as usize * d..][..d]));
 }
 
 pub(crate) fn backward<E: Element>(ids: &[u32], dout: &[E], dtable: &mut [f32], d: usize) {
     if d == 0 {
         return;
     }
-    dtable
-        .par_chunks_mut(ROWS * d)
-        .enumerate()
-        .for_each(|(piece, rows)| {
-            for (&id, dout) in ids.iter().zip(dout.chunks_exact(d)) {
-                if id as usize / ROWS == piece {
-                    let row = &mut rows[id as usize % ROWS * d..][..d];
-                    row.iter_mut()
-                        .zip(dout)
-                        .for_each(|(sum, &gradient)| *sum += gradient.widen());
-                }
+    dtable.par_chunks_mut(ROWS * d).enumerate().for_each(|(piece, rows)| {
+        for (&id, dout) in ids.iter().zip(dout.chunks_exact(d)) {
+            if id as usize / ROWS == piece {
+                let row = &mut rows[id as usize % ROWS * d..][..d];
+                row.iter_mut().zip(dout).for_each(|(sum, &gradient)| *sum += gradient.widen());
             }
-        });
+        }
+    });
 }

@@ -38,38 +38,18 @@ impl<'a, E: Element> Matrix<'a, E> {
     /// The first `columns` elements of rows that lie `stride` elements apart.
     pub(crate) fn strided(values: &'a [E], rows: usize, columns: usize, stride: usize) -> Self {
         assert!(columns <= stride && values.len() >= extent(rows, columns, stride));
-        Self {
-            values,
-            rows,
-            columns,
-            stride,
-            transposed: false,
-        }
+        Self { values, rows, columns, stride, transposed: false }
     }
 
     pub(crate) fn transposed(self) -> Self {
-        Self {
-            rows: self.columns,
-            columns: self.rows,
-            transposed: !self.transposed,
-            ..self
-        }
+        Self { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
     }
 
     /// Some of the rows and columns.
     fn part(self, rows: Range<usize>, columns: Range<usize>) -> Self {
-        let (first, from) = if self.transposed {
-            (columns.start, rows.start)
-        } else {
-            (rows.start, columns.start)
-        };
+        let (first, from) = if self.transposed { (columns.start, rows.start) } else { (rows.start, columns.start) };
         let values = &self.values[first * self.stride + from..];
-        Self {
-            values,
-            rows: rows.len(),
-            columns: columns.len(),
-            ..self
-        }
+        Self { values, rows: rows.len(), columns: columns.len(), ..self }
     }
 
     /// The matrix in f32: itself, or widened into `space`.
@@ -81,13 +61,7 @@ impl<'a, E: Element> Matrix<'a, E> {
             Some(values) => (values, self.stride),
             None => self.widen_rows(space),
         };
-        Matrix {
-            values,
-            rows: self.rows,
-            columns: self.columns,
-            stride,
-            transposed: self.transposed,
-        }
+        Matrix { values, rows: self.rows, columns: self.columns, stride, transposed: self.transposed }
     }
 
     /// The stored rows in f32, and the elements from one to the next.
@@ -95,20 +69,14 @@ impl<'a, E: Element> Matrix<'a, E> {
         let (height, width) = self.stored_size();
         let stride = width + PADDING;
         let space = &mut space[..height * stride];
-        let rows = space
-            .par_chunks_mut(stride)
-            .zip(self.values.par_chunks(self.stride));
+        let rows = space.par_chunks_mut(stride).zip(self.values.par_chunks(self.stride));
         rows.for_each(|(wide, stored)| widen_piece(&stored[..width], &mut wide[..width]));
         (space, stride)
     }
 
     /// Rows and columns as they are stored.
     fn stored_size(&self) -> (usize, usize) {
-        if self.transposed {
-            (self.columns, self.rows)
-        } else {
-            (self.rows, self.columns)
-        }
+        if self.transposed { (self.columns, self.rows) } else { (self.rows, self.columns) }
     }
 
     /// Elements from the first to the last, stored as it is.
@@ -120,11 +88,7 @@ impl<'a, E: Element> Matrix<'a, E> {
     /// Elements from row to row and from column to column.
     fn strides(&self) -> (isize, isize) {
         let stride = self.stride as isize;
-        if self.transposed {
-            (1, stride)
-        } else {
-            (stride, 1)
-        }
+        if self.transposed { (1, stride) } else { (stride, 1) }
     }
 }
 
@@ -143,17 +107,12 @@ pub(crate) fn multiply<A: Element, B: Element, O: Element>(
     for rows in steps(a.rows, BLOCK_M) {
         for columns in steps(b.columns, BLOCK_N) {
             let tile = &mut tile[..rows.len() * columns.len()];
-            let (a, b) = (
-                a.part(rows.clone(), 0..a.columns),
-                b.part(0..b.rows, columns.clone()),
-            );
+            let (a, b) = (a.part(rows.clone(), 0..a.columns), b.part(0..b.rows, columns.clone()));
             product(a, b, tile, columns.len(), false, workspace);
             let out = &mut out[rows.start * stride + columns.start..];
-            out.par_chunks_mut(stride)
-                .zip(tile.par_chunks(columns.len()))
-                .for_each(|(out, sums)| {
-                    narrow_piece(sums, &mut out[..sums.len()]);
-                });
+            out.par_chunks_mut(stride).zip(tile.par_chunks(columns.len())).for_each(|(out, sums)| {
+                narrow_piece(sums, &mut out[..sums.len()]);
+            });
         }
     }
 }
@@ -194,16 +153,9 @@ fn product<A: Element, B: Element>(
         return;
     }
     if let (Some(_), Some(_)) = (A::as_f32(a.values), B::as_f32(b.values)) {
-        return gemm_f32(
-            a.widened(&mut []),
-            b.widened(&mut []),
-            out,
-            stride,
-            accumulate,
-        );
+        return gemm_f32(a.widened(&mut []), b.widened(&mut []), out, stride, accumulate);
     }
-    let (space_a, space_b) =
-        workspace.split_at_mut(panel_for(a.rows.min(BLOCK_M), a.columns.min(BLOCK_K)));
+    let (space_a, space_b) = workspace.split_at_mut(panel_for(a.rows.min(BLOCK_M), a.columns.min(BLOCK_K)));
     for columns in steps(b.columns, BLOCK_N) {
         for depth in steps(a.columns, BLOCK_K) {
             let b = b.part(depth.clone(), columns.clone()).widened(space_b);
@@ -216,13 +168,7 @@ fn product<A: Element, B: Element>(
     }
 }
 
-fn gemm_f32(
-    a: Matrix<'_, f32>,
-    b: Matrix<'_, f32>,
-    out: &mut [f32],
-    stride: usize,
-    accumulate: bool,
-) {
+fn gemm_f32(a: Matrix<'_, f32>, b: Matrix<'_, f32>, out: &mut [f32], stride: usize, accumulate: bool) {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     assert!(b.rows == k && n <= stride && out.len() >= extent(m, n, stride));
     assert!(a.values.len() >= a.extent() && b.values.len() >= b.extent());
@@ -256,15 +202,9 @@ fn gemm_f32(
 
 /// Elements from the first to the last of so many rows.
 fn extent(rows: usize, columns: usize, stride: usize) -> usize {
-    if rows == 0 || columns == 0 {
-        0
-    } else {
-        (rows - 1) * stride + columns
-    }
+    if rows == 0 || columns == 0 { 0 } else { (rows - 1) * stride + columns }
 }
 
 fn steps(size: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..size)
-        .step_by(step)
-        .map(move |start| start..size.min(start + step))
+    (0..size).step_by(step).map(move |start| start..size.min(start + step))
 }

@@ -22,37 +22,21 @@ pub(crate) fn forward_backward<E: Element>(
     logits: &mut [f32],
     workspace: &mut [f32],
 ) -> f64 {
-    let Sizes {
-        d,
-        v,
-        vocab_size,
-        c,
-        ..
-    } = sizes;
+    let Sizes { d, v, vocab_size, c, .. } = sizes;
     let (losses, workspace) = workspace.split_at_mut(2 * c);
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
     let dweight = &mut dweight[..vocab_size * d];
     let mut total = 0.0;
-    let chunks = hidden
-        .chunks(c * d)
-        .zip(dhidden.chunks_mut(c * d))
-        .zip(targets.chunks(c));
+    let chunks = hidden.chunks(c * d).zip(dhidden.chunks_mut(c * d)).zip(targets.chunks(c));
     for ((hidden, dhidden), targets) in chunks {
         let (rows, hidden) = (targets.len(), Matrix::new(hidden, targets.len(), d));
         multiply(hidden, weight.transposed(), logits, v, workspace);
-        let each = logits
-            .par_chunks_mut(v)
-            .zip(losses.par_chunks_mut(2))
-            .zip(targets);
+        let each = logits.par_chunks_mut(v).zip(losses.par_chunks_mut(2)).zip(targets);
         each.for_each(|((logits, loss), &target)| {
             let logits = &mut logits[..vocab_size];
             store(
                 loss,
-                if target == IGNORED_TARGET {
-                    ignore(logits)
-                } else {
-                    gradient(logits, target as usize, scale)
-                },
+                if target == IGNORED_TARGET { ignore(logits) } else { gradient(logits, target as usize, scale) },
             );
         });
         total += losses[..2 * rows].chunks(2).map(load).sum::<f64>();
@@ -72,46 +56,21 @@ pub(crate) fn forward<E: Element>(
     logits: &mut [f32],
     workspace: &mut [f32],
 ) {
-    let Sizes {
-        d,
-        v,
-        vocab_size,
-        c,
-        ..
-    } = sizes;
+    let Sizes { d, v, vocab_size, c, .. } = sizes;
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
-    for ((hidden, losses), targets) in hidden
-        .chunks(c * d)
-        .zip(losses.chunks_mut(c))
-        .zip(targets.chunks(c))
-    {
-        multiply(
-            Matrix::new(hidden, targets.len(), d),
-            weight.transposed(),
-            logits,
-            v,
-            workspace,
-        );
+    for ((hidden, losses), targets) in hidden.chunks(c * d).zip(losses.chunks_mut(c)).zip(targets.chunks(c)) {
+        multiply(Matrix::new(hidden, targets.len(), d), weight.transposed(), logits, v, workspace);
         let each = logits.par_chunks_mut(v).zip(losses).zip(targets);
         each.for_each(|((logits, loss), &target)| {
             let logits = &mut logits[..vocab_size];
-            *loss = if target == IGNORED_TARGET {
-                0.0
-            } else {
-                exponentials(logits, target as usize).0 as f32
-            };
+            *loss = if target == IGNORED_TARGET { 0.0 } else { exponentials(logits, target as usize).0 as f32 };
         });
     }
 }
 
 pub(crate) fn workspace_elements(c: usize, d: usize, v: usize, dtype: DType) -> usize {
     let products = [(c, v, d), (c, d, v), (v, d, c)].map(|(m, n, k)| workspace_for(m, n, k));
-    2 * c
-        + if dtype == DType::F32 {
-            0
-        } else {
-            products.into_iter().max().unwrap_or(0)
-        }
+    2 * c + if dtype == DType::F32 { 0 } else { products.into_iter().max().unwrap_or(0) }
 }
 
 fn ignore(logits: &mut [f32]) -> f64 {

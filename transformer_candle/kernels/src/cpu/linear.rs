@@ -3,20 +3,8 @@
 use super::gemm::{Matrix, multiply, multiply_add, workspace_for};
 use crate::Element;
 
-pub(crate) fn forward<E: Element>(
-    x: &[E],
-    w: &[E],
-    y: &mut [E],
-    [n, i, o]: [usize; 3],
-    workspace: &mut [f32],
-) {
-    multiply(
-        Matrix::new(x, n, i),
-        Matrix::new(w, o, i).transposed(),
-        y,
-        o,
-        workspace,
-    );
+pub(crate) fn forward<E: Element>(x: &[E], w: &[E], y: &mut [E], [n, i, o]: [usize; 3], workspace: &mut [f32]) {
+    multiply(Matrix::new(x, n, i), Matrix::new(w, o, i).transposed(), y, o, workspace);
 }
 
 pub(crate) fn backward_input<E: Element>(
@@ -26,13 +14,7 @@ pub(crate) fn backward_input<E: Element>(
     [n, i, o]: [usize; 3],
     workspace: &mut [f32],
 ) {
-    multiply(
-        Matrix::new(dy, n, o),
-        Matrix::new(w, o, i),
-        dx,
-        i,
-        workspace,
-    );
+    multiply(Matrix::new(dy, n, o), Matrix::new(w, o, i), dx, i, workspace);
 }
 
 pub(crate) fn backward_weight<E: Element>(
@@ -42,17 +24,9 @@ pub(crate) fn backward_weight<E: Element>(
     [n, i, o]: [usize; 3],
     workspace: &mut [f32],
 ) {
-    multiply_add(
-        Matrix::new(dy, n, o).transposed(),
-        Matrix::new(x, n, i),
-        dw,
-        i,
-        workspace,
-    );
+    multiply_add(Matrix::new(dy, n, o).transposed(), Matrix::new(x, n, i), dw, i, workspace);
 }
 
 pub(crate) fn workspace_elements([n, i, o]: [usize; 3]) -> usize {
-    workspace_for(n, o, i)
-        .max(workspace_for(n, i, o))
-        .max(workspace_for(o, i, n))
+    workspace_for(n, o, i).max(workspace_for(n, i, o)).max(workspace_for(o, i, n))
 }

@@ -17,16 +17,9 @@ mod tests {
     #[test]
     fn a_partial_sum_comes_back_bit_for_bit() {
         let mut place = [0f32; 2];
-        for sum in [
-            0.0,
-            -0.0,
-            1.5,
-            1e300,
-            f64::MIN_POSITIVE,
-            f64::INFINITY,
-            1.0 / 3.0,
-            f64::from_bits(0x7ff1_2345_7fa0_0001),
-        ] {
+        for sum in
+            [0.0, -0.0, 1.5, 1e300, f64::MIN_POSITIVE, f64::INFINITY, 1.0 / 3.0, f64::from_bits(0x7ff1_2345_7fa0_0001)]
+        {
             super::store(&mut place, sum);
             assert_eq!(super::load(&place).to_bits(), sum.to_bits());
         }

@@ -16,32 +16,23 @@ pub(crate) struct Angles<'a> {
 pub(crate) fn rotate<E: Element>(qkv: &mut [E], layout: &HeadLayout, angles: &Angles<'_>) {
     let width = layout.packed_width();
     let rows = (PIECE / width).max(1);
-    qkv.par_chunks_mut(rows * width)
-        .enumerate()
-        .for_each(|(piece, qkv)| {
-            vectorised(
-                #[inline(always)]
-                || rotate_rows(qkv, piece * rows, layout, angles),
-            );
-        });
+    qkv.par_chunks_mut(rows * width).enumerate().for_each(|(piece, qkv)| {
+        vectorised(
+            #[inline(always)]
+            || rotate_rows(qkv, piece * rows, layout, angles),
+        );
+    });
 }
 
 #[inline(always)]
-fn rotate_rows<E: Element>(
-    qkv: &mut [E],
-    first_row: usize,
-    layout: &HeadLayout,
-    angles: &Angles<'_>,
-) {
+fn rotate_rows<E: Element>(qkv: &mut [E], first_row: usize, layout: &HeadLayout, angles: &Angles<'_>) {
     let half = layout.head_size / 2;
     let length = angles.cos.len() / half;
     for (row, qkv) in qkv.chunks_exact_mut(layout.packed_width()).enumerate() {
         let position = (first_row + row) % length;
         let cos = &angles.cos[position * half..][..half];
         let sin = &angles.sin[position * half..][..half];
-        let heads = qkv
-            .chunks_exact_mut(layout.head_size)
-            .take(layout.heads + layout.kv_heads);
+        let heads = qkv.chunks_exact_mut(layout.head_size).take(layout.heads + layout.kv_heads);
         for head in heads {
             let (left, right) = head.split_at_mut(half);
             for ((left, right), (cos, sin)) in left.iter_mut().zip(right).zip(cos.iter().zip(sin)) {

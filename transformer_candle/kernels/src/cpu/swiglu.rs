@@ -12,9 +12,7 @@ pub(crate) fn forward<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
         return;
     }
     let rows = rows_of_piece(i);
-    let pieces = out
-        .par_chunks_mut(rows * i)
-        .zip(gate_up.par_chunks(rows * 2 * i));
+    let pieces = out.par_chunks_mut(rows * i).zip(gate_up.par_chunks(rows * 2 * i));
     pieces.for_each(|(out, gate_up)| {
         vectorised(
             #[inline(always)]
@@ -28,9 +26,7 @@ pub(crate) fn backward<E: Element>(gate_up: &[E], dout: &[E], dgate_up: &mut [E]
         return;
     }
     let rows = rows_of_piece(i);
-    let inputs = gate_up
-        .par_chunks(rows * 2 * i)
-        .zip(dout.par_chunks(rows * i));
+    let inputs = gate_up.par_chunks(rows * 2 * i).zip(dout.par_chunks(rows * i));
     let pieces = dgate_up.par_chunks_mut(rows * 2 * i).zip(inputs);
     pieces.for_each(|(dgate_up, (gate_up, dout))| {
         vectorised(

@@ -47,12 +47,7 @@ impl Cut {
         let rounds = shape.pairs().div_ceil(TASKS).max(1);
         let tile = LANES * (2 * padded + 3 * size) + 2 * KEYS * LANES + 2 * KEYS * size + 2 * LANES;
         let accumulator = shape.length * padded;
-        Self {
-            parts,
-            pairs: shape.pairs().div_ceil(rounds),
-            space: tile + 2 * accumulator,
-            accumulator,
-        }
+        Self { parts, pairs: shape.pairs().div_ceil(rounds), space: tile + 2 * accumulator, accumulator }
     }
 }
 
@@ -63,23 +58,14 @@ pub(crate) fn workspace_elements(shape: &Shape) -> usize {
 }
 
 /// Writes all of `dqkv`.
-pub(crate) fn backward<E: Element>(
-    saved: &Saved<'_, E>,
-    shape: &Shape,
-    dqkv: &mut [E],
-    workspace: &mut [f32],
-) {
+pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &Shape, dqkv: &mut [E], workspace: &mut [f32]) {
     let cut = Cut::of(shape);
     let space = &mut aligned(workspace)[..cut.pairs * cut.parts * cut.space];
     let dqkv = &Disjoint::new(dqkv);
     let all: usize = shape.pairs();
     for first in (0..all).step_by(cut.pairs.max(1)) {
         let pairs = cut.pairs.min(all - first);
-        let tasks = space
-            .par_chunks_exact_mut(cut.space)
-            .with_max_len(1)
-            .take(pairs * cut.parts)
-            .enumerate();
+        let tasks = space.par_chunks_exact_mut(cut.space).with_max_len(1).take(pairs * cut.parts).enumerate();
         tasks.for_each(|(task, space)| {
             // A later part of a head is longer, by a tile at most.
             let (pair, part) = (first + task / cut.parts, task % cut.parts);
@@ -88,14 +74,7 @@ pub(crate) fn backward<E: Element>(
             let (dkeys, dvalues) = accumulators.split_at_mut(cut.accumulator);
             for tile in (part..shape.tiles()).step_by(cut.parts) {
                 let (tile, space) = (shape.tile(pair, tile), &mut *space);
-                Arch::new().dispatch(Backward {
-                    tile,
-                    saved,
-                    dqkv,
-                    dkeys,
-                    dvalues,
-                    space,
-                });
+                Arch::new().dispatch(Backward { tile, saved, dqkv, dkeys, dvalues, space });
             }
         });
         collect(shape, &cut, first..first + pairs, space, dqkv);
@@ -103,42 +82,24 @@ pub(crate) fn backward<E: Element>(
 }
 
 /// Adds up the parts' accumulators of these pairs and writes dk and dv.
-fn collect<E: Element>(
-    shape: &Shape,
-    cut: &Cut,
-    pairs: std::ops::Range<usize>,
-    space: &[f32],
-    dqkv: &Disjoint<'_, E>,
-) {
+fn collect<E: Element>(shape: &Shape, cut: &Cut, pairs: std::ops::Range<usize>, space: &[f32], dqkv: &Disjoint<'_, E>) {
     let (layout, size) = (shape.layout, shape.layout.head_size);
     let padded = size.next_multiple_of(COLUMNS);
     let blocks = shape.length.div_ceil(KEYS);
     (0..pairs.len() * blocks).into_par_iter().for_each(|task| {
         let (pair, first) = (task / blocks, task % blocks * KEYS);
         let spaces = &space[pair * cut.parts * cut.space..][..cut.parts * cut.space];
-        let (sequence, kv_head) = (
-            (pairs.start + pair) / layout.kv_heads,
-            (pairs.start + pair) % layout.kv_heads,
-        );
+        let (sequence, kv_head) = ((pairs.start + pair) / layout.kv_heads, (pairs.start + pair) % layout.kv_heads);
         for position in first..shape.length.min(first + KEYS) {
             let token = (sequence * shape.length + position) * layout.packed_width();
-            for (gradient, head) in [
-                layout.heads + kv_head,
-                layout.heads + layout.kv_heads + kv_head,
-            ]
-            .iter()
-            .enumerate()
+            for (gradient, head) in
+                [layout.heads + kv_head, layout.heads + layout.kv_heads + kv_head].iter().enumerate()
             {
                 let row = cut.space - (2 - gradient) * cut.accumulator + position * padded;
                 // SAFETY: a position of a pair belongs to one task, and tasks of `Backward` write none but query heads.
                 let target = unsafe { dqkv.part(token + head * size, size) };
                 for (j, target) in target.iter_mut().enumerate() {
-                    *target = E::narrow(
-                        spaces
-                            .chunks_exact(cut.space)
-                            .map(|part| part[row + j])
-                            .sum(),
-                    );
+                    *target = E::narrow(spaces.chunks_exact(cut.space).map(|part| part[row + j]).sum());
                 }
             }
         }
@@ -252,20 +213,12 @@ impl<'a> Matrices<'a> {
     ) {
         let (size, width) = (tile.shape.layout.head_size, tile.width());
         let padded = size.next_multiple_of(COLUMNS);
-        let (keys, values) = (
-            Left::rows(self.keys_CE, size),
-            Left::rows(self.values_CE, size),
-        );
-        let (p_CL, ds_CL) = (
-            &mut self.p_CL[..count * width],
-            &mut self.ds_CL[..count * width],
-        );
+        let (keys, values) = (Left::rows(self.keys_CE, size), Left::rows(self.values_CE, size));
+        let (p_CL, ds_CL) = (&mut self.p_CL[..count * width], &mut self.ds_CL[..count * width]);
         let by_key = [count, width, size];
         product(simd, by_key, keys, self.q_EL, p_CL, Start::Zero);
         product(simd, by_key, values, self.dout_EL, ds_CL, Start::Zero);
-        let rows = p_CL
-            .chunks_exact_mut(width)
-            .zip(ds_CL.chunks_exact_mut(width));
+        let rows = p_CL.chunks_exact_mut(width).zip(ds_CL.chunks_exact_mut(width));
         for (row, (p_L, ds_L)) in rows.enumerate() {
             let statistics = self.lse_L.iter().zip(&*self.delta_L);
             for ((p, ds), (lse, delta)) in p_L.iter_mut().zip(&mut *ds_L).zip(statistics) {
@@ -282,14 +235,7 @@ impl<'a> Matrices<'a> {
         product(simd, by_row, p, self.dout_LE, dvalues, Start::Kept);
         product(simd, by_row, ds, self.q_LE, dkeys, Start::Kept);
         let keys_EC = Left::transposed(self.keys_CE, size);
-        product(
-            simd,
-            [size, width, count],
-            keys_EC,
-            ds_CL,
-            self.dq_EL,
-            Start::Kept,
-        );
+        product(simd, [size, width, count], keys_EC, ds_CL, self.dq_EL, Start::Kept);
     }
 }
 

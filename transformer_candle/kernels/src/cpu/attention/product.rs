@@ -27,20 +27,12 @@ pub(super) struct Left<'a> {
 impl<'a> Left<'a> {
     /// Row-major values of so many columns.
     pub(super) fn rows(values: &'a [f32], columns: usize) -> Self {
-        Self {
-            values,
-            row_stride: columns,
-            depth_stride: 1,
-        }
+        Self { values, row_stride: columns, depth_stride: 1 }
     }
 
     /// The transpose of row-major values of so many columns.
     pub(super) fn transposed(values: &'a [f32], columns: usize) -> Self {
-        Self {
-            values,
-            row_stride: 1,
-            depth_stride: columns,
-        }
+        Self { values, row_stride: 1, depth_stride: columns }
     }
 }
 
@@ -55,13 +47,7 @@ pub(super) fn product<S: Simd>(
     target: &mut [f32],
     start: Start<'_>,
 ) {
-    simd.vectorize(Product {
-        sizes,
-        left,
-        right,
-        target,
-        start,
-    });
+    simd.vectorize(Product { sizes, left, right, target, start });
 }
 
 struct Product<'a> {
@@ -81,27 +67,14 @@ impl WithSimd for Product<'_> {
         if m == 0 || n == 0 || k == 0 {
             return;
         }
-        let Left {
-            values,
-            row_stride,
-            depth_stride,
-        } = self.left;
+        let Left { values, row_stride, depth_stride } = self.left;
         assert!(
             (m - 1) * row_stride + (k - 1) * depth_stride < values.len(),
             "the left factor is smaller than its sizes"
         );
-        assert!(
-            k * n <= self.right.len() && m * n <= self.target.len(),
-            "a matrix is smaller than its sizes"
-        );
-        assert!(
-            n.is_multiple_of(COLUMNS) && COLUMNS.is_multiple_of(lanes),
-            "columns do not fill whole vectors"
-        );
-        assert!(
-            !matches!(self.start, Start::Scaled(factors) if factors.len() < n),
-            "a factor is missing"
-        );
+        assert!(k * n <= self.right.len() && m * n <= self.target.len(), "a matrix is smaller than its sizes");
+        assert!(n.is_multiple_of(COLUMNS) && COLUMNS.is_multiple_of(lanes), "columns do not fill whole vectors");
+        assert!(!matches!(self.start, Start::Scaled(factors) if factors.len() < n), "a factor is missing");
         let mut column = 0;
         while column + 2 * lanes <= n {
             // SAFETY: the assertions are what `strip` asks for, and the columns lie below n.
@@ -146,20 +119,8 @@ impl Product<'_> {
     /// # Safety
     /// As for `strip`, and the rows from `row` on lie below m.
     #[inline(always)]
-    unsafe fn block<S: Simd, const R: usize, const V: usize>(
-        &mut self,
-        simd: S,
-        row: usize,
-        column: usize,
-    ) {
-        let (
-            [_, n, k],
-            Left {
-                values,
-                row_stride,
-                depth_stride,
-            },
-        ) = (self.sizes, self.left);
+    unsafe fn block<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, column: usize) {
+        let ([_, n, k], Left { values, row_stride, depth_stride }) = (self.sizes, self.left);
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
         // SAFETY: every offset is that of an element below the sizes, which the slices hold; vectors are read and written
         // without a demand on their alignment.
@@ -190,20 +151,14 @@ impl Product<'_> {
                 }
             }
             each(&mut sums, |i, v, sum| {
-                target
-                    .add(i * n + v * S::F32_LANES)
-                    .cast::<S::f32s>()
-                    .write_unaligned(*sum);
+                target.add(i * n + v * S::F32_LANES).cast::<S::f32s>().write_unaligned(*sum);
             });
         }
     }
 }
 
 #[inline(always)]
-fn each<T, const R: usize, const V: usize>(
-    sums: &mut [[T; V]; R],
-    mut body: impl FnMut(usize, usize, &mut T),
-) {
+fn each<T, const R: usize, const V: usize>(sums: &mut [[T; V]; R], mut body: impl FnMut(usize, usize, &mut T)) {
     for (i, row) in sums.iter_mut().enumerate() {
         for (v, sum) in row.iter_mut().enumerate() {
             body(i, v, sum);
@@ -236,22 +191,13 @@ mod tests {
 
     /// Small integers, so that every order of summing gives the same f32.
     fn integers(count: usize, seed: usize) -> Vec<f32> {
-        (0..count)
-            .map(|i| ((i * 7 + seed * 13) % 17) as f32 - 8.0)
-            .collect()
+        (0..count).map(|i| ((i * 7 + seed * 13) % 17) as f32 - 8.0).collect()
     }
 
     #[test]
     fn products_of_every_size_start_and_layout_equal_the_plain_loop() {
         let factors = integers(48, 4);
-        for [m, n, k] in [
-            [1, 16, 1],
-            [3, 16, 5],
-            [8, 32, 3],
-            [13, 48, 7],
-            [64, 64, 64],
-            [9, 80, 1],
-        ] {
+        for [m, n, k] in [[1, 16, 1], [3, 16, 5], [8, 32, 3], [13, 48, 7], [64, 64, 64], [9, 80, 1]] {
             let factors: Vec<f32> = factors.iter().copied().cycle().take(n).collect();
             let (a, b, before) = (integers(m * k, 1), integers(k * n, 2), integers(m * n, 3));
             for start in [Start::Zero, Start::Kept, Start::Scaled(&factors)] {
@@ -264,22 +210,13 @@ mod tests {
                                 Start::Kept => before[at],
                                 Start::Scaled(factors) => before[at] * factors[j],
                             };
-                            let term = |d| {
-                                left.values[i * left.row_stride + d * left.depth_stride]
-                                    * b[d * n + j]
-                            };
+                            let term = |d| left.values[i * left.row_stride + d * left.depth_stride] * b[d * n + j];
                             first + (0..k).map(term).sum::<f32>()
                         })
                         .collect();
                     for machine in 0..3 {
                         let mut target = before.clone();
-                        let product = Product {
-                            sizes: [m, n, k],
-                            left,
-                            right: &b,
-                            target: &mut target,
-                            start,
-                        };
+                        let product = Product { sizes: [m, n, k], left, right: &b, target: &mut target, start };
                         match machine {
                             0 => product.with_simd(Scalar),
                             1 => narrow(product),

@@ -45,13 +45,7 @@ impl Shape {
         let first = index * LANES;
         let rows = LANES.min(self.rows() - first);
         let (sequence, kv_head) = (pair / self.layout.kv_heads, pair % self.layout.kv_heads);
-        Tile {
-            shape: *self,
-            sequence,
-            kv_head,
-            first,
-            rows,
-        }
+        Tile { shape: *self, sequence, kv_head, first, rows }
     }
 
     pub(super) fn scale(&self) -> f32 {
@@ -128,9 +122,7 @@ impl Tile {
             padding.fill(0.0);
             if lane < self.rows {
                 let source = &source[self.offset(lane, token_width)..][..size];
-                head.iter_mut()
-                    .zip(source)
-                    .for_each(|(target, source)| *target = source.widen() * factor);
+                head.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen() * factor);
             } else {
                 head.fill(0.0);
             }
@@ -164,10 +156,7 @@ impl<'a, E: Element> Rows<'a, E> {
     pub(super) fn widen(&self, start: usize, target: &mut [f32], size: usize) {
         for (row, target) in target.chunks_exact_mut(size).enumerate() {
             let source = &self.values[self.first + (start + row) * self.stride..][..size];
-            target
-                .iter_mut()
-                .zip(source)
-                .for_each(|(target, source)| *target = source.widen());
+            target.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen());
         }
     }
 }
@@ -186,9 +175,7 @@ pub(super) fn transpose(source: &[f32], padded: usize, columns: usize, target: &
 /// The first `count` elements, which `space` loses.
 #[allow(clippy::mut_mut)] // the outer one moves on
 pub(super) fn take<'a>(space: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-    space
-        .split_off_mut(..count)
-        .expect("workspace_elements covers every matrix of a task")
+    space.split_off_mut(..count).expect("workspace_elements covers every matrix of a task")
 }
 
 /// `workspace` from its first cache line on.
@@ -212,11 +199,7 @@ unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 
 impl<'a, T> Disjoint<'a, T> {
     pub(super) fn new(slice: &'a mut [T]) -> Self {
-        Self {
-            first: slice.as_mut_ptr(),
-            length: slice.len(),
-            slice: PhantomData,
-        }
+        Self { first: slice.as_mut_ptr(), length: slice.len(), slice: PhantomData }
     }
 
     /// The elements from `start` on.
@@ -225,10 +208,7 @@ impl<'a, T> Disjoint<'a, T> {
     /// While the part lives, no other part that overlaps it does.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn part(&self, start: usize, count: usize) -> &mut [T] {
-        assert!(
-            start <= self.length && count <= self.length - start,
-            "a task reaches past the end"
-        );
+        assert!(start <= self.length && count <= self.length - start, "a task reaches past the end");
         // SAFETY: inside of the slice, which is borrowed mutably as long as `self` lives; unshared as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(start), count) }
     }
