@@ -314,3 +314,37 @@ fn read_special_tokens(path: &Path) -> Result<Vec<String>, Problem> {
         .map(str::to_owned)
         .collect())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::RunConfig;
+
+    #[test]
+    fn without_a_named_tokenizer_the_one_trained_for_the_experiment_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let trained = folder.path().join("tokenizers/e1/tokenizer.json");
+        std::fs::create_dir_all(trained.parent().unwrap()).unwrap();
+        std::fs::write(&trained, r#"{"model": {"vocab": {"a": 0, "b": 6}}}"#).unwrap();
+        let mut run = ResolvedRun {
+            config: RunConfig::default(),
+            streaming: None,
+            run_directory: folder.path().join("e1"),
+            special_tokens: Vec::new(),
+            config_path: folder.path().join("e1/training.yaml"),
+            notes: Vec::new(),
+        };
+        let surroundings = Surroundings {
+            tokenizer_root: folder.path().join("tokenizers"),
+        };
+        assert_eq!(resolve(&mut run, &surroundings, &BTreeSet::new()), []);
+        assert_eq!(run.config.tokenizer.tokenizer_json, Some(trained));
+        assert_eq!(
+            run.config.model.vocab_size,
+            Some(7),
+            "the highest id counts"
+        );
+    }
+}
