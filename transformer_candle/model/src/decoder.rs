@@ -1,53 +1,15 @@
 //! The whole model over planned buffers: embedding, blocks, last norm, head and loss; forward beside backward.
 
-use kernels::memory::{Arena, BufferId, Category, Plan};
-use kernels::{Buffer, DType, add_rms_norm, embedding, head_cross_entropy};
+mod plan;
 
-use crate::activations::{ActivationPlan, ActivationSettings, Activations};
+use kernels::{Buffer, add_rms_norm, embedding, head_cross_entropy};
+
+pub use plan::{DecoderPlan, DecoderSettings};
+
+use crate::activations::Activations;
 use crate::block::{self, BlockSettings};
 use crate::parameters::{ParameterLayout, Parameters};
-use crate::{ActivationRecompute, Error, ModelShape, Precision, Result};
-
-/// The chunk of tokens whose logits exist at one time is as large as this allows, in elements.
-const LOGITS: usize = 1 << 25;
-
-/// What decides a decoder's memory beside its shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DecoderSettings {
-    /// Sequences of a micro-batch, B.
-    pub batch: usize,
-    /// Positions of each, T.
-    pub sequence_length: usize,
-    /// Element type of weights and activations.
-    pub precision: Precision,
-    /// What the backward pass recomputes instead of keeping.
-    pub recompute: ActivationRecompute,
-    /// Whether gradients can be computed, or losses only.
-    pub training: bool,
-}
-
-impl DecoderSettings {
-    fn dtype(&self) -> DType {
-        match self.precision {
-            Precision::Fp32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-        }
-    }
-}
-
-/// A decoder whose buffers are listed but not allocated.
-#[derive(Clone, Debug)]
-pub struct DecoderPlan {
-    shape: ModelShape,
-    settings: DecoderSettings,
-    layout: ParameterLayout,
-    weights: BufferId,
-    gradients: BufferId,
-    activations: ActivationPlan,
-    logits: BufferId,
-    losses: BufferId,
-    loss: BufferId,
-}
+use crate::{ActivationRecompute, Error, ModelShape, Result};
 
 /// A model with the buffers of a step. All of its arithmetic runs in the current rayon pool.
 #[derive(Debug)]
@@ -65,52 +27,6 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Adds every buffer of a decoder to a memory plan.
-    pub fn plan(shape: &ModelShape, settings: &DecoderSettings, plan: &mut Plan) -> DecoderPlan {
-        let layout = ParameterLayout::new(shape);
-        let &DecoderSettings {
-            batch,
-            sequence_length,
-            recompute,
-            training,
-            ..
-        } = settings;
-        let (dtype, n) = (settings.dtype(), batch * sequence_length);
-        let (rows, v) = (
-            chunk_rows(n, shape.padded_vocab_size),
-            shape.padded_vocab_size,
-        );
-        let workspace_elements =
-            head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, dtype);
-        let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);
-        let gradient_elements = if training { layout.elements() } else { 0 };
-        let activations = ActivationSettings {
-            batch,
-            sequence_length,
-            dtype,
-            recompute,
-            training,
-            positions: sequence_length,
-            workspace_elements,
-        };
-        DecoderPlan {
-            weights,
-            gradients: plan.add(
-                "gradients",
-                Category::Gradients,
-                DType::F32,
-                &[gradient_elements],
-            ),
-            activations: ActivationPlan::new(shape, &activations, plan),
-            logits: plan.add("logits", Category::Scratch, DType::F32, &[rows, v]),
-            losses: plan.add("losses", Category::Scratch, DType::F32, &[n]),
-            loss: plan.add("loss", Category::Scratch, DType::F32, &[1]),
-            shape: shape.clone(),
-            settings: *settings,
-            layout,
-        }
-    }
-
     /// Adds `scale` times the summed loss of all targets to [`Decoder::loss`], and its gradients to [`Decoder::gradients`].
     ///
     /// `inputs_N` are U32 token ids, `targets_N` I32 with -100 where there is nothing to predict; N = batch times
@@ -315,54 +231,4 @@ impl Decoder {
     pub fn loss_mut(&mut self) -> &mut Buffer {
         &mut self.loss_1
     }
-}
-
-impl DecoderPlan {
-    /// Where each parameter will lie in the flat buffers.
-    pub fn layout(&self) -> &ParameterLayout {
-        &self.layout
-    }
-
-    /// The decoder over allocated buffers.
-    pub fn bind(&self, arena: &Arena) -> Result<Decoder> {
-        let Self {
-            shape,
-            settings,
-            layout,
-            ..
-        } = self;
-        let weights = Parameters::over(layout, arena.buffer(self.weights))?;
-        let gradients = arena.buffer(self.gradients);
-        let gradient_views = settings
-            .training
-            .then(|| Parameters::over(layout, gradients.clone()))
-            .transpose()?;
-        let activations = self.activations.bind(arena)?;
-        let block_settings = BlockSettings {
-            heads: shape.heads(),
-            batch: settings.batch,
-            sequence_length: settings.sequence_length,
-            epsilon: shape.norm_epsilon as f32,
-            rope: activations.rope.clone(),
-            recompute: settings.recompute,
-        };
-        Ok(Decoder {
-            shape: shape.clone(),
-            settings: block_settings,
-            layout: layout.clone(),
-            weights,
-            gradients,
-            gradient_views,
-            activations,
-            logits_CV: arena.buffer(self.logits),
-            losses_N: arena.buffer(self.losses),
-            loss_1: arena.buffer(self.loss),
-        })
-    }
-}
-
-/// Rows of the chunks that the head works in: whole tiles, at most [`LOGITS`] elements.
-fn chunk_rows(tokens: usize, padded_vocab_size: usize) -> usize {
-    let rows = (LOGITS / padded_vocab_size) / 64 * 64;
-    rows.max(64).min(tokens)
 }

@@ -3,6 +3,35 @@
 //! A model is a [`ModelShape`] and one flat buffer of weights, cut by its [`ParameterLayout`]. A [`Decoder`] adds the
 //! buffers of a training step, all of them listed beforehand in a memory plan; a [`Generator`] adds a key/value cache.
 //!
+//! ```
+//! use kernels::memory::Plan;
+//! use kernels::{Buffer, DType, Device};
+//! use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision, initialization};
+//! use run_config::ModelConfig;
+//!
+//! let shape = ModelShape::new(&ModelConfig::default(), 1000);
+//! let settings = DecoderSettings {
+//!     batch: 1,
+//!     sequence_length: 4,
+//!     precision: Precision::Fp32,
+//!     recompute: ActivationRecompute::None,
+//!     training: true,
+//! };
+//! let mut plan = Plan::new();
+//! let planned = Decoder::plan(&shape, &settings, &mut plan);
+//! let mut decoder = planned.bind(&plan.allocate(&Device::Cpu)?)?;
+//! initialization::fill(&shape, 1, decoder.weights_mut(), None)?;
+//!
+//! let mut inputs = Buffer::zeros(&[4], DType::U32, &Device::Cpu)?;
+//! let mut targets = Buffer::zeros(&[4], DType::I32, &Device::Cpu)?;
+//! inputs.write(&[5u32, 6, 7, 8])?;
+//! targets.write(&[6i32, 7, 8, -100])?; // nothing to predict behind the last token
+//! decoder.forward_backward(&inputs, &targets, 1.0 / 3.0)?;
+//! let loss = decoder.loss().read::<f32>()?[0];
+//! assert!((loss - 1000f32.ln()).abs() < 0.5, "before training every token is as likely as another");
+//! # Ok::<(), model::Error>(())
+//! ```
+//!
 //! Legend of the shape suffixes: N tokens (= B * T), B sequences, T positions, D hidden, H query heads, K key/value heads,
 //! E head size, A width of all heads together (= H * E), P packed QKV width (H + 2K) * E, I intermediate, V padded
 //! vocabulary, C rows of a chunk (or tokens that a cache holds), S tokens of one generation pass.

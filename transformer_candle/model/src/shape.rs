@@ -146,6 +146,20 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn the_preset_of_the_design_s_model_has_its_shape() {
+        let preset = run_config::presets()
+            .iter()
+            .find(|preset| preset.name == "rtx5090_1b")
+            .unwrap();
+        let config =
+            run_config::RunConfig::parse(preset.text, run_config::Format::Yaml, &[]).unwrap();
+        assert_eq!(
+            ModelShape::new(&config.model, config.model.vocab_size.unwrap()),
+            one_billion()
+        );
+    }
+
+    #[test]
     fn untying_adds_parameters_but_no_flops() {
         let (tied, untied) = (tiny(true), tiny(false));
         assert_eq!(untied.parameter_count() - tied.parameter_count(), 71 * 20);

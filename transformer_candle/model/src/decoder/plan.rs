@@ -1,0 +1,197 @@
+//! Every buffer of a decoder, listed before any is allocated.
+
+use kernels::memory::{Arena, BufferId, Category, Plan};
+use kernels::{DType, head_cross_entropy};
+
+use super::Decoder;
+use crate::activations::{ActivationPlan, ActivationSettings};
+use crate::block::BlockSettings;
+use crate::parameters::{ParameterLayout, Parameters};
+use crate::{ActivationRecompute, ModelShape, Precision, Result};
+
+/// The chunk of tokens whose logits exist at one time is as large as this allows, in elements.
+const LOGITS: usize = 1 << 25;
+
+/// What decides a decoder's memory beside its shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecoderSettings {
+    /// Sequences of a micro-batch, B.
+    pub batch: usize,
+    /// Positions of each, T.
+    pub sequence_length: usize,
+    /// Element type of weights and activations.
+    pub precision: Precision,
+    /// What the backward pass recomputes instead of keeping.
+    pub recompute: ActivationRecompute,
+    /// Whether gradients can be computed, or losses only.
+    pub training: bool,
+}
+
+impl DecoderSettings {
+    fn dtype(&self) -> DType {
+        match self.precision {
+            Precision::Fp32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// A decoder whose buffers are listed but not allocated.
+#[derive(Clone, Debug)]
+pub struct DecoderPlan {
+    shape: ModelShape,
+    settings: DecoderSettings,
+    layout: ParameterLayout,
+    weights: BufferId,
+    gradients: BufferId,
+    activations: ActivationPlan,
+    logits: BufferId,
+    losses: BufferId,
+    loss: BufferId,
+}
+
+impl Decoder {
+    /// Adds every buffer of a decoder to a memory plan.
+    pub fn plan(shape: &ModelShape, settings: &DecoderSettings, plan: &mut Plan) -> DecoderPlan {
+        let layout = ParameterLayout::new(shape);
+        let &DecoderSettings {
+            batch,
+            sequence_length,
+            recompute,
+            training,
+            ..
+        } = settings;
+        let (dtype, n) = (settings.dtype(), batch * sequence_length);
+        let (rows, v) = (
+            chunk_rows(n, shape.padded_vocab_size),
+            shape.padded_vocab_size,
+        );
+        let workspace_elements =
+            head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, dtype);
+        let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);
+        let gradient_elements = if training { layout.elements() } else { 0 };
+        let activations = ActivationSettings {
+            batch,
+            sequence_length,
+            dtype,
+            recompute,
+            training,
+            positions: sequence_length,
+            workspace_elements,
+        };
+        DecoderPlan {
+            weights,
+            gradients: plan.add(
+                "gradients",
+                Category::Gradients,
+                DType::F32,
+                &[gradient_elements],
+            ),
+            activations: ActivationPlan::new(shape, &activations, plan),
+            logits: plan.add("logits", Category::Scratch, DType::F32, &[rows, v]),
+            losses: plan.add("losses", Category::Scratch, DType::F32, &[n]),
+            loss: plan.add("loss", Category::Scratch, DType::F32, &[1]),
+            shape: shape.clone(),
+            settings: *settings,
+            layout,
+        }
+    }
+}
+
+impl DecoderPlan {
+    /// Where each parameter will lie in the flat buffers.
+    pub fn layout(&self) -> &ParameterLayout {
+        &self.layout
+    }
+
+    /// The decoder over allocated buffers.
+    pub fn bind(&self, arena: &Arena) -> Result<Decoder> {
+        let Self {
+            shape,
+            settings,
+            layout,
+            ..
+        } = self;
+        let weights = Parameters::over(layout, arena.buffer(self.weights))?;
+        let gradients = arena.buffer(self.gradients);
+        let gradient_views = settings
+            .training
+            .then(|| Parameters::over(layout, gradients.clone()))
+            .transpose()?;
+        let activations = self.activations.bind(arena)?;
+        let block_settings = BlockSettings {
+            heads: shape.heads(),
+            batch: settings.batch,
+            sequence_length: settings.sequence_length,
+            epsilon: shape.norm_epsilon as f32,
+            rope: activations.rope.clone(),
+            recompute: settings.recompute,
+        };
+        Ok(Decoder {
+            shape: shape.clone(),
+            settings: block_settings,
+            layout: layout.clone(),
+            weights,
+            gradients,
+            gradient_views,
+            activations,
+            logits_CV: arena.buffer(self.logits),
+            losses_N: arena.buffer(self.losses),
+            loss_1: arena.buffer(self.loss),
+        })
+    }
+}
+
+/// Rows of the chunks that the head works in: whole tiles, at most [`LOGITS`] elements.
+fn chunk_rows(tokens: usize, padded_vocab_size: usize) -> usize {
+    let rows = (LOGITS / padded_vocab_size) / 64 * 64;
+    rows.max(64).min(tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::tests::one_billion;
+
+    fn plan(batch: usize, training: bool) -> Plan {
+        let settings = DecoderSettings {
+            batch,
+            sequence_length: 2048,
+            precision: Precision::Bf16,
+            recompute: ActivationRecompute::Selective,
+            training,
+        };
+        let mut plan = Plan::new();
+        Decoder::plan(&one_billion(), &settings, &mut plan);
+        plan
+    }
+
+    #[test]
+    fn a_bf16_model_takes_two_bytes_a_weight_and_four_a_gradient() {
+        let (plan, parameters) = (plan(4, true), one_billion().parameter_count() as f64);
+        let bytes = |category| plan.bytes_of(category) as f64 / parameters;
+        assert!((bytes(Category::Weights) - 2.0).abs() < 1e-3);
+        assert!((bytes(Category::Gradients) - 4.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn a_card_of_32_gib_trains_a_billion_parameters_with_micro_batches_of_four() {
+        // The remainder and the moments, 10 bytes a parameter, are the optimizer's.
+        let total = plan(4, true).bytes() + 10 * one_billion().parameter_count();
+        assert!(total < 32_607 * 1024 * 1024 / 100 * 95, "{total}");
+    }
+
+    #[test]
+    fn evaluation_alone_plans_no_gradients() {
+        let plan = plan(4, false);
+        assert_eq!(plan.bytes_of(Category::Gradients), 0);
+        assert_eq!(plan.bytes_of(Category::SavedActivations), 0);
+    }
+
+    #[test]
+    fn the_head_works_in_whole_tiles_of_bounded_size() {
+        assert_eq!(chunk_rows(8192, 50_048), 640);
+        assert_eq!(chunk_rows(100, 50_048), 100);
+        assert_eq!(chunk_rows(8192, 1 << 24), 64);
+    }
+}
