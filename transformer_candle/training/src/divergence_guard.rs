@@ -24,9 +24,8 @@ impl DivergenceGuard {
     pub fn observe(&mut self, loss: f32, applied: bool) -> Option<String> {
         if !applied || !loss.is_finite() {
             self.skipped_in_a_row += 1;
-            return (self.skipped_in_a_row >= self.config.max_skipped_steps).then(|| {
-                format!("the gradients of {} steps in a row were not finite", self.skipped_in_a_row)
-            });
+            return (self.skipped_in_a_row >= self.config.max_skipped_steps)
+                .then(|| format!("the gradients of {} steps in a row were not finite", self.skipped_in_a_row));
         }
         self.skipped_in_a_row = 0;
         self.window.push_back(f64::from(loss));

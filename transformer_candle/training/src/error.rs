@@ -92,9 +92,12 @@ impl TrainerError {
     /// The exit code of a program that ends with this error, as the README's table has them.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Request(_) | Self::Config(_) | Self::Locked { .. } | Self::ChangedOnResume { .. } => 2,
-            // What the data were asked to be is wrong, rather than the data.
-            Self::Data(DataError::Cursor { .. } | DataError::Setting { .. }) => 2,
+            // The last two: what the data were asked to be is wrong, rather than the data.
+            Self::Request(_)
+            | Self::Config(_)
+            | Self::Locked { .. }
+            | Self::ChangedOnResume { .. }
+            | Self::Data(DataError::Cursor { .. } | DataError::Setting { .. }) => 2,
             Self::Data(_) => 3,
             Self::OutOfMemory(_) => 4,
             Self::Checkpoint(error) => error.exit_code(),

@@ -1,6 +1,6 @@
 //! Evaluation on held-out text: mean loss a token, perplexity, and bits a byte, which tokenizers cannot flatter.
 
-use dataset::{HeldOut, IGNORED_TARGET};
+use dataset::HeldOut;
 use model::Decoder;
 use serde::{Deserialize, Serialize};
 

@@ -56,20 +56,32 @@ pub fn of(run: &ResolvedRun, tokenizer_hash: &str, source: &SourceDescription) -
     add("tokenizer.tokenizer_json (SHA-256)", json!(tokenizer_hash));
     let held_out = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
     add("data.held_out_fraction (0 with data.validation_shards)", json!(held_out));
-    match &run.streaming {
-        Some(streaming) => {
-            add("dataset", json!(streaming.dataset));
-            add("split", json!(streaming.split));
-            add("config", json!(streaming.config));
-            add("revision", json!(source.revision));
-            add("max_samples", json!(streaming.max_samples));
-            add("text_column", json!(streaming.text_column));
-        }
-        None => {
-            add("data.train_shards (files)", json!(source.files));
-            add("data.train_shards (bytes)", json!(source.bytes));
-            add("data.text_column", json!(data.text_column));
-        }
+    if let Some(streaming) = &run.streaming {
+        add("dataset", json!(streaming.dataset));
+        add("split", json!(streaming.split));
+        add("config", json!(streaming.config));
+        add("revision", json!(source.revision));
+        add("max_samples", json!(streaming.max_samples));
+        add("text_column", json!(streaming.text_column));
+    } else {
+        add("data.train_shards (files)", json!(source.files));
+        add("data.train_shards (bytes)", json!(source.bytes));
+        add("data.text_column", json!(data.text_column));
     }
     identity
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_differs_or_is_there_only_once_is_a_change() {
+        let identity = |values: &[(&str, u64)]| -> Identity {
+            values.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect()
+        };
+        let found = changes(&identity(&[("a", 1), ("b", 2), ("c", 3)]), &identity(&[("a", 1), ("b", 4), ("d", 5)]));
+        let told: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(told, ["b was 2 and is 4", "c was 3 and is null", "d was null and is 5"]);
+    }
 }

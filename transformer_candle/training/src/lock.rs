@@ -46,7 +46,9 @@ impl RunLock {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(refusal(file, run_directory)),
-            Err(TryLockError::Error(source)) => return Err(TrainerError::Io { action: "lock", path, source }),
+            Err(TryLockError::Error(source)) => {
+                return Err(TrainerError::Io { action: "lock", path, source });
+            }
         }
         let mut lock = Self { file, path };
         lock.sign()?;

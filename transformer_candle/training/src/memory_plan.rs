@@ -8,6 +8,8 @@ mod display;
 mod estimate;
 mod fit;
 mod machine;
+#[cfg(test)]
+mod tests;
 
 use kernels::{
     DType,
@@ -19,7 +21,7 @@ use serde::Serialize;
 
 pub use budget::Budget;
 pub(crate) use display::bytes;
-pub use estimate::{Estimate, Speed};
+pub use estimate::Estimate;
 pub use fit::{Fit, Shortage};
 
 use crate::{
@@ -29,6 +31,9 @@ use crate::{
 
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
 const SAVING_BYTES: u64 = 8 << 20;
+
+/// An f32 weight, or the two halves of it that bf16 training keeps, and two moments.
+const CHECKPOINT_BYTES_PER_PARAMETER: u64 = 4 + 8;
 
 /// What a run needs, and what it gives. `Display` prints it for people, serde for programs.
 #[derive(Clone, Debug, Serialize)]
@@ -67,8 +72,10 @@ pub struct MemoryPlan {
     pub checkpoints: u64,
     /// Host memory that saving takes besides the buffers.
     pub saving_bytes: u64,
-    /// How long the run takes at an assumed speed.
-    pub estimate: Estimate,
+    /// How long the run takes at assumed speeds: on this machine's CPU, and where that is hopeless on a card.
+    pub estimates: Vec<Estimate>,
+    /// Why it does not fit and what would; none where it fits, or where nobody knows.
+    pub shortage: Option<Shortage>,
 }
 
 /// One line of the plan.
@@ -82,11 +89,11 @@ pub struct CategoryBytes {
 
 impl MemoryPlan {
     /// The plan of a run against `runtime.memory_limit`, else against what this machine has free. `batch_size: auto`
-    /// becomes the largest micro-batch that fits and divides `sequences_per_step`.
+    /// becomes the largest micro-batch that fits and divides `sequences_per_step`, or one sequence if none does. A plan is
+    /// made whether it fits or not: see [`MemoryPlan::check`].
     ///
     /// # Errors
-    /// [`TrainerError::OutOfMemory`] if not even one sequence fits where `auto` is asked for. A plan with a micro-batch of
-    /// its own is made whether it fits or not: see [`MemoryPlan::check`].
+    /// [`TrainerError::Request`] if the vocabulary's size is not known, or the memory that `auto` is to fill.
     pub fn of(run: &ResolvedRun) -> Result<Self> {
         Self::against(&run.config, Budget::of_config(&run.config))
     }
@@ -107,6 +114,10 @@ impl MemoryPlan {
         let tokens_per_step = (data.sequences_per_step * data.sequence_length) as u64;
         let total_tokens = config.scheduler.total_steps.map(|steps| steps * tokens_per_step);
         let categories = plan.by_category();
+        let shortage = budget
+            .as_ref()
+            .filter(|budget| budget.bytes < plan.bytes())
+            .map(|budget| Shortage::of(config, &shape, setting, budget));
         Ok(Self {
             parameters,
             flops_per_token,
@@ -125,10 +136,11 @@ impl MemoryPlan {
                 .map(|(category, bytes)| CategoryBytes { category: category.to_string(), bytes })
                 .collect(),
             budget,
-            checkpoint_bytes: parameters * checkpoint_bytes_per_parameter(config.runtime.precision),
+            checkpoint_bytes: parameters * CHECKPOINT_BYTES_PER_PARAMETER,
             checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
             saving_bytes: SAVING_BYTES,
-            estimate: Estimate::of(Speed::assumed(config), flops_per_token, total_tokens),
+            estimates: estimate::assumed(config, flops_per_token, total_tokens),
+            shortage,
         })
     }
 
@@ -136,14 +148,11 @@ impl MemoryPlan {
     ///
     /// # Errors
     /// [`TrainerError::OutOfMemory`] with the largest settings that would fit.
-    pub fn check(&self, run: &ResolvedRun) -> Result<()> {
-        let Some(budget) = self.budget.as_ref().filter(|budget| budget.bytes < self.bytes) else { return Ok(()) };
-        let shape = shape_of(&run.config)?;
-        let setting = Setting {
-            micro_batch: self.micro_batch as usize,
-            activation_recompute: self.activation_recompute,
-        };
-        Err(TrainerError::OutOfMemory(Box::new(Shortage::of(&run.config, &shape, setting, budget))))
+    pub fn check(&self) -> Result<()> {
+        match &self.shortage {
+            None => Ok(()),
+            Some(shortage) => Err(TrainerError::OutOfMemory(Box::new(shortage.clone()))),
+        }
     }
 }
 
@@ -194,12 +203,4 @@ pub(crate) fn shape_of(config: &RunConfig) -> Result<ModelShape> {
         )
     })?;
     Ok(ModelShape::new(&config.model, vocab_size))
-}
-
-fn checkpoint_bytes_per_parameter(precision: Precision) -> u64 {
-    let moments = 8;
-    match precision {
-        Precision::Fp32 => 4 + moments,
-        Precision::Bf16 => 2 + 2 + moments,
-    }
 }

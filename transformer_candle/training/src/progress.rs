@@ -71,16 +71,13 @@ impl Progress {
 
     /// Shows an evaluation.
     pub fn evaluation(&self, report: &EvaluationReport) {
-        let mut line = format!(
-            "step {}  held-out loss {:.4}  perplexity {:.2}",
-            grouped(report.step),
-            report.loss,
-            report.perplexity
-        );
-        if let Some(bits) = report.bits_per_byte {
-            line += &format!("  {bits:.3} bits a byte");
-        }
-        self.say(&line);
+        let mut parts = vec![
+            format!("step {}", grouped(report.step)),
+            format!("held-out loss {:.4}", report.loss),
+            format!("perplexity {:.2}", report.perplexity),
+        ];
+        parts.extend(report.bits_per_byte.map(|bits| format!("{bits:.3} bits a byte")));
+        self.say(&parts.join("  "));
     }
 
     /// Shows where a checkpoint was written.
@@ -110,24 +107,19 @@ impl Progress {
 
     /// `step 120/2,000  loss 3.4567  learning rate 3.00e-4  12,345 tokens/s  ETA 3m 20s`
     fn line(&self, report: &StepReport) -> String {
-        let mut line = format!("step {}", grouped(report.step));
-        if let Some(total) = self.total_steps {
-            line += &format!("/{}", grouped(total));
-        }
-        line += &format!(
-            "  loss {:.4}  learning rate {:.2e}  {} tokens/s",
-            report.loss,
-            report.learning_rate,
-            grouped(report.tokens_per_second as u64)
-        );
-        if let Some(mfu) = report.mfu {
-            line += &format!("  MFU {:.1} %", 100.0 * mfu);
-        }
+        let total = self.total_steps.map(|total| format!("/{}", grouped(total)));
+        let mut parts = vec![
+            format!("step {}{}", grouped(report.step), total.unwrap_or_default()),
+            format!("loss {:.4}", report.loss),
+            format!("learning rate {:.2e}", report.learning_rate),
+            format!("{} tokens/s", grouped(report.tokens_per_second as u64)),
+        ];
+        parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
         if let (Some(total), Some(seconds)) = (self.total_steps, self.smoothed_step_seconds) {
             let left = total.saturating_sub(report.step) as f64 * seconds;
-            line += &format!("  ETA {}", duration(Duration::from_secs_f64(left)));
+            parts.push(format!("ETA {}", duration(Duration::from_secs_f64(left))));
         }
-        line
+        parts.join("  ")
     }
 }
 

@@ -54,7 +54,7 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
         None => Trainer::new(run)?,
         Some(from) => Trainer::resume(run, from)?,
     };
-    let mut session = Session::new(trainer, options);
+    let mut session = Session::new(trainer, options.max_steps, options.progress);
     session.announce();
     let ended = session.train(stop);
     session.progress.finish();
@@ -71,14 +71,12 @@ struct Session {
 }
 
 impl Session {
-    fn new(trainer: Trainer, options: &RunOptions) -> Self {
+    fn new(trainer: Trainer, max_steps: Option<u64>, progress: ProgressMode) -> Self {
         let config = &trainer.run().config;
-        let last_step = config.scheduler.total_steps.into_iter().chain(options.max_steps).min();
-        let progress =
-            Progress::new(options.progress, trainer.steps_done(), last_step, config.runtime.log_every_n_steps);
+        let last_step = config.scheduler.total_steps.into_iter().chain(max_steps).min();
         Self {
-            progress,
-            max_steps: options.max_steps,
+            progress: Progress::new(progress, trainer.steps_done(), last_step, config.runtime.log_every_n_steps),
+            max_steps,
             evaluate_every: config.runtime.evaluation.every_n_steps,
             save_every: config.runtime.checkpoint.every_n_steps,
             trainer,

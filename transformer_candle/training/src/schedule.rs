@@ -61,6 +61,8 @@ impl LearningRate {
 }
 
 #[cfg(test)]
+// Where a schedule says "the peak" it means that very number.
+#[allow(clippy::float_cmp)]
 mod tests {
     use proptest::prelude::*;
 

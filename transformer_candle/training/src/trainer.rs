@@ -4,36 +4,34 @@
 //! number of it is a pure function of the config, the seed and the data: threads, restarts and the program that calls do
 //! not enter.
 
+mod between_steps;
 mod data;
 mod micro_batch;
 mod start;
 
 use std::{
-    ops::ControlFlow,
     path::{Path, PathBuf},
     time::Instant,
 };
 
-use dataset::Cursor;
-use model::{Decoder, Generator, ModelShape, SamplingSettings};
+use dataset::{Batch, Cursor};
+use model::{Decoder, ModelShape};
 use rayon::ThreadPool;
 use run_config::ResolvedRun;
 use serde::{Deserialize, Serialize};
 
+use self::data::Data;
 pub use self::start::ResumeFrom;
 pub(crate) use self::{data::held_out, micro_batch::MicroBatch};
-use self::data::Data;
 use crate::{
-    checkpoint::{self, BestEvaluation, CheckpointContents, TokenizerFiles, TrainerState},
-    commands::{Completion, complete},
+    checkpoint::{self, BestEvaluation, TokenizerFiles},
     divergence_guard::DivergenceGuard,
     error::{Result, TrainerError},
-    evaluation::{EvaluationReport, evaluate},
     identity::Identity,
     lock::RunLock,
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
-    optimizer::Optimizer,
+    optimizer::{Optimizer, Update},
     schedule::LearningRate,
     stop::StopSignal,
 };
@@ -126,7 +124,7 @@ impl Trainer {
         if self.is_finished() {
             return Ok(Step::Finished);
         }
-        let (started, waited) = (Instant::now(), self.data.stream.data_wait());
+        let (started, waited) = (Instant::now(), self.data.stream.data_wait().as_secs_f64());
         let batch = self.data.stream.next_sequences(self.run.config.data.sequences_per_step)?;
         if batch.is_empty() {
             self.position.data_ended = true;
@@ -134,22 +132,9 @@ impl Trainer {
         }
         let step = self.position.step + 1;
         let learning_rate = self.schedule.at(step);
-        let Self { pool, decoder, optimizer, micro_batch, .. } = self;
-        let updated = pool.install(|| -> Result<_> {
-            decoder.loss_mut().zero()?;
-            let scale = 1.0 / batch.target_count as f32;
-            for sequences in micro_batch.cut(&batch) {
-                if stop.requested().is_some() {
-                    decoder.gradients_mut().zero()?;
-                    return Ok(None);
-                }
-                micro_batch.upload(&batch, sequences)?;
-                decoder.forward_backward(&micro_batch.inputs_N, &micro_batch.targets_N, scale)?;
-            }
-            let loss = decoder.loss().read_f32()?[0];
-            Ok(Some((loss, optimizer.step(decoder, step, learning_rate)?)))
-        })?;
-        let Some((loss, update)) = updated else { return Ok(Step::Abandoned) };
+        let Some((loss, update)) = self.update(&batch, step, learning_rate, stop)? else {
+            return Ok(Step::Abandoned);
+        };
         self.position.step = step;
         self.position.tokens += batch.target_count as u64;
         self.position.cursor = self.data.stream.cursor();
@@ -165,102 +150,44 @@ impl Trainer {
             tokens_per_second: batch.target_count as f64 / step_seconds,
             mfu: None,
             step_seconds,
-            data_wait_seconds: (self.data.stream.data_wait() - waited).as_secs_f64(),
+            data_wait_seconds: self.data.stream.data_wait().as_secs_f64() - waited,
             memory_bytes: self.plan.bytes,
         };
         let diverged = self.guard.observe(loss, update.applied);
         if self.is_logged(step) || diverged.is_some() {
             self.metrics.train(&report)?;
         }
-        match diverged {
-            None => Ok(Step::Done(report)),
-            Some(reason) => {
-                let last_checkpoint = checkpoint::latest(self.checkpoint_directory());
-                Err(TrainerError::Diverged { step, reason, last_checkpoint })
+        let Some(reason) = diverged else {
+            return Ok(Step::Done(report));
+        };
+        let last_checkpoint = checkpoint::latest(self.checkpoint_directory());
+        Err(TrainerError::Diverged { step, reason, last_checkpoint })
+    }
+
+    /// Forward, backward and update. None if the signal was raised before the last micro-batch: then the weights are as before.
+    fn update(
+        &mut self,
+        batch: &Batch,
+        step: u64,
+        learning_rate: f64,
+        stop: &StopSignal,
+    ) -> Result<Option<(f32, Update)>> {
+        let Self { pool, decoder, optimizer, micro_batch, .. } = self;
+        pool.install(|| {
+            decoder.loss_mut().zero()?;
+            // The mean is over the targets of the whole batch, however it is cut.
+            let scale = 1.0 / batch.target_count as f32;
+            for sequences in micro_batch.cut(batch) {
+                if stop.requested().is_some() {
+                    decoder.gradients_mut().zero()?;
+                    return Ok(None);
+                }
+                micro_batch.upload(batch, sequences)?;
+                decoder.forward_backward(&micro_batch.inputs_N, &micro_batch.targets_N, scale)?;
             }
-        }
-    }
-
-    /// Evaluates the weights as they are on the held-out text. None where that has not one target.
-    pub fn evaluate(&mut self) -> Result<Option<EvaluationReport>> {
-        self.evaluate_unless(&StopSignal::new())
-    }
-
-    /// Evaluates unless the signal is raised before the last batch.
-    pub(crate) fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
-        let most = self.run.config.runtime.evaluation.max_batches * self.run.config.data.sequences_per_step;
-        let Self { pool, decoder, micro_batch, position, .. } = self;
-        let held_out = self.data.held_out(&self.run)?;
-        let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, position.step, stop))?;
-        let Some(report) = report else { return Ok(None) };
-        self.metrics.evaluation(&report)?;
-        self.saved = None;
-        self.position.evaluation_loss = Some(report.loss);
-        if self.position.best.is_none_or(|best| report.loss < best.loss) {
-            self.position.best = Some(BestEvaluation { step: report.step, loss: report.loss });
-        }
-        Ok(Some(report))
-    }
-
-    /// Writes a checkpoint of the weights as they are, and removes old ones as the config has it.
-    pub fn save(&mut self) -> Result<PathBuf> {
-        self.metrics.flush()?;
-        let config = &self.run.config;
-        let state = self.state();
-        let path = checkpoint::save(
-            self.checkpoint_directory(),
-            &CheckpointContents {
-                shape: &self.shape,
-                precision: config.runtime.precision,
-                weights: self.decoder.weights(),
-                remainder: self.optimizer.remainder(),
-                first_moment: self.optimizer.first_moment(),
-                second_moment: self.optimizer.second_moment(),
-                tokenizer: &self.tokenizer_files,
-                state: &state,
-            },
-        )?;
-        let best = &config.runtime.evaluation.best;
-        if self.is_best() {
-            checkpoint::mark_best(self.checkpoint_directory(), &path)?;
-            if let Some(directory) = best.directory.as_deref().filter(|folder| *folder != self.checkpoint_directory()) {
-                checkpoint::keep_best_in(directory, &path, best.max_keep)?;
-            }
-        }
-        let keep_best = if best.directory.is_none() { best.max_keep } else { 0 };
-        checkpoint::prune(self.checkpoint_directory(), config.runtime.checkpoint.max_keep, keep_best)?;
-        self.saved = Some(path.clone());
-        Ok(path)
-    }
-
-    /// Continues a prompt with the weights as they are; an empty prompt starts a new text.
-    pub fn generate(&self, prompt: &str, max_tokens: usize, settings: &SamplingSettings) -> Result<Completion> {
-        let tokenizer = &self.data.tokenizer;
-        let mut tokens = tokenizer.encode(prompt)?;
-        if tokens.is_empty() {
-            tokens.push(tokenizer.end_of_text());
-        }
-        let stop_token = Some(tokenizer.end_of_text());
-        self.pool.install(|| {
-            let weights = self.decoder.weights().clone();
-            let mut generator = Generator::new(&self.shape, weights, tokens.len() + max_tokens)?;
-            let on_text = |_: &str| ControlFlow::Continue(());
-            complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)
+            let loss = decoder.loss().read_f32()?[0];
+            Ok(Some((loss, optimizer.step(decoder, step, learning_rate)?)))
         })
-    }
-
-    fn state(&self) -> TrainerState {
-        let Position { step, tokens, cursor, evaluation_loss, best, .. } = &self.position;
-        TrainerState {
-            format_version: checkpoint::FORMAT_VERSION,
-            step: *step,
-            tokens: *tokens,
-            cursor: serde_json::to_value(cursor).expect("a cursor is plain numbers and text"),
-            seed: self.run.config.runtime.seed,
-            identity: self.identity.clone(),
-            evaluation_loss: *evaluation_loss,
-            best: *best,
-        }
     }
 
     /// True where the last evaluation was of these very weights.
@@ -275,7 +202,8 @@ impl Trainer {
 
     /// True when every step is taken or the data have ended.
     pub fn is_finished(&self) -> bool {
-        self.position.data_ended || self.run.config.scheduler.total_steps.is_some_and(|total| self.position.step >= total)
+        self.position.data_ended
+            || self.run.config.scheduler.total_steps.is_some_and(|total| self.position.step >= total)
     }
 
     /// Whether a step has a line in the metrics: the first, every `log_every_n_steps`th and the last.

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use run_config::{ActivationRecompute, Precision};
 
-use super::MemoryPlan;
+use super::{Estimate, MemoryPlan};
 use crate::progress::{duration, grouped};
 
 /// `31.25 GB`, decimal as cards and disks are sold.
@@ -82,11 +82,16 @@ impl fmt::Display for MemoryPlan {
                 bytes(self.checkpoint_bytes * self.checkpoints)
             ),
         )?;
-        let estimate = &self.estimate;
-        let time = estimate.seconds.map(|seconds| format!("{}, ", duration(Duration::from_secs_f64(seconds))));
-        let tokens_per_second = grouped(estimate.tokens_per_second as u64);
-        let text = format!("{}{tokens_per_second} tokens/s ({})", time.unwrap_or_default(), estimate.assumption);
-        write!(f, "{:<11}{text}", "time")
+        for (index, Estimate { tokens_per_second, seconds, assumption }) in self.estimates.iter().enumerate() {
+            let time = seconds.map(|seconds| format!("{} at ", duration(Duration::from_secs_f64(seconds))));
+            let speed = grouped(*tokens_per_second as u64);
+            let name = if index == 0 { "time" } else { "" };
+            row(name, format!("{}{speed} tokens/s {assumption}", time.unwrap_or_default()))?;
+        }
+        match &self.shortage {
+            None => Ok(()),
+            Some(shortage) => row("", shortage.to_string()),
+        }
     }
 }
 

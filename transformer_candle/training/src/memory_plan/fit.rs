@@ -4,6 +4,7 @@ use std::fmt;
 
 use model::ModelShape;
 use run_config::{ActivationRecompute, BatchSize, Device, RunConfig};
+use serde::Serialize;
 
 use super::{Budget, RunBuffers, Setting, display};
 use crate::error::{Result, TrainerError};
@@ -17,7 +18,7 @@ const RECOMPUTES: [ActivationRecompute; 3] =
     [ActivationRecompute::None, ActivationRecompute::Selective, ActivationRecompute::Block];
 
 /// Settings that fit, and what they need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fit {
     /// `data.batch_size`.
     pub micro_batch: usize,
@@ -28,7 +29,7 @@ pub struct Fit {
 }
 
 /// A run that does not fit, and the largest settings that would.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Shortage {
     /// What was asked for.
     pub asked: Fit,
@@ -42,31 +43,21 @@ pub struct Shortage {
 
 /// The micro-batch of a config: its own, or what `auto` stands for.
 pub(super) fn micro_batch(config: &RunConfig, shape: &ModelShape, budget: Option<&Budget>) -> Result<usize> {
+    let limit = match config.runtime.device {
+        Device::Cuda(_) => config.data.sequences_per_step,
+        Device::Auto | Device::Cpu => (TOKENS_OF_CPU_MICRO_BATCH / config.data.sequence_length).max(1),
+    };
     match (config.data.batch_size, budget) {
         (BatchSize::Fixed(sequences), _) => Ok(sequences),
-        (BatchSize::Auto, Some(budget)) => auto(config, shape, budget),
+        (BatchSize::Auto, Some(budget)) => {
+            let fit = largest(config, shape, config.runtime.activation_recompute, budget, limit);
+            Ok(fit.map_or(1, |fit| fit.micro_batch))
+        }
         (BatchSize::Auto, None) => Err(TrainerError::Request(
             "data.batch_size: auto needs to know the card's memory, and there is no such card here: set \
              runtime.memory_limit, or a number for data.batch_size"
                 .into(),
         )),
-    }
-}
-
-fn auto(config: &RunConfig, shape: &ModelShape, budget: &Budget) -> Result<usize> {
-    let recompute = config.runtime.activation_recompute;
-    largest(config, shape, recompute, budget, largest_auto(config)).map(|fit| fit.micro_batch).ok_or_else(|| {
-        let asked = Setting { micro_batch: 1, activation_recompute: recompute };
-        TrainerError::OutOfMemory(Box::new(Shortage::of(config, shape, asked, budget)))
-    })
-}
-
-fn largest_auto(config: &RunConfig) -> usize {
-    match config.runtime.device {
-        Device::Cuda(_) => config.data.sequences_per_step,
-        // A memory limit above what CPUs are cut to may stand for a card: `auto` devices are cut only without one.
-        Device::Auto if config.runtime.memory_limit.is_some() => config.data.sequences_per_step,
-        Device::Auto | Device::Cpu => (TOKENS_OF_CPU_MICRO_BATCH / config.data.sequence_length).max(1),
     }
 }
 

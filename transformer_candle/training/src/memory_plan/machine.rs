@@ -23,7 +23,9 @@ fn of_control_groups(root: &Path) -> Vec<u64> {
     let mut allowances = Vec::new();
     for line in membership.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
+        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else {
+            continue;
+        };
         let (mount, names) = match controllers {
             "" => ("sys/fs/cgroup", V2),
             _ if controllers.split(',').any(|name| name == "memory") => ("sys/fs/cgroup/memory", V1),
@@ -43,11 +45,8 @@ struct FileNames {
 }
 
 const V2: FileNames = FileNames { limit: "memory.max", usage: "memory.current", inactive_file: "inactive_file" };
-const V1: FileNames = FileNames {
-    limit: "memory.limit_in_bytes",
-    usage: "memory.usage_in_bytes",
-    inactive_file: "total_inactive_file",
-};
+const V1: FileNames =
+    FileNames { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", inactive_file: "total_inactive_file" };
 
 /// The limit less what is used; file pages that have not been touched lately are given back on demand and do not count.
 fn allowance(group: &Path, names: FileNames) -> Option<u64> {

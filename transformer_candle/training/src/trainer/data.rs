@@ -7,16 +7,12 @@ use run_config::ResolvedRun;
 
 use crate::error::{Result, TrainerError};
 
-/// The token between documents, unless the run's special tokens have none of that name.
-const END_OF_TEXT: &str = "<|endoftext|>";
-
 /// Files open at the same time, at most.
 const LANES: usize = 16;
 
 /// What a run reads, found but not opened.
 pub(super) struct DataPlan {
     pub(super) tokenizer: Tokenizer,
-    pub(super) end_of_text: String,
     pub(super) source: DataSource,
     settings: StreamSettings,
 }
@@ -33,8 +29,7 @@ impl DataPlan {
     /// Loads the tokenizer and lists the files.
     pub(super) fn of(run: &ResolvedRun, vocab_size: usize) -> Result<Self> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
-        let end_of_text = end_of_text(run);
-        let tokenizer = Tokenizer::load(path, &end_of_text)?;
+        let tokenizer = Tokenizer::load(path, &run.special_tokens)?;
         if tokenizer.vocab_size() > vocab_size {
             return Err(TrainerError::Request(format!(
                 "model.vocab_size is {vocab_size}, and {} has {} tokens: leave model.vocab_size out to take the tokenizer's",
@@ -42,7 +37,7 @@ impl DataPlan {
                 tokenizer.vocab_size()
             )));
         }
-        Ok(Self { tokenizer, end_of_text, source: DataSource::from_run(run)?, settings: stream_settings(run) })
+        Ok(Self { tokenizer, source: DataSource::from_run(run)?, settings: stream_settings(run) })
     }
 
     /// Opens the stream, where a checkpoint left it if there is one; and the held-out text if the run will evaluate, so that
@@ -92,10 +87,4 @@ fn stream_settings(run: &ResolvedRun) -> StreamSettings {
         epochs: run.config.scheduler.total_epochs,
         workers: data.num_workers,
     }
-}
-
-fn end_of_text(run: &ResolvedRun) -> String {
-    let known = &run.special_tokens;
-    let ours = || END_OF_TEXT.to_owned();
-    if known.iter().any(|token| token == END_OF_TEXT) { ours() } else { known.first().cloned().unwrap_or_else(ours) }
 }

@@ -2,6 +2,9 @@
 //!
 //! Legend: N tokens of a micro-batch.
 
+// Names such as inputs_N carry their shape.
+#![allow(non_snake_case)]
+
 use std::ops::Range;
 
 use dataset::{Batch, IGNORED_TARGET};

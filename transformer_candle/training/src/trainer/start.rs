@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use dataset::Cursor;
+use dataset::{Cursor, Tokenizer};
 use kernels::Device;
 use model::initialization;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -63,13 +63,13 @@ impl Trainer {
         let device = device(&mut run)?;
         let shape = shape_of(&run.config)?;
         let plan = MemoryPlan::here(&run)?;
-        plan.check(&run)?;
+        plan.check()?;
         fix_batch(&mut run, &plan);
         let lock = RunLock::acquire(&run.run_directory)?;
         let mut notes = run.notes.clone();
         let chosen = choose(&run, from, &mut notes)?;
         let data = DataPlan::of(&run, shape.vocab_size)?;
-        let tokenizer_files = tokenizer_files(&run, &data)?;
+        let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
         let identity = identity::of(&run, data.tokenizer.content_hash(), &data.source.describe());
         if let Some(Chosen { directory, state }) = &chosen {
             let changes = identity::changes(&state.identity, &identity);
@@ -200,20 +200,19 @@ fn saved(run: &ResolvedRun, chosen: Option<&Chosen>) -> Option<PathBuf> {
     (directory.parent() == run.config.runtime.checkpoint.directory.as_deref()).then(|| directory.clone())
 }
 
-fn tokenizer_files(run: &ResolvedRun, data: &DataPlan) -> Result<TokenizerFiles> {
-    let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(&run.run_directory);
+fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<TokenizerFiles> {
+    let (path, end_of_text) = (tokenizer.path(), tokenizer.end_of_text());
+    let name = tokenizers::Tokenizer::from_file(path).ok().and_then(|tokenizer| tokenizer.id_to_token(end_of_text));
     let longest = run.config.model.max_position_embeddings;
-    Ok(TokenizerFiles::read(path, &data.end_of_text, data.tokenizer.end_of_text(), longest)?)
+    Ok(TokenizerFiles::read(path, &name.unwrap_or_default(), end_of_text, longest)?)
 }
 
 /// Zero threads mean `RAYON_NUM_THREADS`, else all cores.
 fn thread_pool(run: &ResolvedRun) -> Result<ThreadPool> {
     let threads = run.config.runtime.threads.unwrap_or(0);
-    ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .thread_name(|index| format!("trainer-{index}"))
-        .build()
-        .map_err(|error| TrainerError::Request(format!("cannot start the {threads} threads of runtime.threads: {error}")))
+    ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("trainer-{index}")).build().map_err(
+        |error| TrainerError::Request(format!("cannot start the {threads} threads of runtime.threads: {error}")),
+    )
 }
 
 /// What was run, with what, for whoever comes later.

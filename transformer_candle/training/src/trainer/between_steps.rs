@@ -1,0 +1,100 @@
+//! What a trainer does between its steps: judge the weights as they are, keep them, let them write.
+
+use std::{ops::ControlFlow, path::PathBuf};
+
+use model::{Generator, SamplingSettings};
+
+use super::{Position, Trainer};
+use crate::{
+    checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
+    commands::{Completion, complete},
+    error::Result,
+    evaluation::{EvaluationReport, evaluate},
+    stop::StopSignal,
+};
+
+impl Trainer {
+    /// Evaluates the weights as they are on the held-out text. None where that has not one target.
+    pub fn evaluate(&mut self) -> Result<Option<EvaluationReport>> {
+        self.evaluate_unless(&StopSignal::new())
+    }
+
+    /// Evaluates unless the signal is raised before the last batch.
+    pub(crate) fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
+        let most = self.run.config.runtime.evaluation.max_batches * self.run.config.data.sequences_per_step;
+        let Self { pool, decoder, micro_batch, position, .. } = self;
+        let held_out = self.data.held_out(&self.run)?;
+        let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, position.step, stop))?;
+        let Some(report) = report else {
+            return Ok(None);
+        };
+        self.metrics.evaluation(&report)?;
+        self.saved = None;
+        self.position.evaluation_loss = Some(report.loss);
+        if self.position.best.is_none_or(|best| report.loss < best.loss) {
+            self.position.best = Some(BestEvaluation { step: report.step, loss: report.loss });
+        }
+        Ok(Some(report))
+    }
+
+    /// Writes a checkpoint of the weights as they are, and removes old ones as the config has it.
+    pub fn save(&mut self) -> Result<PathBuf> {
+        self.metrics.flush()?;
+        let config = &self.run.config;
+        let state = self.state();
+        let path = checkpoint::save(
+            self.checkpoint_directory(),
+            &CheckpointContents {
+                shape: &self.shape,
+                precision: config.runtime.precision,
+                weights: self.decoder.weights(),
+                remainder: self.optimizer.remainder(),
+                first_moment: self.optimizer.first_moment(),
+                second_moment: self.optimizer.second_moment(),
+                tokenizer: &self.tokenizer_files,
+                state: &state,
+            },
+        )?;
+        let best = &config.runtime.evaluation.best;
+        if self.is_best() {
+            checkpoint::mark_best(self.checkpoint_directory(), &path)?;
+            if let Some(directory) = best.directory.as_deref().filter(|folder| *folder != self.checkpoint_directory()) {
+                checkpoint::keep_best_in(directory, &path, best.max_keep)?;
+            }
+        }
+        let keep_best = if best.directory.is_none() { best.max_keep } else { 0 };
+        checkpoint::prune(self.checkpoint_directory(), config.runtime.checkpoint.max_keep, keep_best)?;
+        self.saved = Some(path.clone());
+        Ok(path)
+    }
+
+    /// Continues a prompt with the weights as they are; an empty prompt starts a new text.
+    pub fn generate(&self, prompt: &str, max_tokens: usize, settings: &SamplingSettings) -> Result<Completion> {
+        let tokenizer = &self.data.tokenizer;
+        let mut tokens = tokenizer.encode(prompt)?;
+        if tokens.is_empty() {
+            tokens.push(tokenizer.end_of_text());
+        }
+        let stop_token = Some(tokenizer.end_of_text());
+        let (shape, weights) = (&self.shape, self.decoder.weights().clone());
+        self.pool.install(|| {
+            let mut generator = Generator::new(shape, weights, tokens.len() + max_tokens)?;
+            let on_text = |_: &str| ControlFlow::Continue(());
+            complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)
+        })
+    }
+
+    fn state(&self) -> TrainerState {
+        let Position { step, tokens, cursor, evaluation_loss, best, .. } = &self.position;
+        TrainerState {
+            format_version: checkpoint::FORMAT_VERSION,
+            step: *step,
+            tokens: *tokens,
+            cursor: serde_json::to_value(cursor).expect("a cursor is plain numbers and text"),
+            seed: self.run.config.runtime.seed,
+            identity: self.identity.clone(),
+            evaluation_loss: *evaluation_loss,
+            best: *best,
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Training as a whole, on local text: it learns, it repeats bit for bit, it goes on where it was stopped.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::{fs, thread, time::Duration};
+
+use support::Workshop;
+use training::{
+    TrainerError,
+    progress::ProgressMode,
+    run::{Outcome, RunOptions, run_training},
+    stop::{Signal, StopSignal},
+    trainer::{ResumeFrom, Trainer},
+};
+
+const QUIET: RunOptions = RunOptions { resume: None, max_steps: None, device: None, progress: ProgressMode::Silent };
+
+fn train(workshop: &Workshop, name: &str, overrides: &[&str], options: &RunOptions) -> Outcome {
+    run_training(workshop.run(name, overrides), options, &StopSignal::new()).unwrap()
+}
+
+fn resume(max_steps: Option<u64>) -> RunOptions {
+    RunOptions { resume: Some(ResumeFrom::Latest), max_steps, ..QUIET }
+}
+
+#[test]
+fn the_loss_falls_from_uniform_to_below_what_single_tokens_can_give() {
+    let workshop = Workshop::new();
+    let outcome = train(&workshop, "run", &["scheduler.total_steps=60", "runtime.evaluation.every_n_steps=20"], &QUIET);
+    assert_eq!(outcome, Outcome::Finished);
+    let losses: Vec<f64> = workshop.metrics("run", "train").iter().map(|line| line["loss"].as_f64().unwrap()).collect();
+    assert_eq!(losses.len(), 60);
+    let uniform = 260_f64.ln();
+    assert!((losses[0] - uniform).abs() < 0.2, "an untrained model knows nothing: {}", losses[0]);
+    assert!(losses[59] < 2.0, "and a trained one the pattern: {}", losses[59]);
+    let evaluations = workshop.metrics("run", "evaluation");
+    assert_eq!(evaluations.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [20, 40, 60]);
+    let last = &evaluations[2];
+    let (loss, bits) = (last["loss"].as_f64().unwrap(), last["bits_per_byte"].as_f64().unwrap());
+    assert!(loss < 2.0 && (last["perplexity"].as_f64().unwrap() - loss.exp()).abs() < 1e-9);
+    assert!(bits < loss / std::f64::consts::LN_2, "a token stands for at least a byte, some for more: {bits}");
+}
+
+#[test]
+fn ten_steps_are_five_and_a_resume_and_five() {
+    let workshop = Workshop::new();
+    for precision in ["fp32", "bf16"] {
+        let precision_override = format!("runtime.precision={precision}");
+        let overrides = [precision_override.as_str()];
+        let (straight, resumed) = (format!("straight-{precision}"), format!("resumed-{precision}"));
+        train(&workshop, &straight, &overrides, &QUIET);
+        train(&workshop, &resumed, &overrides, &RunOptions { max_steps: Some(5), ..QUIET });
+        train(&workshop, &resumed, &overrides, &resume(None));
+        for file in ["model.safetensors", "optimizer.safetensors", "trainer_state.json"] {
+            assert!(workshop.saved(&straight, 10, file) == workshop.saved(&resumed, 10, file), "{precision} {file}");
+        }
+        for kind in ["train", "evaluation"] {
+            assert_eq!(workshop.losses(&straight, kind), workshop.losses(&resumed, kind), "{precision}");
+        }
+        assert_eq!(workshop.losses(&straight, "train").len(), 10);
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let workshop = Workshop::new();
+    let weights: Vec<Vec<u8>> = ["1", "2", "4"]
+        .map(|threads| {
+            let name = format!("threads-{threads}");
+            let (threads, workers) = (format!("runtime.threads={threads}"), format!("data.num_workers={threads}"));
+            train(&workshop, &name, &[&threads, &workers], &QUIET);
+            workshop.saved(&name, 10, "optimizer.safetensors")
+        })
+        .into();
+    assert!(weights[0] == weights[1] && weights[0] == weights[2]);
+}
+
+#[test]
+fn how_a_step_is_cut_into_micro_batches_changes_only_rounding() {
+    let workshop = Workshop::new();
+    let losses = ["1", "2", "8", "auto"].map(|micro_batch| {
+        let name = format!("cut-{micro_batch}");
+        train(&workshop, &name, &[&format!("data.batch_size={micro_batch}")], &QUIET);
+        workshop.metrics(&name, "train").iter().map(|line| line["loss"].as_f64().unwrap()).collect::<Vec<_>>()
+    });
+    for other in &losses[1..] {
+        for (step, (one, other)) in losses[0].iter().zip(other).enumerate() {
+            assert!((one - other).abs() < 2e-5 * one, "step {}: {one} {other}", step + 1);
+        }
+    }
+}
+
+#[test]
+fn a_stop_signal_saves_what_was_reached_and_a_resume_goes_on_as_if_nothing_had_been() {
+    let workshop = Workshop::new();
+    let stop = StopSignal::new();
+    let raised = stop.clone();
+    let raise = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(150));
+        raised.request(Signal::Interrupt);
+    });
+    let outcome = run_training(workshop.run("stopped", &["scheduler.total_steps=400"]), &QUIET, &stop).unwrap();
+    raise.join().unwrap();
+    assert_eq!(outcome, Outcome::Stopped(Signal::Interrupt));
+    assert_eq!(outcome.exit_code(), 130);
+    let reached = workshop.losses("stopped", "train").len() as u64;
+    assert_eq!(workshop.checkpoints("stopped").last().unwrap(), &format!("step-{reached:08}"));
+
+    train(&workshop, "stopped", &["scheduler.total_steps=400"], &resume(Some(reached + 7)));
+    let options = RunOptions { max_steps: Some(reached + 7), ..QUIET };
+    train(&workshop, "straight", &["scheduler.total_steps=400"], &options);
+    for kind in ["train", "evaluation"] {
+        assert_eq!(workshop.losses("stopped", kind), workshop.losses("straight", kind));
+    }
+}
+
+#[test]
+fn a_signal_before_the_first_step_still_leaves_a_checkpoint() {
+    let workshop = Workshop::new();
+    let stop = StopSignal::new();
+    stop.request(Signal::Terminate);
+    let outcome = run_training(workshop.run("run", &[]), &QUIET, &stop).unwrap();
+    assert_eq!(outcome.exit_code(), 143);
+    assert_eq!(workshop.checkpoints("run"), ["step-00000000"]);
+}
+
+#[test]
+fn a_run_of_epochs_ends_with_its_data() {
+    let workshop = Workshop::new();
+    let overrides = ["scheduler.total_steps=null", "scheduler.total_epochs=1", "scheduler.strategy=constant"];
+    fs::write(workshop.path().join("text.jsonl"), "{\"text\": \"the cat sees the dog.\"}\n".repeat(1500)).unwrap();
+    train(&workshop, "run", &overrides, &QUIET);
+    let lines = workshop.metrics("run", "train");
+    let last = lines.last().unwrap();
+    let checkpoints = workshop.checkpoints("run");
+    assert_eq!(checkpoints.last().unwrap(), &format!("step-{:08}", last["step"].as_u64().unwrap()));
+    let evaluated = workshop.losses("run", "evaluation");
+    assert_eq!(evaluated.last().unwrap().0, last["step"].as_u64().unwrap());
+    train(&workshop, "run", &overrides, &resume(None));
+    assert_eq!(workshop.metrics("run", "train").len(), lines.len(), "there is nothing left to train on");
+    assert_eq!(workshop.losses("run", "evaluation"), evaluated);
+}
+
+#[test]
+fn a_second_trainer_in_the_same_directory_is_refused() {
+    let workshop = Workshop::new();
+    let first = Trainer::new(workshop.run("run", &[])).unwrap();
+    let error = Trainer::new(workshop.run("run", &[])).err().unwrap();
+    assert!(matches!(error, TrainerError::Locked { .. }), "{error}");
+    assert_eq!(error.exit_code(), 2);
+    assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+    drop(first);
+    Trainer::new(workshop.run("run", &[])).unwrap();
+}
+
+#[test]
+fn checkpoints_are_never_run_over() {
+    let workshop = Workshop::new();
+    train(&workshop, "run", &[], &QUIET);
+    let error = run_training(workshop.run("run", &[]), &QUIET, &StopSignal::new()).unwrap_err();
+    assert_eq!(error.exit_code(), 2);
+    assert!(error.to_string().contains("--resume"), "{error}");
+    assert_eq!(workshop.checkpoints("run"), ["step-00000005", "step-00000010"]);
+}
+
+#[test]
+fn a_resume_before_the_first_checkpoint_starts_at_the_beginning() {
+    let workshop = Workshop::new();
+    train(&workshop, "fresh", &[], &QUIET);
+    train(&workshop, "resumed", &[], &resume(None));
+    assert_eq!(workshop.losses("fresh", "train"), workshop.losses("resumed", "train"));
+}
+
+#[test]
+fn what_may_not_change_on_resume_is_named_and_what_may_does() {
+    let workshop = Workshop::new();
+    train(&workshop, "run", &[], &RunOptions { max_steps: Some(5), ..QUIET });
+    for (key, value) in [
+        ("data.sequence_length", "16"),
+        ("model.num_layers", "3"),
+        ("runtime.seed", "8"),
+        ("runtime.precision", "bf16"),
+        ("data.shuffle_buffer_size", "17"),
+    ] {
+        let run = workshop.run("run", &[&format!("{key}={value}")]);
+        let error = run_training(run, &resume(None), &StopSignal::new()).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{key}: {error}");
+        assert!(error.to_string().contains(&format!("{key} was ")), "{key}: {error}");
+    }
+    let changed =
+        ["optimizer.learning_rate=1e-3", "data.batch_size=2", "scheduler.total_steps=12", "runtime.threads=1"];
+    train(&workshop, "run", &changed, &resume(None));
+    assert_eq!(workshop.losses("run", "train").len(), 12);
+}
+
+#[test]
+fn a_run_that_cannot_fit_is_refused_before_anything_is_written() {
+    let workshop = Workshop::new();
+    let run = workshop.run("run", &["runtime.memory_limit=1MB"]);
+    let directory = run.run_directory.clone();
+    let error = Trainer::new(run).err().unwrap();
+    assert_eq!(error.exit_code(), 4, "{error}");
+    assert!(error.to_string().contains("runtime.memory_limit: 1MB"), "{error}");
+    let files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(files, ["training.yaml"]);
+}
+
+#[test]
+fn a_trainer_by_hand_gives_the_losses_of_the_loop_and_a_text() {
+    let workshop = Workshop::new();
+    train(&workshop, "loop", &[], &QUIET);
+    let mut trainer = Trainer::new(workshop.run("hand", &[])).unwrap();
+    let mut losses = Vec::new();
+    while let Some(report) = trainer.step().unwrap() {
+        losses.push((report.step, serde_json::to_string(&report.loss).unwrap()));
+        assert_eq!(report.memory_bytes, trainer.memory_plan().bytes);
+    }
+    assert_eq!(losses, workshop.losses("loop", "train"));
+    let evaluation = trainer.evaluate().unwrap().unwrap();
+    let last = workshop.losses("loop", "evaluation").pop().unwrap();
+    assert_eq!((evaluation.step, serde_json::to_string(&evaluation.loss).unwrap()), last);
+    trainer.save().unwrap();
+    assert!(workshop.saved("hand", 10, "model.safetensors") == workshop.saved("loop", 10, "model.safetensors"));
+    let completion = trainer.generate("the cat", 8, &model::SamplingSettings::greedy()).unwrap();
+    assert_eq!(completion.prompt, "the cat");
+    assert!(!completion.tokens.is_empty() && completion.tokens.len() <= 8);
+}
+
+#[test]
+fn training_that_diverges_ends_with_its_own_code_and_keeps_what_was_good() {
+    let workshop = Workshop::new();
+    let overrides = [
+        "scheduler.total_steps=200",
+        "scheduler.warmup_steps=100",
+        "scheduler.strategy=constant",
+        "optimizer.learning_rate=1.0",
+        "optimizer.max_grad_norm=null",
+        "runtime.divergence_guard.window_steps=3",
+        "runtime.divergence_guard.max_loss_increase=0.5",
+    ];
+    let error = run_training(workshop.run("run", &overrides), &QUIET, &StopSignal::new()).unwrap_err();
+    assert_eq!(error.exit_code(), 6, "{error}");
+    assert!(error.to_string().contains("optimizer.learning_rate"), "{error}");
+    let stopped_at = workshop.metrics("run", "train").len();
+    assert!(!workshop.checkpoints("run").contains(&format!("step-{stopped_at:08}")));
+}
+
+#[test]
+fn what_was_run_is_written_down_and_can_be_run_again() {
+    let workshop = Workshop::new();
+    let run = workshop.run("run", &["data.batch_size=auto", "runtime.device=auto"]);
+    let trainer = Trainer::new(run).unwrap();
+    let path = trainer.run().run_directory.join("resolved_config.json");
+    let again = run_config::RunConfig::load(&path, &[]).unwrap();
+    assert_eq!(again.config, trainer.run().config);
+    let environment = fs::read_to_string(trainer.run().run_directory.join("environment.json")).unwrap();
+    assert!(environment.contains("\"threads\": 2"));
+}
