@@ -1,0 +1,142 @@
+//! The optimizer against PyTorch's AdamW: `tests/golden/model_{tied,untied}.safetensors` of the repository, written by
+//! `tests/oracles/make_models.py`.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use kernels::memory::Plan;
+use kernels::{Buffer, DType, Device, cast};
+use model::hugging_face::{hf_tensors, shape_from_config_json};
+use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision};
+use run_config::OptimizerConfig;
+use safetensors::SafeTensors;
+use training::optimizer::{Optimizer, OptimizerPlan};
+
+const MICRO_BATCHES: usize = 2;
+
+struct Golden {
+    bytes: Vec<u8>,
+    shape: ModelShape,
+}
+
+impl Golden {
+    fn load(name: &str) -> Self {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+        let bytes = std::fs::read(golden.join(format!("{name}.safetensors"))).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let config = &header.metadata().as_ref().unwrap()["config"];
+        let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+        config["model_type"] = "llama".into();
+        Self { shape: shape_from_config_json(&config).unwrap(), bytes }
+    }
+
+    fn values<const BYTES: usize, T>(&self, name: &str, decode: fn([u8; BYTES]) -> T) -> Vec<T> {
+        let file = SafeTensors::deserialize(&self.bytes).unwrap();
+        file.tensor(name).unwrap().data().as_chunks().0.iter().map(|bytes| decode(*bytes)).collect()
+    }
+
+    /// The decoder with the file's weights, and an optimizer over it with the file's settings.
+    fn start(&self, precision: Precision) -> (Decoder, Optimizer) {
+        let file = SafeTensors::deserialize(&self.bytes).unwrap();
+        let ids = file.tensor("training.input_ids").unwrap();
+        let [batch, sequence_length] = *ids.shape().last_chunk::<2>().unwrap();
+        let recompute = ActivationRecompute::None;
+        let settings = DecoderSettings { batch, sequence_length, precision, recompute, training: true };
+        let mut plan = Plan::new();
+        let decoder = Decoder::plan(&self.shape, &settings, &mut plan);
+        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), precision);
+        let arena = plan.allocate(&Device::Cpu).unwrap();
+        let mut decoder = decoder.bind(&arena).unwrap();
+        let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
+        let mut optimizer = Optimizer::bind(&optimizer, &arena, &decoder, &config).unwrap();
+        for tensor in hf_tensors(&self.shape) {
+            let values = self.values(&format!("weights.{}", tensor.name), f32::from_le_bytes);
+            let range = |buffer: &Buffer| buffer.view(tensor.offset, &[tensor.elements]).unwrap();
+            let mut weights = range(decoder.weights_mut());
+            match optimizer.state_mut().0 {
+                None => weights.write(&values).unwrap(),
+                Some(remainder) => {
+                    let mut master = Buffer::zeros(&[values.len()], DType::F32, &Device::Cpu).unwrap();
+                    master.write(&values).unwrap();
+                    cast::split_master(&master, &mut weights, &mut range(remainder)).unwrap();
+                }
+            }
+        }
+        (decoder, optimizer)
+    }
+
+    /// Trains as the script did and returns the largest relative errors of the losses and of the gradients' norms.
+    fn train(&self, precision: Precision) -> (f64, f64) {
+        let (mut decoder, mut optimizer) = self.start(precision);
+        let ids: Vec<u32> = self.values("training.input_ids", |bytes| i64::from_le_bytes(bytes) as u32);
+        let targets: Vec<i32> = self.values("training.targets", |bytes| i64::from_le_bytes(bytes) as i32);
+        let rates = self.values("training.learning_rates", f64::from_le_bytes);
+        let losses = self.values("training.losses", f64::from_le_bytes);
+        let norms = self.values("training.grad_norms", f64::from_le_bytes);
+        let tokens = ids.len() / rates.len() / MICRO_BATCHES;
+        let mut device_ids = Buffer::zeros(&[tokens], DType::U32, &Device::Cpu).unwrap();
+        let mut device_targets = Buffer::zeros(&[tokens], DType::I32, &Device::Cpu).unwrap();
+        let (mut loss_error, mut norm_error) = (0_f64, 0_f64);
+        for (step, rate) in rates.iter().enumerate() {
+            let whole = step * MICRO_BATCHES * tokens..(step + 1) * MICRO_BATCHES * tokens;
+            let count = targets[whole.clone()].iter().filter(|target| **target >= 0).count();
+            decoder.loss_mut().zero().unwrap();
+            for start in whole.step_by(tokens) {
+                device_ids.write(&ids[start..start + tokens]).unwrap();
+                device_targets.write(&targets[start..start + tokens]).unwrap();
+                decoder.forward_backward(&device_ids, &device_targets, 1.0 / count as f32).unwrap();
+            }
+            let loss = f64::from(decoder.loss().read_f32().unwrap()[0]);
+            let update = optimizer.step(&mut decoder, step as u64 + 1, *rate).unwrap();
+            assert!(update.applied);
+            loss_error = loss_error.max((loss - losses[step]).abs() / losses[step]);
+            norm_error = norm_error.max((f64::from(update.grad_norm) - norms[step]).abs() / norms[step]);
+        }
+        (loss_error, norm_error)
+    }
+}
+
+#[test]
+fn twenty_steps_have_the_losses_and_norms_of_pytorch() {
+    for name in ["model_tied", "model_untied"] {
+        let (loss, norm) = Golden::load(name).train(Precision::Fp32);
+        assert!(loss < 1e-5 && norm < 1e-4, "{name}: losses {loss:.1e}, norms {norm:.1e}");
+    }
+}
+
+/// Weights, activations and their gradients have 8 bits here: the losses part by a percent, and no further.
+#[test]
+fn twenty_steps_in_bf16_stay_beside_them() {
+    for name in ["model_tied", "model_untied"] {
+        let (loss, norm) = Golden::load(name).train(Precision::Bf16);
+        assert!(loss < 2e-2 && norm < 1e-1, "{name}: losses {loss:.1e}, norms {norm:.1e}");
+    }
+}
+
+#[test]
+fn a_step_with_a_gradient_that_is_no_number_changes_nothing_but_the_gradients() {
+    let golden = Golden::load("model_tied");
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        let (mut decoder, mut optimizer) = golden.start(precision);
+        let elements = decoder.layout().elements();
+        decoder.gradients_mut().write(&vec![0.5_f32; elements]).unwrap();
+        assert!(optimizer.step(&mut decoder, 1, 1e-2).unwrap().applied);
+        let state = |decoder: &Decoder, optimizer: &Optimizer| {
+            let remainder: Option<Vec<i16>> = optimizer.remainder().map(|buffer| buffer.read().unwrap());
+            let moments =
+                [optimizer.first_moment(), optimizer.second_moment()].map(|buffer| buffer.read_f32().unwrap());
+            (decoder.weights().read_f32().unwrap(), remainder, moments)
+        };
+        let before = state(&decoder, &optimizer);
+        for poison in [f32::NAN, f32::INFINITY] {
+            let mut gradients = vec![0.1_f32; elements];
+            gradients[elements / 2] = poison;
+            decoder.gradients_mut().write(&gradients).unwrap();
+            let update = optimizer.step(&mut decoder, 2, 1e-2).unwrap();
+            assert!(!update.applied && !update.grad_norm.is_finite());
+            assert!(before == state(&decoder, &optimizer));
+            assert!(decoder.gradients().read_f32().unwrap().iter().all(|gradient| *gradient == 0.0));
+        }
+    }
+}
