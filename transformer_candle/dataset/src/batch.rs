@@ -33,10 +33,7 @@ impl Batch {
 
     /// How many sequences there are.
     pub fn sequences(&self) -> usize {
-        self.inputs
-            .len()
-            .checked_div(self.sequence_length)
-            .unwrap_or(0)
+        self.inputs.len().checked_div(self.sequence_length).unwrap_or(0)
     }
 
     /// True when the stream has ended: there are no sequences.

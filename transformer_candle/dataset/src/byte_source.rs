@@ -36,12 +36,7 @@ impl LocalFile {
     /// `length` is the listed one: a file that has become shorter is noticed when its end is read.
     pub(crate) fn open(name: &str, path: &Path, length: u64) -> Result<Self, DataError> {
         let file = File::open(path).map_err(DataError::io(path))?;
-        Ok(Self {
-            name: name.to_owned(),
-            path: path.to_owned(),
-            length,
-            file: Mutex::new(file),
-        })
+        Ok(Self { name: name.to_owned(), path: path.to_owned(), length, file: Mutex::new(file) })
     }
 }
 
@@ -79,12 +74,7 @@ pub(crate) struct RangeReader {
 impl RangeReader {
     pub(crate) fn new(source: Arc<dyn ByteSource>, start: u64, end: u64) -> Self {
         let end = end.min(source.length());
-        Self {
-            source,
-            position: start,
-            end,
-            block: Bytes::new(),
-        }
+        Self { source, position: start, end, block: Bytes::new() }
     }
 
     /// Offset in the file of the next byte.
@@ -134,11 +124,7 @@ pub(crate) mod testing {
 
     impl MemoryFile {
         pub(crate) fn new(bytes: impl Into<Bytes>, preferred: u64) -> Arc<Self> {
-            Arc::new(Self {
-                bytes: bytes.into(),
-                preferred,
-                read: AtomicU64::new(0),
-            })
+            Arc::new(Self { bytes: bytes.into(), preferred, read: AtomicU64::new(0) })
         }
 
         pub(crate) fn bytes_read(&self) -> u64 {

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 /// `ORCHESTRATE_CACHE_ROOT`, or `transformer_candle` in the user's cache folder.
 pub fn cache_root() -> PathBuf {
-    folder_variable("ORCHESTRATE_CACHE_ROOT")
-        .unwrap_or_else(|| user_cache_folder().join("transformer_candle"))
+    folder_variable("ORCHESTRATE_CACHE_ROOT").unwrap_or_else(|| user_cache_folder().join("transformer_candle"))
 }
 
 /// `XDG_CACHE_HOME`, or `.cache` in the home folder, or the folder for temporary files where there is no home.
@@ -16,7 +15,5 @@ pub(crate) fn user_cache_folder() -> PathBuf {
 }
 
 fn folder_variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name)
-        .filter(|value| !value.is_empty())
-        .map(PathBuf::from)
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

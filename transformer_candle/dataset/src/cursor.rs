@@ -1,5 +1,6 @@
 //! The state to resume from: a few numbers a lane, whatever the size of the data set, and what they belong to.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -44,12 +45,7 @@ pub struct Cursor {
 impl WindowStart {
     /// The first window of an epoch, before any lane has a file.
     pub(crate) fn of_epoch(epoch: u64, lanes: usize) -> Self {
-        Self {
-            epoch,
-            window: 0,
-            next_file: 0,
-            lanes: vec![None; lanes],
-        }
+        Self { epoch, window: 0, next_file: 0, lanes: vec![None; lanes] }
     }
 }
 
@@ -78,11 +74,7 @@ pub struct StreamIdentity {
 const ORDER_VERSION: u64 = 1;
 
 impl StreamIdentity {
-    pub(crate) fn of(
-        source: &DataSource,
-        settings: &StreamSettings,
-        tokenizer: &Tokenizer,
-    ) -> Self {
+    pub(crate) fn of(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Self {
         let mut data = Parts::default();
         data.text(source.describe().revision.as_deref().unwrap_or(""));
         data.text(source.text_column());
@@ -100,18 +92,12 @@ impl StreamIdentity {
             settings.sequence_length as u64,
             settings.shuffle_buffer_size as u64,
             settings.lanes as u64,
-            settings
-                .max_samples
-                .map_or(0, |samples| samples.saturating_add(1)),
+            settings.max_samples.map_or(0, |samples| samples.saturating_add(1)),
             settings.held_out_fraction.to_bits(),
         ] {
             order.number(number);
         }
-        Self {
-            data: data.hash(),
-            tokenizer: tokens.hash(),
-            order: order.hash(),
-        }
+        Self { data: data.hash(), tokenizer: tokens.hash(), order: order.hash() }
     }
 
     /// What differs, in words for a message; none if nothing does.
@@ -146,11 +132,6 @@ impl Parts {
 
     /// The first 128 bits, in hexadecimal.
     fn hash(self) -> String {
-        self.0
-            .finalize()
-            .iter()
-            .take(16)
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        format!("{:x}", Bytes::copy_from_slice(&self.0.finalize()[..16]))
     }
 }

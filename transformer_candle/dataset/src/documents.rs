@@ -16,11 +16,7 @@ pub struct Documents {
 impl Documents {
     /// Starts at the first document; stops after `max_samples` rows, skipped ones included.
     pub fn open(source: &DataSource, max_samples: Option<u64>) -> Self {
-        Self {
-            walk: Walk::all(source),
-            rows_left: max_samples.unwrap_or(u64::MAX),
-            skipped: SkippedRows::default(),
-        }
+        Self { walk: Walk::all(source), rows_left: max_samples.unwrap_or(u64::MAX), skipped: SkippedRows::default() }
     }
 
     /// Rows left out so far.
@@ -56,11 +52,7 @@ mod tests {
     use super::*;
 
     fn source(folder: &Path) -> DataSource {
-        std::fs::write(
-            folder.join("a.jsonl"),
-            "{\"text\": \"one\"}\n{\"text\": \"\"}\n{\"text\": \"two\"}\n",
-        )
-        .unwrap();
+        std::fs::write(folder.join("a.jsonl"), "{\"text\": \"one\"}\n{\"text\": \"\"}\n{\"text\": \"two\"}\n").unwrap();
         std::fs::write(folder.join("b.txt"), "three\nlines\nhere\n").unwrap();
         DataSource::local(&[".".to_owned()], folder, "text").unwrap()
     }
@@ -69,22 +61,12 @@ mod tests {
     fn documents_come_in_listing_order_until_the_limit() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(folder.path());
-        let read = |limit| {
-            Documents::open(&source, limit)
-                .collect::<Result<Vec<_>, _>>()
-                .unwrap()
-        };
+        let read = |limit| Documents::open(&source, limit).collect::<Result<Vec<_>, _>>().unwrap();
         assert_eq!(read(None), ["one", "two", "three\nlines\nhere\n"]);
         assert_eq!(read(Some(3)), ["one", "two"]);
         let mut documents = Documents::open(&source, None);
         documents.by_ref().for_each(drop);
-        assert_eq!(
-            documents.skipped(),
-            SkippedRows {
-                empty: 1,
-                ..SkippedRows::default()
-            }
-        );
+        assert_eq!(documents.skipped(), SkippedRows { empty: 1, ..SkippedRows::default() });
     }
 
     #[test]

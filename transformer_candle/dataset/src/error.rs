@@ -38,9 +38,7 @@ pub enum DataError {
         available: Vec<String>,
     },
     /// A local pattern matches nothing that can be read.
-    #[error(
-        "`{pattern}` {problem}; files may end in .parquet, .jsonl, .ndjson, .json (each also .gz or .zst) or .txt"
-    )]
+    #[error("`{pattern}` {problem}; files may end in .parquet, .jsonl, .ndjson, .json (each also .gz or .zst) or .txt")]
     NoFiles {
         /// The pattern, folder or file as given.
         pattern: String,
@@ -56,9 +54,7 @@ pub enum DataError {
         message: String,
     },
     /// No data at all is named.
-    #[error(
-        "no data is named: give data.train_shards in the config, or --stream --dataset NAME to the orchestrator"
-    )]
+    #[error("no data is named: give data.train_shards in the config, or --stream --dataset NAME to the orchestrator")]
     NoSource,
     /// The embedded data set has not been written.
     #[error("the demo data set is not in {}: `orchestrate --stream --dataset demo` writes it", folder.display())]
@@ -73,9 +69,7 @@ pub enum DataError {
         name: String,
     },
     /// The Hub may not be asked.
-    #[error(
-        "{name} is on the Hub, and HF_HUB_OFFLINE is set: unset it, or name local files in data.train_shards"
-    )]
+    #[error("{name} is on the Hub, and HF_HUB_OFFLINE is set: unset it, or name local files in data.train_shards")]
     Offline {
         /// The data set.
         name: String,
@@ -218,17 +212,11 @@ impl DataError {
     }
 
     /// An error of a decoder over our own readers: the reader's error where there is one, else damage in the file.
-    pub(crate) fn from_decoder(
-        file: &str,
-        error: impl std::error::Error + Send + Sync + 'static,
-    ) -> Self {
+    pub(crate) fn from_decoder(file: &str, error: impl std::error::Error + Send + Sync + 'static) -> Self {
         let message = error.to_string();
         match innermost(Box::new(error)) {
             Ok(error) => error,
-            Err(()) => Self::Format {
-                file: file.to_owned(),
-                message,
-            },
+            Err(()) => Self::Format { file: file.to_owned(), message },
         }
     }
 }
@@ -265,19 +253,11 @@ fn innermost(error: Box<dyn std::error::Error + Send + Sync>) -> Result<DataErro
 }
 
 fn describe_skipped(skipped: &SkippedRows) -> String {
-    if skipped.total() == 0 {
-        "none left out".to_owned()
-    } else {
-        format!("left out: {skipped}")
-    }
+    if skipped.total() == 0 { "none left out".to_owned() } else { format!("left out: {skipped}") }
 }
 
 fn held_out_hint(held_out: bool) -> &'static str {
-    if held_out {
-        "; the rest is held out: lower data.held_out_fraction or give data.validation_shards"
-    } else {
-        ""
-    }
+    if held_out { "; the rest is held out: lower data.held_out_fraction or give data.validation_shards" } else { "" }
 }
 
 #[cfg(test)]
@@ -286,23 +266,13 @@ mod tests {
 
     #[test]
     fn a_reader_s_error_survives_the_decoders_around_it() {
-        let network = || DataError::Network {
-            url: "https://hub/x".to_owned(),
-            attempts: 3,
-            message: "reset".to_owned(),
-        };
+        let network =
+            || DataError::Network { url: "https://hub/x".to_owned(), attempts: 3, message: "reset".to_owned() };
         let through_io = DataError::from_decoder("f", std::io::Error::from(network()));
-        let through_both =
-            parquet::errors::ParquetError::External(Box::new(std::io::Error::from(network())));
+        let through_both = parquet::errors::ParquetError::External(Box::new(std::io::Error::from(network())));
         assert!(matches!(through_io, DataError::Network { .. }));
-        assert!(matches!(
-            DataError::from_decoder("f", through_both),
-            DataError::Network { .. }
-        ));
+        assert!(matches!(DataError::from_decoder("f", through_both), DataError::Network { .. }));
         let damage = parquet::errors::ParquetError::EOF("short".to_owned());
-        assert!(matches!(
-            DataError::from_decoder("f", damage),
-            DataError::Format { .. }
-        ));
+        assert!(matches!(DataError::from_decoder("f", damage), DataError::Format { .. }));
     }
 }

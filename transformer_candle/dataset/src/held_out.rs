@@ -30,11 +30,7 @@ pub struct HeldOut {
 impl HeldOut {
     /// The evaluation set of a run: `data.validation_shards` if there are any, else what the run's stream holds out of
     /// `training`.
-    pub fn from_run(
-        run: &ResolvedRun,
-        training: &DataSource,
-        tokenizer: &Tokenizer,
-    ) -> Result<Self, DataError> {
+    pub fn from_run(run: &ResolvedRun, training: &DataSource, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let settings = StreamSettings::from_run(run);
         match DataSource::validation_from_run(run)? {
             Some(validation) => Self::whole(&validation, settings.sequence_length, tokenizer),
@@ -43,40 +39,19 @@ impl HeldOut {
     }
 
     /// What a [`crate::TokenStream`] of the same source with the same settings holds out.
-    pub fn open(
-        source: &DataSource,
-        settings: &StreamSettings,
-        tokenizer: &Tokenizer,
-    ) -> Result<Self, DataError> {
+    pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let selection = Selection::of(source, settings.wanted(), &Stop::default())?;
-        Self::over(
-            source,
-            Walk::held_out(source, selection),
-            settings.sequence_length,
-            tokenizer,
-        )
+        Self::over(source, Walk::held_out(source, selection), settings.sequence_length, tokenizer)
     }
 
     /// All of `source`: a validation set of its own.
-    pub fn whole(
-        source: &DataSource,
-        sequence_length: usize,
-        tokenizer: &Tokenizer,
-    ) -> Result<Self, DataError> {
+    pub fn whole(source: &DataSource, sequence_length: usize, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         Self::over(source, Walk::all(source), sequence_length, tokenizer)
     }
 
-    fn over(
-        source: &DataSource,
-        walk: Walk,
-        sequence_length: usize,
-        tokenizer: &Tokenizer,
-    ) -> Result<Self, DataError> {
+    fn over(source: &DataSource, walk: Walk, sequence_length: usize, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         if sequence_length == 0 {
-            return Err(DataError::Setting {
-                setting: "data.sequence_length",
-                must: "at least 1",
-            });
+            return Err(DataError::Setting { setting: "data.sequence_length", must: "at least 1" });
         }
         let mut held_out = Self {
             name: source.name().to_owned(),
@@ -86,24 +61,13 @@ impl HeldOut {
             skipped: SkippedRows::default(),
             complete: false,
         };
-        if held_out.ready(0)? {
-            Ok(held_out)
-        } else {
-            Err(DataError::NothingHeldOut {
-                name: held_out.name,
-            })
-        }
+        if held_out.ready(0)? { Ok(held_out) } else { Err(DataError::NothingHeldOut { name: held_out.name }) }
     }
 
     /// Batches of `sequences` sequences (at least one) from the start; the last may be smaller. Texts are tokenised in the
     /// threads of the current rayon pool.
     pub fn batches(&mut self, sequences: usize) -> HeldOutBatches<'_> {
-        HeldOutBatches {
-            held_out: self,
-            sequences: sequences.max(1),
-            next: 0,
-            failed: false,
-        }
+        HeldOutBatches { held_out: self, sequences: sequences.max(1), next: 0, failed: false }
     }
 
     /// Rows left out so far.
@@ -128,10 +92,8 @@ impl HeldOut {
                 None => self.complete = true,
             }
         }
-        let (texts, ends): (Vec<String>, Vec<bool>) = documents
-            .into_iter()
-            .map(|document| (document.text, document.ends))
-            .unzip();
+        let (texts, ends): (Vec<String>, Vec<bool>) =
+            documents.into_iter().map(|document| (document.text, document.ends)).unzip();
         for (ids, ends) in self.tokenizer.encode_batch(&texts)?.into_iter().zip(ends) {
             self.packed.push(&ids, ends);
         }
@@ -156,16 +118,12 @@ impl Iterator for HeldOutBatches<'_> {
             return None;
         }
         let tokenizer = self.held_out.tokenizer.clone();
-        let mut batch = Batch::new(
-            self.held_out.packed.sequence_length(),
-            tokenizer.token_bytes().is_some(),
-        );
+        let mut batch = Batch::new(self.held_out.packed.sequence_length(), tokenizer.token_bytes().is_some());
         while batch.sequences() < self.sequences {
             match self.held_out.ready(self.next) {
                 Ok(true) => {
-                    self.held_out
-                        .packed
-                        .write(self.next, tokenizer.token_bytes(), &mut batch)
+                    let packed = &self.held_out.packed;
+                    packed.write(self.next, tokenizer.token_bytes(), &mut batch);
                 }
                 Ok(false) => break,
                 Err(error) => {

@@ -28,25 +28,9 @@ pub(crate) struct EpochFiles<'a> {
 }
 
 impl<'a> EpochFiles<'a> {
-    pub(crate) fn new(
-        source: &'a DataSource,
-        selection: &'a Selection,
-        stop: &'a Stop,
-        seed: u64,
-        epoch: u64,
-    ) -> Self {
-        let order = permutation(
-            selection.training_files(),
-            key(Purpose::Files, &[seed, epoch], ""),
-        );
-        Self {
-            source,
-            selection,
-            stop,
-            seed,
-            epoch,
-            order,
-        }
+    pub(crate) fn new(source: &'a DataSource, selection: &'a Selection, stop: &'a Stop, seed: u64, epoch: u64) -> Self {
+        let order = permutation(selection.training_files(), key(Purpose::Files, &[seed, epoch], ""));
+        Self { source, selection, stop, seed, epoch, order }
     }
 }
 
@@ -73,22 +57,13 @@ pub(crate) struct Share {
 
 impl Lanes {
     pub(crate) fn at(positions: &[Option<LanePosition>], next_file: u64) -> Self {
-        let lanes = positions
-            .iter()
-            .map(|&position| Lane {
-                position,
-                reader: None,
-            })
-            .collect();
+        let lanes = positions.iter().map(|&position| Lane { position, reader: None }).collect();
         Self { lanes, next_file }
     }
 
     /// Where the lanes stand.
     pub(crate) fn positions(&self) -> (Vec<Option<LanePosition>>, u64) {
-        (
-            self.lanes.iter().map(|lane| lane.position).collect(),
-            self.next_file,
-        )
+        (self.lanes.iter().map(|lane| lane.position).collect(), self.next_file)
     }
 
     /// Reads up to `wanted`, less only at the epoch's end.
@@ -106,11 +81,8 @@ impl Lanes {
                 documents: documents / lanes + usize::from(lane < documents % lanes),
                 bytes: bytes.div_ceil(lanes),
             };
-            let parts: Vec<Result<Taken, DataError>> = reading
-                .par_iter_mut()
-                .enumerate()
-                .map(|(place, lane)| lane.take(files, share(place)))
-                .collect();
+            let parts: Vec<Result<Taken, DataError>> =
+                reading.par_iter_mut().enumerate().map(|(place, lane)| lane.take(files, share(place))).collect();
             for part in parts {
                 taken.append(part?);
             }
@@ -121,18 +93,11 @@ impl Lanes {
     fn with_files(&mut self, files: u64) -> Vec<&mut Lane> {
         for lane in &mut self.lanes {
             if lane.position.is_none() && self.next_file < files {
-                lane.position = Some(LanePosition {
-                    file: self.next_file,
-                    group: 0,
-                    row: 0,
-                });
+                lane.position = Some(LanePosition { file: self.next_file, group: 0, row: 0 });
                 self.next_file += 1;
             }
         }
-        self.lanes
-            .iter_mut()
-            .filter(|lane| lane.position.is_some())
-            .collect()
+        self.lanes.iter_mut().filter(|lane| lane.position.is_some()).collect()
     }
 }
 
@@ -167,26 +132,16 @@ impl Reader {
         let name = &files.source.files()[index].name;
         let groups = file.groups().map(|groups| {
             let groups = files.selection.training_groups(index, groups);
-            permutation(
-                groups as usize,
-                key(Purpose::Groups, &[files.seed, files.epoch], name),
-            )
+            permutation(groups as usize, key(Purpose::Groups, &[files.seed, files.epoch], name))
         });
-        Ok(Self {
-            file,
-            index,
-            groups,
-            there: false,
-        })
+        Ok(Self { file, index, groups, there: false })
     }
 
     /// The group at a place of the order; none behind the last.
     fn group(&self, files: &EpochFiles, place: u64) -> Option<u64> {
         match &self.groups {
             Some(groups) => groups.get(place as usize).map(|&group| u64::from(group)),
-            None => {
-                (place < files.selection.training_groups(self.index, u64::MAX)).then_some(place)
-            }
+            None => (place < files.selection.training_groups(self.index, u64::MAX)).then_some(place),
         }
     }
 }

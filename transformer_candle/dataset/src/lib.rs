@@ -10,7 +10,7 @@
 //! - `producer`: the thread that prepares windows; `stream`: the [`TokenStream`] that hands out batches (and the order,
 //!   defined in one place). `cursor`: where it goes on.
 //! - `held_out`: evaluation batches. `documents`: texts in listing order.
-#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::format_collect))]
 
 mod batch;
 mod byte_source;

@@ -1,7 +1,7 @@
 //! Files of this machine by name, folder or glob.
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use globset::GlobBuilder;
 
@@ -34,78 +34,62 @@ pub(crate) fn list(patterns: &[String], base: &Path) -> Result<Vec<LocalEntry>, 
     }
     let shared = shared_folder(files.iter().map(|(path, _)| path.as_path()));
     let entry = |(path, bytes): (PathBuf, u64)| {
-        let name = path
-            .strip_prefix(&shared)
-            .unwrap_or(&path)
-            .to_string_lossy()
-            .replace('\\', "/");
+        let name = path.strip_prefix(&shared).unwrap_or(&path).to_string_lossy().replace('\\', "/");
         LocalEntry { name, path, bytes }
     };
-    Ok(files
-        .into_iter()
-        .filter(|(_, bytes)| *bytes > 0)
-        .map(entry)
-        .collect())
+    Ok(files.into_iter().filter(|(_, bytes)| *bytes > 0).map(entry).collect())
 }
 
 fn matching(pattern: &str, base: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let nothing = |problem: &str| DataError::NoFiles {
-        pattern: pattern.to_owned(),
-        problem: problem.to_owned(),
-    };
+    let nothing = |problem: &str| DataError::NoFiles { pattern: pattern.to_owned(), problem: problem.to_owned() };
+    let base = if base.as_os_str().is_empty() { Path::new(".") } else { base };
     let whole = base.join(pattern);
     if whole.is_file() {
-        return match readable(&whole) {
-            true => Ok(vec![whole]),
-            false => Err(nothing("is not of a kind that can be read")),
-        };
+        return if readable(&whole) { Ok(vec![whole]) } else { Err(nothing("is not of a kind that can be read")) };
     }
     let mut found = Vec::new();
     if whole.is_dir() {
         walk(&whole, DEEPEST, &mut found)?;
-        found.retain(|path| readable(path));
-        if found.is_empty() {
-            return Err(nothing("is a folder without files to read"));
-        }
-    } else if pattern.contains(['*', '?', '[', '{']) {
-        let matcher = GlobBuilder::new(&whole.to_string_lossy())
-            .literal_separator(true)
-            .build()
-            .map_err(|error| DataError::Pattern {
-                pattern: pattern.to_owned(),
-                message: error.kind().to_string(),
-            })?
-            .compile_matcher();
-        let fixed: PathBuf = whole
-            .components()
-            .take_while(|part| {
-                !part
-                    .as_os_str()
-                    .to_string_lossy()
-                    .contains(['*', '?', '[', '{'])
-            })
-            .collect();
-        if fixed.is_dir() {
-            walk(&fixed, DEEPEST, &mut found)?;
-        }
-        found.retain(|path| matcher.is_match(path));
+    } else if pattern.contains(GLOB) {
+        found = matching_glob(pattern, base)?;
         if found.is_empty() {
             return Err(nothing("matches no file"));
         }
-        found.retain(|path| readable(path));
-        if found.is_empty() {
-            return Err(nothing("matches no file of a kind that can be read"));
-        }
     } else {
         return Err(nothing("does not exist"));
+    }
+    found.retain(|path| readable(path));
+    if found.is_empty() {
+        return Err(nothing("holds no file of a kind that can be read"));
     }
     found.sort();
     Ok(found)
 }
 
+/// Characters that make a name a pattern.
+const GLOB: [char; 4] = ['*', '?', '[', '{'];
+
+fn matching_glob(pattern: &str, base: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let bad =
+        |error: &globset::Error| DataError::Pattern { pattern: pattern.to_owned(), message: error.kind().to_string() };
+    // Without `.` parts, so that it looks like the paths that are found.
+    let parts: PathBuf = Path::new(pattern).components().filter(|part| !matches!(part, Component::CurDir)).collect();
+    let escaped_base = if parts.is_absolute() { String::new() } else { globset::escape(&base.to_string_lossy()) };
+    let glob = Path::new(&escaped_base).join(&parts);
+    let matcher = GlobBuilder::new(&glob.to_string_lossy()).literal_separator(true).build();
+    let matcher = matcher.map_err(|error| bad(&error))?.compile_matcher();
+    let plain = parts.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(GLOB));
+    let folder = base.join(plain.collect::<PathBuf>());
+    let mut found = Vec::new();
+    if folder.is_dir() {
+        walk(&folder, DEEPEST, &mut found)?;
+    }
+    found.retain(|path| matcher.is_match(path));
+    Ok(found)
+}
+
 fn readable(path: &Path) -> bool {
-    path.file_name()
-        .is_some_and(|name| Format::of(&name.to_string_lossy()).is_some())
+    path.file_name().is_some_and(|name| Format::of(&name.to_string_lossy()).is_some())
 }
 
 /// Every file below `folder` that is not hidden.
@@ -113,9 +97,7 @@ fn walk(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), Dat
     let entries = std::fs::read_dir(folder).map_err(DataError::io(folder))?;
     for entry in entries {
         let path = entry.map_err(DataError::io(folder))?.path();
-        let hidden = path
-            .file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
         if hidden {
             continue;
         }
@@ -159,41 +141,19 @@ mod tests {
     }
 
     fn names(folder: &Path, patterns: &[&str]) -> Result<Vec<String>, DataError> {
-        let patterns: Vec<String> = patterns
-            .iter()
-            .map(|pattern| (*pattern).to_owned())
-            .collect();
-        Ok(list(&patterns, folder)?
-            .into_iter()
-            .map(|entry| entry.name)
-            .collect())
+        let patterns: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
+        Ok(list(&patterns, folder)?.into_iter().map(|entry| entry.name).collect())
     }
 
     #[test]
     fn files_folders_and_globs_keep_the_order_given_and_are_sorted_within() {
-        let root = folder(&[
-            "b.txt",
-            "a.jsonl",
-            "sub/d.txt",
-            "sub/c.txt",
-            "sub/x/e.parquet",
-            "sub/n.csv",
-            ".h/f.txt",
-        ]);
+        let root = folder(&["b.txt", "a.jsonl", "sub/d.txt", "sub/c.txt", "sub/x/e.parquet", "sub/n.csv", ".h/f.txt"]);
         let names = |patterns: &[&str]| names(root.path(), patterns).unwrap();
-        assert_eq!(
-            names(&["sub", "a.jsonl"]),
-            ["sub/c.txt", "sub/d.txt", "sub/x/e.parquet", "a.jsonl"]
-        );
-        assert_eq!(
-            names(&["*.txt", "sub/*.txt", "b.txt"]),
-            ["b.txt", "sub/c.txt", "sub/d.txt"]
-        );
-        assert_eq!(
-            names(&["**/*.{txt,parquet}"]),
-            ["b.txt", "sub/c.txt", "sub/d.txt", "sub/x/e.parquet"]
-        );
+        assert_eq!(names(&["sub", "a.jsonl"]), ["sub/c.txt", "sub/d.txt", "sub/x/e.parquet", "a.jsonl"]);
+        assert_eq!(names(&["*.txt", "sub/*.txt", "b.txt"]), ["b.txt", "sub/c.txt", "sub/d.txt"]);
+        assert_eq!(names(&["**/*.{txt,parquet}"]), ["b.txt", "sub/c.txt", "sub/d.txt", "sub/x/e.parquet"]);
         assert_eq!(names(&["sub/[cd].txt"]), ["c.txt", "d.txt"]);
+        assert_eq!(names(&["./sub/./*.txt"]), ["c.txt", "d.txt"]);
         let absolute = root.path().join("sub/d.txt");
         assert_eq!(names(&[absolute.to_str().unwrap()]), ["d.txt"]);
     }
@@ -205,20 +165,22 @@ mod tests {
             ("gone.txt", "does not exist"),
             ("*.txt", "matches no file"),
             ("*.csv", "of a kind that can be read"),
+            ("./*.txt", "matches no file"),
             ("a.csv", "is not of a kind"),
-            ("empty", "folder without files"),
+            ("empty", "holds no file"),
             ("gone/*.txt", "matches no file"),
         ] {
             let error = names(root.path(), &[pattern]).unwrap_err().to_string();
-            assert!(
-                error.contains(pattern) && error.contains(problem),
-                "{error}"
-            );
+            assert!(error.contains(pattern) && error.contains(problem), "{error}");
         }
-        assert!(matches!(
-            names(root.path(), &["a[.txt"]),
-            Err(DataError::Pattern { .. })
-        ));
+        assert!(matches!(names(root.path(), &["a[.txt"]), Err(DataError::Pattern { .. })));
+    }
+
+    #[test]
+    fn a_folder_s_name_is_no_pattern() {
+        let root = folder(&["odd [1] {x}/a.txt"]);
+        assert_eq!(names(&root.path().join("odd [1] {x}"), &["*.txt"]).unwrap(), ["a.txt"]);
+        assert_eq!(names(root.path(), &["odd [1] {x}/a.txt"]).unwrap(), ["a.txt"]);
     }
 
     #[test]

@@ -52,9 +52,7 @@ struct Draws {
 impl Draws {
     fn next(&mut self) -> u64 {
         self.counter += 1;
-        let mut z = self
-            .key
-            .wrapping_add(self.counter.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut z = self.key.wrapping_add(self.counter.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -103,29 +101,18 @@ mod tests {
     #[test]
     fn draws_are_splitmix64_s() {
         // The first outputs of the reference implementation for seed 1234567.
-        let mut draws = Draws {
-            key: 1_234_567,
-            counter: 0,
-        };
-        assert_eq!(
-            [draws.next(), draws.next()],
-            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]
-        );
+        let mut draws = Draws { key: 1_234_567, counter: 0 };
+        assert_eq!([draws.next(), draws.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
     }
 
     #[test]
     fn every_order_of_four_items_comes_up_about_equally_often() {
         let mut counts = std::collections::BTreeMap::new();
         for seed in 0..24_000 {
-            *counts
-                .entry(permutation(4, key(Purpose::Groups, &[seed], "f")))
-                .or_insert(0) += 1;
+            *counts.entry(permutation(4, key(Purpose::Groups, &[seed], "f"))).or_insert(0) += 1;
         }
         assert_eq!(counts.len(), 24);
-        assert!(
-            counts.values().all(|count| (850..1150).contains(count)),
-            "{counts:?}"
-        );
+        assert!(counts.values().all(|count| (850..1150).contains(count)), "{counts:?}");
     }
 
     proptest::proptest! {

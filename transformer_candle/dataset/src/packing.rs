@@ -17,11 +17,7 @@ pub(crate) struct PackedTokens {
 
 impl PackedTokens {
     pub(crate) fn new(sequence_length: usize, end_of_text: u32) -> Self {
-        Self {
-            tokens: vec![end_of_text],
-            sequence_length,
-            end_of_text,
-        }
+        Self { tokens: vec![end_of_text], sequence_length, end_of_text }
     }
 
     /// Appends a document; `ends` says whether end-of-text follows.
@@ -52,20 +48,13 @@ impl PackedTokens {
         let end = (start + self.sequence_length).min(self.targets());
         let padding = self.sequence_length - (end - start);
         batch.inputs.extend_from_slice(&self.tokens[start..end]);
-        batch
-            .inputs
-            .extend(std::iter::repeat_n(self.end_of_text, padding));
+        batch.inputs.extend(std::iter::repeat_n(self.end_of_text, padding));
         let targets = &self.tokens[start + 1..=end];
         batch.targets.extend(targets.iter().map(|&id| id as i32));
-        batch
-            .targets
-            .extend(std::iter::repeat_n(IGNORED_TARGET, padding));
+        batch.targets.extend(std::iter::repeat_n(IGNORED_TARGET, padding));
         batch.target_count += end - start;
         if let (Some(total), Some(bytes)) = (&mut batch.target_bytes, token_bytes) {
-            *total += targets
-                .iter()
-                .map(|&id| u64::from(bytes[id as usize]))
-                .sum::<u64>();
+            *total += targets.iter().map(|&id| u64::from(bytes[id as usize])).sum::<u64>();
         }
     }
 }
@@ -95,23 +84,8 @@ mod tests {
     fn two_short_documents_fill_two_sequences() {
         let (_, batch) = pack(&[vec![1, 2, 3], vec![4]], 4);
         assert_eq!(batch.inputs, [END, 1, 2, 3, END, 4, END, END]);
-        assert_eq!(
-            batch.targets,
-            [
-                1,
-                2,
-                3,
-                END as i32,
-                4,
-                END as i32,
-                IGNORED_TARGET,
-                IGNORED_TARGET
-            ]
-        );
-        assert_eq!(
-            (batch.target_count, batch.target_bytes, batch.sequences()),
-            (6, Some(8), 2)
-        );
+        assert_eq!(batch.targets, [1, 2, 3, END as i32, 4, END as i32, IGNORED_TARGET, IGNORED_TARGET]);
+        assert_eq!((batch.target_count, batch.target_bytes, batch.sequences()), (6, Some(8), 2));
     }
 
     #[test]

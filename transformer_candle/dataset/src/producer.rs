@@ -49,13 +49,7 @@ impl Producer {
         start: WindowStart,
         stop: Stop,
     ) -> Self {
-        Self {
-            source: source.clone(),
-            settings: settings.clone(),
-            tokenizer: tokenizer.clone(),
-            start,
-            stop,
-        }
+        Self { source: source.clone(), settings: settings.clone(), tokenizer: tokenizer.clone(), start, stop }
     }
 
     /// Sends windows until the last epoch ends, something goes wrong, or nobody receives.
@@ -66,21 +60,11 @@ impl Producer {
     }
 
     fn produce(&self, windows: &SyncSender<Message>) -> Result<(), DataError> {
-        let readers = READERS
-            .min(self.settings.lanes)
-            .min(self.source.files().len())
-            .max(1);
-        let pools = Pools {
-            readers: pool("data-read", readers)?,
-            workers: pool("data-work", self.settings.workers)?,
-        };
+        let readers = READERS.min(self.settings.lanes).min(self.source.files().len()).max(1);
+        let pools = Pools { readers: pool("data-read", readers)?, workers: pool("data-work", self.settings.workers)? };
         let selection = Selection::of(&self.source, self.settings.wanted(), &self.stop)?;
         let mut start = self.start.clone();
-        while self
-            .settings
-            .epochs
-            .is_none_or(|epochs| start.epoch < epochs)
-        {
+        while self.settings.epochs.is_none_or(|epochs| start.epoch < epochs) {
             let (epoch, whole) = (start.epoch, start.window == 0);
             let tally = self.epoch(start, &selection, &pools, windows)?;
             if whole && tally.sequences == 0 {
@@ -104,13 +88,7 @@ impl Producer {
         pools: &Pools,
         windows: &SyncSender<Message>,
     ) -> Result<Tally, DataError> {
-        let files = EpochFiles::new(
-            &self.source,
-            selection,
-            &self.stop,
-            self.settings.seed,
-            start.epoch,
-        );
+        let files = EpochFiles::new(&self.source, selection, &self.stop, self.settings.seed, start.epoch);
         let packing = Packing {
             tokenizer: &self.tokenizer,
             sequence_length: self.settings.sequence_length,
@@ -128,22 +106,13 @@ impl Producer {
                 return Ok(tally);
             }
             let (positions, next_file) = lanes.positions();
-            let next = WindowStart {
-                epoch: start.epoch,
-                window: start.window + 1,
-                next_file,
-                lanes: positions,
-            };
-            let window = pools
-                .workers
-                .install(|| Window::prepare(start, next.clone(), taken, &packing))?;
+            let next = WindowStart { epoch: start.epoch, window: start.window + 1, next_file, lanes: positions };
+            let window = pools.workers.install(|| Window::prepare(start, next.clone(), taken, &packing))?;
             start = next;
             if window.sequences() > 0 {
                 tally.sequences += window.sequences();
                 self.stop.check()?;
-                windows
-                    .send(Ok(Some(window)))
-                    .map_err(|_| DataError::Closed)?;
+                windows.send(Ok(Some(window))).map_err(|_| DataError::Closed)?;
             }
         }
     }
@@ -154,7 +123,5 @@ fn pool(name: &'static str, threads: usize) -> Result<ThreadPool, DataError> {
         .num_threads(threads)
         .thread_name(move |index| format!("{name}-{index}"))
         .build()
-        .map_err(|error| DataError::Threads {
-            message: error.to_string(),
-        })
+        .map_err(|error| DataError::Threads { message: error.to_string() })
 }

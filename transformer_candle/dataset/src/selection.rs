@@ -73,11 +73,7 @@ impl Selection {
             Some(rows) => find_end(source, rows, stop)?,
             None => None,
         };
-        let mut selection = Self {
-            end,
-            held_out: HeldOutRule::Nothing,
-            files,
-        };
+        let mut selection = Self { end, held_out: HeldOutRule::Nothing, files };
         if wanted.held_out_fraction > 0.0 {
             let threshold = (wanted.held_out_fraction.min(1.0) * u64::MAX as f64) as u64;
             selection.held_out = selection.choose_held_out(source, threshold, stop)?;
@@ -112,21 +108,15 @@ impl Selection {
     /// The row from which on a group is held out; none if it is not.
     pub(crate) fn held_out_from(&self, file: usize, name: &str, group: u64) -> Option<u64> {
         match &self.held_out {
-            HeldOutRule::Hashed {
-                files,
-                from,
-                threshold,
-            } => {
+            HeldOutRule::Hashed { files, from, threshold } => {
                 let held_out = files.contains(&file)
                     && (file, group) >= *from
                     && key(Purpose::HeldOut, &[group], name) < *threshold;
                 held_out.then_some(0)
             }
-            HeldOutRule::Rows {
-                file: held_file,
-                group: held_group,
-                from_row,
-            } => ((file, group) == (*held_file, *held_group)).then_some(*from_row),
+            HeldOutRule::Rows { file: held_file, group: held_group, from_row } => {
+                ((file, group) == (*held_file, *held_group)).then_some(*from_row)
+            }
             HeldOutRule::Nothing => None,
         }
     }
@@ -140,12 +130,7 @@ impl Selection {
         }
     }
 
-    fn choose_held_out(
-        &self,
-        source: &DataSource,
-        threshold: u64,
-        stop: &Stop,
-    ) -> Result<HeldOutRule, DataError> {
+    fn choose_held_out(&self, source: &DataSource, threshold: u64, stop: &Stop) -> Result<HeldOutRule, DataError> {
         if let Some(end) = self.end {
             let behind = Candidates::find(source, (end.file, end.group + 1), threshold, stop)?;
             if let Some(rule) = behind.decide(source, stop, true)? {
@@ -153,17 +138,11 @@ impl Selection {
             }
             let rows = source.open(end.file, stop)?.rows(end.group)?;
             if rows.is_some_and(|rows| rows > end.rows) {
-                return Ok(HeldOutRule::Rows {
-                    file: end.file,
-                    group: end.group,
-                    from_row: end.rows,
-                });
+                return Ok(HeldOutRule::Rows { file: end.file, group: end.group, from_row: end.rows });
             }
         }
         let inside = Candidates::find(source, (0, 0), threshold, stop)?;
-        Ok(inside
-            .decide(source, stop, false)?
-            .unwrap_or(HeldOutRule::Nothing))
+        Ok(inside.decide(source, stop, false)?.unwrap_or(HeldOutRule::Nothing))
     }
 }
 
@@ -179,20 +158,9 @@ struct Candidates {
 }
 
 impl Candidates {
-    fn find(
-        source: &DataSource,
-        from: Place,
-        threshold: u64,
-        stop: &Stop,
-    ) -> Result<Self, DataError> {
+    fn find(source: &DataSource, from: Place, threshold: u64, stop: &Stop) -> Result<Self, DataError> {
         let files = from.0..source.files().len().min(from.0 + HELD_OUT_FILES);
-        let mut found = Self {
-            files: files.clone(),
-            from,
-            threshold,
-            hashed: false,
-            groups: Vec::new(),
-        };
+        let mut found = Self { files: files.clone(), from, threshold, hashed: false, groups: Vec::new() };
         let mut under = false;
         for file in files {
             stop.check()?;
@@ -219,34 +187,17 @@ impl Candidates {
     }
 
     /// The rule; none if nothing can be held out. What lies `behind` the training set may be held out whole.
-    fn decide(
-        self,
-        source: &DataSource,
-        stop: &Stop,
-        behind: bool,
-    ) -> Result<Option<HeldOutRule>, DataError> {
+    fn decide(self, source: &DataSource, stop: &Stop, behind: bool) -> Result<Option<HeldOutRule>, DataError> {
         if self.hashed {
-            return Ok(Some(HeldOutRule::Hashed {
-                files: self.files,
-                from: self.from,
-                threshold: self.threshold,
-            }));
+            return Ok(Some(HeldOutRule::Hashed { files: self.files, from: self.from, threshold: self.threshold }));
         }
         let choices = self.groups.len();
         for (_, file, group) in self.groups {
             let rows = source.open(file, stop)?.rows(group)?.unwrap_or(0);
-            let from_row = if behind || choices >= FEW_GROUPS {
-                0
-            } else {
-                rows - (rows / 8).max(1).min(rows)
-            };
+            let from_row = if behind || choices >= FEW_GROUPS { 0 } else { rows - (rows / 8).max(1).min(rows) };
             let leaves_training = behind || choices > 1 || from_row > 0;
             if rows > 0 && leaves_training {
-                return Ok(Some(HeldOutRule::Rows {
-                    file,
-                    group,
-                    from_row,
-                }));
+                return Ok(Some(HeldOutRule::Rows { file, group, from_row }));
             }
         }
         Ok(None)
@@ -262,11 +213,7 @@ fn find_end(source: &DataSource, rows: u64, stop: &Stop) -> Result<Option<End>, 
         let mut group = 0;
         while let Some(rows) = reader.rows(group)? {
             if rows > 0 && left <= rows {
-                return Ok(Some(End {
-                    file,
-                    group,
-                    rows: left,
-                }));
+                return Ok(Some(End { file, group, rows: left }));
             }
             left -= rows;
             group += 1;

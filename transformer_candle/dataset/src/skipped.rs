@@ -57,11 +57,8 @@ impl fmt::Display for SkippedRows {
             (self.malformed, "not a JSON object with a text"),
             (self.too_long, "over 16 MiB"),
         ];
-        let named: Vec<String> = counts
-            .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("{count} {what}"))
-            .collect();
+        let named: Vec<String> =
+            counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
         formatter.write_str(&named.join(", "))
     }
 }

@@ -62,11 +62,7 @@ impl DataSource {
         match &run.streaming {
             Some(streaming) => Self::streaming(streaming, HubSettings::from_environment()),
             None if run.config.data.train_shards.is_empty() => Err(DataError::NoSource),
-            None => Self::local(
-                &run.config.data.train_shards,
-                Path::new(""),
-                &run.config.data.text_column,
-            ),
+            None => Self::local(&run.config.data.train_shards, Path::new(""), &run.config.data.text_column),
         }
     }
 
@@ -88,11 +84,7 @@ impl DataSource {
         let repository = Repository::pin(hub, &streaming.dataset, streaming.revision.as_deref())?;
         let listed = repository.files(streaming.config.as_deref(), &streaming.split)?;
         let files = listed.into_iter().filter_map(|file| {
-            Format::of(&file.path).map(|format| SourceFile {
-                name: file.path,
-                bytes: file.bytes,
-                format,
-            })
+            Format::of(&file.path).map(|format| SourceFile { name: file.path, bytes: file.bytes, format })
         });
         Ok(Self(Arc::new(Listing {
             name: streaming.dataset.clone(),
@@ -106,11 +98,7 @@ impl DataSource {
     fn demo(streaming: &StreamingConfig, folder: PathBuf) -> Result<Self, DataError> {
         if streaming.split != "train" {
             let (name, available) = (DEMO.to_owned(), vec!["train".to_owned()]);
-            return Err(DataError::Split {
-                name,
-                split: streaming.split.clone(),
-                available,
-            });
+            return Err(DataError::Split { name, split: streaming.split.clone(), available });
         }
         match Self::local(&["*.parquet".to_owned()], &folder, &streaming.text_column) {
             Err(DataError::NoFiles { .. }) => Err(DataError::NoDemo { folder }),
@@ -128,11 +116,7 @@ impl DataSource {
             let Some(format) = Format::of(&entry.name) else {
                 continue;
             };
-            files.push(SourceFile {
-                name: entry.name,
-                bytes: entry.bytes,
-                format,
-            });
+            files.push(SourceFile { name: entry.name, bytes: entry.bytes, format });
             paths.push(entry.path);
         }
         Ok(Self(Arc::new(Listing {
@@ -146,10 +130,7 @@ impl DataSource {
 
     fn renamed(self, name: &str) -> Self {
         match Arc::try_unwrap(self.0) {
-            Ok(listing) => Self(Arc::new(Listing {
-                name: name.to_owned(),
-                ..listing
-            })),
+            Ok(listing) => Self(Arc::new(Listing { name: name.to_owned(), ..listing })),
             Err(shared) => Self(shared),
         }
     }
@@ -178,16 +159,8 @@ impl DataSource {
     }
 
     /// Opens a file by its place in the listing; `stop` ends its waiting for the network.
-    pub(crate) fn open(
-        &self,
-        file: usize,
-        stop: &Stop,
-    ) -> Result<Box<dyn DocumentFile>, DataError> {
-        let SourceFile {
-            name,
-            bytes,
-            format,
-        } = &self.0.files[file];
+    pub(crate) fn open(&self, file: usize, stop: &Stop) -> Result<Box<dyn DocumentFile>, DataError> {
+        let SourceFile { name, bytes, format } = &self.0.files[file];
         let source: Arc<dyn ByteSource> = match &self.0.place {
             Place::Local(paths) => Arc::new(LocalFile::open(name, &paths[file], *bytes)?),
             Place::Hub(repository) => Arc::new(repository.open(name, *bytes, stop)),
@@ -223,36 +196,20 @@ mod tests {
     #[test]
     fn the_demo_is_the_parquet_files_of_its_folder() {
         let folder = tempfile::tempdir().unwrap();
-        let missing =
-            DataSource::demo(&streaming(DEMO, "train"), folder.path().join("demo")).unwrap_err();
-        assert!(
-            missing
-                .to_string()
-                .contains("orchestrate --stream --dataset demo"),
-            "{missing}"
-        );
+        let missing = DataSource::demo(&streaming(DEMO, "train"), folder.path().join("demo")).unwrap_err();
+        assert!(missing.to_string().contains("orchestrate --stream --dataset demo"), "{missing}");
         std::fs::write(folder.path().join("shard-0.parquet"), "0123456789").unwrap();
         let source = DataSource::demo(&streaming(DEMO, "train"), folder.path().to_owned()).unwrap();
-        let expected = SourceDescription {
-            name: DEMO.to_owned(),
-            revision: None,
-            files: 1,
-            bytes: 10,
-        };
+        let expected = SourceDescription { name: DEMO.to_owned(), revision: None, files: 1, bytes: 10 };
         assert_eq!(source.describe(), expected);
-        let split =
-            DataSource::demo(&streaming(DEMO, "test"), folder.path().to_owned()).unwrap_err();
+        let split = DataSource::demo(&streaming(DEMO, "test"), folder.path().to_owned()).unwrap_err();
         assert!(matches!(split, DataError::Split { .. }));
     }
 
     #[test]
     fn the_hub_is_not_asked_when_offline_or_for_names_that_cannot_be() {
-        let offline = HubSettings {
-            offline: true,
-            ..HubSettings::default()
-        };
-        let error =
-            DataSource::streaming(&streaming("owner/name", "train"), offline.clone()).unwrap_err();
+        let offline = HubSettings { offline: true, ..HubSettings::default() };
+        let error = DataSource::streaming(&streaming("owner/name", "train"), offline.clone()).unwrap_err();
         assert!(error.to_string().contains("HF_HUB_OFFLINE"), "{error}");
         let error = DataSource::streaming(&streaming("../name", "train"), offline).unwrap_err();
         assert!(matches!(error, DataError::DatasetName { .. }), "{error}");

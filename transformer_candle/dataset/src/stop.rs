@@ -21,25 +21,14 @@ impl Stop {
     /// Fails when the work is no longer wanted.
     pub(crate) fn check(&self) -> Result<(), DataError> {
         let stopped = *self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if stopped {
-            Err(DataError::Closed)
-        } else {
-            Ok(())
-        }
+        if stopped { Err(DataError::Closed) } else { Ok(()) }
     }
 
     /// Waits `duration`, or fails as soon as the work is no longer wanted.
     pub(crate) fn wait(&self, duration: Duration) -> Result<(), DataError> {
         let stopped = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self
-            .state
-            .1
-            .wait_timeout_while(stopped, duration, |stopped| !*stopped);
+        let waited = self.state.1.wait_timeout_while(stopped, duration, |stopped| !*stopped);
         let stopped = *waited.unwrap_or_else(PoisonError::into_inner).0;
-        if stopped {
-            Err(DataError::Closed)
-        } else {
-            Ok(())
-        }
+        if stopped { Err(DataError::Closed) } else { Ok(()) }
     }
 }

@@ -67,19 +67,12 @@ impl StreamSettings {
     /// The settings of a run. Nothing is held out where the run has validation data of its own.
     pub fn from_run(run: &ResolvedRun) -> Self {
         let data = &run.config.data;
-        let held_out_fraction = if data.validation_shards.is_empty() {
-            data.held_out_fraction
-        } else {
-            0.0
-        };
+        let held_out_fraction = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
         Self {
             sequence_length: data.sequence_length,
             shuffle_buffer_size: data.shuffle_buffer_size,
             seed: run.config.runtime.seed,
-            max_samples: run
-                .streaming
-                .as_ref()
-                .and_then(|streaming| streaming.max_samples),
+            max_samples: run.streaming.as_ref().and_then(|streaming| streaming.max_samples),
             lanes: LANES,
             held_out_fraction,
             epochs: run.config.scheduler.total_epochs,
@@ -96,19 +89,13 @@ impl StreamSettings {
             ("data.num_workers", self.workers as u64),
         ];
         match at_least_one.into_iter().find(|(_, value)| *value == 0) {
-            Some((setting, _)) => Err(DataError::Setting {
-                setting,
-                must: "at least 1",
-            }),
+            Some((setting, _)) => Err(DataError::Setting { setting, must: "at least 1" }),
             None => Ok(()),
         }
     }
 
     pub(crate) fn wanted(&self) -> Wanted {
-        Wanted {
-            max_samples: self.max_samples,
-            held_out_fraction: self.held_out_fraction,
-        }
+        Wanted { max_samples: self.max_samples, held_out_fraction: self.held_out_fraction }
     }
 }
 
@@ -150,28 +137,14 @@ impl TokenStream {
         let identity = StreamIdentity::of(source, settings, tokenizer);
         let cursor = match cursor {
             Some(cursor) => cursor.checked(&identity)?,
-            None => Cursor {
-                identity,
-                start: WindowStart::of_epoch(0, settings.lanes),
-                sequence: 0,
-            },
+            None => Cursor { identity, start: WindowStart::of_epoch(0, settings.lanes), sequence: 0 },
         };
         let stop = Stop::default();
         // One window waits while another is in use and a third is prepared.
         let (sender, windows) = sync_channel(1);
-        let producer = Producer::new(
-            source,
-            settings,
-            tokenizer,
-            cursor.start.clone(),
-            stop.clone(),
-        );
-        let thread = std::thread::Builder::new()
-            .name("data".to_owned())
-            .spawn(move || producer.run(&sender));
-        let thread = thread.map_err(|error| DataError::Threads {
-            message: error.to_string(),
-        })?;
+        let producer = Producer::new(source, settings, tokenizer, cursor.start.clone(), stop.clone());
+        let thread = std::thread::Builder::new().name("data".to_owned()).spawn(move || producer.run(&sender));
+        let thread = thread.map_err(|error| DataError::Threads { message: error.to_string() })?;
         Ok(Self {
             windows,
             window: None,
@@ -214,11 +187,7 @@ impl TokenStream {
 
     /// The window that the next sequence is in; none when the stream has ended.
     fn current_window(&mut self) -> Result<Option<&mut (Window, usize)>, DataError> {
-        if self
-            .window
-            .as_ref()
-            .is_some_and(|(window, delivered)| *delivered == window.sequences())
-        {
+        if self.window.as_ref().is_some_and(|(window, delivered)| *delivered == window.sequences()) {
             self.window = None;
         }
         if self.window.is_none() {
@@ -227,15 +196,9 @@ impl TokenStream {
             };
             self.skipped += window.skipped;
             // Only the window that the cursor is in starts behind its first sequence.
-            let delivered = if window.start == self.cursor.start {
-                self.cursor.sequence as usize
-            } else {
-                0
-            };
+            let delivered = if window.start == self.cursor.start { self.cursor.sequence as usize } else { 0 };
             if delivered >= window.sequences() {
-                return Err(DataError::Cursor {
-                    difference: "the content of the files",
-                });
+                return Err(DataError::Cursor { difference: "the content of the files" });
             }
             self.window = Some((window, delivered));
         }
@@ -252,9 +215,7 @@ impl TokenStream {
         let message = self.windows.recv();
         self.data_wait += began.elapsed();
         let message = message.unwrap_or_else(|_| {
-            let message =
-                "the data thread broke off; this is a fault of the program, please report it"
-                    .to_owned();
+            let message = "the data thread broke off; this is a fault of the program, please report it".to_owned();
             Err(DataError::Threads { message })
         });
         match message {
@@ -297,10 +258,7 @@ impl Drop for TokenStream {
         self.stop.order();
         let until = Instant::now() + LONGEST_FAREWELL;
         while self.thread.is_some() {
-            match self
-                .windows
-                .recv_timeout(until.saturating_duration_since(Instant::now()))
-            {
+            match self.windows.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => self.thread = None,
                 Err(RecvTimeoutError::Disconnected) => {

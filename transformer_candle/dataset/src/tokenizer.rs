@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use tokenizers::DecoderWrapper;
@@ -12,14 +13,7 @@ use crate::DataError;
 /// The token that ends a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
 /// Other names that tokenizers give it, looked for among the special tokens that a run names.
-const OTHER_NAMES: [&str; 6] = [
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<|eos|>",
-    "<|end|>",
-    "[EOS]",
-];
+const OTHER_NAMES: [&str; 6] = ["<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end|>", "[EOS]"];
 
 /// A tokenizer whose file is pinned by a hash; cloning shares it.
 ///
@@ -42,41 +36,23 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`. It must have the token `<|endoftext|>`, or one of `special_tokens` must be a usual name for
     /// it (`</s>`, `<eos>`, ...).
     pub fn load(path: &Path, special_tokens: &[String]) -> Result<Self, DataError> {
-        let unusable = |message: String| DataError::Tokenizer {
-            path: path.to_owned(),
-            message,
-        };
+        let unusable = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
         let bytes = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes)
-            .map_err(|error| unusable(error.to_string()))?;
-        tokenizer
-            .with_truncation(None)
-            .map_err(|error| unusable(error.to_string()))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| unusable(error.to_string()))?;
+        tokenizer.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
         tokenizer.with_padding(None);
         tokenizer.set_encode_special_tokens(true);
-        let named = OTHER_NAMES
-            .into_iter()
-            .filter(|name| special_tokens.iter().any(|token| token == name));
-        let end_of_text = [END_OF_TEXT]
-            .into_iter()
-            .chain(named)
-            .find_map(|name| tokenizer.token_to_id(name));
+        let named = OTHER_NAMES.into_iter().filter(|name| special_tokens.iter().any(|token| token == name));
+        let end_of_text = [END_OF_TEXT].into_iter().chain(named).find_map(|name| tokenizer.token_to_id(name));
         let end_of_text = end_of_text.ok_or_else(|| {
             unusable(format!(
                 "it has no token `{END_OF_TEXT}` to end a document with; train it with that token, or name its own \
                  (such as `</s>`) in tokenizer.special_tokens"
             ))
         })?;
-        let vocab_size = tokenizer
-            .get_vocab(true)
-            .values()
-            .max()
-            .map_or(0, |&id| id as usize + 1);
+        let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let token_bytes = token_bytes(&tokenizer, vocab_size);
-        let content_hash = Sha256::digest(&bytes)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&bytes)));
         Ok(Self(Arc::new(Loaded {
             path: path.to_owned(),
             tokenizer,
@@ -94,20 +70,13 @@ impl Tokenizer {
 
     /// Ids of one text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        let encoding = self
-            .0
-            .tokenizer
-            .encode_fast(text, false)
-            .map_err(|error| self.failed(error.as_ref()))?;
+        let encoding = self.0.tokenizer.encode_fast(text, false).map_err(|error| self.failed(error.as_ref()))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     /// Text of ids; special tokens leave no text.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
-        self.0
-            .tokenizer
-            .decode(ids, true)
-            .map_err(|error| self.failed(error.as_ref()))
+        self.0.tokenizer.decode(ids, true).map_err(|error| self.failed(error.as_ref()))
     }
 
     /// Number of ids: the highest one plus one.
@@ -137,10 +106,7 @@ impl Tokenizer {
     }
 
     fn failed(&self, error: &(dyn std::error::Error + Send + Sync)) -> DataError {
-        DataError::Tokenizer {
-            path: self.0.path.clone(),
-            message: error.to_string(),
-        }
+        DataError::Tokenizer { path: self.0.path.clone(), message: error.to_string() }
     }
 }
 
@@ -154,85 +120,35 @@ fn token_bytes(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Option<V
         bytes[id as usize] = token.chars().count() as u32;
     }
     for (id, token) in tokenizer.get_added_tokens_decoder() {
-        bytes[id as usize] = if token.special {
-            0
-        } else {
-            token.content.len() as u32
-        };
+        bytes[id as usize] = if token.special { 0 } else { token.content.len() as u32 };
     }
     Some(bytes)
 }
 
 #[cfg(test)]
-pub(crate) mod testing {
-    use std::sync::OnceLock;
-
-    use super::*;
-
-    /// A byte-level BPE of the 256 bytes, a few merges and end-of-text.
-    pub(crate) fn byte_tokenizer() -> Tokenizer {
-        static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
-        let load = || {
-            let folder = tempfile::tempdir().unwrap();
-            let path = folder.path().join("tokenizer.json");
-            std::fs::write(&path, tokenizer_json(END_OF_TEXT)).unwrap();
-            Tokenizer::load(&path, &[]).unwrap()
-        };
-        TOKENIZER.get_or_init(load).clone()
-    }
-
-    pub(crate) fn tokenizer_json(end_of_text: &str) -> String {
-        let mut alphabet: Vec<char> = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet()
-            .into_iter()
-            .collect();
-        alphabet.sort_unstable();
-        let merges = ["t h", "th e", "i n", "Ġ d", "o c"];
-        let tokens = alphabet
-            .iter()
-            .map(char::to_string)
-            .chain(merges.iter().map(|merge| merge.replace(' ', "")));
-        let vocab: serde_json::Map<_, _> = tokens
-            .enumerate()
-            .map(|(id, token)| (token, id.into()))
-            .collect();
-        let byte_level = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-        serde_json::json!({
-            "version": "1.0",
-            "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
-            "padding": null,
-            "added_tokens": [{"id": vocab.len(), "content": end_of_text, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false, "special": true}],
-            "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
-            "model": {"type": "BPE", "vocab": vocab, "merges": merges, "dropout": null, "unk_token": null,
-                "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-                "ignore_merges": false}
-        })
-        .to_string()
-    }
-}
-
-#[cfg(test)]
 mod tests {
-    use super::testing::{byte_tokenizer, tokenizer_json};
     use super::*;
+
+    /// A byte-level BPE of the 256 bytes, five merges and end-of-text, whose file asks to cut texts off at four tokens.
+    const JSON: &str = include_str!("../tests/material/tokenizer.json");
+
+    fn byte_tokenizer() -> Tokenizer {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, JSON).unwrap();
+        Tokenizer::load(&path, &[]).unwrap()
+    }
 
     #[test]
     fn every_text_comes_back_and_every_byte_is_counted() {
         let tokenizer = byte_tokenizer();
         let token_bytes = tokenizer.token_bytes().unwrap();
-        for text in [
-            "the docking thing",
-            "\u{e9}\u{4e2d}\u{1f600}\r\n\0",
-            "",
-            "longer than the file's truncation allows",
-        ] {
+        for text in
+            ["the docking thing", "\u{e9}\u{4e2d}\u{1f600}\r\n\0", "", "longer than the file's truncation allows"]
+        {
             let ids = tokenizer.encode(text).unwrap();
             assert_eq!(tokenizer.decode(&ids).unwrap(), text);
-            assert_eq!(
-                ids.iter().map(|&id| token_bytes[id as usize]).sum::<u32>() as usize,
-                text.len(),
-                "{text}"
-            );
+            assert_eq!(ids.iter().map(|&id| token_bytes[id as usize]).sum::<u32>() as usize, text.len(), "{text}");
         }
         assert_eq!(token_bytes[tokenizer.end_of_text() as usize], 0);
         assert_eq!(tokenizer.vocab_size(), 262);
@@ -250,12 +166,9 @@ mod tests {
     fn the_end_of_text_may_have_another_name_if_the_run_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
-        std::fs::write(&path, tokenizer_json("</s>")).unwrap();
+        std::fs::write(&path, JSON.replace(END_OF_TEXT, "</s>")).unwrap();
         let error = Tokenizer::load(&path, &[]).err().unwrap().to_string();
-        assert!(
-            error.contains("<|endoftext|>") && error.contains("tokenizer.json"),
-            "{error}"
-        );
+        assert!(error.contains("<|endoftext|>") && error.contains("tokenizer.json"), "{error}");
         let tokenizer = Tokenizer::load(&path, &["<pad>".to_owned(), "</s>".to_owned()]).unwrap();
         assert_eq!(tokenizer.end_of_text(), 261);
     }

@@ -33,23 +33,13 @@ impl Walk {
     /// Every row.
     pub(crate) fn all(source: &DataSource) -> Self {
         let files = 0..source.files().len();
-        Self {
-            source: source.clone(),
-            which: Which::All,
-            files,
-            open: None,
-        }
+        Self { source: source.clone(), which: Which::All, files, open: None }
     }
 
     /// The rows that a selection holds out.
     pub(crate) fn held_out(source: &DataSource, selection: Selection) -> Self {
         let files = selection.held_out_files();
-        Self {
-            source: source.clone(),
-            which: Which::HeldOut(selection),
-            files,
-            open: None,
-        }
+        Self { source: source.clone(), which: Which::HeldOut(selection), files, open: None }
     }
 
     /// The next row; none after the last.
@@ -60,12 +50,7 @@ impl Walk {
                 None => match self.files.next() {
                     Some(index) => {
                         let file = self.source.open(index, &Stop::default())?;
-                        Open {
-                            file,
-                            index,
-                            group: 0,
-                            there: false,
-                        }
+                        Open { file, index, group: 0, there: false }
                     }
                     None => return Ok(None),
                 },

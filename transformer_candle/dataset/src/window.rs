@@ -37,10 +37,7 @@ pub(crate) struct Packing<'a> {
 
 /// How much a window holds.
 pub(crate) fn window_share(documents: usize) -> Share {
-    Share {
-        documents,
-        bytes: WINDOW_BYTES,
-    }
+    Share { documents, bytes: WINDOW_BYTES }
 }
 
 impl Window {
@@ -56,13 +53,7 @@ impl Window {
         shuffle(&mut documents, key(Purpose::Documents, &place, ""));
         let packed = pack(documents, packing)?;
         let order = permutation(packed.sequences(), key(Purpose::Sequences, &place, ""));
-        Ok(Self {
-            start,
-            next,
-            skipped: taken.skipped,
-            packed,
-            order,
-        })
+        Ok(Self { start, next, skipped: taken.skipped, packed, order })
     }
 
     pub(crate) fn sequences(&self) -> usize {

@@ -5,7 +5,7 @@
 //! at most 4 MiB (about 1000 lines of web text).
 
 use std::fmt;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
@@ -16,7 +16,7 @@ use crate::byte_source::{ByteSource, RangeReader};
 use crate::skipped::SkipReason;
 
 /// A line may be this long: the text, escaped, and the other fields.
-const MAX_LINE_BYTES: usize = 4 * MAX_DOCUMENT_BYTES;
+const MAX_LINE_BYTES: u64 = 4 * MAX_DOCUMENT_BYTES as u64;
 
 pub(crate) struct JsonlFile {
     source: Arc<dyn ByteSource>,
@@ -29,21 +29,10 @@ pub(crate) struct JsonlFile {
 impl JsonlFile {
     pub(crate) fn open(source: Arc<dyn ByteSource>, text_column: &str) -> Result<Self, DataError> {
         let mut start = RangeReader::new(Arc::clone(&source), 0, 4096);
-        refuse_array(
-            source.name(),
-            start
-                .fill_buf()
-                .map_err(|error| DataError::from_decoder(source.name(), error))?,
-        )?;
+        refuse_array(source.name(), start.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
         let group_bytes = (source.length() / 256).clamp(64 << 10, 4 << 20);
         let reader = RangeReader::new(Arc::clone(&source), 0, 0);
-        Ok(Self {
-            source,
-            text_column: text_column.to_owned(),
-            group_bytes,
-            reader,
-            group_end: 0,
-        })
+        Ok(Self { source, text_column: text_column.to_owned(), group_bytes, reader, group_end: 0 })
     }
 
     fn decoder_error(&self, error: io::Error) -> DataError {
@@ -62,10 +51,12 @@ impl DocumentFile for JsonlFile {
             return Ok(false);
         }
         self.group_end = start + self.group_bytes;
-        // The line that contains the byte before the group belongs to the group before.
-        self.reader = RangeReader::new(Arc::clone(&self.source), start.saturating_sub(1), u64::MAX);
+        // The line that contains the byte before the group belongs to a group before; it may reach beyond this one.
+        let before = start.saturating_sub(1);
+        self.reader = RangeReader::new(Arc::clone(&self.source), before, u64::MAX);
         if start > 0 {
-            read_line(&mut self.reader).map_err(|error| self.decoder_error(error))?;
+            let skipped = self.reader.by_ref().take(self.group_end - before).skip_until(b'\n');
+            skipped.map_err(|error| self.decoder_error(error))?;
         }
         for _ in 0..row {
             self.next_row()?;
@@ -91,12 +82,8 @@ impl DocumentFile for JsonlFile {
 /// A `.json` file may hold JSON Lines; one array of everything could only be read whole.
 pub(super) fn refuse_array(file: &str, start: &[u8]) -> Result<(), DataError> {
     if start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
-        let message =
-            "it is one JSON array; write one JSON object a line (JSON Lines) instead".to_owned();
-        return Err(DataError::Format {
-            file: file.to_owned(),
-            message,
-        });
+        let message = "it is one JSON array; write one JSON object a line (JSON Lines) instead".to_owned();
+        return Err(DataError::Format { file: file.to_owned(), message });
     }
     Ok(())
 }
@@ -109,29 +96,17 @@ pub(super) struct Line {
 
 /// The next line; none at the end of the file. What a line has beyond [`MAX_LINE_BYTES`] is passed over.
 pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
-    let mut line = Line {
-        bytes: Vec::new(),
-        too_long: false,
-    };
-    let mut at_end = true;
-    loop {
-        let available = reader.fill_buf()?;
-        if available.is_empty() {
-            return Ok(if at_end { None } else { Some(line) });
-        }
-        at_end = false;
-        let newline = available.iter().position(|&byte| byte == b'\n');
-        let part = &available[..newline.unwrap_or(available.len())];
-        line.too_long |= line.bytes.len() + part.len() > MAX_LINE_BYTES;
-        if !line.too_long {
-            line.bytes.extend_from_slice(part);
-        }
-        let used = part.len() + usize::from(newline.is_some());
-        reader.consume(used);
-        if newline.is_some() {
-            return Ok(Some(line));
-        }
+    let mut bytes = Vec::new();
+    if reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes)? == 0 {
+        return Ok(None);
     }
+    let whole = bytes.pop_if(|byte| *byte == b'\n').is_some();
+    let too_long = !whole && bytes.len() as u64 > MAX_LINE_BYTES;
+    if too_long {
+        reader.skip_until(b'\n')?;
+        bytes.clear();
+    }
+    Ok(Some(Line { bytes, too_long }))
 }
 
 impl Line {
@@ -199,6 +174,7 @@ mod tests {
     use super::super::testing::{all_rows, rest_of_group, texts};
     use super::*;
     use crate::byte_source::testing::MemoryFile;
+    use crate::skipped::SkipReason::{Empty, Malformed, NotUtf8, Null};
 
     fn open(text: &str) -> JsonlFile {
         JsonlFile::open(MemoryFile::new(text.to_owned(), 1000), "text").unwrap()
@@ -207,13 +183,9 @@ mod tests {
     #[test]
     fn every_line_is_in_exactly_one_group_wherever_the_cuts_fall() {
         for length in [1, 17, 90, 700] {
-            let lines: Vec<String> = (0..5000)
-                .map(|i| format!("{i} {}", "x".repeat(i % length)))
-                .collect();
-            let text: String = lines
-                .iter()
-                .map(|line| format!("{{\"id\": [1, {{}}], \"text\": \"{line}\"}}\n"))
-                .collect();
+            let lines: Vec<String> = (0..5000).map(|i| format!("{i} {}", "x".repeat(i % length))).collect();
+            let text: String =
+                lines.iter().map(|line| format!("{{\"id\": [1, {{}}], \"text\": \"{line}\"}}\n")).collect();
             let mut file = open(&text);
             assert!(file.groups().unwrap() > 1);
             let rows = all_rows(&mut file);
@@ -224,17 +196,12 @@ mod tests {
 
     #[test]
     fn seeking_a_row_reads_on_as_if_the_rows_before_had_been_read() {
-        let text: String = (0..9000)
-            .map(|i| format!("{{\"text\": \"document {i}\"}}\n"))
-            .collect();
+        let text: String = (0..9000).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
         let mut file = open(&text);
         let rows = all_rows(&mut file);
         for (group, row) in [(0, 3), (1, 0), (2, 1000)] {
             assert!(file.seek(group, row).unwrap());
-            assert_eq!(
-                rest_of_group(&mut file),
-                rows[group as usize][row as usize..]
-            );
+            assert_eq!(rest_of_group(&mut file), rows[group as usize][row as usize..]);
         }
     }
 
@@ -262,13 +229,7 @@ mod tests {
                 Row::Document(_) => None,
             })
             .collect();
-        use SkipReason::{Empty, Malformed, NotUtf8, Null};
-        assert_eq!(
-            skipped,
-            [
-                Null, Null, Empty, Malformed, Malformed, Malformed, Malformed, Malformed, NotUtf8
-            ]
-        );
+        assert_eq!(skipped, [Null, Null, Empty, Malformed, Malformed, Malformed, Malformed, Malformed, NotUtf8]);
         assert_eq!(texts(&rows), ["good", "l\u{e4}st"]);
     }
 
@@ -276,19 +237,13 @@ mod tests {
     fn a_line_or_text_over_the_limit_is_passed_over() {
         let text = format!(
             "{{\"text\": \"{}\"}}\n{{\"text\": \"{}\"}}\n{{\"text\": \"next\"}}\n",
-            "a".repeat(MAX_LINE_BYTES),
+            "a".repeat(MAX_LINE_BYTES as usize),
             "b".repeat(MAX_DOCUMENT_BYTES + 1)
         );
         let mut file = JsonlFile::open(MemoryFile::new(text, 8 << 20), "text").unwrap();
         let rows = all_rows(&mut file);
         let flat: Vec<_> = rows.into_iter().flatten().collect();
-        assert_eq!(
-            flat[..2],
-            [
-                Row::Skipped(SkipReason::TooLong),
-                Row::Skipped(SkipReason::TooLong)
-            ]
-        );
+        assert_eq!(flat[..2], [Row::Skipped(SkipReason::TooLong), Row::Skipped(SkipReason::TooLong)]);
         assert_eq!(texts(&[flat]), ["next"]);
     }
 

@@ -31,27 +31,15 @@ impl CompressedJsonlFile {
         text_column: &str,
     ) -> Result<Self, DataError> {
         let mut reader = decompress(&source, compression)?;
-        refuse_array(
-            source.name(),
-            reader
-                .fill_buf()
-                .map_err(|error| DataError::from_decoder(source.name(), error))?,
-        )?;
-        Ok(Self {
-            source,
-            compression,
-            text_column: text_column.to_owned(),
-            reader,
-            group: 0,
-            row: 0,
-        })
+        refuse_array(source.name(), reader.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
+        Ok(Self { source, compression, text_column: text_column.to_owned(), reader, group: 0, row: 0 })
     }
 
     /// The next row of the file, blank lines passed over; counts it.
     fn read_row(&mut self) -> Result<Option<Row>, DataError> {
         loop {
-            let line = read_line(&mut self.reader)
-                .map_err(|error| DataError::from_decoder(self.source.name(), error))?;
+            let line =
+                read_line(&mut self.reader).map_err(|error| DataError::from_decoder(self.source.name(), error))?;
             let Some(line) = line else { return Ok(None) };
             if let Some(row) = line.row(&self.text_column) {
                 self.row += 1;
@@ -63,14 +51,8 @@ impl CompressedJsonlFile {
     /// True where only white space is left.
     fn at_end(&mut self) -> Result<bool, DataError> {
         loop {
-            let rest = self
-                .reader
-                .fill_buf()
-                .map_err(|error| DataError::from_decoder(self.source.name(), error))?;
-            let blank = rest
-                .iter()
-                .take_while(|byte| byte.is_ascii_whitespace())
-                .count();
+            let rest = self.reader.fill_buf().map_err(|error| DataError::from_decoder(self.source.name(), error))?;
+            let blank = rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
             if blank < rest.len() || rest.is_empty() {
                 return Ok(rest.is_empty());
             }
@@ -100,25 +82,17 @@ impl DocumentFile for CompressedJsonlFile {
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
-        if self.row == GROUP_ROWS {
-            Ok(None)
-        } else {
-            self.read_row()
-        }
+        if self.row == GROUP_ROWS { Ok(None) } else { self.read_row() }
     }
 }
 
-fn decompress(
-    source: &Arc<dyn ByteSource>,
-    compression: Compression,
-) -> Result<Box<dyn BufRead + Send>, DataError> {
+fn decompress(source: &Arc<dyn ByteSource>, compression: Compression) -> Result<Box<dyn BufRead + Send>, DataError> {
     let packed = RangeReader::new(Arc::clone(source), 0, u64::MAX);
     Ok(match compression {
         Compression::None => Box::new(packed),
         Compression::Gzip => Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(packed))),
         Compression::Zstd => Box::new(BufReader::new(
-            zstd::Decoder::with_buffer(packed)
-                .map_err(|error| DataError::from_decoder(source.name(), error))?,
+            zstd::Decoder::with_buffer(packed).map_err(|error| DataError::from_decoder(source.name(), error))?,
         )),
     })
 }
@@ -138,9 +112,7 @@ mod tests {
     }
 
     fn lines(range: std::ops::Range<u32>) -> String {
-        range
-            .map(|i| format!("{{\"text\": \"document {i}\"}}\n\n"))
-            .collect()
+        range.map(|i| format!("{{\"text\": \"document {i}\"}}\n\n")).collect()
     }
 
     fn expected(range: std::ops::Range<u32>) -> Vec<String> {
@@ -153,13 +125,9 @@ mod tests {
         let frame = |range| zstd::encode_all(lines(range).as_bytes(), 1).unwrap();
         let frames = [frame(0..400), frame(400..1000)].concat();
         for (bytes, compression) in [(members, Compression::Gzip), (frames, Compression::Zstd)] {
-            let mut file =
-                CompressedJsonlFile::open(MemoryFile::new(bytes, 64), compression, "text").unwrap();
+            let mut file = CompressedJsonlFile::open(MemoryFile::new(bytes, 64), compression, "text").unwrap();
             let rows = all_rows(&mut file);
-            assert_eq!(
-                rows.iter().map(Vec::len).collect::<Vec<_>>(),
-                [256, 256, 256, 232]
-            );
+            assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [256, 256, 256, 232]);
             assert_eq!(texts(&rows), expected(0..1000));
         }
     }
@@ -171,17 +139,10 @@ mod tests {
         let rows = all_rows(&mut file);
         for (group, row) in [(1, 200), (0, 0), (2, 87), (2, 88), (0, 256), (1, 0)] {
             assert!(file.seek(group, row).unwrap(), "{group} {row}");
-            assert_eq!(
-                rest_of_group(&mut file),
-                rows[group as usize][row as usize..],
-                "{group} {row}"
-            );
+            assert_eq!(rest_of_group(&mut file), rows[group as usize][row as usize..], "{group} {row}");
         }
         assert!(!file.seek(3, 0).unwrap());
-        assert_eq!(
-            (file.rows(2).unwrap(), file.rows(3).unwrap()),
-            (Some(88), None)
-        );
+        assert_eq!((file.rows(2).unwrap(), file.rows(3).unwrap()), (Some(88), None));
     }
 
     #[test]
@@ -195,13 +156,8 @@ mod tests {
     fn a_cut_off_file_is_an_error_that_names_it() {
         let mut bytes = gzip(&lines(0..600));
         bytes.truncate(bytes.len() / 2);
-        let mut file =
-            CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text")
-                .unwrap();
+        let mut file = CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text").unwrap();
         let error = (0..3).find_map(|group| file.rows(group).err()).unwrap();
-        assert!(
-            matches!(&error, DataError::Format { file, .. } if file == "memory"),
-            "{error}"
-        );
+        assert!(matches!(&error, DataError::Format { file, .. } if file == "memory"), "{error}");
     }
 }

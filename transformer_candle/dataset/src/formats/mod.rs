@@ -124,14 +124,10 @@ impl Format {
     ) -> Result<Box<dyn DocumentFile>, DataError> {
         Ok(match self {
             Self::Parquet => Box::new(parquet::ParquetFile::open(source, text_column)?),
-            Self::Jsonl(Compression::None) => {
-                Box::new(jsonl::JsonlFile::open(source, text_column)?)
+            Self::Jsonl(Compression::None) => Box::new(jsonl::JsonlFile::open(source, text_column)?),
+            Self::Jsonl(compression) => {
+                Box::new(jsonl_compressed::CompressedJsonlFile::open(source, compression, text_column)?)
             }
-            Self::Jsonl(compression) => Box::new(jsonl_compressed::CompressedJsonlFile::open(
-                source,
-                compression,
-                text_column,
-            )?),
             Self::Text => Box::new(text::TextFile::open(source)),
         })
     }
@@ -168,28 +164,12 @@ pub(crate) mod testing {
 
     #[test]
     fn formats_are_told_by_their_endings() {
-        assert_eq!(
-            Format::of("data/train-00000-of-00001.parquet"),
-            Some(Format::Parquet)
-        );
-        assert_eq!(
-            Format::of("a.JSONL.gz"),
-            Some(Format::Jsonl(Compression::Gzip))
-        );
-        assert_eq!(
-            Format::of("a.ndjson.zst"),
-            Some(Format::Jsonl(Compression::Zstd))
-        );
+        assert_eq!(Format::of("data/train-00000-of-00001.parquet"), Some(Format::Parquet));
+        assert_eq!(Format::of("a.JSONL.gz"), Some(Format::Jsonl(Compression::Gzip)));
+        assert_eq!(Format::of("a.ndjson.zst"), Some(Format::Jsonl(Compression::Zstd)));
         assert_eq!(Format::of("a.json"), Some(Format::Jsonl(Compression::None)));
         assert_eq!(Format::of("book.txt"), Some(Format::Text));
-        for other in [
-            "a.parquet.gz",
-            "a.csv",
-            "README.md",
-            "parquet",
-            ".gitattributes",
-            "a.txt.gz",
-        ] {
+        for other in ["a.parquet.gz", "a.csv", "README.md", "parquet", ".gitattributes", "a.txt.gz"] {
             assert_eq!(Format::of(other), None, "{other}");
         }
     }

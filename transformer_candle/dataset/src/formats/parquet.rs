@@ -14,8 +14,8 @@ use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
-    ColumnChunkMetaData, FooterTail, ParquetMetaData, ParquetMetaDataOptions,
-    ParquetMetaDataReader, ParquetStatisticsPolicy,
+    ColumnChunkMetaData, FooterTail, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader,
+    ParquetStatisticsPolicy,
 };
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
@@ -55,47 +55,25 @@ impl ParquetFile {
         let (index, column) = find_column(&metadata, source.name(), text_column)?;
         let groups = metadata.row_groups().iter().map(|group| {
             let chunk = group.column(index);
-            let start = chunk
-                .dictionary_page_offset()
-                .unwrap_or_else(|| chunk.data_page_offset());
+            let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
             let inside = start >= 0
                 && chunk.compressed_size() >= 0
                 && start as u64 + chunk.compressed_size() as u64 <= source.length();
             if !inside || group.num_rows() < 0 {
-                return Err(damaged(
-                    source.as_ref(),
-                    "a row group lies outside the file",
-                ));
+                return Err(damaged(source.as_ref(), "a row group lies outside the file"));
             }
-            Ok(Group {
-                rows: group.num_rows() as u64,
-                chunk: chunk.clone(),
-            })
+            Ok(Group { rows: group.num_rows() as u64, chunk: chunk.clone() })
         });
         let groups = groups.collect::<Result<_, _>>()?;
-        Ok(Self {
-            source,
-            column,
-            groups,
-            open: None,
-        })
+        Ok(Self { source, column, groups, open: None })
     }
 
     fn open_group(&self, group: &Group) -> Result<OpenGroup, ParquetError> {
         let (start, length) = group.chunk.byte_range();
-        let bytes = ChunkBytes {
-            source: Arc::clone(&self.source),
-            end: start + length,
-            block: Mutex::default(),
-        };
-        let pages =
-            SerializedPageReader::new(Arc::new(bytes), &group.chunk, group.rows as usize, None)?;
+        let bytes = ChunkBytes { source: Arc::clone(&self.source), end: start + length, block: Mutex::default() };
+        let pages = SerializedPageReader::new(Arc::new(bytes), &group.chunk, group.rows as usize, None)?;
         let reader = ColumnReaderImpl::new(Arc::clone(&self.column), Box::new(pages));
-        Ok(OpenGroup {
-            reader,
-            rows_left: group.rows,
-            decoded: VecDeque::new(),
-        })
+        Ok(OpenGroup { reader, rows_left: group.rows, decoded: VecDeque::new() })
     }
 
     fn decoder_error(&self, error: ParquetError) -> DataError {
@@ -114,13 +92,9 @@ impl DocumentFile for ParquetFile {
             return Ok(false);
         };
         let row = row.min(group.rows);
-        let mut open = self
-            .open_group(group)
-            .map_err(|error| self.decoder_error(error))?;
+        let mut open = self.open_group(group).map_err(|error| self.decoder_error(error))?;
         if row > 0 {
-            open.reader
-                .skip_records(row as usize)
-                .map_err(|error| self.decoder_error(error))?;
+            open.reader.skip_records(row as usize).map_err(|error| self.decoder_error(error))?;
             open.rows_left -= row;
         }
         self.open = Some(open);
@@ -133,13 +107,9 @@ impl DocumentFile for ParquetFile {
         };
         if open.decoded.is_empty() && open.rows_left > 0 {
             let present = self.column.max_def_level();
-            open.decode(present)
-                .map_err(|error| DataError::from_decoder(self.source.name(), error))?;
+            open.decode(present).map_err(|error| DataError::from_decoder(self.source.name(), error))?;
             if open.decoded.is_empty() {
-                return Err(damaged(
-                    self.source.as_ref(),
-                    "a row group has fewer rows than the footer says",
-                ));
+                return Err(damaged(self.source.as_ref(), "a row group has fewer rows than the footer says"));
             }
         }
         Ok(open.decoded.pop_front())
@@ -156,13 +126,12 @@ impl OpenGroup {
         let mut levels: Vec<i16> = Vec::new();
         let mut values: Vec<ByteArray> = Vec::new();
         let wanted = ROWS_AT_ONCE.min(self.rows_left as usize);
-        let (rows, _, _) =
-            self.reader
-                .read_records(wanted, Some(&mut levels), None, &mut values)?;
+        let (rows, _, _) = self.reader.read_records(wanted, Some(&mut levels), None, &mut values)?;
         self.rows_left -= rows as u64;
         let mut values = values.into_iter();
         for row in 0..rows {
-            let null = present > 0 && levels[row] < present;
+            // A column without nulls has no levels.
+            let null = levels.get(row).is_some_and(|&level| level < present);
             let value = if null { None } else { values.next() };
             self.decoded.push_back(match value {
                 Some(value) => Row::from_bytes(value.data().to_vec(), true),
@@ -183,12 +152,8 @@ fn read_footer(source: &dyn ByteSource) -> Result<ParquetMetaData, DataError> {
     }
     let guess = (length / 1024).clamp(64 << 10, 4 << 20).min(length) as usize;
     let mut end = source.read(length - guess as u64, guess)?;
-    let tail = FooterTail::try_from(&end[guess - TAIL..]).map_err(|_| {
-        damaged(
-            source,
-            "it does not end as Parquet files do (cut off, or another format)",
-        )
-    })?;
+    let tail = FooterTail::try_from(&end[guess - TAIL..])
+        .map_err(|_| damaged(source, "it does not end as Parquet files do (cut off, or another format)"))?;
     if tail.is_encrypted_footer() {
         return Err(damaged(source, "it is encrypted"));
     }
@@ -208,41 +173,26 @@ fn read_footer(source: &dyn ByteSource) -> Result<ParquetMetaData, DataError> {
         .map_err(|error| DataError::from_decoder(source.name(), error))
 }
 
-fn find_column(
-    metadata: &ParquetMetaData,
-    file: &str,
-    text_column: &str,
-) -> Result<(usize, ColumnDescPtr), DataError> {
+fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Result<(usize, ColumnDescPtr), DataError> {
     let schema = metadata.file_metadata().schema_descr();
     let texts: Vec<(usize, &ColumnDescPtr)> = schema
         .columns()
         .iter()
         .enumerate()
-        .filter(|(_, column)| {
-            column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0
-        })
+        .filter(|(_, column)| column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0)
         .collect();
-    match texts
-        .iter()
-        .find(|(_, column)| column.path().parts() == [text_column])
-    {
+    match texts.iter().find(|(_, column)| column.path().parts() == [text_column]) {
         Some(&(index, column)) => Ok((index, Arc::clone(column))),
         None => Err(DataError::MissingColumn {
             file: file.to_owned(),
             column: text_column.to_owned(),
-            available: texts
-                .iter()
-                .map(|(_, column)| column.path().string())
-                .collect(),
+            available: texts.iter().map(|(_, column)| column.path().string()).collect(),
         }),
     }
 }
 
 fn damaged(source: &dyn ByteSource, message: &str) -> DataError {
-    DataError::Format {
-        file: source.name().to_owned(),
-        message: message.to_owned(),
-    }
+    DataError::Format { file: source.name().to_owned(), message: message.to_owned() }
 }
 
 /// One column chunk's bytes, a block at a time: pages are read in order, so that a block serves many.
@@ -262,34 +212,18 @@ impl ChunkBytes {
     /// At least `length` bytes from `start`, as many as are at hand. No byte is read twice while reading goes forwards.
     fn at_least(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         if start + length as u64 > self.end {
-            return Err(damaged(
-                self.source.as_ref(),
-                "a page goes beyond its column",
-            ));
+            return Err(damaged(self.source.as_ref(), "a page goes beyond its column"));
         }
         let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
-        let skip = start
-            .checked_sub(block.start)
-            .filter(|&skip| skip <= block.bytes.len() as u64);
+        let skip = start.checked_sub(block.start).filter(|&skip| skip <= block.bytes.len() as u64);
         let at_hand = skip.map_or_else(Bytes::new, |skip| block.bytes.slice(skip as usize..));
         if at_hand.len() >= length {
             return Ok(at_hand);
         }
-        let wanted = (length as u64)
-            .max(self.source.preferred_read())
-            .min(self.end - start) as usize;
-        let more = self
-            .source
-            .read(start + at_hand.len() as u64, wanted - at_hand.len())?;
-        let bytes = if at_hand.is_empty() {
-            more
-        } else {
-            [at_hand, more].concat().into()
-        };
-        *block = Block {
-            start,
-            bytes: bytes.clone(),
-        };
+        let wanted = (length as u64).max(self.source.preferred_read()).min(self.end - start) as usize;
+        let more = self.source.read(start + at_hand.len() as u64, wanted - at_hand.len())?;
+        let bytes = if at_hand.is_empty() { more } else { [at_hand, more].concat().into() };
+        *block = Block { start, bytes: bytes.clone() };
         Ok(bytes)
     }
 }
@@ -307,11 +241,7 @@ impl ChunkReader for ChunkBytes {
     fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
         let left = self.end.saturating_sub(start);
         let first = self.at_least(start, left.min(HEADER_BYTES) as usize)?;
-        let rest = RangeReader::new(
-            Arc::clone(&self.source),
-            start + first.len() as u64,
-            self.end,
-        );
+        let rest = RangeReader::new(Arc::clone(&self.source), start + first.len() as u64, self.end);
         Ok(first.reader().chain(rest))
     }
 
@@ -321,177 +251,4 @@ impl ChunkReader for ChunkBytes {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::testing::{all_rows, rest_of_group, texts};
-    use super::super::writing::{ParquetWriting, write_parquet};
-    use super::*;
-    use crate::byte_source::testing::MemoryFile;
-
-    fn open(bytes: Vec<u8>) -> ParquetFile {
-        ParquetFile::open(MemoryFile::new(bytes, 1 << 20), "text").unwrap()
-    }
-
-    fn documents(count: usize) -> Vec<Option<Vec<u8>>> {
-        (0..count)
-            .map(|i| Some(format!("document {i} {}", "word ".repeat(i % 50)).into_bytes()))
-            .collect()
-    }
-
-    fn as_text(rows: &[Option<Vec<u8>>]) -> Vec<&str> {
-        rows.iter()
-            .flatten()
-            .map(|row| str::from_utf8(row).unwrap())
-            .collect()
-    }
-
-    #[test]
-    fn every_codec_page_size_and_version_reads_back() {
-        let rows = documents(500);
-        for codec in [
-            "UNCOMPRESSED",
-            "SNAPPY",
-            "GZIP(6)",
-            "BROTLI(1)",
-            "ZSTD(1)",
-            "LZ4_RAW",
-        ] {
-            for (page_rows, dictionary, version_2) in [(17, true, false), (1000, false, true)] {
-                let writing = ParquetWriting {
-                    codec: codec.parse().unwrap(),
-                    group_rows: 130,
-                    page_rows,
-                    dictionary,
-                    version_2,
-                };
-                let mut file = open(write_parquet(&rows, &writing));
-                let read = all_rows(&mut file);
-                assert_eq!(
-                    read.iter().map(Vec::len).collect::<Vec<_>>(),
-                    [130, 130, 130, 110],
-                    "{codec}"
-                );
-                assert_eq!(texts(&read), as_text(&rows), "{codec}");
-            }
-        }
-    }
-
-    #[test]
-    fn only_the_text_column_s_bytes_of_the_wanted_group_are_read() {
-        let rows = documents(4000);
-        let bytes = write_parquet(
-            &rows,
-            &ParquetWriting {
-                group_rows: 1000,
-                ..ParquetWriting::default()
-            },
-        );
-        let total = bytes.len() as u64;
-        for preferred in [64, 1 << 20] {
-            let source = MemoryFile::new(bytes.clone(), preferred);
-            let mut file = ParquetFile::open(Arc::clone(&source) as _, "text").unwrap();
-            let footer = source.bytes_read();
-            assert!(footer <= 64 << 10);
-            assert!(file.seek(2, 0).unwrap());
-            assert_eq!(rest_of_group(&mut file).len(), 1000);
-            let (_, length) = file.groups[2].chunk.byte_range();
-            assert_eq!(source.bytes_read() - footer, length);
-            assert!(length < total / 6, "{length} of {total}");
-        }
-    }
-
-    #[test]
-    fn any_row_can_be_sought() {
-        let rows = documents(300);
-        let mut file = open(write_parquet(
-            &rows,
-            &ParquetWriting {
-                group_rows: 200,
-                ..ParquetWriting::default()
-            },
-        ));
-        let read = all_rows(&mut file);
-        for (group, row) in [
-            (0, 0),
-            (0, 63),
-            (0, 64),
-            (0, 199),
-            (0, 200),
-            (1, 99),
-            (1, 100),
-        ] {
-            assert!(file.seek(group, row).unwrap());
-            assert_eq!(
-                rest_of_group(&mut file),
-                read[group as usize][row as usize..]
-            );
-        }
-        assert!(!file.seek(2, 0).unwrap());
-        assert_eq!(
-            (file.rows(1).unwrap(), file.rows(2).unwrap()),
-            (Some(100), None)
-        );
-    }
-
-    #[test]
-    fn null_empty_and_broken_rows_keep_their_places() {
-        let rows = [
-            Some(b"a".to_vec()),
-            None,
-            Some(Vec::new()),
-            Some(vec![0xc3]),
-            Some(b"b".to_vec()),
-            None,
-        ];
-        let mut file = open(write_parquet(&rows, &ParquetWriting::default()));
-        let read = all_rows(&mut file);
-        let skipped = |reason| Row::Skipped(reason);
-        assert_eq!(
-            read[0][1..4],
-            [
-                skipped(SkipReason::Null),
-                skipped(SkipReason::Empty),
-                skipped(SkipReason::NotUtf8)
-            ]
-        );
-        assert_eq!(read[0][5], skipped(SkipReason::Null));
-        assert_eq!(texts(&read), ["a", "b"]);
-    }
-
-    #[test]
-    fn a_missing_text_column_is_answered_with_those_there_are() {
-        let bytes = write_parquet(&documents(3), &ParquetWriting::default());
-        let error = ParquetFile::open(MemoryFile::new(bytes, 100), "body")
-            .err()
-            .unwrap();
-        let message = error.to_string();
-        assert!(
-            message.contains("`body`")
-                && message.contains("text, url")
-                && message.contains("--text-column")
-        );
-    }
-
-    #[test]
-    fn damage_anywhere_is_an_error_or_harmless_but_never_a_panic() {
-        let bytes = write_parquet(&documents(200), &ParquetWriting::default());
-        let read = |bytes: Vec<u8>| -> Result<u64, DataError> {
-            let mut file = ParquetFile::open(MemoryFile::new(bytes, 100), "text")?;
-            let mut rows = 0;
-            for group in 0..file.groups.len() as u64 {
-                file.seek(group, 0)?;
-                while file.next_row()?.is_some() {
-                    rows += 1;
-                }
-            }
-            Ok(rows)
-        };
-        for cut in [0, 3, 11, 100, bytes.len() / 2, bytes.len() - 1] {
-            assert!(read(bytes[..cut].to_vec()).is_err(), "cut at {cut}");
-        }
-        for position in (0..bytes.len()).step_by(7) {
-            let mut bytes = bytes.clone();
-            bytes[position] ^= 0x55;
-            let _ = read(bytes);
-        }
-    }
-}
+mod tests;

@@ -21,11 +21,7 @@ pub(crate) struct TextFile {
 
 impl TextFile {
     pub(crate) fn open(source: Arc<dyn ByteSource>) -> Self {
-        Self {
-            source,
-            piece: 0,
-            taken: true,
-        }
+        Self { source, piece: 0, taken: true }
     }
 
     fn pieces(&self) -> u64 {
@@ -35,17 +31,11 @@ impl TextFile {
     fn read_piece(&self, piece: u64) -> Result<Row, DataError> {
         let window_start = piece.saturating_sub(1) * GRID;
         let window_end = ((piece + 1) * GRID).min(self.source.length());
-        let window = self
-            .source
-            .read(window_start, (window_end - window_start) as usize)?;
+        let window = self.source.read(window_start, (window_end - window_start) as usize)?;
         let middle = (piece * GRID - window_start) as usize;
         let start = cut(&window[..middle]);
         let ends = piece + 1 == self.pieces();
-        let end = if ends {
-            window.len()
-        } else {
-            middle + cut(&window[middle..])
-        };
+        let end = if ends { window.len() } else { middle + cut(&window[middle..]) };
         Ok(Row::from_bytes(window[start..end].to_vec(), ends))
     }
 }
@@ -80,11 +70,7 @@ fn cut(before: &[u8]) -> usize {
         return newline + 1;
     }
     let length = before.len();
-    let start = before
-        .iter()
-        .rev()
-        .take(4)
-        .position(|byte| byte & 0b1100_0000 != 0b1000_0000);
+    let start = before.iter().rev().take(4).position(|byte| byte & 0b1100_0000 != 0b1000_0000);
     match start {
         Some(back) => {
             let lead = before[length - 1 - back];
@@ -94,11 +80,7 @@ fn cut(before: &[u8]) -> usize {
                 0b1111_0000..=0b1111_0111 => 4,
                 _ => 1,
             };
-            if back + 1 < expected {
-                length - 1 - back
-            } else {
-                length
-            }
+            if back + 1 < expected { length - 1 - back } else { length }
         }
         None => length,
     }
@@ -124,25 +106,14 @@ mod tests {
             Row::Skipped(reason) => panic!("skipped: {reason:?}"),
         });
         let ends: Vec<bool> = documents.clone().map(|document| document.ends).collect();
-        assert!(
-            ends.iter()
-                .enumerate()
-                .all(|(i, &end)| end == (i + 1 == ends.len())),
-            "{ends:?}"
-        );
-        assert!(
-            documents
-                .clone()
-                .all(|document| document.text.len() <= 2 * GRID as usize)
-        );
+        assert!(ends.iter().enumerate().all(|(i, &end)| end == (i + 1 == ends.len())), "{ends:?}");
+        assert!(documents.clone().all(|document| document.text.len() <= 2 * GRID as usize));
         documents.map(|document| document.text.as_str()).collect()
     }
 
     #[test]
     fn a_long_text_is_cut_at_line_ends() {
-        let text: String = (0..20_000)
-            .map(|i| format!("line {i}, a few words long\n"))
-            .collect();
+        let text: String = (0..20_000).map(|i| format!("line {i}, a few words long\n")).collect();
         let rows = pieces(text.as_bytes());
         assert!(rows.len() > 10);
         assert_eq!(joined(&rows), text);
@@ -167,10 +138,7 @@ mod tests {
         let mut bytes = "good line\n".repeat(10_000).into_bytes();
         bytes[40_000] = 0xff;
         let rows = pieces(&bytes);
-        let skipped = rows
-            .iter()
-            .filter(|row| matches!(row, Row::Skipped(SkipReason::NotUtf8)))
-            .count();
+        let skipped = rows.iter().filter(|row| matches!(row, Row::Skipped(SkipReason::NotUtf8))).count();
         assert_eq!((skipped, rows.len()), (1, 4));
     }
 

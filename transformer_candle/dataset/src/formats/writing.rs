@@ -18,13 +18,7 @@ pub(crate) struct ParquetWriting {
 
 impl Default for ParquetWriting {
     fn default() -> Self {
-        Self {
-            codec: Compression::SNAPPY,
-            group_rows: 100,
-            page_rows: 20,
-            dictionary: false,
-            version_2: false,
-        }
+        Self { codec: Compression::SNAPPY, group_rows: 100, page_rows: 20, dictionary: false, version_2: false }
     }
 }
 
@@ -36,11 +30,7 @@ pub(crate) fn write_parquet(rows: &[Option<Vec<u8>>], writing: &ParquetWriting) 
         .set_dictionary_enabled(writing.dictionary)
         .set_data_page_row_count_limit(writing.page_rows)
         .set_write_batch_size(writing.page_rows)
-        .set_writer_version(if writing.version_2 {
-            WriterVersion::PARQUET_2_0
-        } else {
-            WriterVersion::PARQUET_1_0
-        })
+        .set_writer_version(if writing.version_2 { WriterVersion::PARQUET_2_0 } else { WriterVersion::PARQUET_1_0 })
         .build();
     let mut bytes = Vec::new();
     let schema = Arc::new(parse_message_type(schema).unwrap());
@@ -52,42 +42,23 @@ pub(crate) fn write_parquet(rows: &[Option<Vec<u8>>], writing: &ParquetWriting) 
     bytes
 }
 
-fn write_group(
-    writer: &mut SerializedFileWriter<&mut Vec<u8>>,
-    first: usize,
-    rows: &[Option<Vec<u8>>],
-) {
+fn write_group(writer: &mut SerializedFileWriter<&mut Vec<u8>>, first: usize, rows: &[Option<Vec<u8>>]) {
     let ids: Vec<i64> = (first..first + rows.len()).map(|id| id as i64).collect();
-    let texts: Vec<ByteArray> = rows
-        .iter()
-        .flatten()
-        .map(|text| text.clone().into())
-        .collect();
+    let texts: Vec<ByteArray> = rows.iter().flatten().map(|text| text.clone().into()).collect();
     let present: Vec<i16> = rows.iter().map(|row| i16::from(row.is_some())).collect();
     let urls: Vec<ByteArray> = ids
         .iter()
-        .map(|id| {
-            ByteArray::from(format!("https://example.org/{id}/{}", "page/".repeat(30)).as_str())
-        })
+        .map(|id| ByteArray::from(format!("https://example.org/{id}/{}", "page/".repeat(30)).as_str()))
         .collect();
     let mut group = writer.next_row_group().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
-    column
-        .typed::<Int64Type>()
-        .write_batch(&ids, None, None)
-        .unwrap();
+    column.typed::<Int64Type>().write_batch(&ids, None, None).unwrap();
     column.close().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
-    column
-        .typed::<ByteArrayType>()
-        .write_batch(&texts, Some(&present), None)
-        .unwrap();
+    column.typed::<ByteArrayType>().write_batch(&texts, Some(&present), None).unwrap();
     column.close().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
-    column
-        .typed::<ByteArrayType>()
-        .write_batch(&urls, None, None)
-        .unwrap();
+    column.typed::<ByteArrayType>().write_batch(&urls, None, None).unwrap();
     column.close().unwrap();
     group.close().unwrap();
 }

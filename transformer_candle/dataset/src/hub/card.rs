@@ -33,7 +33,8 @@ struct Card {
 
 #[derive(Deserialize)]
 struct Config {
-    config_name: Option<String>,
+    #[serde(rename = "config_name")]
+    name: Option<String>,
     #[serde(default)]
     default: bool,
     data_dir: Option<String>,
@@ -67,26 +68,16 @@ pub(super) fn parse(dataset: &str, readme: &str) -> Result<Vec<CardConfig>, Data
     let Some(front_matter) = front_matter(readme) else {
         return Ok(Vec::new());
     };
-    let options =
-        serde_saphyr::options! { duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins };
-    let card: Card =
-        serde_saphyr::from_str_with_options(front_matter, options).map_err(|error| {
-            DataError::Card {
-                name: dataset.to_owned(),
-                message: error.to_string(),
-            }
-        })?;
+    let options = serde_saphyr::options! { duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins };
+    let card: Card = serde_saphyr::from_str_with_options(front_matter, options)
+        .map_err(|error| DataError::Card { name: dataset.to_owned(), message: error.to_string() })?;
     let configs = card.configs.unwrap_or_default();
     Ok(configs
         .into_iter()
         .map(|config| CardConfig {
-            name: config.config_name.unwrap_or_else(|| "default".to_owned()),
+            name: config.name.unwrap_or_else(|| "default".to_owned()),
             default: config.default,
-            folder: config
-                .data_dir
-                .unwrap_or_default()
-                .trim_matches('/')
-                .to_owned(),
+            folder: config.data_dir.unwrap_or_default().trim_matches('/').to_owned(),
             splits: config.data_files.map(DataFiles::by_split),
         })
         .collect())
@@ -96,9 +87,7 @@ pub(super) fn parse(dataset: &str, readme: &str) -> Result<Vec<CardConfig>, Data
 fn front_matter(readme: &str) -> Option<&str> {
     let text = readme.trim_start_matches('\u{feff}').trim_start();
     let body = text.strip_prefix("---")?;
-    let body = body
-        .strip_prefix("\r\n")
-        .or_else(|| body.strip_prefix('\n'))?;
+    let body = body.strip_prefix("\r\n").or_else(|| body.strip_prefix('\n'))?;
     if body.starts_with("---") {
         return None;
     }
@@ -108,30 +97,20 @@ fn front_matter(readme: &str) -> Option<&str> {
 impl DataFiles {
     fn by_split(self) -> Vec<SplitPatterns> {
         match self {
-            Self::Paths(paths) => vec![SplitPatterns {
-                split: "train".to_owned(),
-                patterns: paths.patterns(),
-            }],
+            Self::Paths(paths) => vec![SplitPatterns { split: "train".to_owned(), patterns: paths.patterns() }],
             Self::Entries(entries) => {
                 let mut splits: Vec<SplitPatterns> = Vec::new();
                 for Entry { split, path } in entries {
                     match splits.iter_mut().find(|known| known.split == split) {
                         Some(known) => known.patterns.extend(path.patterns()),
-                        None => splits.push(SplitPatterns {
-                            split,
-                            patterns: path.patterns(),
-                        }),
+                        None => splits.push(SplitPatterns { split, patterns: path.patterns() }),
                     }
                 }
                 splits
             }
-            Self::BySplit(splits) => splits
-                .into_iter()
-                .map(|(split, paths)| SplitPatterns {
-                    split,
-                    patterns: paths.patterns(),
-                })
-                .collect(),
+            Self::BySplit(splits) => {
+                splits.into_iter().map(|(split, paths)| SplitPatterns { split, patterns: paths.patterns() }).collect()
+            }
         }
     }
 }
@@ -150,24 +129,12 @@ mod tests {
     use super::*;
 
     fn card(yaml: &str) -> Vec<CardConfig> {
-        parse(
-            "o/n",
-            &format!("---\nlicense: mit\n{yaml}\n---\n# Title\n---\n"),
-        )
-        .unwrap()
+        parse("o/n", &format!("---\nlicense: mit\n{yaml}\n---\n# Title\n---\n")).unwrap()
     }
 
     fn splits(config: &CardConfig) -> Vec<(&str, Vec<&str>)> {
         let splits = config.splits.as_ref().unwrap();
-        splits
-            .iter()
-            .map(|s| {
-                (
-                    s.split.as_str(),
-                    s.patterns.iter().map(String::as_str).collect(),
-                )
-            })
-            .collect()
+        splits.iter().map(|s| (s.split.as_str(), s.patterns.iter().map(String::as_str).collect())).collect()
     }
 
     #[test]
@@ -177,34 +144,20 @@ mod tests {
              - config_name: c\n  default: true\n  data_files:\n  - split: train\n    path: t/*\n  - split: test\n    path: [e1, e2]\n  - split: train\n    path: more/*\n\
              - config_name: d\n  data_dir: /sub/\n- config_name: e\n  data_files:\n    validation: v.txt\n    train: [t.txt]\n",
         );
-        assert_eq!(
-            configs.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(),
-            ["a", "b", "c", "d", "e"]
-        );
+        assert_eq!(configs.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "d", "e"]);
         assert_eq!(splits(&configs[0]), [("train", vec!["data/*.parquet"])]);
         assert_eq!(splits(&configs[1]), [("train", vec!["x.jsonl", "y/**"])]);
-        assert_eq!(
-            splits(&configs[2]),
-            [("train", vec!["t/*", "more/*"]), ("test", vec!["e1", "e2"])]
-        );
+        assert_eq!(splits(&configs[2]), [("train", vec!["t/*", "more/*"]), ("test", vec!["e1", "e2"])]);
         assert!(configs[2].default && configs[3].splits.is_none());
         assert_eq!(configs[3].folder, "sub");
-        assert_eq!(
-            splits(&configs[4]),
-            [("train", vec!["t.txt"]), ("validation", vec!["v.txt"])]
-        );
+        assert_eq!(splits(&configs[4]), [("train", vec!["t.txt"]), ("validation", vec!["v.txt"])]);
     }
 
     #[test]
     fn a_readme_without_configs_names_none() {
-        for readme in [
-            "",
-            "# Title",
-            "---\nlicense: mit\n---\n",
-            "---\n---\n",
-            "---\nconfigs: null\n---\n",
-            "---\nopen",
-        ] {
+        for readme in
+            ["", "# Title", "---\nlicense: mit\n---\n", "---\n---\n", "---\nconfigs: null\n---\n", "---\nopen"]
+        {
             assert_eq!(parse("o/n", readme).unwrap(), [], "{readme:?}");
         }
     }
@@ -212,10 +165,7 @@ mod tests {
     #[test]
     fn broken_yaml_names_the_data_set() {
         let error = parse("o/n", "---\nconfigs: [}\n---\n").unwrap_err();
-        assert!(
-            error.to_string().contains("README.md") && error.to_string().contains("o/n"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("README.md") && error.to_string().contains("o/n"), "{error}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use ureq::Agent;
 use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, LINK, LOCATION, RANGE, RETRY_AFTER};
 use ureq::http::{HeaderMap, HeaderName, Response, StatusCode, Uri};
 
+use super::address::{absolute, content_range, next_link, origin, shown};
 use super::retry::{Failure, Patience, ordered_wait};
 use super::settings::HubSettings;
 use crate::DataError;
@@ -38,25 +39,13 @@ struct Answer {
 
 impl HubClient {
     pub(crate) fn new(settings: HubSettings) -> Result<Self, DataError> {
-        let endpoint: Uri = settings
-            .endpoint
-            .parse()
-            .map_err(|_| not_an_address(&settings.endpoint))?;
+        let endpoint: Uri = settings.endpoint.parse().map_err(|_| not_an_address(&settings.endpoint))?;
         if !matches!(endpoint.scheme_str(), Some("http" | "https")) || endpoint.host().is_none() {
             return Err(not_an_address(&settings.endpoint));
         }
-        if settings
-            .token
-            .as_deref()
-            .is_some_and(|token| !token.chars().all(|c| c.is_ascii_graphic()))
-        {
-            let problem =
-                "holds characters that no token has; copy it again from the Hub's settings page"
-                    .to_owned();
-            return Err(DataError::HubSetting {
-                setting: "HF_TOKEN",
-                problem,
-            });
+        if settings.token.as_deref().is_some_and(|token| !token.chars().all(|c| c.is_ascii_graphic())) {
+            let problem = "holds characters that no token has; copy it again from the Hub's settings page".to_owned();
+            return Err(DataError::HubSetting { setting: "HF_TOKEN", problem });
         }
         let agent = Agent::config_builder()
             .http_status_as_error(false)
@@ -72,11 +61,7 @@ impl HubClient {
             .user_agent(concat!("transformer_candle/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Ok(Self {
-            settings,
-            agent,
-            endpoint,
-        })
+        Ok(Self { settings, agent, endpoint })
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -107,17 +92,12 @@ impl HubClient {
         let next = header(response.headers(), &LINK).and_then(next_link);
         let expected = response.body().content_length();
         let mut bytes = Vec::new();
-        let read = response
-            .into_body()
-            .into_reader()
-            .take(LONGEST_TEXT)
-            .read_to_end(&mut bytes);
+        let read = response.into_body().into_reader().take(LONGEST_TEXT).read_to_end(&mut bytes);
         read.map_err(|error| passing(&url, error.to_string()))?;
         if expected.is_some_and(|expected| expected > bytes.len() as u64) {
             return Err(passing(&url, "the answer was cut off".to_owned()));
         }
-        let text = String::from_utf8(bytes)
-            .map_err(|_| passing(&url, "the answer is not text".to_owned()))?;
+        let text = String::from_utf8(bytes).map_err(|_| passing(&url, "the answer is not text".to_owned()))?;
         Ok(Page { text, next })
     }
 
@@ -136,26 +116,16 @@ impl HubClient {
         }
         let given = header(response.headers(), &CONTENT_RANGE).and_then(content_range);
         match given {
-            Some((first, last, total))
-                if first == range.start && last < range.end && total == Some(length) =>
-            {
+            Some((first, last, total)) if first == range.start && last < range.end && total == Some(length) => {
                 let expected = (last + 1 - first) as usize;
-                read_body(response, expected, buffer, stop)
-                    .map_err(|message| passing(&url, message))?;
+                read_body(response, expected, buffer, stop).map_err(|message| passing(&url, message))?;
                 Ok(url)
             }
-            Some((_, _, Some(total))) if total != length => {
-                Err(Failure::Final(DataError::Answer {
-                    url: shown(&url),
-                    message: format!(
-                        "the file has {total} bytes, its listing says {length}: the data set was changed"
-                    ),
-                }))
-            }
-            _ => Err(passing(
-                &url,
-                "the answer holds another part of the file than was asked for".to_owned(),
-            )),
+            Some((_, _, Some(total))) if total != length => Err(Failure::Final(DataError::Answer {
+                url: shown(&url),
+                message: format!("the file has {total} bytes, its listing says {length}: the data set was changed"),
+            })),
+            _ => Err(passing(&url, "the answer holds another part of the file than was asked for".to_owned())),
         }
     }
 
@@ -163,9 +133,7 @@ impl HubClient {
     fn follow(&self, url: &str, range: Option<&Range<u64>>) -> Result<Answer, Failure> {
         let mut url = url.to_owned();
         for _ in 0..=MOST_REDIRECTS {
-            let uri: Uri = url
-                .parse()
-                .map_err(|_| answer(&url, "it points to what is no address"))?;
+            let uri: Uri = url.parse().map_err(|_| answer(&url, "it points to what is no address"))?;
             let mut request = self.agent.get(&uri);
             if let Some(token) = self.settings.token.as_ref().filter(|_| self.is_own(&uri)) {
                 request = request.header(AUTHORIZATION, format!("Bearer {token}"));
@@ -177,8 +145,7 @@ impl HubClient {
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Answer { url, response });
             }
-            let target =
-                header(response.headers(), &LOCATION).and_then(|target| absolute(&uri, target));
+            let target = header(response.headers(), &LOCATION).and_then(|target| absolute(&uri, target));
             // A short body that has been read leaves the connection fit for the next request.
             let _ = response.body_mut().with_config().limit(4096).read_to_vec();
             url = target.ok_or_else(|| answer(&url, "it redirects to nowhere"))?;
@@ -204,11 +171,7 @@ impl HubClient {
                 200 => "it sent the whole file instead of the part asked for".to_owned(),
                 _ => format!("it answered {}", response.status()),
             };
-            return Failure::Passing {
-                url: shown(url),
-                message,
-                wait,
-            };
+            return Failure::Passing { url: shown(url), message, wait };
         }
         let hint = match (status, self.settings.token.is_some()) {
             (401 | 403, false) => {
@@ -217,31 +180,20 @@ impl HubClient {
             (401 | 403, true) => {
                 "the token in HF_TOKEN may not read this: accept the data set's conditions on its page, or use another token"
             }
-            (404, false) => {
-                "there is no such data set, revision or file: check the name (private ones need HF_TOKEN)"
-            }
+            (404, false) => "there is no such data set, revision or file: check the name (private ones need HF_TOKEN)",
             (404, true) => "there is no such data set, revision or file: check the name",
             _ => "the Hub does not accept the request",
         };
-        Failure::Final(DataError::Refused {
-            url: shown(url),
-            status,
-            hint: hint.to_owned(),
-        })
+        Failure::Final(DataError::Refused { url: shown(url), status, hint: hint.to_owned() })
     }
 }
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-fn read_body(
-    response: Response<ureq::Body>,
-    expected: usize,
-    buffer: &mut Vec<u8>,
-    stop: &Stop,
-) -> Result<(), String> {
+fn read_body(response: Response<ureq::Body>, expected: usize, buffer: &mut Vec<u8>, stop: &Stop) -> Result<(), String> {
     let mut reader = response.into_body().into_reader();
     let end = buffer.len() + expected;
-    let mut piece = [0; 64 << 10];
+    let mut piece = vec![0; 64 << 10];
     while buffer.len() < end {
         if stop.check().is_err() {
             return Err("no longer wanted".to_owned());
@@ -262,76 +214,20 @@ fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// `bytes 5-9/100` as first, last, total.
-fn content_range(value: &str) -> Option<(u64, u64, Option<u64>)> {
-    let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
-    let (first, last) = range.split_once('-')?;
-    let (first, last) = (first.parse().ok()?, last.parse().ok()?);
-    (first <= last).then(|| (first, last, total.parse().ok()))
-}
-
-/// The address of `rel="next"` in a `Link` header.
-fn next_link(value: &str) -> Option<String> {
-    let next = value
-        .split(',')
-        .find(|link| link.contains("rel=\"next\""))?;
-    Some(next.split_once('<')?.1.split_once('>')?.0.to_owned())
-}
-
-fn absolute(base: &Uri, target: &str) -> Option<String> {
-    if target.starts_with("http://") || target.starts_with("https://") {
-        return Some(target.to_owned());
-    }
-    let path = target
-        .strip_prefix('/')
-        .filter(|path| !path.starts_with('/'))?;
-    Some(format!(
-        "{}://{}/{path}",
-        base.scheme_str()?,
-        base.authority()?
-    ))
-}
-
-fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
-    let port = uri.port_u16().or(match uri.scheme_str() {
-        Some("https") => Some(443),
-        Some("http") => Some(80),
-        _ => None,
-    });
-    (
-        uri.scheme_str(),
-        uri.host().map(str::to_ascii_lowercase),
-        port,
-    )
-}
-
-/// An address for messages: signatures and other secrets are in the query.
-pub(super) fn shown(url: &str) -> String {
-    url.split(['?', '#']).next().unwrap_or_default().to_owned()
-}
-
 fn passing(url: &str, message: String) -> Failure {
-    Failure::Passing {
-        url: shown(url),
-        message,
-        wait: None,
-    }
+    Failure::Passing { url: shown(url), message, wait: None }
 }
 
 fn answer(url: &str, message: &str) -> Failure {
-    Failure::Final(DataError::Answer {
-        url: shown(url),
-        message: message.to_owned(),
-    })
+    Failure::Final(DataError::Answer { url: shown(url), message: message.to_owned() })
 }
 
 /// What went wrong before there was an answer. Wrong addresses stay wrong; the rest of the network comes and goes.
 fn transport(url: &str, error: &ureq::Error) -> Failure {
     match error {
-        ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => answer(
-            url,
-            "the request cannot be made: check HF_ENDPOINT and the proxy settings",
-        ),
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => {
+            answer(url, "the request cannot be made: check HF_ENDPOINT and the proxy settings")
+        }
         error => passing(url, error.to_string()),
     }
 }
@@ -339,10 +235,7 @@ fn transport(url: &str, error: &ureq::Error) -> Failure {
 fn not_an_address(endpoint: &str) -> DataError {
     DataError::HubSetting {
         setting: "HF_ENDPOINT",
-        problem: format!(
-            "is `{}`, which is not an address like https://huggingface.co",
-            shown(endpoint)
-        ),
+        problem: format!("is `{}`, which is not an address like https://huggingface.co", shown(endpoint)),
     }
 }
 
@@ -362,17 +255,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_understood_or_refused() {
-        assert_eq!(content_range("bytes 5-9/100"), Some((5, 9, Some(100))));
-        assert_eq!(content_range("bytes 5-9/*"), Some((5, 9, None)));
-        assert_eq!(content_range("bytes */100"), None);
-        assert_eq!(content_range("bytes 9-5/100"), None);
-        let link = "<http://h/p?a=1>; rel=\"prev\", <http://h/p?cursor=x>; rel=\"next\"";
-        assert_eq!(next_link(link).as_deref(), Some("http://h/p?cursor=x"));
-        assert_eq!(next_link("<http://h/p>; rel=\"last\""), None);
-    }
-
-    #[test]
     fn only_the_endpoint_s_own_origin_is_trusted() {
         let client = HubClient::new(quick("https://hub.example", Some("t"))).unwrap();
         for (url, own) in [
@@ -388,27 +270,11 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_may_be_relative_to_the_host() {
-        let base = "https://h:8/a/b?c".parse().unwrap();
-        assert_eq!(absolute(&base, "/x?y").as_deref(), Some("https://h:8/x?y"));
-        assert_eq!(absolute(&base, "http://o/x").as_deref(), Some("http://o/x"));
-        assert_eq!(
-            (absolute(&base, "//o/x"), absolute(&base, "ftp://o")),
-            (None, None)
-        );
-    }
-
-    #[test]
     fn settings_that_cannot_work_are_refused_without_showing_the_token() {
         let error = HubClient::new(quick("huggingface.co", None)).err().unwrap();
         assert!(error.to_string().starts_with("HF_ENDPOINT"), "{error}");
-        let error = HubClient::new(quick("https://h", Some("hf_se cret\n")))
-            .err()
-            .unwrap();
-        assert!(
-            error.to_string().starts_with("HF_TOKEN") && !error.to_string().contains("cret"),
-            "{error}"
-        );
+        let error = HubClient::new(quick("https://h", Some("hf_se cret\n"))).err().unwrap();
+        assert!(error.to_string().starts_with("HF_TOKEN") && !error.to_string().contains("cret"), "{error}");
         assert!(!format!("{:?}", quick("https://h", Some("hf_secret"))).contains("hf_secret"));
     }
 }

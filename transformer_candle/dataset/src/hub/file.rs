@@ -20,21 +20,8 @@ pub(crate) struct HubFile {
 }
 
 impl HubFile {
-    pub(crate) fn new(
-        client: Arc<HubClient>,
-        name: String,
-        url: String,
-        length: u64,
-        stop: Stop,
-    ) -> Self {
-        Self {
-            client,
-            name,
-            url,
-            length,
-            address: Mutex::default(),
-            stop,
-        }
+    pub(crate) fn new(client: Arc<HubClient>, name: String, url: String, length: u64, stop: Stop) -> Self {
+        Self { client, name, url, length, address: Mutex::default(), stop }
     }
 
     fn address(&self) -> String {
@@ -68,13 +55,7 @@ impl ByteSource for HubFile {
             self.stop.check()?;
             let before = bytes.len();
             let missing = start + before as u64..start + length as u64;
-            let tried = self.client.try_range(
-                &self.address(),
-                missing,
-                self.length,
-                &mut bytes,
-                &self.stop,
-            );
+            let tried = self.client.try_range(&self.address(), missing, self.length, &mut bytes, &self.stop);
             if bytes.len() > before {
                 patience.progress();
             }

@@ -32,31 +32,22 @@ pub(super) fn choose(
 ) -> Result<Vec<ListedFile>, DataError> {
     let configs = readme.map_or(Ok(Vec::new()), |readme| card::parse(dataset, readme))?;
     let config = choose_config(dataset, &configs, config)?;
-    let title = if config.name == "default" {
-        dataset.to_owned()
+    let title =
+        if config.name == "default" { dataset.to_owned() } else { format!("{dataset} (config {})", config.name) };
+    let (splits, listing) = if let Some(splits) = &config.splits {
+        (splits.clone(), None)
     } else {
-        format!("{dataset} (config {})", config.name)
-    };
-    let (splits, listing) = match &config.splits {
-        Some(splits) => (splits.clone(), None),
-        None => {
-            let listing = list(&config.folder)?;
-            (infer(&listing, &config.folder), Some(listing))
-        }
+        let listing = list(&config.folder)?;
+        (infer(&listing, &config.folder), Some(listing))
     };
     let Some(wanted) = splits.iter().find(|known| known.split == split) else {
-        return Err(match splits.is_empty() {
-            true => DataError::NoHubFiles {
-                name: title,
-                split: split.to_owned(),
-                problem: "the repository holds no file of a kind that can be read".to_owned(),
-            },
-            false => DataError::Split {
-                name: title,
-                split: split.to_owned(),
-                available: splits.into_iter().map(|known| known.split).collect(),
-            },
-        });
+        let split = split.to_owned();
+        if splits.is_empty() {
+            let problem = "the repository holds no file of a kind that can be read".to_owned();
+            return Err(DataError::NoHubFiles { name: title, split, problem });
+        }
+        let available = splits.into_iter().map(|known| known.split).collect();
+        return Err(DataError::Split { name: title, split, available });
     };
     let mut found = Vec::new();
     for pattern in &wanted.patterns {
@@ -66,42 +57,25 @@ pub(super) fn choose(
             Some(listing) => listing.clone(),
             None => list(fixed_folder(&pattern))?,
         };
-        found.extend(
-            listed
-                .into_iter()
-                .filter(|file| matcher.is_match(&file.path) && is_data(&file.path, &pattern)),
-        );
+        found.extend(listed.into_iter().filter(|file| matcher.is_match(&file.path) && is_data(&file.path, &pattern)));
     }
     keep_readable(title, wanted, found)
 }
 
-fn choose_config(
-    dataset: &str,
-    configs: &[CardConfig],
-    wanted: Option<&str>,
-) -> Result<CardConfig, DataError> {
+fn choose_config(dataset: &str, configs: &[CardConfig], wanted: Option<&str>) -> Result<CardConfig, DataError> {
     if configs.is_empty() && wanted.is_none_or(|wanted| wanted == "default") {
         let name = "default".to_owned();
-        return Ok(CardConfig {
-            name,
-            default: true,
-            folder: String::new(),
-            splits: None,
-        });
+        return Ok(CardConfig { name, default: true, folder: String::new(), splits: None });
     }
     let found = match wanted {
         Some(wanted) => configs.iter().find(|config| config.name == wanted),
         None if configs.len() == 1 => configs.first(),
-        None => configs
-            .iter()
-            .find(|config| config.default)
-            .or_else(|| configs.iter().find(|c| c.name == "default")),
+        None => configs.iter().find(|config| config.default).or_else(|| configs.iter().find(|c| c.name == "default")),
     };
     found.cloned().ok_or_else(|| DataError::Config {
         name: dataset.to_owned(),
-        problem: wanted.map_or("has several configs and no default".to_owned(), |wanted| {
-            format!("has no config `{wanted}`")
-        }),
+        problem: wanted
+            .map_or("has several configs and no default".to_owned(), |wanted| format!("has no config `{wanted}`")),
         available: match configs {
             [] => vec!["default".to_owned()],
             configs => configs.iter().map(|config| config.name.clone()).collect(),
@@ -113,21 +87,11 @@ fn choose_config(
 fn infer(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
     let names: Vec<&str> = listing
         .iter()
-        .map(|file| {
-            file.path
-                .strip_prefix(folder)
-                .unwrap_or(&file.path)
-                .trim_start_matches('/')
-        })
+        .map(|file| file.path.strip_prefix(folder).unwrap_or(&file.path).trim_start_matches('/'))
         .filter(|path| is_data(path, "") && Format::of(path).is_some())
         .collect();
-    let matches = |pattern: &String| {
-        glob(pattern).is_ok_and(|glob| names.iter().any(|name| glob.is_match(name)))
-    };
-    let mut sharded: Vec<String> = names
-        .iter()
-        .filter_map(|name| sharded_split(name))
-        .collect();
+    let matches = |pattern: &String| glob(pattern).is_ok_and(|glob| names.iter().any(|name| glob.is_match(name)));
+    let mut sharded: Vec<String> = names.iter().filter_map(|name| sharded_split(name)).collect();
     sharded.sort_by_key(|split| {
         let place = SPLIT_WORDS.iter().position(|(known, _)| known == split);
         (place.unwrap_or(SPLIT_WORDS.len()), split.clone())
@@ -136,10 +100,7 @@ fn infer(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
     if !sharded.is_empty() {
         return sharded
             .into_iter()
-            .map(|split| SplitPatterns {
-                patterns: vec![format!("data/{split}-{SHARD}*.*")],
-                split,
-            })
+            .map(|split| SplitPatterns { patterns: vec![format!("data/{split}-{SHARD}*.*")], split })
             .collect();
     }
     for word_patterns in [folder_patterns, name_patterns] {
@@ -155,13 +116,8 @@ fn infer(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
             return found;
         }
     }
-    match names.is_empty() {
-        true => Vec::new(),
-        false => vec![SplitPatterns {
-            split: "train".to_owned(),
-            patterns: vec!["**".to_owned()],
-        }],
-    }
+    let train = SplitPatterns { split: "train".to_owned(), patterns: vec!["**".to_owned()] };
+    if names.is_empty() { Vec::new() } else { vec![train] }
 }
 
 const SHARD: &str = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]";
@@ -170,13 +126,8 @@ const BESIDE_A_WORD: &str = "[._ 0-9-]";
 
 /// The split in `data/train-00000-of-00001-abc.parquet`.
 fn sharded_split(path: &str) -> Option<String> {
-    let name = path
-        .strip_prefix("data/")
-        .filter(|name| !name.contains('/'))?;
-    let split = glob(&format!("*-{SHARD}*.*"))
-        .ok()?
-        .is_match(name)
-        .then(|| name.rfind("-of-"))??;
+    let name = path.strip_prefix("data/").filter(|name| !name.contains('/'))?;
+    let split = glob(&format!("*-{SHARD}*.*")).ok()?.is_match(name).then(|| name.rfind("-of-"))??;
     // `-of-` follows a dash and five digits.
     name.get(..split.checked_sub(6)?).map(str::to_owned)
 }
@@ -199,35 +150,18 @@ fn name_patterns(word: &str) -> Vec<String> {
 /// Hidden files, folders of `__` and what describes a data set are data only where a pattern names them.
 fn is_data(path: &str, pattern: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    let describes = matches!(
-        name,
-        "README.md"
-            | "config.json"
-            | "dataset_info.json"
-            | "dataset_infos.json"
-            | "dataset_dict.json"
-    );
+    let describes =
+        matches!(name, "README.md" | "config.json" | "dataset_info.json" | "dataset_infos.json" | "dataset_dict.json");
     let hidden = |part: &str| part.starts_with('.') || part.starts_with("__");
-    let named = |part: &str| {
-        pattern
-            .split('/')
-            .any(|wanted| wanted == part || hidden(wanted))
-    };
+    let named = |part: &str| pattern.split('/').any(|wanted| wanted == part || hidden(wanted));
     (!describes || named(name)) && path.split('/').all(|part| !hidden(part) || named(part))
 }
 
 /// One kind of file makes up a split: the one there is most of.
-fn keep_readable(
-    title: String,
-    wanted: &SplitPatterns,
-    found: Vec<ListedFile>,
-) -> Result<Vec<ListedFile>, DataError> {
+fn keep_readable(title: String, wanted: &SplitPatterns, found: Vec<ListedFile>) -> Result<Vec<ListedFile>, DataError> {
     let mut counts: Vec<(Format, usize)> = Vec::new();
     for format in found.iter().filter_map(|file| Format::of(&file.path)) {
-        match counts
-            .iter_mut()
-            .find(|(known, _)| known.kind() == format.kind())
-        {
+        match counts.iter_mut().find(|(known, _)| known.kind() == format.kind()) {
             Some((_, count)) => *count += 1,
             None => counts.push((format, 1)),
         }
@@ -238,11 +172,7 @@ fn keep_readable(
             None => format!("no file matches {}", wanted.patterns.join(", ")),
             Some(file) => format!("{} is not Parquet, JSON Lines or text", file.path),
         };
-        return Err(DataError::NoHubFiles {
-            name: title,
-            split: wanted.split.clone(),
-            problem,
-        });
+        return Err(DataError::NoHubFiles { name: title, split: wanted.split.clone(), problem });
     };
     let mut seen = std::collections::HashSet::new();
     Ok(found
@@ -253,23 +183,14 @@ fn keep_readable(
 }
 
 fn join(folder: &str, pattern: &str) -> String {
-    let pattern = pattern
-        .strip_prefix("./")
-        .unwrap_or(pattern)
-        .trim_start_matches('/');
-    if folder.is_empty() {
-        pattern.to_owned()
-    } else {
-        format!("{folder}/{pattern}")
-    }
+    let pattern = pattern.strip_prefix("./").unwrap_or(pattern).trim_start_matches('/');
+    if folder.is_empty() { pattern.to_owned() } else { format!("{folder}/{pattern}") }
 }
 
 /// The folder above the first part of a pattern that is not a plain name.
 fn fixed_folder(pattern: &str) -> &str {
     let plain = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
-    pattern[..plain]
-        .rfind('/')
-        .map_or("", |slash| &pattern[..slash])
+    pattern[..plain].rfind('/').map_or("", |slash| &pattern[..slash])
 }
 
 fn glob(pattern: &str) -> Result<GlobMatcher, DataError> {
@@ -277,208 +198,8 @@ fn glob(pattern: &str) -> Result<GlobMatcher, DataError> {
         .literal_separator(true)
         .build()
         .map(|glob| glob.compile_matcher())
-        .map_err(|error| DataError::Pattern {
-            pattern: pattern.to_owned(),
-            message: error.kind().to_string(),
-        })
+        .map_err(|error| DataError::Pattern { pattern: pattern.to_owned(), message: error.kind().to_string() })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The paths chosen from a repository of these files, and the folders that were listed for it.
-    fn chosen(
-        files: &[&str],
-        card: &str,
-        config: Option<&str>,
-        split: &str,
-    ) -> Result<(Vec<String>, Vec<String>), DataError> {
-        let mut listed = Vec::new();
-        let readme = format!("---\n{card}\n---\n");
-        let found = choose(
-            "o/n",
-            (!card.is_empty()).then_some(readme.as_str()),
-            config,
-            split,
-            |folder| {
-                listed.push(folder.to_owned());
-                let below =
-                    |path: &str| folder.is_empty() || path.starts_with(&format!("{folder}/"));
-                let mut paths: Vec<&&str> = files.iter().filter(|path| below(path)).collect();
-                paths.sort();
-                Ok(paths
-                    .into_iter()
-                    .map(|path| ListedFile {
-                        path: (*path).to_owned(),
-                        bytes: 1,
-                    })
-                    .collect())
-            },
-        )?;
-        Ok((found.into_iter().map(|file| file.path).collect(), listed))
-    }
-
-    #[track_caller]
-    fn check(files: &[&str], split: &str, expected: &[&str]) {
-        assert_eq!(chosen(files, "", None, split).unwrap().0, expected);
-    }
-
-    const FINEWEB: &str = "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/*/*\n\
-        - config_name: sample-10BT\n  data_files:\n  - split: train\n    path: sample/10BT/*\n\
-        - config_name: CC-MAIN-2013-20\n  data_files:\n  - split: train\n    path: data/CC-MAIN-2013-20/*";
-    const FINEWEB_FILES: [&str; 5] = [
-        "README.md",
-        "data/CC-MAIN-2013-20/000_00001.parquet",
-        "data/CC-MAIN-2013-20/000_00000.parquet",
-        "data/CC-MAIN-2014-10/000_00000.parquet",
-        "sample/10BT/000_00000.parquet",
-    ];
-
-    #[test]
-    fn fineweb_s_configs_list_only_the_folders_they_need() {
-        let (files, listed) = chosen(&FINEWEB_FILES, FINEWEB, None, "train").unwrap();
-        assert_eq!(files.len(), 3);
-        assert_eq!(
-            (files[0].as_str(), listed),
-            (
-                "data/CC-MAIN-2013-20/000_00000.parquet",
-                vec!["data".to_owned()]
-            )
-        );
-        let (files, listed) =
-            chosen(&FINEWEB_FILES, FINEWEB, Some("sample-10BT"), "train").unwrap();
-        assert_eq!(
-            (files, listed),
-            (
-                vec![FINEWEB_FILES[4].to_owned()],
-                vec!["sample/10BT".to_owned()]
-            )
-        );
-        let error = chosen(&FINEWEB_FILES, FINEWEB, Some("sample-10B"), "train")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("`sample-10B`") && error.contains("sample-10BT, CC-MAIN-2013-20"),
-            "{error}"
-        );
-        let error = chosen(&FINEWEB_FILES, FINEWEB, None, "test")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("no split `test`") && error.contains("train"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn shards_in_the_data_folder_name_their_split() {
-        let files = [
-            "data/train-00001-of-00002.parquet",
-            "data/train-00000-of-00002.parquet",
-            "data/test_a-00000-of-00001-f3.parquet",
-            "train.txt",
-        ];
-        check(
-            &files,
-            "train",
-            &[
-                "data/train-00000-of-00002.parquet",
-                "data/train-00001-of-00002.parquet",
-            ],
-        );
-        check(&files, "test_a", &["data/test_a-00000-of-00001-f3.parquet"]);
-    }
-
-    #[test]
-    fn folders_named_after_a_split_come_before_file_names() {
-        let files = [
-            "train/a.jsonl",
-            "x/my-train-set/b.jsonl",
-            "dev/c.jsonl",
-            "other/train.jsonl",
-            "trainer/d.jsonl",
-        ];
-        check(
-            &files,
-            "train",
-            &["train/a.jsonl", "x/my-train-set/b.jsonl"],
-        );
-        check(&files, "validation", &["dev/c.jsonl"]);
-    }
-
-    #[test]
-    fn file_names_with_a_split_s_word_make_it_up() {
-        let files = [
-            "my_train_0.txt",
-            "train.txt",
-            "sub/valid-1.txt",
-            "training2.txt",
-            "restrain.txt",
-        ];
-        check(&files, "train", &["train.txt", "my_train_0.txt"]);
-        check(&files, "validation", &["sub/valid-1.txt"]);
-    }
-
-    #[test]
-    fn where_no_name_speaks_of_a_split_all_files_of_the_main_kind_are_train() {
-        let files = [
-            "a.parquet",
-            "deep/er/b.parquet",
-            "notes.txt",
-            ".hidden/c.parquet",
-            "__pycache__/d.parquet",
-            "x.csv",
-        ];
-        check(&files, "train", &["a.parquet", "deep/er/b.parquet"]);
-        let error = chosen(&["a.csv", "README.md"], "", None, "train").unwrap_err();
-        assert!(matches!(error, DataError::NoHubFiles { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_config_may_be_a_folder() {
-        let card = "configs:\n- config_name: en\n  data_dir: en\n- config_name: fr\n  data_dir: fr\n  data_files: '*.jsonl.gz'";
-        let files = [
-            "en/train.jsonl",
-            "en/test.jsonl",
-            "fr/a.jsonl.gz",
-            "fr/sub/b.jsonl.gz",
-            "train.jsonl",
-        ];
-        assert_eq!(
-            chosen(&files, card, Some("en"), "train").unwrap().0,
-            ["en/train.jsonl"]
-        );
-        assert_eq!(
-            chosen(&files, card, Some("fr"), "train").unwrap().0,
-            ["fr/a.jsonl.gz"]
-        );
-        let error = chosen(&files, card, None, "train").unwrap_err().to_string();
-        assert!(
-            error.contains("several configs")
-                && error.contains("en, fr")
-                && error.contains("--data-config")
-        );
-    }
-
-    #[test]
-    fn a_config_s_pattern_may_match_a_file_once_more_without_doubling_it() {
-        let card =
-            "configs:\n- config_name: only\n  data_files: ['**/*.txt', './a.txt', '/b/*.txt']";
-        assert_eq!(
-            chosen(&["a.txt", "b/c.txt"], card, None, "train")
-                .unwrap()
-                .0,
-            ["a.txt", "b/c.txt"]
-        );
-    }
-
-    #[test]
-    fn what_a_card_names_but_the_repository_lacks_is_an_error() {
-        let card = "configs:\n- config_name: default\n  data_files: gone/*.parquet";
-        let error = chosen(&["a.parquet"], card, None, "train")
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("no file matches gone/*.parquet"), "{error}");
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 //! The token goes to the endpoint's own origin and nowhere else: redirects (every large file is served from a signed
 //! address of another host) are followed here, one by one, and messages never show an address's query.
 
+mod address;
 mod card;
 mod client;
 mod file;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use super::address::shown;
 use super::client::HubClient;
 use super::file::HubFile;
 use super::layout::{self, ListedFile};
@@ -38,39 +39,21 @@ struct TreeEntry {
 
 impl Repository {
     /// Asks which commit `revision` (a branch, tag or commit; else `main`) is, and stays with it.
-    pub(crate) fn pin(
-        settings: HubSettings,
-        name: &str,
-        revision: Option<&str>,
-    ) -> Result<Self, DataError> {
+    pub(crate) fn pin(settings: HubSettings, name: &str, revision: Option<&str>) -> Result<Self, DataError> {
         if !is_dataset_name(name) {
-            return Err(DataError::DatasetName {
-                name: name.to_owned(),
-            });
+            return Err(DataError::DatasetName { name: name.to_owned() });
         }
         if settings.offline {
-            return Err(DataError::Offline {
-                name: name.to_owned(),
-            });
+            return Err(DataError::Offline { name: name.to_owned() });
         }
         let client = Arc::new(HubClient::new(settings)?);
         let revision = encode(revision.unwrap_or("main"), false);
-        let url = format!(
-            "{}/api/datasets/{name}/revision/{revision}",
-            client.endpoint()
-        );
+        let url = format!("{}/api/datasets/{name}/revision/{revision}", client.endpoint());
         let answer: RevisionAnswer = parse(&url, &client.text(&url)?.text)?;
         if answer.sha.len() < 7 || !answer.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(DataError::Answer {
-                url,
-                message: "it names no commit".to_owned(),
-            });
+            return Err(DataError::Answer { url, message: "it names no commit".to_owned() });
         }
-        Ok(Self {
-            client,
-            name: name.to_owned(),
-            revision: answer.sha,
-        })
+        Ok(Self { client, name: name.to_owned(), revision: answer.sha })
     }
 
     /// The commit.
@@ -79,37 +62,19 @@ impl Repository {
     }
 
     /// The files of a split, chosen as the `datasets` library chooses them.
-    pub(crate) fn files(
-        &self,
-        config: Option<&str>,
-        split: &str,
-    ) -> Result<Vec<ListedFile>, DataError> {
+    pub(crate) fn files(&self, config: Option<&str>, split: &str) -> Result<Vec<ListedFile>, DataError> {
         let card = self.card()?;
-        layout::choose(&self.name, card.as_deref(), config, split, |folder| {
-            self.tree(folder)
-        })
+        layout::choose(&self.name, card.as_deref(), config, split, |folder| self.tree(folder))
     }
 
     /// Opens one of the files.
     pub(crate) fn open(&self, file: &str, length: u64, stop: &Stop) -> HubFile {
         let url = self.resolve(file);
-        HubFile::new(
-            Arc::clone(&self.client),
-            file.to_owned(),
-            url,
-            length,
-            stop.clone(),
-        )
+        HubFile::new(Arc::clone(&self.client), file.to_owned(), url, length, stop.clone())
     }
 
     fn resolve(&self, path: &str) -> String {
-        format!(
-            "{}/datasets/{}/resolve/{}/{}",
-            self.client.endpoint(),
-            self.name,
-            self.revision,
-            encode(path, true)
-        )
+        format!("{}/datasets/{}/resolve/{}/{}", self.client.endpoint(), self.name, self.revision, encode(path, true))
     }
 
     /// The text of `README.md`; none if there is none.
@@ -144,10 +109,7 @@ impl Repository {
                 entries
                     .into_iter()
                     .filter(|entry| entry.kind == "file")
-                    .map(|entry| ListedFile {
-                        path: entry.path,
-                        bytes: entry.size,
-                    }),
+                    .map(|entry| ListedFile { path: entry.path, bytes: entry.size }),
             );
             match page.next {
                 Some(next) if next != url => url = next,
@@ -157,18 +119,12 @@ impl Repository {
                 }
             }
         }
-        Err(DataError::Answer {
-            url: super::client::shown(&url),
-            message: "the listing does not end".to_owned(),
-        })
+        Err(DataError::Answer { url: shown(&url), message: "the listing does not end".to_owned() })
     }
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(url: &str, text: &str) -> Result<T, DataError> {
-    serde_json::from_str(text).map_err(|error| DataError::Answer {
-        url: super::client::shown(url),
-        message: error.to_string(),
-    })
+    serde_json::from_str(text).map_err(|error| DataError::Answer { url: shown(url), message: error.to_string() })
 }
 
 /// `owner/name` or an old name without an owner.
@@ -177,9 +133,7 @@ fn is_dataset_name(name: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty()
             && !part.starts_with('.')
-            && part
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
     };
     parts.by_ref().take(2).all(part) && parts.next().is_none()
 }
@@ -189,8 +143,7 @@ fn encode(text: &str, slashes_stay: bool) -> String {
     use std::fmt::Write as _;
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (slashes_stay && byte == b'/')
-        {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (slashes_stay && byte == b'/') {
             encoded.push(byte as char);
         } else {
             let _ = write!(encoded, "%{byte:02X}");
@@ -208,18 +161,7 @@ mod tests {
         for name in ["HuggingFaceFW/fineweb", "wikitext", "a-b/c_d.e"] {
             assert!(is_dataset_name(name), "{name}");
         }
-        for name in [
-            "",
-            "a/b/c",
-            "/a",
-            "a/",
-            "../etc",
-            "a/..",
-            "a b",
-            "a?b",
-            "http://x/y",
-            "a/b#c",
-        ] {
+        for name in ["", "a/b/c", "/a", "a/", "../etc", "a/..", "a b", "a?b", "http://x/y", "a/b#c"] {
             assert!(!is_dataset_name(name), "{name}");
         }
     }
@@ -227,10 +169,7 @@ mod tests {
     #[test]
     fn paths_are_encoded_by_segment_and_revisions_whole() {
         assert_eq!(encode("data/a b#1.parquet", true), "data/a%20b%231.parquet");
-        assert_eq!(
-            encode("refs/convert/parquet", false),
-            "refs%2Fconvert%2Fparquet"
-        );
+        assert_eq!(encode("refs/convert/parquet", false), "refs%2Fconvert%2Fparquet");
         assert_eq!(encode("\u{e9}?", true), "%C3%A9%3F");
     }
 }

@@ -9,7 +9,7 @@ use crate::stop::Stop;
 
 /// The longest pause of our own choosing, and the longest one that the Hub may ask for (its rate limits are counted over
 /// five minutes).
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 const LONGEST_ORDERED_PAUSE: Duration = Duration::from_secs(310);
 
 /// A request that did not give what was asked for.
@@ -18,11 +18,7 @@ pub(super) enum Failure {
     /// Trying again cannot help.
     Final(DataError),
     /// Trying again may help; the Hub may have said when.
-    Passing {
-        url: String,
-        message: String,
-        wait: Option<Duration>,
-    },
+    Passing { url: String, message: String, wait: Option<Duration> },
 }
 
 /// Counts failures since the last progress.
@@ -34,11 +30,7 @@ pub(super) struct Patience<'a> {
 
 impl<'a> Patience<'a> {
     pub(super) fn new(settings: &'a HubSettings, stop: &'a Stop) -> Self {
-        Self {
-            settings,
-            stop,
-            failures: 0,
-        }
+        Self { settings, stop, failures: 0 }
     }
 
     /// Something came through: what failed before no longer counts.
@@ -54,48 +46,30 @@ impl<'a> Patience<'a> {
         };
         self.failures += 1;
         if self.failures >= self.settings.attempts {
-            return Err(DataError::Network {
-                url,
-                attempts: self.failures,
-                message,
-            });
+            return Err(DataError::Network { url, attempts: self.failures, message });
         }
         let pause = match ordered {
             Some(ordered) => ordered.min(LONGEST_ORDERED_PAUSE),
             None => self.pause(),
         };
-        tracing::warn!(
-            "{url}: {message}; trying again in {:.1} s",
-            pause.as_secs_f64()
-        );
+        tracing::warn!("{url}: {message}; trying again in {:.1} s", pause.as_secs_f64());
         self.stop.wait(pause)
     }
 
     /// Doubles with each failure; between half and all of it, so that many readers do not come back at once.
     fn pause(&self) -> Duration {
-        let full = self
-            .settings
-            .pause
-            .saturating_mul(1 << (self.failures - 1).min(16))
-            .min(LONGEST_PAUSE);
+        let full = self.settings.pause.saturating_mul(1 << (self.failures - 1).min(16)).min(LONGEST_PAUSE);
         let random = RandomState::new().build_hasher().finish();
         full.mul_f64(0.5 + 0.5 * (random as f64 / u64::MAX as f64))
     }
 }
 
 /// What the Hub says about when to come back: `Retry-After` in seconds, else the `t` of `RateLimit: "name";r=0;t=55`.
-pub(super) fn ordered_wait(
-    retry_after: Option<&str>,
-    rate_limit: Option<&str>,
-) -> Option<Duration> {
-    let seconds = retry_after
-        .and_then(|value| value.trim().parse::<f64>().ok())
-        .or_else(|| {
-            let fields = rate_limit?.split(';').map(str::trim);
-            fields
-                .filter_map(|field| field.strip_prefix("t="))
-                .find_map(|value| value.parse().ok())
-        })?;
+pub(super) fn ordered_wait(retry_after: Option<&str>, rate_limit: Option<&str>) -> Option<Duration> {
+    let seconds = retry_after.and_then(|value| value.trim().parse::<f64>().ok()).or_else(|| {
+        let fields = rate_limit?.split(';').map(str::trim);
+        fields.filter_map(|field| field.strip_prefix("t=")).find_map(|value| value.parse().ok())
+    })?;
     Duration::try_from_secs_f64(seconds.max(0.0)).ok()
 }
 
@@ -104,25 +78,15 @@ mod tests {
     use super::*;
 
     fn passing() -> Failure {
-        Failure::Passing {
-            url: "http://hub/x".to_owned(),
-            message: "reset".to_owned(),
-            wait: None,
-        }
+        Failure::Passing { url: "http://hub/x".to_owned(), message: "reset".to_owned(), wait: None }
     }
 
     #[test]
     fn the_hub_s_word_about_waiting_is_understood() {
         let seconds = |value: Option<Duration>| value.map(|wait| wait.as_secs_f64());
         assert_eq!(seconds(ordered_wait(Some("7"), None)), Some(7.0));
-        assert_eq!(
-            seconds(ordered_wait(None, Some("\"resolvers\";r=0;t=55"))),
-            Some(55.0)
-        );
-        assert_eq!(
-            seconds(ordered_wait(Some("Wed, 21 Oct 2026 07:28:00 GMT"), None)),
-            None
-        );
+        assert_eq!(seconds(ordered_wait(None, Some("\"resolvers\";r=0;t=55"))), Some(55.0));
+        assert_eq!(seconds(ordered_wait(Some("Wed, 21 Oct 2026 07:28:00 GMT"), None)), None);
         assert_eq!(seconds(ordered_wait(Some("-1"), None)), Some(0.0));
         assert_eq!(seconds(ordered_wait(Some("1e300"), None)), None);
         assert_eq!(seconds(ordered_wait(None, None)), None);
@@ -142,11 +106,7 @@ mod tests {
 
     #[test]
     fn only_failures_without_progress_count() {
-        let settings = HubSettings {
-            attempts: 3,
-            pause: Duration::ZERO,
-            ..HubSettings::default()
-        };
+        let settings = HubSettings { attempts: 3, pause: Duration::ZERO, ..HubSettings::default() };
         let stop = Stop::default();
         let mut patience = Patience::new(&settings, &stop);
         for _ in 0..5 {
@@ -157,18 +117,12 @@ mod tests {
         patience.wait(passing()).unwrap();
         patience.wait(passing()).unwrap();
         let error = patience.wait(passing()).unwrap_err();
-        assert!(
-            matches!(error, DataError::Network { attempts: 3, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, DataError::Network { attempts: 3, .. }), "{error}");
     }
 
     #[test]
     fn a_stop_ends_the_waiting_at_once() {
-        let settings = HubSettings {
-            pause: Duration::from_secs(600),
-            ..HubSettings::default()
-        };
+        let settings = HubSettings { pause: Duration::from_mins(10), ..HubSettings::default() };
         let stop = Stop::default();
         stop.order();
         let error = Patience::new(&settings, &stop).wait(passing()).unwrap_err();

@@ -39,12 +39,11 @@ impl HubSettings {
     pub fn from_environment() -> Self {
         let mut settings = Self::default();
         if let Some(endpoint) = variable("HF_ENDPOINT") {
-            settings.endpoint = endpoint.trim_end_matches('/').to_owned();
+            endpoint.trim_end_matches('/').clone_into(&mut settings.endpoint);
         }
         settings.token = variable("HF_TOKEN").or_else(stored_token);
-        settings.offline = variable("HF_HUB_OFFLINE").is_some_and(|value| {
-            ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
-        });
+        settings.offline = variable("HF_HUB_OFFLINE")
+            .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str()));
         settings
     }
 }
@@ -65,10 +64,7 @@ impl fmt::Debug for HubSettings {
 }
 
 fn variable(name: &str) -> Option<String> {
-    std::env::var(name)
-        .ok()
-        .map(|value| value.trim().to_owned())
-        .filter(|value| !value.is_empty())
+    std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
 fn stored_token() -> Option<String> {

@@ -1,0 +1,72 @@
+//! Who is trained on and who is held out.
+
+#![allow(clippy::unwrap_used, clippy::format_collect)]
+
+mod material;
+
+use dataset::{HeldOut, StreamSettings};
+use material::{
+    documents, epoch_texts, folder_source, held_out_texts, mixed, parquet, settings, sorted, tokenizer, write,
+};
+
+#[test]
+fn max_samples_is_the_first_so_many_documents() {
+    let (_folder, source, documents) = mixed();
+    for samples in [1, 7, 60, 65, 131, 199, 200, 5000] {
+        let limited = StreamSettings { max_samples: Some(samples), ..settings() };
+        let texts = epoch_texts(&source, &limited).unwrap();
+        let expected = &documents[..documents.len().min(samples as usize)];
+        assert_eq!(sorted(texts), sorted(expected.to_vec()), "{samples}");
+    }
+}
+
+#[test]
+fn held_out_documents_are_never_trained_on_and_do_not_depend_on_the_seed() {
+    let (_folder, source, documents) = mixed();
+    for fraction in [0.0001, 0.1, 0.5] {
+        let settings = StreamSettings { held_out_fraction: fraction, ..settings() };
+        let held_out = held_out_texts(&source, &settings);
+        assert!(!held_out.is_empty() && held_out.len() < documents.len(), "{fraction}");
+        let trained = epoch_texts(&source, &settings).unwrap();
+        assert_eq!(sorted([trained, held_out.clone()].concat()), sorted(documents.clone()), "{fraction}");
+        assert_eq!(held_out_texts(&source, &StreamSettings { seed: 99, ..settings }), held_out);
+    }
+}
+
+#[test]
+fn behind_max_samples_there_is_enough_to_hold_out() {
+    let (_folder, source, documents) = mixed();
+    for (samples, whole) in [(30, true), (58, true), (149, true), (198, true), (200, false)] {
+        let settings = StreamSettings { held_out_fraction: 0.01, max_samples: Some(samples), ..settings() };
+        let held_out = held_out_texts(&source, &settings);
+        let trained = epoch_texts(&source, &settings).unwrap();
+        assert!(!held_out.is_empty(), "{samples}");
+        if whole {
+            assert_eq!(sorted(trained), sorted(documents[..samples as usize].to_vec()), "{samples}");
+            assert!(held_out.iter().all(|text| documents[samples as usize..].contains(text)), "{samples}");
+        } else {
+            assert_eq!(sorted([trained, held_out].concat()), sorted(documents.clone()));
+        }
+    }
+}
+
+#[test]
+fn of_a_single_group_the_last_eighth_is_held_out() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &[("one.parquet", parquet(&documents(0, 80), 1000))]);
+    let settings = StreamSettings { held_out_fraction: 0.001, ..settings() };
+    let source = folder_source(folder.path());
+    assert_eq!(held_out_texts(&source, &settings), documents(70, 10));
+    assert_eq!(sorted(epoch_texts(&source, &settings).unwrap()), sorted(documents(0, 70)));
+}
+
+#[test]
+fn a_validation_source_of_its_own_is_read_whole() {
+    let (_folder, source, documents) = mixed();
+    let mut held_out = HeldOut::whole(&source, 16, &tokenizer()).unwrap();
+    let batches = held_out.batches(3).collect::<Result<Vec<_>, _>>().unwrap();
+    let bytes: u64 = batches.iter().map(|batch| batch.target_bytes.unwrap()).sum();
+    assert_eq!(bytes as usize, documents.iter().map(String::len).sum::<usize>());
+    assert!(batches[..batches.len() - 1].iter().all(|batch| batch.sequences() == 3));
+    assert_eq!(held_out.batches(3).take(2).map(Result::unwrap).collect::<Vec<_>>(), batches[..2]);
+}

@@ -1,0 +1,216 @@
+//! The Hub's client against a Hub on loopback that redirects to another port and fails in every way on request.
+
+#![allow(clippy::unwrap_used, clippy::format_collect)]
+
+mod loopback_hub;
+mod material;
+
+use std::time::{Duration, Instant};
+
+use dataset::{DataError, DataSource, Documents, StreamSettings};
+use loopback_hub::{Fault, LoopbackHub, SHA, streaming};
+use material::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, write};
+
+fn files() -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        ("a/one.jsonl", jsonl(&documents(0, 40))),
+        ("b/two.jsonl", jsonl(&documents(40, 40))),
+        ("b/three.jsonl.gz", gzip(&jsonl(&documents(80, 40)))),
+    ]
+}
+
+fn texts(source: &DataSource) -> Result<Vec<String>, DataError> {
+    Documents::open(source, None).collect()
+}
+
+#[test]
+fn a_data_set_of_the_hub_reads_as_its_files_do_from_a_folder() {
+    let hub = LoopbackHub::serve(&files());
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &files());
+    let (remote, local) = (hub.source().unwrap(), folder_source(folder.path()));
+    assert_eq!(remote.describe().revision.as_deref(), Some(SHA));
+    assert_eq!(remote.describe().bytes, local.describe().bytes);
+    assert_eq!(texts(&remote).unwrap(), texts(&local).unwrap());
+    let stream = |source| sequences(&mut open(source, &settings(), None), 3).unwrap();
+    assert_eq!(stream(&remote), stream(&local));
+}
+
+#[test]
+fn every_passing_fault_is_ridden_out_and_changes_no_byte() {
+    let parquet = || parquet(&documents(0, 400), 50);
+    let hub = LoopbackHub::serve(&[("data/train-00000-of-00001.parquet", parquet())]);
+    let undisturbed = texts(&hub.source().unwrap()).unwrap();
+    assert_eq!(undisturbed, documents(0, 400));
+    let all = [
+        Fault::Status(429),
+        Fault::Status(500),
+        Fault::Status(503),
+        Fault::Truncate,
+        Fault::WrongRange,
+        Fault::NoRange,
+        Fault::Hang,
+    ];
+    for fault in all {
+        hub.fail("/cdn/", fault, 2);
+        assert_eq!(texts(&hub.source().unwrap()).unwrap(), undisturbed, "{fault:?}");
+    }
+    for fault in [Fault::Status(429), Fault::Status(502), Fault::Truncate, Fault::Hang] {
+        for part in ["/revision/", "/tree/", "README.md", "/resolve/"] {
+            hub.fail(part, fault, 1);
+        }
+        assert_eq!(texts(&hub.source().unwrap()).unwrap(), undisturbed, "{fault:?}");
+    }
+}
+
+#[test]
+fn a_cut_off_answer_is_continued_from_the_byte_reached() {
+    let hub = LoopbackHub::serve(&[("one.jsonl", jsonl(&documents(0, 900)))]);
+    let source = hub.source().unwrap();
+    hub.asked();
+    // More cut-off answers than attempts: each brings half of what is left, and progress is no failure.
+    hub.fail("/cdn/", Fault::Truncate, 9);
+    assert_eq!(texts(&source).unwrap().len(), 900);
+    let asked = hub.asked();
+    let starts: Vec<u64> = asked
+        .iter()
+        .filter(|asked| asked.cdn)
+        .map(|asked| asked.range.as_ref().unwrap()["bytes=".len()..].split('-').next().unwrap().parse().unwrap())
+        .collect();
+    assert!(starts.windows(2).filter(|pair| pair[1] > pair[0]).count() >= 7, "{starts:?}");
+}
+
+#[test]
+fn a_signed_address_serves_until_it_expires() {
+    let hub = LoopbackHub::serve(&[("one.parquet", parquet(&documents(0, 400), 40))]);
+    let source = hub.source().unwrap();
+    hub.asked();
+    texts(&source).unwrap();
+    let resolved =
+        |asked: Vec<loopback_hub::Asked>| asked.iter().filter(|asked| asked.path.contains("/resolve/")).count();
+    assert_eq!(resolved(hub.asked()), 1);
+    hub.fail("/cdn/", Fault::Status(403), 1);
+    assert_eq!(texts(&source).unwrap().len(), 400);
+    assert_eq!(resolved(hub.asked()), 2);
+}
+
+#[test]
+fn the_token_goes_to_the_hub_and_to_nobody_else() {
+    let hub = LoopbackHub::serve(&files()).with_token("hf_canary");
+    let source = DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_canary"))).unwrap();
+    assert_eq!(texts(&source).unwrap().len(), 120);
+    let asked = hub.asked();
+    assert!(asked.iter().any(|asked| asked.cdn));
+    for asked in asked {
+        assert_eq!(asked.token.is_some(), !asked.cdn, "{asked:?}");
+    }
+}
+
+#[test]
+fn a_gated_data_set_asks_for_a_token_or_a_better_one() {
+    let hub = LoopbackHub::serve(&files()).with_token("hf_right");
+    let message = hub.source().unwrap_err().to_string();
+    assert!(message.contains("401") && message.contains("set HF_TOKEN"), "{message}");
+    let error = DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_wrong"))).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains("accept the data set's conditions") && !message.contains("hf_wrong"), "{message}");
+}
+
+#[test]
+fn a_wrong_name_is_answered_at_once_with_the_address() {
+    let hub = LoopbackHub::serve(&files());
+    let error = DataSource::streaming(&streaming("owner/nome"), hub.settings(None)).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("404") && message.contains("owner/nome") && message.contains("check the name"),
+        "{message}"
+    );
+    assert_eq!(hub.asked().len(), 1);
+}
+
+#[test]
+fn what_stays_broken_ends_in_an_error_without_the_signature() {
+    let hub = LoopbackHub::serve(&files());
+    let source = hub.source().unwrap();
+    hub.asked();
+    hub.fail("/cdn/a/", Fault::Status(500), 1000);
+    let error = texts(&source).unwrap_err();
+    assert!(matches!(error, DataError::Network { attempts: 4, .. }), "{error}");
+    let message = error.to_string();
+    assert!(
+        message.contains("/cdn/a/one.jsonl") && message.contains("500") && !message.contains("s3cret"),
+        "{message}"
+    );
+    assert_eq!(hub.asked().iter().filter(|asked| asked.cdn).count(), 4);
+}
+
+#[test]
+fn a_file_that_changed_is_refused_and_not_read() {
+    let hub = LoopbackHub::serve(&files());
+    let source = hub.source().unwrap();
+    hub.fail("/cdn/", Fault::OtherSize, 1);
+    let message = texts(&source).unwrap_err().to_string();
+    assert!(message.contains("changed"), "{message}");
+}
+
+#[test]
+fn a_listing_of_many_pages_is_one_listing() {
+    let names: Vec<String> = (0..25).map(|i| format!("data/part-{i:02}.jsonl")).collect();
+    let files: Vec<(&str, Vec<u8>)> =
+        names.iter().enumerate().map(|(i, name)| (name.as_str(), jsonl(&documents(i, 1)))).collect();
+    let hub = LoopbackHub::serve(&files).with_page(10);
+    assert_eq!(texts(&hub.source().unwrap()).unwrap(), documents(0, 25));
+    assert_eq!(hub.asked().iter().filter(|asked| asked.path.contains("/tree/")).count(), 3);
+}
+
+#[test]
+fn a_card_s_config_chooses_the_files() {
+    let card = "---\nconfigs:\n- config_name: small\n  data_files: b/*.jsonl\n- config_name: default\n  data_files: a/*\n---\n";
+    let mut files = files();
+    files.push(("README.md", card.as_bytes().to_vec()));
+    let hub = LoopbackHub::serve(&files);
+    assert_eq!(texts(&hub.source().unwrap()).unwrap(), documents(0, 40));
+    let small = run_config::StreamingConfig { config: Some("small".to_owned()), ..streaming("owner/name") };
+    let source = DataSource::streaming(&small, hub.settings(None)).unwrap();
+    assert_eq!(texts(&source).unwrap(), documents(40, 40));
+    assert!(hub.asked().iter().any(|asked| asked.path.contains("/tree/") && asked.path.contains("/b?")));
+}
+
+#[test]
+fn the_first_batch_of_a_data_set_of_24_000_files_takes_a_few_dozen_requests() {
+    let bytes = bytes::Bytes::from(parquet(&documents(0, 2000), 100));
+    let file = |i| (format!("data/CC-{}/{i:05}.parquet", i / 250), bytes.clone());
+    let hub = LoopbackHub::serve_shared((0..24_000).map(file).collect());
+    let source = hub.source().unwrap();
+    let listing = hub.asked().len();
+    assert_eq!((listing, source.describe().files), (2 + 24, 24_000));
+    let settings = StreamSettings { lanes: 16, shuffle_buffer_size: 1600, held_out_fraction: 0.05, ..settings() };
+    let mut stream = open(&source, &settings, None);
+    let batch = stream.next_sequences(8).unwrap();
+    let cursor = stream.cursor();
+    drop(stream);
+    assert_eq!(batch.sequences(), 8);
+    assert!(serde_json::to_string(&cursor).unwrap().len() < 2048);
+    // A lane: one resolve, one footer, one row group. A window is prepared ahead.
+    let asked = hub.asked();
+    assert_eq!(asked.iter().filter(|asked| asked.path.contains("/resolve/")).count(), 16 + 1);
+    assert!(asked.iter().filter(|asked| asked.cdn).count() <= 16 + 3 * 16 + 1, "{}", asked.len());
+}
+
+#[test]
+fn a_stream_that_waits_for_a_dead_hub_is_dropped_without_waiting() {
+    let hub = LoopbackHub::serve(&files());
+    let mut patient = hub.settings(None);
+    patient.pause = Duration::from_hours(1);
+    let source = DataSource::streaming(&streaming("owner/name"), patient).unwrap();
+    hub.asked();
+    hub.fail("/resolve/", Fault::Truncate, 1000);
+    hub.fail("/cdn/", Fault::Truncate, 1000);
+    let stream = open(&source, &settings(), None);
+    while hub.asked().is_empty() {
+        std::thread::yield_now();
+    }
+    let began = Instant::now();
+    drop(stream);
+    assert!(began.elapsed() < Duration::from_secs(3));
+}

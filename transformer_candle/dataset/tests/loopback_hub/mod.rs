@@ -1,0 +1,246 @@
+//! A Hub and its CDN on two ports of this machine: a few dozen lines that fail on request and remember who asked what.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::format_collect)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dataset::hub::HubSettings;
+use dataset::{DataError, DataSource};
+use run_config::StreamingConfig;
+
+pub const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What goes wrong with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Status(u16),
+    /// Half of the body.
+    Truncate,
+    /// The header of another range.
+    WrongRange,
+    /// The whole file for a range request.
+    NoRange,
+    /// Another size than was listed.
+    OtherSize,
+    /// No answer, then the end of the connection.
+    Hang,
+}
+
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub cdn: bool,
+    pub path: String,
+    pub range: Option<String>,
+    pub token: Option<String>,
+}
+
+#[derive(Default)]
+struct State {
+    files: BTreeMap<String, Bytes>,
+    /// Entries of a listing's page.
+    page: usize,
+    token: Option<String>,
+    cdn: String,
+    hub: String,
+    faults: Vec<(&'static str, Fault, usize)>,
+    asked: Vec<Asked>,
+}
+
+pub struct LoopbackHub {
+    state: Arc<Mutex<State>>,
+    pub endpoint: String,
+}
+
+impl LoopbackHub {
+    pub fn serve(files: &[(&str, Vec<u8>)]) -> Self {
+        Self::serve_shared(files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone().into())).collect())
+    }
+
+    pub fn serve_shared(files: BTreeMap<String, Bytes>) -> Self {
+        let state = Arc::new(Mutex::new(State { files, page: 1000, ..State::default() }));
+        let endpoint = listen(&state, false);
+        let cdn = listen(&state, true);
+        state.lock().unwrap().cdn = cdn;
+        state.lock().unwrap().hub.clone_from(&endpoint);
+        Self { state, endpoint }
+    }
+
+    pub fn with_page(self, page: usize) -> Self {
+        self.state.lock().unwrap().page = page;
+        self
+    }
+
+    pub fn with_token(self, token: &str) -> Self {
+        self.state.lock().unwrap().token = Some(token.to_owned());
+        self
+    }
+
+    /// The next `count` requests whose path contains `part` go wrong.
+    pub fn fail(&self, part: &'static str, fault: Fault, count: usize) {
+        self.state.lock().unwrap().faults.push((part, fault, count));
+    }
+
+    /// Every request since the last call.
+    pub fn asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut self.state.lock().unwrap().asked)
+    }
+
+    pub fn settings(&self, token: Option<&str>) -> HubSettings {
+        HubSettings {
+            endpoint: self.endpoint.clone(),
+            token: token.map(str::to_owned),
+            attempts: 4,
+            pause: Duration::from_millis(1),
+            silence: Duration::from_millis(150),
+            ..HubSettings::default()
+        }
+    }
+
+    pub fn source(&self) -> Result<DataSource, DataError> {
+        DataSource::streaming(&streaming("owner/name"), self.settings(None))
+    }
+}
+
+pub fn streaming(dataset: &str) -> StreamingConfig {
+    StreamingConfig {
+        dataset: dataset.to_owned(),
+        split: "train".to_owned(),
+        max_samples: None,
+        stream_batch_size: 100,
+        experiment: "e".to_owned(),
+        config: None,
+        revision: None,
+        text_column: "text".to_owned(),
+        tokenizer: None,
+    }
+}
+
+fn listen(state: &Arc<Mutex<State>>, cdn: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let state = Arc::clone(state);
+    std::thread::spawn(move || {
+        for connection in listener.incoming().flatten() {
+            let state = Arc::clone(&state);
+            std::thread::spawn(move || serve_connection(&connection, &state, cdn));
+        }
+    });
+    address
+}
+
+/// Answers request after request until the other side closes or a fault does.
+fn serve_connection(connection: &TcpStream, state: &Mutex<State>, cdn: bool) -> Option<()> {
+    connection.set_nodelay(true).ok()?;
+    let mut reader = BufReader::new(connection.try_clone().ok()?);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let path = line.split(' ').nth(1)?.to_owned();
+        let (mut range, mut token) = (None, None);
+        loop {
+            let mut header = String::new();
+            reader.read_line(&mut header).ok()?;
+            let Some((name, value)) = header.trim_end().split_once(": ") else {
+                break;
+            };
+            match name.to_ascii_lowercase().as_str() {
+                "range" => range = Some(value.to_owned()),
+                "authorization" => token = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+        let asked = Asked { cdn, path, range, token };
+        let mut state = state.lock().ok()?;
+        let fault = take_fault(&mut state.faults, &asked.path);
+        let (head, body) = state.answer(&asked, fault);
+        state.asked.push(asked);
+        drop(state);
+        if fault == Some(Fault::Hang) {
+            std::thread::sleep(Duration::from_millis(300));
+            return None;
+        }
+        let mut writer = connection;
+        let sent = if fault == Some(Fault::Truncate) { body.len() / 2 } else { body.len() };
+        write!(writer, "HTTP/1.1 {head}Content-Length: {}\r\n\r\n", body.len()).ok()?;
+        writer.write_all(&body[..sent]).ok()?;
+        if sent < body.len() {
+            return None;
+        }
+    }
+}
+
+fn take_fault(faults: &mut [(&'static str, Fault, usize)], path: &str) -> Option<Fault> {
+    let (_, fault, count) = faults.iter_mut().find(|(part, _, count)| *count > 0 && path.contains(part))?;
+    *count -= 1;
+    Some(*fault)
+}
+
+impl State {
+    /// Status line with headers, and the body.
+    fn answer(&self, asked: &Asked, fault: Option<Fault>) -> (String, Bytes) {
+        let (path, query) = asked.path.split_once('?').unwrap_or((&asked.path, ""));
+        if let Some(Fault::Status(status)) = fault {
+            return (format!("{status} Fault\r\nRetry-After: 0\r\n"), Bytes::from_static(b"no"));
+        }
+        if asked.cdn {
+            let signed = query.contains("signature=s3cret");
+            let refusal = ("403 Forbidden\r\n".to_owned(), Bytes::new());
+            return if signed { self.range(&path["/cdn/".len()..], asked, fault) } else { refusal };
+        }
+        let refused = self.token.as_ref().is_some_and(|token| asked.token != Some(format!("Bearer {token}")));
+        if refused {
+            return ("401 Unauthorized\r\n".to_owned(), Bytes::from_static(b"{\"error\": \"gated\"}"));
+        }
+        let resolve = format!("/datasets/owner/name/resolve/{SHA}/");
+        if path.starts_with("/api/datasets/owner/name/revision/") {
+            return ("200 OK\r\n".to_owned(), format!("{{\"sha\": \"{SHA}\"}}").into_bytes().into());
+        } else if let Some(folder) = path.strip_prefix(&format!("/api/datasets/owner/name/tree/{SHA}")) {
+            return self.tree(folder.trim_start_matches('/'), query);
+        } else if let Some(file) = path.strip_prefix(&resolve) {
+            if file == "README.md" && self.files.contains_key(file) {
+                return ("200 OK\r\n".to_owned(), self.files[file].clone());
+            } else if self.files.contains_key(file) {
+                let location = format!("{}/cdn/{file}?signature=s3cret", self.cdn);
+                return (format!("302 Found\r\nLocation: {location}\r\n"), Bytes::from_static(b"Found"));
+            }
+        }
+        ("404 Not Found\r\n".to_owned(), Bytes::from_static(b"{\"error\": \"not found\"}"))
+    }
+
+    fn tree(&self, folder: &str, query: &str) -> (String, Bytes) {
+        let first: usize = query.split("cursor=").nth(1).map_or(0, |cursor| cursor.parse().unwrap());
+        let below = |name: &&String| folder.is_empty() || name.starts_with(&format!("{folder}/"));
+        let names: Vec<&String> = self.files.keys().filter(below).collect();
+        let mut body = "[{\"type\": \"directory\", \"path\": \"data\", \"size\": 0}".to_owned();
+        for name in names.iter().skip(first).take(self.page) {
+            let size = self.files[*name].len();
+            write!(body, ", {{\"type\": \"file\", \"path\": \"{name}\", \"size\": {size}, \"oid\": \"x\"}}").unwrap();
+        }
+        let mut head = "200 OK\r\n".to_owned();
+        if first + self.page < names.len() {
+            let (hub, next) = (&self.hub, first + self.page);
+            let url = format!("{hub}/api/datasets/owner/name/tree/{SHA}/{folder}?recursive=true&cursor={next}");
+            write!(head, "Link: <{url}>; rel=\"next\"\r\n").unwrap();
+        }
+        (head, (body + "]").into())
+    }
+
+    fn range(&self, file: &str, asked: &Asked, fault: Option<Fault>) -> (String, Bytes) {
+        let bytes = &self.files[file];
+        let wanted = asked.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+        let Some((first, last)) = wanted.filter(|_| fault != Some(Fault::NoRange)) else {
+            return ("200 OK\r\n".to_owned(), bytes.clone());
+        };
+        let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+        let shift = usize::from(fault == Some(Fault::WrongRange)) * 7;
+        let total = bytes.len() + usize::from(fault == Some(Fault::OtherSize));
+        let head = format!("206 Partial\r\nContent-Range: bytes {}-{}/{total}\r\n", first + shift, last + shift);
+        (head, bytes.slice(first..=last))
+    }
+}

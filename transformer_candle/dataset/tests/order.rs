@@ -1,0 +1,200 @@
+//! The order of the stream, as promised in `dataset::TokenStream`'s module.
+
+#![allow(clippy::unwrap_used, clippy::format_collect)]
+
+mod material;
+
+use dataset::{Cursor, Documents, StreamSettings};
+use material::{
+    documents, epoch_texts, folder_source, gzip, held_out_texts, jsonl, mixed, open, parquet, sequences, settings,
+    sorted, tokenizer, write,
+};
+use proptest::prelude::*;
+
+#[test]
+fn every_document_comes_exactly_once_an_epoch() {
+    let (_folder, source, documents) = mixed();
+    assert_eq!(sorted(epoch_texts(&source, &settings()).unwrap()), sorted(documents));
+}
+
+#[test]
+fn every_token_is_a_target_exactly_once_whatever_the_sequence_length() {
+    let (_folder, source, documents) = mixed();
+    let tokenizer = tokenizer();
+    let mut expected: Vec<i32> =
+        tokenizer.encode_batch(&documents).unwrap().concat().iter().map(|&id| id as i32).collect();
+    expected.extend(documents.iter().map(|_| tokenizer.end_of_text() as i32));
+    expected.sort_unstable();
+    for sequence_length in [1, 7, 64] {
+        let mut stream = open(&source, &StreamSettings { sequence_length, ..settings() }, None);
+        let mut targets = Vec::new();
+        let (mut counted, mut bytes) = (0, 0);
+        loop {
+            let batch = stream.next_sequences(5).unwrap();
+            if batch.is_empty() {
+                break;
+            }
+            counted += batch.target_count;
+            bytes += batch.target_bytes.unwrap();
+            targets.extend(batch.targets.into_iter().filter(|&id| id != dataset::IGNORED_TARGET));
+        }
+        targets.sort_unstable();
+        assert_eq!((counted, &targets), (expected.len(), &expected));
+        assert_eq!(bytes as usize, documents.iter().map(String::len).sum::<usize>());
+    }
+}
+
+#[test]
+fn threads_and_batch_sizes_change_nothing() {
+    let (_folder, source, _) = mixed();
+    let undisturbed = sequences(&mut open(&source, &settings(), None), 1).unwrap();
+    for (workers, at_a_time) in [(1, 1000), (2, 3), (8, 7)] {
+        let mut stream = open(&source, &StreamSettings { workers, ..settings() }, None);
+        assert_eq!(sequences(&mut stream, at_a_time).unwrap(), undisturbed);
+    }
+}
+
+#[test]
+fn from_every_position_the_stream_goes_on_as_if_nothing_had_been() {
+    let (_folder, source, _) = mixed();
+    let settings = StreamSettings { sequence_length: 256, epochs: Some(2), ..settings() };
+    let mut stream = open(&source, &settings, None);
+    let mut cursors = vec![stream.cursor()];
+    let mut undisturbed = Vec::new();
+    loop {
+        let batch = stream.next_sequences(1).unwrap();
+        if batch.is_empty() {
+            break;
+        }
+        undisturbed.extend(material::rows(&batch));
+        cursors.push(stream.cursor());
+    }
+    assert!(undisturbed.len() > 40);
+    for (position, cursor) in cursors.into_iter().enumerate() {
+        let stored = serde_json::to_string(&cursor).unwrap();
+        let cursor: Cursor = serde_json::from_str(&stored).unwrap();
+        let rest = sequences(&mut open(&source, &settings, Some(cursor)), 4).unwrap();
+        assert_eq!(rest, undisturbed[position..], "from position {position}: {stored}");
+    }
+}
+
+#[test]
+fn a_cursor_of_sixteen_lanes_is_small() {
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<(String, Vec<u8>)> =
+        (0..40).map(|i| (format!("{i:02}.parquet"), parquet(&documents(i * 10, 10), 4))).collect();
+    let files: Vec<(&str, Vec<u8>)> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
+    write(folder.path(), &files);
+    let settings = StreamSettings { lanes: 16, shuffle_buffer_size: 100, ..settings() };
+    let mut stream = open(&folder_source(folder.path()), &settings, None);
+    let mut longest = 0;
+    while !stream.next_sequences(10).unwrap().is_empty() {
+        longest = longest.max(serde_json::to_string(&stream.cursor()).unwrap().len());
+    }
+    assert!((500..2048).contains(&longest), "{longest}");
+}
+
+#[test]
+fn epochs_have_the_same_documents_in_another_order_and_seeds_differ() {
+    let (_folder, source, documents) = mixed();
+    let texts =
+        |seed, epochs| epoch_texts(&source, &StreamSettings { seed, epochs: Some(epochs), ..settings() }).unwrap();
+    let two = texts(7, 2);
+    let (first, second) = two.split_at(documents.len());
+    assert_eq!(first, texts(7, 1));
+    assert_eq!(sorted(first.to_vec()), sorted(second.to_vec()));
+    let in_place = first.iter().zip(second).filter(|(a, b)| a == b).count();
+    assert!(in_place < 20, "{in_place}");
+    assert_ne!(first, texts(8, 1));
+}
+
+#[test]
+fn a_window_mixes_its_files_and_no_file_keeps_its_order() {
+    let (_folder, source, all) = mixed();
+    let texts = epoch_texts(&source, &StreamSettings { lanes: 5, shuffle_buffer_size: 50, ..settings() }).unwrap();
+    let place = |text: &String| all.iter().position(|other| other == text).unwrap();
+    let first_window: Vec<usize> = texts[..50].iter().map(place).collect();
+    for file in [0..60, 60..90, 90..130, 130..150, 150..200] {
+        let of_file: Vec<usize> = first_window.iter().copied().filter(|place| file.contains(place)).collect();
+        assert_eq!(of_file.len(), 10, "{file:?}");
+        assert!(!of_file.is_sorted());
+    }
+}
+
+#[test]
+fn sequences_of_one_long_document_are_spread_over_the_window() {
+    let folder = tempfile::tempdir().unwrap();
+    let book: String = (0..3000).map(|i| format!("line {i} of a long book\n")).collect();
+    write(folder.path(), &[("book.txt", book.into_bytes())]);
+    let settings = StreamSettings { sequence_length: 100, shuffle_buffer_size: 100, ..settings() };
+    let read = sequences(&mut open(&folder_source(folder.path()), &settings, None), 10).unwrap();
+    let followers = read.windows(2).filter(|pair| pair[0].1.last() == pair[1].0.first().map(|&id| id as i32).as_ref());
+    let lines: Vec<String> = read.iter().map(|(inputs, _)| tokenizer().decode(inputs).unwrap()).collect();
+    assert!(read.len() > 200 && !lines.is_sorted());
+    assert!(followers.count() < read.len() / 2);
+}
+
+#[test]
+fn a_text_file_comes_back_whole_from_its_pieces() {
+    let folder = tempfile::tempdir().unwrap();
+    let book: String = (0..9000).map(|i| format!("line {i} of a long book\n")).collect();
+    write(folder.path(), &[("book.txt", book.clone().into_bytes())]);
+    let source = folder_source(folder.path());
+    let pieces = Documents::open(&source, None).collect::<Result<Vec<_>, _>>().unwrap();
+    assert!(pieces.len() > 4 && pieces.concat() == book);
+    let mut targets = 0;
+    let mut ends = 0;
+    for (_, row) in sequences(&mut open(&source, &settings(), None), 100).unwrap() {
+        targets += row.iter().filter(|&&id| id != dataset::IGNORED_TARGET).count();
+        ends += row.iter().filter(|&&id| id == tokenizer().end_of_text() as i32).count();
+    }
+    let ids: usize = pieces.iter().map(|piece| tokenizer().encode(piece).unwrap().len()).sum();
+    assert_eq!((targets, ends), (ids + 1, 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn whatever_the_files_and_settings_training_and_held_out_make_up_the_data(
+        files in prop::collection::vec((0_usize..4, 1_usize..60, 1_usize..30), 1..7),
+        (seed, window, lanes, samples) in (any::<u64>(), 1_usize..80, 1_usize..9, prop::option::of(1_u64..150)),
+        (fraction, cut) in (prop::sample::select(vec![0.0, 0.001, 0.3]), 0.0..1.0),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut all = Vec::new();
+        for (i, &(kind, count, group_rows)) in files.iter().enumerate() {
+            let part = documents(all.len(), count);
+            let (ending, bytes) = match kind {
+                0 => ("jsonl", jsonl(&part)),
+                1 => ("jsonl.gz", gzip(&jsonl(&part))),
+                _ => ("parquet", parquet(&part, group_rows)),
+            };
+            write(folder.path(), &[(&format!("{i}.{ending}"), bytes)]);
+            all.extend(part);
+        }
+        let source = folder_source(folder.path());
+        let settings = StreamSettings {
+            seed, shuffle_buffer_size: window, lanes, max_samples: samples, held_out_fraction: fraction, ..settings()
+        };
+        let limit = samples.map_or(all.len(), |samples| all.len().min(samples as usize));
+        let trained = epoch_texts(&source, &settings).unwrap();
+        if fraction == 0.0 {
+            prop_assert_eq!(sorted(trained), sorted(all[..limit].to_vec()));
+        } else if all.len() > 1 {
+            let held_out = held_out_texts(&source, &settings);
+            prop_assert!(!held_out.is_empty());
+            prop_assert!(held_out.iter().all(|text| !trained.contains(text)));
+            if limit < all.len() {
+                prop_assert_eq!(sorted(trained), sorted(all[..limit].to_vec()));
+            } else {
+                prop_assert_eq!(sorted([trained, held_out].concat()), sorted(all));
+            }
+        }
+        let undisturbed = sequences(&mut open(&source, &settings, None), 3).unwrap();
+        let mut stream = open(&source, &settings, None);
+        let position = (cut * undisturbed.len() as f64) as usize;
+        stream.next_sequences(position).unwrap();
+        let rest = sequences(&mut open(&source, &settings, Some(stream.cursor())), 5).unwrap();
+        prop_assert_eq!(&rest, &undisturbed[position..]);
+    }
+}
