@@ -1,0 +1,93 @@
+//! `checkpoint list` and `checkpoint verify`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+
+use super::model_source::{checkpoints_in, experiment_folder};
+use crate::Result;
+use crate::checkpoint::{self, CheckpointError, Listed};
+
+/// What can be asked about checkpoints.
+#[derive(Debug, Clone, Subcommand)]
+pub enum CheckpointCommand {
+    /// List the checkpoints of a run: step, size, which one is the latest and which the best.
+    List(Place),
+    /// Read every byte of a checkpoint, or of all of a run, and compare it with what was written.
+    Verify(Place),
+}
+
+/// Where to look.
+#[derive(Debug, Clone, Args)]
+#[group(required = true, multiple = false)]
+pub struct Place {
+    /// A checkpoint, a folder of checkpoints, or a run's folder.
+    #[arg(value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+    /// An experiment's name.
+    #[arg(long, value_name = "NAME")]
+    pub experiment: Option<String>,
+}
+
+pub(super) fn main(command: &CheckpointCommand) -> Result<u8> {
+    match command {
+        CheckpointCommand::List(place) => {
+            let (directory, checkpoints) = place.checkpoints()?;
+            super::print(&table(&directory, &checkpoints))?;
+            Ok(0)
+        }
+        CheckpointCommand::Verify(place) => verify(&place.checkpoints()?.1),
+    }
+}
+
+impl Place {
+    /// The folder of checkpoints and those that are meant, at least one.
+    fn checkpoints(&self) -> Result<(PathBuf, Vec<Listed>)> {
+        let folder = match (&self.directory, &self.experiment) {
+            (None, Some(name)) => experiment_folder(name)?,
+            (directory, _) => directory.clone().unwrap_or_default(),
+        };
+        if let Some(one) = Listed::at(&folder) {
+            return Ok((folder.parent().unwrap_or(&folder).to_owned(), vec![one]));
+        }
+        let directory = checkpoints_in(&folder);
+        let checkpoints = checkpoint::list(&directory)?;
+        if checkpoints.is_empty() {
+            return Err(CheckpointError::Absent { directory }.into());
+        }
+        Ok((directory, checkpoints))
+    }
+}
+
+fn table(directory: &Path, checkpoints: &[Listed]) -> String {
+    let (latest, best) = (checkpoint::latest(directory), checkpoint::best(directory));
+    let mut text = String::new();
+    for checkpoint in checkpoints {
+        let size = match checkpoint.bytes() {
+            Ok(bytes) => format!("{:>10.1} MB", bytes as f64 / 1e6),
+            Err(_) => "damaged".to_owned(),
+        };
+        let is = |pointer: &Option<PathBuf>| pointer.as_ref() == Some(&checkpoint.path);
+        let marks = [("latest", is(&latest)), ("best", is(&best))];
+        let marks: Vec<&str> = marks.into_iter().filter_map(|(mark, set)| set.then_some(mark)).collect();
+        let line = format!("{}  {size:>13}  {}", checkpoint.path.display(), marks.join(" "));
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+/// One line a checkpoint; 5 if one of them is damaged.
+fn verify(checkpoints: &[Listed]) -> Result<u8> {
+    let mut code = 0;
+    for Listed { path, .. } in checkpoints {
+        match checkpoint::verify(path) {
+            Ok(manifest) => super::print(&format!("{}  sound, {} files\n", path.display(), manifest.files.len() + 1))?,
+            Err(error) => {
+                super::print_error(&error);
+                code = error.exit_code();
+            }
+        }
+    }
+    Ok(code)
+}

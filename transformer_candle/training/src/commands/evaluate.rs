@@ -1,0 +1,126 @@
+//! `evaluate`: a trained model's loss on held-out text.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use dataset::{DataSource, HeldOut, Tokenizer};
+use kernels::Device;
+use run_config::{ActivationRecompute, ResolvedRun, RunConfig};
+
+use super::ModelSource;
+use super::trained_model::load_tokenizer;
+use crate::checkpoint::{self, StoredModel};
+use crate::evaluation::{self, EvaluationReport};
+use crate::memory_plan::{RunBuffers, Setting};
+use crate::stop::StopSignal;
+use crate::trainer::{MicroBatch, held_out};
+use crate::{Result, TrainerError};
+
+/// Sequences at a time for a model whose run is not known.
+const USUAL_BATCH: usize = 8;
+/// The longest sequence for a model whose run is not known.
+const LONGEST_SEQUENCE: usize = 2048;
+
+/// What `evaluate` takes.
+#[derive(Debug, Clone, Args)]
+pub struct EvaluateOptions {
+    /// The model to evaluate.
+    #[command(flatten)]
+    pub model: ModelSource,
+    /// Text to evaluate on: files, folders or globs of .parquet, .jsonl(.gz/.zst), .txt. Repeatable. [default: what the run held out]
+    #[arg(long, value_name = "PATTERN")]
+    pub input: Vec<String>,
+    /// The column or field of `--input` that holds the text.
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    pub text_column: String,
+    /// Sequences to evaluate at most. [default: as many as the run evaluates on]
+    #[arg(long, value_name = "N")]
+    pub max_sequences: Option<usize>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Evaluates the model.
+pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationReport> {
+    let directory = options.model.directory()?;
+    let StoredModel { shape, precision, .. } = checkpoint::stored_model(&directory)?;
+    let tokenizer = load_tokenizer(&directory)?;
+    let run = run_of(&directory);
+    let (mut config, mut text) = match (run, options.input.as_slice()) {
+        (Some(run), []) => {
+            let run = run?;
+            let text = held_out(&run, &tokenizer)?;
+            (run.config, text)
+        }
+        (None, []) => return Err(no_text(&directory)),
+        (run, patterns) => {
+            let config =
+                run.map_or_else(|| Ok(usual(shape.max_position_embeddings)), |run| run.map(|run| run.config))?;
+            let text = local(patterns, &options.text_column, config.data.sequence_length, &tokenizer)?;
+            (config, text)
+        }
+    };
+    config.runtime.precision = precision;
+    let sequences = config.data.sequences_per_step.min(USUAL_BATCH);
+    // Only the forward pass runs: what it does not touch of the plan costs no memory.
+    let setting = Setting { micro_batch: sequences, activation_recompute: ActivationRecompute::Block };
+    let buffers = RunBuffers::of(&config, &shape, setting);
+    let arena = buffers.plan.allocate(&Device::Cpu)?;
+    let mut decoder = buffers.decoder.bind(&arena)?;
+    checkpoint::load_weights(&directory, &shape, decoder.weights_mut())?;
+    let mut micro_batch = MicroBatch::bind(&buffers, &arena, sequences);
+    let most = options.max_sequences.unwrap_or_else(|| match options.input.as_slice() {
+        [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,
+        _ => usize::MAX,
+    });
+    let step = checkpoint::load_state(&directory).map_or(0, |state| state.step);
+    let report = evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, stop)?;
+    report.ok_or_else(|| match stop.requested() {
+        Some(signal) => TrainerError::Interrupted(signal),
+        None => TrainerError::Request("there is not one token to evaluate on: give more text with --input".to_owned()),
+    })
+}
+
+pub(super) fn main(options: &EvaluateOptions) -> Result<u8> {
+    let stop = StopSignal::new();
+    let listening = stop.listen().map_err(TrainerError::io("listen for", "signals"))?;
+    let report = run(options, &stop)?;
+    drop(listening);
+    if options.json {
+        super::print_json(&report)?;
+        return Ok(0);
+    }
+    let EvaluationReport { loss, perplexity, bits_per_byte, tokens, .. } = report;
+    let bits = bits_per_byte.map_or_else(String::new, |bits| format!("  {bits:.3} bits a byte"));
+    super::print(&format!("loss {loss:.4}  perplexity {perplexity:.2}{bits}  ({tokens} tokens)\n"))?;
+    Ok(0)
+}
+
+/// The run that a checkpoint belongs to: the first folder above it that holds a resolved config.
+fn run_of(checkpoint: &Path) -> Option<Result<ResolvedRun>> {
+    let config =
+        checkpoint.ancestors().take(3).map(|folder| folder.join("resolved_config.json")).find(|path| path.exists())?;
+    Some(RunConfig::load(&config, &[]).map_err(TrainerError::from))
+}
+
+fn no_text(directory: &Path) -> TrainerError {
+    TrainerError::Request(format!(
+        "{} is in no run's folder, so that there is no held-out text to take: name some with --input",
+        directory.display()
+    ))
+}
+
+fn usual(max_position_embeddings: usize) -> RunConfig {
+    let mut config = RunConfig::default();
+    config.data.sequence_length = max_position_embeddings.min(LONGEST_SEQUENCE);
+    config.data.sequences_per_step = USUAL_BATCH;
+    config
+}
+
+fn local(patterns: &[String], text_column: &str, sequence_length: usize, tokenizer: &Tokenizer) -> Result<HeldOut> {
+    let here = env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
+    let source = DataSource::local(patterns, &here, text_column)?;
+    Ok(HeldOut::whole(&source, sequence_length, tokenizer)?)
+}

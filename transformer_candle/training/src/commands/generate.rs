@@ -1,0 +1,106 @@
+//! `generate`: a trained model continues a text.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use clap::Args;
+use model::SamplingSettings;
+
+use super::ModelSource;
+use super::trained_model::{Completion, TrainedModel};
+use crate::{Result, TrainerError};
+
+/// What `generate` takes.
+#[derive(Debug, Clone, Args)]
+pub struct GenerateOptions {
+    /// The model that writes.
+    #[command(flatten)]
+    pub model: ModelSource,
+    /// The text to continue.
+    #[command(flatten)]
+    pub prompt: Prompt,
+    /// Tokens to write at most.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub max_tokens: usize,
+    /// Divides the logits: 0 always takes the most likely token, 1 follows the model.
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    pub temperature: f64,
+    /// Choose among the K most likely tokens; 0 for all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: usize,
+    /// Choose among the most likely tokens that together have this probability.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f64,
+    /// The same seed writes the same text.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Print one JSON object with the prompt, the completion, its tokens and the speed.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The text to continue.
+#[derive(Debug, Clone, Args)]
+#[group(required = true, multiple = false)]
+pub struct Prompt {
+    /// The text to continue; an empty one starts a new text.
+    #[arg(long = "prompt", value_name = "TEXT")]
+    pub text: Option<String>,
+    /// A file that holds the text to continue.
+    #[arg(long = "prompt-file", value_name = "FILE")]
+    pub file: Option<PathBuf>,
+}
+
+impl Prompt {
+    fn read(&self) -> Result<String> {
+        match (&self.text, &self.file) {
+            (Some(text), _) => Ok(text.clone()),
+            (None, Some(file)) => fs::read_to_string(file).map_err(|error| {
+                TrainerError::Request(format!("cannot read the prompt in {}: {error}", file.display()))
+            }),
+            (None, None) => Ok(String::new()),
+        }
+    }
+}
+
+/// Continues the text; `on_text` gets it as it grows and may break off.
+pub fn run(options: &GenerateOptions, on_text: impl FnMut(&str) -> ControlFlow<()>) -> Result<Completion> {
+    let Prepared { model, prompt, settings } = Prepared::from(options)?;
+    model.complete(&prompt, options.max_tokens, &settings, on_text)
+}
+
+pub(super) fn main(options: &GenerateOptions) -> Result<u8> {
+    if options.json {
+        super::print_json(&run(options, |_| ControlFlow::Continue(()))?)?;
+        return Ok(0);
+    }
+    // Nothing is printed before it is certain that something will follow.
+    let Prepared { model, prompt, settings } = Prepared::from(options)?;
+    super::print(&prompt)?;
+    let mut written = Ok(());
+    model.complete(&prompt, options.max_tokens, &settings, |text| {
+        written = super::print(text);
+        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    written?;
+    super::print("\n")?;
+    Ok(0)
+}
+
+/// Everything that can be wrong with a request is found before the first token.
+struct Prepared {
+    model: TrainedModel,
+    prompt: String,
+    settings: SamplingSettings,
+}
+
+impl Prepared {
+    fn from(options: &GenerateOptions) -> Result<Self> {
+        let &GenerateOptions { temperature, top_k, top_p, seed, .. } = options;
+        let settings = SamplingSettings { temperature, top_k, top_p, seed };
+        settings.check().map_err(|error| TrainerError::Request(error.to_string()))?;
+        let prompt = options.prompt.read()?;
+        Ok(Self { model: TrainedModel::open(&options.model.directory()?)?, prompt, settings })
+    }
+}

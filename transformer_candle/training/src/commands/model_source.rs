@@ -1,0 +1,84 @@
+//! Which model a command is about: a checkpoint by its folder, or an experiment by its name.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use run_config::check_experiment_name;
+
+use crate::checkpoint;
+use crate::{Result, TrainerError};
+
+/// A trained model, named one way or the other.
+#[derive(Debug, Clone, Args)]
+#[group(required = true, multiple = false)]
+pub struct ModelSource {
+    /// A checkpoint, a folder of checkpoints, a run's folder, or any Llama model in Hugging Face's format.
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// The newest sound checkpoint of an experiment.
+    #[arg(long, value_name = "NAME")]
+    pub experiment: Option<String>,
+}
+
+impl ModelSource {
+    /// The model's directory. Damaged checkpoints that were passed over are warned about.
+    pub fn directory(&self) -> Result<PathBuf> {
+        let folder = self.folder()?;
+        if folder.join("config.json").exists() || folder.join(checkpoint::MANIFEST_FILE_NAME).exists() {
+            return Ok(folder);
+        }
+        let newest = checkpoint::newest_sound(&checkpoints_in(&folder))?;
+        for damaged in &newest.damaged {
+            tracing::warn!("checkpoint {} is damaged ({}) and passed over", damaged.name, damaged.reason);
+        }
+        Ok(newest.path)
+    }
+
+    fn folder(&self) -> Result<PathBuf> {
+        match (&self.checkpoint, &self.experiment) {
+            (Some(directory), _) => Ok(directory.clone()),
+            (None, Some(name)) => experiment_folder(name),
+            (None, None) => Err(TrainerError::Request("name a model with `--checkpoint` or `--experiment`".to_owned())),
+        }
+    }
+}
+
+/// An experiment's run directory: `ORCHESTRATE_RUNS_ROOT`, or `runs` in the current folder, and its name.
+pub fn experiment_folder(name: &str) -> Result<PathBuf> {
+    check_experiment_name(name).map_err(|problem| TrainerError::Request(problem.to_string()))?;
+    let root = env::var_os("ORCHESTRATE_RUNS_ROOT").map_or_else(|| PathBuf::from("runs"), PathBuf::from);
+    let folder = root.join(name);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let missing = format!(
+        "there is no experiment {name:?} in {}{}",
+        root.display(),
+        known(&root).map_or_else(String::new, |names| format!("; there are: {names}"))
+    );
+    Err(TrainerError::Request(missing))
+}
+
+/// The folder of checkpoints of a run directory; a folder of checkpoints is its own.
+pub fn checkpoints_in(folder: &Path) -> PathBuf {
+    let configured = fs::read(folder.join("resolved_config.json"))
+        .ok()
+        .and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok())
+        .and_then(|config| Some(PathBuf::from(config.pointer("/runtime/checkpoint/directory")?.as_str()?)));
+    let usual = folder.join("checkpoints");
+    match configured {
+        Some(configured) if configured.is_dir() => configured,
+        _ if usual.is_dir() => usual,
+        _ => folder.to_owned(),
+    }
+}
+
+fn known(root: &Path) -> Option<String> {
+    let entries = fs::read_dir(root).ok()?.filter_map(std::result::Result::ok);
+    let folders = entries.filter(|entry| entry.path().is_dir());
+    let mut names: Vec<String> = folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    (!names.is_empty()).then(|| names.join(", "))
+}
