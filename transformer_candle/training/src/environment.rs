@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -59,52 +60,36 @@ impl Environment {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             commit: Some(env!("BUILT_FROM_COMMIT")).filter(|commit| !commit.is_empty()),
-            profile: if cfg!(debug_assertions) {
-                "debug"
-            } else {
-                "release"
-            },
+            profile: if cfg!(debug_assertions) { "debug" } else { "release" },
             rustc: env!("BUILT_WITH_RUSTC"),
             target: env!("BUILT_FOR"),
             libraries: env!("BUILT_WITH_LIBRARIES").split(", ").collect(),
-            system: format!(
-                "{} {}",
-                system.sysname().to_string_lossy(),
-                system.release().to_string_lossy()
-            ),
+            system: format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy()),
             host: system.nodename().to_string_lossy().into_owned(),
             processor: processor(),
             instructions: instructions(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             threads,
             memory_bytes: memory_bytes(),
-            arguments: env::args_os()
-                .map(|argument| argument.to_string_lossy().into_owned())
-                .collect(),
-            current_directory: env::current_dir()
-                .ok()
-                .map(|folder| folder.display().to_string()),
+            arguments: env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+            current_directory: env::current_dir().ok().map(|folder| folder.display().to_string()),
             process: std::process::id(),
-            started: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |time| time.as_secs()),
+            started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         }
     }
 
     /// Writes the file into a run directory.
     pub fn save(&self, run_directory: &Path) -> Result<()> {
         let path = run_directory.join(FILE_NAME);
-        let mut text = serde_json::to_string_pretty(self).expect("plain values always serialise");
-        text.push('\n');
-        fs::write(&path, text).map_err(TrainerError::io("write", &path))
+        let written =
+            serde_json::to_string_pretty(self).map_err(io::Error::from).and_then(|text| fs::write(&path, text + "\n"));
+        written.map_err(TrainerError::io("write", &path))
     }
 }
 
 fn processor() -> Option<String> {
     let information = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = information
-        .lines()
-        .find(|line| line.starts_with("model name"))?;
+    let line = information.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
@@ -118,10 +103,7 @@ fn instructions() -> Vec<&'static str> {
             ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
             ("sha", is_x86_feature_detected!("sha")),
         ];
-        found
-            .into_iter()
-            .filter_map(|(name, there)| there.then_some(name))
-            .collect()
+        found.into_iter().filter_map(|(name, there)| there.then_some(name)).collect()
     }
     #[cfg(not(target_arch = "x86_64"))]
     Vec::new()
@@ -130,9 +112,7 @@ fn instructions() -> Vec<&'static str> {
 /// `MemTotal:  8123456 kB`
 fn memory_bytes() -> Option<u64> {
     let information = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = information
-        .lines()
-        .find(|line| line.starts_with("MemTotal:"))?;
+    let line = information.lines().find(|line| line.starts_with("MemTotal:"))?;
     let kibibytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     Some(kibibytes * 1024)
 }

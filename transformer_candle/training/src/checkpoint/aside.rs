@@ -56,19 +56,13 @@ impl<'a> Aside<'a> {
     }
 
     /// Writes one file; `fill` gives its content.
-    pub(super) fn file(
-        &mut self,
-        name: &str,
-        fill: impl FnOnce(&mut dyn Write) -> Result<()>,
-    ) -> Result<()> {
+    pub(super) fn file(&mut self, name: &str, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
         let path = self.folder.join(name);
         let sink = (self.create)(&path).map_err(failed("create", &path))?;
         let mut writer = BufWriter::with_capacity(PIECE_BYTES, HashingWriter::new(sink));
         fill(&mut writer)?;
-        let (mut sink, record) = writer
-            .into_inner()
-            .map_err(|error| failed("write", &path)(error.into_error()))?
-            .finish();
+        let (mut sink, record) =
+            writer.into_inner().map_err(|error| failed("write", &path)(error.into_error()))?.finish();
         sink.sync().map_err(failed("write", &path))?;
         self.files.insert(name.to_owned(), record);
         Ok(())
@@ -77,9 +71,7 @@ impl<'a> Aside<'a> {
     /// Writes one file whose content is at hand.
     pub(super) fn bytes(&mut self, name: &str, content: &[u8]) -> Result<()> {
         let path = self.folder.join(name);
-        self.file(name, |writer| {
-            writer.write_all(content).map_err(failed("write", &path))
-        })
+        self.file(name, |writer| writer.write_all(content).map_err(failed("write", &path)))
     }
 
     /// Writes the manifest and puts the directory in its place.
@@ -167,11 +159,7 @@ pub(super) fn remove_leftovers(parent: &Path) -> Result<()> {
         let Some(name) = name.to_str() else { continue };
         if name.starts_with('.') && name.contains(".tmp-") {
             let path = entry.path();
-            let removed = if path.is_dir() {
-                fs::remove_dir_all(&path)
-            } else {
-                fs::remove_file(&path)
-            };
+            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(failed("remove", &path))?;
         }
     }
@@ -180,9 +168,7 @@ pub(super) fn remove_leftovers(parent: &Path) -> Result<()> {
 
 /// Makes the entries of a folder durable.
 pub(super) fn sync_folder(folder: &Path) -> Result<()> {
-    File::open(folder)
-        .and_then(|file| file.sync_all())
-        .map_err(failed("sync", folder))
+    File::open(folder).and_then(|file| file.sync_all()).map_err(failed("sync", folder))
 }
 
 pub(super) fn temporary_path(parent: &Path, name: &str) -> PathBuf {

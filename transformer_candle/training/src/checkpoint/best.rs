@@ -13,19 +13,11 @@ use super::manifest::{self, Manifest};
 pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -> Result<PathBuf> {
     fs::create_dir_all(best_directory).map_err(failed("create", best_directory))?;
     remove_leftovers(best_directory)?;
-    let name = checkpoint
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
+    let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let aside = temporary_path(best_directory, &name);
     fs::create_dir(&aside).map_err(failed("create", &aside))?;
     let files = Manifest::load(checkpoint)?.files;
-    for file in files
-        .keys()
-        .map(String::as_str)
-        .chain([manifest::FILE_NAME])
-    {
+    for file in files.keys().map(String::as_str).chain([manifest::FILE_NAME]) {
         link_or_copy(&checkpoint.join(file), &aside.join(file))?;
     }
     sync_folder(&aside)?;

@@ -96,45 +96,24 @@ impl CheckpointError {
     }
 
     pub(super) fn damaged(directory: &Path, reason: impl Into<String>) -> Self {
-        Self::Damaged {
-            directory: directory.to_owned(),
-            reason: reason.into(),
-        }
+        Self::Damaged { directory: directory.to_owned(), reason: reason.into() }
     }
 
     pub(super) fn mismatch(directory: &Path, reason: impl Into<String>) -> Self {
-        Self::Mismatch {
-            directory: directory.to_owned(),
-            reason: reason.into(),
-        }
+        Self::Mismatch { directory: directory.to_owned(), reason: reason.into() }
     }
 }
 
 /// Names the path in an I/O error: `.map_err(failed("read", path))`.
-pub(super) fn failed(
-    action: &'static str,
-    path: &Path,
-) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.to_owned();
-    move |source| CheckpointError::Io {
-        action,
-        path,
-        source,
-    }
+    move |source| CheckpointError::Io { action, path, source }
 }
 
 /// An error of the model's files, as one of the checkpoint they are in.
 pub(super) fn of_model(directory: &Path, error: model::Error) -> CheckpointError {
     match error {
-        model::Error::Io {
-            action,
-            path,
-            source,
-        } => CheckpointError::Io {
-            action,
-            path,
-            source,
-        },
+        model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
         model::Error::Kernel(error) => error.into(),
         model::Error::Malformed { .. } => CheckpointError::damaged(directory, error.to_string()),
         other => CheckpointError::mismatch(directory, other.to_string()),
@@ -143,19 +122,14 @@ pub(super) fn of_model(directory: &Path, error: model::Error) -> CheckpointError
 
 /// Whether the system said that the disk, or this user's share of it, is full.
 pub(super) fn is_full(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-    )
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn listed(damaged: &[Damaged]) -> String {
-    damaged
-        .iter()
-        .fold(String::new(), |mut text, Damaged { name, reason }| {
-            let _ = write!(text, " {name}: {reason};");
-            text
-        })
+    damaged.iter().fold(String::new(), |mut text, Damaged { name, reason }| {
+        let _ = write!(text, " {name}: {reason};");
+        text
+    })
 }
 
 /// Decimal units, as disks are sold: `15.8 GB`, `421 kB`.
@@ -164,8 +138,5 @@ fn gigabytes(bytes: u64) -> String {
     UNITS
         .iter()
         .find(|(unit, _)| bytes as f64 >= *unit)
-        .map_or_else(
-            || format!("{bytes} bytes"),
-            |(unit, name)| format!("{:.1} {name}", bytes as f64 / unit),
-        )
+        .map_or_else(|| format!("{bytes} bytes"), |(unit, name)| format!("{:.1} {name}", bytes as f64 / unit))
 }

@@ -31,11 +31,7 @@ impl Listed {
     pub fn at(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_string_lossy().into_owned();
         let step = step_of(&name).filter(|_| path.is_dir())?;
-        Some(Self {
-            name,
-            step,
-            path: path.to_owned(),
-        })
+        Some(Self { name, step, path: path.to_owned() })
     }
 
     /// Bytes of all its files, as its manifest has them. Content is not read.
@@ -62,9 +58,7 @@ pub fn list(directory: &Path) -> Result<Vec<Listed>> {
     };
     let mut found = Vec::new();
     for entry in entries {
-        found.extend(Listed::at(
-            &entry.map_err(failed("read", directory))?.path(),
-        ));
+        found.extend(Listed::at(&entry.map_err(failed("read", directory))?.path()));
     }
     found.sort_by_key(|checkpoint| checkpoint.step);
     Ok(found)
@@ -75,9 +69,7 @@ pub fn list(directory: &Path) -> Result<Vec<Listed>> {
 pub fn newest_sound(directory: &Path) -> Result<NewestSound> {
     let mut candidates = list(directory)?;
     if candidates.is_empty() {
-        return Err(CheckpointError::Absent {
-            directory: directory.to_owned(),
-        });
+        return Err(CheckpointError::Absent { directory: directory.to_owned() });
     }
     let newest = latest_step(directory, &candidates);
     candidates.sort_by_key(|checkpoint| (checkpoint.step <= newest, checkpoint.step));
@@ -85,23 +77,15 @@ pub fn newest_sound(directory: &Path) -> Result<NewestSound> {
     for Listed { name, path, .. } in candidates.into_iter().rev() {
         match verify(&path) {
             Ok(_) => return Ok(NewestSound { path, damaged }),
-            Err(
-                CheckpointError::Damaged { reason, .. } | CheckpointError::Mismatch { reason, .. },
-            ) => {
+            Err(CheckpointError::Damaged { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
                 damaged.push(Damaged { name, reason });
             }
             // A disk that cannot read the file is as bad as a wrong byte.
-            Err(error @ CheckpointError::Io { .. }) => damaged.push(Damaged {
-                name,
-                reason: error.to_string(),
-            }),
+            Err(error @ CheckpointError::Io { .. }) => damaged.push(Damaged { name, reason: error.to_string() }),
             Err(error) => return Err(error),
         }
     }
-    Err(CheckpointError::NoneSound {
-        directory: directory.to_owned(),
-        damaged,
-    })
+    Err(CheckpointError::NoneSound { directory: directory.to_owned(), damaged })
 }
 
 /// The checkpoint that `latest` names, if that one is there.
@@ -122,20 +106,11 @@ pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
 
 /// The checkpoints with the lowest held-out loss measured at their own step, best first.
 pub(super) fn by_loss(checkpoints: &[Listed]) -> Vec<&Listed> {
-    let loss = |checkpoint: &&Listed| {
-        load_state(&checkpoint.path)
-            .ok()
-            .and_then(|state| state.evaluation_loss)
-    };
-    let mut judged: Vec<_> = checkpoints
-        .iter()
-        .filter_map(|checkpoint| Some((loss(&checkpoint)?, checkpoint)))
-        .collect();
+    let loss = |checkpoint: &&Listed| load_state(&checkpoint.path).ok().and_then(|state| state.evaluation_loss);
+    let mut judged: Vec<_> =
+        checkpoints.iter().filter_map(|checkpoint| Some((loss(&checkpoint)?, checkpoint))).collect();
     judged.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-    judged
-        .into_iter()
-        .map(|(_, checkpoint)| checkpoint)
-        .collect()
+    judged.into_iter().map(|(_, checkpoint)| checkpoint).collect()
 }
 
 /// Removes all but the `keep_newest` newest checkpoints, the `keep_best` with the lowest held-out loss and the one that `best` names.
@@ -143,24 +118,12 @@ pub(super) fn by_loss(checkpoints: &[Listed]) -> Vec<&Listed> {
 pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<Vec<String>> {
     let checkpoints = list(directory)?;
     let latest = latest_step(directory, &checkpoints);
-    let newest = checkpoints
-        .iter()
-        .rev()
-        .filter(|checkpoint| checkpoint.step <= latest)
-        .take(keep_newest.max(1));
+    let newest = checkpoints.iter().rev().filter(|checkpoint| checkpoint.step <= latest).take(keep_newest.max(1));
     let mut kept: HashSet<PathBuf> = newest.map(|checkpoint| checkpoint.path.clone()).collect();
-    kept.extend(
-        by_loss(&checkpoints)
-            .into_iter()
-            .take(keep_best)
-            .map(|checkpoint| checkpoint.path.clone()),
-    );
+    kept.extend(by_loss(&checkpoints).into_iter().take(keep_best).map(|checkpoint| checkpoint.path.clone()));
     kept.extend(best(directory));
     let mut removed = Vec::new();
-    for checkpoint in checkpoints
-        .into_iter()
-        .filter(|checkpoint| !kept.contains(&checkpoint.path))
-    {
+    for checkpoint in checkpoints.into_iter().filter(|checkpoint| !kept.contains(&checkpoint.path)) {
         remove_folder(directory, &checkpoint.name)?;
         removed.push(checkpoint.name);
     }
@@ -170,9 +133,7 @@ pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<V
 /// The step that `latest` names; without a usable `latest`, the highest there is.
 fn latest_step(directory: &Path, checkpoints: &[Listed]) -> u64 {
     let named = latest(directory).and_then(|path| step_of(&path.file_name()?.to_string_lossy()));
-    named
-        .or_else(|| checkpoints.last().map(|checkpoint| checkpoint.step))
-        .unwrap_or(0)
+    named.or_else(|| checkpoints.last().map(|checkpoint| checkpoint.step)).unwrap_or(0)
 }
 
 fn pointed_to(directory: &Path, pointer: &str) -> Option<PathBuf> {

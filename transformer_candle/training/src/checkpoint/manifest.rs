@@ -44,20 +44,14 @@ pub struct Manifest {
 impl Manifest {
     /// The manifest of a checkpoint with these files.
     pub fn new(step: u64, files: BTreeMap<String, FileRecord>) -> Self {
-        let mut manifest = Self {
-            step,
-            files,
-            sha256: String::new(),
-        };
+        let mut manifest = Self { step, files, sha256: String::new() };
         manifest.sha256 = hexadecimal(&Sha256::digest(manifest.to_bytes()));
         manifest
     }
 
     /// The canonical text.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = serde_json::to_vec_pretty(self).expect("plain values always serialise");
-        bytes.push(b'\n');
-        bytes
+        super::pretty(self)
     }
 
     /// Reads the manifest of a checkpoint and proves that it is the one written there.
@@ -66,21 +60,13 @@ impl Manifest {
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(CheckpointError::damaged(
-                    directory,
-                    format!("{FILE_NAME} is missing"),
-                ));
+                return Err(CheckpointError::damaged(directory, format!("{FILE_NAME} is missing")));
             }
             Err(error) => return Err(failed("read", &path)(error)),
         };
-        let manifest: Self = serde_json::from_slice(&bytes).map_err(|error| {
-            CheckpointError::damaged(directory, format!("{FILE_NAME}: {error}"))
-        })?;
-        if let Some(name) = manifest
-            .files
-            .keys()
-            .find(|name| name.contains(['/', '\\']))
-        {
+        let manifest: Self = serde_json::from_slice(&bytes)
+            .map_err(|error| CheckpointError::damaged(directory, format!("{FILE_NAME}: {error}")))?;
+        if let Some(name) = manifest.files.keys().find(|name| name.contains(['/', '\\'])) {
             return Err(CheckpointError::damaged(
                 directory,
                 format!("{FILE_NAME} names {name:?}, which is not a file name"),
@@ -88,10 +74,7 @@ impl Manifest {
         }
         let expected = Self::new(manifest.step, manifest.files);
         if expected.to_bytes() != bytes {
-            return Err(CheckpointError::damaged(
-                directory,
-                format!("{FILE_NAME} has been changed"),
-            ));
+            return Err(CheckpointError::damaged(directory, format!("{FILE_NAME} has been changed")));
         }
         Ok(expected)
     }
@@ -105,8 +88,7 @@ impl Manifest {
     pub fn read(&self, directory: &Path, name: &str) -> Result<Vec<u8>> {
         let mut file = self.open(directory, name)?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)
-            .map_err(failed("read", &directory.join(name)))?;
+        file.read_to_end(&mut bytes).map_err(failed("read", &directory.join(name)))?;
         file.finish()?;
         Ok(bytes)
     }
@@ -114,10 +96,7 @@ impl Manifest {
     /// Opens a file for one pass from its start to its end, which [`VerifiedFile::finish`] then proves.
     pub fn open(&self, directory: &Path, name: &str) -> Result<VerifiedFile> {
         let Some(record) = self.files.get(name) else {
-            return Err(CheckpointError::damaged(
-                directory,
-                format!("{FILE_NAME} does not list {name}"),
-            ));
+            return Err(CheckpointError::damaged(directory, format!("{FILE_NAME} does not list {name}")));
         };
         VerifiedFile::open(directory, name, Some(record.clone()))
     }
@@ -131,11 +110,7 @@ impl Manifest {
         let mut piece = vec![0; PIECE_BYTES];
         for name in self.files.keys() {
             let mut file = self.open(directory, name)?;
-            while file
-                .read(&mut piece)
-                .map_err(failed("read", &directory.join(name)))?
-                > 0
-            {}
+            while file.read(&mut piece).map_err(failed("read", &directory.join(name)))? > 0 {}
             file.finish()?;
         }
         Ok(())
@@ -160,10 +135,7 @@ impl VerifiedFile {
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(CheckpointError::damaged(
-                    directory,
-                    format!("{name} is missing"),
-                ));
+                return Err(CheckpointError::damaged(directory, format!("{name} is missing")));
             }
             Err(error) => return Err(failed("open", &path)(error)),
         };
@@ -174,14 +146,7 @@ impl VerifiedFile {
             let reason = format!("{name} has {bytes} bytes, {} were written", record.bytes);
             return Err(CheckpointError::damaged(directory, reason));
         }
-        Ok(Self {
-            file,
-            hasher: Sha256::new(),
-            record,
-            directory: directory.to_owned(),
-            name: name.to_owned(),
-            bytes,
-        })
+        Ok(Self { file, hasher: Sha256::new(), record, directory: directory.to_owned(), name: name.to_owned(), bytes })
     }
 
     /// The file's name in its directory.
@@ -200,10 +165,9 @@ impl VerifiedFile {
         io::copy(&mut self, &mut io::sink()).map_err(failed("read", &path))?;
         let found = hexadecimal(&self.hasher.finalize());
         match self.record {
-            Some(record) if record.sha256 != found => Err(CheckpointError::damaged(
-                &self.directory,
-                format!("{} is not what was written", self.name),
-            )),
+            Some(record) if record.sha256 != found => {
+                Err(CheckpointError::damaged(&self.directory, format!("{} is not what was written", self.name)))
+            }
             _ => Ok(()),
         }
     }
@@ -228,18 +192,11 @@ pub(super) struct HashingWriter<W> {
 
 impl<W: Write> HashingWriter<W> {
     pub(super) fn new(inner: W) -> Self {
-        Self {
-            inner,
-            hasher: Sha256::new(),
-            bytes: 0,
-        }
+        Self { inner, hasher: Sha256::new(), bytes: 0 }
     }
 
     pub(super) fn finish(self) -> (W, FileRecord) {
-        let record = FileRecord {
-            bytes: self.bytes,
-            sha256: hexadecimal(&self.hasher.finalize()),
-        };
+        let record = FileRecord { bytes: self.bytes, sha256: hexadecimal(&self.hasher.finalize()) };
         (self.inner, record)
     }
 }
@@ -259,10 +216,8 @@ impl<W: Write> Write for HashingWriter<W> {
 
 fn hexadecimal(digest: &[u8]) -> String {
     use std::fmt::Write as _;
-    digest
-        .iter()
-        .fold(String::with_capacity(64), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+    digest.iter().fold(String::with_capacity(64), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }

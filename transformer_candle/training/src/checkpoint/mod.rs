@@ -40,5 +40,12 @@ const STATE_FILE: &str = "trainer_state.json";
 const CONFIG_FILE: &str = "config.json";
 const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 
+/// Indented JSON with a line's end.
+fn pretty(value: &impl serde::Serialize) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec_pretty(value).expect("plain values always serialise");
+    bytes.push(b'\n');
+    bytes
+}
+
 #[cfg(test)]
 mod tests;

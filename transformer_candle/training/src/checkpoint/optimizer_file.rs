@@ -12,7 +12,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::error::{CheckpointError, Result};
 
 /// Elements moved at a time.
-const PIECE_ELEMENTS: usize = 1 << 20;
+const PIECE_ELEMENTS: usize = 1 << 16;
 
 /// The longest header that is read, as the format itself limits it.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -46,19 +46,13 @@ impl NamedRange<'_> {
 
     /// The type on disk.
     fn stored(&self) -> Dtype {
-        if self.buffer.dtype() == DType::I16 {
-            Dtype::I16
-        } else {
-            Dtype::F32
-        }
+        if self.buffer.dtype() == DType::I16 { Dtype::I16 } else { Dtype::F32 }
     }
 
     /// (offset in the flat buffer, elements) of each piece.
     fn pieces(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (start, end) = (self.offset, self.offset + self.elements());
-        (start..end)
-            .step_by(PIECE_ELEMENTS)
-            .map(move |offset| (offset, PIECE_ELEMENTS.min(end - offset)))
+        (start..end).step_by(PIECE_ELEMENTS).map(move |offset| (offset, PIECE_ELEMENTS.min(end - offset)))
     }
 }
 
@@ -96,16 +90,12 @@ fn tensors<'a>(shape: &ModelShape, buffers: &OptimizerBuffers<'a>) -> Vec<NamedR
     let mut tensors = Vec::new();
     for (kind, buffer) in kinds {
         let Some(buffer) = buffer else { continue };
-        tensors.extend(
-            hugging_face::hf_tensors(shape)
-                .into_iter()
-                .map(|tensor| NamedRange {
-                    name: format!("{}.{kind}", tensor.name),
-                    shape: tensor.shape,
-                    buffer,
-                    offset: tensor.offset,
-                }),
-        );
+        tensors.extend(hugging_face::hf_tensors(shape).into_iter().map(|tensor| NamedRange {
+            name: format!("{}.{kind}", tensor.name),
+            shape: tensor.shape,
+            buffer,
+            offset: tensor.offset,
+        }));
     }
     tensors.sort_by(|a, b| b.stored().cmp(&a.stored()).then(a.name.cmp(&b.name)));
     tensors
@@ -113,10 +103,7 @@ fn tensors<'a>(shape: &ModelShape, buffers: &OptimizerBuffers<'a>) -> Vec<NamedR
 
 /// Bytes of payload; the header adds about 150 a tensor.
 pub(super) fn payload_bytes(shape: &ModelShape, buffers: &OptimizerBuffers) -> u64 {
-    tensors(shape, buffers)
-        .iter()
-        .map(|tensor| tensor.bytes() as u64)
-        .sum()
+    tensors(shape, buffers).iter().map(|tensor| tensor.bytes() as u64).sum()
 }
 
 /// Writes the file.
@@ -142,16 +129,11 @@ fn header(tensors: &[NamedRange]) -> Vec<u8> {
     let infos = tensors.iter().map(|tensor| {
         let start = end;
         end += tensor.bytes();
-        let info = TensorInfo {
-            dtype: tensor.stored(),
-            shape: tensor.shape.clone(),
-            data_offsets: (start, end),
-        };
+        let info = TensorInfo { dtype: tensor.stored(), shape: tensor.shape.clone(), data_offsets: (start, end) };
         (tensor.name.clone(), info)
     });
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), infos.collect())
-        .expect("ranges laid end to end are a valid header");
+    let metadata = Metadata::new(Some(format), infos.collect()).expect("ranges laid end to end are a valid header");
     let mut json = serde_json::to_vec(&metadata).expect("a header always serialises");
     json.resize(json.len().next_multiple_of(8), b' ');
     [(json.len() as u64).to_le_bytes().as_slice(), &json].concat()
@@ -164,10 +146,7 @@ fn write_payload<T: Stored>(
 ) -> Result<()> {
     let mut bytes = Vec::new();
     for (offset, elements) in tensor.pieces() {
-        T::encode(
-            &tensor.buffer.view(offset, &[elements])?.read::<T>()?,
-            &mut bytes,
-        );
+        T::encode(&tensor.buffer.view(offset, &[elements])?.read::<T>()?, &mut bytes);
         writer.write_all(&bytes).map_err(&failed)?;
     }
     Ok(())
@@ -182,18 +161,12 @@ pub(super) fn read(
 ) -> std::result::Result<(), Unreadable> {
     let metadata = read_header(file, file_bytes)?;
     let tensors = tensors(shape, buffers);
-    let mut targets: BTreeMap<&str, &NamedRange> = tensors
-        .iter()
-        .map(|tensor| (tensor.name.as_str(), tensor))
-        .collect();
+    let mut targets: BTreeMap<&str, &NamedRange> =
+        tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
     for name in metadata.offset_keys() {
-        let info = metadata
-            .info(&name)
-            .expect("the header lists its own names");
+        let info = metadata.info(&name).expect("the header lists its own names");
         let Some(target) = targets.remove(name.as_str()) else {
-            return Err(Unreadable::Mismatch(format!(
-                "it holds a tensor {name}, which this run has not"
-            )));
+            return Err(Unreadable::Mismatch(format!("it holds a tensor {name}, which this run has not")));
         };
         if info.shape != target.shape || info.dtype != target.stored() {
             return Err(Unreadable::Mismatch(format!(
@@ -220,34 +193,23 @@ fn read_header(file: &mut impl Read, file_bytes: u64) -> std::result::Result<Met
     file.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
     if length > LONGEST_HEADER || length + 8 > file_bytes {
-        return Err(Unreadable::Malformed(format!(
-            "a header of {length} bytes in a file of {file_bytes}"
-        )));
+        return Err(Unreadable::Malformed(format!("a header of {length} bytes in a file of {file_bytes}")));
     }
     let mut json = vec![0; length as usize];
     file.read_exact(&mut json)?;
-    let metadata: Metadata =
-        serde_json::from_slice(&json).map_err(|error| Unreadable::Malformed(error.to_string()))?;
+    let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| Unreadable::Malformed(error.to_string()))?;
     if metadata.data_len() as u64 + length + 8 != file_bytes {
-        return Err(Unreadable::Malformed(
-            "its header and its size disagree".to_owned(),
-        ));
+        return Err(Unreadable::Malformed("its header and its size disagree".to_owned()));
     }
     Ok(metadata)
 }
 
-fn read_payload<T: Stored>(
-    tensor: &NamedRange,
-    file: &mut impl Read,
-) -> std::result::Result<(), Unreadable> {
+fn read_payload<T: Stored>(tensor: &NamedRange, file: &mut impl Read) -> std::result::Result<(), Unreadable> {
     let mut bytes = Vec::new();
     for (offset, elements) in tensor.pieces() {
         bytes.resize(elements * size_of::<T>(), 0);
         file.read_exact(&mut bytes)?;
-        tensor
-            .buffer
-            .view(offset, &[elements])?
-            .write(&T::decode(&bytes))?;
+        tensor.buffer.view(offset, &[elements])?.write(&T::decode(&bytes))?;
     }
     Ok(())
 }
@@ -262,8 +224,9 @@ macro_rules! stored {
     ($($number:ty),*) => {$(
         impl Stored for $number {
             fn encode(values: &[Self], bytes: &mut Vec<u8>) {
-                bytes.clear();
-                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+                bytes.resize(size_of_val(values), 0);
+                let (places, _) = bytes.as_chunks_mut();
+                places.iter_mut().zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
             }
 
             fn decode(bytes: &[u8]) -> Vec<Self> {

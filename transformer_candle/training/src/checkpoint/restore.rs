@@ -49,11 +49,7 @@ pub fn restore(
     load_weights(checkpoint, shape, weights)?;
     let mut file = Manifest::load(checkpoint)?.open(checkpoint, OPTIMIZER_FILE)?;
     let bytes = file.bytes();
-    let buffers = OptimizerBuffers {
-        first_moment,
-        second_moment,
-        remainder: remainder.as_deref(),
-    };
+    let buffers = OptimizerBuffers { first_moment, second_moment, remainder: remainder.map(|remainder| &*remainder) };
     let filled = optimizer_file::read(shape, &buffers, &mut file, bytes);
     proven(file, filled.map_err(|error| explain(checkpoint, error)))
 }
@@ -65,23 +61,11 @@ pub fn stored_model(directory: &Path) -> Result<StoredModel> {
     let parsed = serde_json::from_reader(&mut file)
         .map_err(|error| CheckpointError::damaged(directory, format!("{CONFIG_FILE}: {error}")));
     let config: Value = proven(file, parsed)?;
-    let shape = hugging_face::shape_from_config_json(&config)
-        .map_err(|error| of_model(directory, error))?;
+    let shape = hugging_face::shape_from_config_json(&config).map_err(|error| of_model(directory, error))?;
     let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
-    let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") {
-        Precision::Bf16
-    } else {
-        Precision::Fp32
-    };
-    let end_of_text = config
-        .get("eos_token_id")
-        .and_then(Value::as_u64)
-        .and_then(|id| id.try_into().ok());
-    Ok(StoredModel {
-        shape,
-        precision,
-        end_of_text,
-    })
+    let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
+    let end_of_text = config.get("eos_token_id").and_then(Value::as_u64).and_then(|id| id.try_into().ok());
+    Ok(StoredModel { shape, precision, end_of_text })
 }
 
 /// Fills a flat buffer with a model directory's weights alone.
@@ -89,13 +73,7 @@ pub fn load_weights(directory: &Path, shape: &ModelShape, weights: &mut Buffer) 
     exists(directory)?;
     let mut file = open(directory, MODEL_FILE)?;
     let bytes = file.bytes();
-    let filled = hugging_face::read_weights(
-        &mut file,
-        bytes,
-        &directory.join(MODEL_FILE),
-        shape,
-        weights,
-    );
+    let filled = hugging_face::read_weights(&mut file, bytes, &directory.join(MODEL_FILE), shape, weights);
     proven(file, filled.map_err(|error| of_model(directory, error)))
 }
 
@@ -116,9 +94,7 @@ fn proven<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
 fn explain(directory: &Path, error: Unreadable) -> CheckpointError {
     match error {
         Unreadable::Io(error) => failed("read", &directory.join(OPTIMIZER_FILE))(error),
-        Unreadable::Malformed(reason) => {
-            CheckpointError::damaged(directory, format!("{OPTIMIZER_FILE}: {reason}"))
-        }
+        Unreadable::Malformed(reason) => CheckpointError::damaged(directory, format!("{OPTIMIZER_FILE}: {reason}")),
         Unreadable::Mismatch(reason) => CheckpointError::mismatch(directory, reason),
         Unreadable::Kernel(error) => error.into(),
     }
@@ -128,7 +104,5 @@ fn exists(directory: &Path) -> Result<()> {
     if directory.join(CONFIG_FILE).exists() || directory.join(manifest::FILE_NAME).exists() {
         return Ok(());
     }
-    Err(CheckpointError::Absent {
-        directory: directory.to_owned(),
-    })
+    Err(CheckpointError::Absent { directory: directory.to_owned() })
 }

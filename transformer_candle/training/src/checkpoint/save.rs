@@ -12,8 +12,7 @@ use super::error::{CheckpointError, Result, failed, is_full, of_model};
 use super::list::LATEST;
 use super::optimizer_file::{self, OptimizerBuffers};
 use super::{
-    CONFIG_FILE, GENERATION_CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, TokenizerFiles,
-    TrainerState,
+    CONFIG_FILE, GENERATION_CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, TokenizerFiles, TrainerState, pretty,
 };
 
 /// What a checkpoint is made of. The buffers are flat, laid out as `model::parameters` says.
@@ -51,19 +50,10 @@ pub fn save(directory: &Path, contents: &CheckpointContents) -> Result<PathBuf> 
     save_through(directory, contents, &create_file)
 }
 
-pub(super) fn save_through(
-    directory: &Path,
-    contents: &CheckpointContents,
-    create: Create,
-) -> Result<PathBuf> {
+pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {
     let step = contents.state.step;
     let needed = expected_bytes(contents);
-    let no_space = |free| CheckpointError::NoSpace {
-        directory: directory.to_owned(),
-        step,
-        needed,
-        free,
-    };
+    let no_space = |free| CheckpointError::NoSpace { directory: directory.to_owned(), step, needed, free };
     let saved = prepare(directory).and_then(|()| {
         match free_bytes(directory) {
             Some(free) if free < needed => return Err(no_space(Some(free))),
@@ -85,34 +75,13 @@ fn prepare(directory: &Path) -> Result<()> {
 }
 
 fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {
-    let CheckpointContents {
-        shape,
-        precision,
-        weights,
-        tokenizer,
-        state,
-        ..
-    } = *contents;
+    let CheckpointContents { shape, precision, weights, tokenizer, state, .. } = *contents;
     let name = step_name(state.step);
     let path = |file: &str| directory.join(&name).join(file);
     let end_of_text = Some(tokenizer.end_of_text());
     let mut aside = Aside::begin(directory, &name, create)?;
-    aside.bytes(
-        CONFIG_FILE,
-        &pretty(&hugging_face::config_json(
-            shape,
-            precision,
-            end_of_text,
-            end_of_text,
-        )),
-    )?;
-    aside.bytes(
-        GENERATION_CONFIG_FILE,
-        &pretty(&hugging_face::generation_config_json(
-            end_of_text,
-            end_of_text,
-        )),
-    )?;
+    aside.bytes(CONFIG_FILE, &pretty(&hugging_face::config_json(shape, precision, end_of_text, end_of_text)))?;
+    aside.bytes(GENERATION_CONFIG_FILE, &pretty(&hugging_face::generation_config_json(end_of_text, end_of_text)))?;
     for (file, content) in tokenizer.iter() {
         aside.bytes(file, content)?;
     }
@@ -129,17 +98,8 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Res
 }
 
 fn optimizer_buffers<'a>(contents: &CheckpointContents<'a>) -> OptimizerBuffers<'a> {
-    let CheckpointContents {
-        first_moment,
-        second_moment,
-        remainder,
-        ..
-    } = *contents;
-    OptimizerBuffers {
-        first_moment,
-        second_moment,
-        remainder,
-    }
+    let CheckpointContents { first_moment, second_moment, remainder, .. } = *contents;
+    OptimizerBuffers { first_moment, second_moment, remainder }
 }
 
 fn expected_bytes(contents: &CheckpointContents) -> u64 {
@@ -153,10 +113,4 @@ fn expected_bytes(contents: &CheckpointContents) -> u64 {
 fn free_bytes(directory: &Path) -> Option<u64> {
     let system = rustix::fs::statvfs(directory).ok()?;
     Some(system.f_bavail * system.f_frsize)
-}
-
-fn pretty(value: &serde_json::Value) -> Vec<u8> {
-    let mut bytes = serde_json::to_vec_pretty(value).expect("plain values always serialise");
-    bytes.push(b'\n');
-    bytes
 }

@@ -45,9 +45,7 @@ pub struct BestEvaluation {
 
 impl TrainerState {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = serde_json::to_vec_pretty(self).expect("plain values always serialise");
-        bytes.push(b'\n');
-        bytes
+        super::pretty(self)
     }
 
     pub(super) fn from_bytes(directory: &Path, bytes: &[u8]) -> Result<Self> {
@@ -55,9 +53,8 @@ impl TrainerState {
         struct Version {
             format_version: u32,
         }
-        let unreadable = |error: serde_json::Error| {
-            CheckpointError::damaged(directory, format!("trainer_state.json: {error}"))
-        };
+        let unreadable =
+            |error: serde_json::Error| CheckpointError::damaged(directory, format!("trainer_state.json: {error}"));
         let Version { format_version } = serde_json::from_slice(bytes).map_err(unreadable)?;
         if format_version != FORMAT_VERSION {
             return Err(CheckpointError::mismatch(

@@ -19,25 +19,14 @@ pub struct TokenizerFiles {
 impl TokenizerFiles {
     /// Reads `tokenizer.json`, and `tokenizer_config.json` and `special_tokens_map.json` where they stand beside it. Without a
     /// `tokenizer_config.json` a plain one is made, in which `end_of_text` begins and ends a text.
-    pub fn read(
-        tokenizer_json: &Path,
-        end_of_text: &str,
-        end_of_text_id: u32,
-        longest_text: usize,
-    ) -> Result<Self> {
+    pub fn read(tokenizer_json: &Path, end_of_text: &str, end_of_text_id: u32, longest_text: usize) -> Result<Self> {
         let tokenizer = fs::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
         let mut files = vec![("tokenizer.json", tokenizer)];
-        let config = beside(tokenizer_json, "tokenizer_config.json")?
-            .unwrap_or_else(|| plain_config(end_of_text, longest_text));
+        let config =
+            beside(tokenizer_json, "tokenizer_config.json")?.unwrap_or_else(|| plain_config(end_of_text, longest_text));
         files.push(("tokenizer_config.json", config));
-        files.extend(
-            beside(tokenizer_json, "special_tokens_map.json")?
-                .map(|map| ("special_tokens_map.json", map)),
-        );
-        Ok(Self {
-            files,
-            end_of_text: end_of_text_id,
-        })
+        files.extend(beside(tokenizer_json, "special_tokens_map.json")?.map(|map| ("special_tokens_map.json", map)));
+        Ok(Self { files, end_of_text: end_of_text_id })
     }
 
     /// The id of the token that ends a document.
@@ -47,16 +36,11 @@ impl TokenizerFiles {
 
     /// The size of all files.
     pub fn bytes(&self) -> u64 {
-        self.files
-            .iter()
-            .map(|(_, content)| content.len() as u64)
-            .sum()
+        self.files.iter().map(|(_, content)| content.len() as u64).sum()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
-        self.files
-            .iter()
-            .map(|(name, content)| (*name, content.as_slice()))
+        self.files.iter().map(|(name, content)| (*name, content.as_slice()))
     }
 }
 
@@ -77,7 +61,5 @@ fn plain_config(end_of_text: &str, longest_text: usize) -> Vec<u8> {
         "model_max_length": longest_text,
         "clean_up_tokenization_spaces": false,
     });
-    let mut text = serde_json::to_vec_pretty(&config).expect("plain values always serialise");
-    text.push(b'\n');
-    text
+    super::pretty(&config)
 }

@@ -26,8 +26,7 @@ impl JsonLines {
     /// Opens the file with the lines up to a step in it, or empty.
     pub(super) fn open(path: &Path, rewind_to: Option<u64>) -> Result<Self> {
         let aside = path.with_extension(format!("jsonl.tmp-{}", std::process::id()));
-        let mut kept =
-            BufWriter::new(File::create(&aside).map_err(TrainerError::io("create", &aside))?);
+        let mut kept = BufWriter::new(File::create(&aside).map_err(TrainerError::io("create", &aside))?);
         if let Some(step) = rewind_to {
             copy_lines(path, &mut kept, step).map_err(TrainerError::io("rewind", path))?;
         }
@@ -37,26 +36,18 @@ impl JsonLines {
             .and_then(|file| file.sync_all().map(|()| file))
             .map_err(TrainerError::io("write", &aside))?;
         fs::rename(&aside, path).map_err(TrainerError::io("write", path))?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-        })
+        Ok(Self { path: path.to_owned(), file })
     }
 
     /// Appends a line.
     pub(super) fn write(&mut self, kind: &str, report: &impl Serialize) -> Result<()> {
-        let mut line =
-            serde_json::to_vec(&Line { kind, report }).expect("reports are plain values");
+        let mut line = serde_json::to_vec(&Line { kind, report }).expect("reports are plain values");
         line.push(b'\n');
-        self.file
-            .write_all(&line)
-            .map_err(TrainerError::io("write", &self.path))
+        self.file.write_all(&line).map_err(TrainerError::io("write", &self.path))
     }
 
     pub(super) fn sync(&mut self) -> Result<()> {
-        self.file
-            .sync_data()
-            .map_err(TrainerError::io("sync", &self.path))
+        self.file.sync_data().map_err(TrainerError::io("sync", &self.path))
     }
 }
 
@@ -73,9 +64,7 @@ fn copy_lines(path: &Path, kept: &mut impl Write, last_step: u64) -> io::Result<
     };
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line)? > 0 {
-        if line.ends_with(b"\n")
-            && serde_json::from_slice(&line).is_ok_and(|Position { step }| step <= last_step)
-        {
+        if line.ends_with(b"\n") && serde_json::from_slice(&line).is_ok_and(|Position { step }| step <= last_step) {
             kept.write_all(&line)?;
         }
         line.clear();
@@ -109,11 +98,7 @@ mod tests {
         for torn in two_lines..bytes.len() {
             fs::write(&path, &bytes[..torn]).unwrap();
             drop(JsonLines::open(&path, Some(3)).unwrap());
-            assert_eq!(
-                fs::read(&path).unwrap(),
-                bytes[..two_lines],
-                "torn at {torn}"
-            );
+            assert_eq!(fs::read(&path).unwrap(), bytes[..two_lines], "torn at {torn}");
         }
     }
 
@@ -122,20 +107,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         written(&path);
-        JsonLines::open(&path, Some(1))
-            .unwrap()
-            .write("train", &Report { step: 2 })
-            .unwrap();
+        JsonLines::open(&path, Some(1)).unwrap().write("train", &Report { step: 2 }).unwrap();
         let text = fs::read_to_string(&path).unwrap();
-        assert_eq!(
-            text,
-            "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"train\",\"step\":2}\n"
-        );
-        assert_eq!(
-            fs::read_dir(folder.path()).unwrap().count(),
-            1,
-            "nothing is left beside it"
-        );
+        assert_eq!(text, "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"train\",\"step\":2}\n");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
     #[test]

@@ -24,19 +24,10 @@ pub struct MetricsWriter {
 impl MetricsWriter {
     /// Opens the metrics of a run directory, and its TensorBoard events in a folder of their own where one is given. `rewind_to`
     /// keeps what was written up to that step, for a resume; without it the run is a new one and starts empty.
-    pub fn open(
-        run_directory: &Path,
-        tensorboard: Option<&Path>,
-        rewind_to: Option<u64>,
-    ) -> Result<Self> {
+    pub fn open(run_directory: &Path, tensorboard: Option<&Path>, rewind_to: Option<u64>) -> Result<Self> {
         let lines = JsonLines::open(&run_directory.join("metrics.jsonl"), rewind_to)?;
-        let run = run_directory
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy();
-        let events = tensorboard
-            .map(|folder| EventFile::open(folder, &run, rewind_to))
-            .transpose()?;
+        let run = run_directory.file_name().unwrap_or_default().to_string_lossy();
+        let events = tensorboard.map(|folder| EventFile::open(folder, &run, rewind_to)).transpose()?;
         Ok(Self { lines, events })
     }
 
@@ -65,15 +56,8 @@ impl MetricsWriter {
         let Some(events) = &mut self.events else {
             return Ok(());
         };
-        let mut scalars = vec![
-            ("loss/validation", report.loss),
-            ("perplexity/validation", report.perplexity),
-        ];
-        scalars.extend(
-            report
-                .bits_per_byte
-                .map(|bits| ("bits_per_byte/validation", bits)),
-        );
+        let mut scalars = vec![("loss/validation", report.loss), ("perplexity/validation", report.perplexity)];
+        scalars.extend(report.bits_per_byte.map(|bits| ("bits_per_byte/validation", bits)));
         events.write(report.step, &scalars)
     }
 
@@ -108,13 +92,7 @@ mod tests {
     }
 
     fn evaluation(step: u64) -> EvaluationReport {
-        EvaluationReport {
-            step,
-            loss: 2.0,
-            perplexity: 2f64.exp(),
-            bits_per_byte: Some(1.1),
-            tokens: 512,
-        }
+        EvaluationReport { step, loss: 2.0, perplexity: 2f64.exp(), bits_per_byte: Some(1.1), tokens: 512 }
     }
 
     #[test]
@@ -146,8 +124,7 @@ mod tests {
         run(resumed.path(), None, 1..=7);
         run(resumed.path(), Some(4), 5..=6);
         run(resumed.path(), Some(6), 7..=10);
-        let lines =
-            |directory: &Path| std::fs::read_to_string(directory.join("metrics.jsonl")).unwrap();
+        let lines = |directory: &Path| std::fs::read_to_string(directory.join("metrics.jsonl")).unwrap();
         assert_eq!(lines(straight.path()), lines(resumed.path()));
         let events = |directory: &Path| tensorboard::steps_and_tags(&directory.join("tensorboard"));
         assert_eq!(events(straight.path()), events(resumed.path()));
@@ -160,18 +137,7 @@ mod tests {
             let mut metrics = open(run.path(), None);
             metrics.train(&step(1)).unwrap();
         }
-        assert_eq!(
-            std::fs::read_to_string(run.path().join("metrics.jsonl"))
-                .unwrap()
-                .lines()
-                .count(),
-            1
-        );
-        assert_eq!(
-            std::fs::read_dir(run.path().join("tensorboard"))
-                .unwrap()
-                .count(),
-            1
-        );
+        assert_eq!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap().lines().count(), 1);
+        assert_eq!(std::fs::read_dir(run.path().join("tensorboard")).unwrap().count(), 1);
     }
 }

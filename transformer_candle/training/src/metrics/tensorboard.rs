@@ -40,25 +40,14 @@ impl EventFile {
 
     /// Appends the scalars of a step.
     pub(super) fn write(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<()> {
-        let value = |(tag, value): &(&str, f64)| Value {
-            tag: (*tag).to_owned(),
-            simple_value: Some(*value as f32),
-        };
-        let summary = Summary {
-            value: scalars.iter().map(value).collect(),
-        };
-        let event = Event {
-            wall_time: now(),
-            step: step as i64,
-            what: Some(What::Summary(summary)),
-        };
+        let value = |(tag, value): &(&str, f64)| Value { tag: (*tag).to_owned(), simple_value: Some(*value as f32) };
+        let summary = Summary { value: scalars.iter().map(value).collect() };
+        let event = Event { wall_time: now(), step: step as i64, what: Some(What::Summary(summary)) };
         tfrecord::write(&mut self.file, &event).map_err(TrainerError::io("write", &self.path))
     }
 
     pub(super) fn sync(&mut self) -> Result<()> {
-        self.file
-            .sync_data()
-            .map_err(TrainerError::io("sync", &self.path))
+        self.file.sync_data().map_err(TrainerError::io("sync", &self.path))
     }
 }
 
@@ -99,60 +88,39 @@ fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
 
 fn write_all(path: &Path, events: &[Event]) -> io::Result<File> {
     let mut writer = BufWriter::new(File::create(path)?);
-    let version = Event {
-        wall_time: now(),
-        step: 0,
-        what: Some(What::FileVersion("brain.Event:2".to_owned())),
-    };
+    let version = Event { wall_time: now(), step: 0, what: Some(What::FileVersion("brain.Event:2".to_owned())) };
     for event in std::iter::once(&version).chain(events) {
         tfrecord::write(&mut writer, event)?;
     }
     writer.flush()?;
-    let file = writer
-        .into_inner()
-        .map_err(io::IntoInnerError::into_error)?;
+    let file = writer.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.sync_all()?;
     Ok(file)
 }
 
 /// `events.out.tfevents.<seconds>.<host>.<process>.<count>.<run>`, as TensorBoard's own writers name them.
 fn unused_name(folder: &Path, run: &str) -> PathBuf {
-    let host = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (seconds, process) = (now() as u64, std::process::id());
-    (0_u32..)
-        .map(|count| {
-            folder.join(format!(
-                "events.out.tfevents.{seconds:010}.{host}.{process}.{count}.{run}"
-            ))
-        })
+    (0..u32::MAX)
+        .map(|count| folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{count}.{run}")))
         .find(|path| !path.exists())
         .expect("some number is not used")
 }
 
 fn now() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |time| time.as_secs_f64())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
 /// What TensorBoard would show: (step, tags) of every event of a folder.
 #[cfg(test)]
 pub(super) fn steps_and_tags(folder: &Path) -> Vec<(i64, Vec<String>)> {
-    let files: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 1, "one run, one event file");
     let events = tfrecord::read(&fs::read(&files[0]).unwrap());
     assert!(matches!(events[0].what, Some(What::FileVersion(_))));
     let summaries = events.into_iter().filter_map(|event| match event.what {
-        Some(What::Summary(summary)) => Some((
-            event.step,
-            summary.value.into_iter().map(|value| value.tag).collect(),
-        )),
+        Some(What::Summary(summary)) => Some((event.step, summary.value.into_iter().map(|value| value.tag).collect())),
         _ => None,
     });
     summaries.collect()
@@ -171,18 +139,10 @@ mod tests {
         }
         // As a kill between writing the rewound file and removing the earlier one leaves it, with a torn end.
         let bytes = fs::read(&events.path).unwrap();
-        fs::write(
-            folder
-                .path()
-                .join("events.out.tfevents.0000000001.host.1.0.demo"),
-            &bytes[..bytes.len() - 3],
-        )
-        .unwrap();
+        fs::write(folder.path().join("events.out.tfevents.0000000001.host.1.0.demo"), &bytes[..bytes.len() - 3])
+            .unwrap();
         drop(EventFile::open(folder.path(), "demo", Some(4)).unwrap());
-        let steps: Vec<i64> = steps_and_tags(folder.path())
-            .into_iter()
-            .map(|(step, _)| step)
-            .collect();
+        let steps: Vec<i64> = steps_and_tags(folder.path()).into_iter().map(|(step, _)| step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
     }
 

@@ -91,9 +91,7 @@ fn read_one(bytes: &[u8]) -> Option<(Event, &[u8])> {
 
 /// A CRC stored beside data that may itself hold CRCs is rotated and shifted.
 fn masked_crc(data: &[u8]) -> u32 {
-    crc32c::crc32c(data)
-        .rotate_right(15)
-        .wrapping_add(0xa282_ead8)
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 #[cfg(test)]
@@ -111,39 +109,23 @@ mod tests {
     #[test]
     fn a_record_is_the_bytes_that_tensorflow_writes() {
         // The first record of every file: tf.io.TFRecordWriter's framing of Event(wall_time=1.0, file_version="brain.Event:2").
-        let event = Event {
-            wall_time: 1.0,
-            step: 0,
-            what: Some(What::FileVersion("brain.Event:2".to_owned())),
-        };
+        let event = Event { wall_time: 1.0, step: 0, what: Some(What::FileVersion("brain.Event:2".to_owned())) };
         let mut bytes = Vec::new();
         write(&mut bytes, &event).unwrap();
         assert_eq!(&bytes[..8], 24_u64.to_le_bytes());
-        assert_eq!(
-            &bytes[12..36],
-            b"\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0dbrain.Event:2"
-        );
+        assert_eq!(&bytes[12..36], b"\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0dbrain.Event:2");
         assert_eq!(read(&bytes), [event]);
     }
 
     #[test]
     fn a_zero_is_a_value_and_not_an_absent_field() {
-        let value = Value {
-            tag: "loss/train".to_owned(),
-            simple_value: Some(0.0),
-        };
+        let value = Value { tag: "loss/train".to_owned(), simple_value: Some(0.0) };
         assert_eq!(value.encode_to_vec(), b"\x0a\x0aloss/train\x15\0\0\0\0");
     }
 
     #[test]
     fn reading_stops_at_a_torn_or_damaged_record() {
-        let events: Vec<_> = (1..=3)
-            .map(|step| Event {
-                wall_time: 1.0,
-                step,
-                what: None,
-            })
-            .collect();
+        let events: Vec<_> = (1..=3).map(|step| Event { wall_time: 1.0, step, what: None }).collect();
         let mut bytes = Vec::new();
         for event in &events {
             write(&mut bytes, event).unwrap();

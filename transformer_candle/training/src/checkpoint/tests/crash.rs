@@ -37,11 +37,7 @@ impl Write for FullingDisk {
 
 impl Sink for FullingDisk {
     fn sync(&mut self) -> io::Result<()> {
-        if self.left.get() == 0 {
-            Err(self.error.into())
-        } else {
-            self.inner.sync()
-        }
+        if self.left.get() == 0 { Err(self.error.into()) } else { self.inner.sync() }
     }
 }
 
@@ -49,11 +45,7 @@ impl Sink for FullingDisk {
 fn save_with_room(folder: &TempDir, bytes: usize, error: io::ErrorKind) -> Result<PathBuf> {
     let left = Rc::new(Cell::new(bytes));
     let create = |path: &Path| -> io::Result<Box<dyn Sink>> {
-        Ok(Box::new(FullingDisk {
-            inner: create_file(path)?,
-            left: Rc::clone(&left),
-            error,
-        }))
+        Ok(Box::new(FullingDisk { inner: create_file(path)?, left: Rc::clone(&left), error }))
     };
     Tiny::at(Precision::Fp32, 2).save_through(folder.path(), &state_at(2), &create)
 }
@@ -65,19 +57,9 @@ fn a_disk_that_fills_up_anywhere_leaves_the_older_checkpoints_and_no_piece_of_th
     let mut refused = 0;
     for room in (0..needed as usize).step_by(977) {
         let error = save_with_room(&folder, room, io::ErrorKind::StorageFull).unwrap_err();
-        assert!(
-            matches!(error, CheckpointError::NoSpace { step: 2, .. }),
-            "{room}: {error}"
-        );
-        assert_eq!(
-            names(folder.path()),
-            ["latest", "step-00000001"],
-            "with room for {room}"
-        );
-        assert_eq!(
-            latest(folder.path()).unwrap(),
-            folder.path().join("step-00000001")
-        );
+        assert!(matches!(error, CheckpointError::NoSpace { step: 2, .. }), "{room}: {error}");
+        assert_eq!(names(folder.path()), ["latest", "step-00000001"], "with room for {room}");
+        assert_eq!(latest(folder.path()).unwrap(), folder.path().join("step-00000001"));
         refused += 1;
     }
     assert!(refused > 10);
@@ -88,17 +70,9 @@ fn a_disk_that_fills_up_anywhere_leaves_the_older_checkpoints_and_no_piece_of_th
 #[test]
 fn a_full_disk_is_told_in_one_sentence_with_the_way_out() {
     let folder = saved(&[1]);
-    let message = save_with_room(&folder, 100, io::ErrorKind::StorageFull)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        message.starts_with("not enough room for the checkpoint of step 2 in"),
-        "{message}"
-    );
-    assert!(
-        message.contains("runtime.checkpoint.directory"),
-        "{message}"
-    );
+    let message = save_with_room(&folder, 100, io::ErrorKind::StorageFull).unwrap_err().to_string();
+    assert!(message.starts_with("not enough room for the checkpoint of step 2 in"), "{message}");
+    assert!(message.contains("runtime.checkpoint.directory"), "{message}");
     assert!(!message.contains('\n'), "{message}");
 }
 
@@ -116,20 +90,12 @@ fn a_failing_disk_leaves_no_piece_either_and_names_the_file() {
 fn while_a_checkpoint_is_written_readers_see_the_one_before() {
     let folder = saved(&[1]);
     let create = |path: &Path| {
-        assert_eq!(
-            newest_sound(folder.path()).unwrap().path,
-            folder.path().join("step-00000001")
-        );
+        assert_eq!(newest_sound(folder.path()).unwrap().path, folder.path().join("step-00000001"));
         assert_eq!(list(folder.path()).unwrap().len(), 1);
         create_file(path)
     };
-    Tiny::at(Precision::Fp32, 2)
-        .save_through(folder.path(), &state_at(2), &create)
-        .unwrap();
-    assert_eq!(
-        newest_sound(folder.path()).unwrap().path,
-        folder.path().join("step-00000002")
-    );
+    Tiny::at(Precision::Fp32, 2).save_through(folder.path(), &state_at(2), &create).unwrap();
+    assert_eq!(newest_sound(folder.path()).unwrap().path, folder.path().join("step-00000002"));
 }
 
 #[test]
@@ -139,15 +105,9 @@ fn what_killed_writers_left_is_removed_by_the_next_save() {
     fs::create_dir(&left).unwrap();
     fs::write(left.join("model.safetensors"), "half").unwrap();
     fs::write(folder.path().join(".latest.tmp-4242"), "step-0").unwrap();
-    assert_eq!(
-        newest_sound(folder.path()).unwrap().path,
-        folder.path().join("step-00000001")
-    );
+    assert_eq!(newest_sound(folder.path()).unwrap().path, folder.path().join("step-00000001"));
     Tiny::at(Precision::Fp32, 3).save(folder.path(), &state_at(3));
-    assert_eq!(
-        names(folder.path()),
-        ["latest", "step-00000001", "step-00000003"]
-    );
+    assert_eq!(names(folder.path()), ["latest", "step-00000001", "step-00000003"]);
 }
 
 /// The folder that the writer below saves into until it is killed; empty when the test is run like any other.
@@ -158,8 +118,7 @@ fn writer_that_is_killed() {
     let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else {
         return;
     };
-    let first =
-        newest_sound(&folder).map_or(1, |newest| load_state(&newest.path).unwrap().step + 1);
+    let first = newest_sound(&folder).map_or(1, |newest| load_state(&newest.path).unwrap().step + 1);
     for step in first.. {
         Tiny::at(Precision::Fp32, step).save(&folder, &state_at(step));
         mark_best(&folder, &folder.join(step_name(step))).unwrap();
@@ -180,10 +139,8 @@ fn a_writer_killed_at_any_instant_leaves_a_sound_checkpoint_and_loses_none() {
             .unwrap();
         // Killed a while after it has saved something, so that every part of a save is met.
         let started = Instant::now();
-        let grown = || {
-            latest(folder.path())
-                .is_some_and(|path| load_state(&path).is_ok_and(|state| state.step > newest_step))
-        };
+        let grown =
+            || latest(folder.path()).is_some_and(|path| load_state(&path).is_ok_and(|state| state.step > newest_step));
         while !grown() && started.elapsed() < Duration::from_secs(20) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -193,10 +150,7 @@ fn a_writer_killed_at_any_instant_leaves_a_sound_checkpoint_and_loses_none() {
         let newest = newest_sound(folder.path()).unwrap();
         assert!(newest.damaged.is_empty(), "{:?}", newest.damaged);
         let step = load_state(&newest.path).unwrap().step;
-        assert!(
-            step > newest_step,
-            "step {newest_step} was there before, {step} is left"
-        );
+        assert!(step > newest_step, "step {newest_step} was there before, {step} is left");
         let mut read = Tiny::zeros(Precision::Fp32);
         read.restore(&newest.path).unwrap();
         assert_eq!(read.bits(), Tiny::at(Precision::Fp32, step).bits());

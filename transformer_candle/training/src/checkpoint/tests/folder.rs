@@ -7,11 +7,7 @@ fn path(folder: &TempDir, step: u64) -> PathBuf {
 }
 
 fn steps(folder: &TempDir) -> Vec<u64> {
-    list(folder.path())
-        .unwrap()
-        .into_iter()
-        .map(|checkpoint| checkpoint.step)
-        .collect()
+    list(folder.path()).unwrap().into_iter().map(|checkpoint| checkpoint.step).collect()
 }
 
 #[test]
@@ -22,23 +18,14 @@ fn a_folder_without_checkpoints_says_so() {
         let error = newest_sound(&directory).unwrap_err();
         assert!(matches!(error, CheckpointError::Absent { .. }), "{error}");
         assert_eq!(error.exit_code(), 2);
-        assert!(matches!(
-            load_state(&directory).unwrap_err(),
-            CheckpointError::Absent { .. }
-        ));
+        assert!(matches!(load_state(&directory).unwrap_err(), CheckpointError::Absent { .. }));
     }
 }
 
 #[test]
 fn other_names_are_no_checkpoints() {
     let folder = saved(&[5]);
-    for name in [
-        "step-5",
-        "step-0000000x",
-        "steps",
-        ".step-00000006.tmp-1",
-        "step-00000007.bak",
-    ] {
+    for name in ["step-5", "step-0000000x", "steps", ".step-00000006.tmp-1", "step-00000007.bak"] {
         fs::create_dir(folder.path().join(name)).unwrap();
     }
     fs::write(folder.path().join("step-00000009"), "a file").unwrap();
@@ -48,22 +35,13 @@ fn other_names_are_no_checkpoints() {
 #[test]
 fn latest_names_the_last_one_saved_and_best_what_was_marked() {
     let folder = saved(&[5, 10]);
-    assert_eq!(
-        fs::read_to_string(folder.path().join("latest")).unwrap(),
-        "step-00000010\n"
-    );
+    assert_eq!(fs::read_to_string(folder.path().join("latest")).unwrap(), "step-00000010\n");
     assert_eq!(latest(folder.path()), Some(path(&folder, 10)));
     assert_eq!(best(folder.path()), None);
     mark_best(folder.path(), &path(&folder, 5)).unwrap();
-    assert_eq!(
-        fs::read_to_string(folder.path().join("best")).unwrap(),
-        "step-00000005\n"
-    );
+    assert_eq!(fs::read_to_string(folder.path().join("best")).unwrap(), "step-00000005\n");
     assert_eq!(best(folder.path()), Some(path(&folder, 5)));
-    assert_eq!(
-        names(folder.path()),
-        ["best", "latest", "step-00000005", "step-00000010"]
-    );
+    assert_eq!(names(folder.path()), ["best", "latest", "step-00000005", "step-00000010"]);
 }
 
 #[test]
@@ -81,26 +59,14 @@ fn the_newest_sound_one_is_taken_and_the_damaged_ones_are_named() {
     let folder = saved(&[5, 10, 15]);
     damage(&path(&folder, 15).join("optimizer.safetensors"));
     fs::remove_file(path(&folder, 10).join("MANIFEST.json")).unwrap();
-    let NewestSound {
-        path: chosen,
-        damaged,
-    } = newest_sound(folder.path()).unwrap();
+    let NewestSound { path: chosen, damaged } = newest_sound(folder.path()).unwrap();
     assert_eq!(chosen, path(&folder, 5));
-    let named: Vec<_> = damaged
-        .iter()
-        .map(|damaged| damaged.name.as_str())
-        .collect();
+    let named: Vec<_> = damaged.iter().map(|damaged| damaged.name.as_str()).collect();
     assert_eq!(named, ["step-00000015", "step-00000010"]);
     damage(&path(&folder, 5).join("tokenizer.json"));
     let error = newest_sound(folder.path()).unwrap_err();
     assert_eq!(error.exit_code(), 5);
-    for word in [
-        "step-00000015",
-        "optimizer.safetensors",
-        "step-00000010",
-        "MANIFEST.json",
-        "step-00000005",
-    ] {
+    for word in ["step-00000015", "optimizer.safetensors", "step-00000010", "MANIFEST.json", "step-00000005"] {
         assert!(error.to_string().contains(word), "{error}");
     }
 }
@@ -113,11 +79,7 @@ fn an_abandoned_future_is_not_gone_on_with() {
     damage(&path(&folder, 12).join("config.json"));
     assert_eq!(newest_sound(folder.path()).unwrap().path, path(&folder, 10));
     damage(&path(&folder, 10).join("config.json"));
-    assert_eq!(
-        newest_sound(folder.path()).unwrap().path,
-        path(&folder, 20),
-        "better than nothing"
-    );
+    assert_eq!(newest_sound(folder.path()).unwrap().path, path(&folder, 20), "better than nothing");
 }
 
 #[test]
@@ -126,20 +88,13 @@ fn pruning_keeps_the_newest_and_the_best() {
     mark_best(folder.path(), &path(&folder, 5)).unwrap();
     assert_eq!(prune(folder.path(), 2, 0).unwrap(), ["step-00000010"]);
     assert_eq!(steps(&folder), [5, 15, 20]);
-    assert_eq!(
-        prune(folder.path(), 0, 0).unwrap(),
-        ["step-00000015"],
-        "the newest is never removed"
-    );
+    assert_eq!(prune(folder.path(), 0, 0).unwrap(), ["step-00000015"], "the newest is never removed");
 }
 
 #[test]
 fn pruning_after_a_rewind_removes_the_abandoned_future_and_not_what_was_just_saved() {
     let folder = saved(&[10, 15, 20, 12]);
-    assert_eq!(
-        prune(folder.path(), 2, 0).unwrap(),
-        ["step-00000015", "step-00000020"]
-    );
+    assert_eq!(prune(folder.path(), 2, 0).unwrap(), ["step-00000015", "step-00000020"]);
     assert_eq!(steps(&folder), [10, 12]);
 }
 
@@ -147,16 +102,10 @@ fn pruning_after_a_rewind_removes_the_abandoned_future_and_not_what_was_just_sav
 fn pruning_keeps_as_many_of_the_lowest_losses_as_asked() {
     let folder = tempfile::tempdir().unwrap();
     for (step, loss) in [(1, 2.0), (2, 1.0), (3, 1.5), (4, 3.0), (5, 4.0)] {
-        let state = TrainerState {
-            evaluation_loss: Some(loss),
-            ..state_at(step)
-        };
+        let state = TrainerState { evaluation_loss: Some(loss), ..state_at(step) };
         Tiny::at(Precision::Fp32, step).save(folder.path(), &state);
     }
-    assert_eq!(
-        prune(folder.path(), 1, 2).unwrap(),
-        ["step-00000001", "step-00000004"]
-    );
+    assert_eq!(prune(folder.path(), 1, 2).unwrap(), ["step-00000001", "step-00000004"]);
     assert_eq!(steps(&folder), [2, 3, 5]);
 }
 
@@ -164,10 +113,7 @@ fn pruning_keeps_as_many_of_the_lowest_losses_as_asked() {
 fn the_best_can_live_in_a_folder_of_their_own() {
     let (folder, best_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for (step, loss) in [(1, 2.0), (2, 1.0), (3, 0.5)] {
-        let state = TrainerState {
-            evaluation_loss: Some(loss),
-            ..state_at(step)
-        };
+        let state = TrainerState { evaluation_loss: Some(loss), ..state_at(step) };
         let checkpoint = Tiny::at(Precision::Fp32, step).save(folder.path(), &state);
         keep_best_in(best_folder.path(), &checkpoint, 2).unwrap();
         prune(folder.path(), 1, 0).unwrap();

@@ -64,35 +64,17 @@ impl Tiny {
     fn at(precision: Precision, step: u64) -> Self {
         let mut tiny = Self::zeros(precision);
         let elements = tiny.weights.elements();
-        let numbers = |salt: u64| {
-            (0..elements as u64).map(move |index| (index * 97 + step * 31 + salt) % 4093)
-        };
+        let numbers = |salt: u64| (0..elements as u64).map(move |index| (index * 97 + step * 31 + salt) % 4093);
         match precision {
-            Precision::Fp32 => tiny
-                .weights
-                .write(&numbers(1).map(|n| n as f32 / 7.0).collect::<Vec<_>>()),
-            Precision::Bf16 => tiny.weights.write(
-                &numbers(1)
-                    .map(|n| bf16::from_f32(n as f32))
-                    .collect::<Vec<_>>(),
-            ),
+            Precision::Fp32 => tiny.weights.write(&numbers(1).map(|n| n as f32 / 7.0).collect::<Vec<_>>()),
+            Precision::Bf16 => tiny.weights.write(&numbers(1).map(|n| bf16::from_f32(n as f32)).collect::<Vec<_>>()),
         }
         .unwrap();
         if let Some(remainder) = &mut tiny.remainder {
-            remainder
-                .write(&numbers(2).map(|n| n as i16 - 2000).collect::<Vec<_>>())
-                .unwrap();
+            remainder.write(&numbers(2).map(|n| n as i16 - 2000).collect::<Vec<_>>()).unwrap();
         }
-        tiny.first_moment
-            .write(
-                &numbers(3)
-                    .map(|n| n as f32 / 3.0 - 500.0)
-                    .collect::<Vec<_>>(),
-            )
-            .unwrap();
-        tiny.second_moment
-            .write(&numbers(4).map(|n| n as f32 * 1e-6).collect::<Vec<_>>())
-            .unwrap();
+        tiny.first_moment.write(&numbers(3).map(|n| n as f32 / 3.0 - 500.0).collect::<Vec<_>>()).unwrap();
+        tiny.second_moment.write(&numbers(4).map(|n| n as f32 * 1e-6).collect::<Vec<_>>()).unwrap();
         tiny
     }
 
@@ -100,12 +82,7 @@ impl Tiny {
         save(directory, &self.contents(state)).unwrap()
     }
 
-    fn save_through(
-        &self,
-        directory: &Path,
-        state: &TrainerState,
-        create: Create,
-    ) -> Result<PathBuf> {
+    fn save_through(&self, directory: &Path, state: &TrainerState, create: Create) -> Result<PathBuf> {
         save_through(directory, &self.contents(state), create)
     }
 
@@ -123,22 +100,8 @@ impl Tiny {
     }
 
     fn restore(&mut self, checkpoint: &Path) -> Result<()> {
-        let Self {
-            shape,
-            weights,
-            remainder,
-            first_moment,
-            second_moment,
-            ..
-        } = self;
-        restore(
-            checkpoint,
-            shape,
-            weights,
-            remainder.as_mut(),
-            first_moment,
-            second_moment,
-        )
+        let Self { shape, weights, remainder, first_moment, second_moment, .. } = self;
+        restore(checkpoint, shape, weights, remainder.as_mut(), first_moment, second_moment)
     }
 
     /// The bits of every tensor that is saved; the vocabulary's padding is not.
@@ -147,24 +110,10 @@ impl Tiny {
         for tensor in model::hugging_face::hf_tensors(&self.shape) {
             let part = |buffer: &Buffer| buffer.view(tensor.offset, &[tensor.elements]).unwrap();
             for buffer in [&self.weights, &self.first_moment, &self.second_moment] {
-                all.push(
-                    part(buffer)
-                        .read_f32()
-                        .unwrap()
-                        .into_iter()
-                        .map(f32::to_bits)
-                        .collect(),
-                );
+                all.push(part(buffer).read_f32().unwrap().into_iter().map(f32::to_bits).collect());
             }
             if let Some(remainder) = &self.remainder {
-                all.push(
-                    part(remainder)
-                        .read::<i16>()
-                        .unwrap()
-                        .into_iter()
-                        .map(|number| number as u32)
-                        .collect(),
-                );
+                all.push(part(remainder).read::<i16>().unwrap().into_iter().map(|number| number as u32).collect());
             }
         }
         all
@@ -183,10 +132,7 @@ fn state_at(step: u64) -> TrainerState {
             ("optimizer.beta1".to_owned(), json!(0.9)),
         ]),
         evaluation_loss: None,
-        best: Some(BestEvaluation {
-            step: 1,
-            loss: 0.1 + 0.2,
-        }),
+        best: Some(BestEvaluation { step: 1, loss: 0.1 + 0.2 }),
     }
 }
 
@@ -207,10 +153,8 @@ fn saved(steps: &[u64]) -> TempDir {
 }
 
 fn names(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }

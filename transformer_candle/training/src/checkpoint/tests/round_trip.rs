@@ -41,8 +41,7 @@ fn the_directory_holds_the_contract_s_files_and_nothing_else() {
 fn the_same_run_writes_the_same_bytes() {
     let (one, two) = (saved(&[3]), saved(&[3]));
     for name in names(&one.path().join("step-00000003")) {
-        let read =
-            |folder: &TempDir| fs::read(folder.path().join("step-00000003").join(&name)).unwrap();
+        let read = |folder: &TempDir| fs::read(folder.path().join("step-00000003").join(&name)).unwrap();
         assert_eq!(read(&one), read(&two), "{name}");
     }
 }
@@ -84,39 +83,24 @@ fn the_optimizer_s_tensors_carry_the_model_s_names() {
     let checkpoint = Tiny::at(Precision::Bf16, 1).save(folder.path(), &state_at(1));
     let bytes = fs::read(checkpoint.join("optimizer.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let remainder = file
-        .tensor("model.layers.1.self_attn.k_proj.weight.master_remainder")
-        .unwrap();
-    assert_eq!(
-        (remainder.dtype(), remainder.shape()),
-        (safetensors::Dtype::I16, [4, 8].as_slice())
-    );
-    let moment = file
-        .tensor("model.embed_tokens.weight.second_moment")
-        .unwrap();
-    assert_eq!(
-        (moment.dtype(), moment.shape()),
-        (safetensors::Dtype::F32, [67, 8].as_slice())
-    );
+    let remainder = file.tensor("model.layers.1.self_attn.k_proj.weight.master_remainder").unwrap();
+    assert_eq!((remainder.dtype(), remainder.shape()), (safetensors::Dtype::I16, [4, 8].as_slice()));
+    let moment = file.tensor("model.embed_tokens.weight.second_moment").unwrap();
+    assert_eq!((moment.dtype(), moment.shape()), (safetensors::Dtype::F32, [67, 8].as_slice()));
 }
 
 #[test]
 fn a_checkpoint_of_another_model_or_precision_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Tiny::at(Precision::Fp32, 1).save(folder.path(), &state_at(1));
-    let error = Tiny::zeros(Precision::Bf16)
-        .restore(&checkpoint)
-        .unwrap_err();
+    let error = Tiny::zeros(Precision::Bf16).restore(&checkpoint).unwrap_err();
     assert!(matches!(error, CheckpointError::Mismatch { .. }), "{error}");
     assert!(error.to_string().contains("master_remainder"), "{error}");
     let mut other = Tiny::zeros(Precision::Fp32);
     other.shape.vocab_size = 66;
     let error = other.restore(&checkpoint).unwrap_err();
     assert!(matches!(error, CheckpointError::Mismatch { .. }), "{error}");
-    assert!(
-        error.to_string().contains("model.embed_tokens.weight"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("model.embed_tokens.weight"), "{error}");
 }
 
 #[test]
@@ -141,11 +125,7 @@ fn the_tokenizer_s_own_config_is_taken_where_there_is_one() {
     let found: Vec<_> = files.iter().collect();
     assert_eq!(
         found,
-        [
-            ("tokenizer.json", b"{}".as_slice()),
-            ("tokenizer_config.json", b"own"),
-            ("special_tokens_map.json", b"map")
-        ]
+        [("tokenizer.json", b"{}".as_slice()), ("tokenizer_config.json", b"own"), ("special_tokens_map.json", b"map")]
     );
 }
 
@@ -155,21 +135,7 @@ fn a_model_from_elsewhere_needs_no_manifest() {
     let checkpoint = folder.path().join("step-00000001");
     fs::remove_file(checkpoint.join("MANIFEST.json")).unwrap();
     let mut tiny = Tiny::zeros(Precision::Fp32);
-    load_weights(
-        &checkpoint,
-        &stored_model(&checkpoint).unwrap().shape,
-        &mut tiny.weights,
-    )
-    .unwrap();
-    assert!(
-        tiny.weights
-            .read_f32()
-            .unwrap()
-            .iter()
-            .any(|weight| *weight != 0.0)
-    );
-    assert!(
-        verify(&checkpoint).is_err(),
-        "as a checkpoint to go on from it is damaged"
-    );
+    load_weights(&checkpoint, &stored_model(&checkpoint).unwrap().shape, &mut tiny.weights).unwrap();
+    assert!(tiny.weights.read_f32().unwrap().iter().any(|weight| *weight != 0.0));
+    assert!(verify(&checkpoint).is_err(), "as a checkpoint to go on from it is damaged");
 }
