@@ -22,6 +22,7 @@ use serde::Serialize;
 pub use budget::Budget;
 pub(crate) use display::bytes;
 pub use estimate::Estimate;
+use estimate::Work;
 pub use fit::{Fit, Shortage};
 
 use crate::{
@@ -72,8 +73,8 @@ pub struct MemoryPlan {
     pub checkpoints: u64,
     /// Host memory that saving takes besides the buffers.
     pub saving_bytes: u64,
-    /// How long the run takes at assumed speeds: on this machine's CPU, and where that is hopeless on a card.
-    pub estimates: Vec<Estimate>,
+    /// How long the run takes at an assumed speed: this machine's CPU's, or a card's for runs that are meant for one.
+    pub estimate: Estimate,
     /// Why it does not fit and what would; none where it fits, or where nobody knows.
     pub shortage: Option<Shortage>,
 }
@@ -88,31 +89,31 @@ pub struct CategoryBytes {
 }
 
 impl MemoryPlan {
-    /// The plan of a run against `runtime.memory_limit`, else against what this machine has free. `batch_size: auto`
-    /// becomes the largest micro-batch that fits and divides `sequences_per_step`, or one sequence if none does. A plan is
-    /// made whether it fits or not: see [`MemoryPlan::check`].
+    /// The plan of a run against `runtime.memory_limit`, else what this machine has free, else an RTX 5090 if the run would
+    /// take this machine months. `batch_size: auto` becomes the largest micro-batch that fits and divides
+    /// `sequences_per_step`, or one sequence if none does. A plan is made whether it fits or not: see [`MemoryPlan::check`].
     ///
     /// # Errors
-    /// [`TrainerError::Request`] if the vocabulary's size is not known, or the memory that `auto` is to fill.
+    /// [`TrainerError::Request`] if the vocabulary's size is not known.
     pub fn of(run: &ResolvedRun) -> Result<Self> {
-        Self::against(&run.config, Budget::of_config(&run.config))
+        let work = work(&run.config)?;
+        let for_card = work.is_for_card(&run.config);
+        Self::against(&run.config, Budget::of_config(&run.config, for_card), for_card)
     }
 
-    /// Like [`MemoryPlan::of`], and never more than this machine has free: what a trainer may allocate here.
+    /// Like [`MemoryPlan::of`] for this machine's CPU, and never more than it has free: what a trainer may allocate here.
     pub fn here(run: &ResolvedRun) -> Result<Self> {
-        Self::against(&run.config, Budget::here(&run.config))
+        Self::against(&run.config, Budget::here(&run.config), false)
     }
 
-    fn against(config: &RunConfig, budget: Option<Budget>) -> Result<Self> {
+    fn against(config: &RunConfig, budget: Option<Budget>, for_card: bool) -> Result<Self> {
         let shape = shape_of(config)?;
-        let micro_batch = fit::micro_batch(config, &shape, budget.as_ref())?;
+        let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), for_card);
         let setting = Setting { micro_batch, activation_recompute: config.runtime.activation_recompute };
         let plan = RunBuffers::of(config, &shape, setting).plan;
         let data = &config.data;
         let parameters = shape.parameter_count();
-        let flops_per_token = shape.flops_per_token(data.sequence_length);
-        let tokens_per_step = (data.sequences_per_step * data.sequence_length) as u64;
-        let total_tokens = config.scheduler.total_steps.map(|steps| steps * tokens_per_step);
+        let work = work(config)?;
         let categories = plan.by_category();
         let shortage = budget
             .as_ref()
@@ -120,16 +121,16 @@ impl MemoryPlan {
             .map(|budget| Shortage::of(config, &shape, setting, budget));
         Ok(Self {
             parameters,
-            flops_per_token,
+            flops_per_token: work.flops_per_token,
             precision: config.runtime.precision,
             activation_recompute: config.runtime.activation_recompute,
             sequence_length: data.sequence_length as u64,
             micro_batch: micro_batch as u64,
             gradient_accumulation_steps: (data.sequences_per_step / micro_batch) as u64,
             sequences_per_step: data.sequences_per_step as u64,
-            tokens_per_step,
+            tokens_per_step: data.tokens_per_step() as u64,
             total_steps: config.scheduler.total_steps,
-            total_tokens,
+            total_tokens: work.total_tokens,
             bytes: plan.bytes(),
             bytes_by_category: categories
                 .into_iter()
@@ -139,7 +140,7 @@ impl MemoryPlan {
             checkpoint_bytes: parameters * CHECKPOINT_BYTES_PER_PARAMETER,
             checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
             saving_bytes: SAVING_BYTES,
-            estimates: estimate::assumed(config, flops_per_token, total_tokens),
+            estimate: work.estimate(config, for_card),
             shortage,
         })
     }
@@ -193,6 +194,13 @@ impl RunBuffers {
         let targets = plan.add("targets", Category::Batch, DType::I32, &tokens);
         Self { plan, decoder, optimizer, inputs, targets }
     }
+}
+
+fn work(config: &RunConfig) -> Result<Work> {
+    let flops_per_token = shape_of(config)?.flops_per_token(config.data.sequence_length);
+    let tokens_per_step = config.data.tokens_per_step() as u64;
+    let total_tokens = config.scheduler.total_steps.map(|steps| steps * tokens_per_step);
+    Ok(Work { flops_per_token, total_tokens })
 }
 
 /// The model of a config whose vocabulary is known.

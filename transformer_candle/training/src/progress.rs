@@ -125,7 +125,7 @@ impl Progress {
 
 fn live_line(done: u64, total_steps: Option<u64>) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(total_steps, ProgressDrawTarget::stdout());
-    let template = if total_steps.is_some() { "{bar:20} {msg}" } else { "{spinner} {msg}" };
+    let template = if total_steps.is_some() { "{bar:20} {wide_msg}" } else { "{spinner} {wide_msg}" };
     bar.set_style(ProgressStyle::with_template(template).expect("the templates above are well formed"));
     bar.set_position(done);
     bar
@@ -155,6 +155,7 @@ pub(crate) fn duration(length: Duration) -> String {
     let seconds = length.as_secs_f64().round() as u64;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match seconds {
+        63_072_000.. => format!("{} years", days / 365),
         86_400.. => format!("{days}d {hours}h"),
         3600.. => format!("{hours}h {minutes}m"),
         60.. => format!("{minutes}m {}s", seconds % 60),
@@ -208,6 +209,9 @@ mod tests {
     #[test]
     fn durations_are_told_in_their_two_largest_units() {
         let told = |seconds| duration(Duration::from_secs(seconds));
-        assert_eq!([told(8), told(200), told(7260), told(1_321_200)], ["8s", "3m 20s", "2h 1m", "15d 7h"]);
+        assert_eq!(
+            [told(8), told(200), told(7260), told(1_321_200), told(1 << 32)],
+            ["8s", "3m 20s", "2h 1m", "15d 7h", "136 years"]
+        );
     }
 }

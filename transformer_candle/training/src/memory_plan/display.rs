@@ -44,63 +44,54 @@ fn flops(number: f64) -> String {
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut row = |name: &str, text: String| writeln!(f, "{name:<11}{text}");
-        row(
-            "model",
-            format!(
-                "{} parameters, {}, {} a token",
-                grouped(self.parameters),
-                precision(self.precision),
-                flops(self.flops_per_token)
-            ),
-        )?;
-        row(
-            "step",
-            format!(
-                "{} tokens: {} sequences of {}, as {} x {} (batch x accumulation), activation_recompute: {}",
-                grouped(self.tokens_per_step),
-                grouped(self.sequences_per_step),
-                grouped(self.sequence_length),
-                self.micro_batch,
-                self.gradient_accumulation_steps,
-                recompute(self.activation_recompute)
-            ),
-        )?;
-        row("length", self.length())?;
+        let mut rows = vec![("model", self.model()), ("step", self.step()), ("length", self.length())];
         let budget = self.budget.as_ref().map(|budget| format!(" of {budget}")).unwrap_or_default();
-        row("memory", format!("{}{budget}", bytes(self.bytes)))?;
-        for line in &self.bytes_by_category {
-            row("", format!("{:>10}  {}", bytes(line.bytes), line.category))?;
-        }
-        row("", format!("{:>10}  of host memory while saving", bytes(self.saving_bytes)))?;
-        row(
-            "disk",
-            format!(
-                "{} a checkpoint, at most {} at a time: {}",
-                bytes(self.checkpoint_bytes),
-                self.checkpoints,
-                bytes(self.checkpoint_bytes * self.checkpoints)
-            ),
-        )?;
-        for (index, Estimate { tokens_per_second, seconds, assumption }) in self.estimates.iter().enumerate() {
-            let time = seconds.map(|seconds| format!("{} at ", duration(Duration::from_secs_f64(seconds))));
-            let speed = grouped(*tokens_per_second as u64);
-            let name = if index == 0 { "time" } else { "" };
-            row(name, format!("{}{speed} tokens/s {assumption}", time.unwrap_or_default()))?;
-        }
-        match &self.shortage {
-            None => Ok(()),
-            Some(shortage) => row("", shortage.to_string()),
-        }
+        rows.push(("memory", format!("{}{budget}", bytes(self.bytes))));
+        let categories = self.bytes_by_category.iter().map(|line| (line.bytes, line.category.as_str()));
+        let saving = (self.saving_bytes, "of host memory while saving");
+        rows.extend(categories.chain([saving]).map(|(size, what)| ("", format!("{:>10}  {what}", bytes(size)))));
+        rows.push(("disk", self.disk()));
+        rows.push(("time", self.time()));
+        rows.extend(self.shortage.as_ref().map(|shortage| ("", shortage.to_string())));
+        let lines: Vec<String> = rows.iter().map(|(name, text)| format!("{name:<11}{text}")).collect();
+        f.write_str(&lines.join("\n"))
     }
 }
 
 impl MemoryPlan {
+    fn model(&self) -> String {
+        let (parameters, precision) = (grouped(self.parameters), precision(self.precision));
+        format!("{parameters} parameters, {precision}, {} a token", flops(self.flops_per_token))
+    }
+
+    fn step(&self) -> String {
+        format!(
+            "{} tokens: {} sequences of {}, as {} x {} (batch x accumulation), activation_recompute: {}",
+            grouped(self.tokens_per_step),
+            grouped(self.sequences_per_step),
+            grouped(self.sequence_length),
+            self.micro_batch,
+            self.gradient_accumulation_steps,
+            recompute(self.activation_recompute)
+        )
+    }
+
     fn length(&self) -> String {
         let (Some(steps), Some(tokens)) = (self.total_steps, self.total_tokens) else {
             return "as many steps as scheduler.total_epochs gives".into();
         };
         let per_parameter = tokens as f64 / self.parameters as f64;
         format!("{} steps, {} tokens, {per_parameter:.1} a parameter", grouped(steps), grouped(tokens))
+    }
+
+    fn disk(&self) -> String {
+        let (one, all) = (bytes(self.checkpoint_bytes), bytes(self.checkpoint_bytes * self.checkpoints));
+        format!("{one} a checkpoint, at most {} at a time: {all}", self.checkpoints)
+    }
+
+    fn time(&self) -> String {
+        let Estimate { tokens_per_second, seconds, assumption } = &self.estimate;
+        let time = seconds.map(|seconds| format!("{} at ", duration(Duration::from_secs_f64(seconds))));
+        format!("{}{} tokens/s {assumption}", time.unwrap_or_default(), grouped(*tokens_per_second as u64))
     }
 }

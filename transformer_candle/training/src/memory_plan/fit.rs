@@ -3,11 +3,10 @@
 use std::fmt;
 
 use model::ModelShape;
-use run_config::{ActivationRecompute, BatchSize, Device, RunConfig};
+use run_config::{ActivationRecompute, BatchSize, RunConfig};
 use serde::Serialize;
 
 use super::{Budget, RunBuffers, Setting, display};
-use crate::error::{Result, TrainerError};
 
 /// On a CPU `auto` goes no further than this many tokens a micro-batch: matrix products are as fast as they get well below,
 /// and the choice stays the same on machines with more memory.
@@ -42,22 +41,16 @@ pub struct Shortage {
 }
 
 /// The micro-batch of a config: its own, or what `auto` stands for.
-pub(super) fn micro_batch(config: &RunConfig, shape: &ModelShape, budget: Option<&Budget>) -> Result<usize> {
-    let limit = match config.runtime.device {
-        Device::Cuda(_) => config.data.sequences_per_step,
-        Device::Auto | Device::Cpu => (TOKENS_OF_CPU_MICRO_BATCH / config.data.sequence_length).max(1),
-    };
-    match (config.data.batch_size, budget) {
-        (BatchSize::Fixed(sequences), _) => Ok(sequences),
-        (BatchSize::Auto, Some(budget)) => {
-            let fit = largest(config, shape, config.runtime.activation_recompute, budget, limit);
-            Ok(fit.map_or(1, |fit| fit.micro_batch))
+pub(super) fn micro_batch(config: &RunConfig, shape: &ModelShape, budget: Option<&Budget>, for_card: bool) -> usize {
+    match config.data.batch_size {
+        BatchSize::Fixed(sequences) => sequences,
+        BatchSize::Auto => {
+            let on_cpu = (TOKENS_OF_CPU_MICRO_BATCH / config.data.sequence_length).max(1);
+            let limit = if for_card { config.data.sequences_per_step } else { on_cpu };
+            let available = budget.map_or(u64::MAX, |budget| budget.bytes);
+            let recompute = config.runtime.activation_recompute;
+            largest(config, shape, recompute, available, limit).map_or(1, |fit| fit.micro_batch)
         }
-        (BatchSize::Auto, None) => Err(TrainerError::Request(
-            "data.batch_size: auto needs to know the card's memory, and there is no such card here: set \
-             runtime.memory_limit, or a number for data.batch_size"
-                .into(),
-        )),
     }
 }
 
@@ -66,7 +59,7 @@ fn largest(
     config: &RunConfig,
     shape: &ModelShape,
     activation_recompute: ActivationRecompute,
-    budget: &Budget,
+    available: u64,
     limit: usize,
 ) -> Option<Fit> {
     let sequences = config.data.sequences_per_step;
@@ -74,7 +67,7 @@ fn largest(
         .rev()
         .filter(|micro_batch| sequences.is_multiple_of(*micro_batch))
         .map(|micro_batch| needed(config, shape, Setting { micro_batch, activation_recompute }))
-        .find(|fit| fit.bytes <= budget.bytes)
+        .find(|fit| fit.bytes <= available)
 }
 
 fn needed(config: &RunConfig, shape: &ModelShape, setting: Setting) -> Fit {
@@ -87,7 +80,7 @@ impl Shortage {
         let mut fits: Vec<Fit> = RECOMPUTES
             .into_iter()
             .skip_while(|recompute| *recompute != asked.activation_recompute)
-            .filter_map(|recompute| largest(config, shape, recompute, budget, asked.micro_batch))
+            .filter_map(|recompute| largest(config, shape, recompute, budget.bytes, asked.micro_batch))
             .collect();
         // Recomputing more is worth it only for a larger micro-batch.
         fits.dedup_by(|more, less| more.micro_batch <= less.micro_batch);

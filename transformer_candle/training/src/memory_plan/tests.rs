@@ -65,7 +65,11 @@ fn the_other_presets_are_planned_too() {
 
 #[test]
 fn a_run_that_does_not_fit_is_told_what_would() {
-    let plan = MemoryPlan::of(&run_of("rtx5090_1b", &["runtime.memory_limit=30GB", "data.batch_size=16"])).unwrap();
+    let plan = MemoryPlan::of(&run_of(
+        "rtx5090_1b",
+        &["runtime.memory_limit=30GB", "data.batch_size=16", "runtime.device=cpu"],
+    ))
+    .unwrap();
     let error = plan.check().unwrap_err();
     assert_eq!(error.exit_code(), 4);
     insta::assert_snapshot!(error);
@@ -73,13 +77,17 @@ fn a_run_that_does_not_fit_is_told_what_would() {
 
 #[test]
 fn a_run_that_could_never_fit_is_told_so() {
-    let error = MemoryPlan::of(&run_of("rtx5090_1b", &["runtime.memory_limit=16GB"])).unwrap().check().unwrap_err();
+    let error = MemoryPlan::of(&run_of("rtx5090_1b", &["runtime.memory_limit=16GB", "runtime.device=cpu"]))
+        .unwrap()
+        .check()
+        .unwrap_err();
     insta::assert_snapshot!(error);
 }
 
 #[test]
 fn what_a_refused_run_is_told_to_take_fits_and_nothing_larger_does() {
-    let overrides = ["runtime.memory_limit=26GB", "data.batch_size=32", "runtime.activation_recompute=none"];
+    let overrides =
+        ["runtime.device=cpu", "runtime.memory_limit=26GB", "data.batch_size=32", "runtime.activation_recompute=none"];
     let run = run_of("rtx5090_1b", &overrides);
     let TrainerError::OutOfMemory(shortage) = MemoryPlan::of(&run).unwrap().check().unwrap_err() else {
         panic!("refused for another reason")
@@ -123,8 +131,11 @@ fn auto_on_a_cpu_goes_no_further_than_is_fast() {
 }
 
 #[test]
-fn auto_for_a_card_that_is_not_here_asks_for_its_memory() {
-    let error = MemoryPlan::of(&run_of("rtx5090_1b", &["runtime.device=cuda"])).unwrap_err();
-    assert_eq!(error.exit_code(), 2);
-    assert!(error.to_string().contains("runtime.memory_limit"), "{error}");
+fn a_run_that_would_take_a_cpu_months_is_planned_for_a_card() {
+    let open = MemoryPlan::of(&run_of("rtx5090_1b", &[])).unwrap();
+    let card = MemoryPlan::of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
+    assert_eq!((open.bytes, open.micro_batch, &open.estimate), (card.bytes, card.micro_batch, &card.estimate));
+    insta::assert_snapshot!(open.budget.unwrap());
+    let here = MemoryPlan::here(&run_of("rtx5090_1b", &[])).unwrap();
+    assert!(here.budget.unwrap().origin.contains("this machine"));
 }

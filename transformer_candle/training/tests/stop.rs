@@ -1,0 +1,57 @@
+//! Ctrl-C as a process sees it: the first is a request, the second an order.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use training::stop::StopSignal;
+
+const CHILD: &str = "TRAINING_TEST_IS_A_CHILD";
+
+fn wait_until_it_ends(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    panic!("it does not end");
+}
+
+#[test]
+fn the_first_ctrl_c_asks_and_the_second_ends_the_process_at_once() {
+    if env::var_os(CHILD).is_some() {
+        let stop = StopSignal::new();
+        let _listening = stop.listen().unwrap();
+        println!("ready");
+        while stop.requested().is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        println!("asked");
+        thread::sleep(Duration::from_mins(1));
+        return;
+    }
+    let mut child = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "the_first_ctrl_c_asks_and_the_second_ends_the_process_at_once"])
+        .env(CHILD, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let pid = Pid::from_child(&child);
+    for said in ["ready", "asked"] {
+        assert!(lines.any(|line| line.ends_with(said)), "the child says it is {said}");
+        assert!(child.try_wait().unwrap().is_none(), "and lives");
+        kill_process(pid, Signal::INT).unwrap();
+    }
+    assert_eq!(wait_until_it_ends(&mut child), Some(130));
+}
