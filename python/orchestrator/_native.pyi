@@ -369,8 +369,8 @@ def json_schema() -> dict[str, Any]:
 def presets() -> dict[str, str]:
     """Return the shipped configs: the text of each by its name."""
 
-def experiment_folder(name: str) -> Path:
-    """Return the folder of an experiment that exists."""
+def newest_checkpoint(experiment: str) -> Path:
+    """Return the newest sound checkpoint of an experiment."""
 
 def cache_root() -> Path:
     """Return the folder for what can be made again."""

@@ -179,12 +179,12 @@ def _with_resume_values(arguments: list[str]) -> list[str]:
 
 
 def _checkpoint(checkpoint: Path | None, experiment: str | None) -> Path:
-    """Return the folder that --checkpoint names, or that of --experiment, whose newest checkpoint counts."""
+    """Return the folder that --checkpoint names, or the newest checkpoint of --experiment."""
     from orchestrator import _native
 
     if (checkpoint is None) == (experiment is None):
         raise CommandError("say which model: --checkpoint DIR or --experiment NAME")
-    return checkpoint if checkpoint is not None else _native.experiment_folder(str(experiment))
+    return checkpoint if checkpoint is not None else _native.newest_checkpoint(str(experiment))
 
 
 def _preset_file(name: str, folder: Path) -> Path:

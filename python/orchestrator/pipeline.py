@@ -14,7 +14,7 @@ from orchestrator.paths import Roots, checked_experiment, shown
 from orchestrator.screen import amount, note, step, warn
 from orchestrator.settings import DEFAULT_DATASET, DEMO_DATASET, Launch, Settings
 
-DEFAULT_VOCAB_SIZE = 32_000
+DEFAULT_VOCAB_SIZE = 4096
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,44 @@
-//! Placeholder.
+//! The trainer as the Python extension `orchestrator._native`: arguments in, values and exceptions out, no logic of its own.
+//!
+//! Long work runs without the GIL; Ctrl-C reaches it between steps.
+
+// PyO3 hands arguments over by value.
+#![allow(clippy::needless_pass_by_value)]
+
+mod config;
+mod data;
+mod errors;
+mod generation;
+mod json;
+mod plan;
+mod stream;
+mod train;
+mod trainer;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    errors::register(module)?;
+    module.add_class::<config::RunConfig>()?;
+    module.add_class::<data::DataSource>()?;
+    module.add_class::<data::Documents>()?;
+    module.add_class::<generation::Completion>()?;
+    module.add_class::<plan::MemoryPlan>()?;
+    module.add_class::<stream::TokenStream>()?;
+    module.add_class::<trainer::EvaluationReport>()?;
+    module.add_class::<trainer::StepReport>()?;
+    module.add_class::<trainer::Trainer>()?;
+    module.add_function(wrap_pyfunction!(config::config_to_yaml, module)?)?;
+    module.add_function(wrap_pyfunction!(config::json_schema, module)?)?;
+    module.add_function(wrap_pyfunction!(config::parse_config, module)?)?;
+    module.add_function(wrap_pyfunction!(config::presets, module)?)?;
+    module.add_function(wrap_pyfunction!(data::cache_root, module)?)?;
+    module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
+    module.add_function(wrap_pyfunction!(generation::logits, module)?)?;
+    module.add_function(wrap_pyfunction!(generation::newest_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(train::evaluate_model, module)?)?;
+    module.add_function(wrap_pyfunction!(train::train_run, module)?)
+}

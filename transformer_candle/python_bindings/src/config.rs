@@ -1,0 +1,107 @@
+//! Configs: what a run is described by.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyDict};
+use run_config::{Format, ResolvedRun};
+
+use crate::errors::raised;
+use crate::json;
+
+/// A run's config with everything filled in and checked.
+#[pyclass(frozen, module = "orchestrator._native")]
+pub struct RunConfig(pub ResolvedRun);
+
+#[pymethods]
+impl RunConfig {
+    /// Read a config file for training.
+    #[staticmethod]
+    #[pyo3(signature = (path, overrides = Vec::new()))]
+    fn load(path: PathBuf, overrides: Vec<String>) -> PyResult<Self> {
+        run_config::RunConfig::load(&path, &overrides).map(Self).map_err(raised)
+    }
+
+    /// Read a config file for commands that need neither tokenizer nor data.
+    #[staticmethod]
+    #[pyo3(signature = (path, overrides = Vec::new()))]
+    fn load_for_planning(path: PathBuf, overrides: Vec<String>) -> PyResult<Self> {
+        run_config::RunConfig::load_for_planning(&path, &overrides).map(Self).map_err(raised)
+    }
+
+    /// The folder of the config, where everything of the run is written.
+    #[getter]
+    fn run_directory(&self) -> PathBuf {
+        self.0.run_directory.clone()
+    }
+
+    /// The config file.
+    #[getter]
+    fn path(&self) -> PathBuf {
+        self.0.config_path.clone()
+    }
+
+    /// The folder of the run's checkpoints.
+    #[getter]
+    fn checkpoint_directory(&self) -> Option<PathBuf> {
+        self.0.config.runtime.checkpoint.directory.clone()
+    }
+
+    /// What one should know though nothing is wrong, one sentence each.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.0.notes.clone()
+    }
+
+    /// Every key with its value.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        json::to_python(py, &self.0.config)
+    }
+
+    /// The config as commented YAML.
+    fn to_yaml(&self) -> String {
+        self.0.config.to_commented_yaml()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("RunConfig({})", self.0.config_path.display())
+    }
+}
+
+/// Check a config's text with overrides, and return every key with its value. No file is looked at.
+#[pyfunction]
+#[pyo3(signature = (text, format = "yaml", overrides = Vec::new(), file = None))]
+pub fn parse_config<'py>(
+    py: Python<'py>,
+    text: &str,
+    format: &str,
+    overrides: Vec<String>,
+    file: Option<PathBuf>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let format = match format {
+        "toml" => Format::Toml,
+        "json" => Format::Json,
+        _ => Format::Yaml,
+    };
+    let config = run_config::RunConfig::parse(text, format, &overrides)
+        .map_err(|error| raised(run_config::ConfigError { file, ..error }))?;
+    json::to_python(py, &config)
+}
+
+/// Return a config's values as YAML with every key and what it means.
+#[pyfunction]
+pub fn config_to_yaml(config: &Bound<'_, PyAny>) -> PyResult<String> {
+    Ok(json::from_python::<run_config::RunConfig>(config)?.to_commented_yaml())
+}
+
+/// Return the JSON Schema of a config.
+#[pyfunction]
+pub fn json_schema(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    json::to_python(py, &run_config::RunConfig::json_schema())
+}
+
+/// Return the shipped configs: the text of each by its name.
+#[pyfunction]
+pub fn presets(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    run_config::presets().iter().map(|preset| (preset.name, preset.text)).into_py_dict(py)
+}

@@ -1,0 +1,120 @@
+//! Data sets: what there is to read, and its documents in listing order.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use dataset::hub::HubSettings;
+use pyo3::prelude::*;
+use run_config::StreamingConfig;
+
+use crate::errors::raised;
+
+/// A data set whose files are known.
+#[pyclass(frozen, module = "orchestrator._native")]
+pub struct DataSource {
+    source: dataset::DataSource,
+    description: dataset::SourceDescription,
+}
+
+impl DataSource {
+    fn of(source: dataset::DataSource) -> Self {
+        Self { description: source.describe(), source }
+    }
+}
+
+#[pymethods]
+impl DataSource {
+    /// Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit.
+    #[staticmethod]
+    #[pyo3(signature = (dataset, split = "train".to_owned(), config = None, revision = None, text_column = "text".to_owned()))]
+    fn streaming(
+        py: Python<'_>,
+        dataset: String,
+        split: String,
+        config: Option<String>,
+        revision: Option<String>,
+        text_column: String,
+    ) -> PyResult<Self> {
+        let streaming = StreamingConfig {
+            dataset,
+            split,
+            max_samples: None,
+            stream_batch_size: 1,
+            experiment: String::new(),
+            config,
+            revision,
+            text_column,
+            tokenizer: None,
+        };
+        py.detach(|| dataset::DataSource::streaming(&streaming, HubSettings::from_environment()))
+            .map(Self::of)
+            .map_err(raised)
+    }
+
+    /// Find local files: paths, folders and globs, relative to the current folder.
+    #[staticmethod]
+    #[pyo3(signature = (patterns, text_column = "text"))]
+    fn local(py: Python<'_>, patterns: Vec<String>, text_column: &str) -> PyResult<Self> {
+        py.detach(|| dataset::DataSource::local(&patterns, Path::new(""), text_column)).map(Self::of).map_err(raised)
+    }
+
+    /// The data set's name, or the patterns.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.description.name
+    }
+
+    /// The commit that is read; None for local files.
+    #[getter]
+    fn revision(&self) -> Option<&str> {
+        self.description.revision.as_deref()
+    }
+
+    /// How many files there are.
+    #[getter]
+    fn files(&self) -> u64 {
+        self.description.files
+    }
+
+    /// Their size together.
+    #[getter]
+    fn bytes(&self) -> u64 {
+        self.description.bytes
+    }
+
+    /// Iterate over the documents in listing order, at most `max_samples`.
+    #[pyo3(signature = (max_samples = None))]
+    fn documents(&self, max_samples: Option<u64>) -> Documents {
+        Documents(Mutex::new(dataset::Documents::open(&self.source, max_samples)))
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "DataSource({:?}, {} files, {} bytes)",
+            self.description.name, self.description.files, self.description.bytes
+        )
+    }
+}
+
+/// Documents in listing order.
+#[pyclass(module = "orchestrator._native")]
+pub struct Documents(Mutex<dataset::Documents>);
+
+#[pymethods]
+impl Documents {
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<String>> {
+        py.check_signals()?;
+        let documents = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        py.detach(|| documents.next()).transpose().map_err(raised)
+    }
+}
+
+/// Return the folder for what can be made again.
+#[pyfunction]
+pub fn cache_root() -> PathBuf {
+    dataset::cache_root()
+}

@@ -1,0 +1,65 @@
+//! Rust's errors as Python's exceptions, each with the exit code that the commands give it.
+
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+use training::TrainerError as RustTrainerError;
+
+create_exception!(
+    orchestrator._native,
+    TrainerError,
+    PyException,
+    "Why a run cannot start, cannot go on, or had to end."
+);
+create_exception!(
+    orchestrator._native,
+    ConfigError,
+    TrainerError,
+    "The config, or what it asks of this machine, is wrong."
+);
+create_exception!(orchestrator._native, DataError, TrainerError, "The data cannot be read.");
+create_exception!(orchestrator._native, CheckpointError, TrainerError, "A checkpoint cannot be saved, found or read.");
+create_exception!(
+    orchestrator._native,
+    OutOfMemoryError,
+    TrainerError,
+    "The run does not fit in memory; nothing was allocated."
+);
+create_exception!(orchestrator._native, DivergenceError, TrainerError, "Training diverged past the guard.");
+
+/// Adds the exceptions to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    for (name, exception, exit_code) in [
+        ("TrainerError", py.get_type::<TrainerError>(), 1),
+        ("ConfigError", py.get_type::<ConfigError>(), 2),
+        ("DataError", py.get_type::<DataError>(), 3),
+        ("OutOfMemoryError", py.get_type::<OutOfMemoryError>(), 4),
+        ("CheckpointError", py.get_type::<CheckpointError>(), 5),
+        ("DivergenceError", py.get_type::<DivergenceError>(), 6),
+    ] {
+        exception.setattr("exit_code", exit_code)?;
+        module.add(name, exception)?;
+    }
+    Ok(())
+}
+
+/// The exception for an error of any crate.
+pub fn raised(error: impl Into<RustTrainerError>) -> PyErr {
+    let error = error.into();
+    let (message, exit_code) = (error.to_string(), error.exit_code());
+    let exception = match error {
+        RustTrainerError::Config(_)
+        | RustTrainerError::Request(_)
+        | RustTrainerError::Locked { .. }
+        | RustTrainerError::ChangedOnResume { .. } => ConfigError::new_err(message),
+        RustTrainerError::Data(_) => DataError::new_err(message),
+        RustTrainerError::OutOfMemory(_) => OutOfMemoryError::new_err(message),
+        RustTrainerError::Checkpoint(_) => CheckpointError::new_err(message),
+        RustTrainerError::Diverged { .. } => DivergenceError::new_err(message),
+        _ => TrainerError::new_err(message),
+    };
+    Python::attach(|py| {
+        exception.value(py).setattr("exit_code", exit_code).map_or_else(|error| error, |()| exception.clone_ref(py))
+    })
+}

@@ -1,0 +1,108 @@
+//! Asking a trained model: text that goes on, and logits.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use numpy::PyArray2;
+use pyo3::prelude::*;
+use training::commands::generate::{self as command, GenerateOptions, Prompt};
+use training::commands::{ModelSource, TrainedModel};
+
+use crate::errors::raised;
+use crate::json;
+
+/// A continued text.
+#[pyclass(frozen, module = "orchestrator._native")]
+pub struct Completion(training::commands::Completion);
+
+impl From<training::commands::Completion> for Completion {
+    fn from(completion: training::commands::Completion) -> Self {
+        Self(completion)
+    }
+}
+
+#[pymethods]
+impl Completion {
+    /// The text that was continued.
+    #[getter]
+    fn prompt(&self) -> &str {
+        &self.0.prompt
+    }
+
+    /// What the model wrote.
+    #[getter]
+    fn completion(&self) -> &str {
+        &self.0.completion
+    }
+
+    /// The same as token ids.
+    #[getter]
+    fn tokens(&self) -> Vec<u32> {
+        self.0.tokens.clone()
+    }
+
+    /// Tokens written over the seconds they took.
+    #[getter]
+    fn tokens_per_second(&self) -> f64 {
+        self.0.tokens_per_second
+    }
+
+    /// Everything as plain values.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        json::to_python(py, &self.0)
+    }
+
+    fn __str__(&self) -> String {
+        format!("{}{}", self.0.prompt, self.0.completion)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Completion({:?} + {:?})", self.0.prompt, self.0.completion)
+    }
+}
+
+/// Continue a text with a model: a checkpoint, a run's folder, or any Llama model in Hugging Face's format.
+#[pyfunction]
+#[pyo3(signature = (checkpoint, prompt, *, max_tokens = 128, temperature = 0.8, top_k = 0, top_p = 1.0, seed = 0))]
+pub fn generate(
+    py: Python<'_>,
+    checkpoint: PathBuf,
+    prompt: String,
+    max_tokens: usize,
+    temperature: f64,
+    top_k: usize,
+    top_p: f64,
+    seed: u64,
+) -> PyResult<Completion> {
+    let options = GenerateOptions {
+        model: ModelSource { checkpoint: Some(checkpoint), experiment: None },
+        prompt: Prompt { text: Some(prompt), file: None },
+        max_tokens,
+        temperature,
+        top_k,
+        top_p,
+        seed,
+        json: false,
+    };
+    let mut interrupted = None;
+    let written = py.detach(|| {
+        command::run(&options, |_| {
+            interrupted = Python::attach(|py| py.check_signals().err());
+            if interrupted.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    });
+    interrupted.map_or_else(|| written.map(Completion).map_err(raised), Err)
+}
+
+/// Return the logits behind each token, `[tokens, vocabulary]` in f32.
+#[pyfunction]
+pub fn logits(py: Python<'_>, checkpoint: PathBuf, tokens: Vec<u32>) -> PyResult<Bound<'_, PyArray2<f32>>> {
+    let rows = py.detach(|| TrainedModel::open(Path::new(&checkpoint))?.logits(&tokens)).map_err(raised)?;
+    Ok(PyArray2::from_vec2(py, &rows)?)
+}
+
+/// Return the newest sound checkpoint of an experiment.
+#[pyfunction]
+pub fn newest_checkpoint(experiment: String) -> PyResult<PathBuf> {
+    ModelSource { checkpoint: None, experiment: Some(experiment) }.directory().map_err(raised)
+}

@@ -1,0 +1,22 @@
+//! Serde's values as Python's plain ones and back, by way of JSON text.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use serde::{Serialize, de::DeserializeOwned};
+
+/// A value as dicts, lists, numbers and strings.
+pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+    let text = serde_json::to_string(value).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    py.import("json")?.call_method1("loads", (text,))
+}
+
+/// Dicts, lists, numbers and strings as a value.
+pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>) -> PyResult<T> {
+    let text: String = value.py().import("json")?.call_method1("dumps", (value,))?.extract()?;
+    serde_json::from_str(&text).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// A 32-bit number as Python reads it from the JSON of metrics.jsonl: the shortest decimal, not the binary's tail.
+pub fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::NAN)
+}

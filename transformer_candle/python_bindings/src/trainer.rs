@@ -1,0 +1,247 @@
+//! The trainer as an object: one optimizer step a turn of a `for` loop.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use model::SamplingSettings;
+use pyo3::prelude::*;
+use training::trainer::ResumeFrom;
+
+use crate::config::RunConfig;
+use crate::errors::raised;
+use crate::generation::Completion;
+use crate::json;
+use crate::plan::MemoryPlan;
+
+/// The config in a run's folder.
+const TRAINING_CONFIG: &str = "training.yaml";
+
+/// What one optimizer step did.
+#[pyclass(frozen, module = "orchestrator._native")]
+pub struct StepReport(training::trainer::StepReport);
+
+#[pymethods]
+impl StepReport {
+    /// Optimizer steps taken, this one included.
+    #[getter]
+    fn step(&self) -> u64 {
+        self.0.step
+    }
+
+    /// Mean over the step's target tokens, nats, before the update.
+    #[getter]
+    fn loss(&self) -> f64 {
+        json::shortest(self.0.loss)
+    }
+
+    /// The step's learning rate.
+    #[getter]
+    fn learning_rate(&self) -> f64 {
+        self.0.learning_rate
+    }
+
+    /// Global norm of the gradients before clipping.
+    #[getter]
+    fn grad_norm(&self) -> f64 {
+        json::shortest(self.0.grad_norm)
+    }
+
+    /// Target tokens trained on since the run began.
+    #[getter]
+    fn tokens(&self) -> u64 {
+        self.0.tokens
+    }
+
+    /// Target tokens of this step over its seconds.
+    #[getter]
+    fn tokens_per_second(&self) -> f64 {
+        self.0.tokens_per_second
+    }
+
+    /// Model FLOPs over the device's peak; None where no peak is known, as on a CPU.
+    #[getter]
+    fn mfu(&self) -> Option<f64> {
+        self.0.mfu
+    }
+
+    /// Wall time of the step.
+    #[getter]
+    fn step_seconds(&self) -> f64 {
+        self.0.step_seconds
+    }
+
+    /// Part of it spent waiting for data.
+    #[getter]
+    fn data_wait_seconds(&self) -> f64 {
+        self.0.data_wait_seconds
+    }
+
+    /// Bytes of the planned buffers.
+    #[getter]
+    fn memory_bytes(&self) -> u64 {
+        self.0.memory_bytes
+    }
+
+    /// Everything as plain values, as in metrics.jsonl.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        json::to_python(py, &self.0)
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "StepReport(step={}, loss={}, tokens_per_second={:.0})",
+            self.0.step, self.0.loss, self.0.tokens_per_second
+        )
+    }
+}
+
+/// What one evaluation found.
+#[pyclass(frozen, module = "orchestrator._native")]
+pub struct EvaluationReport(training::evaluation::EvaluationReport);
+
+impl From<training::evaluation::EvaluationReport> for EvaluationReport {
+    fn from(report: training::evaluation::EvaluationReport) -> Self {
+        Self(report)
+    }
+}
+
+#[pymethods]
+impl EvaluationReport {
+    /// Optimizer steps taken before it.
+    #[getter]
+    fn step(&self) -> u64 {
+        self.0.step
+    }
+
+    /// Mean over the held-out target tokens, nats.
+    #[getter]
+    fn loss(&self) -> f64 {
+        self.0.loss
+    }
+
+    /// `exp(loss)`.
+    #[getter]
+    fn perplexity(&self) -> f64 {
+        self.0.perplexity
+    }
+
+    /// Bits for each byte of the text, which tokenizers cannot flatter; None where tokens have no fixed length in bytes.
+    #[getter]
+    fn bits_per_byte(&self) -> Option<f64> {
+        self.0.bits_per_byte
+    }
+
+    /// Target tokens evaluated.
+    #[getter]
+    fn tokens(&self) -> u64 {
+        self.0.tokens
+    }
+
+    /// Everything as plain values, as in metrics.jsonl.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        json::to_python(py, &self.0)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("EvaluationReport(step={}, loss={}, tokens={})", self.0.step, self.0.loss, self.0.tokens)
+    }
+}
+
+/// A model in training. Iterating takes one optimizer step a turn.
+#[pyclass(module = "orchestrator._native")]
+pub struct Trainer(Mutex<training::trainer::Trainer>);
+
+impl Trainer {
+    fn of(trainer: training::trainer::Trainer) -> Self {
+        Self(Mutex::new(trainer))
+    }
+
+    fn inner(&mut self) -> &mut training::trainer::Trainer {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Works without the GIL.
+    fn detached<T: Send>(
+        &mut self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut training::trainer::Trainer) -> training::Result<T> + Send,
+    ) -> PyResult<T> {
+        py.check_signals()?;
+        let trainer = self.inner();
+        py.detach(|| work(trainer)).map_err(raised)
+    }
+}
+
+#[pymethods]
+impl Trainer {
+    /// Start a new run in the config's folder.
+    #[new]
+    fn new(py: Python<'_>, config: &RunConfig) -> PyResult<Self> {
+        let run = config.0.clone();
+        py.detach(|| training::trainer::Trainer::new(run)).map(Self::of).map_err(raised)
+    }
+
+    /// Go on with a run: its folder, or its config file.
+    #[staticmethod]
+    #[pyo3(signature = (run, overrides = Vec::new(), checkpoint = None))]
+    fn resume(py: Python<'_>, run: PathBuf, overrides: Vec<String>, checkpoint: Option<PathBuf>) -> PyResult<Self> {
+        let config = if run.is_dir() { run.join(TRAINING_CONFIG) } else { run };
+        let from = checkpoint.map_or(ResumeFrom::Latest, ResumeFrom::Directory);
+        py.detach(|| training::trainer::Trainer::resume(run_config::RunConfig::load(&config, &overrides)?, &from))
+            .map(Self::of)
+            .map_err(raised)
+    }
+
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<StepReport>> {
+        let report = self.detached(py, training::trainer::Trainer::step)?;
+        Ok(report.map(StepReport))
+    }
+
+    /// Optimizer steps taken since the run began.
+    #[getter]
+    fn step(&mut self) -> u64 {
+        self.inner().steps_done()
+    }
+
+    /// What one should know about how it started, one sentence each.
+    #[getter]
+    fn notes(&mut self) -> Vec<String> {
+        self.inner().notes().to_vec()
+    }
+
+    /// Return the buffers it holds.
+    fn memory_plan(&mut self) -> MemoryPlan {
+        MemoryPlan::from(self.inner().memory_plan().clone())
+    }
+
+    /// Measure the loss on the held-out text; None where there is none.
+    fn evaluate(&mut self, py: Python<'_>) -> PyResult<Option<EvaluationReport>> {
+        let report = self.detached(py, training::trainer::Trainer::evaluate)?;
+        Ok(report.map(EvaluationReport))
+    }
+
+    /// Write a checkpoint and return its directory.
+    fn save(&mut self, py: Python<'_>) -> PyResult<PathBuf> {
+        self.detached(py, training::trainer::Trainer::save)
+    }
+
+    /// Continue a text with the weights as they are.
+    #[pyo3(signature = (prompt, *, max_tokens = 128, temperature = 0.8, top_k = 0, top_p = 1.0, seed = 0))]
+    fn generate(
+        &mut self,
+        py: Python<'_>,
+        prompt: &str,
+        max_tokens: usize,
+        temperature: f64,
+        top_k: usize,
+        top_p: f64,
+        seed: u64,
+    ) -> PyResult<Completion> {
+        let settings = SamplingSettings { temperature, top_k, top_p, seed };
+        self.detached(py, |trainer| trainer.generate(prompt, max_tokens, &settings)).map(Completion::from)
+    }
+}
