@@ -42,7 +42,8 @@ pub struct BenchReport {
     pub mfu: Option<f64>,
     /// Bytes of the planned buffers.
     pub memory_bytes: u64,
-    /// Milliseconds of an optimizer step, and of its parts. `forward` is measured on its own; it is a part of `forward_backward`.
+    /// Milliseconds of an optimizer step, and of its parts. `forward` is measured on its own; it is a part of
+    /// `forward_backward`.
     pub milliseconds: BTreeMap<&'static str, f64>,
 }
 

@@ -28,7 +28,8 @@ pub struct EvaluateOptions {
     /// The model to evaluate.
     #[command(flatten)]
     pub model: ModelSource,
-    /// Text to evaluate on: files, folders or globs of .parquet, .jsonl(.gz/.zst), .txt. Repeatable. [default: what the run held out]
+    /// Text to evaluate on: files, folders or globs of .parquet, .jsonl(.gz/.zst), .txt. Repeatable. [default: what
+    /// the run held out]
     #[arg(long, value_name = "PATTERN")]
     pub input: Vec<String>,
     /// The column or field of `--input` that holds the text.

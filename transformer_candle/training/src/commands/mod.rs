@@ -1,5 +1,5 @@
-//! The command line: what each command takes is declared here, what it does is in its file. Commands are plain functions over plain
-//! options, so that Python calls the same ones.
+//! The command line: what each command takes is declared here, what it does is in its file. Commands are plain
+//! functions over plain options, so that Python calls the same ones.
 
 pub mod bench;
 pub mod checkpoint;
@@ -33,7 +33,8 @@ pub struct CommandLine {
 
 /// Train a model from a config file.
 ///
-/// Streams the data set that `streaming_config.json` beside the config names; without that file it reads `data.train_shards`.
+/// Streams the data set that `streaming_config.json` beside the config names; without that file it reads
+/// `data.train_shards`.
 #[derive(Debug, Parser)]
 #[command(name = "train", version, max_term_width = 100)]
 pub struct TrainCommandLine {
@@ -45,7 +46,8 @@ pub struct TrainCommandLine {
 enum Command {
     /// Train a model from a config file.
     ///
-    /// Streams the data set that `streaming_config.json` beside the config names; without that file it reads `data.train_shards`.
+    /// Streams the data set that `streaming_config.json` beside the config names; without that file it reads
+    /// `data.train_shards`.
     Train(train::TrainOptions),
     /// Tell what a config needs: parameters, memory by category, FLOPs, disk.
     Plan(plan::PlanOptions),
@@ -148,7 +150,7 @@ mod tests {
     fn every_flag_is_understood() {
         for arguments in [
             "train --config runs/e/training.yaml",
-            "train -c a.toml --override optimizer.learning_rate=1e-3 --override runtime.seed=7 --resume --device cpu --max-steps 5",
+            "train -c a.toml --override runtime.seed=7 --override data.batch_size=2 --resume --device cpu --max-steps 5",
             "train --resume latest --config a.yaml",
             "train --config a.yaml --resume runs/e/checkpoints/step-00000005 --device cuda:1",
             "plan --config a.yaml --json",

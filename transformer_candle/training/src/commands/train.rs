@@ -22,7 +22,8 @@ pub struct TrainOptions {
     #[arg(long = "override", value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
     /// Go on from the newest sound checkpoint, or from the one named.
-    #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest", value_parser = PathBufValueParser::new().map(resume_from))]
+    #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
+    #[arg(value_parser = PathBufValueParser::new().map(resume_from))]
     pub resume: Option<ResumeFrom>,
     /// Where to compute: auto, cpu, cuda or cuda:N. [default: the config's runtime.device]
     #[arg(long, value_name = "DEVICE")]

@@ -57,8 +57,9 @@ impl TrainedModel {
         Ok(Self { shape, precision, weights, tokenizer, stop_token: end_of_text })
     }
 
-    /// Continues a prompt by at most `max_tokens` tokens, up to the end of the text or of the model's context. An empty prompt starts
-    /// a new text. `on_text` gets the text as it grows, whole characters at a time, and may break off.
+    /// Continues a prompt by at most `max_tokens` tokens, up to the end of the text or of the model's context. An
+    /// empty prompt starts a new text. `on_text` gets the text as it grows, whole characters at a time, and may break
+    /// off.
     pub fn complete(
         &self,
         prompt: &str,
@@ -117,6 +118,9 @@ pub fn complete(
     if let Some(error) = unreadable {
         return Err(error);
     }
+    if let Some(rest) = text.finish()? {
+        let _ = on_text(&rest);
+    }
     let seconds = started.elapsed().as_secs_f64();
     let completion = tokenizer.decode(&tokens)?;
     let tokens_per_second = tokens.len() as f64 / seconds.max(f64::MIN_POSITIVE);
@@ -139,19 +143,36 @@ impl<'a> GrowingText<'a> {
         Self { tokenizer, tokens: Vec::new(), handed_out: 0 }
     }
 
-    /// What the token adds, if that is whole. Decoded behind the tokens before it, because some tokenizers drop a text's first space.
+    /// What the token adds, if that is whole.
     fn push(&mut self, token: u32) -> Result<Option<String>> {
         self.tokens.push(token);
-        let before = self.tokenizer.decode(&self.tokens[..self.handed_out])?;
-        let after = self.tokenizer.decode(&self.tokens)?;
         let waiting = self.tokens.len() - self.handed_out;
-        if after.ends_with(char::REPLACEMENT_CHARACTER) && waiting < LONGEST_CHARACTER {
+        let whole = self.tokenizer.decode(&self.tokens)?;
+        if whole.ends_with(char::REPLACEMENT_CHARACTER) && waiting < LONGEST_CHARACTER {
             return Ok(None);
         }
-        let piece = after.strip_prefix(&before).unwrap_or_default().to_owned();
+        self.hand_out(&whole).map(Some)
+    }
+
+    /// What is held back at the end makes no whole character any more.
+    fn finish(mut self) -> Result<Option<String>> {
+        if self.tokens.len() == self.handed_out {
+            return Ok(None);
+        }
+        let whole = self.tokenizer.decode(&self.tokens)?;
+        self.hand_out(&whole).map(Some)
+    }
+
+    /// Behind the tokens before it, because some tokenizers drop a text's first space.
+    fn hand_out(&mut self, whole: &str) -> Result<String> {
+        let before = self.tokenizer.decode(&self.tokens[..self.handed_out])?;
+        let piece = match whole.strip_prefix(&before) {
+            Some(piece) => piece.to_owned(),
+            None => self.tokenizer.decode(&self.tokens[self.handed_out..])?,
+        };
         self.tokens.drain(..self.handed_out);
         self.handed_out = self.tokens.len();
-        Ok(Some(piece))
+        Ok(piece)
     }
 }
 
