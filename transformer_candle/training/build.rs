@@ -14,38 +14,23 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed={}", lock.display());
     println!("cargo::rerun-if-env-changed=TRANSFORMER_CANDLE_COMMIT");
-    println!(
-        "cargo::rustc-env=BUILT_WITH_LIBRARIES={}",
-        libraries(&fs::read_to_string(lock).unwrap_or_default())
-    );
+    println!("cargo::rustc-env=BUILT_WITH_LIBRARIES={}", libraries(&fs::read_to_string(lock).unwrap_or_default()));
     println!("cargo::rustc-env=BUILT_WITH_RUSTC={}", compiler());
-    println!(
-        "cargo::rustc-env=BUILT_FOR={}",
-        env::var("TARGET").expect("cargo sets it")
-    );
-    println!(
-        "cargo::rustc-env=BUILT_FROM_COMMIT={}",
-        env::var("TRANSFORMER_CANDLE_COMMIT").unwrap_or_default()
-    );
+    println!("cargo::rustc-env=BUILT_FOR={}", env::var("TARGET").expect("cargo sets it"));
+    println!("cargo::rustc-env=BUILT_FROM_COMMIT={}", env::var("TRANSFORMER_CANDLE_COMMIT").unwrap_or_default());
 }
 
 /// `candle-core 0.11.1, gemm 0.19.0`, from the lines `name = "..."` and `version = "..."` of Cargo.lock.
 fn libraries(lock: &str) -> String {
     let value = |line: &str| line.split('"').nth(1).unwrap_or_default().to_owned();
     let lines: Vec<&str> = lock.lines().collect();
-    let named = lines
-        .windows(2)
-        .filter(|pair| pair[0].starts_with("name = ") && NAMED.contains(&value(pair[0]).as_str()));
-    named
-        .map(|pair| format!("{} {}", value(pair[0]), value(pair[1])))
-        .collect::<Vec<_>>()
-        .join(", ")
+    let named =
+        lines.windows(2).filter(|pair| pair[0].starts_with("name = ") && NAMED.contains(&value(pair[0]).as_str()));
+    named.map(|pair| format!("{} {}", value(pair[0]), value(pair[1]))).collect::<Vec<_>>().join(", ")
 }
 
 fn compiler() -> String {
     let rustc = env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     let output = Command::new(rustc).arg("--version").output();
-    output
-        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        .unwrap_or_default()
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
 }

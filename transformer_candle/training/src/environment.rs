@@ -1,4 +1,5 @@
-//! `environment.json`: the program, the machine and the moment a run was started with, for whoever asks later why two runs differ.
+//! `environment.json`: the program, the machine and the moment a run was started with, for whoever asks later why two
+//! runs differ.
 
 use std::env;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Hands its arguments to the Python command of the same name, for `cargo run -p training --bin orchestrate -- ...`. It prepares and
-//! does not train (`--launch none`) unless `--launch` says otherwise.
+//! Hands its arguments to the Python command of the same name, for `cargo run -p training --bin orchestrate -- ...`.
+//! It prepares and does not train (`--launch none`) unless `--launch` says otherwise.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

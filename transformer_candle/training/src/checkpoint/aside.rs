@@ -1,7 +1,8 @@
 //! A directory written aside and put in its place in one step.
 //!
-//! `.step-00001000.tmp-4242/` takes the files; each is hashed on its way and fsynced; then the folder is fsynced, renamed to
-//! `step-00001000/` and its parent fsynced. Whatever instant the process dies at, a reader finds either nothing of it or all of it.
+//! `.step-00001000.tmp-4242/` takes the files; each is hashed on its way and fsynced; then the folder is fsynced,
+//! renamed to `step-00001000/` and its parent fsynced. Whatever instant the process dies at, a reader finds either
+//! nothing of it or all of it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

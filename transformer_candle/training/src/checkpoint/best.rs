@@ -8,8 +8,9 @@ use super::error::{Result, failed};
 use super::list::{by_loss, list, mark_best};
 use super::manifest::{self, Manifest};
 
-/// Puts a saved checkpoint also into `best_directory`, names it the best there, and keeps the `max_keep` with the lowest held-out
-/// loss. The files are hard links where the file system has them, so that they take no room of their own.
+/// Puts a saved checkpoint also into `best_directory`, names it the best there, and keeps the `max_keep` with the
+/// lowest held-out loss. The files are hard links where the file system has them, so that they take no room of their
+/// own.
 pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -> Result<PathBuf> {
     fs::create_dir_all(best_directory).map_err(failed("create", best_directory))?;
     remove_leftovers(best_directory)?;

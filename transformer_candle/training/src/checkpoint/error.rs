@@ -36,7 +36,8 @@ pub enum CheckpointError {
     },
     /// Nothing has been saved there.
     #[error(
-        "there is no checkpoint in {directory}: train first (a run without `--resume` starts at step 0), or name a directory such as checkpoints/step-00001000"
+        "there is no checkpoint in {directory}: train first (a run without `--resume` starts at step 0), \
+         or name a directory such as checkpoints/step-00001000"
     )]
     Absent {
         /// The folder that was looked through.

@@ -64,8 +64,8 @@ pub fn list(directory: &Path) -> Result<Vec<Listed>> {
     Ok(found)
 }
 
-/// The newest checkpoint that is whole. `latest` says which one is newest: those beyond it belong to a future that a resume from
-/// an earlier checkpoint abandoned, and are taken only when nothing else is whole.
+/// The newest checkpoint that is whole. `latest` says which one is newest: those beyond it belong to a future that a
+/// resume from an earlier checkpoint abandoned, and are taken only when nothing else is whole.
 pub fn newest_sound(directory: &Path) -> Result<NewestSound> {
     let mut candidates = list(directory)?;
     if candidates.is_empty() {
@@ -113,8 +113,9 @@ pub(super) fn by_loss(checkpoints: &[Listed]) -> Vec<&Listed> {
     judged.into_iter().map(|(_, checkpoint)| checkpoint).collect()
 }
 
-/// Removes all but the `keep_newest` newest checkpoints, the `keep_best` with the lowest held-out loss and the one that `best` names.
-/// Those beyond `latest` belong to an abandoned future and do not count as newest. Returns the names of what it removed.
+/// Removes all but the `keep_newest` newest checkpoints, the `keep_best` with the lowest held-out loss and the one
+/// that `best` names. Those beyond `latest` belong to an abandoned future and do not count as newest. Returns the
+/// names of what it removed.
 pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<Vec<String>> {
     let checkpoints = list(directory)?;
     let latest = latest_step(directory, &checkpoints);

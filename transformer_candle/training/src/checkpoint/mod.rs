@@ -1,5 +1,5 @@
-//! Checkpoints: directories that are Hugging Face models, that a kill at any instant cannot tear, and that know when they are
-//! damaged.
+//! Checkpoints: directories that are Hugging Face models, that a kill at any instant cannot tear, and that know when
+//! they are damaged.
 //!
 //! ```text
 //! checkpoints/

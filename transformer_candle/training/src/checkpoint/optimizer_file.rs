@@ -1,5 +1,5 @@
-//! `optimizer.safetensors`: moments and master remainders under the model's names, exact to the bit, written and read in pieces so
-//! that no second copy of them is ever in memory.
+//! `optimizer.safetensors`: moments and master remainders under the model's names, exact to the bit, written and read
+//! in pieces so that no second copy of them is ever in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};
@@ -79,8 +79,8 @@ impl From<kernels::Error> for Unreadable {
     }
 }
 
-/// Every tensor of the file: `model.norm.weight.first_moment`, `.second_moment` and `.master_remainder`; wider types first and then
-/// by name, as the format's own writer orders them.
+/// Every tensor of the file: `model.norm.weight.first_moment`, `.second_moment` and `.master_remainder`; wider types
+/// first and then by name, as the format's own writer orders them.
 fn tensors<'a>(shape: &ModelShape, buffers: &OptimizerBuffers<'a>) -> Vec<NamedRange<'a>> {
     let kinds = [
         ("first_moment", Some(buffers.first_moment)),

@@ -37,7 +37,8 @@ pub fn load_state(checkpoint: &Path) -> Result<TrainerState> {
     TrainerState::from_bytes(checkpoint, &bytes)
 }
 
-/// Fills the trainer's flat buffers with weights, moments and (bf16) remainders of a checkpoint. On an error they hold part of it.
+/// Fills the trainer's flat buffers with weights, moments and (bf16) remainders of a checkpoint. On an error they
+/// hold part of it.
 pub fn restore(
     checkpoint: &Path,
     shape: &ModelShape,

@@ -44,8 +44,8 @@ pub fn step_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// Saves a checkpoint into the folder of checkpoints and makes it the latest. It is there whole when this returns, durable, and
-/// not at all when this fails; a damaged checkpoint of the same step is replaced.
+/// Saves a checkpoint into the folder of checkpoints and makes it the latest. It is there whole when this returns,
+/// durable, and not at all when this fails; a damaged checkpoint of the same step is replaced.
 pub fn save(directory: &Path, contents: &CheckpointContents) -> Result<PathBuf> {
     save_through(directory, contents, &create_file)
 }

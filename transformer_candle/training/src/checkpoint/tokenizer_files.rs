@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::error::{Result, failed};
 
-/// The tokenizer as it was when the run started. Kept in memory, so that every checkpoint holds what the model was trained with,
-/// whatever happens to the files meanwhile.
+/// The tokenizer as it was when the run started. Kept in memory, so that every checkpoint holds what the model was
+/// trained with, whatever happens to the files meanwhile.
 #[derive(Debug, Clone)]
 pub struct TokenizerFiles {
     files: Vec<(&'static str, Vec<u8>)>,
@@ -17,8 +17,8 @@ pub struct TokenizerFiles {
 }
 
 impl TokenizerFiles {
-    /// Reads `tokenizer.json`, and `tokenizer_config.json` and `special_tokens_map.json` where they stand beside it. Without a
-    /// `tokenizer_config.json` a plain one is made, in which `end_of_text` begins and ends a text.
+    /// Reads `tokenizer.json`, and `tokenizer_config.json` and `special_tokens_map.json` where they stand beside it.
+    /// Without a `tokenizer_config.json` a plain one is made, in which `end_of_text` begins and ends a text.
     pub fn read(tokenizer_json: &Path, end_of_text: &str, end_of_text_id: u32, longest_text: usize) -> Result<Self> {
         let tokenizer = fs::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
         let mut files = vec![("tokenizer.json", tokenizer)];

@@ -1,5 +1,5 @@
-//! What a run tells about itself: `metrics.jsonl` for programs and `tensorboard/` for eyes, both rewound on resume so that no step
-//! is there twice and none is missing.
+//! What a run tells about itself: `metrics.jsonl` for programs and `tensorboard/` for eyes, both rewound on resume so
+//! that no step is there twice and none is missing.
 
 mod jsonl;
 mod tensorboard;
@@ -22,8 +22,9 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Opens the metrics of a run directory, and its TensorBoard events in a folder of their own where one is given. `rewind_to`
-    /// keeps what was written up to that step, for a resume; without it the run is a new one and starts empty.
+    /// Opens the metrics of a run directory, and its TensorBoard events in a folder of their own where one is given.
+    /// `rewind_to` keeps what was written up to that step, for a resume; without it the run is a new one and starts
+    /// empty.
     pub fn open(run_directory: &Path, tensorboard: Option<&Path>, rewind_to: Option<u64>) -> Result<Self> {
         let lines = JsonLines::open(&run_directory.join("metrics.jsonl"), rewind_to)?;
         let run = run_directory.file_name().unwrap_or_default().to_string_lossy();
@@ -61,7 +62,8 @@ impl MetricsWriter {
         events.write(report.step, &scalars)
     }
 
-    /// Makes everything written durable. Called before a checkpoint, so that no checkpoint outlives the metrics that led to it.
+    /// Makes everything written durable. Called before a checkpoint, so that no checkpoint outlives the metrics that
+    /// led to it.
     pub fn flush(&mut self) -> Result<()> {
         self.lines.sync()?;
         self.events.as_mut().map_or(Ok(()), EventFile::sync)

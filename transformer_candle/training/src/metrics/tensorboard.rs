@@ -1,7 +1,7 @@
 //! `tensorboard/`: one event file a run, in the format TensorBoard itself reads.
 //!
-//! A resume writes a file of its own with the events it keeps and removes the earlier ones: TensorBoard, also one that is
-//! looking, then shows each step once.
+//! A resume writes a file of its own with the events it keeps and removes the earlier ones: TensorBoard, also one
+//! that is looking, then shows each step once.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

@@ -1,8 +1,8 @@
 //! TFRecord framing and the event messages of TensorBoard.
 //!
-//! A record is `length (u64) | masked CRC of length (u32) | data | masked CRC of data (u32)`, little-endian, with CRC32C
-//! masked as in <https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details>. The messages are the few fields of
-//! TensorFlow's `event.proto` and `summary.proto` that scalars need.
+//! A record is `length (u64) | masked CRC of length (u32) | data | masked CRC of data (u32)`, little-endian, with
+//! CRC32C masked as in <https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details>. The
+//! messages are the few fields of TensorFlow's `event.proto` and `summary.proto` that scalars need.
 
 use std::io::{self, Write};
 
@@ -108,7 +108,8 @@ mod tests {
 
     #[test]
     fn a_record_is_the_bytes_that_tensorflow_writes() {
-        // The first record of every file: tf.io.TFRecordWriter's framing of Event(wall_time=1.0, file_version="brain.Event:2").
+        // The first record of every file: tf.io.TFRecordWriter's framing of Event(wall_time=1.0,
+        // file_version="brain.Event:2").
         let event = Event { wall_time: 1.0, step: 0, what: Some(What::FileVersion("brain.Event:2".to_owned())) };
         let mut bytes = Vec::new();
         write(&mut bytes, &event).unwrap();
