@@ -105,13 +105,12 @@ impl Progress {
         step == 1 || step.is_multiple_of(self.log_every) || Some(step) == self.total_steps
     }
 
-    /// `step 120/2,000  loss 3.4567  learning rate 3.00e-4  12,345 tokens/s  ETA 3m 20s`
+    /// `step 120/2,000  loss 3.4567  12,345 tokens/s  ETA 3m 20s`
     fn line(&self, report: &StepReport) -> String {
         let total = self.total_steps.map(|total| format!("/{}", grouped(total)));
         let mut parts = vec![
             format!("step {}{}", grouped(report.step), total.unwrap_or_default()),
             format!("loss {:.4}", report.loss),
-            format!("learning rate {:.2e}", report.learning_rate),
             format!("{} tokens/s", grouped(report.tokens_per_second as u64)),
         ];
         parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
@@ -186,10 +185,7 @@ mod tests {
     fn a_line_tells_step_loss_speed_and_the_time_left() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
         progress.step(&report(1900));
-        assert_eq!(
-            progress.line(&report(1900)),
-            "step 1,900/2,000  loss 3.4568  learning rate 3.00e-4  12,345 tokens/s  ETA 3m 20s"
-        );
+        assert_eq!(progress.line(&report(1900)), "step 1,900/2,000  loss 3.4568  12,345 tokens/s  ETA 3m 20s");
     }
 
     #[test]

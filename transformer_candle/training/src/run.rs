@@ -57,6 +57,7 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     let mut session = Session::new(trainer, options.max_steps, options.progress);
     session.announce();
     let ended = session.train(stop);
+    session.note_skipped_rows();
     session.progress.finish();
     ended
 }
@@ -68,6 +69,7 @@ struct Session {
     max_steps: Option<u64>,
     evaluate_every: Option<u64>,
     save_every: u64,
+    epochs_done: u64,
 }
 
 impl Session {
@@ -79,6 +81,7 @@ impl Session {
             max_steps,
             evaluate_every: config.runtime.evaluation.every_n_steps,
             save_every: config.runtime.checkpoint.every_n_steps,
+            epochs_done: trainer.epochs_done(),
             trainer,
         }
     }
@@ -114,12 +117,32 @@ impl Session {
                 return Ok(Outcome::Finished);
             }
             match self.trainer.step_unless(stop) {
-                Ok(Step::Done(report)) => self.progress.step(&report),
+                Ok(Step::Done(report)) => {
+                    self.progress.step(&report);
+                    self.note_epoch();
+                }
                 Ok(Step::Abandoned) => {}
                 Ok(Step::Finished) => return self.end(stop),
                 Err(error @ TrainerError::Data(_)) => return Err(self.rescue(error)),
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Tells when the data begin again, for whoever thought there were enough.
+    fn note_epoch(&mut self) {
+        let done = self.trainer.epochs_done();
+        if done > self.epochs_done && !self.trainer.is_finished() {
+            let step = grouped(self.trainer.steps_done());
+            self.progress.say(&format!("step {step}: all training data have been read; epoch {} begins", done + 1));
+        }
+        self.epochs_done = done;
+    }
+
+    fn note_skipped_rows(&self) {
+        let skipped = self.trainer.skipped_rows();
+        if skipped.total() > 0 {
+            self.progress.say(&format!("rows left out of training: {skipped}"));
         }
     }
 

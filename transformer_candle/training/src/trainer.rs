@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 
-use dataset::{Batch, Cursor};
+use dataset::{Batch, Cursor, SkippedRows};
 use model::{Decoder, ModelShape};
 use rayon::ThreadPool;
 use run_config::ResolvedRun;
@@ -240,6 +240,16 @@ impl Trainer {
     /// Optimizer steps taken since the run began.
     pub fn steps_done(&self) -> u64 {
         self.position.step
+    }
+
+    /// Times that the training data have been read to their end.
+    pub fn epochs_done(&self) -> u64 {
+        self.position.cursor.start.epoch
+    }
+
+    /// Rows of the data that were left out since the trainer was made, and why.
+    pub fn skipped_rows(&self) -> SkippedRows {
+        self.data.stream.skipped()
     }
 
     /// What a person should know about how it started, one sentence each.

@@ -7,9 +7,6 @@ use run_config::ResolvedRun;
 
 use crate::error::{Result, TrainerError};
 
-/// Files open at the same time, at most.
-const LANES: usize = 16;
-
 /// What a run reads, found but not opened.
 pub(super) struct DataPlan {
     pub(super) tokenizer: Tokenizer,
@@ -37,7 +34,7 @@ impl DataPlan {
                 tokenizer.vocab_size()
             )));
         }
-        Ok(Self { tokenizer, source: DataSource::from_run(run)?, settings: stream_settings(run) })
+        Ok(Self { tokenizer, source: DataSource::from_run(run)?, settings: StreamSettings::from_run(run) })
     }
 
     /// Opens the stream, where a checkpoint left it if there is one; and the held-out text if the run will evaluate, so that
@@ -71,20 +68,6 @@ pub(crate) fn held_out(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<HeldO
 fn open_held_out(run: &ResolvedRun, source: &DataSource, tokenizer: &Tokenizer) -> Result<HeldOut> {
     Ok(match DataSource::validation_from_run(run)? {
         Some(validation) => HeldOut::whole(&validation, run.config.data.sequence_length, tokenizer)?,
-        None => HeldOut::open(source, &stream_settings(run), tokenizer)?,
+        None => HeldOut::open(source, &StreamSettings::from_run(run), tokenizer)?,
     })
-}
-
-fn stream_settings(run: &ResolvedRun) -> StreamSettings {
-    let data = &run.config.data;
-    StreamSettings {
-        sequence_length: data.sequence_length,
-        shuffle_buffer_size: data.shuffle_buffer_size,
-        seed: run.config.runtime.seed,
-        max_samples: run.streaming.as_ref().and_then(|streaming| streaming.max_samples),
-        lanes: LANES,
-        held_out_fraction: if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 },
-        epochs: run.config.scheduler.total_epochs,
-        workers: data.num_workers,
-    }
 }
