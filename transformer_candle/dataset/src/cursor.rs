@@ -50,11 +50,18 @@ impl WindowStart {
 }
 
 impl Cursor {
-    /// Refuses a position of another stream.
-    pub(crate) fn checked(self, identity: &StreamIdentity) -> Result<Self, DataError> {
-        match self.identity.difference(identity) {
-            Some(difference) => Err(DataError::Cursor { difference }),
-            None => Ok(self),
+    /// Refuses a position of another stream, and numbers that no stream of `lanes` lanes over `files` files comes to.
+    pub(crate) fn checked(self, identity: &StreamIdentity, lanes: usize, files: usize) -> Result<Self, DataError> {
+        if let Some(difference) = self.identity.difference(identity) {
+            return Err(DataError::Cursor { difference });
+        }
+        let WindowStart { epoch, window, next_file, lanes: positions } = &self.start;
+        let small = [*epoch, *window, self.sequence].iter().all(|&number| u32::try_from(number).is_ok());
+        let places = positions.iter().flatten().all(|position| position.file < *next_file);
+        if small && places && positions.len() == lanes && *next_file <= files as u64 {
+            Ok(self)
+        } else {
+            Err(DataError::Cursor { difference: "the position itself" })
         }
     }
 }

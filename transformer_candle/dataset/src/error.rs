@@ -180,7 +180,7 @@ pub enum DataError {
     },
     /// The cursor does not belong to this stream.
     #[error(
-        "the position to resume from belongs to other data: {difference} changed since; put it back as it was, or start a fresh run"
+        "the position to resume from does not fit this stream: {difference} differs; put it back as it was, or start a fresh run"
     )]
     Cursor {
         /// What differs.

@@ -4,7 +4,6 @@ use run_config::ResolvedRun;
 
 use crate::formats::{Document, Row};
 use crate::packing::PackedTokens;
-use crate::selection::Selection;
 use crate::skipped::SkippedRows;
 use crate::stop::Stop;
 use crate::walk::Walk;
@@ -40,7 +39,7 @@ impl HeldOut {
 
     /// What a [`crate::TokenStream`] of the same source with the same settings holds out.
     pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        let selection = Selection::of(source, settings.wanted(), &Stop::default())?;
+        let selection = source.selection(settings.wanted(), &Stop::default())?;
         Self::over(source, Walk::held_out(source, selection), settings.sequence_length, tokenizer)
     }
 

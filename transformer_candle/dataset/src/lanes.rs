@@ -127,7 +127,8 @@ struct Reader {
 
 impl Reader {
     fn open(files: &EpochFiles, place: u64) -> Result<Self, DataError> {
-        let index = files.order[place as usize] as usize;
+        // A cursor's places were checked against the listing; `max_samples` may have left less of it.
+        let index = *files.order.get(place as usize).ok_or(DataError::Cursor { difference: "the files" })? as usize;
         let file = files.source.open(index, files.stop)?;
         let name = &files.source.files()[index].name;
         let groups = file.groups().map(|groups| {

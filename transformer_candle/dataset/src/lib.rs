@@ -10,6 +10,55 @@
 //! - `producer`: the thread that prepares windows; `stream`: the [`TokenStream`] that hands out batches (and the order,
 //!   defined in one place). `cursor`: where it goes on.
 //! - `held_out`: evaluation batches. `documents`: texts in listing order.
+//!
+//! # The order
+//!
+//! Everything below is a pure function of the [`StreamIdentity`]: the files with their sizes and revision, the tokenizer,
+//! and the [`StreamSettings`] without `workers` and `epochs`. Threads, timing, retries, restarts and batch sizes change nothing.
+//!
+//! 1. The training set is the first `max_samples` rows in listing order, or all, without what is held out.
+//! 2. In each epoch the files stand in a line permuted by (seed, epoch). `lanes` of them are open at a time, and each file's
+//!    row groups are permuted by (seed, epoch, file name).
+//! 3. A window is `shuffle_buffer_size` documents (or 64 MiB of text), taken evenly across the lanes; its documents are
+//!    shuffled by (seed, epoch, window), tokenised, joined with `<|endoftext|>` after each and one before the first, and cut
+//!    into sequences; every token of a document is a target exactly once. The last sequence is padded, so that windows do
+//!    not depend on each other.
+//! 4. The sequences of the window are shuffled by (seed, epoch, window).
+//!
+//! The position between two sequences is a [`Cursor`]: the window's place, the lanes' places at the window's start and the
+//! number of sequences delivered. Going on from it reads at most one window again.
+//!
+//! # Memory
+//!
+//! One window in use, one waiting and one in preparation: each at most 64 MiB of text, in tokens (4 bytes each, about the
+//! size of the text), while the one in preparation also holds its text; and for each lane a block of at most 4 MiB of the
+//! file, a page and, of a Parquet footer, one entry a row group. With web text and the default window of 8192 documents
+//! (about 30 MB of text) that is about 150 MB.
+//!
+//! # Example
+//!
+//! ```
+//! # use std::path::Path;
+//! use dataset::{DataSource, StreamSettings, TokenStream, Tokenizer};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
+//! # let tokenizer_json = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/material/tokenizer.json");
+//! std::fs::write(folder.join("pages.jsonl"), "{\"text\": \"one page\"}\n{\"text\": \"another\"}\n")?;
+//! let source = DataSource::local(&["*.jsonl".to_owned()], folder, "text")?;
+//! let tokenizer = Tokenizer::load(&tokenizer_json, &[])?;
+//! let settings = StreamSettings { sequence_length: 8, seed: 42, ..StreamSettings::default() };
+//!
+//! let mut stream = TokenStream::open(&source, &settings, &tokenizer, None)?;
+//! let first = stream.next_sequences(4)?;
+//! let cursor = stream.cursor();
+//! let second = stream.next_sequences(4)?;
+//!
+//! let mut resumed = TokenStream::open(&source, &settings, &tokenizer, Some(cursor))?;
+//! assert_eq!(resumed.next_sequences(4)?, second);
+//! assert_eq!(first.sequences(), 4);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::format_collect))]
 
 mod batch;

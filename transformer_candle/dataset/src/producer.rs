@@ -62,7 +62,7 @@ impl Producer {
     fn produce(&self, windows: &SyncSender<Message>) -> Result<(), DataError> {
         let readers = READERS.min(self.settings.lanes).min(self.source.files().len()).max(1);
         let pools = Pools { readers: pool("data-read", readers)?, workers: pool("data-work", self.settings.workers)? };
-        let selection = Selection::of(&self.source, self.settings.wanted(), &self.stop)?;
+        let selection = self.source.selection(self.settings.wanted(), &self.stop)?;
         let mut start = self.start.clone();
         while self.settings.epochs.is_none_or(|epochs| start.epoch < epochs) {
             let (epoch, whole) = (start.epoch, start.window == 0);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use run_config::{ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ use crate::cache::cache_root;
 use crate::formats::{DocumentFile, Format};
 use crate::hub::{HubSettings, Repository};
 use crate::local;
+use crate::selection::{Selection, Wanted};
 use crate::stop::Stop;
 
 /// The name of the data set that every machine can make for itself; it lies in the cache folder.
@@ -28,6 +29,8 @@ struct Listing {
     text_column: String,
     files: Vec<SourceFile>,
     place: Place,
+    /// What was decided before: deciding may read many files.
+    selections: Mutex<Vec<(Wanted, Arc<Selection>)>>,
 }
 
 /// A file of the listing.
@@ -92,6 +95,7 @@ impl DataSource {
             text_column: streaming.text_column.clone(),
             files: files.collect(),
             place: Place::Hub(repository),
+            selections: Mutex::default(),
         })))
     }
 
@@ -125,6 +129,7 @@ impl DataSource {
             text_column: text_column.to_owned(),
             files,
             place: Place::Local(paths),
+            selections: Mutex::default(),
         })))
     }
 
@@ -156,6 +161,17 @@ impl DataSource {
     /// In listing order.
     pub(crate) fn files(&self) -> &[SourceFile] {
         &self.0.files
+    }
+
+    /// Who is trained on and who is held out; the stream and the evaluation of a run ask for the same.
+    pub(crate) fn selection(&self, wanted: Wanted, stop: &Stop) -> Result<Arc<Selection>, DataError> {
+        let mut known = self.0.selections.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, selection)) = known.iter().find(|(other, _)| *other == wanted) {
+            return Ok(Arc::clone(selection));
+        }
+        let selection = Arc::new(Selection::of(self, wanted, stop)?);
+        known.push((wanted, Arc::clone(&selection)));
+        Ok(selection)
     }
 
     /// Opens a file by its place in the listing; `stop` ends its waiting for the network.

@@ -1,28 +1,4 @@
-//! The endless stream of packed sequences, prepared ahead by a thread of its own.
-//!
-//! # The order
-//!
-//! Everything below is a pure function of the [`StreamIdentity`]: the files with their sizes and revision, the tokenizer,
-//! and [`StreamSettings`] without `workers` and `epochs`. Threads, timing, retries, restarts and batch sizes change nothing.
-//!
-//! 1. The training set is the first `max_samples` rows in listing order, or all, without what is held out.
-//! 2. In each epoch the files stand in a line permuted by (seed, epoch). `lanes` of them are open at a time, and each file's
-//!    row groups are permuted by (seed, epoch, file name).
-//! 3. A window is `shuffle_buffer_size` documents (or 64 MiB of text), taken evenly across the lanes; its documents are
-//!    shuffled by (seed, epoch, window), tokenised, joined with `<|endoftext|>` after each and one before the first, and cut
-//!    into sequences; every token of a document is a target exactly once. The last sequence is padded, so that windows do
-//!    not depend on each other.
-//! 4. The sequences of the window are shuffled by (seed, epoch, window).
-//!
-//! The position between two sequences is a [`Cursor`]: the window's place, the lanes' places at the window's start and the
-//! number of sequences delivered. Going on from it reads at most one window again.
-//!
-//! # Memory
-//!
-//! One window in use, one waiting and one in preparation: each at most 64 MiB of text, in tokens (4 bytes each, about the
-//! size of the text), while the one in preparation also holds its text; and for each lane a block of at most 4 MiB of the
-//! file, a page and, of a Parquet footer, one entry a row group. With web text and the default window of 8192 documents
-//! (about 30 MB of text) that is about 150 MB.
+//! The endless stream of packed sequences, handed out in batches; its order is defined on the crate's first page.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
@@ -63,6 +39,22 @@ pub struct StreamSettings {
     pub workers: usize,
 }
 
+impl Default for StreamSettings {
+    /// An endless stream over everything, nothing held out.
+    fn default() -> Self {
+        Self {
+            sequence_length: 256,
+            shuffle_buffer_size: 8192,
+            seed: 0,
+            max_samples: None,
+            lanes: LANES,
+            held_out_fraction: 0.0,
+            epochs: None,
+            workers: 2,
+        }
+    }
+}
+
 impl StreamSettings {
     /// The settings of a run. Nothing is held out where the run has validation data of its own.
     pub fn from_run(run: &ResolvedRun) -> Self {
@@ -73,10 +65,10 @@ impl StreamSettings {
             shuffle_buffer_size: data.shuffle_buffer_size,
             seed: run.config.runtime.seed,
             max_samples: run.streaming.as_ref().and_then(|streaming| streaming.max_samples),
-            lanes: LANES,
             held_out_fraction,
             epochs: run.config.scheduler.total_epochs,
             workers: data.num_workers,
+            ..Self::default()
         }
     }
 
@@ -136,7 +128,7 @@ impl TokenStream {
         settings.check()?;
         let identity = StreamIdentity::of(source, settings, tokenizer);
         let cursor = match cursor {
-            Some(cursor) => cursor.checked(&identity)?,
+            Some(cursor) => cursor.checked(&identity, settings.lanes, source.files().len())?,
             None => Cursor { identity, start: WindowStart::of_epoch(0, settings.lanes), sequence: 0 },
         };
         let stop = Stop::default();

@@ -1,6 +1,7 @@
 //! Rows in listing order: all of them, or those that are held out.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::formats::{DocumentFile, Row};
 use crate::selection::Selection;
@@ -10,7 +11,7 @@ use crate::{DataError, DataSource};
 /// Which rows are walked.
 enum Which {
     All,
-    HeldOut(Selection),
+    HeldOut(Arc<Selection>),
 }
 
 /// Reads one file after the other; holds one open.
@@ -37,7 +38,7 @@ impl Walk {
     }
 
     /// The rows that a selection holds out.
-    pub(crate) fn held_out(source: &DataSource, selection: Selection) -> Self {
+    pub(crate) fn held_out(source: &DataSource, selection: Arc<Selection>) -> Self {
         let files = selection.held_out_files();
         Self { source: source.clone(), which: Which::HeldOut(selection), files, open: None }
     }

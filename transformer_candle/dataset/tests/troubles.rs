@@ -108,6 +108,31 @@ fn a_position_of_another_stream_is_refused_by_name() {
 }
 
 #[test]
+fn a_position_that_no_stream_comes_to_is_refused() {
+    let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 50)))]);
+    let cursor = open(&source, &settings(), None).cursor();
+    let stored = serde_json::to_value(&cursor).unwrap();
+    for (key, value) in [
+        ("epoch", serde_json::json!(u64::MAX)),
+        ("window", serde_json::json!(u64::MAX)),
+        ("sequence", serde_json::json!(u64::MAX)),
+        ("next_file", serde_json::json!(2)),
+        ("lanes", serde_json::json!([])),
+        ("lanes", serde_json::json!([{"file": 7, "group": 0, "row": 0}, null, null])),
+    ] {
+        let mut stored = stored.clone();
+        stored[key] = value;
+        let cursor = serde_json::from_value(stored).unwrap();
+        let error = TokenStream::open(&source, &settings(), &tokenizer(), Some(cursor)).err().unwrap();
+        assert!(matches!(error, DataError::Cursor { .. }), "{key}: {error}");
+    }
+    let mut behind = cursor;
+    behind.sequence = 10_000;
+    let error = open(&source, &settings(), Some(behind)).next_sequences(1).unwrap_err();
+    assert!(matches!(error, DataError::Cursor { .. }), "{error}");
+}
+
+#[test]
 fn settings_that_no_stream_can_have_are_refused() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 5)))]);
     for (settings, name) in [

@@ -75,7 +75,7 @@ impl HubClient {
     /// The text at `url`, asked for until it comes or a refusal is final.
     pub(super) fn text(&self, url: &str) -> Result<Page, DataError> {
         let stop = Stop::default();
-        let mut patience = self.patience(&stop);
+        let mut patience = Patience::short(&self.settings, &stop);
         loop {
             match self.try_text(url) {
                 Ok(page) => return Ok(page),

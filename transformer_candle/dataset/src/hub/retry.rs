@@ -12,6 +12,9 @@ use crate::stop::Stop;
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 const LONGEST_ORDERED_PAUSE: Duration = Duration::from_secs(310);
 
+/// Attempts at the card and the listing.
+const FIRST_ATTEMPTS: u32 = 5;
+
 /// A request that did not give what was asked for.
 #[derive(Debug)]
 pub(super) enum Failure {
@@ -25,12 +28,18 @@ pub(super) enum Failure {
 pub(super) struct Patience<'a> {
     settings: &'a HubSettings,
     stop: &'a Stop,
+    attempts: u32,
     failures: u32,
 }
 
 impl<'a> Patience<'a> {
     pub(super) fn new(settings: &'a HubSettings, stop: &'a Stop) -> Self {
-        Self { settings, stop, failures: 0 }
+        Self { settings, stop, attempts: settings.attempts, failures: 0 }
+    }
+
+    /// For what a run starts with: whoever waits for it hears within seconds that a name or network is wrong.
+    pub(super) fn short(settings: &'a HubSettings, stop: &'a Stop) -> Self {
+        Self { attempts: settings.attempts.min(FIRST_ATTEMPTS), ..Self::new(settings, stop) }
     }
 
     /// Something came through: what failed before no longer counts.
@@ -45,7 +54,7 @@ impl<'a> Patience<'a> {
             Failure::Passing { url, message, wait } => (url, message, wait),
         };
         self.failures += 1;
-        if self.failures >= self.settings.attempts {
+        if self.failures >= self.attempts {
             return Err(DataError::Network { url, attempts: self.failures, message });
         }
         let pause = match ordered {
