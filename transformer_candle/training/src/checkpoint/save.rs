@@ -37,7 +37,7 @@ pub struct CheckpointContents<'a> {
 }
 
 /// Room for headers and the small JSON files.
-const SMALL_FILES_BYTES: u64 = 1 << 20;
+const SMALL_FILES_BYTES: u64 = 1 << 18;
 
 /// The name of a step's directory: `step-00001000`.
 pub fn step_name(step: u64) -> String {
