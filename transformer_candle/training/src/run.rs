@@ -69,7 +69,8 @@ struct Session {
     max_steps: Option<u64>,
     evaluate_every: Option<u64>,
     save_every: u64,
-    epochs_done: u64,
+    /// Passes over the data after which the next note is due.
+    next_noted_epoch: u64,
 }
 
 impl Session {
@@ -81,7 +82,7 @@ impl Session {
             max_steps,
             evaluate_every: config.runtime.evaluation.every_n_steps,
             save_every: config.runtime.checkpoint.every_n_steps,
-            epochs_done: trainer.epochs_done(),
+            next_noted_epoch: (trainer.epochs_done() + 1).next_power_of_two(),
             trainer,
         }
     }
@@ -129,14 +130,14 @@ impl Session {
         }
     }
 
-    /// Tells when the data begin again, for whoever thought there were enough.
+    /// Tells when the data begin again, for whoever thought there were enough: the first time, the second, the fourth, ...
     fn note_epoch(&mut self) {
         let done = self.trainer.epochs_done();
-        if done > self.epochs_done && !self.trainer.is_finished() {
+        if done >= self.next_noted_epoch {
             let step = grouped(self.trainer.steps_done());
-            self.progress.say(&format!("step {step}: all training data have been read; epoch {} begins", done + 1));
+            self.progress.say(&format!("step {step}: the training data end here and begin again (epoch {})", done + 1));
+            self.next_noted_epoch = (done + 1).next_power_of_two();
         }
-        self.epochs_done = done;
     }
 
     fn note_skipped_rows(&self) {
@@ -167,9 +168,11 @@ impl Session {
         Ok(stop.requested().map_or(Outcome::Finished, Outcome::Stopped))
     }
 
-    /// The data are gone and the weights are not: keep them for a resume.
+    /// The data are gone and the weights are not: keep what was trained, for a resume.
     fn rescue(&mut self, error: TrainerError) -> TrainerError {
-        if let Err(second) = self.save() {
+        if self.trainer.steps_done() > 0
+            && let Err(second) = self.save()
+        {
             self.progress.say(&format!("the weights could not be saved either: {second}"));
         }
         error

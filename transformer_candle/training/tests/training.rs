@@ -248,6 +248,41 @@ fn training_that_diverges_ends_with_its_own_code_and_keeps_what_was_good() {
 }
 
 #[test]
+fn a_text_too_small_to_hold_out_a_part_is_trained_on_without_evaluation() {
+    let workshop = Workshop::new();
+    fs::write(workshop.path().join("text.jsonl"), "{\"text\": \"the cat sees the dog.\"}\n").unwrap();
+    train(&workshop, "run", &[], &QUIET);
+    assert_eq!(workshop.losses("run", "train").len(), 10);
+    assert!(workshop.losses("run", "evaluation").is_empty());
+    let trainer = Trainer::resume(workshop.run("run", &[]), &ResumeFrom::Latest).unwrap();
+    assert!(trainer.notes()[1].starts_with("nothing is evaluated: "), "{:?}", trainer.notes());
+}
+
+#[test]
+fn data_that_cannot_be_read_any_further_leave_weights_that_go_on_when_they_are_back() {
+    let workshop = Workshop::new();
+    let overrides =
+        ["scheduler.total_steps=300", "data.sequences_per_step=32", "runtime.evaluation.every_n_steps=null"];
+    let text = workshop.path().join("text.jsonl");
+    let whole = fs::read(&text).unwrap();
+    let options = RunOptions { max_steps: Some(2), ..QUIET };
+    train(&workshop, "run", &overrides, &options);
+    fs::write(&text, vec![b'x'; whole.len()]).unwrap();
+    let error = run_training(workshop.run("run", &overrides), &resume(None), &StopSignal::new()).unwrap_err();
+    assert_eq!(error.exit_code(), 3, "{error}");
+    fs::write(&text, whole).unwrap();
+    train(&workshop, "run", &overrides, &resume(Some(12)));
+    train(&workshop, "straight", &overrides, &RunOptions { max_steps: Some(12), ..QUIET });
+    assert_eq!(workshop.losses("run", "train"), workshop.losses("straight", "train"));
+}
+
+#[test]
+fn a_trainer_can_be_moved_to_another_thread() {
+    fn is_send<T: Send>() {}
+    is_send::<Trainer>();
+}
+
+#[test]
 fn what_was_run_is_written_down_and_can_be_run_again() {
     let workshop = Workshop::new();
     let run = workshop.run("run", &["data.batch_size=auto", "runtime.device=auto"]);

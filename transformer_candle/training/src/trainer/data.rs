@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dataset::{Cursor, DataSource, HeldOut, StreamSettings, TokenStream, Tokenizer};
+use dataset::{Cursor, DataError, DataSource, HeldOut, StreamSettings, TokenStream, Tokenizer};
 use run_config::ResolvedRun;
 
 use crate::error::{Result, TrainerError};
@@ -38,13 +38,19 @@ impl DataPlan {
     }
 
     /// Opens the stream, where a checkpoint left it if there is one; and the held-out text if the run will evaluate, so that
-    /// it cannot fail on that hours later.
-    pub(super) fn open(self, run: &ResolvedRun, cursor: Option<Cursor>) -> Result<Data> {
-        let Self { tokenizer, source, settings, .. } = self;
+    /// it cannot fail on that hours later. A text too small to hold out a part of it is trained on without evaluation.
+    pub(super) fn open(self, run: &mut ResolvedRun, cursor: Option<Cursor>, notes: &mut Vec<String>) -> Result<Data> {
+        let Self { tokenizer, source, settings } = self;
         let stream = TokenStream::open(&source, &settings, &tokenizer, cursor)?;
         let mut data = Data { tokenizer, stream, held_out: None, source };
         if run.config.runtime.evaluation.every_n_steps.is_some() {
-            data.held_out(run)?;
+            match data.held_out(run) {
+                Err(TrainerError::Data(problem @ DataError::NothingHeldOut { .. })) => {
+                    notes.push(format!("nothing is evaluated: {problem}"));
+                    run.config.runtime.evaluation.every_n_steps = None;
+                }
+                opened => drop(opened?),
+            }
         }
         Ok(data)
     }

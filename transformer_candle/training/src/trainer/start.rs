@@ -77,7 +77,7 @@ impl Trainer {
                 return Err(TrainerError::ChangedOnResume { checkpoint: directory.clone(), changes });
             }
         }
-        let data = data.open(&run, chosen.as_ref().map(cursor).transpose()?)?;
+        let data = data.open(&mut run, chosen.as_ref().map(cursor).transpose()?, &mut notes)?;
 
         let pool = thread_pool(&run)?;
         let setting = Setting {
