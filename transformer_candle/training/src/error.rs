@@ -136,3 +136,31 @@ impl fmt::Display for LastSaved<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_where_and_the_way_out() {
+        let change = |key: &str, was, is| Change { key: key.to_owned(), was, is };
+        let changed = TrainerError::ChangedOnResume {
+            checkpoint: "/runs/e/checkpoints/step-00000005".into(),
+            changes: vec![
+                change("data.sequence_length", json!(256), json!(512)),
+                change("runtime.precision", json!("fp32"), json!("bf16")),
+            ],
+        };
+        let locked = TrainerError::Locked { directory: "/runs/e".into(), pid: 42, host: "node7".into() };
+        let diverged = TrainerError::Diverged {
+            step: 120,
+            reason: "the gradients of 10 steps in a row were not finite".into(),
+            last_checkpoint: Some("/runs/e/checkpoints/step-00000100".into()),
+        };
+        let told: Vec<String> =
+            [&changed, &locked, &diverged].iter().map(|error| format!("{}: {error}", error.exit_code())).collect();
+        insta::assert_snapshot!(told.join("\n"));
+    }
+}
