@@ -40,12 +40,12 @@ def test_plan_prints_parameters_bytes_flops_and_disk(workspace: Workspace, prese
 def test_a_run_that_cannot_fit_is_refused_before_it_starts(workspace: Workspace) -> None:
     text = workspace.write_text()
     big = "--hidden-size=8192 --intermediate-size=32768 --layers=64 --heads=64 --kv-heads=8".split()
-    workspace.orchestrate(*TINY_MODEL, *big, "--input", text, "--steps=2", "--experiment=big").refused(4, "memory")
+    workspace.orchestrate(*TINY_MODEL, *big, "--input", text, "--steps=9", "--experiment=big").refused(4, "memory")
     assert workspace.checkpoints("big") == []
 
 
 def test_an_unknown_data_set_and_a_gated_one_end_with_3(hub_workspace: Workspace, hub: FakeHub) -> None:
-    flags = [*TINY_MODEL, "--stream", "--experiment=none", "--steps=2"]
+    flags = [*TINY_MODEL, "--stream", "--experiment=none", "--steps=9"]
     hub_workspace.orchestrate(*flags, "--dataset=nobody/nothing").refused(3, "nobody/nothing")
     hub.token = "hf_needed"
     hub_workspace.orchestrate(*flags, "--dataset=HuggingFaceFW/fineweb").refused(3, "HF_TOKEN")

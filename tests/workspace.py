@@ -15,7 +15,9 @@ from fake_hub.fineweb import documents
 REPOSITORY = Path(__file__).resolve().parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
 TRAINER = TARGET / "debug" / "transformer-candle"
-ORCHESTRATE = Path(sys.executable).parent / "orchestrate"
+_BESIDE = Path(sys.executable).parent / "orchestrate"
+# The oracles run in an environment of their own and call the programs of the development one.
+ORCHESTRATE = _BESIDE if _BESIDE.exists() else REPOSITORY / ".venv" / "bin" / "orchestrate"
 
 TINY_MODEL = (
     "--preset=smoke_cpu --hidden-size=32 --intermediate-size=64 --layers=2 --heads=4 --kv-heads=2 --seq-len=32 "

@@ -26,6 +26,10 @@ configs:
   data_files:
   - split: train
     path: data/CC-MAIN-2013-20/*
+- config_name: CC-MAIN-2014-10
+  data_files:
+  - split: train
+    path: data/CC-MAIN-2014-10/*
 ---
 # FineWeb, in small
 """

@@ -22,10 +22,12 @@ const DEEPEST: usize = 64;
 /// The files of `patterns` in their order, each once, those of one pattern sorted by path. Empty files hold nothing and
 /// are left out.
 pub(crate) fn list(patterns: &[String], base: &Path) -> Result<Vec<LocalEntry>, DataError> {
+    // Whole paths, so that a file named twice, once relative and once whole, is one file.
+    let base = std::path::absolute(base.join(".")).map_err(DataError::io(base))?;
     let mut seen = HashSet::new();
     let mut files = Vec::new();
     for pattern in patterns {
-        for path in matching(pattern, base)? {
+        for path in matching(pattern, &base)? {
             if seen.insert(path.clone()) {
                 let bytes = path.metadata().map_err(DataError::io(&path))?.len();
                 files.push((path, bytes));
@@ -42,7 +44,6 @@ pub(crate) fn list(patterns: &[String], base: &Path) -> Result<Vec<LocalEntry>, 
 
 fn matching(pattern: &str, base: &Path) -> Result<Vec<PathBuf>, DataError> {
     let nothing = |problem: &str| DataError::NoFiles { pattern: pattern.to_owned(), problem: problem.to_owned() };
-    let base = if base.as_os_str().is_empty() { Path::new(".") } else { base };
     let whole = base.join(pattern);
     if whole.is_file() {
         return if readable(&whole) { Ok(vec![whole]) } else { Err(nothing("is not of a kind that can be read")) };
@@ -119,9 +120,7 @@ fn shared_folder<'a>(mut paths: impl Iterator<Item = &'a Path>) -> PathBuf {
     };
     let mut shared = first.to_owned();
     for path in paths {
-        while !path.starts_with(&shared) {
-            shared.pop();
-        }
+        while !path.starts_with(&shared) && shared.pop() {}
     }
     shared
 }
@@ -154,6 +153,8 @@ mod tests {
         assert_eq!(names(&["**/*.{txt,parquet}"]), ["b.txt", "sub/c.txt", "sub/d.txt", "sub/x/e.parquet"]);
         assert_eq!(names(&["sub/[cd].txt"]), ["c.txt", "d.txt"]);
         assert_eq!(names(&["./sub/./*.txt"]), ["c.txt", "d.txt"]);
+        let whole = root.path().join("sub/c.txt");
+        assert_eq!(names(&[whole.to_str().unwrap(), "sub/*.txt"]), ["c.txt", "d.txt"]);
         let absolute = root.path().join("sub/d.txt");
         assert_eq!(names(&[absolute.to_str().unwrap()]), ["d.txt"]);
     }
