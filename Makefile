@@ -33,7 +33,7 @@ test: $(VENV)/.dev $(VENV)/.extension-dev binaries
 
 build: $(VENV)/.requirements
 	rm -f $(VENV)/.extension-*
-	VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop --release
+	VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 $(BIN)/maturin develop --release
 	touch $(VENV)/.extension-release
 	cargo build --release --locked
 	@echo "Installed orchestrate in $(BIN)/; the trainer is $${CARGO_TARGET_DIR:-target}/release/transformer-candle"
@@ -92,7 +92,7 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.requirements
 
 $(VENV)/.extension-dev: $(RUST_SOURCES) $(VENV)/.requirements
 	rm -f $(VENV)/.extension-*
-	VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop
+	VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 $(BIN)/maturin develop
 	touch $@
 
 $(ORACLE)/.requirements: requirements/oracle.txt
@@ -101,7 +101,7 @@ $(ORACLE)/.requirements: requirements/oracle.txt
 	touch $@
 
 $(ORACLE)/.extension: $(ORACLE)/.requirements $(VENV)/.extension-dev
-	VIRTUAL_ENV="$(CURDIR)/$(ORACLE)" $(BIN)/maturin develop
+	VIRTUAL_ENV="$(CURDIR)/$(ORACLE)" PIP_QUIET=1 $(BIN)/maturin develop
 	touch $@
 
 # Locks for every platform and Python at once, with hashes and no index named; each extends the one before.

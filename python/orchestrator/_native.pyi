@@ -11,6 +11,36 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    "CheckpointError",
+    "Completion",
+    "ConfigError",
+    "DataError",
+    "DataSource",
+    "DivergenceError",
+    "Documents",
+    "EvaluationReport",
+    "MemoryPlan",
+    "OutOfMemoryError",
+    "RunConfig",
+    "StepReport",
+    "TokenStream",
+    "Trainer",
+    "TrainerError",
+    "__version__",
+    "cache_root",
+    "config_to_yaml",
+    "evaluate",
+    "generate",
+    "json_schema",
+    "logits",
+    "memory_plan",
+    "newest_checkpoint",
+    "parse_config",
+    "presets",
+    "train",
+]
+
 _Path = str | PathLike[str]
 
 __version__: str

@@ -126,7 +126,12 @@ def train(folder: Path, request: Request, texts: Iterable[str]) -> Ready:
     sample = _Sample()
     tokenizer.train_from_iterator(sample.take(texts, request), trainer)
     if not sample.documents:
-        raise CommandError("the data set holds no text to train a tokenizer on", ExitCode.DATA_UNREADABLE)
+        name, column = request.source["name"], request.source["text_column"]
+        raise CommandError(
+            f"{name} holds no text to train a tokenizer on: is there any, and is its column or field named {column!r} "
+            "(else say so with --text-column)?",
+            ExitCode.DATA_UNREADABLE,
+        )
     known = _measure(tokenizer, sample)
     _write(folder, tokenizer, request, known)
     return Ready(folder / "tokenizer.json", tokenizer.get_vocab_size(), known)

@@ -26,24 +26,24 @@ impl DataSource {
 impl DataSource {
     /// Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit.
     #[staticmethod]
-    #[pyo3(signature = (dataset, split = "train".to_owned(), config = None, revision = None, text_column = "text".to_owned()))]
+    #[pyo3(signature = (dataset, split = "train", config = None, revision = None, text_column = "text"))]
     fn streaming(
         py: Python<'_>,
         dataset: String,
-        split: String,
+        split: &str,
         config: Option<String>,
         revision: Option<String>,
-        text_column: String,
+        text_column: &str,
     ) -> PyResult<Self> {
         let streaming = StreamingConfig {
             dataset,
-            split,
+            split: split.to_owned(),
             max_samples: None,
             stream_batch_size: 1,
             experiment: String::new(),
             config,
             revision,
-            text_column,
+            text_column: text_column.to_owned(),
             tokenizer: None,
         };
         py.detach(|| dataset::DataSource::streaming(&streaming, HubSettings::from_environment()))
