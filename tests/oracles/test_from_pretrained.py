@@ -18,9 +18,9 @@ PROMPT = "def main(arguments):\n    return"
 def trained(workspace: Workspace, precision: str, tied: bool) -> Path:
     """The last checkpoint of a short run."""
     text = workspace.write_text()
-    flags = [*TINY_MODEL, "--input", str(text), "--steps=30", f"--precision={precision}", "--experiment=model"]
-    workspace.orchestrate(*flags, "--override", f"model.tie_embeddings={str(tied).lower()}").succeeded()
-    return workspace.run_folder("model") / "checkpoints" / "step-00000030"
+    flags = [*TINY_MODEL, "--input", str(text), "--steps=200", "--seq-len=96", f"--precision={precision}"]
+    workspace.orchestrate(*flags, "--experiment=model", "--override", f"model.tie_embeddings={str(tied).lower()}").succeeded()
+    return workspace.run_folder("model") / "checkpoints" / "step-00000200"
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -114,34 +114,16 @@ pub struct ActivationPlan {
 impl ActivationPlan {
     /// Adds the buffers to a memory plan.
     pub fn new(shape: &ModelShape, settings: &ActivationSettings, plan: &mut Plan) -> Self {
-        let ActivationSettings {
-            batch,
-            sequence_length,
-            dtype,
-            training,
-            ..
-        } = *settings;
+        let ActivationSettings { batch, sequence_length, dtype, training, .. } = *settings;
         let (n, d) = (batch * sequence_length, shape.hidden_size);
         let mut shared = BTreeMap::new();
-        let blocks = (0..shape.num_layers)
-            .map(|layer| plan_block(shape, settings, layer, &mut shared, plan))
-            .collect();
-        let kept = if training {
-            Category::SavedActivations
-        } else {
-            Category::Scratch
-        };
+        let blocks = (0..shape.num_layers).map(|layer| plan_block(shape, settings, layer, &mut shared, plan)).collect();
+        let kept = if training { Category::SavedActivations } else { Category::Scratch };
         // The widest of the values that a linear map exchanges with the residual stream.
-        let narrow = if training {
-            d.max(shape.heads().query_width())
-        } else {
-            d
-        };
+        let narrow = if training { d.max(shape.heads().query_width()) } else { d };
         let wide = (2 * shape.intermediate_size).max(shape.heads().packed_width());
         let angles = [settings.positions, shape.head_size / 2];
-        let workspace = workspace_elements(shape, settings)
-            .max(settings.workspace_elements)
-            .max(1);
+        let workspace = workspace_elements(shape, settings).max(settings.workspace_elements).max(1);
         Self {
             shape: shape.clone(),
             tokens: n,
@@ -157,10 +139,7 @@ impl ActivationPlan {
             ),
             gradients: training.then(|| {
                 let residual = plan.add("residual_gradient", Category::Scratch, dtype, &[n, d]);
-                (
-                    residual,
-                    plan.add("wide_gradient", Category::Scratch, dtype, &[n * wide]),
-                )
+                (residual, plan.add("wide_gradient", Category::Scratch, dtype, &[n * wide]))
             }),
         }
     }
@@ -175,18 +154,12 @@ impl ActivationPlan {
                 residual_ND: arena.buffer(residual),
                 normed_ND: narrow.view(0, &[n, d])?,
                 attended_NA: narrow.view(0, &[n, heads.query_width()])?,
-                gate_up_N2I: arena
-                    .buffer(wide)
-                    .view(0, &[n, 2 * self.shape.intermediate_size])?,
+                gate_up_N2I: arena.buffer(wide).view(0, &[n, 2 * self.shape.intermediate_size])?,
                 qkv_NP: arena.buffer(wide).view(0, &[n, heads.packed_width()])?,
             }),
         };
         Ok(Activations {
-            blocks: self
-                .blocks
-                .iter()
-                .map(|block| block.try_map(|&id| Ok(arena.buffer(id))))
-                .collect::<Result<_>>()?,
+            blocks: self.blocks.iter().map(|block| block.try_map(|&id| Ok(arena.buffer(id)))).collect::<Result<_>>()?,
             output_ND: arena.buffer(self.output),
             final_inv_rms_N: arena.buffer(self.final_inv_rms),
             final_normed_ND: arena.buffer(self.final_normed),
@@ -200,12 +173,7 @@ impl ActivationPlan {
     fn bind_rope(&self, arena: &Arena) -> Result<RopeTables> {
         let (mut cos_TE2, mut sin_TE2) = (arena.buffer(self.rope.0), arena.buffer(self.rope.1));
         let (positions, device) = (cos_TE2.shape()[0], cos_TE2.device());
-        let tables = rope::tables(
-            positions,
-            self.shape.head_size,
-            self.shape.rope_theta,
-            device,
-        )?;
+        let tables = rope::tables(positions, self.shape.head_size, self.shape.rope_theta, device)?;
         cos_TE2.copy_from(&tables.cos_TE2)?;
         sin_TE2.copy_from(&tables.sin_TE2)?;
         Ok(RopeTables { cos_TE2, sin_TE2 })
@@ -254,34 +222,11 @@ fn plan_block(
 
 /// The largest workspace of a block's operations.
 fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
-    let &ActivationSettings {
-        batch,
-        sequence_length,
-        dtype,
-        training,
-        ..
-    } = settings;
-    let (n, d, i, heads) = (
-        batch * sequence_length,
-        shape.hidden_size,
-        shape.intermediate_size,
-        shape.heads(),
-    );
-    let maps = [
-        (d, heads.packed_width()),
-        (heads.query_width(), d),
-        (d, 2 * i),
-        (i, d),
-    ];
-    let linear = maps
-        .iter()
-        .map(|&(inputs, outputs)| linear::workspace_elements(n, inputs, outputs, dtype))
-        .max();
-    let norm = if training {
-        add_rms_norm::workspace_elements(n, d)
-    } else {
-        0
-    };
+    let &ActivationSettings { batch, sequence_length, dtype, training, .. } = settings;
+    let (n, d, i, heads) = (batch * sequence_length, shape.hidden_size, shape.intermediate_size, shape.heads());
+    let maps = [(d, heads.packed_width()), (heads.query_width(), d), (d, 2 * i), (i, d)];
+    let linear = maps.iter().map(|&(inputs, outputs)| linear::workspace_elements(n, inputs, outputs, dtype)).max();
+    let norm = if training { add_rms_norm::workspace_elements(n, d) } else { 0 };
     let attention = if training {
         attention::workspace_elements(&heads, batch, sequence_length)
     } else {
@@ -335,11 +280,7 @@ mod tests {
 
     #[test]
     fn a_billion_parameters_save_the_gigabytes_that_the_design_says() {
-        assert!(
-            (saved(ActivationRecompute::None) - 3.10).abs() < 0.03,
-            "{}",
-            saved(ActivationRecompute::None)
-        );
+        assert!((saved(ActivationRecompute::None) - 3.10).abs() < 0.03, "{}", saved(ActivationRecompute::None));
         assert!((saved(ActivationRecompute::Selective) - 2.10).abs() < 0.03);
         assert!((0.1..0.3).contains(&saved(ActivationRecompute::Block)));
         let all_of_block = planned(ActivationRecompute::Block, true, 1).bytes() as f64 / 1e9;
@@ -350,11 +291,7 @@ mod tests {
     fn scratch_does_not_grow_with_the_layers() {
         for recompute in [ActivationRecompute::None, ActivationRecompute::Selective] {
             let plan = planned(recompute, true, 1);
-            assert!(
-                plan.bytes_of(Category::Scratch) < 300_000_000,
-                "{}",
-                plan.bytes_of(Category::Scratch)
-            );
+            assert!(plan.bytes_of(Category::Scratch) < 300_000_000, "{}", plan.bytes_of(Category::Scratch));
         }
         let evaluation = planned(ActivationRecompute::None, false, 1);
         assert_eq!(evaluation.bytes_of(Category::SavedActivations), 0);
@@ -363,10 +300,7 @@ mod tests {
 
     #[test]
     fn saved_bytes_grow_in_proportion_to_the_tokens() {
-        let of = |batch| {
-            planned(ActivationRecompute::Selective, true, batch)
-                .bytes_of(Category::SavedActivations)
-        };
+        let of = |batch| planned(ActivationRecompute::Selective, true, batch).bytes_of(Category::SavedActivations);
         assert_eq!(of(4), 4 * of(1));
     }
 }

@@ -39,14 +39,7 @@ pub fn forward(
     branch_ND: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    project(
-        weights,
-        settings.epsilon,
-        incoming_ND,
-        values,
-        branch_ND,
-        workspace,
-    )?;
+    project(weights, settings.epsilon, incoming_ND, values, branch_ND, workspace)?;
     attend(settings, values, workspace)?;
     attention_output(weights, settings.epsilon, values, branch_ND, workspace)?;
     feed_forward(weights, values, branch_ND, workspace)
@@ -61,22 +54,10 @@ pub(crate) fn project(
     branch_ND: &Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let BlockActivations {
-        input_ND,
-        attention_normed_ND,
-        attention_inv_rms_N,
-        qkv_NP,
-        ..
-    } = values;
+    let BlockActivations { input_ND, attention_normed_ND, attention_inv_rms_N, qkv_NP, .. } = values;
     let norm = &weights.attention_norm;
     match incoming_ND {
-        None => add_rms_norm::forward(
-            input_ND,
-            norm,
-            epsilon,
-            attention_normed_ND,
-            attention_inv_rms_N,
-        )?,
+        None => add_rms_norm::forward(input_ND, norm, epsilon, attention_normed_ND, attention_inv_rms_N)?,
         Some(incoming_ND) => add_rms_norm::forward_add(
             incoming_ND,
             branch_ND,
@@ -92,33 +73,11 @@ pub(crate) fn project(
 }
 
 /// Rotation and attention over whole sequences.
-fn attend(
-    settings: &BlockSettings,
-    values: &mut BlockActivations<Buffer>,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    let &BlockSettings {
-        ref heads,
-        batch,
-        sequence_length,
-        ..
-    } = settings;
-    let BlockActivations {
-        qkv_NP,
-        attended_NA,
-        log_sum_exp_BHT,
-        ..
-    } = values;
+fn attend(settings: &BlockSettings, values: &mut BlockActivations<Buffer>, workspace: &mut Buffer) -> Result<()> {
+    let &BlockSettings { ref heads, batch, sequence_length, .. } = settings;
+    let BlockActivations { qkv_NP, attended_NA, log_sum_exp_BHT, .. } = values;
     rope::forward(qkv_NP, heads, &settings.rope, sequence_length, 0)?;
-    attention::forward(
-        qkv_NP,
-        heads,
-        batch,
-        sequence_length,
-        attended_NA,
-        log_sum_exp_BHT,
-        workspace,
-    )?;
+    attention::forward(qkv_NP, heads, batch, sequence_length, attended_NA, log_sum_exp_BHT, workspace)?;
     Ok(())
 }
 
@@ -130,25 +89,10 @@ pub(crate) fn attention_output(
     branch_ND: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let BlockActivations {
-        input_ND,
-        attended_NA,
-        middle_ND,
-        mlp_normed_ND,
-        mlp_inv_rms_N,
-        ..
-    } = values;
+    let BlockActivations { input_ND, attended_NA, middle_ND, mlp_normed_ND, mlp_inv_rms_N, .. } = values;
     linear::forward(attended_NA, &weights.attention_output, branch_ND, workspace)?;
     let norm = &weights.mlp_norm;
-    add_rms_norm::forward_add(
-        input_ND,
-        branch_ND,
-        norm,
-        epsilon,
-        middle_ND,
-        mlp_normed_ND,
-        mlp_inv_rms_N,
-    )?;
+    add_rms_norm::forward_add(input_ND, branch_ND, norm, epsilon, middle_ND, mlp_normed_ND, mlp_inv_rms_N)?;
     Ok(())
 }
 
@@ -159,12 +103,7 @@ pub(crate) fn feed_forward(
     branch_ND: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let BlockActivations {
-        mlp_normed_ND,
-        gate_up_N2I,
-        activated_NI,
-        ..
-    } = values;
+    let BlockActivations { mlp_normed_ND, gate_up_N2I, activated_NI, .. } = values;
     linear::forward(mlp_normed_ND, &weights.gate_up, gate_up_N2I, workspace)?;
     swiglu::forward(gate_up_N2I, activated_NI)?;
     linear::forward(activated_NI, &weights.down, branch_ND, workspace)?;
@@ -181,20 +120,10 @@ pub fn recompute(
     workspace: &mut Buffer,
 ) -> Result<()> {
     normalize_input(weights, values)?;
-    linear::forward(
-        &values.attention_normed_ND,
-        &weights.qkv,
-        &mut values.qkv_NP,
-        workspace,
-    )?;
+    linear::forward(&values.attention_normed_ND, &weights.qkv, &mut values.qkv_NP, workspace)?;
     attend(settings, values, workspace)?;
     attention_output(weights, settings.epsilon, values, branch_ND, workspace)?;
-    linear::forward(
-        &values.mlp_normed_ND,
-        &weights.gate_up,
-        &mut values.gate_up_N2I,
-        workspace,
-    )?;
+    linear::forward(&values.mlp_normed_ND, &weights.gate_up, &mut values.gate_up_N2I, workspace)?;
     Ok(())
 }
 
@@ -210,12 +139,7 @@ pub fn backward(
 ) -> Result<()> {
     if settings.recompute != ActivationRecompute::None {
         swiglu::forward(&values.gate_up_N2I, &mut values.activated_NI)?;
-        let BlockActivations {
-            middle_ND,
-            mlp_inv_rms_N,
-            mlp_normed_ND,
-            ..
-        } = values;
+        let BlockActivations { middle_ND, mlp_inv_rms_N, mlp_normed_ND, .. } = values;
         add_rms_norm::normalize(middle_ND, &weights.mlp_norm, mlp_inv_rms_N, mlp_normed_ND)?;
     }
     feed_forward_backward(weights, values, gradients, scratch, workspace)?;
@@ -226,18 +150,8 @@ pub fn backward(
 }
 
 fn normalize_input(weights: &BlockParameters, values: &mut BlockActivations<Buffer>) -> Result<()> {
-    let BlockActivations {
-        input_ND,
-        attention_inv_rms_N,
-        attention_normed_ND,
-        ..
-    } = values;
-    Ok(add_rms_norm::normalize(
-        input_ND,
-        &weights.attention_norm,
-        attention_inv_rms_N,
-        attention_normed_ND,
-    )?)
+    let BlockActivations { input_ND, attention_inv_rms_N, attention_normed_ND, .. } = values;
+    Ok(add_rms_norm::normalize(input_ND, &weights.attention_norm, attention_inv_rms_N, attention_normed_ND)?)
 }
 
 fn feed_forward_backward(
@@ -247,42 +161,17 @@ fn feed_forward_backward(
     scratch: &mut GradientScratch,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let GradientScratch {
-        residual_ND,
-        normed_ND: dnormed_ND,
-        gate_up_N2I: dgate_up_N2I,
-        ..
-    } = scratch;
-    let BlockActivations {
-        middle_ND,
-        mlp_inv_rms_N,
-        mlp_normed_ND,
-        gate_up_N2I,
-        activated_NI,
-        ..
-    } = values;
+    let GradientScratch { residual_ND, normed_ND: dnormed_ND, gate_up_N2I: dgate_up_N2I, .. } = scratch;
+    let BlockActivations { middle_ND, mlp_inv_rms_N, mlp_normed_ND, gate_up_N2I, activated_NI, .. } = values;
     linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, workspace)?;
     // The product has served; its memory takes its gradient.
     let dactivated_NI = activated_NI;
     linear::backward_input(residual_ND, &weights.down, dactivated_NI, workspace)?;
     swiglu::backward(gate_up_N2I, dactivated_NI, dgate_up_N2I)?;
-    linear::backward_weight(
-        dgate_up_N2I,
-        mlp_normed_ND,
-        &mut gradients.gate_up,
-        workspace,
-    )?;
+    linear::backward_weight(dgate_up_N2I, mlp_normed_ND, &mut gradients.gate_up, workspace)?;
     linear::backward_input(dgate_up_N2I, &weights.gate_up, dnormed_ND, workspace)?;
     let (norm, dnorm) = (&weights.mlp_norm, &mut gradients.mlp_norm);
-    add_rms_norm::backward(
-        middle_ND,
-        norm,
-        mlp_inv_rms_N,
-        dnormed_ND,
-        residual_ND,
-        dnorm,
-        workspace,
-    )?;
+    add_rms_norm::backward(middle_ND, norm, mlp_inv_rms_N, dnormed_ND, residual_ND, dnorm, workspace)?;
     Ok(())
 }
 
@@ -294,63 +183,18 @@ fn attention_backward(
     scratch: &mut GradientScratch,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let &BlockSettings {
-        ref heads,
-        batch,
-        sequence_length: t,
-        ..
-    } = settings;
-    let GradientScratch {
-        residual_ND,
-        normed_ND: dnormed_ND,
-        attended_NA: dattended_NA,
-        qkv_NP: dqkv_NP,
-        ..
-    } = scratch;
-    let BlockActivations {
-        input_ND,
-        attention_inv_rms_N,
-        attention_normed_ND,
-        qkv_NP,
-        attended_NA,
-        ..
-    } = values;
-    linear::backward_weight(
-        residual_ND,
-        attended_NA,
-        &mut gradients.attention_output,
-        workspace,
-    )?;
-    linear::backward_input(
-        residual_ND,
-        &weights.attention_output,
-        dattended_NA,
-        workspace,
-    )?;
+    let &BlockSettings { ref heads, batch, sequence_length: t, .. } = settings;
+    let GradientScratch { residual_ND, normed_ND: dnormed_ND, attended_NA: dattended_NA, qkv_NP: dqkv_NP, .. } =
+        scratch;
+    let BlockActivations { input_ND, attention_inv_rms_N, attention_normed_ND, qkv_NP, attended_NA, .. } = values;
+    linear::backward_weight(residual_ND, attended_NA, &mut gradients.attention_output, workspace)?;
+    linear::backward_input(residual_ND, &weights.attention_output, dattended_NA, workspace)?;
     let log_sum_exp_BHT = &values.log_sum_exp_BHT;
-    attention::backward(
-        qkv_NP,
-        attended_NA,
-        log_sum_exp_BHT,
-        dattended_NA,
-        heads,
-        batch,
-        t,
-        dqkv_NP,
-        workspace,
-    )?;
+    attention::backward(qkv_NP, attended_NA, log_sum_exp_BHT, dattended_NA, heads, batch, t, dqkv_NP, workspace)?;
     rope::backward(dqkv_NP, heads, &settings.rope, t, 0)?;
     linear::backward_weight(dqkv_NP, attention_normed_ND, &mut gradients.qkv, workspace)?;
     linear::backward_input(dqkv_NP, &weights.qkv, dnormed_ND, workspace)?;
     let (norm, dnorm) = (&weights.attention_norm, &mut gradients.attention_norm);
-    add_rms_norm::backward(
-        input_ND,
-        norm,
-        attention_inv_rms_N,
-        dnormed_ND,
-        residual_ND,
-        dnorm,
-        workspace,
-    )?;
+    add_rms_norm::backward(input_ND, norm, attention_inv_rms_N, dnormed_ND, residual_ND, dnorm, workspace)?;
     Ok(())
 }

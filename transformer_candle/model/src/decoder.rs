@@ -31,12 +31,7 @@ impl Decoder {
     ///
     /// `inputs_N` are U32 token ids, `targets_N` I32 with -100 where there is nothing to predict; N = batch times
     /// `sequence_length`. For a mean over an accumulated batch `scale` is one over the targets of all its micro-batches.
-    pub fn forward_backward(
-        &mut self,
-        inputs_N: &Buffer,
-        targets_N: &Buffer,
-        scale: f32,
-    ) -> Result<()> {
+    pub fn forward_backward(&mut self, inputs_N: &Buffer, targets_N: &Buffer, scale: f32) -> Result<()> {
         if self.gradient_views.is_none() {
             return Err(Error::EvaluationOnly);
         }
@@ -62,32 +57,12 @@ impl Decoder {
     }
 
     fn forward(&mut self, inputs_N: &Buffer) -> Result<()> {
-        let Self {
-            weights,
-            activations,
-            settings,
-            ..
-        } = self;
-        let Activations {
-            blocks,
-            output_ND,
-            final_inv_rms_N,
-            final_normed_ND,
-            branch_ND,
-            workspace,
-            ..
-        } = activations;
+        let Self { weights, activations, settings, .. } = self;
+        let Activations { blocks, output_ND, final_inv_rms_N, final_normed_ND, branch_ND, workspace, .. } = activations;
         embedding::forward(&weights.embed_tokens, inputs_N, &mut blocks[0].input_ND)?;
         let mut residual_ND = None;
         for (weights, values) in weights.blocks.iter().zip(blocks) {
-            block::forward(
-                weights,
-                settings,
-                residual_ND.as_ref(),
-                values,
-                branch_ND,
-                workspace,
-            )?;
+            block::forward(weights, settings, residual_ND.as_ref(), values, branch_ND, workspace)?;
             residual_ND = Some(values.middle_ND.clone());
         }
         let residual_ND = residual_ND.expect("a validated model has a block");
@@ -105,20 +80,9 @@ impl Decoder {
 
     /// Loss, head and last norm: leaves the gradient of the last block's output in `residual_ND`.
     fn head_backward(&mut self, targets_N: &Buffer, scale: f32) -> Result<()> {
-        let Self {
-            weights,
-            gradient_views,
-            activations,
-            ..
-        } = self;
-        let Activations {
-            output_ND,
-            final_inv_rms_N,
-            final_normed_ND,
-            workspace,
-            gradients: scratch,
-            ..
-        } = activations;
+        let Self { weights, gradient_views, activations, .. } = self;
+        let Activations { output_ND, final_inv_rms_N, final_normed_ND, workspace, gradients: scratch, .. } =
+            activations;
         let (Some(gradients), Some(scratch)) = (gradient_views, scratch) else {
             return Err(Error::EvaluationOnly);
         };
@@ -137,33 +101,13 @@ impl Decoder {
         scratch.residual_ND.zero()?;
         let (norm, dnorm) = (&weights.final_norm, &mut gradients.final_norm);
         let (dnormed_ND, residual_ND) = (&scratch.normed_ND, &mut scratch.residual_ND);
-        add_rms_norm::backward(
-            output_ND,
-            norm,
-            final_inv_rms_N,
-            dnormed_ND,
-            residual_ND,
-            dnorm,
-            workspace,
-        )?;
+        add_rms_norm::backward(output_ND, norm, final_inv_rms_N, dnormed_ND, residual_ND, dnorm, workspace)?;
         Ok(())
     }
 
     fn blocks_backward(&mut self) -> Result<()> {
-        let Self {
-            weights,
-            gradient_views,
-            activations,
-            settings,
-            ..
-        } = self;
-        let Activations {
-            blocks,
-            branch_ND,
-            workspace,
-            gradients: scratch,
-            ..
-        } = activations;
+        let Self { weights, gradient_views, activations, settings, .. } = self;
+        let Activations { blocks, branch_ND, workspace, gradients: scratch, .. } = activations;
         let (Some(gradients), Some(scratch)) = (gradient_views, scratch) else {
             return Err(Error::EvaluationOnly);
         };
@@ -180,16 +124,10 @@ impl Decoder {
     }
 
     fn embedding_backward(&mut self, inputs_N: &Buffer) -> Result<()> {
-        let (Some(gradients), Some(scratch)) =
-            (&mut self.gradient_views, &self.activations.gradients)
-        else {
+        let (Some(gradients), Some(scratch)) = (&mut self.gradient_views, &self.activations.gradients) else {
             return Err(Error::EvaluationOnly);
         };
-        Ok(embedding::backward(
-            inputs_N,
-            &scratch.residual_ND,
-            &mut gradients.embed_tokens,
-        )?)
+        Ok(embedding::backward(inputs_N, &scratch.residual_ND, &mut gradients.embed_tokens)?)
     }
 
     /// The sizes of the model.

@@ -24,9 +24,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A tensor of a file is not the one that the model has there.
-    #[error(
-        "{path}: tensor `{name}` {problem}; the file belongs to another model than its config.json describes"
-    )]
+    #[error("{path}: tensor `{name}` {problem}; the file belongs to another model than its config.json describes")]
     Tensor {
         /// The safetensors file.
         path: PathBuf,
@@ -52,9 +50,7 @@ pub enum Error {
         problem: String,
     },
     /// The decoder was planned with `training: false`.
-    #[error(
-        "this decoder was planned for evaluation only; plan it with `training: true` to compute gradients"
-    )]
+    #[error("this decoder was planned for evaluation only; plan it with `training: true` to compute gradients")]
     EvaluationOnly,
     /// Generation was asked to start from nothing.
     #[error("the prompt has no tokens; give it at least one, such as the end-of-text token")]
@@ -94,9 +90,5 @@ pub enum Error {
 /// Names the path in an I/O error: `.map_err(failed("read", path))`.
 pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
-    move |source| Error::Io {
-        action,
-        path,
-        source,
-    }
+    move |source| Error::Io { action, path, source }
 }

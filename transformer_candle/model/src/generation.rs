@@ -47,34 +47,17 @@ impl GeneratorPlan {
             recompute: ActivationRecompute::None,
             training: false,
             positions: capacity,
-            workspace_elements: linear::workspace_elements(
-                1,
-                shape.hidden_size,
-                shape.padded_vocab_size,
-                dtype,
-            ),
+            workspace_elements: linear::workspace_elements(1, shape.hidden_size, shape.padded_vocab_size, dtype),
         };
         let cached = [capacity, heads.key_width()];
         let mut cache = |layer: usize, name: &str| {
-            plan.add(
-                format!("layers.{layer}.{name}"),
-                Category::KeyValueCache,
-                dtype,
-                &cached,
-            )
+            plan.add(format!("layers.{layer}.{name}"), Category::KeyValueCache, dtype, &cached)
         };
         Self {
-            cache: (0..shape.num_layers)
-                .map(|layer| (cache(layer, "keys"), cache(layer, "values")))
-                .collect(),
+            cache: (0..shape.num_layers).map(|layer| (cache(layer, "keys"), cache(layer, "values"))).collect(),
             activations: ActivationPlan::new(shape, &settings, plan),
             ids: plan.add("ids", Category::Batch, DType::U32, &[rows]),
-            logits: plan.add(
-                "logits",
-                Category::Scratch,
-                dtype,
-                &[1, shape.padded_vocab_size],
-            ),
+            logits: plan.add("logits", Category::Scratch, dtype, &[1, shape.padded_vocab_size]),
         }
     }
 }
@@ -94,11 +77,7 @@ impl Generator {
             activations: planned.activations.bind(&arena)?,
             ids_S: arena.buffer(planned.ids),
             logits_1V: arena.buffer(planned.logits),
-            cache: planned
-                .cache
-                .iter()
-                .map(|&(keys, values)| (arena.buffer(keys), arena.buffer(values)))
-                .collect(),
+            cache: planned.cache.iter().map(|&(keys, values)| (arena.buffer(keys), arena.buffer(values))).collect(),
             past: 0,
             capacity,
             shape: shape.clone(),
@@ -123,12 +102,7 @@ impl Generator {
             hidden_1D = Some(self.pass(tokens)?);
         }
         let hidden_1D = hidden_1D.ok_or(Error::EmptyPrompt)?;
-        linear::forward(
-            &hidden_1D,
-            &self.weights.head,
-            &mut self.logits_1V,
-            &mut self.activations.workspace,
-        )?;
+        linear::forward(&hidden_1D, &self.weights.head, &mut self.logits_1V, &mut self.activations.workspace)?;
         let mut logits = self.logits_1V.read_f32()?;
         logits.truncate(self.shape.vocab_size);
         Ok(logits)
@@ -171,10 +145,7 @@ impl Generator {
     fn check(&self, tokens: &[u32]) -> Result<()> {
         let (needed, vocab_size) = (self.past + tokens.len(), self.shape.vocab_size);
         if needed > self.capacity {
-            return Err(Error::ContextFull {
-                tokens: needed,
-                capacity: self.capacity,
-            });
+            return Err(Error::ContextFull { tokens: needed, capacity: self.capacity });
         }
         match tokens.iter().find(|&&token| token as usize >= vocab_size) {
             Some(&token) => Err(Error::UnknownToken { token, vocab_size }),
@@ -184,21 +155,9 @@ impl Generator {
 
     /// Runs the blocks on at most [`PASS_TOKENS`] tokens; returns the last one's row of the last norm's output.
     fn pass(&mut self, tokens: &[u32]) -> Result<Buffer> {
-        let (s, d, epsilon) = (
-            tokens.len(),
-            self.shape.hidden_size,
-            self.shape.norm_epsilon as f32,
-        );
-        let Activations {
-            blocks,
-            output_ND,
-            final_inv_rms_N,
-            final_normed_ND,
-            branch_ND,
-            workspace,
-            rope,
-            ..
-        } = &mut self.activations;
+        let (s, d, epsilon) = (tokens.len(), self.shape.hidden_size, self.shape.norm_epsilon as f32);
+        let Activations { blocks, output_ND, final_inv_rms_N, final_normed_ND, branch_ND, workspace, rope, .. } =
+            &mut self.activations;
         // Without training all blocks share one set of values.
         let mut values = first_rows(&blocks[0], s)?;
         let mut branch_SD = branch_ND.view(0, &[s, d])?;
@@ -207,37 +166,17 @@ impl Generator {
         embedding::forward(&self.weights.embed_tokens, &ids_S, &mut values.input_ND)?;
         let mut incoming_SD = None;
         for (weights, (keys_CKE, values_CKE)) in self.weights.blocks.iter().zip(&mut self.cache) {
-            block::project(
-                weights,
-                epsilon,
-                incoming_SD.as_ref(),
-                &mut values,
-                &branch_SD,
-                workspace,
-            )?;
+            block::project(weights, epsilon, incoming_SD.as_ref(), &mut values, &branch_SD, workspace)?;
             let heads = self.shape.heads();
             rope::forward(&mut values.qkv_NP, &heads, rope, s, self.past)?;
-            let BlockActivations {
-                qkv_NP,
-                attended_NA,
-                ..
-            } = &mut values;
-            attention::decode(
-                qkv_NP,
-                &heads,
-                self.past,
-                keys_CKE,
-                values_CKE,
-                attended_NA,
-                workspace,
-            )?;
+            let BlockActivations { qkv_NP, attended_NA, .. } = &mut values;
+            attention::decode(qkv_NP, &heads, self.past, keys_CKE, values_CKE, attended_NA, workspace)?;
             feed_through(weights, epsilon, &mut values, &mut branch_SD, workspace)?;
             incoming_SD = Some(values.middle_ND.clone());
         }
         let incoming_SD = incoming_SD.expect("a validated model has a block");
         let (norm, mut normed_SD) = (&self.weights.final_norm, final_normed_ND.view(0, &[s, d])?);
-        let (mut output_SD, mut inv_rms_S) =
-            (output_ND.view(0, &[s, d])?, final_inv_rms_N.view(0, &[s])?);
+        let (mut output_SD, mut inv_rms_S) = (output_ND.view(0, &[s, d])?, final_inv_rms_N.view(0, &[s])?);
         add_rms_norm::forward_add(
             &incoming_SD,
             &branch_SD,

@@ -41,35 +41,15 @@ pub fn hf_tensors(shape: &ModelShape) -> Vec<HfTensor> {
         let width: usize = parameter.shape[1..].iter().product();
         let mut shape = parameter.shape.clone();
         shape[0] = rows;
-        HfTensor {
-            name,
-            shape,
-            offset: parameter.offset + first_row * width,
-            elements: rows * width,
-        }
+        HfTensor { name, shape, offset: parameter.offset + first_row * width, elements: rows * width }
     };
-    let ModelShape {
-        hidden_size: d,
-        intermediate_size: i,
-        vocab_size,
-        ..
-    } = *shape;
+    let ModelShape { hidden_size: d, intermediate_size: i, vocab_size, .. } = *shape;
     let (queries, keys) = (shape.heads().query_width(), shape.heads().key_width());
-    let mut tensors = vec![rows_of(
-        "model.embed_tokens.weight".to_owned(),
-        "embed_tokens",
-        0,
-        vocab_size,
-    )];
+    let mut tensors = vec![rows_of("model.embed_tokens.weight".to_owned(), "embed_tokens", 0, vocab_size)];
     for layer in 0..shape.num_layers {
         let mut add = |name: &str, parameter: &str, first_row: usize, rows: usize| {
             let name = format!("model.layers.{layer}.{name}.weight");
-            tensors.push(rows_of(
-                name,
-                &format!("layers.{layer}.{parameter}"),
-                first_row,
-                rows,
-            ));
+            tensors.push(rows_of(name, &format!("layers.{layer}.{parameter}"), first_row, rows));
         };
         add("self_attn.q_proj", "qkv", 0, queries);
         add("self_attn.k_proj", "qkv", queries, keys);
@@ -83,12 +63,7 @@ pub fn hf_tensors(shape: &ModelShape) -> Vec<HfTensor> {
     }
     tensors.push(rows_of("model.norm.weight".to_owned(), "final_norm", 0, d));
     if !shape.tie_embeddings {
-        tensors.push(rows_of(
-            "lm_head.weight".to_owned(),
-            "lm_head",
-            0,
-            vocab_size,
-        ));
+        tensors.push(rows_of("lm_head.weight".to_owned(), "lm_head", 0, vocab_size));
     }
     tensors
 }
@@ -101,17 +76,10 @@ pub fn save_model(
     bos_token_id: Option<u32>,
     eos_token_id: Option<u32>,
 ) -> Result<()> {
-    let precision = if weights.dtype() == DType::BF16 {
-        Precision::Bf16
-    } else {
-        Precision::Fp32
-    };
+    let precision = if weights.dtype() == DType::BF16 { Precision::Bf16 } else { Precision::Fp32 };
     let config = config_json(shape, precision, bos_token_id, eos_token_id);
     let generation = generation_config_json(bos_token_id, eos_token_id);
-    for (name, value) in [
-        ("config.json", config),
-        ("generation_config.json", generation),
-    ] {
+    for (name, value) in [("config.json", config), ("generation_config.json", generation)] {
         let path = directory.join(name);
         fs::write(&path, format!("{value:#}\n")).map_err(failed("write", &path))?;
     }
@@ -124,10 +92,8 @@ pub fn save_model(
 pub fn load_shape(directory: &Path) -> Result<ModelShape> {
     let path = directory.join("config.json");
     let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
-    let value = serde_json::from_str(&text).map_err(|error| Error::ConfigJson {
-        key: "(whole file)".to_owned(),
-        problem: error.to_string(),
-    })?;
+    let value = serde_json::from_str(&text)
+        .map_err(|error| Error::ConfigJson { key: "(whole file)".to_owned(), problem: error.to_string() })?;
     shape_from_config_json(&value)
 }
 
@@ -150,40 +116,19 @@ mod tests {
             let tensors = hf_tensors(&shape);
             let total: usize = tensors.iter().map(|tensor| tensor.elements).sum();
             assert_eq!(total as u64, shape.parameter_count());
-            let mut ranges: Vec<_> = tensors
-                .iter()
-                .map(|t| (t.offset, t.offset + t.elements))
-                .collect();
+            let mut ranges: Vec<_> = tensors.iter().map(|t| (t.offset, t.offset + t.elements)).collect();
             ranges.sort_unstable();
-            assert!(
-                ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0),
-                "ranges overlap"
-            );
+            assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "ranges overlap");
         }
     }
 
     #[test]
     fn keys_and_values_follow_the_queries_in_the_packed_matrix() {
         let tensors = hf_tensors(&tiny(true));
-        let find = |name: &str| {
-            tensors
-                .iter()
-                .find(|t| t.name == format!("model.layers.1.{name}.weight"))
-                .unwrap()
-        };
-        let (q, k, v) = (
-            find("self_attn.q_proj"),
-            find("self_attn.k_proj"),
-            find("self_attn.v_proj"),
-        );
-        assert_eq!(
-            (q.shape.as_slice(), k.shape.as_slice()),
-            ([24, 20].as_slice(), [12, 20].as_slice())
-        );
-        assert_eq!(
-            (k.offset, v.offset),
-            (q.offset + 24 * 20, q.offset + 36 * 20)
-        );
+        let find = |name: &str| tensors.iter().find(|t| t.name == format!("model.layers.1.{name}.weight")).unwrap();
+        let (q, k, v) = (find("self_attn.q_proj"), find("self_attn.k_proj"), find("self_attn.v_proj"));
+        assert_eq!((q.shape.as_slice(), k.shape.as_slice()), ([24, 20].as_slice(), [12, 20].as_slice()));
+        assert_eq!((k.offset, v.offset), (q.offset + 24 * 20, q.offset + 36 * 20));
         let (gate, up) = (find("mlp.gate_proj"), find("mlp.up_proj"));
         assert_eq!(up.offset, gate.offset + 36 * 20);
     }

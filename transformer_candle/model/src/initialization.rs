@@ -13,12 +13,7 @@ use crate::{ModelShape, Result};
 const PIECE: usize = 1 << 20;
 
 /// Fills flat weights, and beside bf16 weights the remainder of their f32 masters. What is no parameter becomes zero.
-pub fn fill(
-    shape: &ModelShape,
-    seed: u64,
-    weights: &mut Buffer,
-    mut remainder: Option<&mut Buffer>,
-) -> Result<()> {
+pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Buffer, mut remainder: Option<&mut Buffer>) -> Result<()> {
     weights.zero()?;
     if let Some(remainder) = &mut remainder {
         remainder.zero()?;
@@ -35,11 +30,7 @@ pub fn fill(
             match (&remainder, weights.dtype()) {
                 (_, DType::F32) => target.copy_from(&master)?,
                 (Some(remainder), _) => {
-                    cast::split_master(
-                        &master,
-                        &mut target,
-                        &mut remainder.view(offset, &[elements])?,
-                    )?;
+                    cast::split_master(&master, &mut target, &mut remainder.view(offset, &[elements])?)?;
                 }
                 (None, _) => cast::forward(&master, &mut target)?,
             }
@@ -49,35 +40,21 @@ pub fn fill(
 }
 
 /// `elements` initial values of a tensor, from its element `first` on.
-fn values(
-    shape: &ModelShape,
-    tensor: &HfTensor,
-    key: u64,
-    first: usize,
-    elements: usize,
-) -> Vec<f32> {
+fn values(shape: &ModelShape, tensor: &HfTensor, key: u64, first: usize, elements: usize) -> Vec<f32> {
     if tensor.shape.len() == 1 {
         return vec![1.0; elements];
     }
-    let residual =
-        tensor.name.ends_with("o_proj.weight") || tensor.name.ends_with("down_proj.weight");
-    let scale = if residual {
-        1.0 / (2.0 * shape.num_layers as f64).sqrt()
-    } else {
-        1.0
-    };
+    let residual = tensor.name.ends_with("o_proj.weight") || tensor.name.ends_with("down_proj.weight");
+    let scale = if residual { 1.0 / (2.0 * shape.num_layers as f64).sqrt() } else { 1.0 };
     let deviation = shape.init_std * scale;
-    (first..first + elements)
-        .into_par_iter()
-        .map(|index| (deviation * normal(key, index as u64)) as f32)
-        .collect()
+    (first..first + elements).into_par_iter().map(|index| (deviation * normal(key, index as u64)) as f32).collect()
 }
 
 /// One key a tensor: FNV-1a over its name, mixed with the seed.
 fn key_of(seed: u64, name: &str) -> u64 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     mix(hash ^ mix(seed))
 }
 
@@ -87,12 +64,7 @@ fn normal(key: u64, index: u64) -> f64 {
     let unit = 2f64.powi(-32);
     let radius = (-2.0 * ((f64::from((bits >> 32) as u32) + 0.5) * unit).ln()).sqrt();
     let angle = std::f64::consts::TAU * f64::from(bits as u32) * unit;
-    radius
-        * if index.is_multiple_of(2) {
-            angle.cos()
-        } else {
-            angle.sin()
-        }
+    radius * if index.is_multiple_of(2) { angle.cos() } else { angle.sin() }
 }
 
 /// Sixty-four well-mixed bits of a counter (`SplitMix64`'s finaliser, Steele, Lea and Flood, 2014).
@@ -111,36 +83,19 @@ mod tests {
     use kernels::{Device, bf16};
 
     fn filled(shape: &ModelShape, seed: u64, dtype: DType) -> Buffer {
-        let mut weights = Buffer::zeros(
-            &[ParameterLayout::new(shape).elements()],
-            dtype,
-            &Device::Cpu,
-        )
-        .unwrap();
+        let mut weights = Buffer::zeros(&[ParameterLayout::new(shape).elements()], dtype, &Device::Cpu).unwrap();
         fill(shape, seed, &mut weights, None).unwrap();
         weights
     }
 
     fn tensor(shape: &ModelShape, weights: &Buffer, name: &str) -> Vec<f32> {
-        let tensor = hf_tensors(shape)
-            .into_iter()
-            .find(|tensor| tensor.name == name)
-            .unwrap();
-        weights
-            .view(tensor.offset, &[tensor.elements])
-            .unwrap()
-            .read_f32()
-            .unwrap()
+        let tensor = hf_tensors(shape).into_iter().find(|tensor| tensor.name == name).unwrap();
+        weights.view(tensor.offset, &[tensor.elements]).unwrap().read_f32().unwrap()
     }
 
     #[test]
     fn values_are_normal_with_residual_projections_scaled_down() {
-        let shape = ModelShape {
-            hidden_size: 128,
-            intermediate_size: 256,
-            num_layers: 8,
-            ..tiny(true)
-        };
+        let shape = ModelShape { hidden_size: 128, intermediate_size: 256, num_layers: 8, ..tiny(true) };
         let weights = filled(&shape, 7, DType::F32);
         let moments = |name: &str| {
             let values = tensor(&shape, &weights, name);
@@ -148,55 +103,26 @@ mod tests {
             let power = |p: i32| values.iter().map(|&v| f64::from(v).powi(p)).sum::<f64>() / count;
             (power(1), power(2).sqrt(), power(4) / power(2).powi(2))
         };
-        for (name, deviation) in [
-            ("mlp.up_proj", 0.2),
-            ("mlp.down_proj", 0.05),
-            ("self_attn.o_proj", 0.05),
-        ] {
+        for (name, deviation) in [("mlp.up_proj", 0.2), ("mlp.down_proj", 0.05), ("self_attn.o_proj", 0.05)] {
             let (mean, measured, kurtosis) = moments(&format!("model.layers.3.{name}.weight"));
-            assert!(
-                (measured / deviation - 1.0).abs() < 0.05,
-                "{name}: {measured}"
-            );
-            assert!(
-                mean.abs() < 0.05 * deviation && (kurtosis - 3.0).abs() < 0.3,
-                "{name}: {mean} {kurtosis}"
-            );
+            assert!((measured / deviation - 1.0).abs() < 0.05, "{name}: {measured}");
+            assert!(mean.abs() < 0.05 * deviation && (kurtosis - 3.0).abs() < 0.3, "{name}: {mean} {kurtosis}");
         }
-        assert!(
-            tensor(&shape, &weights, "model.norm.weight")
-                .iter()
-                .all(|&value| value == 1.0)
-        );
+        assert!(tensor(&shape, &weights, "model.norm.weight").iter().all(|&value| value == 1.0));
     }
 
     #[test]
     fn values_depend_on_seed_and_name_and_on_nothing_else() {
         let (shape, untied) = (tiny(true), tiny(false));
-        let larger = ModelShape {
-            vocab_size: 150,
-            padded_vocab_size: 192,
-            ..tiny(true)
-        };
+        let larger = ModelShape { vocab_size: 150, padded_vocab_size: 192, ..tiny(true) };
         let one = filled(&shape, 1, DType::F32);
-        let embedding = |shape: &ModelShape, weights: &Buffer| {
-            tensor(shape, weights, "model.embed_tokens.weight")
-        };
+        let embedding = |shape: &ModelShape, weights: &Buffer| tensor(shape, weights, "model.embed_tokens.weight");
         let rows = embedding(&shape, &one);
-        assert_eq!(
-            embedding(&larger, &filled(&larger, 1, DType::F32))[..rows.len()],
-            rows
-        );
+        assert_eq!(embedding(&larger, &filled(&larger, 1, DType::F32))[..rows.len()], rows);
         assert_eq!(embedding(&untied, &filled(&untied, 1, DType::F32)), rows);
         assert_ne!(embedding(&shape, &filled(&shape, 2, DType::F32)), rows);
-        assert_ne!(
-            tensor(&untied, &filled(&untied, 1, DType::F32), "lm_head.weight"),
-            rows
-        );
-        let halves: Vec<f32> = rows
-            .iter()
-            .map(|&value| bf16::from_f32(value).to_f32())
-            .collect();
+        assert_ne!(tensor(&untied, &filled(&untied, 1, DType::F32), "lm_head.weight"), rows);
+        let halves: Vec<f32> = rows.iter().map(|&value| bf16::from_f32(value).to_f32()).collect();
         assert_eq!(embedding(&shape, &filled(&shape, 1, DType::BF16)), halves);
     }
 
@@ -205,8 +131,7 @@ mod tests {
         let shape = tiny(false);
         let full = filled(&shape, 3, DType::F32);
         let zeros = |dtype| Buffer::zeros(full.shape(), dtype, &Device::Cpu).unwrap();
-        let (mut weights, mut remainder, mut master) =
-            (zeros(DType::BF16), zeros(DType::I16), zeros(DType::F32));
+        let (mut weights, mut remainder, mut master) = (zeros(DType::BF16), zeros(DType::I16), zeros(DType::F32));
         fill(&shape, 3, &mut weights, Some(&mut remainder)).unwrap();
         cast::join_master(&weights, &remainder, &mut master).unwrap();
         assert_eq!(master.read_f32().unwrap(), full.read_f32().unwrap());
@@ -215,17 +140,10 @@ mod tests {
     #[test]
     fn the_vocabulary_s_padding_is_zero() {
         let shape = tiny(true);
-        let rows = ParameterLayout::new(&shape)
-            .get("embed_tokens")
-            .unwrap()
-            .offset
-            + shape.vocab_size * shape.hidden_size;
+        let rows =
+            ParameterLayout::new(&shape).get("embed_tokens").unwrap().offset + shape.vocab_size * shape.hidden_size;
         let padding = (shape.padded_vocab_size - shape.vocab_size) * shape.hidden_size;
-        let values = filled(&shape, 1, DType::F32)
-            .view(rows, &[padding])
-            .unwrap()
-            .read_f32()
-            .unwrap();
+        let values = filled(&shape, 1, DType::F32).view(rows, &[padding]).unwrap().read_f32().unwrap();
         assert!(values.iter().all(|&value| value == 0.0));
     }
 }

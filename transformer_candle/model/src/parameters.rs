@@ -45,30 +45,13 @@ pub struct ParameterLayout {
 impl ParameterLayout {
     /// The layout of a model of this shape.
     pub fn new(shape: &ModelShape) -> Self {
-        let ModelShape {
-            hidden_size: d,
-            intermediate_size: i,
-            padded_vocab_size: v,
-            ..
-        } = *shape;
+        let ModelShape { hidden_size: d, intermediate_size: i, padded_vocab_size: v, .. } = *shape;
         let heads = shape.heads();
-        let mut layout = Self {
-            parameters: Vec::new(),
-            num_layers: shape.num_layers,
-            decayed_elements: 0,
-            elements: 0,
-        };
+        let mut layout =
+            Self { parameters: Vec::new(), num_layers: shape.num_layers, decayed_elements: 0, elements: 0 };
         for layer in 0..shape.num_layers {
-            layout.add(
-                format!("layers.{layer}.qkv"),
-                &[heads.packed_width(), d],
-                true,
-            );
-            layout.add(
-                format!("layers.{layer}.attention_output"),
-                &[d, heads.query_width()],
-                true,
-            );
+            layout.add(format!("layers.{layer}.qkv"), &[heads.packed_width(), d], true);
+            layout.add(format!("layers.{layer}.attention_output"), &[d, heads.query_width()], true);
             layout.add(format!("layers.{layer}.gate_up"), &[2 * i, d], true);
             layout.add(format!("layers.{layer}.down"), &[d, i], true);
         }
@@ -86,12 +69,7 @@ impl ParameterLayout {
     }
 
     fn add(&mut self, name: String, shape: &[usize], decay: bool) {
-        let parameter = Parameter {
-            name,
-            shape: shape.to_vec(),
-            offset: self.elements,
-            decay,
-        };
+        let parameter = Parameter { name, shape: shape.to_vec(), offset: self.elements, decay };
         self.elements += parameter.elements().next_multiple_of(ALIGNMENT);
         self.parameters.push(parameter);
     }
@@ -103,15 +81,12 @@ impl ParameterLayout {
 
     /// The parameter of this name.
     pub fn get(&self, name: &str) -> Option<&Parameter> {
-        self.parameters
-            .iter()
-            .find(|parameter| parameter.name == name)
+        self.parameters.iter().find(|parameter| parameter.name == name)
     }
 
     /// The parameter of a name that [`ParameterLayout::new`] adds.
     pub(crate) fn known(&self, name: &str) -> &Parameter {
-        self.get(name)
-            .expect("the layout has every parameter of the model")
+        self.get(name).expect("the layout has every parameter of the model")
     }
 
     /// Elements of a flat buffer, the few between parameters included.
@@ -176,11 +151,7 @@ impl Parameters {
             })
         };
         let blocks = (0..layout.num_layers).map(block).collect::<Result<_>>()?;
-        let head = if layout.get("lm_head").is_some() {
-            "lm_head"
-        } else {
-            "embed_tokens"
-        };
+        let head = if layout.get("lm_head").is_some() { "lm_head" } else { "embed_tokens" };
         Ok(Self {
             embed_tokens: view("embed_tokens")?,
             blocks,
@@ -202,17 +173,8 @@ mod tests {
             let layout = ParameterLayout::new(&tiny(tied));
             let mut end = 0;
             for parameter in layout.parameters() {
-                assert!(
-                    parameter.offset >= end && parameter.offset % ALIGNMENT == 0,
-                    "{}",
-                    parameter.name
-                );
-                assert_eq!(
-                    parameter.decay,
-                    parameter.offset < layout.decayed_elements(),
-                    "{}",
-                    parameter.name
-                );
+                assert!(parameter.offset >= end && parameter.offset % ALIGNMENT == 0, "{}", parameter.name);
+                assert_eq!(parameter.decay, parameter.offset < layout.decayed_elements(), "{}", parameter.name);
                 end = parameter.offset + parameter.elements();
             }
             assert!(end <= layout.elements());
@@ -225,18 +187,13 @@ mod tests {
         let layout = ParameterLayout::new(&tiny(false));
         let decayed = |name: &str| layout.get(name).unwrap().decay;
         assert!(decayed("lm_head") && decayed("layers.2.down") && decayed("layers.0.qkv"));
-        assert!(
-            !decayed("embed_tokens") && !decayed("layers.1.mlp_norm") && !decayed("final_norm")
-        );
+        assert!(!decayed("embed_tokens") && !decayed("layers.1.mlp_norm") && !decayed("final_norm"));
     }
 
     #[test]
     fn a_model_of_even_sizes_wastes_only_the_vocabulary_s_padding() {
         let shape = one_billion();
         let padding = (shape.padded_vocab_size - shape.vocab_size) * shape.hidden_size;
-        assert_eq!(
-            ParameterLayout::new(&shape).elements(),
-            shape.parameter_count() as usize + padding
-        );
+        assert_eq!(ParameterLayout::new(&shape).elements(), shape.parameter_count() as usize + padding);
     }
 }

@@ -19,29 +19,14 @@ pub struct SamplingSettings {
 impl SamplingSettings {
     /// The most likely token, always.
     pub fn greedy() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            seed: 0,
-        }
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
     }
 
     /// Whether each setting lies in its range.
     pub fn check(&self) -> Result<()> {
-        let refuse = |key, value, expected| {
-            Err(Error::Sampling {
-                key,
-                value,
-                expected,
-            })
-        };
+        let refuse = |key, value, expected| Err(Error::Sampling { key, value, expected });
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return refuse(
-                "temperature",
-                self.temperature,
-                "0 (greedy) or a positive number",
-            );
+            return refuse("temperature", self.temperature, "0 (greedy) or a positive number");
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return refuse("top_p", self.top_p, "above 0 and at most 1");
@@ -53,10 +38,7 @@ impl SamplingSettings {
 impl Default for SamplingSettings {
     /// The model's own distribution.
     fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            ..Self::greedy()
-        }
+        Self { temperature: 1.0, ..Self::greedy() }
     }
 }
 
@@ -64,9 +46,7 @@ impl Default for SamplingSettings {
 ///
 /// Of equal logits the lower id counts as more likely; a logit that is not a number is never chosen while there is another.
 pub fn sample(logits: &[f32], settings: &SamplingSettings, index: u64) -> u32 {
-    let mut ranked: Vec<(u32, f64)> = (0..)
-        .zip(logits.iter().map(|&logit| rank_key(logit)))
-        .collect();
+    let mut ranked: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|&logit| rank_key(logit))).collect();
     ranked.sort_unstable_by(|(a_id, a), (b_id, b)| b.total_cmp(a).then(a_id.cmp(b_id)));
     let Some(&(best, largest)) = ranked.first() else {
         return 0;
@@ -85,11 +65,7 @@ pub fn sample(logits: &[f32], settings: &SamplingSettings, index: u64) -> u32 {
 }
 
 fn rank_key(logit: f32) -> f64 {
-    if logit.is_nan() {
-        f64::NEG_INFINITY
-    } else {
-        f64::from(logit)
-    }
+    if logit.is_nan() { f64::NEG_INFINITY } else { f64::from(logit) }
 }
 
 /// Drops what comes after the first tokens that reach `top_p` of the whole weight.
@@ -118,10 +94,7 @@ fn draw(ranked: &[(u32, f64)], at: f64) -> u32 {
         }
     }
     // Rounding may leave a crumb beyond the last token that has any weight.
-    ranked
-        .iter()
-        .rfind(|(_, weight)| *weight > 0.0)
-        .map_or(0, |&(id, _)| id)
+    ranked.iter().rfind(|(_, weight)| *weight > 0.0).map_or(0, |&(id, _)| id)
 }
 
 /// A number in [0, 1) from a counter.
@@ -145,15 +118,8 @@ mod tests {
     #[test]
     fn draws_follow_the_softmax_of_the_logits_over_the_temperature() {
         let logits = [0.0f32, 1.0, 2.0, -1.0];
-        let settings = SamplingSettings {
-            temperature: 0.5,
-            seed: 3,
-            ..SamplingSettings::default()
-        };
-        let total: f64 = logits
-            .iter()
-            .map(|&logit| (f64::from(logit) / 0.5).exp())
-            .sum();
+        let settings = SamplingSettings { temperature: 0.5, seed: 3, ..SamplingSettings::default() };
+        let total: f64 = logits.iter().map(|&logit| (f64::from(logit) / 0.5).exp()).sum();
         for (share, &logit) in drawn(&logits, &settings, 40_000).iter().zip(&logits) {
             assert!((share - (f64::from(logit) / 0.5).exp() / total).abs() < 0.01);
         }
@@ -164,14 +130,8 @@ mod tests {
         // Probabilities 0.5, 0.25, 0.125, 0.125.
         let logits = [4f32.ln(), 2f32.ln(), 0.0, 0.0];
         let kept = |top_p| {
-            let settings = SamplingSettings {
-                top_p,
-                ..SamplingSettings::default()
-            };
-            drawn(&logits, &settings, 2000)
-                .iter()
-                .filter(|share| **share > 0.0)
-                .count()
+            let settings = SamplingSettings { top_p, ..SamplingSettings::default() };
+            drawn(&logits, &settings, 2000).iter().filter(|share| **share > 0.0).count()
         };
         assert_eq!([0.4, 0.6, 0.8, 0.9, 1.0].map(kept), [1, 2, 3, 4, 4]);
     }
@@ -181,13 +141,7 @@ mod tests {
         let refused = |settings: SamplingSettings| settings.check().unwrap_err().to_string();
         let default = SamplingSettings::default();
         for temperature in [-1.0, f64::NAN, f64::INFINITY] {
-            assert!(
-                refused(SamplingSettings {
-                    temperature,
-                    ..default
-                })
-                .contains("temperature")
-            );
+            assert!(refused(SamplingSettings { temperature, ..default }).contains("temperature"));
         }
         for top_p in [0.0, 1.5, f64::NAN] {
             assert!(refused(SamplingSettings { top_p, ..default }).contains("top_p"));

@@ -59,11 +59,7 @@ impl ModelShape {
 
     /// How the heads lie in a packed QKV row.
     pub fn heads(&self) -> HeadLayout {
-        HeadLayout {
-            heads: self.num_attention_heads,
-            kv_heads: self.num_key_value_heads,
-            head_size: self.head_size,
-        }
+        HeadLayout { heads: self.num_attention_heads, kv_heads: self.num_key_value_heads, head_size: self.head_size }
     }
 
     /// Parameters on disk: without the vocabulary's padding, a tied embedding once.
@@ -147,25 +143,15 @@ pub(crate) mod tests {
 
     #[test]
     fn the_preset_of_the_design_s_model_has_its_shape() {
-        let preset = run_config::presets()
-            .iter()
-            .find(|preset| preset.name == "rtx5090_1b")
-            .unwrap();
-        let config =
-            run_config::RunConfig::parse(preset.text, run_config::Format::Yaml, &[]).unwrap();
-        assert_eq!(
-            ModelShape::new(&config.model, config.model.vocab_size.unwrap()),
-            one_billion()
-        );
+        let preset = run_config::presets().iter().find(|preset| preset.name == "rtx5090_1b").unwrap();
+        let config = run_config::RunConfig::parse(preset.text, run_config::Format::Yaml, &[]).unwrap();
+        assert_eq!(ModelShape::new(&config.model, config.model.vocab_size.unwrap()), one_billion());
     }
 
     #[test]
     fn untying_adds_parameters_but_no_flops() {
         let (tied, untied) = (tiny(true), tiny(false));
         assert_eq!(untied.parameter_count() - tied.parameter_count(), 71 * 20);
-        assert_eq!(
-            untied.flops_per_token(8).to_bits(),
-            tied.flops_per_token(8).to_bits()
-        );
+        assert_eq!(untied.flops_per_token(8).to_bits(), tied.flops_per_token(8).to_bits());
     }
 }

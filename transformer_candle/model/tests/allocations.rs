@@ -8,11 +8,7 @@ use kernels::{Buffer, DType, Device};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision, initialization};
 
 /// Allocations of one step after another has gone before. With a single thread all of them are this thread's.
-fn allocations(
-    batch: usize,
-    precision: Precision,
-    recompute: ActivationRecompute,
-) -> AllocationInfo {
+fn allocations(batch: usize, precision: Precision, recompute: ActivationRecompute) -> AllocationInfo {
     let shape = ModelShape {
         vocab_size: 1000,
         padded_vocab_size: 1024,
@@ -28,13 +24,7 @@ fn allocations(
         tie_embeddings: true,
         init_std: 0.02,
     };
-    let settings = DecoderSettings {
-        batch,
-        sequence_length: 128,
-        precision,
-        recompute,
-        training: true,
-    };
+    let settings = DecoderSettings { batch, sequence_length: 128, precision, recompute, training: true };
     let mut plan = Plan::new();
     let planned = Decoder::plan(&shape, &settings, &mut plan);
     let mut decoder = planned.bind(&plan.allocate(&Device::Cpu).unwrap()).unwrap();
@@ -42,10 +32,7 @@ fn allocations(
     let inputs = Buffer::zeros(&[batch * 128], DType::U32, &Device::Cpu).unwrap();
     let targets = Buffer::zeros(&[batch * 128], DType::I32, &Device::Cpu).unwrap();
     let mut step = || decoder.forward_backward(&inputs, &targets, 1.0).unwrap();
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(1)
-        .build()
-        .unwrap();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     pool.install(|| {
         step();
         allocation_counter::measure(step)
@@ -58,18 +45,11 @@ const PANELS: u64 = 1 << 20;
 #[test]
 fn a_step_keeps_nothing_and_borrows_no_more_than_a_product_s_panels() {
     for precision in [Precision::Fp32, Precision::Bf16] {
-        for recompute in [
-            ActivationRecompute::None,
-            ActivationRecompute::Selective,
-            ActivationRecompute::Block,
-        ] {
+        for recompute in [ActivationRecompute::None, ActivationRecompute::Selective, ActivationRecompute::Block] {
             for batch in [1, 8] {
                 let during = allocations(batch, precision, recompute);
                 assert_eq!(during.bytes_current, 0, "kept: {during:?}");
-                assert!(
-                    during.bytes_max < PANELS,
-                    "{precision:?} {recompute:?} batch {batch}: {during:?}"
-                );
+                assert!(during.bytes_max < PANELS, "{precision:?} {recompute:?} batch {batch}: {during:?}");
             }
         }
     }

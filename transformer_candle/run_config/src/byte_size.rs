@@ -35,24 +35,14 @@ impl FromStr for ByteSize {
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid = || "must be an amount of memory such as `24GB` or `32607MiB`".to_owned();
         let text = text.trim();
-        let digits = text
-            .find(|character: char| !character.is_ascii_digit() && character != '.')
-            .unwrap_or(text.len());
+        let digits = text.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(text.len());
         let (number, unit) = (&text[..digits], text[digits..].trim_start());
         let factor = match unit {
             "" | "B" => 1,
-            _ => {
-                UNITS
-                    .iter()
-                    .find(|(name, _)| name.eq_ignore_ascii_case(unit))
-                    .ok_or_else(invalid)?
-                    .1
-            }
+            _ => UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).ok_or_else(invalid)?.1,
         };
         let bytes = match number.parse::<u64>() {
-            Ok(whole) => whole
-                .checked_mul(factor)
-                .filter(|bytes| i64::try_from(*bytes).is_ok()),
+            Ok(whole) => whole.checked_mul(factor).filter(|bytes| i64::try_from(*bytes).is_ok()),
             Err(_) => number
                 .parse::<f64>()
                 .ok()
@@ -60,19 +50,13 @@ impl FromStr for ByteSize {
                 .filter(|bytes| *bytes < 9e18)
                 .map(|bytes| bytes as u64),
         };
-        bytes
-            .filter(|bytes| *bytes > 0)
-            .map(Self)
-            .ok_or_else(invalid)
+        bytes.filter(|bytes| *bytes > 0).map(Self).ok_or_else(invalid)
     }
 }
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        match UNITS
-            .iter()
-            .find(|(_, factor)| self.0 != 0 && self.0.is_multiple_of(*factor))
-        {
+        match UNITS.iter().find(|(_, factor)| self.0 != 0 && self.0.is_multiple_of(*factor)) {
             Some((unit, factor)) => write!(formatter, "{}{unit}", self.0 / factor),
             None => write!(formatter, "{}B", self.0),
         }

@@ -35,16 +35,10 @@ pub(crate) fn check(document: &mut Map<String, Value>) -> Findings {
 impl Findings {
     fn section(&mut self, schema: &Value, section: &mut Map<String, Value>, path: &str) {
         let known: Vec<&str> = schema::properties(schema).map(|(key, _)| key).collect();
-        let unknown: Vec<String> = section
-            .keys()
-            .filter(|key| !known.contains(&key.as_str()))
-            .cloned()
-            .collect();
+        let unknown: Vec<String> = section.keys().filter(|key| !known.contains(&key.as_str())).cloned().collect();
         for key in unknown {
             section.shift_remove(&key);
-            if let Some(meant) =
-                nearest(&key, known.iter().copied()).filter(|meant| !section.contains_key(*meant))
-            {
+            if let Some(meant) = nearest(&key, known.iter().copied()).filter(|meant| !section.contains_key(*meant)) {
                 self.reject(&schema["properties"][meant], &schema::join(path, meant));
             }
             self.problems.push(unknown_key(path, &key, &known));
@@ -59,26 +53,14 @@ impl Findings {
         }
     }
 
-    fn inner_section(
-        &mut self,
-        schema: &Value,
-        section: &mut Map<String, Value>,
-        key: &str,
-        path: &str,
-    ) {
+    fn inner_section(&mut self, schema: &Value, section: &mut Map<String, Value>, key: &str, path: &str) {
         match section.get_mut(key) {
             Some(Value::Object(inner)) => return self.section(schema, inner, path),
             None | Some(Value::Null) => self.section(schema, &mut Map::new(), path),
             Some(value) => {
-                let keys: Vec<_> = schema::properties(schema)
-                    .map(|(key, _)| format!("`{key}`"))
-                    .take(3)
-                    .collect();
-                let message = format!(
-                    "is {}, but must be a section with keys such as {}",
-                    shown(value),
-                    keys.join(", ")
-                );
+                let keys: Vec<_> = schema::properties(schema).map(|(key, _)| format!("`{key}`")).take(3).collect();
+                let message =
+                    format!("is {}, but must be a section with keys such as {}", shown(value), keys.join(", "));
                 self.problems.push(Problem::new(path, message));
                 self.reject(schema, path);
             }
@@ -98,10 +80,7 @@ impl Findings {
         match section.get_mut(key) {
             None | Some(Value::Null) => {
                 if REQUIRED.contains(&path) && !self.rejected.contains(path) {
-                    self.problems.push(Problem::new(
-                        path,
-                        format!("is missing; it must be {}", expectation(schema)),
-                    ));
+                    self.problems.push(Problem::new(path, format!("is missing; it must be {}", expectation(schema))));
                     self.rejected.insert(path.to_owned());
                 }
                 if !allows(schema, "null") {
@@ -133,9 +112,8 @@ fn check_value(schema: &Value, value: &mut Value, path: &str) -> Result<(), Prob
         return check_format(schema, format, value, path);
     }
     if allows(schema, "integer")
-        && let Some(whole) = value
-            .as_f64()
-            .filter(|number| value.is_f64() && number.fract() == 0.0 && number.abs() < 9e15)
+        && let Some(whole) =
+            value.as_f64().filter(|number| value.is_f64() && number.fract() == 0.0 && number.abs() < 9e15)
     {
         *value = (whole as i64).into();
     }
@@ -143,9 +121,7 @@ fn check_value(schema: &Value, value: &mut Value, path: &str) -> Result<(), Prob
         Value::Bool(_) if allows(schema, "boolean") => Ok(()),
         Value::String(text) if allows(schema, "string") => check_text(text, path),
         Value::Array(items) if allows(schema, "array") => check_list(items, path),
-        Value::Number(number)
-            if allows(schema, "number") || (allows(schema, "integer") && !number.is_f64()) =>
-        {
+        Value::Number(number) if allows(schema, "number") || (allows(schema, "integer") && !number.is_f64()) => {
             if in_range(schema, number) {
                 Ok(())
             } else {
@@ -156,31 +132,19 @@ fn check_value(schema: &Value, value: &mut Value, path: &str) -> Result<(), Prob
     }
 }
 
-fn check_choice(
-    schema: &Value,
-    choices: &[(&str, &str)],
-    value: &Value,
-    path: &str,
-) -> Result<(), Problem> {
+fn check_choice(schema: &Value, choices: &[(&str, &str)], value: &Value, path: &str) -> Result<(), Problem> {
     let text = value.as_str().unwrap_or_default();
     if choices.iter().any(|(choice, _)| *choice == text) {
         return Ok(());
     }
     let problem = unexpected(schema, value, path);
-    Err(
-        match nearest(text, choices.iter().map(|(choice, _)| *choice)) {
-            Some(near) => problem.suggest(format!("did you mean `{near}`?")),
-            None => problem,
-        },
-    )
+    Err(match nearest(text, choices.iter().map(|(choice, _)| *choice)) {
+        Some(near) => problem.suggest(format!("did you mean `{near}`?")),
+        None => problem,
+    })
 }
 
-fn check_format(
-    schema: &Value,
-    format: OwnFormat,
-    value: &Value,
-    path: &str,
-) -> Result<(), Problem> {
+fn check_format(schema: &Value, format: OwnFormat, value: &Value, path: &str) -> Result<(), Problem> {
     let valid = match value {
         Value::String(text) => format(text),
         Value::Number(number) if allows(schema, "integer") => format(&number.to_string()),
@@ -190,10 +154,7 @@ fn check_format(
 }
 
 fn unexpected(schema: &Value, value: &Value, path: &str) -> Problem {
-    Problem::new(
-        path,
-        format!("is {}, but must be {}", shown(value), expectation(schema)),
-    )
+    Problem::new(path, format!("is {}, but must be {}", shown(value), expectation(schema)))
 }
 
 /// The problem of a value of the wrong type or out of range, with what was probably meant.
@@ -202,12 +163,8 @@ fn refusal(schema: &Value, value: &Value, path: &str) -> Problem {
     let numeric = allows(schema, "number") || allows(schema, "integer");
     match value {
         Value::String(text) => match text.to_ascii_lowercase().as_str() {
-            "yes" | "on" | "true" | "y" if allows(schema, "boolean") => {
-                problem.suggest("write true")
-            }
-            "no" | "off" | "false" | "n" if allows(schema, "boolean") => {
-                problem.suggest("write false")
-            }
+            "yes" | "on" | "true" | "y" if allows(schema, "boolean") => problem.suggest("write true"),
+            "no" | "off" | "false" | "n" if allows(schema, "boolean") => problem.suggest("write false"),
             number if numeric && number.parse::<f64>().is_ok_and(f64::is_finite) => {
                 problem.suggest(format!("remove the quotes: {text}"))
             }
@@ -217,24 +174,17 @@ fn refusal(schema: &Value, value: &Value, path: &str) -> Problem {
         Value::Number(number) if number.as_f64() == Some(0.0) && allows(schema, "null") => {
             problem.suggest("write null for none")
         }
-        Value::Number(_) | Value::Bool(_) if allows(schema, "string") => {
-            problem.suggest("put it in quotes")
-        }
+        Value::Number(_) | Value::Bool(_) if allows(schema, "string") => problem.suggest("put it in quotes"),
         _ => problem,
     }
 }
 
 fn check_text(text: &str, path: &str) -> Result<(), Problem> {
     if text.trim().is_empty() {
-        return Err(
-            Problem::new(path, "is an empty text").suggest("remove the key to leave it out")
-        );
+        return Err(Problem::new(path, "is an empty text").suggest("remove the key to leave it out"));
     }
     if text.contains('\0') {
-        return Err(Problem::new(
-            path,
-            format!("is {text:?}, which holds a zero character"),
-        ));
+        return Err(Problem::new(path, format!("is {text:?}, which holds a zero character")));
     }
     Ok(())
 }
@@ -246,8 +196,7 @@ fn check_list(items: &[Value], path: &str) -> Result<(), Problem> {
             Value::String(text) => check_text(text, &path)?,
             other => {
                 return Err(
-                    Problem::new(path, format!("is {}, but must be a text", shown(other)))
-                        .suggest("put it in quotes"),
+                    Problem::new(path, format!("is {}, but must be a text", shown(other))).suggest("put it in quotes")
                 );
             }
         }
@@ -295,10 +244,7 @@ pub(crate) fn expectation(schema: &Value) -> String {
         return format!("`{only}`");
     }
     if !choices.is_empty() {
-        let names: Vec<_> = choices
-            .iter()
-            .map(|(choice, _)| format!("`{choice}`"))
-            .collect();
+        let names: Vec<_> = choices.iter().map(|(choice, _)| format!("`{choice}`")).collect();
         return format!("one of {}", names.join(", "));
     }
     if let Some(Err(expected)) = own_format(schema).map(|format| format("")) {
@@ -332,17 +278,10 @@ fn plain(number: &str) -> &str {
 }
 
 fn unknown_key(section: &str, key: &str, siblings: &[&str]) -> Problem {
-    let shown_key: String = key
-        .chars()
-        .take(LONGEST_SHOWN)
-        .flat_map(char::escape_debug)
-        .collect();
+    let shown_key: String = key.chars().take(LONGEST_SHOWN).flat_map(char::escape_debug).collect();
     let problem = Problem::new(schema::join(section, &shown_key), "is an unknown key");
     if let Some(sibling) = nearest(key, siblings.iter().copied()) {
-        return problem.suggest(format!(
-            "did you mean `{}`?",
-            schema::join(section, sibling)
-        ));
+        return problem.suggest(format!("did you mean `{}`?", schema::join(section, sibling)));
     }
     let mut elsewhere = Vec::new();
     paths_of(schema::schema(), "", key, &mut elsewhere);
@@ -364,10 +303,7 @@ fn paths_of(schema: &Value, section: &str, name: &str, found: &mut Vec<String>) 
 }
 
 /// The name that a typing error most likely meant.
-pub(crate) fn nearest<'a>(
-    name: &str,
-    candidates: impl Iterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let name = name.to_ascii_lowercase();
     candidates
         .map(|candidate| (strsim::jaro_winkler(&name, candidate), candidate))
@@ -387,10 +323,7 @@ pub(crate) fn shown(value: &Value) -> String {
             if text.chars().count() <= LONGEST_SHOWN {
                 text
             } else {
-                text.chars()
-                    .take(LONGEST_SHOWN)
-                    .chain("...".chars())
-                    .collect()
+                text.chars().take(LONGEST_SHOWN).chain("...".chars()).collect()
             }
         }
     }

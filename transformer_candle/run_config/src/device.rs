@@ -24,12 +24,7 @@ impl FromStr for Device {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let cuda_number = |number: &str| {
-            number
-                .parse()
-                .ok()
-                .filter(|number| *number <= LAST_CUDA_DEVICE)
-        };
+        let cuda_number = |number: &str| number.parse().ok().filter(|number| *number <= LAST_CUDA_DEVICE);
         match text {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
@@ -38,9 +33,7 @@ impl FromStr for Device {
                 .strip_prefix("cuda:")
                 .and_then(cuda_number)
                 .map(Self::Cuda)
-                .ok_or_else(|| {
-                    "must be `auto`, `cpu`, `cuda` or `cuda:N` with a device number N".to_owned()
-                }),
+                .ok_or_else(|| "must be `auto`, `cpu`, `cuda` or `cuda:N` with a device number N".to_owned()),
         }
     }
 }

@@ -26,11 +26,7 @@ pub struct Problem {
 impl Problem {
     /// A problem of the key `path`.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            path: path.into(),
-            message: message.into(),
-            suggestion: None,
-        }
+        Self { path: path.into(), message: message.into(), suggestion: None }
     }
 
     /// A problem of the file as a whole.
@@ -62,10 +58,7 @@ impl fmt::Display for Problem {
 impl ConfigError {
     /// An error with these problems in `file`.
     pub(crate) fn new(file: Option<&Path>, problems: Vec<Problem>) -> Self {
-        Self {
-            file: file.map(Path::to_path_buf),
-            problems,
-        }
+        Self { file: file.map(Path::to_path_buf), problems }
     }
 
     /// An error with one problem.
@@ -76,10 +69,7 @@ impl ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        let file = self.file.as_ref().map_or_else(
-            || "the config".to_owned(),
-            |file| file.display().to_string(),
-        );
+        let file = self.file.as_ref().map_or_else(|| "the config".to_owned(), |file| file.display().to_string());
         if let [problem] = self.problems.as_slice() {
             return write!(formatter, "{file}: {problem}");
         }

@@ -31,10 +31,8 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
         config.scheduler.strategy = ScheduleStrategy::Constant;
     }
     if missing("scheduler.warmup_steps") {
-        config.scheduler.warmup_steps = config
-            .scheduler
-            .total_steps
-            .map_or(WARMUP_OF_EPOCHS, |steps| (steps / 20).min(LONGEST_WARMUP));
+        config.scheduler.warmup_steps =
+            config.scheduler.total_steps.map_or(WARMUP_OF_EPOCHS, |steps| (steps / 20).min(LONGEST_WARMUP));
     }
     if missing("scheduler.min_lr") {
         config.scheduler.min_lr = config.optimizer.learning_rate / 10.0;
@@ -44,11 +42,7 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
 
 /// Of `batch_size`, `gradient_accumulation_steps` and `sequences_per_step` two give the third.
 fn fill_batch(data: &mut DataConfig, findings: &mut Findings) {
-    let keys = [
-        "data.batch_size",
-        "data.gradient_accumulation_steps",
-        "data.sequences_per_step",
-    ];
+    let keys = ["data.batch_size", "data.gradient_accumulation_steps", "data.sequences_per_step"];
     if keys.iter().any(|key| findings.rejected.contains(*key)) {
         return;
     }
@@ -79,9 +73,7 @@ fn solve(
         (Some(batch), Some(steps), _) => (batch, steps),
         (Some(batch), None, Some(whole)) => (batch, divide("batch_size", batch, whole)?),
         (Some(batch), None, None) => (batch, 1),
-        (None, Some(steps), Some(whole)) => {
-            (divide("gradient_accumulation_steps", steps, whole)?, steps)
-        }
+        (None, Some(steps), Some(whole)) => (divide("gradient_accumulation_steps", steps, whole)?, steps),
         (None, None, Some(whole)) => return Ok((BatchSize::Auto, None, whole)),
         (None, _, None) => {
             let message = "is missing: how many sequences make an optimizer step";
@@ -91,11 +83,8 @@ fn solve(
     };
     let product = batch * steps;
     if let Some(whole) = sequences.filter(|whole| *whole != product) {
-        let message =
-            format!("is {whole}, but batch_size {batch} * accumulation {steps} = {product}");
-        return Err(
-            Problem::new("data.sequences_per_step", message).suggest("remove one of the three")
-        );
+        let message = format!("is {whole}, but batch_size {batch} * accumulation {steps} = {product}");
+        return Err(Problem::new("data.sequences_per_step", message).suggest("remove one of the three"));
     }
     if product > MOST_SEQUENCES {
         let message = format!("is {steps}, which with batch_size {batch} makes {product} a step");

@@ -39,17 +39,14 @@ const MOST_VALUES: usize = 50_000;
 impl Format {
     /// The format that a file's extension names.
     pub fn of(path: &Path) -> Result<Self, Problem> {
-        match path
-            .extension()
-            .and_then(|extension| extension.to_str())
-            .map(str::to_ascii_lowercase)
-            .as_deref()
-        {
+        match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
             Some("yaml" | "yml") => Ok(Self::Yaml),
             Some("toml") => Ok(Self::Toml),
             Some("json") => Ok(Self::Json),
-            _ => Err(Problem::of_file("the file's name does not say its format")
-                .suggest("name it .yaml, .toml or .json")),
+            _ => {
+                Err(Problem::of_file("the file's name does not say its format")
+                    .suggest("name it .yaml, .toml or .json"))
+            }
         }
     }
 }
@@ -62,33 +59,22 @@ pub(crate) fn read_text(path: &Path, largest: u64) -> Result<String, Problem> {
         _ => Problem::of_file(format!("cannot be read: {error}")),
     };
     let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(largest + 1).read_to_end(&mut bytes))
-        .map_err(unreadable)?;
+    File::open(path).and_then(|file| file.take(largest + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
     if bytes.len() as u64 > largest {
-        return Err(Problem::of_file(format!(
-            "is larger than the {} MiB that such a file may have",
-            largest >> 20
-        )));
+        return Err(Problem::of_file(format!("is larger than the {} MiB that such a file may have", largest >> 20)));
     }
     let text = String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
-        Problem::of_file(format!("is not UTF-8 text: byte {valid} is not valid"))
-            .suggest("save it as UTF-8")
+        Problem::of_file(format!("is not UTF-8 text: byte {valid} is not valid")).suggest("save it as UTF-8")
     })?;
-    Ok(text
-        .strip_prefix('\u{feff}')
-        .map(str::to_owned)
-        .unwrap_or(text))
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 /// Parses a document. What is not a mapping, a list, a text, a number, a truth value or null has no
 /// place in a config.
 pub(crate) fn parse(text: &str, format: Format) -> Result<Value, Problem> {
     if text.len() as u64 > LARGEST_CONFIG {
-        return Err(Problem::of_file(
-            "is larger than the 1 MiB that a config may have",
-        ));
+        return Err(Problem::of_file("is larger than the 1 MiB that a config may have"));
     }
     let value = match format {
         Format::Yaml => parse_yaml(text),
@@ -96,9 +82,7 @@ pub(crate) fn parse(text: &str, format: Format) -> Result<Value, Problem> {
         Format::Json => parse_json(text),
     }?;
     if depth(&value) > DEEPEST {
-        return Err(Problem::of_file(format!(
-            "is nested more than {DEEPEST} levels deep"
-        )));
+        return Err(Problem::of_file(format!("is nested more than {DEEPEST} levels deep")));
     }
     Ok(value)
 }
@@ -137,10 +121,7 @@ fn parse_yaml(text: &str) -> Result<Value, Problem> {
 fn parse_toml(text: &str) -> Result<Value, Problem> {
     let table: toml::Table = toml::from_str(text).map_err(|error| {
         let (line, column) = position(text, error.span().map_or(0, |span| span.start));
-        Problem::of_file(format!(
-            "is not valid TOML: {} at line {line}, column {column}",
-            error.message()
-        ))
+        Problem::of_file(format!("is not valid TOML: {} at line {line}, column {column}", error.message()))
     })?;
     Ok(from_toml(toml::Value::Table(table)))
 }
@@ -149,18 +130,13 @@ fn from_toml(value: toml::Value) -> Value {
     match value {
         toml::Value::String(text) => Value::String(text),
         toml::Value::Integer(number) => number.into(),
-        toml::Value::Float(number) => {
-            Number::from_f64(number).map_or_else(|| non_finite(number), Value::Number)
-        }
+        toml::Value::Float(number) => Number::from_f64(number).map_or_else(|| non_finite(number), Value::Number),
         toml::Value::Boolean(truth) => truth.into(),
         toml::Value::Datetime(time) => time.to_string().into(),
         toml::Value::Array(items) => items.into_iter().map(from_toml).collect(),
-        toml::Value::Table(table) => Value::Object(
-            table
-                .into_iter()
-                .map(|(key, value)| (key, from_toml(value)))
-                .collect(),
-        ),
+        toml::Value::Table(table) => {
+            Value::Object(table.into_iter().map(|(key, value)| (key, from_toml(value))).collect())
+        }
     }
 }
 
@@ -179,11 +155,7 @@ fn parse_json(text: &str) -> Result<Value, Problem> {
     let unique: Unique = serde_json::from_str(text).map_err(|error| {
         let message = error.to_string();
         let message = message.split(" at line ").next().unwrap_or_default();
-        Problem::of_file(format!(
-            "is not valid JSON: {message} at line {}, column {}",
-            error.line(),
-            error.column()
-        ))
+        Problem::of_file(format!("is not valid JSON: {message} at line {}, column {}", error.line(), error.column()))
     })?;
     Ok(unique.0)
 }
@@ -192,10 +164,7 @@ fn parse_json(text: &str) -> Result<Value, Problem> {
 fn position(text: &str, byte: usize) -> (usize, usize) {
     let before = text.get(..byte).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-    (
-        before.matches('\n').count() + 1,
-        before[line_start..].chars().count() + 1,
-    )
+    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
 }
 
 fn depth(value: &Value) -> usize {
@@ -261,9 +230,7 @@ impl<'de> Visitor<'de> for UniqueVisitor {
         let mut map = Map::new();
         while let Some((key, Unique(value))) = entries.next_entry::<String, Unique>()? {
             if map.contains_key(&key) {
-                return Err(Error::custom(format_args!(
-                    "the key `{key}` stands here twice"
-                )));
+                return Err(Error::custom(format_args!("the key `{key}` stands here twice")));
             }
             map.insert(key, value);
         }

@@ -14,34 +14,16 @@ enum Former {
     Ignored(&'static str),
 }
 
-const DROPOUT: &str =
-    "there is no dropout: pre-training sees each text about once, so it would only hurt";
+const DROPOUT: &str = "there is no dropout: pre-training sees each text about once, so it would only hurt";
 const EPOCHS: &str = "an epoch of a stream has no known number of steps";
 
 const KEYS: [(&str, Former); 8] = [
-    (
-        "model.attn_dropout",
-        Former::HarmlessIf(is_zero, DROPOUT, "remove the key or write 0"),
-    ),
-    (
-        "model.residual_dropout",
-        Former::HarmlessIf(is_zero, DROPOUT, "remove the key or write 0"),
-    ),
-    (
-        "model.rope_mode",
-        Former::HarmlessIf(
-            is_rope_mode,
-            "rotary positions are always on",
-            "remove the key",
-        ),
-    ),
+    ("model.attn_dropout", Former::HarmlessIf(is_zero, DROPOUT, "remove the key or write 0")),
+    ("model.residual_dropout", Former::HarmlessIf(is_zero, DROPOUT, "remove the key or write 0")),
+    ("model.rope_mode", Former::HarmlessIf(is_rope_mode, "rotary positions are always on", "remove the key")),
     (
         "scheduler.max_lr",
-        Former::HarmlessIf(
-            |_| false,
-            "the peak is `optimizer.learning_rate`",
-            "write it there and remove this key",
-        ),
+        Former::HarmlessIf(|_| false, "the peak is `optimizer.learning_rate`", "write it there and remove this key"),
     ),
     (
         "runtime.checkpoint.every_n_epochs",
@@ -51,20 +33,12 @@ const KEYS: [(&str, Former); 8] = [
         "runtime.evaluation.every_n_epochs",
         Former::HarmlessIf(|_| false, EPOCHS, "write runtime.evaluation.every_n_steps"),
     ),
-    (
-        "runtime.logging.enable_stdout",
-        Former::Ignored("progress is always shown; redirect it where it should go"),
-    ),
-    (
-        "runtime.logging.tensorboard_flush_every_n",
-        Former::Ignored("event files are complete after every logged step"),
-    ),
+    ("runtime.logging.enable_stdout", Former::Ignored("progress is always shown; redirect it where it should go")),
+    ("runtime.logging.tensorboard_flush_every_n", Former::Ignored("event files are complete after every logged step")),
 ];
 
-const VALUES: [(&str, &str, &str); 2] = [
-    ("optimizer.algorithm", "adam_w", "adamw"),
-    ("scheduler.strategy", "cosine_with_warmup", "cosine"),
-];
+const VALUES: [(&str, &str, &str); 2] =
+    [("optimizer.algorithm", "adam_w", "adamw"), ("scheduler.strategy", "cosine_with_warmup", "cosine")];
 
 /// Texts that stand for a truth value rather than for a folder.
 const TRUTHS: [&str; 6] = ["true", "false", "yes", "no", "on", "off"];
@@ -78,25 +52,19 @@ fn is_rope_mode(value: &Value) -> bool {
 }
 
 /// Replaces former keys and values in the document.
-pub(crate) fn translate(
-    document: &mut Map<String, Value>,
-    notes: &mut Vec<String>,
-    problems: &mut Vec<Problem>,
-) {
+pub(crate) fn translate(document: &mut Map<String, Value>, notes: &mut Vec<String>, problems: &mut Vec<Problem>) {
     for (path, former) in &KEYS {
         let (section, key) = split(path);
-        let Some(value) =
-            section_mut(document, section).and_then(|section| section.shift_remove(key))
-        else {
+        let Some(value) = section_mut(document, section).and_then(|section| section.shift_remove(key)) else {
             continue;
         };
         match former {
             _ if value.is_null() => {}
             Former::Ignored(reason) => notes.push(format!("{path} has no effect: {reason}")),
             Former::HarmlessIf(harmless, ..) if harmless(&value) => {}
-            Former::HarmlessIf(_, message, suggestion) => problems.push(
-                Problem::new(*path, format!("is {value}, but {message}")).suggest(*suggestion),
-            ),
+            Former::HarmlessIf(_, message, suggestion) => {
+                problems.push(Problem::new(*path, format!("is {value}, but {message}")).suggest(*suggestion))
+            }
         }
     }
     for (path, old, new) in VALUES {
@@ -116,11 +84,8 @@ fn tensorboard_folder(document: &mut Map<String, Value>) {
         return;
     };
     if !logging.contains_key("tensorboard_directory")
-        && let Some(folder) = logging
-            .get("tensorboard")
-            .and_then(Value::as_str)
-            .filter(|text| !TRUTHS.contains(text))
-            .map(str::to_owned)
+        && let Some(folder) =
+            logging.get("tensorboard").and_then(Value::as_str).filter(|text| !TRUTHS.contains(text)).map(str::to_owned)
     {
         logging.insert("tensorboard".to_owned(), true.into());
         logging.insert("tensorboard_directory".to_owned(), folder.into());
@@ -131,11 +96,6 @@ fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('.').unwrap_or(("", path))
 }
 
-fn section_mut<'a>(
-    document: &'a mut Map<String, Value>,
-    path: &str,
-) -> Option<&'a mut Map<String, Value>> {
-    path.split('.').try_fold(document, |section, name| {
-        section.get_mut(name)?.as_object_mut()
-    })
+fn section_mut<'a>(document: &'a mut Map<String, Value>, path: &str) -> Option<&'a mut Map<String, Value>> {
+    path.split('.').try_fold(document, |section, name| section.get_mut(name)?.as_object_mut())
 }

@@ -23,22 +23,13 @@ fn write_section(text: &mut String, schema: &Value, path: &str) {
         schema::properties(schema).partition(|(_, schema)| schema::is_section(schema));
     if !path.is_empty() {
         let level = "#".repeat(path.matches('.').count() + 3);
-        let _ = writeln!(
-            text,
-            "\n{level} `{path}`\n\n{}\n",
-            yaml::description(schema)
-        );
+        let _ = writeln!(text, "\n{level} `{path}`\n\n{}\n", yaml::description(schema));
         text.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
     }
     for (key, schema) in keys {
         let path = schema::join(path, key);
         let meaning = yaml::description(schema).replace('|', "\\|");
-        let _ = writeln!(
-            text,
-            "| `{key}` | {} | {} | {meaning} |",
-            expectation(schema),
-            default(schema, &path)
-        );
+        let _ = writeln!(text, "| `{key}` | {} | {} | {meaning} |", expectation(schema), default(schema, &path));
     }
     for (key, schema) in sections {
         write_section(text, schema, &schema::join(path, key));

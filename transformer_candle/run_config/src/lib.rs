@@ -41,8 +41,8 @@ pub use model::ModelConfig;
 pub use optimizer::{Algorithm, OptimizerConfig};
 pub use presets::{Preset, presets};
 pub use runtime::{
-    ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig,
-    LoggingConfig, Precision, RuntimeConfig,
+    ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig, LoggingConfig,
+    Precision, RuntimeConfig,
 };
 pub use scheduler::{ScheduleStrategy, SchedulerConfig};
 pub use streaming_config::{StreamingConfig, check_experiment_name};

@@ -42,10 +42,7 @@ impl RunConfig {
     /// Like [`RunConfig::load`], for commands that need no data: a missing tokenizer or data set is
     /// not an error. Without a tokenizer and `model.vocab_size` a vocabulary of 4096 is assumed,
     /// and a note says so.
-    pub fn load_for_planning(
-        path: &Path,
-        overrides: &[String],
-    ) -> Result<ResolvedRun, ConfigError> {
+    pub fn load_for_planning(path: &Path, overrides: &[String]) -> Result<ResolvedRun, ConfigError> {
         let (run, problems) = read(path, overrides)?;
         finish(run, problems)
     }
@@ -63,10 +60,8 @@ impl RunConfig {
     /// # Ok::<(), run_config::ConfigError>(())
     /// ```
     pub fn parse(text: &str, format: Format, overrides: &[String]) -> Result<Self, ConfigError> {
-        let document =
-            format::parse(text, format).map_err(|problem| ConfigError::new(None, vec![problem]))?;
-        let draft = Draft::of(document, overrides)
-            .map_err(|problem| ConfigError::new(None, vec![problem]))?;
+        let document = format::parse(text, format).map_err(|problem| ConfigError::new(None, vec![problem]))?;
+        let draft = Draft::of(document, overrides).map_err(|problem| ConfigError::new(None, vec![problem]))?;
         if draft.findings.problems.is_empty() {
             Ok(draft.config)
         } else {
@@ -95,11 +90,7 @@ impl ResolvedRun {
     /// [`RunConfig::load_for_planning`].
     pub fn check_trainable(&self) -> Result<(), ConfigError> {
         let problems = self.missing_for_training();
-        if problems.is_empty() {
-            Ok(())
-        } else {
-            Err(ConfigError::new(Some(&self.config_path), problems))
-        }
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError::new(Some(&self.config_path), problems)) }
     }
 
     fn missing_for_training(&self) -> Vec<Problem> {
@@ -130,8 +121,8 @@ impl Draft {
         let overridden = overrides::apply(&mut document, overrides, &mut problems);
         former_keys::translate(&mut document, &mut notes, &mut problems);
         let mut findings = check::check(&mut document);
-        let mut config: RunConfig = serde_json::from_value(Value::Object(document))
-            .map_err(|error| Problem::of_file(error.to_string()))?;
+        let mut config: RunConfig =
+            serde_json::from_value(Value::Object(document)).map_err(|error| Problem::of_file(error.to_string()))?;
         fill::fill(&mut config, &mut findings);
         rules::check(&config, &mut findings);
         findings.problems.splice(0..0, problems);
@@ -140,11 +131,7 @@ impl Draft {
                 problem.message.push_str(" (given by --override)");
             }
         }
-        Ok(Self {
-            config,
-            findings,
-            notes,
-        })
+        Ok(Self { config, findings, notes })
     }
 }
 
@@ -157,14 +144,9 @@ fn read(path: &Path, overrides: &[String]) -> Result<(ResolvedRun, Vec<Problem>)
         .and_then(|format| format::parse(&format::read_text(path, format::LARGEST_CONFIG)?, format))
         .map_err(fatal)?;
     let draft = Draft::of(document, overrides).map_err(fatal)?;
-    let run_directory = config_path
-        .parent()
-        .map(Path::to_path_buf)
-        .unwrap_or_default();
+    let run_directory = config_path.parent().map(Path::to_path_buf).unwrap_or_default();
     if run_directory.to_str().is_none() {
-        return Err(fatal(
-            Problem::of_file("lies in a folder whose name is not UTF-8").suggest("move it"),
-        ));
+        return Err(fatal(Problem::of_file("lies in a folder whose name is not UTF-8").suggest("move it")));
     }
     let mut run = ResolvedRun {
         config: draft.config,
@@ -175,18 +157,10 @@ fn read(path: &Path, overrides: &[String]) -> Result<(ResolvedRun, Vec<Problem>)
         notes: draft.notes,
     };
     let mut problems = draft.findings.problems;
-    problems.extend(resolve::resolve(
-        &mut run,
-        &Surroundings::of_process(),
-        &draft.findings.rejected,
-    ));
+    problems.extend(resolve::resolve(&mut run, &Surroundings::of_process(), &draft.findings.rejected));
     Ok((run, problems))
 }
 
 fn finish(run: ResolvedRun, problems: Vec<Problem>) -> Result<ResolvedRun, ConfigError> {
-    if problems.is_empty() {
-        Ok(run)
-    } else {
-        Err(ConfigError::new(Some(&run.config_path), problems))
-    }
+    if problems.is_empty() { Ok(run) } else { Err(ConfigError::new(Some(&run.config_path), problems)) }
 }

@@ -8,11 +8,7 @@ use crate::error::Problem;
 use crate::format::{self, Format};
 
 /// The three keys of which two give the third.
-const BATCH_KEYS: [&str; 3] = [
-    "batch_size",
-    "gradient_accumulation_steps",
-    "sequences_per_step",
-];
+const BATCH_KEYS: [&str; 3] = ["batch_size", "gradient_accumulation_steps", "sequences_per_step"];
 
 /// Puts the overrides into the document and returns the keys they set. A value is written as in
 /// YAML: `3e-4`, `auto`, `null`, `[a, b]`.
@@ -35,23 +31,15 @@ pub(crate) fn apply(
 }
 
 fn split(text: &str) -> Result<(&str, Value), Problem> {
-    let form = || {
-        Problem::new(
-            "--override",
-            format!("{text:?} is not of the form section.key=value"),
-        )
-    };
+    let form = || Problem::new("--override", format!("{text:?} is not of the form section.key=value"));
     let (key, value) = text.split_once('=').ok_or_else(form)?;
     let key = key.trim();
     if key.is_empty() || key.split('.').any(str::is_empty) {
         return Err(form());
     }
     let value = format::parse(value, Format::Yaml).map_err(|problem| {
-        Problem::new(
-            key,
-            format!("the value of the override {value:?} {}", problem.message),
-        )
-        .suggest("put a text in quotes")
+        Problem::new(key, format!("the value of the override {value:?} {}", problem.message))
+            .suggest("put a text in quotes")
     })?;
     Ok((key, value))
 }
@@ -64,12 +52,9 @@ fn insert(document: &mut Map<String, Value>, key: &str, value: Value) -> Result<
         if inner.is_null() {
             *inner = Value::Object(Map::new());
         }
-        place = inner.as_object_mut().ok_or_else(|| {
-            Problem::new(
-                key,
-                format!("`{name}` is a value, it has no keys of its own"),
-            )
-        })?;
+        place = inner
+            .as_object_mut()
+            .ok_or_else(|| Problem::new(key, format!("`{name}` is a value, it has no keys of its own")))?;
     }
     place.insert(leaf.to_owned(), value);
     Ok(())
@@ -82,21 +67,15 @@ fn release_batch_keys(document: &mut Map<String, Value>, keys: &BTreeSet<String>
     let Some(data) = document.get_mut("data").and_then(Value::as_object_mut) else {
         return;
     };
-    let given = |data: &Map<String, Value>, name: &str| {
-        data.get(name).is_some_and(|value| !value.is_null())
-    };
-    let overridden: Vec<&str> = BATCH_KEYS
-        .into_iter()
-        .filter(|name| keys.contains(&format!("data.{name}")) && given(data, name))
-        .collect();
+    let given = |data: &Map<String, Value>, name: &str| data.get(name).is_some_and(|value| !value.is_null());
+    let overridden: Vec<&str> =
+        BATCH_KEYS.into_iter().filter(|name| keys.contains(&format!("data.{name}")) && given(data, name)).collect();
     let rank: [&str; 2] = match overridden.as_slice() {
         ["batch_size"] => ["sequences_per_step", "gradient_accumulation_steps"],
         ["gradient_accumulation_steps"] => ["sequences_per_step", "batch_size"],
         ["sequences_per_step"] => ["batch_size", "gradient_accumulation_steps"],
         [_, _] => {
-            data.retain(|name, _| {
-                !BATCH_KEYS.contains(&name.as_str()) || overridden.contains(&name.as_str())
-            });
+            data.retain(|name, _| !BATCH_KEYS.contains(&name.as_str()) || overridden.contains(&name.as_str()));
             return;
         }
         _ => return,

@@ -10,18 +10,9 @@ pub struct Preset {
 }
 
 static PRESETS: [Preset; 3] = [
-    Preset {
-        name: "smoke_cpu",
-        text: include_str!("../../../configs/smoke_cpu.yaml"),
-    },
-    Preset {
-        name: "rtx5090_500m",
-        text: include_str!("../../../configs/rtx5090_500m.yaml"),
-    },
-    Preset {
-        name: "rtx5090_1b",
-        text: include_str!("../../../configs/rtx5090_1b.yaml"),
-    },
+    Preset { name: "smoke_cpu", text: include_str!("../../../configs/smoke_cpu.yaml") },
+    Preset { name: "rtx5090_500m", text: include_str!("../../../configs/rtx5090_500m.yaml") },
+    Preset { name: "rtx5090_1b", text: include_str!("../../../configs/rtx5090_1b.yaml") },
 ];
 
 /// The configs that the program carries with it, smallest first.

@@ -27,42 +27,27 @@ impl Surroundings {
     /// Reads the environment.
     pub(crate) fn of_process() -> Self {
         let root = std::env::var_os("ORCHESTRATE_TOKENIZER_ROOT").filter(|root| !root.is_empty());
-        Self {
-            tokenizer_root: root
-                .map_or_else(|| PathBuf::from("artifacts/tokenizer"), PathBuf::from),
-        }
+        Self { tokenizer_root: root.map_or_else(|| PathBuf::from("artifacts/tokenizer"), PathBuf::from) }
     }
 }
 
 /// Fills the run in from its folder and returns what is wrong there. That a file does not exist yet
 /// stops training, not planning.
-pub(crate) fn resolve(
-    run: &mut ResolvedRun,
-    surroundings: &Surroundings,
-    rejected: &BTreeSet<String>,
-) -> Vec<Problem> {
+pub(crate) fn resolve(run: &mut ResolvedRun, surroundings: &Surroundings, rejected: &BTreeSet<String>) -> Vec<Problem> {
     let mut problems = Vec::new();
     make_paths_absolute(run);
     find_streaming(run, &mut problems);
     find_outputs(run);
     find_tokenizer(run, surroundings);
-    let vocabulary = run
-        .config
-        .tokenizer
-        .tokenizer_json
-        .as_ref()
-        .filter(|path| path.exists())
-        .and_then(|path| {
-            let loaded = Vocabulary::load(path);
-            loaded
-                .map_err(|problem| {
-                    problems.push(Problem::new(
-                        "tokenizer.tokenizer_json",
-                        format!("{} {}", path.display(), problem.message),
-                    ));
-                })
-                .ok()
-        });
+    let vocabulary = run.config.tokenizer.tokenizer_json.as_ref().filter(|path| path.exists()).and_then(|path| {
+        let loaded = Vocabulary::load(path);
+        loaded
+            .map_err(|problem| {
+                problems
+                    .push(Problem::new("tokenizer.tokenizer_json", format!("{} {}", path.display(), problem.message)));
+            })
+            .ok()
+    });
     find_vocab_size(run, vocabulary.as_ref(), rejected, &mut problems);
     match find_special_tokens(run, vocabulary.as_ref()) {
         Ok(tokens) => run.special_tokens = tokens,
@@ -75,10 +60,7 @@ pub(crate) fn resolve(
 pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
     let mut problems = Vec::new();
     let streaming_config = run.run_directory.join(StreamingConfig::FILE_NAME);
-    if run.streaming.is_none()
-        && run.config.data.train_shards.is_empty()
-        && !streaming_config.exists()
-    {
+    if run.streaming.is_none() && run.config.data.train_shards.is_empty() && !streaming_config.exists() {
         let message = format!(
             "names no files, and there is no {} to stream from: nothing to train on",
             streaming_config.display()
@@ -89,10 +71,7 @@ pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
         ));
     }
     let absent = match &run.config.tokenizer.tokenizer_json {
-        None => Some(
-            "is missing, and no streaming_config.json beside the config names a tokenizer"
-                .to_owned(),
-        ),
+        None => Some("is missing, and no streaming_config.json beside the config names a tokenizer".to_owned()),
         Some(path) => (!path.exists()).then(|| format!("{} does not exist", path.display())),
     };
     if let Some(message) = absent {
@@ -102,22 +81,13 @@ pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
     if let Some(SpecialTokens::File(path)) = run.config.tokenizer.special_tokens.as_ref()
         && !path.exists()
     {
-        let problem = Problem::new(
-            "tokenizer.special_tokens",
-            format!("{} does not exist", path.display()),
-        );
+        let problem = Problem::new("tokenizer.special_tokens", format!("{} does not exist", path.display()));
         problems.push(problem.suggest("remove the key for the tokenizer's own, or write the file"));
     }
-    let endless = run
-        .streaming
-        .as_ref()
-        .is_some_and(|streaming| streaming.max_samples.is_none());
+    let endless = run.streaming.as_ref().is_some_and(|streaming| streaming.max_samples.is_none());
     if let Some(epochs) = run.config.scheduler.total_epochs.filter(|_| endless) {
         let message = format!("is {epochs}, but a stream without max_samples has no known length");
-        problems.push(
-            Problem::new("scheduler.total_epochs", message)
-                .suggest("give scheduler.total_steps instead"),
-        );
+        problems.push(Problem::new("scheduler.total_epochs", message).suggest("give scheduler.total_steps instead"));
     }
     problems
 }
@@ -141,12 +111,7 @@ fn make_paths_absolute(run: &mut ResolvedRun) {
     for path in paths.into_iter().flatten() {
         *path = whole(path);
     }
-    for pattern in config
-        .data
-        .train_shards
-        .iter_mut()
-        .chain(&mut config.data.validation_shards)
-    {
+    for pattern in config.data.train_shards.iter_mut().chain(&mut config.data.validation_shards) {
         *pattern = whole(Path::new(pattern)).to_string_lossy().into_owned();
     }
 }
@@ -165,10 +130,7 @@ fn find_streaming(run: &mut ResolvedRun, problems: &mut Vec<Problem>) {
         Ok(mut streaming) => {
             streaming.tokenizer = streaming.tokenizer.map(|tokenizer| whole(&tokenizer));
             if !run.config.data.train_shards.is_empty() {
-                run.notes.push(format!(
-                    "data.train_shards is not read: {} says what is streamed",
-                    path.display()
-                ));
+                run.notes.push(format!("data.train_shards is not read: {} says what is streamed", path.display()));
             }
             run.streaming = Some(streaming);
         }
@@ -178,19 +140,9 @@ fn find_streaming(run: &mut ResolvedRun, problems: &mut Vec<Problem>) {
 
 fn find_outputs(run: &mut ResolvedRun) {
     let runtime = &mut run.config.runtime;
-    let checkpoints = runtime
-        .checkpoint
-        .directory
-        .get_or_insert_with(|| run.run_directory.join("checkpoints"));
-    runtime
-        .evaluation
-        .best
-        .directory
-        .take_if(|best| best == checkpoints);
-    runtime
-        .logging
-        .tensorboard_directory
-        .get_or_insert_with(|| run.run_directory.join("tensorboard"));
+    let checkpoints = runtime.checkpoint.directory.get_or_insert_with(|| run.run_directory.join("checkpoints"));
+    runtime.evaluation.best.directory.take_if(|best| best == checkpoints);
+    runtime.logging.tensorboard_directory.get_or_insert_with(|| run.run_directory.join("tensorboard"));
 }
 
 /// Takes the tokenizer that the config names, that lies beside its `vocab.json`, that the streaming
@@ -202,14 +154,8 @@ fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
     }
     let streaming = run.streaming.as_ref();
     let folder_name = run.run_directory.file_name().and_then(|name| name.to_str());
-    let experiment = streaming
-        .map(|streaming| streaming.experiment.as_str())
-        .or(folder_name)
-        .unwrap_or_default();
-    let trained = surroundings
-        .tokenizer_root
-        .join(experiment)
-        .join("tokenizer.json");
+    let experiment = streaming.map(|streaming| streaming.experiment.as_str()).or(folder_name).unwrap_or_default();
+    let trained = surroundings.tokenizer_root.join(experiment).join("tokenizer.json");
     tokenizer.tokenizer_json = tokenizer
         .vocab
         .as_ref()
@@ -230,10 +176,7 @@ fn find_vocab_size(
     match (run.config.model.vocab_size, vocabulary) {
         (Some(size), Some(vocabulary)) if size < vocabulary.size => {
             let message = format!("is {size}, less than the tokenizer's {}", vocabulary.size);
-            problems.push(
-                Problem::new("model.vocab_size", message)
-                    .suggest("leave it out to take the tokenizer's"),
-            );
+            problems.push(Problem::new("model.vocab_size", message).suggest("leave it out to take the tokenizer's"));
         }
         (Some(_), _) => {}
         (None, Some(vocabulary)) => run.config.model.vocab_size = Some(vocabulary.size),
@@ -248,10 +191,7 @@ fn find_vocab_size(
 }
 
 /// The special tokens that the config, `special_tokens.txt` beside it or the tokenizer names.
-fn find_special_tokens(
-    run: &mut ResolvedRun,
-    vocabulary: Option<&Vocabulary>,
-) -> Result<Vec<String>, Problem> {
+fn find_special_tokens(run: &mut ResolvedRun, vocabulary: Option<&Vocabulary>) -> Result<Vec<String>, Problem> {
     let beside = run.run_directory.join("special_tokens.txt");
     let named = &mut run.config.tokenizer.special_tokens;
     if named.is_none() && beside.exists() {
@@ -259,60 +199,36 @@ fn find_special_tokens(
     }
     let (tokens, source) = match named {
         None => {
-            return Ok(vocabulary
-                .map(|vocabulary| vocabulary.special.clone())
-                .unwrap_or_default());
+            return Ok(vocabulary.map(|vocabulary| vocabulary.special.clone()).unwrap_or_default());
         }
         Some(SpecialTokens::List(tokens)) => (tokens.clone(), String::new()),
         Some(SpecialTokens::File(path)) if !path.exists() => return Ok(Vec::new()),
         Some(SpecialTokens::File(path)) => {
             let problem = |problem: Problem| {
-                Problem::new(
-                    "tokenizer.special_tokens",
-                    format!("{} {}", path.display(), problem.message),
-                )
+                Problem::new("tokenizer.special_tokens", format!("{} {}", path.display(), problem.message))
             };
-            (
-                read_special_tokens(path).map_err(problem)?,
-                format!("{} ", path.display()),
-            )
+            (read_special_tokens(path).map_err(problem)?, format!("{} ", path.display()))
         }
     };
     let Some(vocabulary) = vocabulary else {
         return Ok(tokens);
     };
-    let missing: Vec<_> = tokens
-        .iter()
-        .filter(|token| !vocabulary.ids.contains_key(*token))
-        .map(|token| format!("{token:?}"))
-        .collect();
+    let missing: Vec<_> =
+        tokens.iter().filter(|token| !vocabulary.ids.contains_key(*token)).map(|token| format!("{token:?}")).collect();
     if missing.is_empty() {
         return Ok(tokens);
     }
-    let message = format!(
-        "{source}names {}, not in the tokenizer's vocabulary",
-        missing.join(", ")
-    );
-    Err(Problem::new("tokenizer.special_tokens", message)
-        .suggest("remove it, or train the tokenizer with it"))
+    let message = format!("{source}names {}, not in the tokenizer's vocabulary", missing.join(", "));
+    Err(Problem::new("tokenizer.special_tokens", message).suggest("remove it, or train the tokenizer with it"))
 }
 
 fn read_special_tokens(path: &Path) -> Result<Vec<String>, Problem> {
     let text = format::read_text(path, LARGEST_TOKEN_LIST)?;
     if text.trim_start().starts_with('[') {
-        let invalid = |error| {
-            Problem::of_file(format!(
-                "starts like a JSON array but is not one of texts: {error}"
-            ))
-        };
+        let invalid = |error| Problem::of_file(format!("starts like a JSON array but is not one of texts: {error}"));
         return serde_json::from_str(&text).map_err(invalid);
     }
-    Ok(text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .map(str::to_owned)
-        .collect())
+    Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
 #[cfg(test)]
@@ -336,15 +252,9 @@ mod tests {
             config_path: folder.path().join("e1/training.yaml"),
             notes: Vec::new(),
         };
-        let surroundings = Surroundings {
-            tokenizer_root: folder.path().join("tokenizers"),
-        };
+        let surroundings = Surroundings { tokenizer_root: folder.path().join("tokenizers") };
         assert_eq!(resolve(&mut run, &surroundings, &BTreeSet::new()), []);
         assert_eq!(run.config.tokenizer.tokenizer_json, Some(trained));
-        assert_eq!(
-            run.config.model.vocab_size,
-            Some(7),
-            "the highest id counts"
-        );
+        assert_eq!(run.config.model.vocab_size, Some(7), "the highest id counts");
     }
 }

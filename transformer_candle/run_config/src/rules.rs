@@ -39,32 +39,21 @@ impl Rules<'_> {
     }
 
     fn heads_divide_width(&mut self) {
-        let (width, heads) = (
-            self.config.model.hidden_size,
-            self.config.model.num_attention_heads,
-        );
+        let (width, heads) = (self.config.model.hidden_size, self.config.model.num_attention_heads);
         if width.is_multiple_of(heads) {
             return;
         }
         let even = (1..=width / 2).filter(|count| width.is_multiple_of(2 * count));
         let near = even.min_by_key(|count| count.abs_diff(heads));
         let message = format!("is {heads}, which does not divide model.hidden_size {width}");
-        let problem = Problem::new("model.num_attention_heads", message).suggest(
-            near.map_or("choose an even width".to_owned(), |near| {
-                format!("{near} would")
-            }),
-        );
+        let problem = Problem::new("model.num_attention_heads", message)
+            .suggest(near.map_or("choose an even width".to_owned(), |near| format!("{near} would")));
         self.report(&["model.hidden_size", "model.num_attention_heads"], problem);
-        self.findings
-            .rejected
-            .insert("model.num_attention_heads".to_owned());
+        self.findings.rejected.insert("model.num_attention_heads".to_owned());
     }
 
     fn head_size_is_even(&mut self) {
-        let (width, heads) = (
-            self.config.model.hidden_size,
-            self.config.model.num_attention_heads,
-        );
+        let (width, heads) = (self.config.model.hidden_size, self.config.model.num_attention_heads);
         if !width.is_multiple_of(heads) || (width / heads).is_multiple_of(2) {
             return;
         }
@@ -72,44 +61,29 @@ impl Rules<'_> {
             "makes heads of {width} / {heads} = {}, which is odd, but rotary positions turn pairs",
             width / heads
         );
-        let problem = Problem::new("model.hidden_size", message)
-            .suggest("choose an even size, best 64 or 128");
+        let problem = Problem::new("model.hidden_size", message).suggest("choose an even size, best 64 or 128");
         self.report(&["model.hidden_size", "model.num_attention_heads"], problem);
     }
 
     fn groups_divide_heads(&mut self) {
-        let (heads, groups) = (
-            self.config.model.num_attention_heads,
-            self.config.model.num_key_value_heads,
-        );
+        let (heads, groups) = (self.config.model.num_attention_heads, self.config.model.num_key_value_heads);
         if heads.is_multiple_of(groups) {
             return;
         }
-        let message =
-            format!("is {groups}, which does not divide model.num_attention_heads {heads}");
+        let message = format!("is {groups}, which does not divide model.num_attention_heads {heads}");
         let problem = Problem::new("model.num_key_value_heads", message)
             .suggest(format!("{} would", near_divisor(heads, groups)));
-        self.report(
-            &["model.num_attention_heads", "model.num_key_value_heads"],
-            problem,
-        );
+        self.report(&["model.num_attention_heads", "model.num_key_value_heads"], problem);
     }
 
     fn sequence_fits_positions(&mut self) {
-        let (sequence, positions) = (
-            self.config.data.sequence_length,
-            self.config.model.max_position_embeddings,
-        );
+        let (sequence, positions) = (self.config.data.sequence_length, self.config.model.max_position_embeddings);
         if sequence <= positions {
             return;
         }
         let message = format!("is {sequence}, more than model.max_position_embeddings {positions}");
-        let problem = Problem::new("data.sequence_length", message)
-            .suggest("raise the one or lower the other");
-        self.report(
-            &["data.sequence_length", "model.max_position_embeddings"],
-            problem,
-        );
+        let problem = Problem::new("data.sequence_length", message).suggest("raise the one or lower the other");
+        self.report(&["data.sequence_length", "model.max_position_embeddings"], problem);
     }
 
     fn vocab_and_merges_together(&mut self) {
@@ -118,11 +92,9 @@ impl Rules<'_> {
             (None, Some(_)) => ("merges", "vocab"),
             _ => return,
         };
-        let problem = Problem::new(
-            format!("tokenizer.{missing}"),
-            format!("is missing, though tokenizer.{given} is given"),
-        )
-        .suggest("give both or neither; tokenizer.tokenizer_json alone is enough");
+        let problem =
+            Problem::new(format!("tokenizer.{missing}"), format!("is missing, though tokenizer.{given} is given"))
+                .suggest("give both or neither; tokenizer.tokenizer_json alone is enough");
         self.report(&["tokenizer.vocab", "tokenizer.merges"], problem);
     }
 
@@ -133,8 +105,7 @@ impl Rules<'_> {
         let mut seen = BTreeSet::new();
         if let Some(twice) = tokens.iter().find(|token| !seen.insert(token.as_str())) {
             let problem =
-                Problem::new("tokenizer.special_tokens", format!("names {twice:?} twice"))
-                    .suggest("remove one");
+                Problem::new("tokenizer.special_tokens", format!("names {twice:?} twice")).suggest("remove one");
             self.report(&["tokenizer.special_tokens"], problem);
         }
     }
@@ -163,35 +134,21 @@ impl Rules<'_> {
             return;
         }
         let message = "needs the last step's number, which total_epochs does not give beforehand";
-        let problem = Problem::new("scheduler.strategy", message)
-            .suggest("write constant, or give scheduler.total_steps");
-        self.report(
-            &[
-                "scheduler.strategy",
-                "scheduler.total_epochs",
-                "scheduler.total_steps",
-            ],
-            problem,
-        );
+        let problem =
+            Problem::new("scheduler.strategy", message).suggest("write constant, or give scheduler.total_steps");
+        self.report(&["scheduler.strategy", "scheduler.total_epochs", "scheduler.total_steps"], problem);
     }
 
     fn warmup_ends(&mut self) {
-        let (warmup, Some(total)) = (
-            self.config.scheduler.warmup_steps,
-            self.config.scheduler.total_steps,
-        ) else {
+        let (warmup, Some(total)) = (self.config.scheduler.warmup_steps, self.config.scheduler.total_steps) else {
             return;
         };
         if warmup < total {
             return;
         }
         let message = format!("is {warmup}, not less than scheduler.total_steps {total}");
-        let problem = Problem::new("scheduler.warmup_steps", message)
-            .suggest(format!("{} is usual", total / 20));
-        self.report(
-            &["scheduler.warmup_steps", "scheduler.total_steps"],
-            problem,
-        );
+        let problem = Problem::new("scheduler.warmup_steps", message).suggest(format!("{} is usual", total / 20));
+        self.report(&["scheduler.warmup_steps", "scheduler.total_steps"], problem);
     }
 
     fn decay_fits(&mut self) {
@@ -200,42 +157,27 @@ impl Rules<'_> {
             return;
         };
         let decay = scheduler.decay_steps_of(total);
-        if scheduler.strategy != ScheduleStrategy::Wsd || warmup >= total || warmup + decay <= total
-        {
+        if scheduler.strategy != ScheduleStrategy::Wsd || warmup >= total || warmup + decay <= total {
             return;
         }
-        let key = if scheduler.decay_steps.is_some() {
-            "decay_steps"
-        } else {
-            "decay_fraction"
-        };
+        let key = if scheduler.decay_steps.is_some() { "decay_steps" } else { "decay_fraction" };
         let message = format!(
             "makes a decay of {decay} steps, which after a warm-up of {warmup} do not fit in \
              scheduler.total_steps {total}"
         );
         let problem = Problem::new(format!("scheduler.{key}"), message).suggest("lower it");
-        let keys = [
-            "strategy",
-            "warmup_steps",
-            "total_steps",
-            "decay_steps",
-            "decay_fraction",
-        ]
-        .map(|key| format!("scheduler.{key}"));
+        let keys = ["strategy", "warmup_steps", "total_steps", "decay_steps", "decay_fraction"]
+            .map(|key| format!("scheduler.{key}"));
         self.report(&keys.each_ref().map(String::as_str), problem);
     }
 
     fn rates_in_order(&mut self) {
-        let (least, peak) = (
-            self.config.scheduler.min_lr,
-            self.config.optimizer.learning_rate,
-        );
+        let (least, peak) = (self.config.scheduler.min_lr, self.config.optimizer.learning_rate);
         if least <= peak {
             return;
         }
         let message = format!("is {least:?}, more than optimizer.learning_rate {peak:?}");
-        let problem = Problem::new("scheduler.min_lr", message)
-            .suggest("leave it out for a tenth of the peak");
+        let problem = Problem::new("scheduler.min_lr", message).suggest("leave it out for a tenth of the peak");
         self.report(&["scheduler.min_lr", "optimizer.learning_rate"], problem);
     }
 }

@@ -102,11 +102,7 @@ pub struct DivergenceGuardConfig {
 
 impl Default for DivergenceGuardConfig {
     fn default() -> Self {
-        Self {
-            max_skipped_steps: 10,
-            max_loss_increase: Some(2.0),
-            window_steps: 100,
-        }
+        Self { max_skipped_steps: 10, max_loss_increase: Some(2.0), window_steps: 100 }
     }
 }
 
@@ -128,11 +124,7 @@ pub struct CheckpointConfig {
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self {
-            directory: None,
-            every_n_steps: 1000,
-            max_keep: 3,
-        }
+        Self { directory: None, every_n_steps: 1000, max_keep: 3 }
     }
 }
 
@@ -153,11 +145,7 @@ pub struct EvaluationConfig {
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        Self {
-            every_n_steps: Some(500),
-            max_batches: 16,
-            best: BestConfig::default(),
-        }
+        Self { every_n_steps: Some(500), max_batches: 16, best: BestConfig::default() }
     }
 }
 
@@ -174,10 +162,7 @@ pub struct BestConfig {
 
 impl Default for BestConfig {
     fn default() -> Self {
-        Self {
-            directory: None,
-            max_keep: 1,
-        }
+        Self { directory: None, max_keep: 1 }
     }
 }
 
@@ -193,9 +178,6 @@ pub struct LoggingConfig {
 
 impl Default for LoggingConfig {
     fn default() -> Self {
-        Self {
-            tensorboard: true,
-            tensorboard_directory: None,
-        }
+        Self { tensorboard: true, tensorboard_directory: None }
     }
 }

@@ -57,8 +57,7 @@ impl Default for SchedulerConfig {
 impl SchedulerConfig {
     /// Steps of the final decay of `wsd` in a training of `total_steps`.
     pub fn decay_steps_of(&self, total_steps: u64) -> u64 {
-        self.decay_steps
-            .unwrap_or_else(|| ((total_steps as f64 * self.decay_fraction).round() as u64).max(1))
+        self.decay_steps.unwrap_or_else(|| ((total_steps as f64 * self.decay_fraction).round() as u64).max(1))
     }
 }
 

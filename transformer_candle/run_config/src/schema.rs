@@ -40,10 +40,7 @@ pub(crate) fn schema() -> &'static Value {
 /// The keys of an object's schema with their schemas, in the order of the types; none for a leaf.
 pub(crate) fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let properties = schema.get("properties").and_then(Value::as_object);
-    properties
-        .into_iter()
-        .flatten()
-        .map(|(key, schema)| (key.as_str(), schema))
+    properties.into_iter().flatten().map(|(key, schema)| (key.as_str(), schema))
 }
 
 /// Whether a schema describes a section rather than a value.
@@ -53,20 +50,12 @@ pub(crate) fn is_section(schema: &Value) -> bool {
 
 /// `section.key`, or `key` at the top.
 pub(crate) fn join(section: &str, key: &str) -> String {
-    if section.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{section}.{key}")
-    }
+    if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
 
 fn generate() -> Value {
-    let settings =
-        SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
-    let mut schema = settings
-        .into_generator()
-        .into_root_schema_for::<RunConfig>()
-        .to_value();
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    let mut schema = settings.into_generator().into_root_schema_for::<RunConfig>().to_value();
     schema["title"] = json!("Training run");
     tidy(&mut schema, "");
     schema
@@ -81,12 +70,7 @@ fn tidy(schema: &mut Value, path: &str) {
     if let Some(Value::String(description)) = object.get_mut("description") {
         *description = description.split_whitespace().collect::<Vec<_>>().join(" ");
     }
-    for variant in object
-        .get_mut("oneOf")
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-    {
+    for variant in object.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten() {
         tidy(variant, path);
     }
     if REQUIRED.contains(&path) || DERIVED.contains(&path) || object.contains_key("properties") {
@@ -99,10 +83,7 @@ fn tidy(schema: &mut Value, path: &str) {
     for (key, property) in properties.iter_mut() {
         let path = join(path, key);
         tidy(property, &path);
-        if REQUIRED
-            .iter()
-            .any(|name| *name == path || name.starts_with(&format!("{path}.")))
-        {
+        if REQUIRED.iter().any(|name| *name == path || name.starts_with(&format!("{path}."))) {
             required.push(Value::from(key.as_str()));
         }
     }
@@ -117,11 +98,6 @@ pub(crate) fn choices(schema: &Value) -> Vec<(&str, &str)> {
     variants
         .into_iter()
         .flatten()
-        .filter_map(|variant| {
-            Some((
-                variant.get("const")?.as_str()?,
-                variant.get("description")?.as_str()?,
-            ))
-        })
+        .filter_map(|variant| Some((variant.get("const")?.as_str()?, variant.get("description")?.as_str()?)))
         .collect()
 }

@@ -46,18 +46,10 @@ impl StreamingConfig {
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = crate::format::read_text(path, crate::format::LARGEST_CONFIG)
             .map_err(|problem| ConfigError::one(path, problem))?;
-        let streaming: Self = serde_json::from_str(&text).map_err(|error| {
-            ConfigError::one(
-                path,
-                Problem::of_file(format!("is not a streaming config: {error}")),
-            )
-        })?;
+        let streaming: Self = serde_json::from_str(&text)
+            .map_err(|error| ConfigError::one(path, Problem::of_file(format!("is not a streaming config: {error}"))))?;
         let problems = streaming.problems();
-        if problems.is_empty() {
-            Ok(streaming)
-        } else {
-            Err(ConfigError::new(Some(path), problems))
-        }
+        if problems.is_empty() { Ok(streaming) } else { Err(ConfigError::new(Some(path), problems)) }
     }
 
     /// Writes the file as people have it: indented JSON, the five known keys first. The file is
@@ -73,20 +65,14 @@ impl StreamingConfig {
     /// What is wrong with the values.
     fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
-        for (key, value) in [
-            ("dataset", &self.dataset),
-            ("split", &self.split),
-            ("text_column", &self.text_column),
-        ] {
+        for (key, value) in [("dataset", &self.dataset), ("split", &self.split), ("text_column", &self.text_column)] {
             if value.trim().is_empty() {
                 problems.push(Problem::new(key, "is empty"));
             }
         }
         if self.max_samples == Some(0) {
-            problems.push(
-                Problem::new("max_samples", "must be at least 1")
-                    .suggest("write null for the whole data set"),
-            );
+            problems
+                .push(Problem::new("max_samples", "must be at least 1").suggest("write null for the whole data set"));
         }
         if self.stream_batch_size == 0 {
             problems.push(Problem::new("stream_batch_size", "must be at least 1"));
@@ -100,15 +86,10 @@ impl StreamingConfig {
 pub fn check_experiment_name(name: &str) -> Result<(), Problem> {
     let valid = name.len() <= 64
         && name.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && name
-            .chars()
-            .all(|character| character.is_ascii_alphanumeric() || "._-".contains(character));
+        && name.chars().all(|character| character.is_ascii_alphanumeric() || "._-".contains(character));
     if valid {
         return Ok(());
     }
-    Err(Problem::new(
-        "experiment",
-        format!("{name:?} cannot be the name of an experiment"),
-    )
-    .suggest("use 1 to 64 letters, digits, `.`, `_` or `-`, starting with a letter or digit"))
+    Err(Problem::new("experiment", format!("{name:?} cannot be the name of an experiment"))
+        .suggest("use 1 to 64 letters, digits, `.`, `_` or `-`, starting with a letter or digit"))
 }

@@ -47,17 +47,11 @@ impl Vocabulary {
     /// Reads the vocabulary of a `tokenizer.json`.
     pub(crate) fn load(path: &Path) -> Result<Self, Problem> {
         let text = format::read_text(path, LARGEST_TOKENIZER)?;
-        let not_one = |reason: String| {
-            Problem::of_file(format!(
-                "is not a tokenizer.json of the tokenizers library: {reason}"
-            ))
-        };
+        let not_one =
+            |reason: String| Problem::of_file(format!("is not a tokenizer.json of the tokenizers library: {reason}"));
         let file: File = serde_json::from_str(&text).map_err(|error| not_one(error.to_string()))?;
         let mut ids = match file.model.vocab {
-            Value::Object(tokens) => tokens
-                .into_iter()
-                .filter_map(|(token, id)| Some((token, id.as_u64()?)))
-                .collect(),
+            Value::Object(tokens) => tokens.into_iter().filter_map(|(token, id)| Some((token, id.as_u64()?))).collect(),
             Value::Array(pieces) => pieces
                 .iter()
                 .zip(0..)
@@ -68,19 +62,12 @@ impl Vocabulary {
         let mut added = file.added_tokens;
         added.sort_by_key(|token| token.id);
         ids.extend(added.iter().map(|token| (token.content.clone(), token.id)));
-        let last = ids
-            .values()
-            .max()
-            .ok_or_else(|| not_one("its vocabulary is empty".to_owned()))?;
+        let last = ids.values().max().ok_or_else(|| not_one("its vocabulary is empty".to_owned()))?;
         let size = usize::try_from(*last)
             .ok()
             .and_then(|last| last.checked_add(1))
             .ok_or_else(|| not_one(format!("a token has the id {last}")))?;
-        let special = added
-            .into_iter()
-            .filter(|token| token.special)
-            .map(|token| token.content)
-            .collect();
+        let special = added.into_iter().filter(|token| token.special).map(|token| token.content).collect();
         Ok(Self { size, ids, special })
     }
 }

@@ -12,9 +12,7 @@ const WIDTH: usize = 100;
 /// Every key of the config with its description above it.
 pub(crate) fn commented(config: &RunConfig) -> String {
     let value = serde_json::to_value(config).unwrap_or_default();
-    let mut text =
-        "# A training run: every key, with what it means. Keys left out take their defaults.\n"
-            .to_owned();
+    let mut text = "# A training run: every key, with what it means. Keys left out take their defaults.\n".to_owned();
     write_section(&mut text, schema::schema(), &value, 0);
     text
 }
@@ -40,11 +38,7 @@ fn write_section(text: &mut String, schema: &Value, section: &Value, level: usiz
 
 /// What a key means, and what each of its choices does.
 pub(crate) fn description(schema: &Value) -> String {
-    let mut text = schema
-        .get("description")
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned();
+    let mut text = schema.get("description").and_then(Value::as_str).unwrap_or_default().to_owned();
     for (choice, meaning) in schema::choices(schema) {
         let _ = write!(text, " `{choice}`: {meaning}");
     }
@@ -68,15 +62,9 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 /// A value in YAML's flow style, such that YAML 1.1 and 1.2 read the same.
 pub(crate) fn scalar(value: &Value) -> String {
     match value {
-        Value::Number(number) => number
-            .as_f64()
-            .filter(|_| number.is_f64())
-            .map_or_else(|| number.to_string(), float),
+        Value::Number(number) => number.as_f64().filter(|_| number.is_f64()).map_or_else(|| number.to_string(), float),
         Value::String(text) => quoted_if_needed(text),
-        Value::Array(items) => format!(
-            "[{}]",
-            items.iter().map(scalar).collect::<Vec<_>>().join(", ")
-        ),
+        Value::Array(items) => format!("[{}]", items.iter().map(scalar).collect::<Vec<_>>().join(", ")),
         other => other.to_string(),
     }
 }
@@ -95,11 +83,8 @@ fn float(number: f64) -> String {
 
 fn quoted_if_needed(text: &str) -> String {
     let plain = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
-        && text
-            .chars()
-            .all(|character| character.is_ascii_alphanumeric() || "_-./".contains(character))
-        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"]
-            .contains(&text.to_ascii_lowercase().as_str());
+        && text.chars().all(|character| character.is_ascii_alphanumeric() || "_-./".contains(character))
+        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
     if plain { text.to_owned() } else { quoted(text) }
 }
 

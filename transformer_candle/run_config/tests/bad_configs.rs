@@ -81,11 +81,7 @@ const BAD_VALUES: [(&str, &str, &str); 94] = [
     ("optimizer.epsilon", "0", "greater than 0"),
     ("optimizer.max_grad_norm", "0", "null for none"),
     ("scheduler.strategy", "cosin", "did you mean `cosine`"),
-    (
-        "scheduler.strategy",
-        "linear_warmup",
-        "did you mean `linear`",
-    ),
+    ("scheduler.strategy", "linear_warmup", "did you mean `linear`"),
     ("scheduler.warmup_steps", "-1", "from 0"),
     ("scheduler.warmup_steps", "600", "total_steps 600"),
     ("scheduler.total_steps", "0", "from 1"),
@@ -118,11 +114,7 @@ const BAD_RUNTIME_VALUES: [(&str, &str, &str); 13] = [
     ("runtime.evaluation.best.max_keep", "0", "from 1"),
     ("runtime.logging.tensorboard", "1", "true or false"),
     ("runtime.divergence_guard.max_skipped_steps", "0", "from 1"),
-    (
-        "runtime.divergence_guard.max_loss_increase",
-        "-1",
-        "greater than 0",
-    ),
+    ("runtime.divergence_guard.max_loss_increase", "-1", "greater than 0"),
     ("runtime.divergence_guard.window_steps", "0", "from 1"),
     ("runtime.logging.tensorboard", "on", "write true"),
 ];
@@ -141,67 +133,29 @@ const UNKNOWN_KEYS: [(&str, &str); 14] = [
     ("optimizer.weight_deacy", "optimizer.weight_decay"),
     ("scheduler.warmup", "scheduler.warmup_steps"),
     ("runtime.checkpoints.max_keep", "runtime.checkpoint"),
-    (
-        "runtime.checkpoint.every_n_step",
-        "runtime.checkpoint.every_n_steps",
-    ),
+    ("runtime.checkpoint.every_n_step", "runtime.checkpoint.every_n_steps"),
     ("runtime.logging.tensorbord", "runtime.logging.tensorboard"),
 ];
 
 /// Overrides that only together are wrong, the key that is named, and a word of the message.
 const BAD_TOGETHER: [(&[&str], &str, &str); 9] = [
     (
-        &[
-            "data.batch_size=4",
-            "data.gradient_accumulation_steps=4",
-            "data.sequences_per_step=8",
-        ],
+        &["data.batch_size=4", "data.gradient_accumulation_steps=4", "data.sequences_per_step=8"],
         "data.sequences_per_step",
         "= 16",
     ),
     (
-        &[
-            "data.batch_size=65536",
-            "data.gradient_accumulation_steps=65536",
-        ],
+        &["data.batch_size=65536", "data.gradient_accumulation_steps=65536"],
         "data.gradient_accumulation_steps",
         "at most",
     ),
-    (
-        &["data.batch_size=auto", "data.sequences_per_step=null"],
-        "data.sequences_per_step",
-        "missing",
-    ),
-    (
-        &["model.max_position_embeddings=128"],
-        "data.sequence_length",
-        "max_position_embeddings 128",
-    ),
-    (
-        &["scheduler.strategy=wsd", "scheduler.decay_steps=590"],
-        "scheduler.decay_steps",
-        "do not fit",
-    ),
-    (
-        &["scheduler.strategy=wsd", "scheduler.decay_fraction=1"],
-        "scheduler.decay_fraction",
-        "do not fit",
-    ),
-    (
-        &["scheduler.total_steps=null", "scheduler.total_epochs=1"],
-        "scheduler.strategy",
-        "beforehand",
-    ),
-    (
-        &["tokenizer.vocab=vocab.json"],
-        "tokenizer.merges",
-        "give both",
-    ),
-    (
-        &["tokenizer.merges=merges.txt"],
-        "tokenizer.vocab",
-        "give both",
-    ),
+    (&["data.batch_size=auto", "data.sequences_per_step=null"], "data.sequences_per_step", "missing"),
+    (&["model.max_position_embeddings=128"], "data.sequence_length", "max_position_embeddings 128"),
+    (&["scheduler.strategy=wsd", "scheduler.decay_steps=590"], "scheduler.decay_steps", "do not fit"),
+    (&["scheduler.strategy=wsd", "scheduler.decay_fraction=1"], "scheduler.decay_fraction", "do not fit"),
+    (&["scheduler.total_steps=null", "scheduler.total_epochs=1"], "scheduler.strategy", "beforehand"),
+    (&["tokenizer.vocab=vocab.json"], "tokenizer.merges", "give both"),
+    (&["tokenizer.merges=merges.txt"], "tokenizer.vocab", "give both"),
 ];
 
 /// The problems of the smoke config with these overrides, as `(path, text)`.
@@ -209,30 +163,21 @@ fn problems(overrides: &[&str]) -> Vec<(String, String)> {
     let overrides: Vec<_> = overrides.iter().map(|&text| text.to_owned()).collect();
     match RunConfig::parse(presets()[0].text, Format::Yaml, &overrides) {
         Ok(_) => Vec::new(),
-        Err(error) => error
-            .problems
-            .iter()
-            .map(|problem| (problem.path.clone(), problem.to_string()))
-            .collect(),
+        Err(error) => error.problems.iter().map(|problem| (problem.path.clone(), problem.to_string())).collect(),
     }
 }
 
 /// Whether some problem is about the key and holds the word. Rules between keys may name the other
 /// key of a pair.
 fn names(problems: &[(String, String)], key: &str, word: &str) -> bool {
-    problems
-        .iter()
-        .any(|(_, text)| text.contains(key) && text.contains(word))
+    problems.iter().any(|(_, text)| text.contains(key) && text.contains(word))
 }
 
 #[test]
 fn a_value_out_of_place_is_refused_with_its_key() {
     for (key, value, word) in BAD_VALUES.iter().chain(&BAD_RUNTIME_VALUES) {
         let problems = problems(&[&format!("{key}={value}")]);
-        assert!(
-            names(&problems, key, word),
-            "{key}={value} should be refused with {word:?}: {problems:#?}"
-        );
+        assert!(names(&problems, key, word), "{key}={value} should be refused with {word:?}: {problems:#?}");
     }
 }
 
@@ -241,9 +186,7 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
     for (key, meant) in UNKNOWN_KEYS {
         let problems = problems(&[&format!("{key}=1")]);
         assert!(
-            problems
-                .iter()
-                .any(|(path, text)| key.starts_with(path) && text.contains(meant)),
+            problems.iter().any(|(path, text)| key.starts_with(path) && text.contains(meant)),
             "{key} should suggest {meant}: {problems:#?}"
         );
     }
@@ -253,15 +196,8 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
 fn keys_that_contradict_each_other_are_refused() {
     for (overrides, key, word) in BAD_TOGETHER {
         let problems = problems(overrides);
-        assert!(
-            names(&problems, key, word),
-            "{overrides:?} should be refused with {key} and {word:?}: {problems:#?}"
-        );
-        assert_eq!(
-            problems.len(),
-            1,
-            "{overrides:?} is one mistake: {problems:#?}"
-        );
+        assert!(names(&problems, key, word), "{overrides:?} should be refused with {key} and {word:?}: {problems:#?}");
+        assert_eq!(problems.len(), 1, "{overrides:?} is one mistake: {problems:#?}");
     }
 }
 
@@ -294,47 +230,27 @@ fn one_mistake_is_one_problem() {
 
 #[test]
 fn what_the_table_calls_bad_is_bad_in_every_format() {
-    let text =
-        "[model]\nhidden_size = 192\nrope_theta = nan\n[data]\nsequence_length = 2024-01-01\n";
-    let toml = RunConfig::parse(text, Format::Toml, &[])
-        .unwrap_err()
-        .to_string();
+    let text = "[model]\nhidden_size = 192\nrope_theta = nan\n[data]\nsequence_length = 2024-01-01\n";
+    let toml = RunConfig::parse(text, Format::Toml, &[]).unwrap_err().to_string();
     assert!(
-        toml.contains("model.rope_theta: is .nan")
-            && toml.contains("data.sequence_length: is \"2024-01-01\""),
+        toml.contains("model.rope_theta: is .nan") && toml.contains("data.sequence_length: is \"2024-01-01\""),
         "{toml}"
     );
-    let json = RunConfig::parse(
-        "{\"model\": {\"hidden_size\": \"wide\"}}",
-        Format::Json,
-        &[],
-    )
-    .unwrap_err()
-    .to_string();
+    let json = RunConfig::parse("{\"model\": {\"hidden_size\": \"wide\"}}", Format::Json, &[]).unwrap_err().to_string();
     assert!(json.contains("model.hidden_size: is \"wide\""), "{json}");
 }
 
 #[test]
 fn documents_beyond_the_limits_are_refused_quickly() {
     let nested_json = format!("{}{}", "[".repeat(60), "]".repeat(60));
-    let bomb = (1..12).fold(
-        "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned(),
-        |text, level| {
-            let references = vec![format!("*a{}", level - 1); 9].join(", ");
-            format!("{text}a{level}: &a{level} [{references}]\n")
-        },
-    );
+    let bomb = (1..12).fold("a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned(), |text, level| {
+        let references = vec![format!("*a{}", level - 1); 9].join(", ");
+        format!("{text}a{level}: &a{level} [{references}]\n")
+    });
     let long = format!("# {}\n", "x".repeat(1 << 20));
-    for (text, format) in [
-        (nested_json.as_str(), Format::Json),
-        (&bomb, Format::Yaml),
-        (&long, Format::Yaml),
-    ] {
+    for (text, format) in [(nested_json.as_str(), Format::Json), (&bomb, Format::Yaml), (&long, Format::Yaml)] {
         let started = std::time::Instant::now();
         let error = RunConfig::parse(text, format, &[]).unwrap_err().to_string();
-        assert!(
-            started.elapsed().as_secs() < 5 && error.lines().count() == 1,
-            "{error}"
-        );
+        assert!(started.elapsed().as_secs() < 5 && error.lines().count() == 1, "{error}");
     }
 }

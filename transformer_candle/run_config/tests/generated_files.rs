@@ -15,10 +15,7 @@ fn assert_fresh(path: &str, wanted: &str) {
         std::fs::write(&file, wanted).expect("the repository is writable");
     }
     let found = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(
-        found == wanted,
-        "{path} is out of date: run `UPDATE=1 cargo test -p run_config` and commit it"
-    );
+    assert!(found == wanted, "{path} is out of date: run `UPDATE=1 cargo test -p run_config` and commit it");
 }
 
 #[test]

@@ -11,9 +11,7 @@ use tempfile::TempDir;
 
 /// A tokenizer of `size` tokens whose last is `<|endoftext|>` and special.
 fn write_tokenizer(path: &Path, size: usize) {
-    let vocab: serde_json::Map<_, _> = (0..size - 1)
-        .map(|id| (format!("t{id}"), id.into()))
-        .collect();
+    let vocab: serde_json::Map<_, _> = (0..size - 1).map(|id| (format!("t{id}"), id.into())).collect();
     let end = serde_json::json!({"id": size - 1, "content": "<|endoftext|>", "special": true});
     let file = serde_json::json!({"model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": [end]});
     fs::write(path, file.to_string()).unwrap();
@@ -24,11 +22,7 @@ fn write_tokenizer(path: &Path, size: usize) {
 fn streaming_run(preset: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("training.yaml");
-    let text = presets()
-        .iter()
-        .find(|known| known.name == preset)
-        .unwrap()
-        .text;
+    let text = presets().iter().find(|known| known.name == preset).unwrap().text;
     fs::write(&config, text).unwrap();
     let tokenizer = folder.path().join("bpe.json");
     write_tokenizer(&tokenizer, 300);
@@ -36,11 +30,7 @@ fn streaming_run(preset: &str) -> (TempDir, PathBuf) {
         "dataset": "HuggingFaceFW/fineweb", "split": "train", "max_samples": null, "stream_batch_size": 512, "experiment": "e1",
         "tokenizer": tokenizer,
     });
-    fs::write(
-        folder.path().join("streaming_config.json"),
-        streaming.to_string(),
-    )
-    .unwrap();
+    fs::write(folder.path().join("streaming_config.json"), streaming.to_string()).unwrap();
     (folder, config)
 }
 
@@ -51,20 +41,11 @@ fn write(folder: &TempDir, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
 }
 
 fn load(path: &Path, overrides: &[&str]) -> Result<ResolvedRun, ConfigError> {
-    RunConfig::load(
-        path,
-        &overrides
-            .iter()
-            .map(|&text| text.to_owned())
-            .collect::<Vec<_>>(),
-    )
+    RunConfig::load(path, &overrides.iter().map(|&text| text.to_owned()).collect::<Vec<_>>())
 }
 
 fn complaint(path: &Path) -> String {
-    load(path, &[])
-        .unwrap_err()
-        .to_string()
-        .replace(path.parent().unwrap().to_str().unwrap(), "FOLDER")
+    load(path, &[]).unwrap_err().to_string().replace(path.parent().unwrap().to_str().unwrap(), "FOLDER")
 }
 
 #[test]
@@ -74,26 +55,10 @@ fn a_preset_copied_as_it_is_takes_the_rest_from_its_folder() {
         let run = load(&config, &[]).unwrap();
         assert_eq!(run.run_directory, folder.path());
         assert_eq!(run.streaming.unwrap().dataset, "HuggingFaceFW/fineweb");
-        assert_eq!(
-            run.config.tokenizer.tokenizer_json.unwrap(),
-            folder.path().join("bpe.json")
-        );
-        assert_eq!(
-            run.config.runtime.checkpoint.directory.unwrap(),
-            folder.path().join("checkpoints")
-        );
-        assert_eq!(
-            run.config.runtime.logging.tensorboard_directory.unwrap(),
-            folder.path().join("tensorboard")
-        );
-        assert_eq!(
-            run.config.model.vocab_size,
-            Some(if preset.name == "smoke_cpu" {
-                300
-            } else {
-                50_000
-            })
-        );
+        assert_eq!(run.config.tokenizer.tokenizer_json.unwrap(), folder.path().join("bpe.json"));
+        assert_eq!(run.config.runtime.checkpoint.directory.unwrap(), folder.path().join("checkpoints"));
+        assert_eq!(run.config.runtime.logging.tensorboard_directory.unwrap(), folder.path().join("tensorboard"));
+        assert_eq!(run.config.model.vocab_size, Some(if preset.name == "smoke_cpu" { 300 } else { 50_000 }));
         assert_eq!(run.special_tokens, ["<|endoftext|>"]);
         assert_eq!(run.notes, Vec::<String>::new());
     }
@@ -106,29 +71,17 @@ fn special_tokens_beside_the_config_are_read_in_both_forms() {
         let path = write(&folder, "special_tokens.txt", text);
         let run = load(&config, &[]).unwrap();
         assert_eq!(run.special_tokens, ["<|endoftext|>", "t7"]);
-        assert_eq!(
-            run.config.tokenizer.special_tokens,
-            Some(SpecialTokens::File(path))
-        );
+        assert_eq!(run.config.tokenizer.special_tokens, Some(SpecialTokens::File(path)));
     }
 }
 
 #[test]
 fn special_tokens_that_the_tokenizer_lacks_are_refused() {
     let (folder, config) = streaming_run("smoke_cpu");
-    write(
-        &folder,
-        "special_tokens.txt",
-        "[\"<|endoftext|>\", \"<|pad|>\"]",
-    );
+    write(&folder, "special_tokens.txt", "[\"<|endoftext|>\", \"<|pad|>\"]");
     insta::assert_snapshot!(complaint(&config), @r#"FOLDER/training.yaml: tokenizer.special_tokens: FOLDER/special_tokens.txt names "<|pad|>", not in the tokenizer's vocabulary; remove it, or train the tokenizer with it"#);
-    let named = load(&config, &["tokenizer.special_tokens=[\"<|user|>\"]"])
-        .unwrap_err()
-        .to_string();
-    assert!(
-        named.contains("names \"<|user|>\", not in the tokenizer's vocabulary"),
-        "{named}"
-    );
+    let named = load(&config, &["tokenizer.special_tokens=[\"<|user|>\"]"]).unwrap_err().to_string();
+    assert!(named.contains("names \"<|user|>\", not in the tokenizer's vocabulary"), "{named}");
 }
 
 #[test]
@@ -150,20 +103,10 @@ fn local_files_need_a_tokenizer_and_nothing_else() {
     write_tokenizer(&tokenizer, 40);
     let run = load(
         &config,
-        &[
-            "data.train_shards=[corpus/*.txt]",
-            &format!("tokenizer.tokenizer_json={}", tokenizer.display()),
-        ],
+        &["data.train_shards=[corpus/*.txt]", &format!("tokenizer.tokenizer_json={}", tokenizer.display())],
     )
     .unwrap();
-    assert_eq!(
-        run.config.data.train_shards,
-        [std::env::current_dir()
-            .unwrap()
-            .join("corpus/*.txt")
-            .to_str()
-            .unwrap()]
-    );
+    assert_eq!(run.config.data.train_shards, [std::env::current_dir().unwrap().join("corpus/*.txt").to_str().unwrap()]);
     assert_eq!(run.config.model.vocab_size, Some(40));
     assert_eq!(run.streaming, None);
 }
@@ -173,13 +116,10 @@ fn the_tokenizer_beside_vocab_and_merges_is_taken() {
     let folder = tempfile::tempdir().unwrap();
     let config = write(&folder, "training.yaml", presets()[0].text);
     write_tokenizer(&folder.path().join("tokenizer.json"), 40);
-    let [vocab, merges] = ["vocab", "merges"]
-        .map(|name| format!("tokenizer.{name}={}", folder.path().join(name).display()));
+    let [vocab, merges] =
+        ["vocab", "merges"].map(|name| format!("tokenizer.{name}={}", folder.path().join(name).display()));
     let run = load(&config, &["data.train_shards=[a.txt]", &vocab, &merges]).unwrap();
-    assert_eq!(
-        run.config.tokenizer.tokenizer_json.unwrap(),
-        folder.path().join("tokenizer.json")
-    );
+    assert_eq!(run.config.tokenizer.tokenizer_json.unwrap(), folder.path().join("tokenizer.json"));
 }
 
 #[test]
@@ -188,14 +128,7 @@ fn planning_needs_neither_tokenizer_nor_data() {
     for preset in presets() {
         let config = write(&folder, "training.yaml", preset.text);
         let run = RunConfig::load_for_planning(&config, &[]).unwrap();
-        assert_eq!(
-            run.config.model.vocab_size,
-            Some(if preset.name == "smoke_cpu" {
-                4096
-            } else {
-                50_000
-            })
-        );
+        assert_eq!(run.config.model.vocab_size, Some(if preset.name == "smoke_cpu" { 4096 } else { 50_000 }));
         assert_eq!(run.notes.len(), usize::from(preset.name == "smoke_cpu"));
         assert_eq!(run.check_trainable().unwrap_err().problems.len(), 2);
     }
@@ -205,11 +138,8 @@ fn planning_needs_neither_tokenizer_nor_data() {
 fn planning_does_not_need_the_files_that_a_config_names() {
     let folder = tempfile::tempdir().unwrap();
     let config = write(&folder, "training.yaml", presets()[0].text);
-    let overrides = [
-        "tokenizer.tokenizer_json=/none/t.json",
-        "tokenizer.special_tokens=/none/s.txt",
-        "data.train_shards=[a.txt]",
-    ];
+    let overrides =
+        ["tokenizer.tokenizer_json=/none/t.json", "tokenizer.special_tokens=/none/s.txt", "data.train_shards=[a.txt]"];
     assert!(RunConfig::load_for_planning(&config, &overrides.map(str::to_owned)).is_ok());
     insta::assert_snapshot!(load(&config, &overrides).unwrap_err().problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"), @r"
     tokenizer.tokenizer_json: /none/t.json does not exist; name a tokenizer.json, or let `orchestrate` train one
@@ -220,10 +150,11 @@ fn planning_does_not_need_the_files_that_a_config_names() {
 #[test]
 fn a_vocabulary_smaller_than_the_tokenizer_is_refused() {
     let (_folder, config) = streaming_run("smoke_cpu");
-    let error = load(&config, &["model.vocab_size=299"])
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("model.vocab_size: is 299, less than the tokenizer's 300; leave it out to take the tokenizer's"), "{error}");
+    let error = load(&config, &["model.vocab_size=299"]).unwrap_err().to_string();
+    assert!(
+        error.contains("model.vocab_size: is 299, less than the tokenizer's 300; leave it out to take the tokenizer's"),
+        "{error}"
+    );
     assert!(load(&config, &["model.vocab_size=300"]).is_ok());
 }
 
@@ -232,20 +163,9 @@ fn what_is_wrong_in_the_folder_is_reported_with_what_is_wrong_in_the_file() {
     let (folder, config) = streaming_run("smoke_cpu");
     write(&folder, "bpe.json", "{\"model\": {}}");
     write(&folder, "special_tokens.txt", "[1]");
-    let error = load(
-        &config,
-        &[
-            "model.num_layers=0",
-            "scheduler.total_steps=null",
-            "scheduler.total_epochs=2",
-        ],
-    )
-    .unwrap_err();
-    let paths: Vec<_> = error
-        .problems
-        .iter()
-        .map(|problem| problem.path.as_str())
-        .collect();
+    let error =
+        load(&config, &["model.num_layers=0", "scheduler.total_steps=null", "scheduler.total_epochs=2"]).unwrap_err();
+    let paths: Vec<_> = error.problems.iter().map(|problem| problem.path.as_str()).collect();
     assert_eq!(
         paths,
         [
@@ -262,11 +182,7 @@ fn what_is_wrong_in_the_folder_is_reported_with_what_is_wrong_in_the_file() {
 fn local_shards_beside_a_streaming_config_are_noted() {
     let (_folder, config) = streaming_run("smoke_cpu");
     let run = load(&config, &["data.train_shards=[a.txt]"]).unwrap();
-    assert!(
-        run.notes[0].contains("data.train_shards is not read"),
-        "{:?}",
-        run.notes
-    );
+    assert!(run.notes[0].contains("data.train_shards is not read"), "{:?}", run.notes);
 }
 
 #[test]

@@ -8,9 +8,7 @@ use run_config::{Format, RunConfig, presets};
 /// What is wrong with a config.
 fn complaint(text: &str, format: Format, overrides: &[&str]) -> String {
     let overrides: Vec<_> = overrides.iter().map(|&text| text.to_owned()).collect();
-    RunConfig::parse(text, format, &overrides)
-        .unwrap_err()
-        .to_string()
+    RunConfig::parse(text, format, &overrides).unwrap_err().to_string()
 }
 
 fn yaml(text: &str) -> String {

@@ -13,18 +13,10 @@ fn every_file_in_configs_loads() {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "yaml")
-        {
+        if path.extension().is_some_and(|extension| extension == "yaml") {
             RunConfig::load_for_planning(&path, &[]).unwrap();
             let text = fs::read_to_string(&path).unwrap();
-            assert_eq!(
-                text.lines().next(),
-                Some("# yaml-language-server: $schema=schema.json"),
-                "{}",
-                path.display()
-            );
+            assert_eq!(text.lines().next(), Some("# yaml-language-server: $schema=schema.json"), "{}", path.display());
             names.push(path.file_stem().unwrap().to_str().unwrap().to_owned());
         }
     }
@@ -38,12 +30,8 @@ fn every_file_in_configs_loads() {
 /// last norm.
 fn parameters(config: &RunConfig) -> usize {
     let model = &config.model;
-    let (width, groups) = (
-        model.hidden_size,
-        model.num_key_value_heads * model.head_size(),
-    );
-    let block =
-        2 * width * width + 2 * width * groups + 3 * width * model.intermediate_size + 2 * width;
+    let (width, groups) = (model.hidden_size, model.num_key_value_heads * model.head_size());
+    let block = 2 * width * width + 2 * width * groups + 3 * width * model.intermediate_size + 2 * width;
     model.vocab_size.unwrap() * width + model.num_layers * block + width
 }
 
@@ -51,34 +39,20 @@ fn parameters(config: &RunConfig) -> usize {
 fn the_comments_of_the_presets_count_right() {
     let of = |name: &str| {
         let preset = presets().iter().find(|preset| preset.name == name).unwrap();
-        (
-            RunConfig::parse(preset.text, Format::Yaml, &[]).unwrap(),
-            preset.text,
-        )
+        (RunConfig::parse(preset.text, Format::Yaml, &[]).unwrap(), preset.text)
     };
-    for (name, count, written) in [
-        ("rtx5090_1b", 1_318_832_128, "1,318,832,128"),
-        ("rtx5090_500m", 630_498_816, "630,498,816"),
-    ] {
+    for (name, count, written) in
+        [("rtx5090_1b", 1_318_832_128, "1,318,832,128"), ("rtx5090_500m", 630_498_816, "630,498,816")]
+    {
         let (config, text) = of(name);
         assert_eq!(parameters(&config), count);
         assert!(text.contains(written));
-        let tokens =
-            config.scheduler.total_steps.unwrap() as f64 * config.data.tokens_per_step() as f64;
-        assert!(
-            (tokens / count as f64 - 20.0).abs() < 0.1,
-            "{name} trains on 20 tokens a parameter"
-        );
-        assert_eq!(
-            (config.data.batch_size, config.data.sequences_per_step),
-            (BatchSize::Auto, 64)
-        );
+        let tokens = config.scheduler.total_steps.unwrap() as f64 * config.data.tokens_per_step() as f64;
+        assert!((tokens / count as f64 - 20.0).abs() < 0.1, "{name} trains on 20 tokens a parameter");
+        assert_eq!((config.data.batch_size, config.data.sequences_per_step), (BatchSize::Auto, 64));
     }
     let (smoke, _) = of("smoke_cpu");
-    assert_eq!(
-        (smoke.scheduler.warmup_steps, smoke.scheduler.strategy),
-        (30, ScheduleStrategy::Cosine)
-    );
+    assert_eq!((smoke.scheduler.warmup_steps, smoke.scheduler.strategy), (30, ScheduleStrategy::Cosine));
 }
 
 #[test]
@@ -103,55 +77,25 @@ runtime:
     assert_eq!(config.data.sequences_per_step, 64);
     assert_eq!(config.model.rope_theta.to_bits(), 10_000f64.to_bits());
     assert!(config.runtime.logging.tensorboard);
-    assert_eq!(
-        config.runtime.logging.tensorboard_directory,
-        Some("/workspace/tensorboard".into())
-    );
+    assert_eq!(config.runtime.logging.tensorboard_directory, Some("/workspace/tensorboard".into()));
 }
 
 #[test]
 fn batch_keys_follow_from_two_of_them_and_from_overrides() {
     let split = |overrides: &[&str]| {
         let full = "data.batch_size=2 data.gradient_accumulation_steps=4 data.sequences_per_step=8";
-        let complete = RunConfig::parse(
-            presets()[0].text,
-            Format::Yaml,
-            &full.split(' ').map(str::to_owned).collect::<Vec<_>>(),
-        )
-        .unwrap();
+        let complete =
+            RunConfig::parse(presets()[0].text, Format::Yaml, &full.split(' ').map(str::to_owned).collect::<Vec<_>>())
+                .unwrap();
         let overrides: Vec<_> = overrides.iter().map(|&text| text.to_owned()).collect();
-        let data = RunConfig::parse(&complete.to_commented_yaml(), Format::Yaml, &overrides)
-            .unwrap()
-            .data;
-        (
-            data.batch_size,
-            data.gradient_accumulation_steps,
-            data.sequences_per_step,
-        )
+        let data = RunConfig::parse(&complete.to_commented_yaml(), Format::Yaml, &overrides).unwrap().data;
+        (data.batch_size, data.gradient_accumulation_steps, data.sequences_per_step)
     };
     assert_eq!(split(&[]), (BatchSize::Fixed(2), Some(4), 8));
-    assert_eq!(
-        split(&["data.batch_size=4"]),
-        (BatchSize::Fixed(4), Some(2), 8)
-    );
+    assert_eq!(split(&["data.batch_size=4"]), (BatchSize::Fixed(4), Some(2), 8));
     assert_eq!(split(&["data.batch_size=auto"]), (BatchSize::Auto, None, 8));
-    assert_eq!(
-        split(&["data.gradient_accumulation_steps=8"]),
-        (BatchSize::Fixed(1), Some(8), 8)
-    );
-    assert_eq!(
-        split(&["data.sequences_per_step=16"]),
-        (BatchSize::Fixed(2), Some(8), 16)
-    );
-    assert_eq!(
-        split(&["data.batch_size=3", "data.gradient_accumulation_steps=5"]),
-        (BatchSize::Fixed(3), Some(5), 15)
-    );
-    assert_eq!(
-        split(&[
-            "data.batch_size=null",
-            "data.gradient_accumulation_steps=null"
-        ]),
-        (BatchSize::Auto, None, 8)
-    );
+    assert_eq!(split(&["data.gradient_accumulation_steps=8"]), (BatchSize::Fixed(1), Some(8), 8));
+    assert_eq!(split(&["data.sequences_per_step=16"]), (BatchSize::Fixed(2), Some(8), 16));
+    assert_eq!(split(&["data.batch_size=3", "data.gradient_accumulation_steps=5"]), (BatchSize::Fixed(3), Some(5), 15));
+    assert_eq!(split(&["data.batch_size=null", "data.gradient_accumulation_steps=null"]), (BatchSize::Auto, None, 8));
 }

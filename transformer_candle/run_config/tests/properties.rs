@@ -7,10 +7,9 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use run_config::{
-    ActivationRecompute, BatchSize, BestConfig, ByteSize, CheckpointConfig, DataConfig, Device,
-    DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, ModelConfig, OptimizerConfig,
-    Precision, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens,
-    TokenizerConfig, presets,
+    ActivationRecompute, BatchSize, BestConfig, ByteSize, CheckpointConfig, DataConfig, Device, DivergenceGuardConfig,
+    EvaluationConfig, Format, LoggingConfig, ModelConfig, OptimizerConfig, Precision, RunConfig, RuntimeConfig,
+    ScheduleStrategy, SchedulerConfig, SpecialTokens, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -23,20 +22,8 @@ fn path() -> impl Strategy<Value = Option<PathBuf>> {
 }
 
 fn model() -> impl Strategy<Value = ModelConfig> {
-    let shape = (
-        1..9usize,
-        1..5usize,
-        1..65usize,
-        1..100_000usize,
-        1..40usize,
-    );
-    let rest = (
-        proptest::option::of(1..200_000usize),
-        1.5..1e9f64,
-        1e-12..0.1f64,
-        any::<bool>(),
-        1e-6..1.0f64,
-    );
+    let shape = (1..9usize, 1..5usize, 1..65usize, 1..100_000usize, 1..40usize);
+    let rest = (proptest::option::of(1..200_000usize), 1.5..1e9f64, 1e-12..0.1f64, any::<bool>(), 1e-6..1.0f64);
     (shape, rest).prop_map(
         |(
             (groups, queries, half, intermediate_size, num_layers),
@@ -64,76 +51,41 @@ fn tokenizer() -> impl Strategy<Value = TokenizerConfig> {
     let special_tokens = proptest::option::of(prop_oneof![list, file]);
     let pair = proptest::option::of((text(), text()));
     (path(), pair, special_tokens).prop_map(|(tokenizer_json, pair, special_tokens)| {
-        let (vocab, merges) = pair
-            .map(|(vocab, merges)| (vocab.into(), merges.into()))
-            .unzip();
-        TokenizerConfig {
-            tokenizer_json,
-            vocab,
-            merges,
-            special_tokens,
-        }
+        let (vocab, merges) = pair.map(|(vocab, merges)| (vocab.into(), merges.into())).unzip();
+        TokenizerConfig { tokenizer_json, vocab, merges, special_tokens }
     })
 }
 
 fn data() -> impl Strategy<Value = DataConfig> {
     let shards = || proptest::collection::vec(text(), 0..3);
     let batch = prop_oneof![
-        (1..50usize, 1..50usize).prop_map(|(batch, steps)| (
-            BatchSize::Fixed(batch),
-            Some(steps),
-            batch * steps
-        )),
+        (1..50usize, 1..50usize).prop_map(|(batch, steps)| (BatchSize::Fixed(batch), Some(steps), batch * steps)),
         (1..2000usize).prop_map(|sequences| (BatchSize::Auto, None, sequences)),
     ];
-    let rest = (
-        text(),
-        2..=4096usize,
-        1..1_000_000usize,
-        1..=256usize,
-        path(),
-        1e-6..=0.5f64,
-    );
-    (shards(), shards(), batch, rest).prop_map(|(train_shards, validation_shards, batch, rest)| {
-        DataConfig {
-            train_shards,
-            validation_shards,
-            text_column: rest.0,
-            sequence_length: rest.1,
-            batch_size: batch.0,
-            gradient_accumulation_steps: batch.1,
-            sequences_per_step: batch.2,
-            shuffle_buffer_size: rest.2,
-            num_workers: rest.3,
-            cache_dir: rest.4,
-            held_out_fraction: rest.5,
-        }
+    let rest = (text(), 2..=4096usize, 1..1_000_000usize, 1..=256usize, path(), 1e-6..=0.5f64);
+    (shards(), shards(), batch, rest).prop_map(|(train_shards, validation_shards, batch, rest)| DataConfig {
+        train_shards,
+        validation_shards,
+        text_column: rest.0,
+        sequence_length: rest.1,
+        batch_size: batch.0,
+        gradient_accumulation_steps: batch.1,
+        sequences_per_step: batch.2,
+        shuffle_buffer_size: rest.2,
+        num_workers: rest.3,
+        cache_dir: rest.4,
+        held_out_fraction: rest.5,
     })
 }
 
 fn optimizer_and_scheduler() -> impl Strategy<Value = (OptimizerConfig, SchedulerConfig)> {
-    let optimizer = (
-        1e-9..=1.0f64,
-        0.0..=1.0f64,
-        0.0..1.0f64,
-        0.0..1.0f64,
-        1e-12..0.1f64,
-        proptest::option::of(1e-3..1e6f64),
-    );
-    let strategy = prop_oneof![
-        Just(ScheduleStrategy::Cosine),
-        Just(ScheduleStrategy::Linear),
-        Just(ScheduleStrategy::Wsd)
-    ];
-    let by_steps =
-        (strategy, 2..1_000_000u64).prop_map(|(strategy, steps)| (strategy, Some(steps), None));
+    let optimizer =
+        (1e-9..=1.0f64, 0.0..=1.0f64, 0.0..1.0f64, 0.0..1.0f64, 1e-12..0.1f64, proptest::option::of(1e-3..1e6f64));
+    let strategy =
+        prop_oneof![Just(ScheduleStrategy::Cosine), Just(ScheduleStrategy::Linear), Just(ScheduleStrategy::Wsd)];
+    let by_steps = (strategy, 2..1_000_000u64).prop_map(|(strategy, steps)| (strategy, Some(steps), None));
     let by_epochs = (1..100u64).prop_map(|epochs| (ScheduleStrategy::Constant, None, Some(epochs)));
-    let schedule = (
-        prop_oneof![by_steps, by_epochs],
-        0.0..1.0f64,
-        0.01..0.4f64,
-        any::<bool>(),
-    );
+    let schedule = (prop_oneof![by_steps, by_epochs], 0.0..1.0f64, 0.01..0.4f64, any::<bool>());
     (optimizer, schedule).prop_map(
         |(optimizer, ((strategy, total_steps, total_epochs), share, decay_fraction, decay))| {
             let scheduler = SchedulerConfig {
@@ -163,11 +115,7 @@ fn optimizer_and_scheduler() -> impl Strategy<Value = (OptimizerConfig, Schedule
 }
 
 fn runtime() -> impl Strategy<Value = RuntimeConfig> {
-    let device = prop_oneof![
-        Just(Device::Auto),
-        Just(Device::Cpu),
-        (0..8usize).prop_map(Device::Cuda)
-    ];
+    let device = prop_oneof![Just(Device::Auto), Just(Device::Cpu), (0..8usize).prop_map(Device::Cuda)];
     let precision = prop_oneof![Just(Precision::Fp32), Just(Precision::Bf16)];
     let recompute = prop_oneof![
         Just(ActivationRecompute::None),
@@ -175,29 +123,11 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
         Just(ActivationRecompute::Block)
     ];
     let memory = proptest::option::of((1..u64::MAX / 2).prop_map(ByteSize));
-    let machine = (
-        device,
-        0..i64::MAX as u64,
-        precision,
-        proptest::option::of(1..=4096usize),
-        memory,
-        recompute,
-    );
-    let steps = (
-        1..1000u64,
-        1..1000u64,
-        proptest::option::of(1..1000u64),
-        1..1000usize,
-        1..9usize,
-    );
+    let machine = (device, 0..i64::MAX as u64, precision, proptest::option::of(1..=4096usize), memory, recompute);
+    let steps = (1..1000u64, 1..1000u64, proptest::option::of(1..1000u64), 1..1000usize, 1..9usize);
     let guard = (1..1000u64, proptest::option::of(1e-3..1e3f64), 1..1000u64);
-    (
-        machine,
-        steps,
-        guard,
-        (path(), path(), path(), any::<bool>()),
-    )
-        .prop_map(|(machine, steps, guard, paths)| RuntimeConfig {
+    (machine, steps, guard, (path(), path(), path(), any::<bool>())).prop_map(|(machine, steps, guard, paths)| {
+        RuntimeConfig {
             device: machine.0,
             seed: machine.1,
             precision: machine.2,
@@ -210,44 +140,28 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
                 max_loss_increase: guard.1,
                 window_steps: guard.2,
             },
-            checkpoint: CheckpointConfig {
-                directory: paths.0,
-                every_n_steps: steps.1,
-                max_keep: steps.4,
-            },
+            checkpoint: CheckpointConfig { directory: paths.0, every_n_steps: steps.1, max_keep: steps.4 },
             evaluation: EvaluationConfig {
                 every_n_steps: steps.2,
                 max_batches: steps.3,
-                best: BestConfig {
-                    directory: paths.1,
-                    max_keep: steps.4,
-                },
+                best: BestConfig { directory: paths.1, max_keep: steps.4 },
             },
-            logging: LoggingConfig {
-                tensorboard: paths.3,
-                tensorboard_directory: paths.2,
-            },
-        })
+            logging: LoggingConfig { tensorboard: paths.3, tensorboard_directory: paths.2 },
+        }
+    })
 }
 
 fn config() -> impl Strategy<Value = RunConfig> {
-    (
-        model(),
-        tokenizer(),
-        data(),
-        optimizer_and_scheduler(),
-        runtime(),
+    (model(), tokenizer(), data(), optimizer_and_scheduler(), runtime()).prop_map(
+        |(model, tokenizer, data, (optimizer, scheduler), runtime)| RunConfig {
+            model,
+            tokenizer,
+            data,
+            optimizer,
+            scheduler,
+            runtime,
+        },
     )
-        .prop_map(
-            |(model, tokenizer, data, (optimizer, scheduler), runtime)| RunConfig {
-                model,
-                tokenizer,
-                data,
-                optimizer,
-                scheduler,
-                runtime,
-            },
-        )
 }
 
 proptest! {
@@ -311,8 +225,6 @@ proptest! {
 fn leaves(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
     match schema["properties"].as_object() {
         None => found.push(path.trim_start_matches('.').to_owned()),
-        Some(properties) => properties
-            .iter()
-            .for_each(|(key, schema)| leaves(schema, &format!("{path}.{key}"), found)),
+        Some(properties) => properties.iter().for_each(|(key, schema)| leaves(schema, &format!("{path}.{key}"), found)),
     }
 }

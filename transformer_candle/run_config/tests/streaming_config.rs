@@ -20,14 +20,7 @@ fn a_streaming_config_with_the_guides_five_keys_is_valid() {
     let five = "{\"dataset\": \"a/b\", \"split\": \"train\", \"max_samples\": 5, \"stream_batch_size\": 512, \"experiment\": \"e\"}";
     let path = write(&folder, "streaming_config.json", five);
     let mut streaming = StreamingConfig::load(&path).unwrap();
-    assert_eq!(
-        (
-            streaming.max_samples,
-            streaming.text_column.as_str(),
-            &streaming.tokenizer
-        ),
-        (Some(5), "text", &None)
-    );
+    assert_eq!((streaming.max_samples, streaming.text_column.as_str(), &streaming.tokenizer), (Some(5), "text", &None));
     streaming.max_samples = None;
     streaming.tokenizer = Some("artifacts/tokenizer/e/tokenizer.json".into());
     streaming.save(&path).unwrap();
@@ -51,9 +44,7 @@ fn a_streaming_config_with_the_guides_five_keys_is_valid() {
 fn a_wrong_streaming_config_names_its_keys() {
     let folder = tempfile::tempdir().unwrap();
     let streaming_complaint = |text: &str| {
-        let error = StreamingConfig::load(&write(&folder, "streaming_config.json", text))
-            .unwrap_err()
-            .to_string();
+        let error = StreamingConfig::load(&write(&folder, "streaming_config.json", text)).unwrap_err().to_string();
         error.replace(folder.path().to_str().unwrap(), "FOLDER")
     };
     insta::assert_snapshot!(streaming_complaint("{\"dataset\": \"a/b\"}"), @"FOLDER/streaming_config.json: is not a streaming config: missing field `split` at line 1 column 18");
@@ -76,9 +67,7 @@ fn experiment_names_cannot_leave_their_folder() {
         assert!(check_experiment_name(name).is_ok(), "{name}");
     }
     let too_long = "a".repeat(65);
-    for name in [
-        "", ".", "..", "-x", "a/b", "a b", "ä", "a\n", "_x", &too_long,
-    ] {
+    for name in ["", ".", "..", "-x", "a/b", "a b", "ä", "a\n", "_x", &too_long] {
         assert!(check_experiment_name(name).is_err(), "{name:?}");
     }
 }

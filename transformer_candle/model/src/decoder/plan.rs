@@ -54,20 +54,10 @@ impl Decoder {
     /// Adds every buffer of a decoder to a memory plan.
     pub fn plan(shape: &ModelShape, settings: &DecoderSettings, plan: &mut Plan) -> DecoderPlan {
         let layout = ParameterLayout::new(shape);
-        let &DecoderSettings {
-            batch,
-            sequence_length,
-            recompute,
-            training,
-            ..
-        } = settings;
+        let &DecoderSettings { batch, sequence_length, recompute, training, .. } = settings;
         let (dtype, n) = (settings.dtype(), batch * sequence_length);
-        let (rows, v) = (
-            chunk_rows(n, shape.padded_vocab_size),
-            shape.padded_vocab_size,
-        );
-        let workspace_elements =
-            head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, dtype);
+        let (rows, v) = (chunk_rows(n, shape.padded_vocab_size), shape.padded_vocab_size);
+        let workspace_elements = head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, dtype);
         let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);
         let gradient_elements = if training { layout.elements() } else { 0 };
         let activations = ActivationSettings {
@@ -81,12 +71,7 @@ impl Decoder {
         };
         DecoderPlan {
             weights,
-            gradients: plan.add(
-                "gradients",
-                Category::Gradients,
-                DType::F32,
-                &[gradient_elements],
-            ),
+            gradients: plan.add("gradients", Category::Gradients, DType::F32, &[gradient_elements]),
             activations: ActivationPlan::new(shape, &activations, plan),
             logits: plan.add("logits", Category::Scratch, DType::F32, &[rows, v]),
             losses: plan.add("losses", Category::Scratch, DType::F32, &[n]),
@@ -106,18 +91,10 @@ impl DecoderPlan {
 
     /// The decoder over allocated buffers.
     pub fn bind(&self, arena: &Arena) -> Result<Decoder> {
-        let Self {
-            shape,
-            settings,
-            layout,
-            ..
-        } = self;
+        let Self { shape, settings, layout, .. } = self;
         let weights = Parameters::over(layout, arena.buffer(self.weights))?;
         let gradients = arena.buffer(self.gradients);
-        let gradient_views = settings
-            .training
-            .then(|| Parameters::over(layout, gradients.clone()))
-            .transpose()?;
+        let gradient_views = settings.training.then(|| Parameters::over(layout, gradients.clone())).transpose()?;
         let activations = self.activations.bind(arena)?;
         let block_settings = BlockSettings {
             heads: shape.heads(),

@@ -49,10 +49,7 @@ pub fn config_json(
 /// The `generation_config.json` of a model: where generation starts and stops.
 pub fn generation_config_json(bos_token_id: Option<u32>, eos_token_id: Option<u32>) -> Value {
     let mut values = Map::from_iter([("_from_model_config".to_owned(), json!(true))]);
-    for (key, id) in [
-        ("bos_token_id", bos_token_id),
-        ("eos_token_id", eos_token_id),
-    ] {
+    for (key, id) in [("bos_token_id", bos_token_id), ("eos_token_id", eos_token_id)] {
         if let Some(id) = id {
             values.insert(key.to_owned(), json!(id));
         }
@@ -105,15 +102,11 @@ fn usual_range() -> f64 {
 
 /// The shape that a `config.json` describes, or the key that this decoder cannot follow.
 pub fn shape_from_config_json(value: &Value) -> Result<ModelShape> {
-    let config = LlamaConfig::deserialize(value)
-        .map_err(|error| refuse("(whole file)", error.to_string()))?;
+    let config = LlamaConfig::deserialize(value).map_err(|error| refuse("(whole file)", error.to_string()))?;
     let heads = config.num_attention_heads;
     let kv_heads = config.num_key_value_heads.unwrap_or(heads);
     config.check(heads, kv_heads)?;
-    let rope = config
-        .rope_parameters
-        .as_ref()
-        .or(config.rope_scaling.as_ref());
+    let rope = config.rope_parameters.as_ref().or(config.rope_scaling.as_ref());
     let theta = rope.and_then(|rope| rope.rope_theta).or(config.rope_theta);
     Ok(ModelShape {
         vocab_size: config.vocab_size,
@@ -147,54 +140,26 @@ impl LlamaConfig {
             return Err(refuse(key, "is 0; it must be at least 1".to_owned()));
         }
         if self.model_type != "llama" {
-            return Err(refuse(
-                "model_type",
-                format!("is `{}`; only `llama` models run here", self.model_type),
-            ));
+            return Err(refuse("model_type", format!("is `{}`; only `llama` models run here", self.model_type)));
         }
         if self.hidden_act != "silu" {
-            return Err(refuse(
-                "hidden_act",
-                format!("is `{}`; only `silu` runs here", self.hidden_act),
-            ));
+            return Err(refuse("hidden_act", format!("is `{}`; only `silu` runs here", self.hidden_act)));
         }
         if self.attention_bias || self.mlp_bias {
-            let key = if self.attention_bias {
-                "attention_bias"
-            } else {
-                "mlp_bias"
-            };
-            return Err(refuse(
-                key,
-                "is true; this decoder has no biases".to_owned(),
-            ));
+            let key = if self.attention_bias { "attention_bias" } else { "mlp_bias" };
+            return Err(refuse(key, "is true; this decoder has no biases".to_owned()));
         }
         if !heads.is_multiple_of(kv_heads) {
-            return Err(refuse(
-                "num_key_value_heads",
-                format!("is {kv_heads}, which does not divide {heads} heads"),
-            ));
+            return Err(refuse("num_key_value_heads", format!("is {kv_heads}, which does not divide {heads} heads")));
         }
         let head_size = self.head_dim.unwrap_or(self.hidden_size / heads);
         if head_size == 0 || !head_size.is_multiple_of(2) {
-            return Err(refuse(
-                "head_dim",
-                format!("is {head_size}; rotary embeddings need an even size"),
-            ));
+            return Err(refuse("head_dim", format!("is {head_size}; rotary embeddings need an even size")));
         }
-        for (key, rope) in [
-            ("rope_parameters", &self.rope_parameters),
-            ("rope_scaling", &self.rope_scaling),
-        ] {
-            let kind = rope
-                .as_ref()
-                .and_then(|rope| rope.rope_type.as_deref())
-                .unwrap_or("default");
+        for (key, rope) in [("rope_parameters", &self.rope_parameters), ("rope_scaling", &self.rope_scaling)] {
+            let kind = rope.as_ref().and_then(|rope| rope.rope_type.as_deref()).unwrap_or("default");
             if kind != "default" {
-                return Err(refuse(
-                    key,
-                    format!("is of type `{kind}`; only `default` runs here"),
-                ));
+                return Err(refuse(key, format!("is of type `{kind}`; only `default` runs here")));
             }
         }
         Ok(())
@@ -202,10 +167,7 @@ impl LlamaConfig {
 }
 
 fn refuse(key: &str, problem: String) -> Error {
-    Error::ConfigJson {
-        key: key.to_owned(),
-        problem,
-    }
+    Error::ConfigJson { key: key.to_owned(), problem }
 }
 
 #[cfg(test)]
@@ -217,10 +179,7 @@ mod tests {
     fn a_config_json_describes_the_shape_it_was_made_from() {
         for shape in [one_billion(), tiny(true), tiny(false)] {
             let text = config_json(&shape, Precision::Bf16, Some(0), Some(0)).to_string();
-            assert_eq!(
-                shape_from_config_json(&serde_json::from_str(&text).unwrap()).unwrap(),
-                shape
-            );
+            assert_eq!(shape_from_config_json(&serde_json::from_str(&text).unwrap()).unwrap(), shape);
         }
     }
 
@@ -244,10 +203,7 @@ mod tests {
             ("num_key_value_heads", json!(3)),
             ("num_attention_heads", json!(0)),
             ("head_dim", json!(5)),
-            (
-                "rope_parameters",
-                json!({ "rope_type": "llama3", "rope_theta": 1e4 }),
-            ),
+            ("rope_parameters", json!({ "rope_type": "llama3", "rope_theta": 1e4 })),
             ("rope_scaling", json!({ "type": "linear", "factor": 2.0 })),
         ];
         for (key, value) in changes {
@@ -262,19 +218,11 @@ mod tests {
     fn a_missing_key_is_named() {
         let mut config = config_json(&tiny(true), Precision::Fp32, None, None);
         config.as_object_mut().unwrap().remove("rms_norm_eps");
-        assert!(
-            shape_from_config_json(&config)
-                .unwrap_err()
-                .to_string()
-                .contains("rms_norm_eps")
-        );
+        assert!(shape_from_config_json(&config).unwrap_err().to_string().contains("rms_norm_eps"));
     }
 
     #[test]
     fn generation_config_holds_only_the_tokens_there_are() {
-        assert_eq!(
-            generation_config_json(None, Some(7)),
-            json!({ "_from_model_config": true, "eos_token_id": 7 })
-        );
+        assert_eq!(generation_config_json(None, Some(7)), json!({ "_from_model_config": true, "eos_token_id": 7 }));
     }
 }

@@ -21,35 +21,18 @@ const PIECE: usize = 1 << 20;
 const LONGEST_HEADER: u64 = 100_000_000;
 
 /// Writes a model's tensors, f32 or bf16 as the flat buffer is. `path` is for messages only.
-pub fn write_weights(
-    writer: &mut dyn Write,
-    path: &Path,
-    shape: &ModelShape,
-    weights: &Buffer,
-) -> Result<()> {
+pub fn write_weights(writer: &mut dyn Write, path: &Path, shape: &ModelShape, weights: &Buffer) -> Result<()> {
     let mut tensors = hf_tensors(shape);
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    writer
-        .write_all(&header(&tensors, weights.dtype()))
-        .map_err(failed("write", path))?;
+    writer.write_all(&header(&tensors, weights.dtype())).map_err(failed("write", path))?;
     let mut bytes = Vec::new();
     for tensor in &tensors {
         for (offset, elements) in pieces(tensor) {
             let piece = weights.view(offset, &[elements])?;
             bytes.clear();
             match weights.dtype() {
-                DType::BF16 => bytes.extend(
-                    piece
-                        .read::<bf16>()?
-                        .iter()
-                        .flat_map(|value| value.to_le_bytes()),
-                ),
-                _ => bytes.extend(
-                    piece
-                        .read::<f32>()?
-                        .iter()
-                        .flat_map(|value| value.to_le_bytes()),
-                ),
+                DType::BF16 => bytes.extend(piece.read::<bf16>()?.iter().flat_map(|value| value.to_le_bytes())),
+                _ => bytes.extend(piece.read::<f32>()?.iter().flat_map(|value| value.to_le_bytes())),
             }
             writer.write_all(&bytes).map_err(failed("write", path))?;
         }
@@ -58,28 +41,16 @@ pub fn write_weights(
 }
 
 fn header(tensors: &[HfTensor], dtype: DType) -> Vec<u8> {
-    let stored = if dtype == DType::BF16 {
-        Dtype::BF16
-    } else {
-        Dtype::F32
-    };
+    let stored = if dtype == DType::BF16 { Dtype::BF16 } else { Dtype::F32 };
     let mut end = 0;
     let infos = tensors.iter().map(|tensor| {
         let start = end;
         end += tensor.elements * dtype.size_in_bytes();
-        (
-            tensor.name.clone(),
-            TensorInfo {
-                dtype: stored,
-                shape: tensor.shape.clone(),
-                data_offsets: (start, end),
-            },
-        )
+        (tensor.name.clone(), TensorInfo { dtype: stored, shape: tensor.shape.clone(), data_offsets: (start, end) })
     });
     // Transformers refuses a file that does not name its framework.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), infos.collect())
-        .expect("ranges laid end to end are a valid header");
+    let metadata = Metadata::new(Some(format), infos.collect()).expect("ranges laid end to end are a valid header");
     let mut json = serde_json::to_vec(&metadata).expect("a header always serialises");
     json.resize(json.len().next_multiple_of(8), b' ');
     [(json.len() as u64).to_le_bytes().as_slice(), &json].concat()
@@ -115,20 +86,10 @@ pub fn read_weights(
 }
 
 /// The model's tensors as they follow one another in the file, which must hold these and no others.
-fn in_file_order(
-    header: &Metadata,
-    shape: &ModelShape,
-    path: &Path,
-) -> Result<Vec<(HfTensor, Dtype)>> {
-    let differs = |name: String, problem| Error::Tensor {
-        path: path.to_owned(),
-        name,
-        problem,
-    };
-    let mut wanted: BTreeMap<String, HfTensor> = hf_tensors(shape)
-        .into_iter()
-        .map(|tensor| (tensor.name.clone(), tensor))
-        .collect();
+fn in_file_order(header: &Metadata, shape: &ModelShape, path: &Path) -> Result<Vec<(HfTensor, Dtype)>> {
+    let differs = |name: String, problem| Error::Tensor { path: path.to_owned(), name, problem };
+    let mut wanted: BTreeMap<String, HfTensor> =
+        hf_tensors(shape).into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
     let mut stored: Vec<(String, &TensorInfo)> = header.tensors().into_iter().collect();
     stored.sort_by_key(|(_, info)| info.data_offsets);
     let mut tensors = Vec::with_capacity(stored.len());
@@ -149,10 +110,7 @@ fn check(tensor: Option<HfTensor>, info: &TensorInfo) -> Result<HfTensor, String
         return Err("is in the file, but not in the model".to_owned());
     };
     if info.shape != tensor.shape {
-        return Err(format!(
-            "has shape {:?}, the model's has {:?}",
-            info.shape, tensor.shape
-        ));
+        return Err(format!("has shape {:?}, the model's has {:?}", info.shape, tensor.shape));
     }
     if !matches!(info.dtype, Dtype::F32 | Dtype::BF16) {
         return Err(format!("holds {:?}; F32 and BF16 can be read", info.dtype));
@@ -161,32 +119,21 @@ fn check(tensor: Option<HfTensor>, info: &TensorInfo) -> Result<HfTensor, String
 }
 
 fn read_header(reader: &mut dyn Read, file_bytes: u64, path: &Path) -> Result<Metadata> {
-    let malformed = |problem: String| Error::Malformed {
-        path: path.to_owned(),
-        problem,
-    };
+    let malformed = |problem: String| Error::Malformed { path: path.to_owned(), problem };
     let mut length = [0; 8];
     if file_bytes < length.len() as u64 {
         return Err(malformed(format!("it has {file_bytes} bytes")));
     }
-    reader
-        .read_exact(&mut length)
-        .map_err(failed("read", path))?;
+    reader.read_exact(&mut length).map_err(failed("read", path))?;
     let length = u64::from_le_bytes(length);
     if length > LONGEST_HEADER || length + 8 > file_bytes {
-        return Err(malformed(format!(
-            "it claims a header of {length} bytes in a file of {file_bytes}"
-        )));
+        return Err(malformed(format!("it claims a header of {length} bytes in a file of {file_bytes}")));
     }
     let mut json = vec![0; length as usize];
     reader.read_exact(&mut json).map_err(failed("read", path))?;
-    let metadata: Metadata =
-        serde_json::from_slice(&json).map_err(|error| malformed(error.to_string()))?;
+    let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| malformed(error.to_string()))?;
     if metadata.data_len() as u64 + length + 8 != file_bytes {
-        return Err(malformed(format!(
-            "its header describes {} bytes, it has {file_bytes}",
-            metadata.data_len()
-        )));
+        return Err(malformed(format!("its header describes {} bytes, it has {file_bytes}", metadata.data_len())));
     }
     Ok(metadata)
 }
@@ -195,25 +142,13 @@ fn read_values(reader: &mut dyn Read, dtype: Dtype, elements: usize) -> io::Resu
     let mut bytes = vec![0; elements * dtype.bitsize() / 8];
     reader.read_exact(&mut bytes)?;
     Ok(match dtype {
-        Dtype::BF16 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|value| bf16::from_le_bytes(*value).to_f32())
-            .collect(),
-        _ => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|value| f32::from_le_bytes(*value))
-            .collect(),
+        Dtype::BF16 => bytes.as_chunks().0.iter().map(|value| bf16::from_le_bytes(*value).to_f32()).collect(),
+        _ => bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect(),
     })
 }
 
 /// The pieces of a tensor: (offset in the flat buffer, elements).
 fn pieces(tensor: &HfTensor) -> impl Iterator<Item = (usize, usize)> {
     let (start, end) = (tensor.offset, tensor.offset + tensor.elements);
-    (start..end)
-        .step_by(PIECE)
-        .map(move |offset| (offset, PIECE.min(end - offset)))
+    (start..end).step_by(PIECE).map(move |offset| (offset, PIECE.min(end - offset)))
 }

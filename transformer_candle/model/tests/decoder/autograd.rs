@@ -22,16 +22,8 @@ impl Tape {
             Var::from_tensor(&tensor.to_dtype(DType::F64).unwrap()).unwrap()
         };
         let tensors = hf_tensors(shape).into_iter();
-        let variables = tensors.map(|tensor| {
-            (
-                tensor.name.clone(),
-                variable(&values[&tensor.name], &tensor.shape),
-            )
-        });
-        Self {
-            shape: shape.clone(),
-            variables: variables.collect(),
-        }
+        let variables = tensors.map(|tensor| (tensor.name.clone(), variable(&values[&tensor.name], &tensor.shape)));
+        Self { shape: shape.clone(), variables: variables.collect() }
     }
 
     fn weight(&self, name: &str) -> &Tensor {
@@ -50,24 +42,14 @@ impl Tape {
     /// `[N, heads * E] -> [B, heads, T, E]`.
     fn split_heads(&self, x: &Tensor, batch: usize, heads: usize) -> Result<Tensor> {
         let (t, e) = (x.dim(0)? / batch, self.shape.head_size);
-        x.reshape((batch, t, heads, e))?
-            .transpose(1, 2)?
-            .contiguous()
+        x.reshape((batch, t, heads, e))?.transpose(1, 2)?.contiguous()
     }
 
     fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         let (t, e) = (x.dim(2)?, self.shape.head_size);
-        let angle = |t: usize, j: usize| {
-            t as f64
-                * self
-                    .shape
-                    .rope_theta
-                    .powf(-2.0 * (j % (e / 2)) as f64 / e as f64)
-        };
+        let angle = |t: usize, j: usize| t as f64 * self.shape.rope_theta.powf(-2.0 * (j % (e / 2)) as f64 / e as f64);
         let table = |function: fn(f64) -> f64| {
-            let values: Vec<f64> = (0..t)
-                .flat_map(|t| (0..e).map(move |j| function(angle(t, j))))
-                .collect();
+            let values: Vec<f64> = (0..t).flat_map(|t| (0..e).map(move |j| function(angle(t, j)))).collect();
             Tensor::from_vec(values, (t, e), &Device::Cpu)
         };
         let (left, right) = (x.narrow(3, 0, e / 2)?, x.narrow(3, e / 2, e / 2)?);
@@ -76,39 +58,23 @@ impl Tape {
     }
 
     fn attention(&self, x: &Tensor, layer: &str, batch: usize) -> Result<Tensor> {
-        let (heads, kv_heads, e) = (
-            self.shape.num_attention_heads,
-            self.shape.num_key_value_heads,
-            self.shape.head_size,
-        );
+        let (heads, kv_heads, e) =
+            (self.shape.num_attention_heads, self.shape.num_key_value_heads, self.shape.head_size);
         let (n, t) = (x.dim(0)?, x.dim(0)? / batch);
-        let project = |name: &str, heads| {
-            self.split_heads(&self.linear(x, &format!("{layer}.{name}"))?, batch, heads)
-        };
+        let project = |name: &str, heads| self.split_heads(&self.linear(x, &format!("{layer}.{name}"))?, batch, heads);
         let q = self.rotate(&project("q_proj", heads)?)?;
         let repeat = |x: Tensor| {
-            let wide = x
-                .unsqueeze(2)?
-                .broadcast_as((batch, kv_heads, heads / kv_heads, t, e))?;
+            let wide = x.unsqueeze(2)?.broadcast_as((batch, kv_heads, heads / kv_heads, t, e))?;
             wide.contiguous()?.reshape((batch, heads, t, e))
         };
         let k = repeat(self.rotate(&project("k_proj", kv_heads)?)?)?;
         let v = repeat(project("v_proj", kv_heads)?)?;
         let future = |at: usize| if at % t > at / t { -1e30 } else { 0.0 };
-        let mask = Tensor::from_vec(
-            (0..t * t).map(future).collect::<Vec<f64>>(),
-            (t, t),
-            &Device::Cpu,
-        )?;
-        let scores = (q.matmul(&k.transpose(2, 3)?.contiguous()?)? / (e as f64).sqrt())?
-            .broadcast_add(&mask)?;
+        let mask = Tensor::from_vec((0..t * t).map(future).collect::<Vec<f64>>(), (t, t), &Device::Cpu)?;
+        let scores = (q.matmul(&k.transpose(2, 3)?.contiguous()?)? / (e as f64).sqrt())?.broadcast_add(&mask)?;
         let weights = scores.exp()?;
         let weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
-        let attended = weights
-            .matmul(&v)?
-            .transpose(1, 2)?
-            .contiguous()?
-            .reshape((n, heads * e))?;
+        let attended = weights.matmul(&v)?.transpose(1, 2)?.contiguous()?.reshape((n, heads * e))?;
         self.linear(&attended, &format!("{layer}.o_proj"))
     }
 
@@ -121,67 +87,35 @@ impl Tape {
             let normed = self.norm(&x, &format!("{name}.input_layernorm"))?;
             x = (x + self.attention(&normed, &format!("{name}.self_attn"), batch)?)?;
             let normed = self.norm(&x, &format!("{name}.post_attention_layernorm"))?;
-            let gate = self
-                .linear(&normed, &format!("{name}.mlp.gate_proj"))?
-                .silu()?;
+            let gate = self.linear(&normed, &format!("{name}.mlp.gate_proj"))?.silu()?;
             let product = (gate * self.linear(&normed, &format!("{name}.mlp.up_proj"))?)?;
             x = (x + self.linear(&product, &format!("{name}.mlp.down_proj"))?)?;
         }
-        let head = if self.shape.tie_embeddings {
-            "model.embed_tokens"
-        } else {
-            "lm_head"
-        };
+        let head = if self.shape.tie_embeddings { "model.embed_tokens" } else { "lm_head" };
         self.linear(&self.norm(&x, "model.norm")?, head)
     }
 
     /// Mean loss over the targets, and its gradients by name.
-    fn differentiate(
-        &self,
-        data: &Batch,
-        batch: usize,
-    ) -> Result<(f64, BTreeMap<String, Vec<f64>>)> {
+    fn differentiate(&self, data: &Batch, batch: usize) -> Result<(f64, BTreeMap<String, Vec<f64>>)> {
         let logits = self.logits(&data.inputs, batch)?;
-        let ids: Vec<u32> = data
-            .targets
-            .iter()
-            .map(|&target| target.max(0) as u32)
-            .collect();
-        let counted: Vec<f64> = data
-            .targets
-            .iter()
-            .map(|&target| f64::from(u8::from(target >= 0)))
-            .collect();
+        let ids: Vec<u32> = data.targets.iter().map(|&target| target.max(0) as u32).collect();
+        let counted: Vec<f64> = data.targets.iter().map(|&target| f64::from(u8::from(target >= 0))).collect();
         let ids = Tensor::new(ids, &Device::Cpu)?.unsqueeze(1)?;
         let losses = (logits.exp()?.sum(1)?.log()? - logits.gather(&ids, 1)?.squeeze(1)?)?;
-        let loss = ((losses * Tensor::new(counted, &Device::Cpu)?)?.sum_all()?
-            / data.target_count() as f64)?;
+        let loss = ((losses * Tensor::new(counted, &Device::Cpu)?)?.sum_all()? / data.target_count() as f64)?;
         let gradients = loss.backward()?;
         let gradient = |(name, variable): (&String, &Var)| -> Result<(String, Vec<f64>)> {
-            let gradient = gradients
-                .get(variable)
-                .expect("every weight takes part in the loss");
+            let gradient = gradients.get(variable).expect("every weight takes part in the loss");
             Ok((name.clone(), gradient.flatten_all()?.to_vec1()?))
         };
-        Ok((
-            loss.to_scalar()?,
-            self.variables.iter().map(gradient).collect::<Result<_>>()?,
-        ))
+        Ok((loss.to_scalar()?, self.variables.iter().map(gradient).collect::<Result<_>>()?))
     }
 }
 
 #[test]
 fn loss_and_every_gradient_agree_with_candle_s_autograd() {
-    for (tied, kv_heads, batch, t) in [
-        (true, 2, 3, 13),
-        (false, 2, 2, 24),
-        (true, 4, 1, 1),
-        (false, 1, 4, 7),
-    ] {
-        let shape = ModelShape {
-            num_key_value_heads: kv_heads,
-            ..tiny(tied)
-        };
+    for (tied, kv_heads, batch, t) in [(true, 2, 3, 13), (false, 2, 2, 24), (true, 4, 1, 1), (false, 1, 4, 7)] {
+        let shape = ModelShape { num_key_value_heads: kv_heads, ..tiny(tied) };
         let data = Batch::drawn(&shape, batch * t, if t > 1 { 0.2 } else { 0.0 }, 11);
         let (expected, gradients) = Tape::new(&shape).differentiate(&data, batch).unwrap();
         let mut decoder = models::decoder(&shape, &plain(batch, t));
@@ -192,10 +126,7 @@ fn loss_and_every_gradient_agree_with_candle_s_autograd() {
         for (name, expected) in &gradients {
             if expected.iter().all(|&value| value.abs() < 1e-15) {
                 // One position attends to itself only, whatever its query and key are.
-                assert!(
-                    t == 1 && ours[name].iter().all(|&value| value.abs() < 1e-7),
-                    "{name}"
-                );
+                assert!(t == 1 && ours[name].iter().all(|&value| value.abs() < 1e-7), "{name}");
                 continue;
             }
             let error = relative_error(&ours[name], expected);

@@ -25,11 +25,7 @@ fn steps_prefill_and_candle_s_whole_pass_give_the_same_logits() {
     for tied in [true, false] {
         let shape = tiny(tied);
         let prompt = tokens(&shape, 19);
-        let whole: Vec<Vec<f64>> = Tape::new(&shape)
-            .logits(&prompt, 1)
-            .unwrap()
-            .to_vec2()
-            .unwrap();
+        let whole: Vec<Vec<f64>> = Tape::new(&shape).logits(&prompt, 1).unwrap().to_vec2().unwrap();
         let mut stepwise = generator(&shape, 24);
         for (&token, expected) in prompt.iter().zip(&whole) {
             let logits = stepwise.step(token).unwrap();
@@ -45,19 +41,12 @@ fn steps_prefill_and_candle_s_whole_pass_give_the_same_logits() {
 
 #[test]
 fn a_prompt_of_several_passes_has_the_losses_that_evaluation_finds() {
-    let shape = ModelShape {
-        max_position_embeddings: 300,
-        ..tiny(true)
-    };
+    let shape = ModelShape { max_position_embeddings: 300, ..tiny(true) };
     let mut data = Batch::drawn(&shape, 290, 0.0, 23);
     data.targets.rotate_left(1);
     let (inputs, targets) = data.buffers();
     let mut decoder = models::decoder(&shape, &plain(1, 290));
-    let losses = decoder
-        .evaluate(&inputs, &targets)
-        .unwrap()
-        .read::<f32>()
-        .unwrap();
+    let losses = decoder.evaluate(&inputs, &targets).unwrap().read::<f32>().unwrap();
     let mut generator = generator(&shape, 1000);
     assert_eq!(generator.capacity(), 300);
     let loss = |logits: &[f32], target: i32| {
@@ -75,11 +64,7 @@ fn a_prompt_of_several_passes_has_the_losses_that_evaluation_finds() {
 fn bf16_weights_generate_too() {
     let shape = tiny(true);
     let prompt = tokens(&shape, 12);
-    let logits = |dtype| {
-        Generator::new(&shape, models::flat_weights(&shape, dtype), 24)
-            .unwrap()
-            .prefill(&prompt)
-    };
+    let logits = |dtype| Generator::new(&shape, models::flat_weights(&shape, dtype), 24).unwrap().prefill(&prompt);
     let (exact, rough) = (logits(DType::F32).unwrap(), logits(DType::BF16).unwrap());
     assert!(relative_error(&rough, &widened(&exact)) < 0.03);
 }
@@ -92,55 +77,25 @@ fn greedy_generation_follows_the_largest_logit_and_stops_where_it_should() {
     let mut logits = reference.prefill(&prompt).unwrap();
     let mut expected = Vec::new();
     for _ in 0..10 {
-        let best = (0..71u32)
-            .max_by(|&a, &b| logits[a as usize].total_cmp(&logits[b as usize]))
-            .unwrap();
+        let best = (0..71u32).max_by(|&a, &b| logits[a as usize].total_cmp(&logits[b as usize])).unwrap();
         expected.push(best);
         logits = reference.step(best).unwrap();
     }
     let greedy = SamplingSettings::greedy();
     let mut generator = generator(&shape, 24);
-    assert_eq!(
-        generator
-            .generate(&prompt, 10, None, &greedy, go_on)
-            .unwrap(),
-        expected
-    );
-    assert_eq!(
-        generator
-            .generate(&prompt, 0, None, &greedy, go_on)
-            .unwrap(),
-        [0u32; 0]
-    );
+    assert_eq!(generator.generate(&prompt, 10, None, &greedy, go_on).unwrap(), expected);
+    assert_eq!(generator.generate(&prompt, 0, None, &greedy, go_on).unwrap(), [0u32; 0]);
 
     let stop = expected[4];
-    let before: Vec<u32> = expected
-        .iter()
-        .copied()
-        .take_while(|&token| token != stop)
-        .collect();
-    assert_eq!(
-        generator
-            .generate(&prompt, 10, Some(stop), &greedy, go_on)
-            .unwrap(),
-        before
-    );
+    let before: Vec<u32> = expected.iter().copied().take_while(|&token| token != stop).collect();
+    assert_eq!(generator.generate(&prompt, 10, Some(stop), &greedy, go_on).unwrap(), before);
 
     let mut seen = Vec::new();
     let three = |token| {
         seen.push(token);
-        if seen.len() == 3 {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        if seen.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    assert_eq!(
-        generator
-            .generate(&prompt, 10, None, &greedy, three)
-            .unwrap(),
-        expected[..3]
-    );
+    assert_eq!(generator.generate(&prompt, 10, None, &greedy, three).unwrap(), expected[..3]);
     assert_eq!(seen, expected[..3]);
 }
 
@@ -150,31 +105,14 @@ fn generation_ends_with_the_context_and_longer_prompts_are_refused() {
     let mut generator = generator(&shape, usize::MAX);
     let prompt = tokens(&shape, 20);
     // The last token needs no room: nothing follows it.
-    let completion = generator
-        .generate(&prompt, 100, None, &SamplingSettings::default(), go_on)
-        .unwrap();
+    let completion = generator.generate(&prompt, 100, None, &SamplingSettings::default(), go_on).unwrap();
     assert_eq!(completion.len(), 24 - 20 + 1);
     let full = generator.step(1).unwrap_err();
-    assert!(
-        matches!(
-            full,
-            Error::ContextFull {
-                tokens: 25,
-                capacity: 24
-            }
-        ),
-        "{full}"
-    );
+    assert!(matches!(full, Error::ContextFull { tokens: 25, capacity: 24 }), "{full}");
     generator.reset();
-    assert!(matches!(
-        generator.prefill(&tokens(&shape, 25)),
-        Err(Error::ContextFull { .. })
-    ));
+    assert!(matches!(generator.prefill(&tokens(&shape, 25)), Err(Error::ContextFull { .. })));
     assert!(matches!(generator.prefill(&[]), Err(Error::EmptyPrompt)));
-    assert!(matches!(
-        generator.prefill(&[3, 71]),
-        Err(Error::UnknownToken { token: 71, .. })
-    ));
+    assert!(matches!(generator.prefill(&[3, 71]), Err(Error::UnknownToken { token: 71, .. })));
 }
 
 #[test]
@@ -183,13 +121,8 @@ fn a_seed_repeats_a_completion_and_another_does_not() {
     let mut generator = generator(&shape, 24);
     let prompt = tokens(&shape, 3);
     let mut with = |seed| {
-        let settings = SamplingSettings {
-            seed,
-            ..SamplingSettings::default()
-        };
-        generator
-            .generate(&prompt, 15, None, &settings, go_on)
-            .unwrap()
+        let settings = SamplingSettings { seed, ..SamplingSettings::default() };
+        generator.generate(&prompt, 15, None, &settings, go_on).unwrap()
     };
     assert_eq!(with(1), with(1));
     assert_ne!(with(1), with(2));

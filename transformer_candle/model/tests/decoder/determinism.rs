@@ -13,36 +13,17 @@ fn bits(shape: &ModelShape, settings: &DecoderSettings) -> Vec<u32> {
     }
     let gradients = decoder.gradients().read::<f32>().unwrap();
     assert!(gradients.iter().all(|value| value.is_finite()));
-    gradients
-        .iter()
-        .chain([&models::loss(&decoder)])
-        .map(|value| value.to_bits())
-        .collect()
+    gradients.iter().chain([&models::loss(&decoder)]).map(|value| value.to_bits()).collect()
 }
 
 #[test]
 fn what_is_recomputed_changes_no_bit_of_the_gradients() {
     for precision in [Precision::Fp32, Precision::Bf16] {
         for tied in [true, false] {
-            let of = |recompute| {
-                bits(
-                    &tiny(tied),
-                    &DecoderSettings {
-                        precision,
-                        recompute,
-                        ..plain(3, 13)
-                    },
-                )
-            };
+            let of = |recompute| bits(&tiny(tied), &DecoderSettings { precision, recompute, ..plain(3, 13) });
             let expected = of(ActivationRecompute::None);
-            assert!(
-                of(ActivationRecompute::Selective) == expected,
-                "selective, {precision:?}, tied {tied}"
-            );
-            assert!(
-                of(ActivationRecompute::Block) == expected,
-                "block, {precision:?}, tied {tied}"
-            );
+            assert!(of(ActivationRecompute::Selective) == expected, "selective, {precision:?}, tied {tied}");
+            assert!(of(ActivationRecompute::Block) == expected, "block, {precision:?}, tied {tied}");
         }
     }
 }
@@ -62,15 +43,9 @@ fn the_number_of_threads_changes_no_bit() {
         ..tiny(true)
     };
     for precision in [Precision::Fp32, Precision::Bf16] {
-        let settings = DecoderSettings {
-            precision,
-            ..plain(2, 161)
-        };
+        let settings = DecoderSettings { precision, ..plain(2, 161) };
         let with = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| bits(&shape, &settings))
         };
         let expected = with(1);

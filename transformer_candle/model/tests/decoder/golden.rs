@@ -29,10 +29,7 @@ impl Fixture {
         let mut config: serde_json::Value =
             serde_json::from_str(&header.metadata().as_ref().unwrap()["config"]).unwrap();
         config["model_type"] = "llama".into();
-        Self {
-            shape: shape_from_config_json(&config).unwrap(),
-            bytes,
-        }
+        Self { shape: shape_from_config_json(&config).unwrap(), bytes }
     }
 
     fn data(&self, name: &str) -> (Vec<usize>, Vec<u8>) {
@@ -42,13 +39,7 @@ impl Fixture {
     }
 
     fn reals(&self, name: &str) -> Vec<f64> {
-        self.data(name)
-            .1
-            .as_chunks()
-            .0
-            .iter()
-            .map(|bytes| f64::from_le_bytes(*bytes))
-            .collect()
+        self.data(name).1.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
     }
 
     /// The tensors of one step: `[sequences, positions]`, or the part at `index` of a longer list of such.
@@ -56,23 +47,12 @@ impl Fixture {
         let integers = |name: &str| {
             let (shape, data) = self.data(&format!("{prefix}{name}"));
             let [b, t] = *shape.last_chunk::<2>().unwrap();
-            let values = data
-                .as_chunks()
-                .0
-                .iter()
-                .map(|bytes| i64::from_le_bytes(*bytes));
-            (
-                values.skip(index * b * t).take(b * t).collect::<Vec<i64>>(),
-                [b, t],
-            )
+            let values = data.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
+            (values.skip(index * b * t).take(b * t).collect::<Vec<i64>>(), [b, t])
         };
         let (ids, sizes) = integers("input_ids");
         let inputs = ids.into_iter().map(|id| id as u32).collect();
-        let targets = integers("targets")
-            .0
-            .into_iter()
-            .map(|id| id as i32)
-            .collect();
+        let targets = integers("targets").0.into_iter().map(|id| id as i32).collect();
         (Batch { inputs, targets }, sizes)
     }
 
@@ -82,17 +62,10 @@ impl Fixture {
         let mut decoder = planned.bind(&plan.allocate(&Device::Cpu).unwrap()).unwrap();
         let weight = |name: &String| {
             let (_, data) = self.data(&format!("weights.{name}"));
-            data.as_chunks()
-                .0
-                .iter()
-                .map(|bytes| f32::from_le_bytes(*bytes))
-                .collect()
+            data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
         };
-        let names = model::hugging_face::hf_tensors(&self.shape)
-            .into_iter()
-            .map(|tensor| tensor.name);
-        let weights: BTreeMap<String, Vec<f32>> =
-            names.map(|name| (name.clone(), weight(&name))).collect();
+        let names = model::hugging_face::hf_tensors(&self.shape).into_iter().map(|tensor| tensor.name);
+        let weights: BTreeMap<String, Vec<f32>> = names.map(|name| (name.clone(), weight(&name))).collect();
         models::set_weights(&self.shape, decoder.weights_mut(), &weights);
         decoder
     }
@@ -100,20 +73,14 @@ impl Fixture {
     /// The error of the loss, and the relative errors of the gradients by name.
     fn errors(&self, precision: Precision) -> (f64, BTreeMap<String, f64>) {
         let (data, [batch, t]) = self.batch("", 0);
-        let mut decoder = self.decoder(&DecoderSettings {
-            precision,
-            ..plain(batch, t)
-        });
+        let mut decoder = self.decoder(&DecoderSettings { precision, ..plain(batch, t) });
         data.train(&mut decoder, 1.0 / data.target_count() as f32);
         let gradients = models::by_name(&self.shape, decoder.gradients()).into_iter();
         let errors = gradients.map(|(name, gradient)| {
             let error = relative_error(&gradient, &self.reals(&format!("gradients.{name}")));
             (name, error)
         });
-        (
-            f64::from(models::loss(&decoder)) - self.reals("loss")[0],
-            errors.collect(),
-        )
+        (f64::from(models::loss(&decoder)) - self.reals("loss")[0], errors.collect())
     }
 }
 
@@ -138,11 +105,7 @@ fn bf16_gradients_err_no_more_than_pytorch_s_own() {
         for (name, error) in &ours {
             // A tensor's error is one draw of rounding noise; all tensors together say whether ours is the larger noise.
             let ratio = error / theirs(name);
-            assert!(
-                ratio <= 1.25,
-                "{name}, tied {tied}: {error:.2e} against {:.2e}",
-                theirs(name)
-            );
+            assert!(ratio <= 1.25, "{name}, tied {tied}: {error:.2e} against {:.2e}", theirs(name));
             ratios.push(ratio);
         }
         let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
@@ -158,29 +121,14 @@ fn bf16_losses_scatter_no_more_than_pytorch_s_own_and_lean_to_no_side() {
         let fixture = Fixture::load(tied);
         let (inputs, targets) = Batch::drawn(&fixture.shape, 30 * 32, 0.0, 5).buffers();
         let losses = |precision| {
-            let mut decoder = fixture.decoder(&DecoderSettings {
-                precision,
-                ..plain(30, 32)
-            });
-            decoder
-                .evaluate(&inputs, &targets)
-                .unwrap()
-                .read::<f32>()
-                .unwrap()
+            let mut decoder = fixture.decoder(&DecoderSettings { precision, ..plain(30, 32) });
+            decoder.evaluate(&inputs, &targets).unwrap().read::<f32>().unwrap()
         };
         let (rough, exact) = (losses(Precision::Bf16), losses(Precision::Fp32));
-        let errors: Vec<f64> = rough
-            .iter()
-            .zip(&exact)
-            .map(|(a, b)| f64::from(a - b))
-            .collect();
+        let errors: Vec<f64> = rough.iter().zip(&exact).map(|(a, b)| f64::from(a - b)).collect();
         let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-        let deviation =
-            (errors.iter().map(|error| error.powi(2)).sum::<f64>() / errors.len() as f64).sqrt();
-        assert!(
-            deviation <= PYTORCH && mean.abs() < 1e-3,
-            "tied {tied}: {mean:.1e} {deviation:.1e}"
-        );
+        let deviation = (errors.iter().map(|error| error.powi(2)).sum::<f64>() / errors.len() as f64).sqrt();
+        assert!(deviation <= PYTORCH && mean.abs() < 1e-3, "tied {tied}: {mean:.1e} {deviation:.1e}");
     }
 }
 
@@ -214,11 +162,7 @@ impl Optimizer {
 
     /// One update; returns the norm of the gradients before clipping.
     fn step(&mut self, decoder: &mut Decoder, step: i32, learning_rate: f64) -> f64 {
-        let settings = AdamW {
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-        };
+        let settings = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
         let mut scalars = [0f32; adamw::SCALARS];
         scalars[adamw::LEARNING_RATE] = learning_rate as f32;
         scalars[adamw::BIAS_CORRECTION1] = (1.0 - settings.beta1.powi(step)) as f32;
@@ -226,30 +170,14 @@ impl Optimizer {
         self.scalars.write(&scalars).unwrap();
         grad_norm::forward(decoder.gradients(), &mut self.norm, &mut self.workspace).unwrap();
         grad_norm::clip(&self.norm, Some(MAX_GRAD_NORM), &mut self.scalars).unwrap();
-        let (decayed, elements) = (
-            decoder.layout().decayed_elements(),
-            decoder.layout().elements(),
-        );
-        for (offset, count, decay) in [
-            (0, decayed, WEIGHT_DECAY),
-            (decayed, elements - decayed, 0.0),
-        ] {
+        let (decayed, elements) = (decoder.layout().decayed_elements(), decoder.layout().elements());
+        for (offset, count, decay) in [(0, decayed, WEIGHT_DECAY), (decayed, elements - decayed, 0.0)] {
             let part = |buffer: &Buffer| buffer.view(offset, &[count]).unwrap();
             let (mut weight, gradient) = (part(decoder.weights()), part(decoder.gradients()));
             let (mut first, mut second) = (part(&self.first), part(&self.second));
             let mut remainder = self.remainder.as_ref().map(part);
             let (remainder, scalars) = (remainder.as_mut(), &self.scalars);
-            adamw::step(
-                &mut weight,
-                remainder,
-                &gradient,
-                &mut first,
-                &mut second,
-                scalars,
-                &settings,
-                decay,
-            )
-            .unwrap();
+            adamw::step(&mut weight, remainder, &gradient, &mut first, &mut second, scalars, &settings, decay).unwrap();
         }
         decoder.gradients_mut().zero().unwrap();
         decoder.loss_mut().zero().unwrap();
@@ -259,20 +187,13 @@ impl Optimizer {
 
 /// Trains as the fixture was trained; every step's loss and gradient norm must be within the relative tolerances.
 fn follow(fixture: &Fixture, precision: Precision, loss_tolerance: f64, norm_tolerance: f64) {
-    let (losses, norms) = (
-        fixture.reals("training.losses"),
-        fixture.reals("training.grad_norms"),
-    );
+    let (losses, norms) = (fixture.reals("training.losses"), fixture.reals("training.grad_norms"));
     let micro_batches = fixture.data("training.input_ids").0[1];
     let [batch, t] = fixture.batch("training.", 0).1;
-    let mut decoder = fixture.decoder(&DecoderSettings {
-        precision,
-        ..plain(batch, t)
-    });
+    let mut decoder = fixture.decoder(&DecoderSettings { precision, ..plain(batch, t) });
     let mut optimizer = Optimizer::new(decoder.weights());
     for (step, &learning_rate) in fixture.reals("training.learning_rates").iter().enumerate() {
-        let micro = (0..micro_batches)
-            .map(|micro| fixture.batch("training.", step * micro_batches + micro).0);
+        let micro = (0..micro_batches).map(|micro| fixture.batch("training.", step * micro_batches + micro).0);
         let micro: Vec<Batch> = micro.collect();
         let targets: usize = micro.iter().map(Batch::target_count).sum();
         for batch in &micro {
@@ -281,16 +202,8 @@ fn follow(fixture: &Fixture, precision: Precision, loss_tolerance: f64, norm_tol
         let loss = f64::from(models::loss(&decoder));
         let norm = optimizer.step(&mut decoder, step as i32 + 1, learning_rate);
         let (loss_error, norm_error) = (loss / losses[step] - 1.0, norm / norms[step] - 1.0);
-        assert!(
-            loss_error.abs() < loss_tolerance,
-            "step {step}: loss {loss}, PyTorch's {}",
-            losses[step]
-        );
-        assert!(
-            norm_error.abs() < norm_tolerance,
-            "step {step}: norm {norm}, PyTorch's {}",
-            norms[step]
-        );
+        assert!(loss_error.abs() < loss_tolerance, "step {step}: loss {loss}, PyTorch's {}", losses[step]);
+        assert!(norm_error.abs() < norm_tolerance, "step {step}: norm {norm}, PyTorch's {}", norms[step]);
     }
     assert_eq!(losses.len(), 20);
     assert!(losses[19] < 0.9 * losses[0]);

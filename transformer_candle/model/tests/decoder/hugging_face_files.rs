@@ -13,12 +13,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use crate::models::{self, tiny};
 
 fn bits(buffer: &Buffer) -> Vec<u32> {
-    buffer
-        .read_f32()
-        .unwrap()
-        .iter()
-        .map(|value| value.to_bits())
-        .collect()
+    buffer.read_f32().unwrap().iter().map(|value| value.to_bits()).collect()
 }
 
 fn loaded(directory: &Path, shape: &ModelShape, dtype: DType) -> model::Result<Buffer> {
@@ -28,50 +23,27 @@ fn loaded(directory: &Path, shape: &ModelShape, dtype: DType) -> model::Result<B
 
 #[test]
 fn a_model_comes_back_bit_for_bit() {
-    for (tied, dtype) in [
-        (true, DType::F32),
-        (false, DType::F32),
-        (true, DType::BF16),
-        (false, DType::BF16),
-    ] {
+    for (tied, dtype) in [(true, DType::F32), (false, DType::F32), (true, DType::BF16), (false, DType::BF16)] {
         let (shape, folder) = (tiny(tied), tempfile::tempdir().unwrap());
         let weights = models::flat_weights(&shape, dtype);
         save_model(folder.path(), &shape, &weights, Some(0), Some(0)).unwrap();
         assert_eq!(load_shape(folder.path()).unwrap(), shape);
-        assert_eq!(
-            bits(&loaded(folder.path(), &shape, dtype).unwrap()),
-            bits(&weights)
-        );
+        assert_eq!(bits(&loaded(folder.path(), &shape, dtype).unwrap()), bits(&weights));
     }
 }
 
 #[test]
 fn the_file_holds_llama_s_tensors_without_the_padding() {
     let (shape, folder) = (tiny(false), tempfile::tempdir().unwrap());
-    save_model(
-        folder.path(),
-        &shape,
-        &models::flat_weights(&shape, DType::F32),
-        None,
-        None,
-    )
-    .unwrap();
+    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::F32), None, None).unwrap();
     let bytes = fs::read(folder.path().join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(file.len(), 3 * 9 + 3);
     let embedding = file.tensor("model.embed_tokens.weight").unwrap();
-    assert_eq!(
-        (embedding.dtype(), embedding.shape()),
-        (Dtype::F32, [71, 20].as_slice())
-    );
-    let keys = file
-        .tensor("model.layers.2.self_attn.k_proj.weight")
-        .unwrap();
+    assert_eq!((embedding.dtype(), embedding.shape()), (Dtype::F32, [71, 20].as_slice()));
+    let keys = file.tensor("model.layers.2.self_attn.k_proj.weight").unwrap();
     let expected = &models::weights_by_name(&shape)["model.layers.2.self_attn.k_proj.weight"];
-    let expected: Vec<u8> = expected
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect();
+    let expected: Vec<u8> = expected.iter().flat_map(|value| value.to_le_bytes()).collect();
     assert_eq!(keys.data(), expected);
 }
 
@@ -83,43 +55,25 @@ fn either_element_type_is_read_into_either() {
     for (stored, wanted) in [(&exact, DType::BF16), (&rounded, DType::F32)] {
         let folder = tempfile::tempdir().unwrap();
         save_model(folder.path(), &shape, stored, None, None).unwrap();
-        assert_eq!(
-            bits(&loaded(folder.path(), &shape, wanted).unwrap()),
-            bits(&rounded)
-        );
+        assert_eq!(bits(&loaded(folder.path(), &shape, wanted).unwrap()), bits(&rounded));
     }
 }
 
 /// Writes the tiny model's tensors after `change`, and returns what reading them says.
 fn refusal(change: impl FnOnce(&mut HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) -> String {
     let (shape, folder) = (tiny(true), tempfile::tempdir().unwrap());
-    save_model(
-        folder.path(),
-        &shape,
-        &models::flat_weights(&shape, DType::F32),
-        None,
-        None,
-    )
-    .unwrap();
+    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::F32), None, None).unwrap();
     let path = folder.path().join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let own = |view: TensorView| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
-    let mut tensors = file
-        .iter()
-        .map(|(name, view)| (name.to_owned(), own(view)))
-        .collect();
+    let mut tensors = file.iter().map(|(name, view)| (name.to_owned(), own(view))).collect();
     change(&mut tensors);
-    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
-        (
-            name.as_str(),
-            TensorView::new(*dtype, shape.clone(), data).unwrap(),
-        )
-    });
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
     fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
-    let message = loaded(folder.path(), &shape, DType::F32)
-        .unwrap_err()
-        .to_string();
+    let message = loaded(folder.path(), &shape, DType::F32).unwrap_err().to_string();
     assert!(message.contains("model.safetensors"), "{message}");
     message
 }
@@ -128,10 +82,7 @@ fn refusal(change: impl FnOnce(&mut HashMap<String, (Dtype, Vec<usize>, Vec<u8>)
 fn a_tensor_that_is_missing_strange_or_of_another_kind_is_named() {
     let name = "model.layers.1.mlp.down_proj.weight";
     let missing = refusal(|tensors| drop(tensors.remove(name)));
-    assert!(
-        missing.contains(name) && missing.contains("missing"),
-        "{missing}"
-    );
+    assert!(missing.contains(name) && missing.contains("missing"), "{missing}");
 
     let extra = refusal(|tensors| {
         let value = tensors["model.norm.weight"].clone();
@@ -140,10 +91,7 @@ fn a_tensor_that_is_missing_strange_or_of_another_kind_is_named() {
     assert!(extra.contains("q_proj.bias"), "{extra}");
 
     let turned = refusal(|tensors| tensors.get_mut(name).unwrap().1.reverse());
-    assert!(
-        turned.contains(name) && turned.contains("[36, 20]") && turned.contains("[20, 36]"),
-        "{turned}"
-    );
+    assert!(turned.contains(name) && turned.contains("[36, 20]") && turned.contains("[20, 36]"), "{turned}");
 
     let halved = refusal(|tensors| {
         let (dtype, _, data) = tensors.get_mut(name).unwrap();
@@ -156,52 +104,25 @@ fn a_tensor_that_is_missing_strange_or_of_another_kind_is_named() {
 #[test]
 fn a_file_cut_anywhere_is_refused() {
     let (shape, folder) = (tiny(true), tempfile::tempdir().unwrap());
-    save_model(
-        folder.path(),
-        &shape,
-        &models::flat_weights(&shape, DType::BF16),
-        None,
-        None,
-    )
-    .unwrap();
+    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::BF16), None, None).unwrap();
     let path = folder.path().join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     for length in [0, 7, 8, 100, bytes.len() / 2, bytes.len() - 1] {
         fs::write(&path, &bytes[..length]).unwrap();
-        assert!(
-            loaded(folder.path(), &shape, DType::F32).is_err(),
-            "{length} bytes"
-        );
+        assert!(loaded(folder.path(), &shape, DType::F32).is_err(), "{length} bytes");
     }
     fs::remove_file(&path).unwrap();
-    let missing = loaded(folder.path(), &shape, DType::F32)
-        .unwrap_err()
-        .to_string();
+    let missing = loaded(folder.path(), &shape, DType::F32).unwrap_err().to_string();
     assert!(missing.contains("model.safetensors"), "{missing}");
 }
 
 #[test]
 fn bf16_files_store_the_weights_own_bits() {
     let (shape, folder) = (tiny(true), tempfile::tempdir().unwrap());
-    save_model(
-        folder.path(),
-        &shape,
-        &models::flat_weights(&shape, DType::BF16),
-        None,
-        None,
-    )
-    .unwrap();
+    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::BF16), None, None).unwrap();
     let bytes = fs::read(folder.path().join("model.safetensors")).unwrap();
-    let norm = SafeTensors::deserialize(&bytes)
-        .unwrap()
-        .tensor("model.norm.weight")
-        .unwrap()
-        .data()
-        .to_vec();
+    let norm = SafeTensors::deserialize(&bytes).unwrap().tensor("model.norm.weight").unwrap().data().to_vec();
     let expected = &models::weights_by_name(&shape)["model.norm.weight"];
-    let expected: Vec<u8> = expected
-        .iter()
-        .flat_map(|&value| bf16::from_f32(value).to_le_bytes())
-        .collect();
+    let expected: Vec<u8> = expected.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
     assert_eq!(norm, expected);
 }

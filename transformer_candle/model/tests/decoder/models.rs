@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use kernels::memory::Plan;
 use kernels::{Buffer, DType, Device, bf16};
 use model::hugging_face::hf_tensors;
-use model::{
-    ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision,
-};
+use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision};
 
 /// Grouped heads, heads wider than the residual stream together, and sizes that are no multiple of anything.
 pub fn tiny(tie_embeddings: bool) -> ModelShape {
@@ -31,13 +29,7 @@ pub fn tiny(tie_embeddings: bool) -> ModelShape {
 /// F32, nothing recomputed.
 pub fn plain(batch: usize, sequence_length: usize) -> DecoderSettings {
     let (precision, recompute) = (Precision::Fp32, ActivationRecompute::None);
-    DecoderSettings {
-        batch,
-        sequence_length,
-        precision,
-        recompute,
-        training: true,
-    }
+    DecoderSettings { batch, sequence_length, precision, recompute, training: true }
 }
 
 /// A repeatable stream of numbers in [-1, 1).
@@ -45,10 +37,7 @@ pub struct Noise(pub u64);
 
 impl Noise {
     pub fn next(&mut self) -> f64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 
@@ -65,14 +54,7 @@ pub fn weights_by_name(shape: &ModelShape) -> BTreeMap<String, Vec<f32>> {
         (0..elements).map(|_| value(noise.next()) as f32).collect()
     };
     let tensors = hf_tensors(shape).into_iter();
-    tensors
-        .map(|tensor| {
-            (
-                tensor.name.clone(),
-                values(tensor.shape.len() == 1, tensor.elements),
-            )
-        })
-        .collect()
+    tensors.map(|tensor| (tensor.name.clone(), values(tensor.shape.len() == 1, tensor.elements))).collect()
 }
 
 /// Puts weights by name into a flat buffer of either element type.
@@ -82,13 +64,7 @@ pub fn set_weights(shape: &ModelShape, flat: &mut Buffer, weights: &BTreeMap<Str
         let values = &weights[&tensor.name];
         let mut view = flat.view(tensor.offset, &[tensor.elements]).unwrap();
         if flat.dtype() == DType::BF16 {
-            view.write(
-                &values
-                    .iter()
-                    .map(|&value| bf16::from_f32(value))
-                    .collect::<Vec<_>>(),
-            )
-            .unwrap();
+            view.write(&values.iter().map(|&value| bf16::from_f32(value)).collect::<Vec<_>>()).unwrap();
         } else {
             view.write(values).unwrap();
         }
@@ -98,10 +74,7 @@ pub fn set_weights(shape: &ModelShape, flat: &mut Buffer, weights: &BTreeMap<Str
 /// A flat buffer's tensors by name.
 pub fn by_name(shape: &ModelShape, flat: &Buffer) -> BTreeMap<String, Vec<f32>> {
     let read = |offset, elements| flat.view(offset, &[elements]).unwrap().read_f32().unwrap();
-    hf_tensors(shape)
-        .into_iter()
-        .map(|tensor| (tensor.name, read(tensor.offset, tensor.elements)))
-        .collect()
+    hf_tensors(shape).into_iter().map(|tensor| (tensor.name, read(tensor.offset, tensor.elements))).collect()
 }
 
 /// A decoder with the weights of [`weights_by_name`].
@@ -115,12 +88,7 @@ pub fn decoder(shape: &ModelShape, settings: &DecoderSettings) -> Decoder {
 
 /// Flat weights with the values of [`weights_by_name`].
 pub fn flat_weights(shape: &ModelShape, dtype: DType) -> Buffer {
-    let mut flat = Buffer::zeros(
-        &[ParameterLayout::new(shape).elements()],
-        dtype,
-        &Device::Cpu,
-    )
-    .unwrap();
+    let mut flat = Buffer::zeros(&[ParameterLayout::new(shape).elements()], dtype, &Device::Cpu).unwrap();
     set_weights(shape, &mut flat, &weights_by_name(shape));
     flat
 }
@@ -135,21 +103,12 @@ pub struct Batch {
 impl Batch {
     pub fn drawn(shape: &ModelShape, tokens: usize, ignored: f64, seed: u64) -> Self {
         let mut noise = Noise(seed);
-        let inputs = (0..tokens)
-            .map(|_| noise.below(shape.vocab_size) as u32)
-            .collect();
+        let inputs = (0..tokens).map(|_| noise.below(shape.vocab_size) as u32).collect();
         let mut target = || {
             let id = noise.below(shape.vocab_size) as i32;
-            if noise.next() < 2.0 * ignored - 1.0 {
-                -100
-            } else {
-                id
-            }
+            if noise.next() < 2.0 * ignored - 1.0 { -100 } else { id }
         };
-        Self {
-            targets: (0..tokens).map(|_| target()).collect(),
-            inputs,
-        }
+        Self { targets: (0..tokens).map(|_| target()).collect(), inputs }
     }
 
     pub fn target_count(&self) -> usize {
@@ -178,11 +137,7 @@ pub fn loss(decoder: &Decoder) -> f32 {
 /// `|ours - reference| / |reference|` in the Euclidean norm.
 pub fn relative_error(ours: &[f32], reference: &[f64]) -> f64 {
     assert_eq!(ours.len(), reference.len());
-    let difference: f64 = ours
-        .iter()
-        .zip(reference)
-        .map(|(&a, &b)| (f64::from(a) - b).powi(2))
-        .sum();
+    let difference: f64 = ours.iter().zip(reference).map(|(&a, &b)| (f64::from(a) - b).powi(2)).sum();
     (difference / reference.iter().map(|b| b * b).sum::<f64>()).sqrt()
 }
 
