@@ -5,18 +5,19 @@ use std::path::{Path, PathBuf};
 
 use numpy::PyArray2;
 use pyo3::prelude::*;
+use training::commands::ModelSource;
 use training::commands::generate::{self as command, GenerateOptions, Prompt};
-use training::commands::{ModelSource, TrainedModel};
+use training::trained_model::TrainedModel;
 
 use crate::errors::raised;
 use crate::json;
 
 /// A continued text.
 #[pyclass(frozen, module = "orchestrator._native")]
-pub struct Completion(training::commands::Completion);
+pub struct Completion(training::completion::Completion);
 
-impl From<training::commands::Completion> for Completion {
-    fn from(completion: training::commands::Completion) -> Self {
+impl From<training::completion::Completion> for Completion {
+    fn from(completion: training::completion::Completion) -> Self {
         Self(completion)
     }
 }

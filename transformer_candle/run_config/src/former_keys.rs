@@ -63,7 +63,7 @@ pub(crate) fn translate(document: &mut Map<String, Value>, notes: &mut Vec<Strin
             Former::Ignored(reason) => notes.push(format!("{path} has no effect: {reason}")),
             Former::HarmlessIf(harmless, ..) if harmless(&value) => {}
             Former::HarmlessIf(_, message, suggestion) => {
-                problems.push(Problem::new(*path, format!("is {value}, but {message}")).suggest(*suggestion))
+                problems.push(Problem::new(*path, format!("is {value}, but {message}")).suggest(*suggestion));
             }
         }
     }

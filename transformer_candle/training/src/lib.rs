@@ -7,6 +7,7 @@
 
 pub mod checkpoint;
 pub mod commands;
+pub mod completion;
 pub mod divergence_guard;
 pub mod environment;
 pub mod error;
@@ -20,6 +21,7 @@ pub mod progress;
 pub mod run;
 pub mod schedule;
 pub mod stop;
+pub mod trained_model;
 pub mod trainer;
 
 pub use error::{Result, TrainerError};

@@ -9,11 +9,11 @@ use kernels::Device;
 use run_config::{ActivationRecompute, ResolvedRun, RunConfig};
 
 use super::ModelSource;
-use super::trained_model::load_tokenizer;
 use crate::checkpoint::{self, StoredModel};
 use crate::evaluation::{self, EvaluationReport};
 use crate::memory_plan::{RunBuffers, Setting};
 use crate::stop::StopSignal;
+use crate::trained_model::load_tokenizer;
 use crate::trainer::{MicroBatch, held_out};
 use crate::{Result, TrainerError};
 

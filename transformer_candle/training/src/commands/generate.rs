@@ -8,7 +8,8 @@ use clap::Args;
 use model::SamplingSettings;
 
 use super::ModelSource;
-use super::trained_model::{Completion, TrainedModel};
+use crate::completion::Completion;
+use crate::trained_model::TrainedModel;
 use crate::{Result, TrainerError};
 
 /// What `generate` takes.

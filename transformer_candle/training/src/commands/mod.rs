@@ -8,7 +8,6 @@ pub mod generate;
 mod model_source;
 pub mod plan;
 pub mod train;
-mod trained_model;
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -21,7 +20,6 @@ use tracing_subscriber::EnvFilter;
 use crate::{Result, TrainerError};
 
 pub use model_source::ModelSource;
-pub use trained_model::{Completion, TrainedModel, complete};
 
 /// Pre-train Llama-style language models.
 #[derive(Debug, Parser)]

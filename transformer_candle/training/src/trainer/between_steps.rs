@@ -7,7 +7,7 @@ use model::{Generator, SamplingSettings};
 use super::{Position, Trainer};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
-    commands::{Completion, complete},
+    completion::{Completion, complete},
     error::Result,
     evaluation::{EvaluationReport, evaluate},
     stop::StopSignal,

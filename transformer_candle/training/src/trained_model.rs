@@ -1,0 +1,93 @@
+//! A model and its tokenizer, read from a checkpoint and ready to be asked.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use dataset::Tokenizer;
+use kernels::{Buffer, DType, Device};
+use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings};
+use serde_json::Value;
+
+use crate::Result;
+use crate::checkpoint::{self, StoredModel};
+use crate::completion::{Completion, complete, refused};
+
+/// The token that ends a text where a tokenizer's files name none.
+const USUAL_END_OF_TEXT: &str = "<|endoftext|>";
+
+/// A trained model in memory.
+pub struct TrainedModel {
+    /// Its sizes.
+    pub shape: ModelShape,
+    /// The type of its weights.
+    pub precision: Precision,
+    /// Flat weights, laid out as `model::parameters` says.
+    pub weights: Buffer,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    stop_token: Option<u32>,
+}
+
+impl TrainedModel {
+    /// Reads a model directory: a checkpoint, or any Llama model with its tokenizer in Hugging Face's format.
+    pub fn open(directory: &Path) -> Result<Self> {
+        let StoredModel { shape, precision, end_of_text } = checkpoint::stored_model(directory)?;
+        let tokenizer = load_tokenizer(directory)?;
+        let dtype = match precision {
+            Precision::Fp32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        };
+        let mut weights = Buffer::zeros(&[ParameterLayout::new(&shape).elements()], dtype, &Device::Cpu)?;
+        checkpoint::load_weights(directory, &shape, &mut weights)?;
+        Ok(Self { shape, precision, weights, tokenizer, stop_token: end_of_text })
+    }
+
+    /// Continues a prompt by at most `max_tokens` tokens, up to the end of the text or of the model's context. An
+    /// empty prompt starts a new text. `on_text` gets the text as it grows, whole characters at a time, and may break
+    /// off.
+    pub fn complete(
+        &self,
+        prompt: &str,
+        max_tokens: usize,
+        settings: &SamplingSettings,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Completion> {
+        let mut prompt_tokens = self.tokenizer.encode(prompt)?;
+        if prompt_tokens.is_empty() {
+            prompt_tokens.push(self.tokenizer.end_of_text());
+        }
+        let mut generator =
+            Generator::new(&self.shape, self.weights.clone(), prompt_tokens.len().saturating_add(max_tokens))?;
+        complete(
+            &mut generator,
+            &self.tokenizer,
+            prompt,
+            &prompt_tokens,
+            max_tokens,
+            self.stop_token,
+            settings,
+            on_text,
+        )
+    }
+
+    /// The logits behind each of these tokens, one row of `vocab_size` a token.
+    pub fn logits(&self, tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
+        let mut generator = Generator::new(&self.shape, self.weights.clone(), tokens.len())?;
+        tokens.iter().map(|&token| generator.step(token).map_err(refused)).collect()
+    }
+}
+
+/// The tokenizer of a model directory.
+pub(crate) fn load_tokenizer(directory: &Path) -> Result<Tokenizer> {
+    Ok(Tokenizer::load(&directory.join("tokenizer.json"), &[end_of_text_of(directory)])?)
+}
+
+/// The name of the token that ends a text, from `tokenizer_config.json`: a string, or an object with its content.
+fn end_of_text_of(directory: &Path) -> String {
+    let config = fs::read(directory.join("tokenizer_config.json")).ok();
+    let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());
+    let token = config.as_ref().and_then(|config| config.get("eos_token"));
+    let name = token.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+    name.unwrap_or(USUAL_END_OF_TEXT).to_owned()
+}
