@@ -13,6 +13,28 @@ EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
+class Place:
+    """What a run is called and where it lives."""
+
+    experiment: str
+    folder: Path
+    tokenizer: Path
+    is_usual: bool
+    """Whether the folder is the experiment's own, so that its name is enough to find it."""
+
+    @property
+    def flags(self) -> str:
+        """What to type to mean this run."""
+        where = "" if self.is_usual else f" --run-dir {self.folder}"
+        return f"--experiment {self.experiment}{where}"
+
+    @property
+    def model_flags(self) -> str:
+        """What to type to mean its newest checkpoint."""
+        return f"--experiment {self.experiment}" if self.is_usual else f"--checkpoint {self.folder}"
+
+
+@dataclass(frozen=True)
 class Roots:
     """The folders below which everything is written."""
 
@@ -31,15 +53,14 @@ class Roots:
             target=Path(target) if target else None,
         )
 
-
-def checked_experiment(name: str) -> str:
-    """Return `name` if it can be a folder's name everywhere, or raise a `CommandError`."""
-    if not EXPERIMENT.fullmatch(name):
-        raise CommandError(
-            f"--experiment {name!r} is not a name: use up to 64 letters, digits, dots, dashes and underscores, "
-            "the first one a letter or a digit"
-        )
-    return name
+    def place(self, experiment: str, run_dir: Path | None) -> Place:
+        """Return where an experiment lives, or raise a `CommandError` if that cannot be a folder's name."""
+        if not EXPERIMENT.fullmatch(experiment):
+            raise CommandError(
+                f"--experiment {experiment!r} is not a name: use up to 64 letters, digits, dots, dashes and "
+                "underscores, the first one a letter or a digit"
+            )
+        return Place(experiment, run_dir or self.runs / experiment, self.tokenizers / experiment, run_dir is None)
 
 
 def shown(path: Path) -> str:

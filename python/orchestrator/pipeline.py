@@ -10,20 +10,11 @@ from pathlib import Path
 from orchestrator import _native, base_config, demo_data, launch, run_files, summary, tokenizer
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
-from orchestrator.paths import Roots, checked_experiment, shown
+from orchestrator.paths import Place, Roots, shown
 from orchestrator.screen import amount, note, step, warn
 from orchestrator.settings import DEFAULT_DATASET, DEMO_DATASET, Launch, Settings
 
 DEFAULT_VOCAB_SIZE = 4096
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a run is called and where it lives."""
-
-    experiment: str
-    folder: Path
-    tokenizer: Path
 
 
 @dataclass(frozen=True)
@@ -70,8 +61,7 @@ def _place(settings: Settings, roots: Roots) -> Place:
     if name is None:
         data = Path(settings.input[0]).stem if settings.input else settings.dataset or DEFAULT_DATASET
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", data.rsplit("/", 1)[-1]).strip("-._").lower() or "run"
-    experiment = checked_experiment(name)
-    return Place(experiment, settings.run_dir or roots.runs / experiment, roots.tokenizers / experiment)
+    return roots.place(name, settings.run_dir)
 
 
 def _refuse_an_earlier_run(place: Place, base: BaseConfig, settings: Settings) -> None:
@@ -204,5 +194,7 @@ def _train(job: launch.Job, mode: Launch, roots: Roots, place: Place) -> int:
     step("training", launch.described(job, mode, roots.target))
     code = launch.start(job, mode, roots.target)
     if code == ExitCode.DONE:
-        summary.show_finished(job, place.experiment, tokenizer.facts(place.tokenizer))
+        summary.show_finished(job, place, tokenizer.facts(place.tokenizer))
+    elif code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+        summary.show_stopped(place)
     return code

@@ -131,12 +131,21 @@ class Settings:
     max_samples: Annotated[
         int | None,
         Option(
+            metavar="N",
             min=1,
             help="Use only the first N documents, repeated as epochs. Default: the whole data set, for ever.",
             rich_help_panel=DATA,
         ),
     ] = None
-    stream_batch_size: Annotated[int, Option(min=1, help="Documents fetched at a time.", rich_help_panel=DATA)] = 1000
+    stream_batch_size: Annotated[
+        int,
+        Option(
+            metavar="N",
+            min=1,
+            help="Kept in streaming_config.json for whoever reads it; our own reader goes by row groups.",
+            rich_help_panel=DATA,
+        ),
+    ] = 1000
     input: Annotated[
         list[str],
         Option(
@@ -155,19 +164,23 @@ class Settings:
     ] = field(default_factory=list)
     shuffle_buffer: Annotated[
         int | None,
-        Option(min=1, help="Documents shuffled together.", rich_help_panel=DATA),
+        Option(metavar="N", min=1, help="Documents shuffled together.", rich_help_panel=DATA),
         Key("data.shuffle_buffer_size"),
     ] = None
     loader_workers: Annotated[
         int | None,
-        Option(min=1, help="Threads that prepare batches; the order does not depend on them.", rich_help_panel=DATA),
+        Option(
+            metavar="N",
+            min=1,
+            help="Threads that prepare batches; the order does not depend on them.",
+            rich_help_panel=DATA,
+        ),
         Key("data.num_workers"),
     ] = None
 
     vocab_size: Annotated[
         int | None,
-        Option(
-            min=1, help="Tokens in the vocabulary to train. Default: the config's model.vocab_size.",
+        Option(metavar="N", min=1, help="Tokens in the vocabulary to train. Default: the config's model.vocab_size.",
             rich_help_panel=TOKENIZER,
         ),
     ] = None  # fmt: skip
@@ -187,6 +200,7 @@ class Settings:
     tokenizer_max_lines: Annotated[
         int,
         Option(
+            metavar="N",
             min=1,
             help="Train the tokenizer on at most so many documents (and 256 MB): all their words are held in memory.",
             rich_help_panel=TOKENIZER,
@@ -195,6 +209,7 @@ class Settings:
     tokenizer_seed: Annotated[
         int | None,
         Option(
+            metavar="N",
             min=0,
             help="Train the tokenizer on every second document, chosen by this seed. Default: on the first ones.",
             rich_help_panel=TOKENIZER,
@@ -202,26 +217,32 @@ class Settings:
     ] = None
 
     hidden_size: Annotated[
-        int | None, Option(min=1, help="Width of the model.", rich_help_panel=MODEL), Key("model.hidden_size")
+        int | None,
+        Option(metavar="N", min=1, help="Width of the model.", rich_help_panel=MODEL),
+        Key("model.hidden_size"),
     ] = None
     intermediate_size: Annotated[
         int | None,
-        Option(min=1, help="Width of the SwiGLU layer.", rich_help_panel=MODEL),
+        Option(metavar="N", min=1, help="Width of the SwiGLU layer.", rich_help_panel=MODEL),
         Key("model.intermediate_size"),
     ] = None
     layers: Annotated[
-        int | None, Option(min=1, help="Decoder blocks.", rich_help_panel=MODEL), Key("model.num_layers")
+        int | None, Option(metavar="N", min=1, help="Decoder blocks.", rich_help_panel=MODEL), Key("model.num_layers")
     ] = None
     heads: Annotated[
-        int | None, Option(min=1, help="Attention heads.", rich_help_panel=MODEL), Key("model.num_attention_heads")
+        int | None,
+        Option(metavar="N", min=1, help="Attention heads.", rich_help_panel=MODEL),
+        Key("model.num_attention_heads"),
     ] = None
     kv_heads: Annotated[
         int | None,
-        Option(min=1, help="Key and value heads; they divide the attention heads.", rich_help_panel=MODEL),
+        Option(metavar="N", min=1, help="Key and value heads; they divide the attention heads.", rich_help_panel=MODEL),
         Key("model.num_key_value_heads"),
     ] = None
     seq_len: Annotated[
-        int | None, Option(min=1, help="Tokens in a sequence.", rich_help_panel=MODEL), Key("data.sequence_length")
+        int | None,
+        Option(metavar="N", min=1, help="Tokens in a sequence.", rich_help_panel=MODEL),
+        Key("data.sequence_length"),
     ] = None
 
     batch_size: Annotated[
@@ -231,27 +252,29 @@ class Settings:
     ] = None
     grad_accum: Annotated[
         int | None,
-        Option(min=1, help="Micro-batches in an optimizer step.", rich_help_panel=TRAINING),
+        Option(metavar="N", min=1, help="Micro-batches in an optimizer step.", rich_help_panel=TRAINING),
         Key("data.gradient_accumulation_steps"),
     ] = None
     steps: Annotated[
         int | None,
-        Option(min=1, help="Optimizer steps in all.", rich_help_panel=TRAINING),
+        Option(metavar="N", min=1, help="Optimizer steps in all.", rich_help_panel=TRAINING),
         Key("scheduler.total_steps"),
     ] = None
     learning_rate: Annotated[
         float | None,
-        Option(min=0, help="Peak learning rate.", rich_help_panel=TRAINING),
+        Option(metavar="X", min=0, help="Peak learning rate.", rich_help_panel=TRAINING),
         Key("optimizer.learning_rate"),
     ] = None
     weight_decay: Annotated[
         float | None,
-        Option(min=0, help="AdamW's decoupled decay; not on norms and embeddings.", rich_help_panel=TRAINING),
+        Option(
+            metavar="X", min=0, help="AdamW's decoupled decay; not on norms and embeddings.", rich_help_panel=TRAINING
+        ),
         Key("optimizer.weight_decay"),
     ] = None
     warmup_steps: Annotated[
         int | None,
-        Option(min=0, help="Steps until the learning rate's peak.", rich_help_panel=TRAINING),
+        Option(metavar="N", min=0, help="Steps until the learning rate's peak.", rich_help_panel=TRAINING),
         Key("scheduler.warmup_steps"),
     ] = None
     schedule: Annotated[
@@ -264,33 +287,33 @@ class Settings:
     ] = None
     seed: Annotated[
         int | None,
-        Option(min=0, help="Seed of the first weights and of the data's order.", rich_help_panel=TRAINING),
+        Option(metavar="N", min=0, help="Seed of the first weights and of the data's order.", rich_help_panel=TRAINING),
         Key("runtime.seed"),
     ] = None
 
     checkpoint_every: Annotated[
         int | None,
-        Option(min=1, help="Steps between checkpoints.", rich_help_panel=OFTEN),
+        Option(metavar="N", min=1, help="Steps between checkpoints.", rich_help_panel=OFTEN),
         Key("runtime.checkpoint.every_n_steps"),
     ] = None
     max_checkpoints: Annotated[
         int | None,
-        Option(min=1, help="Checkpoints kept.", rich_help_panel=OFTEN),
+        Option(metavar="N", min=1, help="Checkpoints kept.", rich_help_panel=OFTEN),
         Key("runtime.checkpoint.max_keep"),
     ] = None
     evaluate_every: Annotated[
         int | None,
-        Option(min=1, help="Steps between evaluations.", rich_help_panel=OFTEN),
+        Option(metavar="N", min=1, help="Steps between evaluations.", rich_help_panel=OFTEN),
         Key("runtime.evaluation.every_n_steps"),
     ] = None
     eval_batches: Annotated[
         int | None,
-        Option(min=1, help="Batches in an evaluation.", rich_help_panel=OFTEN),
+        Option(metavar="N", min=1, help="Batches in an evaluation.", rich_help_panel=OFTEN),
         Key("runtime.evaluation.max_batches"),
     ] = None
     log_every: Annotated[
         int | None,
-        Option(min=1, help="Steps between lines of the log.", rich_help_panel=OFTEN),
+        Option(metavar="N", min=1, help="Steps between lines of the log.", rich_help_panel=OFTEN),
         Key("runtime.log_every_n_steps"),
     ] = None
     tensorboard: Annotated[

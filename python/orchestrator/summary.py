@@ -8,11 +8,12 @@ from typing import Any
 
 from orchestrator import _native
 from orchestrator.launch import Job
-from orchestrator.paths import shown
-from orchestrator.screen import heading, plain
+from orchestrator.paths import Place, shown
+from orchestrator.run_files import read_streamed_dataset
+from orchestrator.screen import heading, plain, warn
+from orchestrator.settings import DEMO_DATASET
 from orchestrator.tokenizer import Facts
 
-SAMPLE_PROMPT = "def "
 SAMPLE_TOKENS = 96
 
 
@@ -24,22 +25,30 @@ def show_prepared(config: Path) -> None:
     plain(f"cargo run train --config {config}    # the same, in a checkout")
 
 
-def show_finished(job: Job, experiment: str, text: Facts | None) -> None:
+def show_stopped(place: Place) -> None:
+    """Say how a run that was stopped goes on."""
+    heading("Stopped and saved. What to type to go on")
+    plain(f"orchestrate {place.flags} --resume")
+
+
+def show_finished(job: Job, place: Place, text: Facts | None) -> None:
     """Show the result of a run that ended as planned."""
     run = _native.RunConfig.load(job.config, job.overrides)
     metrics = _last_metrics(run.run_directory / "metrics.jsonl")
     heading("What it learnt")
     _show_losses(metrics, text)
-    _show_sample(run)
+    prompt = "def " if read_streamed_dataset(run.run_directory) == DEMO_DATASET else ""
+    _show_sample(run, prompt)
     heading("Where it is")
     plain(f"checkpoints  {shown(run.checkpoint_directory)} (transformers' from_pretrained loads them)")
     plain(f"metrics      {shown(run.run_directory / 'metrics.jsonl')}")
-    if run.to_dict()["runtime"]["logging"]["tensorboard"]:
-        plain(f"TensorBoard  {shown(run.run_directory / 'tensorboard')}")
+    logging = run.to_dict()["runtime"]["logging"]
+    if logging["tensorboard"]:
+        plain(f"TensorBoard  {logging['tensorboard_directory']}")
     heading("What to type next")
     steps = metrics.get("train", {}).get("step", 0)
-    plain(f'orchestrate generate --experiment {experiment} --prompt "import "')
-    plain(f"orchestrate --experiment {experiment} --resume --steps {2 * steps}")
+    plain(f"orchestrate generate {place.model_flags} --prompt '{prompt or 'The '}'")
+    plain(f"orchestrate {place.flags} --resume --steps {2 * steps}")
 
 
 def _last_metrics(path: Path) -> dict[str, dict[str, Any]]:
@@ -66,7 +75,12 @@ def _show_losses(metrics: dict[str, dict[str, Any]], text: Facts | None) -> None
         )
 
 
-def _show_sample(run: _native.RunConfig) -> None:
+def _show_sample(run: _native.RunConfig, prompt: str) -> None:
     heading("A sample")
-    sample = _native.generate(run.checkpoint_directory, SAMPLE_PROMPT, max_tokens=SAMPLE_TOKENS, top_k=40)
-    plain(str(sample))
+    try:
+        sample = _native.generate(run.checkpoint_directory, prompt, max_tokens=SAMPLE_TOKENS, top_k=40)
+    except _native.TrainerError as error:
+        # The run itself has succeeded.
+        warn(f"no sample: {error}")
+    else:
+        plain(str(sample))
