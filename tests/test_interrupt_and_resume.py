@@ -39,9 +39,7 @@ def wait_for_step(process: subprocess.Popen[str], step: int) -> str:
 def test_a_signal_saves_once_and_the_run_goes_on(workspace: Workspace, launch: str, number: signal.Signals) -> None:
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--checkpoint-every=100000", "--evaluate-every=100000"]
-    process = workspace.start(
-        ORCHESTRATE, *flags, "--steps=100000", f"--launch={launch}", "--experiment=stopped"
-    )
+    process = workspace.start(ORCHESTRATE, *flags, "--steps=100000", f"--launch={launch}", "--experiment=stopped")
     wait_for_step(process, 5)
     if number is signal.SIGINT:
         os.killpg(process.pid, number)  # a terminal's Ctrl-C reaches the whole group
@@ -71,9 +69,7 @@ def test_ten_steps_are_five_and_resume_and_five(workspace: Workspace, precision:
     # Run past the checkpoint, so that what was logged after it must be taken back.
     workspace.trainer("train", "--config", configs["resumed"], "--max-steps", "8").succeeded()
     checkpoints = workspace.run_folder("resumed") / "checkpoints"
-    workspace.trainer(
-        "train", "--config", configs["resumed"], "--resume", checkpoints / "step-00000005"
-    ).succeeded()
+    workspace.trainer("train", "--config", configs["resumed"], "--resume", checkpoints / "step-00000005").succeeded()
 
     assert weights(workspace, "resumed", 10) == weights(workspace, "straight", 10)
     assert workspace.losses("resumed") == workspace.losses("straight")

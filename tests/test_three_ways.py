@@ -35,9 +35,7 @@ def test_three_ways_in_give_bitwise_the_same_losses(workspace: Workspace, precis
 
 def test_threads_change_nothing(workspace: Workspace) -> None:
     text = workspace.write_text()
-    workspace.orchestrate(
-        *TINY_MODEL, "--input", text, "--steps=6", "--launch=none", "--experiment=one"
-    ).succeeded()
+    workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=6", "--launch=none", "--experiment=one").succeeded()
     weights = set()
     for threads in (1, 2, 4):
         run = workspace.run_folder(f"threads{threads}")

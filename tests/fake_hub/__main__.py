@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import threading
 from pathlib import Path
 
@@ -20,10 +21,8 @@ def main() -> None:
         write_fineweb(arguments.root)
     with FakeHub(arguments.root, token=arguments.token, port=arguments.port) as hub:
         print(f"export HF_ENDPOINT={hub.endpoint}", flush=True)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
-        except KeyboardInterrupt:
-            pass
 
 
 if __name__ == "__main__":

@@ -35,10 +35,16 @@ configs:
 """
 COLUMNS = pa.schema(
     [
-        ("text", pa.string()), ("id", pa.string()), ("dump", pa.string()), ("url", pa.string()),
-        ("date", pa.string()), ("file_path", pa.string()), ("language", pa.string()),
-        ("language_score", pa.float64()), ("token_count", pa.int64()),
-    ]  # fmt: skip
+        ("text", pa.string()),
+        ("id", pa.string()),
+        ("dump", pa.string()),
+        ("url", pa.string()),
+        ("date", pa.string()),
+        ("file_path", pa.string()),
+        ("language", pa.string()),
+        ("language_score", pa.float64()),
+        ("token_count", pa.int64()),
+    ]
 )
 FILES = {
     "data/CC-MAIN-2013-20/000_00000.parquet": "CC-MAIN-2013-20",

@@ -106,12 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             header = self.headers.get
             fault = self.injected.kind if self.injected else None
-            self.hub.requests.append(
-                Request(
-                    self.command, self.path, header("Range"), header("Authorization"),
-                    header("User-Agent") or "", self.status, fault,
-                )  # fmt: skip
-            )
+            client = (header("Range"), header("Authorization"), header("User-Agent") or "")
+            self.hub.requests.append(Request(self.command, self.path, *client, self.status, fault))
 
     do_GET = do_HEAD = do_POST = handle_request
 

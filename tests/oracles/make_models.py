@@ -75,9 +75,7 @@ def learning_rates() -> list[float]:
 
 
 def train(model: LlamaForCausalLM, ids: torch.Tensor, targets: torch.Tensor, rates: list[float]) -> tuple[list, list]:
-    decays = {
-        name: p.dim() == 2 and "embed_tokens" not in name for name, p in model.named_parameters()
-    }
+    decays = {name: p.dim() == 2 and "embed_tokens" not in name for name, p in model.named_parameters()}
     groups = [
         {"params": [p for n, p in model.named_parameters() if decays[n] == flag], "weight_decay": 0.1 * flag}
         for flag in (True, False)
@@ -111,7 +109,9 @@ def fixture(tied: bool) -> dict[str, torch.Tensor]:
     out |= {f"gradients.{name}": grad for name, grad in exact.items()}
 
     half = build(tied).bfloat16()
-    half.load_state_dict({n.removeprefix("weights."): t for n, t in out.items() if n.startswith("weights.")}, strict=False)
+    half.load_state_dict(
+        {n.removeprefix("weights."): t for n, t in out.items() if n.startswith("weights.")}, strict=False
+    )
     rough_loss, rough = gradients(half, ids, targets)
     out["bf16.loss_error"] = (rough_loss.double() - loss).abs().reshape(1)
     for name, grad in exact.items():

@@ -6,11 +6,11 @@ sequences, T positions, D hidden, H query heads, K key/value heads, E head size,
 intermediate, V padded vocabulary. `d<name>` is the gradient of a scalar with respect to <name>.
 
     embedding           table_VD ids_N out_ND dout_ND dtable_VD
-    add_rms_norm        x_ND branch_ND weight_D epsilon sum_ND normed_ND inv_rms_N; dnormed_ND dresidual_ND (the gradient
-                        that reaches the sum past the norm) dsum_ND (total) dweight_D; plain_normed_ND plain_inv_rms_N
-                        (the norm of x_ND alone)
-    rope                heads_3 = [H, K, E], sequence_length, theta, first_position; qkv_NP rotated_NP drotated_NP dqkv_NP;
-                        later_rotated_NP starts at first_position
+    add_rms_norm        x_ND branch_ND weight_D epsilon sum_ND normed_ND inv_rms_N; dnormed_ND dresidual_ND (gradient
+                        that reaches the sum past the norm) dsum_ND (total) dweight_D; plain_normed_ND
+                        plain_inv_rms_N (the norm of x_ND alone)
+    rope                heads_3 = [H, K, E], sequence_length, theta, first_position; qkv_NP rotated_NP drotated_NP
+                        dqkv_NP; later_rotated_NP starts at first_position
     attention           heads_3, batch, sequence_length; qkv_NP out_NHE lse_BHT dout_NHE dqkv_NP (no RoPE inside)
     swiglu              gate_up_N2I out_NI dout_NI dgate_up_N2I
     linear              x_NI w_OI y_NO dy_NO dx_NI dw_OI dw_start_OI (value before accumulation) dw_total_OI
@@ -23,6 +23,7 @@ intermediate, V padded vocabulary. `d<name>` is the gradient of a scalar with re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -188,7 +189,7 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def fixture(operation) -> Tensors:  # type: ignore[no-untyped-def]
+def fixture(operation: Callable[[], Tensors]) -> Tensors:
     """The tensors of one operation, from the same seed whatever ran before."""
     torch.manual_seed(20_261_121)
     return {name: tensor.detach().contiguous().clone() for name, tensor in operation().items()}

@@ -19,7 +19,8 @@ def trained(workspace: Workspace, precision: str, tied: bool) -> Path:
     """The last checkpoint of a short run."""
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--steps=200", "--seq-len=96", f"--precision={precision}"]
-    workspace.orchestrate(*flags, "--experiment=model", "--override", f"model.tie_embeddings={str(tied).lower()}").succeeded()
+    flags += ["--override", f"model.tie_embeddings={str(tied).lower()}", "--experiment=model"]
+    workspace.orchestrate(*flags).succeeded()
     return workspace.run_folder("model") / "checkpoints" / "step-00000200"
 
 
