@@ -52,7 +52,7 @@ def test_a_signal_saves_once_and_the_run_goes_on(workspace: Workspace, launch: s
     step = int(saved.removeprefix("step-"))
     assert [row["step"] for row in workspace.metrics("stopped")] == list(range(1, step + 1))
     workspace.trainer(
-        "train", "--config", workspace.run_folder("stopped") / "training.yaml", "--resume", "--max-steps", step + 3
+        "train", "--config", workspace.run_folder("stopped") / "training.yaml", "--resume", "--max-steps", str(step + 3)
     ).succeeded()
     assert [row["step"] for row in workspace.metrics("stopped")] == list(range(1, step + 4))
 

@@ -32,7 +32,7 @@ def test_the_wheel_is_abi3_and_typed(wheel: Path) -> None:
 def test_the_wheel_trains_in_a_clean_environment(wheel: Path, workspace: Workspace) -> None:
     python = workspace.root / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", workspace.root / "venv"], check=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)]
     subprocess.run(install, check=True, timeout=600)
     text = workspace.write_text()
     # Away from any trainer program: what is left is the extension inside the wheel.
