@@ -30,10 +30,10 @@
 //!
 //! # Memory
 //!
-//! One window in use, one waiting and one in preparation: each at most 64 MiB of text, in tokens (4 bytes each, about the
-//! size of the text), while the one in preparation also holds its text; and for each lane a block of at most 4 MiB of the
-//! file, a page and, of a Parquet footer, one entry a row group. With web text and the default window of 8192 documents
-//! (about 30 MB of text) that is about 150 MB.
+//! One window in use and one ready or in preparation: each at most 64 MiB of text as tokens (4 bytes each, about as much as
+//! the text), and while one is in preparation its text; for each lane a block of at most 4 MiB of the file, a page, and of
+//! a Parquet footer one entry a row group. With web text and 8192 documents a window (28 MB of text) that is 130 MB;
+//! glibc's allocator, with its arena a thread, keeps up to as much again (measured: 250 MB resident in all).
 //!
 //! # Example
 //!

@@ -17,7 +17,14 @@ pub(crate) struct PackedTokens {
 
 impl PackedTokens {
     pub(crate) fn new(sequence_length: usize, end_of_text: u32) -> Self {
-        Self { tokens: vec![end_of_text], sequence_length, end_of_text }
+        Self::with_capacity(sequence_length, end_of_text, 0)
+    }
+
+    /// With room for `targets` tokens.
+    pub(crate) fn with_capacity(sequence_length: usize, end_of_text: u32, targets: usize) -> Self {
+        let mut tokens = Vec::with_capacity(targets + 1);
+        tokens.push(end_of_text);
+        Self { tokens, sequence_length, end_of_text }
     }
 
     /// Appends a document; `ends` says whether end-of-text follows.

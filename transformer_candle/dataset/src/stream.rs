@@ -132,8 +132,8 @@ impl TokenStream {
             None => Cursor { identity, start: WindowStart::of_epoch(0, settings.lanes), sequence: 0 },
         };
         let stop = Stop::default();
-        // One window waits while another is in use and a third is prepared.
-        let (sender, windows) = sync_channel(1);
+        // Nothing waits in the channel: one window is in use while the next is prepared or held ready by its thread.
+        let (sender, windows) = sync_channel(0);
         let producer = Producer::new(source, settings, tokenizer, cursor.start.clone(), stop.clone());
         let thread = std::thread::Builder::new().name("data".to_owned()).spawn(move || producer.run(&sender));
         let thread = thread.map_err(|error| DataError::Threads { message: error.to_string() })?;

@@ -75,7 +75,8 @@ pub(crate) fn pack(documents: Vec<Document>, packing: &Packing) -> Result<Packed
             Ok((packing.tokenizer.encode(&document.text)?, document.ends))
         })
         .collect();
-    let mut packed = PackedTokens::new(packing.sequence_length, packing.tokenizer.end_of_text());
+    let tokens = encoded.iter().flatten().map(|(ids, _)| ids.len() + 1).sum();
+    let mut packed = PackedTokens::with_capacity(packing.sequence_length, packing.tokenizer.end_of_text(), tokens);
     for document in encoded {
         let (ids, ends) = document?;
         packed.push(&ids, ends);

@@ -51,6 +51,18 @@ fn behind_max_samples_there_is_enough_to_hold_out() {
 }
 
 #[test]
+fn many_groups_behind_max_samples_are_chosen_by_hash_and_none_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &[("one.parquet", parquet(&documents(0, 200), 2))]);
+    let source = folder_source(folder.path());
+    let settings = StreamSettings { held_out_fraction: 0.3, max_samples: Some(101), ..settings() };
+    assert_eq!(sorted(epoch_texts(&source, &settings).unwrap()), sorted(documents(0, 101)));
+    let held_out = held_out_texts(&source, &settings);
+    assert!((10..60).contains(&held_out.len()), "{}", held_out.len());
+    assert!(held_out.iter().all(|text| documents(102, 98).contains(text)));
+}
+
+#[test]
 fn of_a_single_group_the_last_eighth_is_held_out() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("one.parquet", parquet(&documents(0, 80), 1000))]);

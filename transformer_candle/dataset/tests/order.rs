@@ -175,7 +175,7 @@ fn a_text_file_comes_back_whole_from_its_pieces() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn whatever_the_files_and_settings_training_and_held_out_make_up_the_data(
         files in prop::collection::vec((0_usize..4, 1_usize..60, 1_usize..30), 1..7),

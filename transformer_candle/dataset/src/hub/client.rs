@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ureq::Agent;
 use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, LINK, LOCATION, RANGE, RETRY_AFTER};
@@ -23,6 +24,8 @@ pub(crate) struct HubClient {
     settings: HubSettings,
     agent: Agent,
     endpoint: Uri,
+    /// The endpoint has answered something.
+    answered: AtomicBool,
 }
 
 /// A text and where its next page is.
@@ -61,7 +64,7 @@ impl HubClient {
             .user_agent(concat!("transformer_candle/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Ok(Self { settings, agent, endpoint })
+        Ok(Self { settings, agent, endpoint, answered: AtomicBool::new(false) })
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -69,13 +72,13 @@ impl HubClient {
     }
 
     pub(super) fn patience<'a>(&'a self, stop: &'a Stop) -> Patience<'a> {
-        Patience::new(&self.settings, stop)
+        Patience::new(&self.settings, stop, &self.answered)
     }
 
     /// The text at `url`, asked for until it comes or a refusal is final.
     pub(super) fn text(&self, url: &str) -> Result<Page, DataError> {
         let stop = Stop::default();
-        let mut patience = Patience::short(&self.settings, &stop);
+        let mut patience = self.patience(&stop);
         loop {
             match self.try_text(url) {
                 Ok(page) => return Ok(page),
@@ -142,6 +145,7 @@ impl HubClient {
                 request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
             }
             let mut response = request.call().map_err(|error| transport(&url, &error))?;
+            self.answered.store(true, Ordering::Relaxed);
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Answer { url, response });
             }

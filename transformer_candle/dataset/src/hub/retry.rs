@@ -1,6 +1,7 @@
 //! When to try again, and how long to wait before.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::settings::HubSettings;
@@ -12,7 +13,8 @@ use crate::stop::Stop;
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 const LONGEST_ORDERED_PAUSE: Duration = Duration::from_secs(310);
 
-/// Attempts at the card and the listing.
+/// Attempts at a Hub that has not answered at all: whoever waits hears within seconds that its address is wrong or the
+/// network down.
 const FIRST_ATTEMPTS: u32 = 5;
 
 /// A request that did not give what was asked for.
@@ -28,18 +30,14 @@ pub(super) enum Failure {
 pub(super) struct Patience<'a> {
     settings: &'a HubSettings,
     stop: &'a Stop,
-    attempts: u32,
+    /// Whether the Hub has ever answered anything.
+    answered: &'a AtomicBool,
     failures: u32,
 }
 
 impl<'a> Patience<'a> {
-    pub(super) fn new(settings: &'a HubSettings, stop: &'a Stop) -> Self {
-        Self { settings, stop, attempts: settings.attempts, failures: 0 }
-    }
-
-    /// For what a run starts with: whoever waits for it hears within seconds that a name or network is wrong.
-    pub(super) fn short(settings: &'a HubSettings, stop: &'a Stop) -> Self {
-        Self { attempts: settings.attempts.min(FIRST_ATTEMPTS), ..Self::new(settings, stop) }
+    pub(super) fn new(settings: &'a HubSettings, stop: &'a Stop, answered: &'a AtomicBool) -> Self {
+        Self { settings, stop, answered, failures: 0 }
     }
 
     /// Something came through: what failed before no longer counts.
@@ -54,7 +52,7 @@ impl<'a> Patience<'a> {
             Failure::Passing { url, message, wait } => (url, message, wait),
         };
         self.failures += 1;
-        if self.failures >= self.attempts {
+        if self.failures >= self.attempts() {
             return Err(DataError::Network { url, attempts: self.failures, message });
         }
         let pause = match ordered {
@@ -63,6 +61,11 @@ impl<'a> Patience<'a> {
         };
         tracing::warn!("{url}: {message}; trying again in {:.1} s", pause.as_secs_f64());
         self.stop.wait(pause)
+    }
+
+    fn attempts(&self) -> u32 {
+        let most = if self.answered.load(Ordering::Relaxed) { u32::MAX } else { FIRST_ATTEMPTS };
+        self.settings.attempts.min(most)
     }
 
     /// Doubles with each failure; between half and all of it, so that many readers do not come back at once.
@@ -86,6 +89,8 @@ pub(super) fn ordered_wait(retry_after: Option<&str>, rate_limit: Option<&str>) 
 mod tests {
     use super::*;
 
+    static ANSWERED: AtomicBool = AtomicBool::new(true);
+
     fn passing() -> Failure {
         Failure::Passing { url: "http://hub/x".to_owned(), message: "reset".to_owned(), wait: None }
     }
@@ -105,7 +110,7 @@ mod tests {
     fn pauses_double_within_a_random_half_and_stay_under_a_minute() {
         let settings = HubSettings::default();
         let stop = Stop::default();
-        let mut patience = Patience::new(&settings, &stop);
+        let mut patience = Patience::new(&settings, &stop, &ANSWERED);
         for (failures, full) in [(1, 0.5), (2, 1.0), (5, 8.0), (8, 60.0), (100, 60.0)] {
             patience.failures = failures;
             let pause = patience.pause().as_secs_f64();
@@ -117,7 +122,7 @@ mod tests {
     fn only_failures_without_progress_count() {
         let settings = HubSettings { attempts: 3, pause: Duration::ZERO, ..HubSettings::default() };
         let stop = Stop::default();
-        let mut patience = Patience::new(&settings, &stop);
+        let mut patience = Patience::new(&settings, &stop, &ANSWERED);
         for _ in 0..5 {
             patience.wait(passing()).unwrap();
             patience.wait(passing()).unwrap();
@@ -130,11 +135,20 @@ mod tests {
     }
 
     #[test]
+    fn a_hub_that_never_answered_is_given_up_sooner() {
+        let settings = HubSettings { attempts: 100, pause: Duration::ZERO, ..HubSettings::default() };
+        let (stop, answered) = (Stop::default(), AtomicBool::new(false));
+        let mut patience = Patience::new(&settings, &stop, &answered);
+        let failures = (0..100).take_while(|_| patience.wait(passing()).is_ok()).count();
+        assert_eq!(failures, 4);
+    }
+
+    #[test]
     fn a_stop_ends_the_waiting_at_once() {
         let settings = HubSettings { pause: Duration::from_mins(10), ..HubSettings::default() };
         let stop = Stop::default();
         stop.order();
-        let error = Patience::new(&settings, &stop).wait(passing()).unwrap_err();
+        let error = Patience::new(&settings, &stop, &ANSWERED).wait(passing()).unwrap_err();
         assert!(matches!(error, DataError::Closed));
     }
 }
