@@ -66,10 +66,10 @@ learning-proof: $(ORACLE)/.extension binaries
 
 # cargo-deny is compiled from source for some minutes, which is why CI does not run it.
 audit: $(VENV)/.dev
-	cargo install --locked --quiet --root .cargo-tools cargo-deny@0.19.0
+	cargo install --locked --quiet --root .cargo-tools cargo-deny@0.20.2
 	.cargo-tools/bin/cargo-deny check
 	$(PYTHON) -m venv .venv-audit
-	.venv-audit/bin/python -m pip install --quiet pip-audit
+	.venv-audit/bin/python -m pip install --quiet pip-audit==2.10.1
 	.venv-audit/bin/pip-audit --require-hashes --disable-pip -r requirements/dev.txt
 
 # The abi3 wheel, one for every Python from 3.10; WHEELS says where.
