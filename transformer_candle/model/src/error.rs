@@ -23,12 +23,12 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
-    /// A tensor of a file is not the one that the model has there.
-    #[error("{path}: tensor `{name}` {problem}; the file belongs to another model than its config.json describes")]
+    /// A tensor of a file is not the one that the model or its optimizer has there.
+    #[error("{path}: tensor `{name}` {problem}; the file belongs to another model or precision than asked for")]
     Tensor {
         /// The safetensors file.
         path: PathBuf,
-        /// The tensor's Hugging Face name.
+        /// The tensor's name in the file.
         name: String,
         /// What differs.
         problem: String,

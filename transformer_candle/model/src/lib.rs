@@ -51,6 +51,7 @@ pub mod initialization;
 pub mod parameters;
 pub mod sampling;
 mod shape;
+pub mod tensor_file;
 
 pub use decoder::{Decoder, DecoderPlan, DecoderSettings};
 pub use error::{Error, Result};

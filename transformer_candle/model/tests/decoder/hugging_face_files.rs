@@ -7,7 +7,7 @@ use std::path::Path;
 use half::bf16;
 use kernels::{Buffer, DType};
 use model::ModelShape;
-use model::hugging_face::{load_shape, load_weights, save_model};
+use model::hugging_face::{hf_tensors, load_shape, load_weights, save_model};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::models::{self, tiny};
@@ -29,6 +29,25 @@ fn a_model_comes_back_bit_for_bit() {
         save_model(folder.path(), &shape, &weights, Some(0), Some(0)).unwrap();
         assert_eq!(load_shape(folder.path()).unwrap(), shape);
         assert_eq!(bits(&loaded(folder.path(), &shape, dtype).unwrap()), bits(&weights));
+    }
+}
+
+#[test]
+fn what_the_file_does_not_hold_becomes_zero() {
+    for tied in [true, false] {
+        let (shape, folder) = (tiny(tied), tempfile::tempdir().unwrap());
+        save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::F32), None, None).unwrap();
+        let mut weights = models::flat_weights(&shape, DType::F32);
+        weights.write(&vec![f32::NAN; weights.elements()]).unwrap();
+        load_weights(folder.path(), &shape, &mut weights).unwrap();
+        let mut values = weights.read_f32().unwrap();
+        for tensor in hf_tensors(&shape) {
+            let stored = &mut values[tensor.offset..tensor.offset + tensor.elements];
+            assert!(stored.iter().all(|value| !value.is_nan()), "{}", tensor.name);
+            stored.fill(0.0);
+        }
+        assert!(values.len() as u64 > shape.parameter_count(), "there is padding");
+        assert!(values.iter().all(|value| value.to_bits() == 0));
     }
 }
 

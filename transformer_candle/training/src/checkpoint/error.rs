@@ -111,7 +111,7 @@ pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
     move |source| CheckpointError::Io { action, path, source }
 }
 
-/// An error of the model's files, as one of the checkpoint they are in.
+/// An error of the tensor files, as one of the checkpoint they are in.
 pub(super) fn of_model(directory: &Path, error: model::Error) -> CheckpointError {
     match error {
         model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },

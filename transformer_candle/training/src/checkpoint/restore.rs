@@ -6,9 +6,9 @@ use kernels::Buffer;
 use model::{ModelShape, Precision, hugging_face};
 use serde_json::Value;
 
-use super::error::{CheckpointError, Result, failed, of_model};
+use super::error::{CheckpointError, Result, of_model};
 use super::manifest::{self, Manifest, VerifiedFile};
-use super::optimizer_file::{self, OptimizerBuffers, Unreadable};
+use super::optimizer_file::{self, OptimizerBuffers};
 use super::{CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, TrainerState};
 
 /// What a model directory holds, before its weights are read.
@@ -51,8 +51,8 @@ pub fn restore(
     let mut file = Manifest::load(checkpoint)?.open(checkpoint, OPTIMIZER_FILE)?;
     let bytes = file.bytes();
     let buffers = OptimizerBuffers { first_moment, second_moment, remainder: remainder.map(|remainder| &*remainder) };
-    let filled = optimizer_file::read(shape, &buffers, &mut file, bytes);
-    proven(file, filled.map_err(|error| explain(checkpoint, error)))
+    let filled = optimizer_file::read(&mut file, bytes, &checkpoint.join(OPTIMIZER_FILE), shape, &buffers);
+    proven(file, filled.map_err(|error| of_model(checkpoint, error)))
 }
 
 /// Sizes and types of a model directory: a checkpoint, or any Llama model in one safetensors file.
@@ -90,15 +90,6 @@ fn open(directory: &Path, name: &str) -> Result<VerifiedFile> {
 fn proven<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
     file.finish()?;
     read
-}
-
-fn explain(directory: &Path, error: Unreadable) -> CheckpointError {
-    match error {
-        Unreadable::Io(error) => failed("read", &directory.join(OPTIMIZER_FILE))(error),
-        Unreadable::Malformed(reason) => CheckpointError::damaged(directory, format!("{OPTIMIZER_FILE}: {reason}")),
-        Unreadable::Mismatch(reason) => CheckpointError::mismatch(directory, reason),
-        Unreadable::Kernel(error) => error.into(),
-    }
 }
 
 fn exists(directory: &Path) -> Result<()> {

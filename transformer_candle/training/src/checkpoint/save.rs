@@ -91,8 +91,8 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Res
             .map_err(|error| of_model(directory, error))
     })?;
     aside.file(OPTIMIZER_FILE, |writer: &mut dyn Write| {
-        let failed = |error| failed("write", &path(OPTIMIZER_FILE))(error);
-        optimizer_file::write(shape, &optimizer_buffers(contents), writer, failed)
+        optimizer_file::write(writer, &path(OPTIMIZER_FILE), shape, &optimizer_buffers(contents))
+            .map_err(|error| of_model(directory, error))
     })?;
     aside.commit(state.step)
 }

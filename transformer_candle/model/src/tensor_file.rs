@@ -1,0 +1,427 @@
+//! Safetensors files of flat buffers: named ranges of them, written and read in pieces, so that no second copy of a model
+//! is ever in memory. The `safetensors` crate makes and checks the header; numbers are little-endian.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{Read, Write};
+use std::path::Path;
+
+use kernels::{Buffer, DType, Element, Scalar, bf16};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use crate::error::failed;
+use crate::{Error, Result};
+
+/// Elements moved at a time: 256 KiB of f32 stay in the processor's cache.
+const PIECE: usize = 1 << 16;
+
+/// The longest header that is read, as the format itself limits it.
+const LONGEST_HEADER: u64 = 100_000_000;
+
+/// A tensor of a file and the range of a flat buffer (F32, BF16 or I16) that holds it.
+#[derive(Clone, Debug)]
+pub struct NamedRange<'a> {
+    /// The tensor's name in the file.
+    pub name: String,
+    /// Its sizes; their product is the range's length.
+    pub shape: Vec<usize>,
+    /// The buffer that the range lies in; reading a file writes there.
+    pub buffer: &'a Buffer,
+    /// The range's first element.
+    pub offset: usize,
+}
+
+/// Which element types of a file fit a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conversion {
+    /// The buffer's own alone, so that every bit comes back.
+    Refused,
+    /// F32 and BF16 fit one another: widening is exact, narrowing rounds to the nearest, ties to even.
+    BetweenFloats,
+}
+
+impl NamedRange<'_> {
+    /// The bytes of its numbers.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.buffer.dtype().size_in_bytes()
+    }
+
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The buffer's type, as the format calls it.
+    fn dtype(&self) -> Result<Dtype> {
+        match self.buffer.dtype() {
+            DType::F32 => Ok(Dtype::F32),
+            DType::BF16 => Ok(Dtype::BF16),
+            DType::I16 => Ok(Dtype::I16),
+            actual => {
+                let (operation, expected) = ("tensor_file", "F32, BF16 or I16");
+                Err(kernels::Error::DType { operation, argument: "buffer", expected, actual }.into())
+            }
+        }
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = Result<Buffer>> {
+        let end = self.offset + self.elements();
+        (self.offset..end).step_by(PIECE).map(move |offset| Ok(self.buffer.view(offset, &[PIECE.min(end - offset)])?))
+    }
+
+    fn write<T: Number>(&self, writer: &mut dyn Write, path: &Path, bytes: &mut Vec<u8>) -> Result<()> {
+        for piece in self.pieces() {
+            T::encode(&piece?.read::<T>()?, bytes);
+            writer.write_all(bytes).map_err(failed("write", path))?;
+        }
+        Ok(())
+    }
+
+    fn read<S: Number, T: Number>(
+        &self,
+        reader: &mut dyn Read,
+        path: &Path,
+        bytes: &mut Vec<u8>,
+        convert: impl Fn(S) -> T,
+    ) -> Result<()> {
+        let mut values = Vec::with_capacity(PIECE.min(self.elements()));
+        for piece in self.pieces() {
+            let mut piece = piece?;
+            bytes.resize(piece.elements() * size_of::<S>(), 0);
+            reader.read_exact(bytes).map_err(failed("read", path))?;
+            values.clear();
+            values.extend(S::decode(bytes).map(&convert));
+            piece.write(&values)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes a file of these tensors, whose names differ: wider types first and then by name, as the format's own writer
+/// orders them. `path` is for messages only.
+pub fn write(writer: &mut dyn Write, path: &Path, ranges: Vec<NamedRange>) -> Result<()> {
+    let mut tensors = ranges.into_iter().map(|range| Ok((range.dtype()?, range))).collect::<Result<Vec<_>>>()?;
+    tensors.sort_by(|(a_dtype, a), (b_dtype, b)| b_dtype.cmp(a_dtype).then_with(|| a.name.cmp(&b.name)));
+    writer.write_all(&header(&tensors)).map_err(failed("write", path))?;
+    let mut bytes = Vec::new();
+    for (dtype, range) in &tensors {
+        match dtype {
+            Dtype::I16 => range.write::<i16>(writer, path, &mut bytes)?,
+            Dtype::BF16 => range.write::<bf16>(writer, path, &mut bytes)?,
+            _ => range.write::<f32>(writer, path, &mut bytes)?,
+        }
+    }
+    writer.flush().map_err(failed("write", path))
+}
+
+fn header(tensors: &[(Dtype, NamedRange)]) -> Vec<u8> {
+    let mut end = 0;
+    let infos = tensors.iter().map(|(dtype, range)| {
+        let start = end;
+        end += range.bytes();
+        (range.name.clone(), TensorInfo { dtype: *dtype, shape: range.shape.clone(), data_offsets: (start, end) })
+    });
+    // Transformers refuses a file that does not name its framework.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), infos.collect()).expect("ranges laid end to end are a valid header");
+    let mut json = serde_json::to_vec(&metadata).expect("a header always serialises");
+    json.resize(json.len().next_multiple_of(8), b' ');
+    [(json.len() as u64).to_le_bytes().as_slice(), &json].concat()
+}
+
+/// Fills the ranges from a file of `file_bytes` that holds exactly these tensors, in any order.
+///
+/// Names, shapes and types are compared before the first number is written: a file that is refused leaves the buffers as
+/// they were. `path` is for messages only.
+pub fn read(
+    reader: &mut dyn Read,
+    file_bytes: u64,
+    path: &Path,
+    ranges: Vec<NamedRange>,
+    conversion: Conversion,
+) -> Result<()> {
+    let header = read_header(reader, file_bytes, path)?;
+    let mut bytes = Vec::new();
+    for (dtype, range) in in_file_order(&header, path, ranges, conversion)? {
+        match (dtype, range.dtype()?) {
+            (Dtype::I16, _) => range.read(reader, path, &mut bytes, |value: i16| value)?,
+            (Dtype::BF16, Dtype::BF16) => range.read(reader, path, &mut bytes, |value: bf16| value)?,
+            (Dtype::BF16, _) => range.read(reader, path, &mut bytes, bf16::widen)?,
+            (_, Dtype::BF16) => range.read(reader, path, &mut bytes, bf16::narrow)?,
+            _ => range.read(reader, path, &mut bytes, |value: f32| value)?,
+        }
+    }
+    Ok(())
+}
+
+fn read_header(reader: &mut dyn Read, file_bytes: u64, path: &Path) -> Result<Metadata> {
+    let malformed = |problem: String| Error::Malformed { path: path.to_owned(), problem };
+    let mut length = [0; 8];
+    let Some(behind_length) = file_bytes.checked_sub(length.len() as u64) else {
+        return Err(malformed(format!("it has {file_bytes} bytes")));
+    };
+    reader.read_exact(&mut length).map_err(failed("read", path))?;
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST_HEADER.min(behind_length) {
+        return Err(malformed(format!("it claims a header of {length} bytes in a file of {file_bytes}")));
+    }
+    let mut json = vec![0; length as usize];
+    reader.read_exact(&mut json).map_err(failed("read", path))?;
+    let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| malformed(error.to_string()))?;
+    let (described, held) = (metadata.data_len() as u64, behind_length - length);
+    if described != held {
+        return Err(malformed(format!("its header describes {described} bytes of tensors, it holds {held}")));
+    }
+    Ok(metadata)
+}
+
+/// The ranges as their tensors follow one another in the file, with the types there.
+fn in_file_order<'a>(
+    header: &Metadata,
+    path: &Path,
+    ranges: Vec<NamedRange<'a>>,
+    conversion: Conversion,
+) -> Result<Vec<(Dtype, NamedRange<'a>)>> {
+    let differs = |name: String, problem: String| Error::Tensor { path: path.to_owned(), name, problem };
+    let mut wanted: BTreeMap<String, NamedRange> =
+        ranges.into_iter().map(|range| (range.name.clone(), range)).collect();
+    let mut tensors = Vec::with_capacity(wanted.len());
+    for name in header.offset_keys() {
+        let info = header.info(&name).expect("the header lists its own names");
+        let Some(range) = wanted.remove(&name) else {
+            return Err(differs(name, "is in the file, but not in the model".to_owned()));
+        };
+        if let Some(problem) = difference(info, &range.shape, range.dtype()?, conversion) {
+            return Err(differs(name, problem));
+        }
+        tensors.push((info.dtype, range));
+    }
+    match wanted.pop_first() {
+        Some((name, _)) => Err(differs(name, "is missing".to_owned())),
+        None => Ok(tensors),
+    }
+}
+
+fn difference(info: &TensorInfo, shape: &[usize], dtype: Dtype, conversion: Conversion) -> Option<String> {
+    if info.shape != shape {
+        return Some(format!("has shape {:?}, the model's has {shape:?}", info.shape));
+    }
+    let floats = [Dtype::F32, Dtype::BF16];
+    let converted = conversion == Conversion::BetweenFloats && floats.contains(&dtype);
+    let (fits, readable) = if converted {
+        (floats.contains(&info.dtype), "F32 and BF16".to_owned())
+    } else {
+        (info.dtype == dtype, format!("only {dtype:?}"))
+    };
+    (!fits).then(|| format!("holds {:?}; {readable} can be read", info.dtype))
+}
+
+/// A number as the format stores it: little-endian.
+trait Number: Scalar {
+    fn encode(values: &[Self], bytes: &mut Vec<u8>);
+    fn decode(bytes: &[u8]) -> impl Iterator<Item = Self>;
+}
+
+macro_rules! numbers {
+    ($($number:ty),*) => {$(
+        impl Number for $number {
+            fn encode(values: &[Self], bytes: &mut Vec<u8>) {
+                bytes.resize(size_of_val(values), 0);
+                let (places, _) = bytes.as_chunks_mut();
+                places.iter_mut().zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
+            }
+
+            fn decode(bytes: &[u8]) -> impl Iterator<Item = Self> {
+                bytes.as_chunks().0.iter().map(|number| Self::from_le_bytes(*number))
+            }
+        }
+    )*};
+}
+numbers!(f32, bf16, i16);
+
+#[cfg(test)]
+mod tests {
+    use kernels::Device;
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+
+    /// Longer than a piece, and no multiple of one.
+    const LONG: usize = 2 * PIECE + 3;
+
+    fn flat(dtype: DType, seed: u32) -> Buffer {
+        let mut buffer = Buffer::zeros(&[LONG + 20], dtype, &Device::Cpu).unwrap();
+        let numbers = (0..LONG as u32 + 20).map(|index| (index ^ seed).wrapping_mul(0x9e37_79b9));
+        match dtype {
+            DType::F32 => buffer.write(&numbers.map(|n| n as f32 * 1e-7 - 200.0).collect::<Vec<_>>()),
+            DType::BF16 => buffer.write(&numbers.map(|n| bf16::narrow(n as f32 * 1e-7)).collect::<Vec<_>>()),
+            DType::I16 => buffer.write(&numbers.map(|n| (n >> 16) as i16).collect::<Vec<_>>()),
+            _ => buffer.write(&numbers.collect::<Vec<_>>()),
+        }
+        .unwrap();
+        buffer
+    }
+
+    fn range<'a>(name: &str, shape: &[usize], buffer: &'a Buffer, offset: usize) -> NamedRange<'a> {
+        NamedRange { name: name.to_owned(), shape: shape.to_vec(), buffer, offset }
+    }
+
+    fn five([floats, halves, integers]: [&Buffer; 3]) -> Vec<NamedRange<'_>> {
+        vec![
+            range("z", &[LONG], integers, 2),
+            range("b", &[3, 5], halves, 4),
+            range("a", &[LONG], halves, 20),
+            range("y", &[2], floats, 18),
+            range("x", &[LONG, 1], floats, 20),
+        ]
+    }
+
+    fn written(ranges: Vec<NamedRange>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut bytes, Path::new("here.safetensors"), ranges).unwrap();
+        bytes
+    }
+
+    fn fill(mut bytes: &[u8], ranges: Vec<NamedRange>, conversion: Conversion) -> Result<()> {
+        let length = bytes.len() as u64;
+        read(&mut bytes, length, Path::new("here.safetensors"), ranges, conversion)
+    }
+
+    fn numbers(buffer: &Buffer) -> Vec<u32> {
+        match buffer.dtype() {
+            DType::I16 => buffer.read::<i16>().unwrap().into_iter().map(|number| number as u32).collect(),
+            _ => buffer.read_f32().unwrap().into_iter().map(f32::to_bits).collect(),
+        }
+    }
+
+    const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::I16];
+
+    #[test]
+    fn every_bit_comes_back_and_nothing_beside_the_ranges_changes() {
+        let (stored, target) = (DTYPES.map(|dtype| flat(dtype, 1)), DTYPES.map(|dtype| flat(dtype, 2)));
+        let beside: Vec<_> = target.iter().map(numbers).collect();
+        fill(&written(five(stored.each_ref())), five(target.each_ref()), Conversion::Refused).unwrap();
+        for (index, buffer) in target.iter().enumerate() {
+            let ranges: Vec<_> = five(target.each_ref())
+                .iter()
+                .filter(|range| std::ptr::eq(range.buffer, buffer))
+                .map(|range| range.offset..range.offset + range.elements())
+                .collect();
+            let stored = numbers(&stored[index]);
+            for (place, number) in numbers(buffer).into_iter().enumerate() {
+                let inside = ranges.iter().any(|range| range.contains(&place));
+                let expected = if inside { stored[place] } else { beside[index][place] };
+                assert_eq!(number, expected, "{:?} at {place}", DTYPES[index]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_format_s_own_writer() {
+        let buffers = DTYPES.map(|dtype| flat(dtype, 1));
+        let ranges = five(buffers.each_ref());
+        let owned: Vec<_> = ranges
+            .iter()
+            .map(|range| {
+                let part = range.buffer.view(range.offset, &range.shape).unwrap();
+                let bytes: Vec<u8> = match part.dtype() {
+                    DType::F32 => part.read::<f32>().unwrap().into_iter().flat_map(f32::to_le_bytes).collect(),
+                    DType::BF16 => part.read::<bf16>().unwrap().into_iter().flat_map(bf16::to_le_bytes).collect(),
+                    _ => part.read::<i16>().unwrap().into_iter().flat_map(i16::to_le_bytes).collect(),
+                };
+                (range.name.clone(), range.dtype().unwrap(), range.shape.clone(), bytes)
+            })
+            .collect();
+        let views = owned
+            .iter()
+            .map(|(name, dtype, shape, bytes)| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+        let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        assert!(written(ranges) == safetensors::serialize(views, Some(format)).unwrap());
+    }
+
+    fn one(buffer: &Buffer) -> Vec<NamedRange<'_>> {
+        vec![range("one", &[LONG], buffer, 7)]
+    }
+
+    #[test]
+    fn floats_are_converted_only_where_that_is_asked_for() {
+        let [floats, halves, integers] = DTYPES.map(|dtype| flat(dtype, 1));
+        for (stored, target) in [(&floats, flat(DType::BF16, 2)), (&halves, flat(DType::F32, 2))] {
+            let (file, before) = (written(one(stored)), numbers(&target));
+            let refusal = fill(&file, one(&target), Conversion::Refused).unwrap_err().to_string();
+            let only = format!("tensor `one` holds {:?}; only {:?} can be read", stored.dtype(), target.dtype());
+            assert!(refusal.contains("here.safetensors") && refusal.contains(&only), "{refusal}");
+            assert_eq!(numbers(&target), before, "what is refused changes nothing");
+            fill(&file, one(&target), Conversion::BetweenFloats).unwrap();
+            let part = |buffer: &Buffer| buffer.view(7, &[LONG]).unwrap().read_f32().unwrap();
+            let rounded = part(stored).into_iter().map(|value| bf16::from_f32(value).to_f32());
+            assert_eq!(part(&target), rounded.collect::<Vec<_>>());
+        }
+        for (stored, target) in [(&integers, &floats), (&halves, &integers), (&floats, &integers)] {
+            let refusal = fill(&written(one(stored)), one(target), Conversion::BetweenFloats).unwrap_err();
+            assert!(matches!(&refusal, Error::Tensor { name, .. } if name == "one"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn other_tensors_are_refused_by_name_and_change_nothing() {
+        let (stored, target) = (flat(DType::F32, 1), flat(DType::F32, 2));
+        let before = numbers(&target);
+        let file = written(vec![range("a", &[6, 2], &stored, 0), range("b", &[3], &stored, 12)]);
+        let a = || range("a", &[6, 2], &target, 0);
+        let b = || range("b", &[3], &target, 12);
+        for (ranges, name, problem) in [
+            (vec![a()], "`b`", "is in the file, but not in the model"),
+            (vec![a(), b(), range("c", &[1], &target, 15)], "`c`", "is missing"),
+            (vec![range("a", &[2, 6], &target, 0), b()], "`a`", "has shape [6, 2], the model's has [2, 6]"),
+        ] {
+            let refusal = fill(&file, ranges, Conversion::Refused).unwrap_err().to_string();
+            assert!(refusal.starts_with("here.safetensors: tensor"), "{refusal}");
+            assert!(refusal.contains(name) && refusal.contains(problem), "{refusal}");
+        }
+        assert_eq!(numbers(&target), before);
+    }
+
+    #[test]
+    fn a_header_that_lies_is_refused_before_memory_is_taken_for_it() {
+        let buffer = flat(DType::F32, 1);
+        let ranges = || vec![range("a", &[6], &buffer, 0)];
+        let sound = written(ranges());
+        let claiming = |length: u64| [length.to_le_bytes().as_slice(), &sound[8..]].concat();
+        let describing = |json: &str| [(json.len() as u64).to_le_bytes().as_slice(), json.as_bytes()].concat();
+        // Each tensor's size is one that an address space has; their sum is the largest number there is.
+        let third = u64::MAX / 5 / 3;
+        let endless: Vec<_> = (0..15)
+            .map(|index| {
+                let (start, end) = (index * third, (index + 1) * third);
+                format!(r#""{index}": {{"dtype": "U8", "shape": [{third}], "data_offsets": [{start}, {end}]}}"#)
+            })
+            .collect();
+        for (what, file) in [
+            ("no bytes", Vec::new()),
+            ("a cut length", sound[..7].to_vec()),
+            ("a length alone", sound[..8].to_vec()),
+            ("a header longer than the file", claiming(sound.len() as u64 - 7)),
+            ("the longest header", claiming(u64::MAX)),
+            ("a cut tensor", sound[..sound.len() - 1].to_vec()),
+            ("a byte too many", [sound.as_slice(), b" "].concat()),
+            ("no header", claiming(0)),
+            ("no JSON", describing("model")),
+            ("tensors without end", describing(&format!("{{{}}}", endless.join(",")))),
+        ] {
+            let refusal = fill(&file, ranges(), Conversion::Refused).unwrap_err();
+            assert!(matches!(refusal, Error::Malformed { .. }), "{what}: {refusal}");
+            assert!(refusal.to_string().starts_with("here.safetensors is not a sound"), "{what}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn a_buffer_of_another_type_is_refused() {
+        let buffer = flat(DType::U32, 1);
+        let ranges = || vec![range("a", &[6], &buffer, 0)];
+        let file = written(vec![range("a", &[6], &flat(DType::F32, 1), 0)]);
+        let path = Path::new("here.safetensors");
+        for refusal in [write(&mut Vec::new(), path, ranges()), fill(&file, ranges(), Conversion::BetweenFloats)] {
+            assert!(matches!(refusal, Err(Error::Kernel(kernels::Error::DType { .. }))), "{refusal:?}");
+        }
+    }
+}
