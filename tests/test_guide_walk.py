@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
-from fake_hub import FakeHub, Repository
+from fake_hub import FakeHub, Repository, write_fineweb
 from workspace import REPOSITORY, TINY_CONFIG, TINY_MODEL, Workspace
 
 PREPARE = "--stream --split train --max-samples 300 --vocab-size 384 --launch none".split()
@@ -77,3 +78,21 @@ def test_without_max_samples_the_stream_has_no_end(hub_workspace: Workspace) -> 
     rows = hub_workspace.metrics("endless")
     assert len(rows) == 40
     assert rows[-1]["tokens"] > 150_000
+
+
+def test_a_guides_config_goes_on_with_the_revision_it_began_with(tmp_path: Path) -> None:
+    """Five keys name no revision; the checkpoint remembers it, whatever the data set's branch says by then."""
+    write_fineweb(tmp_path / "hub")
+    with FakeHub(tmp_path / "hub") as hub:
+        workspace = Workspace(tmp_path, hub.environment(tmp_path / "hf"))
+        prepare(workspace, "moved")
+        path = workspace.run_folder("moved") / "streaming_config.json"
+        five = dict(list(json.loads(path.read_text()).items())[:5])
+        path.write_text(json.dumps(five))
+        train = ("train", "--config", workspace.run_folder("moved") / "training.yaml")
+        workspace.trainer(*train, "--max-steps=3").succeeded()
+        hub.keep_commit("HuggingFaceFW/fineweb")
+        with (tmp_path / "hub/datasets/HuggingFaceFW/fineweb/README.md").open("a") as card:
+            card.write("Another commit.\n")
+        workspace.trainer(*train, "--resume").succeeded()
+    assert [row["step"] for row in workspace.metrics("moved")] == list(range(1, 7))

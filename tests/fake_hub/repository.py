@@ -48,9 +48,6 @@ class Repository:
             digest.update(f"{name}\0{sha256(self.folder / name)}\n".encode())
         return digest.hexdigest()
 
-    def knows_revision(self, revision: str) -> bool:
-        return revision in ("main", self.commit())
-
     @staticmethod
     def is_large(name: str) -> bool:
         """Whether the Hub keeps this file in large-file storage, behind a redirect."""
@@ -78,9 +75,8 @@ class Repository:
             names = {name for name in names if "/" not in name[len(prefix) :]}
         return [self.entry(name) for name in sorted(names)]
 
-    def describe(self, gated: bool) -> dict[str, Any]:
+    def describe(self, commit: str, gated: bool) -> dict[str, Any]:
         """What `/api/datasets/<name>` answers."""
-        commit = self.commit()
         return {
             "_id": commit[:24], "id": self.name, "author": self.name.split("/")[0], "sha": commit,
             "private": False, "gated": "auto" if gated else False, "disabled": False, "downloads": 1, "likes": 0,

@@ -48,7 +48,7 @@ class FakeHub:
         self.root, self.token, self.page_size = Path(root), token, page_size
         self.faults, self.requests = Faults(), list[Request]()
         self.closing = threading.Event()
-        self._signature = 0
+        self._signature, self._kept = 0, set[str]()
         handler = type("BoundHandler", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._server.daemon_threads = True
@@ -66,6 +66,15 @@ class FakeHub:
         """What points a Hub client here and its cache at `cache`."""
         token = {"HF_TOKEN": self.token} if self.token else {}
         return {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", **token}
+
+    def keep_commit(self, name: str) -> None:
+        """Let the data set's commit of this moment stay known when its files change; it then serves the new ones."""
+        self._kept.add(Repository(self.root, "datasets", name).commit())
+
+    def commit(self, repository: Repository, revision: str) -> str | None:
+        """The commit that a revision stands for; none if it is unknown."""
+        newest = repository.commit()
+        return newest if revision in ("main", newest) else revision if revision in self._kept else None
 
     def expire_signatures(self) -> None:
         """Every signed address given out so far answers 403 from here on."""
@@ -134,7 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
         repository = Repository(self.hub.root, kind, name)
         if not repository.exists():
             return self.refuse(404 if self.hub.token else 401, "RepoNotFound", "Repository not found")
-        if revision and not repository.knows_revision(revision):
+        commit = self.hub.commit(repository, revision or "main")
+        if commit is None:
             return self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         if what == "tree":
             return self.serve_tree(repository, (rest or "").strip("/"), query)
@@ -143,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
             paths = json.loads(body).get("paths", []) if json_body else parse_qs(body.decode()).get("paths", [])
             known = [path for path in paths if path and (repository.folder / path).exists()]
             return self.answer_json([repository.entry(path) for path in known])
-        return self.answer_json(repository.describe(gated=self.hub.token is not None))
+        return self.answer_json(repository.describe(commit, gated=self.hub.token is not None))
 
     def serve_tree(self, repository: Repository, folder: str, query: dict[str, list[str]]) -> None:
         if folder and not (repository.folder / folder).is_dir():
@@ -160,9 +170,10 @@ class _Handler(BaseHTTPRequestHandler):
     def serve_resolve(self, match: re.Match[str]) -> None:
         kind, name, revision, file = match[1] or "models", match[2], match[3], match[4]
         repository = Repository(self.hub.root, kind, name)
-        if not repository.exists() or not repository.knows_revision(revision):
+        commit = self.hub.commit(repository, revision) if repository.exists() else None
+        if commit is None:
             return self.refuse(404, "RevisionNotFound", "Invalid rev id")
-        commit, path = repository.commit(), repository.folder / file
+        path = repository.folder / file
         if not path.is_file():
             missing = [("X-Error-Code", "EntryNotFound"), ("X-Repo-Commit", commit)]
             return self.answer_json({"error": "Entry not found"}, 404, missing)

@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 /// Config keys (and the tokenizer's and data's own marks) with the values a checkpoint was trained with.
 pub type Identity = BTreeMap<String, Value>;
 
+const REVISION: &str = "revision";
+
 /// One key that differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
@@ -39,6 +41,11 @@ pub fn changes(checkpoint: &Identity, config: &Identity) -> Vec<Change> {
         .collect()
 }
 
+/// The commit of the streamed data set that a checkpoint was trained with.
+pub fn revision(checkpoint: &Identity) -> Option<String> {
+    checkpoint.get(REVISION)?.as_str().map(str::to_owned)
+}
+
 /// The identity of a run: the model's sizes, the arithmetic, and everything that the order of its data follows from.
 pub fn of(run: &ResolvedRun, tokenizer_hash: &str, source: &SourceDescription) -> Identity {
     let RunConfig { model, data, runtime, .. } = &run.config;
@@ -60,7 +67,7 @@ pub fn of(run: &ResolvedRun, tokenizer_hash: &str, source: &SourceDescription) -
         add("dataset", json!(streaming.dataset));
         add("split", json!(streaming.split));
         add("config", json!(streaming.config));
-        add("revision", json!(source.revision));
+        add(REVISION, json!(source.revision));
         add("max_samples", json!(streaming.max_samples));
         add("text_column", json!(streaming.text_column));
     } else {

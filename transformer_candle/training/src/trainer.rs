@@ -21,8 +21,8 @@ use run_config::ResolvedRun;
 use serde::{Deserialize, Serialize};
 
 use self::data::Data;
+pub(crate) use self::micro_batch::MicroBatch;
 pub use self::start::ResumeFrom;
-pub(crate) use self::{data::held_out, micro_batch::MicroBatch};
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},
     divergence_guard::DivergenceGuard,

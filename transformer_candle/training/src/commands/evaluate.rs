@@ -14,7 +14,7 @@ use crate::evaluation::{self, EvaluationReport};
 use crate::memory_plan::{RunBuffers, Setting};
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
-use crate::trainer::{MicroBatch, held_out};
+use crate::trainer::MicroBatch;
 use crate::{Result, TrainerError};
 
 /// Sequences at a time for a model whose run is not known.
@@ -52,7 +52,7 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
     let (mut config, mut text) = match (run, options.input.as_slice()) {
         (Some(run), []) => {
             let run = run?;
-            let text = held_out(&run, &tokenizer)?;
+            let text = HeldOut::from_run(&run, &DataSource::from_run(&run)?, &tokenizer)?;
             (run.config, text)
         }
         (None, []) => return Err(no_text(&directory)),

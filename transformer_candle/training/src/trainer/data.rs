@@ -60,20 +60,8 @@ impl Data {
     /// The text that training never sees, opened when it is first asked for.
     pub(super) fn held_out(&mut self, run: &ResolvedRun) -> Result<&mut HeldOut> {
         if self.held_out.is_none() {
-            self.held_out = Some(open_held_out(run, &self.source, &self.tokenizer)?);
+            self.held_out = Some(HeldOut::from_run(run, &self.source, &self.tokenizer)?);
         }
         Ok(self.held_out.as_mut().expect("opened above"))
     }
-}
-
-/// The text that a run's training never sees: `validation_shards`, or the held-out part of the training text.
-pub(crate) fn held_out(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<HeldOut> {
-    open_held_out(run, &DataSource::from_run(run)?, tokenizer)
-}
-
-fn open_held_out(run: &ResolvedRun, source: &DataSource, tokenizer: &Tokenizer) -> Result<HeldOut> {
-    Ok(match DataSource::validation_from_run(run)? {
-        Some(validation) => HeldOut::whole(&validation, run.config.data.sequence_length, tokenizer)?,
-        None => HeldOut::open(source, &StreamSettings::from_run(run), tokenizer)?,
-    })
 }

@@ -68,6 +68,11 @@ impl Trainer {
         let lock = RunLock::acquire(&run.run_directory)?;
         let mut notes = run.notes.clone();
         let chosen = choose(&run, from, &mut notes)?;
+        if let (Some(streaming), Some(chosen)) = (&mut run.streaming, &chosen) {
+            // The data set may have moved on since; the run goes on with what it began with.
+            let began_with = identity::revision(&chosen.state.identity);
+            streaming.revision = streaming.revision.take().or(began_with);
+        }
         let data = DataPlan::of(&run, shape.vocab_size)?;
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
         let identity = identity::of(&run, data.tokenizer.content_hash(), &data.source.describe());
