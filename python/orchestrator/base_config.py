@@ -51,6 +51,11 @@ class BaseConfig:
         return shards
 
     @property
+    def text_column(self) -> str:
+        """The column or field that holds the text."""
+        return str(self.values["data"]["text_column"])
+
+    @property
     def checkpoints(self) -> Path | None:
         """The checkpoint folder that the config names."""
         named = self.values["runtime"]["checkpoint"]["directory"]
@@ -97,7 +102,6 @@ def complete(base: BaseConfig, settings: Settings, tokenizer: Ready, shards: lis
     # A config of the user's own that asks for a larger vocabulary than the tokenizer's gets it.
     if base.is_preset or settings.vocab_size or base.vocab_size is None:
         values["model"]["vocab_size"] = tokenizer.vocab_size
-    values["data"]["text_column"] = settings.text_column
     if shards is not None:
         values["data"]["train_shards"] = shards
     if settings.validation:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +38,10 @@ def run(settings: Settings) -> int:
         return _resume(settings, place, roots)
     base = base_config.choose(settings)
     _refuse_an_earlier_run(place, base, settings)
-    source = _open_source(settings, base)
-    ready = _prepare_tokenizer(settings, place, base, source.data)
-    config = _write_files(settings, place, base, source, ready)
+    with _ended_at_once_by_interrupts():
+        source = _open_source(settings, base)
+        ready = _prepare_tokenizer(settings, place, base, source.data)
+        config = _write_files(settings, place, base, source, ready)
     if settings.max_samples:
         _warn_of_epochs(settings.max_samples, base, ready)
     if settings.launch is Launch.NONE:
@@ -45,9 +50,32 @@ def run(settings: Settings) -> int:
     return _train(launch.Job(config, resume=settings.resume), settings.launch, roots, place)
 
 
+@contextmanager
+def _ended_at_once_by_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end the process while a Hub that does not answer keeps the interpreter from seeing it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _check_conflicts(settings: Settings) -> None:
-    if settings.input and (settings.stream or settings.dataset):
-        raise CommandError("--input reads local files and --stream/--dataset the Hub: give one of them")
+    streamed = {
+        "--stream": settings.stream,
+        "--dataset": settings.dataset,
+        "--data-config": settings.data_config,
+        "--revision": settings.revision,
+        "--max-samples": settings.max_samples,
+    }
+    if settings.input and any(streamed.values()):
+        flags = ", ".join(flag for flag, value in streamed.items() if value)
+        raise CommandError(
+            f"--input reads local files, and {flags} is for a data set that is streamed: give one or the other"
+        )
     if settings.config is not None and settings.preset is not None:
         raise CommandError("--config and --preset both say what to start from: give one of them")
     if settings.skip_tokenizer and settings.force_retrain_tokenizer:
@@ -78,13 +106,13 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
     """Find the files of the data set, or those that --input or the config names."""
     shards = settings.input or ([] if settings.stream or settings.dataset else base.train_shards)
     if shards:
-        source = Source(_native.DataSource.local(shards, settings.text_column), base_config.absolute(shards))
+        source = Source(_native.DataSource.local(shards, base.text_column), base_config.absolute(shards))
     else:
         dataset = settings.dataset or DEFAULT_DATASET
         if dataset == DEMO_DATASET:
             demo_data.ensure(_native.cache_root() / DEMO_DATASET)
         data = _native.DataSource.streaming(
-            dataset, settings.split, settings.data_config, settings.revision, settings.text_column
+            dataset, settings.split, settings.data_config, settings.revision, base.text_column
         )
         source = Source(data, None)
     data = source.data
@@ -109,7 +137,7 @@ def _prepare_tokenizer(
         special_tokens=_special_tokens(place, base),
         source={
             "name": source.name, "revision": source.revision, "files": source.files, "bytes": source.bytes,
-            "config": settings.data_config, "split": settings.split, "text_column": settings.text_column,
+            "config": settings.data_config, "split": settings.split, "text_column": base.text_column,
         },
         max_documents=min(settings.tokenizer_max_lines, settings.max_samples or settings.tokenizer_max_lines),
         seed=settings.tokenizer_seed,
@@ -150,7 +178,7 @@ def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Sou
             experiment=place.experiment,
             config=settings.data_config,
             revision=source.data.revision,
-            text_column=settings.text_column,
+            text_column=base.text_column,
             tokenizer=shown(ready.path),
         )
     written = run_files.write_streaming_config(place.folder, streaming)

@@ -126,8 +126,12 @@ class Settings:
                rich_help_panel=DATA),
     ] = None  # fmt: skip
     text_column: Annotated[
-        str, Option(metavar="NAME", help="The column or JSON field that holds the text.", rich_help_panel=DATA)
-    ] = "text"
+        str | None,
+        Option(
+            metavar="NAME", help="The column or JSON field that holds the text. Default: text.", rich_help_panel=DATA
+        ),
+        Key("data.text_column"),
+    ] = None
     max_samples: Annotated[
         int | None,
         Option(
