@@ -14,8 +14,8 @@ from orchestrator.screen import note
 from orchestrator.settings import DEMO_DATASET, Settings
 from orchestrator.tokenizer import Ready
 
-CPU_PRESET = "smoke_cpu"
-CUDA_PRESET = "rtx5090_1b"
+DEFAULT_PRESET = "smoke_cpu"
+LARGE_PRESET = "rtx5090_1b"
 FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -70,13 +70,13 @@ class BaseConfig:
 
 
 def choose(settings: Settings) -> BaseConfig:
-    """Return the config to start from: --config, --preset, or the preset that suits this machine."""
+    """Return the config to start from: --config, --preset, or the preset for CPUs."""
     overrides = settings.config_overrides()
     if settings.config is not None:
         text, kind = _read(settings.config)
         values = _native.parse_config(text, kind, overrides, settings.config)
         return BaseConfig(values, shown(settings.config), is_preset=False)
-    name = settings.preset or _suitable_preset(settings)
+    name = settings.preset or _default_preset(settings)
     return BaseConfig(_native.parse_config(preset_text(name), "yaml", overrides), f"preset {name}", is_preset=True)
 
 
@@ -123,10 +123,7 @@ def _read(path: Path) -> tuple[str, Literal["yaml", "toml", "json"]]:
         raise CommandError(f"cannot read --config {shown(path)}: {error}") from error
 
 
-def _suitable_preset(settings: Settings) -> str:
-    if settings.dataset == DEMO_DATASET:
-        return CPU_PRESET
-    if Path("/dev/nvidiactl").exists() and settings.device != "cpu":
-        return CUDA_PRESET
-    note(f"No CUDA card is in use, so the model is that of {CPU_PRESET}; --preset {CUDA_PRESET} takes the 1B one.")
-    return CPU_PRESET
+def _default_preset(settings: Settings) -> str:
+    if settings.dataset != DEMO_DATASET:
+        note(f"The model is that of {DEFAULT_PRESET}, for CPUs; --preset {LARGE_PRESET} takes the 1B one.")
+    return DEFAULT_PRESET

@@ -62,12 +62,7 @@ ConfigFile = Annotated[
 ]
 Preset = Annotated[
     str | None,
-    Option(
-        metavar="NAME",
-        help="Start from this shipped config. Default: smoke_cpu for the demo data set and where no CUDA card is seen, "
-        "else rtx5090_1b.",
-        rich_help_panel=RUN,
-    ),
+    Option(metavar="NAME", help="Start from this shipped config. Default: smoke_cpu.", rich_help_panel=RUN),
 ]
 Overrides = Annotated[
     list[str] | None,
