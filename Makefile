@@ -25,7 +25,7 @@ help:
 # The demo starts from nothing each time; its tokenizer and its text are kept.
 demo: $(VENV)/.extension-dev binaries
 	rm -rf "$${ORCHESTRATE_RUNS_ROOT:-runs}/demo"
-	PATH="$(CURDIR)/$(BIN):$$PATH" orchestrate --stream --dataset demo --experiment demo
+	$(BIN)/orchestrate --stream --dataset demo --experiment demo
 
 test: $(VENV)/.dev $(VENV)/.extension-dev binaries
 	cargo test --workspace --locked

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,3 +68,12 @@ class Roots:
 def shown(path: Path) -> str:
     """Return the path as messages print it: whole."""
     return str(path.absolute())
+
+
+def this_command() -> str:
+    """Return what to type for this command: its name where the shell finds it, else its path."""
+    typed = Path(sys.argv[0])
+    found = shutil.which("orchestrate")
+    if typed.name != "orchestrate" or (found and Path(found).resolve() == typed.resolve()):
+        return "orchestrate"
+    return str(typed.relative_to(Path.cwd()) if typed.is_relative_to(Path.cwd()) else typed)

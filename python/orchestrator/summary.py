@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator import _native
 from orchestrator.launch import Job
-from orchestrator.paths import Place, shown
+from orchestrator.paths import Place, shown, this_command
 from orchestrator.run_files import read_streamed_dataset
 from orchestrator.screen import heading, plain, warn
 from orchestrator.settings import DEMO_DATASET
@@ -20,15 +20,15 @@ SAMPLE_TOKENS = 96
 def show_prepared(config: Path) -> None:
     """Say what to type after the files were written without training."""
     heading("Prepared, not trained. What to type next")
-    plain(f"orchestrate plan --config {config}   # what it needs: memory, disk, time")
-    plain(f"orchestrate train --config {config}")
+    plain(f"{this_command()} plan --config {config}   # what it needs: memory, disk, time")
+    plain(f"{this_command()} train --config {config}")
     plain(f"cargo run train --config {config}    # the same, in a checkout")
 
 
 def show_stopped(place: Place) -> None:
     """Say how a run that was stopped goes on."""
     heading("Stopped and saved. What to type to go on")
-    plain(f"orchestrate {place.flags} --resume")
+    plain(f"{this_command()} {place.flags} --resume")
 
 
 def show_finished(job: Job, place: Place, text: Facts | None) -> None:
@@ -47,8 +47,8 @@ def show_finished(job: Job, place: Place, text: Facts | None) -> None:
         plain(f"TensorBoard  {logging['tensorboard_directory']}")
     heading("What to type next")
     steps = metrics.get("train", {}).get("step", 0)
-    plain(f"orchestrate generate {place.model_flags} --prompt '{prompt or 'The '}'")
-    plain(f"orchestrate {place.flags} --resume --steps {2 * steps}")
+    plain(f"{this_command()} generate {place.model_flags} --prompt '{prompt or 'The '}'")
+    plain(f"{this_command()} {place.flags} --resume --steps {2 * steps}")
 
 
 def _last_metrics(path: Path) -> dict[str, dict[str, Any]]:
