@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from fake_hub import FakeHub
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from workspace import ORCHESTRATE, TINY_MODEL, Workspace
+from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Workspace
 
 
 def weights(workspace: Workspace, experiment: str, step: int) -> bytes:
@@ -23,15 +24,15 @@ def tensorboard_steps(run: Path, tag: str) -> list[int]:
     return [event.step for event in events.Scalars(tag)]
 
 
-def wait_for_step(process: subprocess.Popen[str], step: int) -> str:
-    """Read the trainer's lines until it reports `step`."""
+def wait_for_line(process: subprocess.Popen[str], start: str) -> None:
+    """Read the program's lines until one starts so."""
     assert process.stdout
     seen = ""
     for line in process.stdout:
         seen += line
-        if f"step {step}" in line:
-            return seen
-    raise AssertionError(f"step {step} was never reported:\n{seen}")
+        if line.startswith(start):
+            return
+    raise AssertionError(f"no line starts with {start!r}:\n{seen}")
 
 
 @pytest.mark.parametrize("launch", ["process", "bindings"])
@@ -40,7 +41,7 @@ def test_a_signal_saves_once_and_the_run_goes_on(workspace: Workspace, launch: s
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--checkpoint-every=100000", "--evaluate-every=100000"]
     process = workspace.start(ORCHESTRATE, *flags, "--steps=100000", f"--launch={launch}", "--experiment=stopped")
-    wait_for_step(process, 5)
+    wait_for_line(process, "step 5/")
     if number is signal.SIGINT:
         os.killpg(process.pid, number)  # a terminal's Ctrl-C reaches the whole group
     else:
@@ -55,6 +56,20 @@ def test_a_signal_saves_once_and_the_run_goes_on(workspace: Workspace, launch: s
         "train", "--config", workspace.run_folder("stopped") / "training.yaml", "--resume", "--max-steps", str(step + 3)
     ).succeeded()
     assert [row["step"] for row in workspace.metrics("stopped")] == list(range(1, step + 4))
+
+
+def test_a_run_that_waits_for_the_network_ends_at_once(hub_workspace: Workspace, hub: FakeHub) -> None:
+    flags = "--stream --max-samples=300 --steps=100 --launch=none --experiment=waits".split()
+    hub_workspace.orchestrate(*TINY_MODEL, *flags).succeeded()
+    hub.faults.add("/cdn/", "stall", count=1000)
+    config = hub_workspace.run_folder("waits") / "training.yaml"
+    evaluation = ("--override", "runtime.evaluation.every_n_steps=null")
+    process = hub_workspace.start(TRAINER, "train", "--config", config, *evaluation)
+    wait_for_line(process, "training ")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, out
+    assert hub_workspace.checkpoints("waits") == ["step-00000000"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -116,7 +131,7 @@ def test_a_second_trainer_is_refused_with_the_owners_process(workspace: Workspac
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--steps=100000", "--launch=process", "--experiment=locked"]
     first = workspace.start(ORCHESTRATE, *flags)
-    wait_for_step(first, 1)
+    wait_for_line(first, "step 1/")
     config = workspace.run_folder("locked") / "training.yaml"
     second = workspace.trainer("train", "--config", config)
     os.killpg(first.pid, signal.SIGINT)

@@ -200,6 +200,9 @@ pub enum DataError {
         /// What the operating system said.
         message: String,
     },
+    /// Whoever waited for data gave up waiting.
+    #[error("stopped while waiting for data")]
+    Interrupted,
     /// The stream ended earlier, with an error that was already delivered or because it is being closed.
     #[error("the data stream is closed: an earlier error ended it, or the run is stopping")]
     Closed,

@@ -17,6 +17,8 @@ use crate::{Batch, Cursor, DataError, DataSource, SkippedRows, StreamIdentity, T
 const LANES: usize = 16;
 /// How long a stream that is dropped waits for its thread; one that hangs in a dead connection ends at its timeout.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
+/// How often whoever waits for data looks whether it is still wanted.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// What the order of the stream depends on, besides the source and the tokenizer; and how it is prepared.
 #[derive(Clone, Debug, PartialEq)]
@@ -154,11 +156,17 @@ impl TokenStream {
     /// The next `n` sequences; fewer, then none, when the last epoch ends. An error comes after everything that was read
     /// before it; the cursor then stands where the call started, and the stream is closed.
     pub fn next_sequences(&mut self, n: usize) -> Result<Batch, DataError> {
+        self.next_sequences_unless(n, &|| false)
+    }
+
+    /// As [`Self::next_sequences`], but gives up waiting for data soon after `interrupted` says so. That is an error like
+    /// any other: [`DataError::Interrupted`].
+    pub fn next_sequences_unless(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
         let tokenizer = self.tokenizer.clone();
         let mut batch = Batch::new(self.sequence_length, tokenizer.token_bytes().is_some());
         let mut cursor = None;
         while batch.sequences() < n {
-            let Some((window, delivered)) = self.current_window()? else {
+            let Some((window, delivered)) = self.current_window(interrupted)? else {
                 break;
             };
             let (tokens, place) = window.sequence(*delivered);
@@ -178,12 +186,12 @@ impl TokenStream {
     }
 
     /// The window that the next sequence is in; none when the stream has ended.
-    fn current_window(&mut self) -> Result<Option<&mut (Window, usize)>, DataError> {
+    fn current_window(&mut self, interrupted: &dyn Fn() -> bool) -> Result<Option<&mut (Window, usize)>, DataError> {
         if self.window.as_ref().is_some_and(|(window, delivered)| *delivered == window.sequences()) {
             self.window = None;
         }
         if self.window.is_none() {
-            let Some(window) = self.receive()? else {
+            let Some(window) = self.receive(interrupted)? else {
                 return Ok(None);
             };
             self.skipped += window.skipped;
@@ -197,19 +205,25 @@ impl TokenStream {
         Ok(self.window.as_mut())
     }
 
-    fn receive(&mut self) -> Result<Option<Window>, DataError> {
+    fn receive(&mut self, interrupted: &dyn Fn() -> bool) -> Result<Option<Window>, DataError> {
         match self.state {
             State::Open => {}
             State::Ended => return Ok(None),
             State::Failed => return Err(DataError::Closed),
         }
         let began = Instant::now();
-        let message = self.windows.recv();
+        let message = loop {
+            match self.windows.recv_timeout(BETWEEN_LOOKS) {
+                Ok(message) => break message,
+                Err(RecvTimeoutError::Timeout) if interrupted() => break Err(DataError::Interrupted),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    let message = "the data thread broke off; this is a fault of the program, please report it";
+                    break Err(DataError::Threads { message: message.to_owned() });
+                }
+            }
+        };
         self.data_wait += began.elapsed();
-        let message = message.unwrap_or_else(|_| {
-            let message = "the data thread broke off; this is a fault of the program, please report it".to_owned();
-            Err(DataError::Threads { message })
-        });
         match message {
             Ok(Some(window)) => Ok(Some(window)),
             Ok(None) => {

@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 
-use dataset::{Batch, Cursor, SkippedRows};
+use dataset::{Batch, Cursor, DataError, SkippedRows};
 use model::{Decoder, ModelShape};
 use rayon::ThreadPool;
 use run_config::ResolvedRun;
@@ -125,7 +125,11 @@ impl Trainer {
             return Ok(Step::Finished);
         }
         let (started, waited) = (Instant::now(), self.data.stream.data_wait().as_secs_f64());
-        let batch = self.data.stream.next_sequences(self.run.config.data.sequences_per_step)?;
+        let wanted = self.run.config.data.sequences_per_step;
+        let batch = match self.data.stream.next_sequences_unless(wanted, &|| stop.requested().is_some()) {
+            Err(DataError::Interrupted) => return Ok(Step::Abandoned),
+            batch => batch?,
+        };
         if batch.is_empty() {
             self.position.data_ended = true;
             return Ok(Step::Finished);
