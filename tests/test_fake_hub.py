@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_hub import FakeHub, Repository, write_fineweb
@@ -32,7 +33,7 @@ print(json.dumps({"sha": info.sha, "files": files, "downloaded": path}))
 """
 
 
-def run_client(script: str, hub: FakeHub, cache: Path, *arguments: str) -> dict[str, object]:
+def run_client(script: str, hub: FakeHub, cache: Path, *arguments: str) -> dict[str, Any]:
     """Run a client in a process of its own, since the clients read the endpoint when they are imported."""
     environment = {**os.environ, **hub.environment(cache)}
     command = [sys.executable, "-c", script, *arguments]
@@ -55,7 +56,7 @@ def test_datasets_streams_a_config_across_its_files(fineweb: Path, tmp_path: Pat
     texts = read["texts"]
     assert isinstance(texts, list)
     assert len(texts) == 300  # more than the 240 of its first file
-    assert {"text", "id", "dump", "language_score", "token_count"} <= set(read["columns"])  # type: ignore[call-overload]
+    assert {"text", "id", "dump", "language_score", "token_count"} <= set(read["columns"])
 
 
 def test_huggingface_hub_pages_lists_and_downloads_with_a_token(fineweb: Path, tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_huggingface_hub_pages_lists_and_downloads_with_a_token(fineweb: Path, t
         requests = list(hub.requests)
     repository = Repository(fineweb, "datasets", FINEWEB)
     assert seen["sha"] == repository.commit()
-    assert set(repository.files()) <= set(seen["files"])  # type: ignore[call-overload]
+    assert set(repository.files()) <= set(seen["files"])
     downloaded = Path(str(seen["downloaded"])).read_bytes()
     assert downloaded == (repository.folder / "sample/10BT/000_00000.parquet").read_bytes()
     signed = [request for request in requests if request.path.startswith("/cdn/")]
@@ -77,5 +78,5 @@ def test_datasets_survives_a_server_error(fineweb: Path, tmp_path: Path) -> None
         hub.faults.add("/cdn/", "503", count=1)
         read = run_client(READ_WITH_DATASETS, hub, tmp_path / "cache", "CC-MAIN-2013-20")
         faults = [request.fault for request in hub.requests if request.fault]
-    assert len(read["texts"]) == 300  # type: ignore[arg-type]
+    assert len(read["texts"]) == 300
     assert faults == ["503"]

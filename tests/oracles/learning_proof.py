@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from fake_hub.fineweb import documents
 from orchestrator import RunConfig, TokenStream, Trainer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 ALLOWED_DIFFERENCE = 0.02
 SEQUENCE, PEAK, FLOOR, WARMUP = 128, 2e-3, 2e-4, 100
@@ -78,13 +78,13 @@ def train_in_pytorch(start: Path, config: RunConfig, steps: int, precision: str)
 
 
 @torch.no_grad()
-def validation_loss(model: torch.nn.Module, tokenizer: object, path: Path) -> float:
+def validation_loss(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, path: Path) -> float:
     """Mean loss in nats over the validation text, cut in sequences."""
     model.eval()
-    end = tokenizer.eos_token_id  # type: ignore[attr-defined]
+    end = tokenizer.eos_token_id
     stream = [end]
     for line in path.read_text().splitlines():
-        stream += [*tokenizer(json.loads(line)["text"]).input_ids, end]  # type: ignore[operator]
+        stream += [*tokenizer(json.loads(line)["text"]).input_ids, end]
     count = (len(stream) - 1) // SEQUENCE
     ids = torch.tensor(stream[: count * SEQUENCE + 1])
     inputs, targets = ids[:-1].view(count, SEQUENCE), ids[1:].view(count, SEQUENCE)
