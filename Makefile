@@ -60,7 +60,7 @@ ci:
 oracle: $(ORACLE)/.extension binaries
 	$(ORACLE)/bin/python -m pytest tests/oracles
 
-# Two runs of 2,000 steps, here and in PyTorch: about an hour; the figures are in docs/experiment_log.md.
+# Two runs of 2,000 steps, here and in PyTorch: 8 minutes; the figures are in docs/experiment_log.md.
 learning-proof: $(ORACLE)/.extension binaries
 	PYTHONPATH=tests $(ORACLE)/bin/python tests/oracles/learning_proof.py --folder "$$(mktemp -d)"
 

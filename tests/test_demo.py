@@ -1,0 +1,32 @@
+"""`make demo` in small: the text that every machine has, streamed like a data set of the Hub."""
+
+from __future__ import annotations
+
+import json
+
+from workspace import TINY_MODEL, Workspace
+
+
+def test_the_demo_trains_on_this_machines_own_text_and_says_what_came_of_it(workspace: Workspace) -> None:
+    flags = [*TINY_MODEL, "--stream", "--dataset=demo", "--experiment=demo", "--steps=12", "--seq-len=64"]
+    out = workspace.orchestrate(*flags).succeeded().out
+    shards = sorted((workspace.root / "cache" / "demo").glob("*.parquet"))
+    assert len(shards) > 1
+    written = [path.stat().st_mtime_ns for path in shards]
+    streaming = json.loads((workspace.run_folder("demo") / "streaming_config.json").read_text())
+    assert streaming["dataset"] == "demo"
+    for words in ("unigram entropy", "A sample", "Where it is", "What to type next"):
+        assert words in out
+    (evaluation,) = workspace.metrics("demo", "evaluation")
+    assert f"{evaluation['loss']:.3f}" in out
+    again = [*TINY_MODEL, "--stream", "--dataset=demo", "--experiment=again", "--launch=none"]
+    workspace.orchestrate(*again).succeeded()
+    assert [path.stat().st_mtime_ns for path in shards] == written
+
+
+def test_the_same_text_makes_the_same_tokenizer(workspace: Workspace) -> None:
+    for experiment in ("one", "two"):
+        flags = [*TINY_MODEL, "--stream", "--dataset=demo", f"--experiment={experiment}", "--launch=none"]
+        workspace.orchestrate(*flags, "--tokenizer-max-lines=200").succeeded()
+    root = workspace.root / "artifacts" / "tokenizer"
+    assert (root / "one/tokenizer.json").read_bytes() == (root / "two/tokenizer.json").read_bytes()
