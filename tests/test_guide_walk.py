@@ -17,7 +17,7 @@ def prepare(workspace: Workspace, experiment: str) -> None:
     workspace.orchestrate(*PREPARE, "--dataset", "HuggingFaceFW/fineweb", "--experiment", experiment).succeeded()
     run = workspace.run_folder(experiment)
     (run / "training.yaml").write_text(TINY_CONFIG)
-    (run / "special_tokens.txt").write_text('["<|endoftext|>"]')
+    (run / "special_tokens.txt").write_text('["<|endoftext|>", "<|pad|>"]\n')
 
 
 def test_preparing_writes_the_guides_files_and_trains_nothing(hub_workspace: Workspace, hub: FakeHub) -> None:

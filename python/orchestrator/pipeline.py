@@ -157,11 +157,11 @@ def _prepare_tokenizer(
 
 
 def _special_tokens(place: Place, base: BaseConfig) -> list[str]:
-    """Return the tokens that must stay whole: the end of text, and what the config or special_tokens.txt adds."""
+    """Return the tokens that must stay whole: every tokenizer's, and what the config or special_tokens.txt adds."""
     said = base.values["tokenizer"]["special_tokens"]
     if not isinstance(said, list):
         said = run_files.read_special_tokens(Path(said) if said else place.folder / run_files.SPECIAL_TOKENS)
-    return list(dict.fromkeys([tokenizer.END_OF_TEXT, *said]))
+    return list(dict.fromkeys([*tokenizer.SPECIAL_TOKENS, *said]))
 
 
 def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Source, ready: tokenizer.Ready) -> Path:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
+PADDING = "<|pad|>"
+"""Never trained on; there for those who fine-tune in batches."""
+SPECIAL_TOKENS = (END_OF_TEXT, PADDING)
+ROLES = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": PADDING}
 LARGEST_SAMPLE = 256_000_000
 ENTROPY_SAMPLE = 2_000_000
 BYTES_ALPHABET = 256
@@ -179,7 +183,7 @@ def _write(folder: Path, tokenizer: Tokenizer, request: Request, known: Facts) -
         tokenizer.save(str(aside / "tokenizer.json"))
         tokenizer.model.save(str(aside))
         _write_json(aside / "tokenizer_config.json", _transformers_config())
-        _write_json(aside / "special_tokens_map.json", {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT})
+        _write_json(aside / "special_tokens_map.json", ROLES)
         manifest = {
             "request": asdict(request),
             "vocab_size": tokenizer.get_vocab_size(),
@@ -199,8 +203,7 @@ def _transformers_config() -> dict[str, Any]:
     """Return the values of tokenizer_config.json: what AutoTokenizer needs to know besides tokenizer.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
+        **ROLES,
         "clean_up_tokenization_spaces": False,
         "model_max_length": int(1e30),
     }
