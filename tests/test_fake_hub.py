@@ -15,11 +15,12 @@ from fake_hub import FakeHub, Repository, write_fineweb
 FINEWEB = "HuggingFaceFW/fineweb"
 
 READ_WITH_DATASETS = """
-import json, sys
+import json, os, sys
 from datasets import load_dataset
 stream = load_dataset("HuggingFaceFW/fineweb", name=sys.argv[1], split="train", streaming=True)
 rows = list(stream.take(300))
-print(json.dumps({"columns": sorted(rows[0]), "texts": [row["text"] for row in rows]}))
+print(json.dumps({"columns": sorted(rows[0]), "texts": [row["text"] for row in rows]}), flush=True)
+os._exit(0)  # the client's prefetching threads can abort an interpreter that ends in the usual way
 """
 
 LIST_WITH_HUGGINGFACE_HUB = """

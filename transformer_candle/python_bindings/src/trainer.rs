@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use model::SamplingSettings;
 use pyo3::prelude::*;
+use training::SamplingSettings;
 use training::trainer::ResumeFrom;
 
 use crate::config::RunConfig;

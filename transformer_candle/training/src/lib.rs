@@ -25,3 +25,4 @@ pub mod trained_model;
 pub mod trainer;
 
 pub use error::{Result, TrainerError};
+pub use model::SamplingSettings;

@@ -32,6 +32,8 @@ pub struct Progress {
     total_steps: Option<u64>,
     log_every: u64,
     smoothed_step_seconds: Option<f64>,
+    /// Steps shown so far.
+    steps_seen: u64,
 }
 
 #[derive(Debug)]
@@ -49,16 +51,18 @@ impl Progress {
             ProgressMode::Auto if io::stdout().is_terminal() => Sink::Live(live_line(done, total_steps)),
             ProgressMode::Auto | ProgressMode::Plain => Sink::Plain,
         };
-        Self { sink, total_steps, log_every: log_every.max(1), smoothed_step_seconds: None }
+        Self { sink, total_steps, log_every: log_every.max(1), smoothed_step_seconds: None, steps_seen: 0 }
     }
 
     /// Shows a step.
     pub fn step(&mut self, report: &StepReport) {
         let smoothed = match self.smoothed_step_seconds {
-            None => report.step_seconds,
-            Some(before) => before + SMOOTHING * (report.step_seconds - before),
+            // The first step waits for the first data: it says nothing about those that follow.
+            Some(before) if self.steps_seen > 1 => before + SMOOTHING * (report.step_seconds - before),
+            _ => report.step_seconds,
         };
         self.smoothed_step_seconds = Some(smoothed);
+        self.steps_seen += 1;
         match &self.sink {
             Sink::Live(bar) => {
                 bar.set_position(report.step);
@@ -186,6 +190,15 @@ mod tests {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
         progress.step(&report(1900));
         assert_eq!(progress.line(&report(1900)), "step 1,900/2,000  loss 3.4568  12,345 tokens/s  ETA 3m 20s");
+    }
+
+    #[test]
+    fn the_slow_first_step_does_not_count() {
+        let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
+        progress.step(&StepReport { step_seconds: 100.0, ..report(1) });
+        progress.step(&report(2));
+        progress.step(&report(3));
+        assert!(progress.line(&report(1900)).ends_with("ETA 3m 20s"));
     }
 
     #[test]
