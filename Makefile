@@ -9,7 +9,7 @@ ORACLE := .venv-oracle
 PIP := -m pip install --quiet --disable-pip-version-check --require-hashes -r
 RUST_SOURCES := $(shell find transformer_candle configs -type f) Cargo.toml Cargo.lock rust-toolchain.toml pyproject.toml
 
-.PHONY: help demo test build lint format ci oracle learning-proof audit lock wheel binaries clean
+.PHONY: help demo test build lint format ci oracle learning-proof bench bench-cpu audit lock wheel binaries clean
 .NOTPARALLEL:
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make build   .venv with the release extension, and target/release"
 	@echo "make lint    rustfmt, clippy, ruff, mypy, stubtest"
 	@echo "make oracle  compare with PyTorch and transformers (a second venv of 6 GB)"
+	@echo "make bench   training speed against PyTorch on this CPU"
 	@echo "make ci      lint, test and oracle, as .ci/run does"
 	@echo "make audit   licences and known holes of everything we depend on (compiles cargo-deny)"
 	@echo "make lock    renew requirements/*.txt from pyproject.toml"
@@ -63,6 +64,11 @@ oracle: $(ORACLE)/.extension binaries
 # Two runs of 2,000 steps, here and in PyTorch: 8 minutes; the figures are in docs/experiment_log.md.
 learning-proof: $(ORACLE)/.extension binaries
 	PYTHONPATH=tests $(ORACLE)/bin/python tests/oracles/learning_proof.py --folder "$$(mktemp -d)"
+
+# Ours against PyTorch on this CPU, interleaved; leave the machine alone meanwhile.
+bench: bench-cpu
+bench-cpu: $(ORACLE)/.extension build
+	$(ORACLE)/bin/python benches/cpu/run.py
 
 # cargo-deny is compiled from source for some minutes, which is why CI does not run it.
 audit: $(VENV)/.dev
