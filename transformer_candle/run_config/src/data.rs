@@ -45,7 +45,8 @@ pub struct DataConfig {
     /// it.
     #[schemars(range(min = 1, max = 256))]
     pub num_workers: usize,
-    /// Folder for what is downloaded. Left out: the user's cache folder.
+    /// Kept for a cache of downloaded text. It has no effect: a stream reads what it needs into memory and leaves
+    /// nothing on disk.
     pub cache_dir: Option<PathBuf>,
     /// Share of the training text's row groups that is kept out of training for evaluation where
     /// `validation_shards` is empty. At least one row group is kept out.
