@@ -206,7 +206,7 @@ impl<'a, T> Disjoint<'a, T> {
     ///
     /// # Safety
     /// While the part lives, no other part that overlaps it does.
-    #[allow(clippy::mut_from_ref)]
+    #[allow(clippy::mut_from_ref)] // what the safety condition is about
     pub(super) unsafe fn part(&self, start: usize, count: usize) -> &mut [T] {
         assert!(start <= self.length && count <= self.length - start, "a task reaches past the end");
         // SAFETY: inside of the slice, which is borrowed mutably as long as `self` lives; unshared as the caller promises.
