@@ -5,10 +5,11 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Tensor};
 
+use crate::cuda::Cuda;
 use crate::element::Scalar;
-use crate::{Buffer, Error, Result};
+use crate::{Buffer, Device, Error, Result};
 
-/// The arguments of one call. Each is checked as it is added; the first problem is reported by [`Arguments::cpu`].
+/// The arguments of one call. Each is checked as it is added; the first problem is reported by [`Arguments::run`].
 pub(crate) struct Arguments {
     operation: &'static str,
     list: Vec<Argument>,
@@ -20,11 +21,12 @@ struct Argument {
     written: bool,
     tensor: Tensor,
     storage: usize,
-    /// Addresses of its bytes on the CPU.
-    bytes: Option<Range<usize>>,
+    device: Device,
+    /// Addresses of its bytes on its device.
+    bytes: Range<usize>,
 }
 
-/// Given to the body of [`Arguments::cpu`]: the arguments' storages are locked, and no output overlaps another argument.
+/// Given to the CPU body of [`Arguments::run`]: the arguments' storages are locked, and no output overlaps another argument.
 pub(crate) struct Access<'a> {
     list: &'a [Argument],
 }
@@ -76,18 +78,39 @@ impl Arguments {
 
     fn add(mut self, name: &'static str, buffer: &Buffer, written: bool) -> Self {
         let size = buffer.elements() * buffer.dtype().size_in_bytes();
-        let bytes = buffer.cpu_address().map(|address| address..address + size);
-        let (tensor, storage) = (buffer.tensor().clone(), buffer.storage_key());
-        self.list.push(Argument { name, written, tensor, storage, bytes });
+        let bytes = buffer.address()..buffer.address() + size;
+        let (tensor, storage, device) = (buffer.tensor().clone(), buffer.storage_key(), buffer.device().clone());
+        self.list.push(Argument { name, written, tensor, storage, device, bytes });
         self
     }
 
-    /// Runs the CPU version of the operation, with every storage involved locked.
-    pub(crate) fn cpu<R>(mut self, body: impl FnOnce(&Access<'_>) -> Result<R>) -> Result<R> {
+    /// Runs the operation where its arguments lie: the CPU version with every storage involved locked, or the CUDA version,
+    /// which takes addresses: everything asked of a card happens in the order it was asked.
+    pub(crate) fn run<R>(
+        mut self,
+        cpu: impl FnOnce(&Access<'_>) -> Result<R>,
+        cuda: impl FnOnce(&Cuda) -> Result<R>,
+    ) -> Result<R> {
         if let Some(problem) = self.problem.take() {
             return Err(problem);
         }
         self.check_memory()?;
+        match self.list.first().map(|first| first.device.clone()) {
+            Some(Device::Cuda(card)) => card.timed(self.operation, || cuda(&card)),
+            Some(Device::Cpu) | None => self.locked(cpu),
+        }
+    }
+
+    /// Runs an operation that only a CPU has.
+    pub(crate) fn cpu<R>(self, body: impl FnOnce(&Access<'_>) -> Result<R>) -> Result<R> {
+        let (operation, argument) = (self.operation, self.list.first().map_or("", |first| first.name));
+        self.run(body, |card| {
+            let device = Device::Cuda(card.clone()).to_string();
+            Err(Error::Unsupported { operation, argument, device })
+        })
+    }
+
+    fn locked<R>(self, body: impl FnOnce(&Access<'_>) -> Result<R>) -> Result<R> {
         let mut locks: Vec<Lock<'_>> = Vec::with_capacity(self.list.len());
         for Argument { storage, tensor, written, .. } in &self.list {
             match locks.iter_mut().find(|lock| lock.storage == *storage) {
@@ -104,13 +127,12 @@ impl Arguments {
         result.expect("with_locks runs its body exactly once unless it fails")
     }
 
-    /// All on the CPU, and no output in anything else's memory.
+    /// All on one device, and no output in anything else's memory.
     fn check_memory(&self) -> Result<()> {
         let operation = self.operation;
         for (index, one) in self.list.iter().enumerate() {
-            if one.bytes.is_none() {
-                let device = format!("{:?}", one.tensor.device().location());
-                return Err(Error::Unsupported { operation, argument: one.name, device });
+            if !one.device.is_same(&self.list[0].device) {
+                return Err(Error::Unsupported { operation, argument: one.name, device: one.device.to_string() });
             }
             for other in &self.list[..index] {
                 if (one.written || other.written) && one.overlaps(other) {
@@ -125,9 +147,7 @@ impl Arguments {
 
 impl Argument {
     fn overlaps(&self, other: &Self) -> bool {
-        let (Some(a), Some(b)) = (&self.bytes, &other.bytes) else {
-            return false;
-        };
+        let (a, b) = (&self.bytes, &other.bytes);
         !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end
     }
 }
@@ -155,12 +175,11 @@ impl Buffer {
 impl Access<'_> {
     /// The address of an argument, checked to be one of this call's with the right element type and direction.
     fn address_of<T: Scalar>(&self, buffer: &Buffer, written: bool) -> usize {
-        let address = buffer.cpu_address().expect("Arguments::cpu admits CPU buffers only");
+        let address = buffer.address();
         let end = address + buffer.elements() * buffer.dtype().size_in_bytes();
         let bytes = address..end;
-        let declared = |one: &Argument| {
-            one.storage == buffer.storage_key() && one.bytes.as_ref() == Some(&bytes) && one.written == written
-        };
+        let declared =
+            |one: &Argument| one.storage == buffer.storage_key() && one.bytes == bytes && one.written == written;
         assert!(self.list.iter().any(declared), "an operation touches a buffer it did not declare");
         assert!(T::DTYPE == buffer.dtype(), "{:?} taken for {:?}", buffer.dtype(), T::DTYPE);
         address

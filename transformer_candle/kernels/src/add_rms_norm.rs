@@ -8,7 +8,7 @@ use candle_core::DType;
 
 use crate::access::Arguments;
 use crate::element::with_element;
-use crate::{Buffer, Result, cpu};
+use crate::{Buffer, DeviceKind, Result, cpu};
 
 /// The norm of `x` alone; saves `inv_rms`.
 pub fn forward(
@@ -104,7 +104,7 @@ pub fn backward(
         .input("dnormed_ND", dnormed_ND, dtype, &[n, d])
         .output("dsum_ND", dsum_ND, dtype, &[n, d])
         .output("dweight_D", dweight_D, DType::F32, &[d])
-        .workspace(workspace, workspace_elements(n, d));
+        .workspace(workspace, workspace_elements(n, d, sum_ND.device().kind()));
     arguments.cpu(|access| {
         with_element!(OPERATION, "sum_ND", dtype, E => {
             let saved = cpu::add_rms_norm::Saved {
@@ -120,8 +120,11 @@ pub fn backward(
 }
 
 /// Elements of F32 workspace for [`backward`] of N rows of D: the weight's gradient of each block of rows.
-pub fn workspace_elements(n: usize, d: usize) -> usize {
-    cpu::add_rms_norm::workspace_elements(n, d)
+pub fn workspace_elements(n: usize, d: usize, device: DeviceKind) -> usize {
+    match device {
+        DeviceKind::Cpu => cpu::add_rms_norm::workspace_elements(n, d),
+        DeviceKind::Cuda => 0,
+    }
 }
 
 /// N, D of the rows; every argument is then checked against these.

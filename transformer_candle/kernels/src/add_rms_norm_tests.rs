@@ -40,7 +40,7 @@ fn run(inputs: &Inputs, dtype: DType) -> Outputs {
     let (mut sum, mut normed, mut inv_rms) = (rows(&inputs.x), zeros(&[n, d], dtype), zeros(&[n], DType::F32));
     forward_add(&x, &branch, &weight, EPSILON, &mut sum, &mut normed, &mut inv_rms).unwrap();
     let (mut dsum, mut dweight) = (rows(&inputs.dresidual), zeros(&[d], DType::F32));
-    let mut space = workspace(workspace_elements(n, d));
+    let mut space = workspace(workspace_elements(n, d, DeviceKind::Cpu));
     backward(&sum, &weight, &inv_rms, &rows(&inputs.dnormed), &mut dsum, &mut dweight, &mut space).unwrap();
     Outputs { sum, normed, inv_rms, dsum, dweight }
 }
@@ -76,7 +76,7 @@ proptest! {
 fn more_rows_than_blocks_of_the_weights_gradient_match_the_reference() {
     matches_reference(2500, 6, DType::F32);
     matches_reference(2500, 6, DType::BF16);
-    assert!(workspace_elements(1 << 20, 1024) <= 64 * 1024);
+    assert!(workspace_elements(1 << 20, 1024, DeviceKind::Cpu) <= 64 * 1024);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn the_weights_gradient_is_added_to_what_is_there() {
     let rows = |values: &[f64]| buffer(values, &[40, 3], DType::F32);
     let (x, weight, dnormed) = (rows(&x), buffer(&weight, &[3], DType::F32), rows(&dnormed));
     let (inv_rms, mut dsum) = (buffer(&[1.0; 40], &[40], DType::F32), zeros(&[40, 3], DType::F32));
-    let (mut dweight, mut space) = (zeros(&[3], DType::F32), workspace(workspace_elements(40, 3)));
+    let (mut dweight, mut space) = (zeros(&[3], DType::F32), workspace(workspace_elements(40, 3, DeviceKind::Cpu)));
     let mut add = || {
         backward(&x, &weight, &inv_rms, &dnormed, &mut dsum, &mut dweight, &mut space).unwrap();
         dweight.read::<f32>().unwrap()

@@ -9,7 +9,7 @@ use candle_core::DType;
 use crate::access::Arguments;
 use crate::cpu::attention::Shape;
 use crate::element::with_element;
-use crate::{Buffer, HeadLayout, Result, cpu};
+use crate::{Buffer, DeviceKind, HeadLayout, Result, cpu};
 
 /// Writes `out`, [N, H * E], and for [`backward`] the log of every row's sum of e^score, `lse` F32 [B, H, T].
 /// `qkv` and `out` are both F32 or both BF16.
@@ -30,7 +30,7 @@ pub fn forward(
         .input("qkv_NP", qkv_NP, dtype, &[n, layout.packed_width()])
         .output("out_NHE", out_NHE, dtype, &[n, layout.query_width()])
         .output("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
-        .workspace(workspace, forward_workspace_elements(layout, batch, sequence_length));
+        .workspace(workspace, forward_workspace_elements(layout, batch, sequence_length, qkv_NP.device().kind()));
     arguments.cpu(|access| {
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let (out, lse) = (out_NHE.slice_mut(access), lse_BHT.slice_mut(access));
@@ -63,7 +63,7 @@ pub fn backward(
         .input("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
         .input("dout_NHE", dout_NHE, dtype, &[n, layout.query_width()])
         .output("dqkv_NP", dqkv_NP, dtype, &[n, layout.packed_width()])
-        .workspace(workspace, backward_workspace_elements(layout, batch, sequence_length));
+        .workspace(workspace, backward_workspace_elements(layout, batch, sequence_length, qkv_NP.device().kind()));
     arguments.cpu(|access| {
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let saved = cpu::attention::Saved {
@@ -100,7 +100,7 @@ pub fn decode(
         .output("keys_CKE", keys_CKE, dtype, &[capacity, layout.key_width()])
         .output("values_CKE", values_CKE, dtype, &[capacity, layout.key_width()])
         .output("out_SHE", out_SHE, dtype, &[new, layout.query_width()])
-        .workspace(workspace, forward_workspace_elements(layout, 1, new))
+        .workspace(workspace, forward_workspace_elements(layout, 1, new, qkv_SP.device().kind()))
         .require(past.checked_add(new).is_some_and(|end| end <= capacity), || {
             format!("{new} tokens after {past} do not fit a cache of {capacity}")
         });
@@ -116,19 +116,42 @@ pub fn decode(
 
 /// Elements of F32 workspace for all three functions with at most so many sequences and positions. It follows from the sizes
 /// alone: scratch for a fixed number of tasks, whatever the threads.
-pub fn workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize) -> usize {
-    let forward = forward_workspace_elements(layout, batch, sequence_length);
-    forward.max(backward_workspace_elements(layout, batch, sequence_length))
+pub fn workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize, device: DeviceKind) -> usize {
+    let forward = forward_workspace_elements(layout, batch, sequence_length, device);
+    forward.max(backward_workspace_elements(layout, batch, sequence_length, device))
 }
 
 /// Elements of F32 workspace for [`forward`], and for [`decode`] of `sequence_length` new tokens with a batch of 1.
-pub fn forward_workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize) -> usize {
-    cpu::attention::workspace_elements(&Shape { layout: *layout, batch, length: sequence_length, past: 0 })
+pub fn forward_workspace_elements(
+    layout: &HeadLayout,
+    batch: usize,
+    sequence_length: usize,
+    device: DeviceKind,
+) -> usize {
+    match device {
+        DeviceKind::Cpu => {
+            cpu::attention::workspace_elements(&Shape { layout: *layout, batch, length: sequence_length, past: 0 })
+        }
+        DeviceKind::Cuda => 0,
+    }
 }
 
 /// Elements of F32 workspace for [`backward`].
-pub fn backward_workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize) -> usize {
-    cpu::attention::backward_workspace_elements(&Shape { layout: *layout, batch, length: sequence_length, past: 0 })
+pub fn backward_workspace_elements(
+    layout: &HeadLayout,
+    batch: usize,
+    sequence_length: usize,
+    device: DeviceKind,
+) -> usize {
+    match device {
+        DeviceKind::Cpu => cpu::attention::backward_workspace_elements(&Shape {
+            layout: *layout,
+            batch,
+            length: sequence_length,
+            past: 0,
+        }),
+        DeviceKind::Cuda => 0,
+    }
 }
 
 /// The operation in the plainest terms.

@@ -21,9 +21,9 @@ fn run(qkv: &[f64], dout: &[f64], layout: &HeadLayout, batch: usize, dtype: DTyp
     let (qkv, dout) = (buffer(qkv, &[n, width], dtype), buffer(dout, &[n, query_width], dtype));
     let (mut out, mut lse) = (zeros(&[n, query_width], dtype), zeros(&[batch, layout.heads, length], DType::F32));
     let mut dqkv = buffer(&vec![f64::NAN; n * width], &[n, width], dtype);
-    let mut space = workspace(forward_workspace_elements(layout, batch, length));
+    let mut space = workspace(forward_workspace_elements(layout, batch, length, DeviceKind::Cpu));
     forward(&qkv, layout, batch, length, &mut out, &mut lse, &mut space).unwrap();
-    let mut space = workspace(backward_workspace_elements(layout, batch, length));
+    let mut space = workspace(backward_workspace_elements(layout, batch, length, DeviceKind::Cpu));
     backward(&qkv, &out, &lse, &dout, layout, batch, length, &mut dqkv, &mut space).unwrap();
     [out, lse, dqkv]
 }
@@ -150,7 +150,7 @@ fn decoded(qkv: &[f64], layout: &HeadLayout, pieces: &[usize], dtype: DType) -> 
     for &new in pieces {
         let packed = &qkv[past * layout.packed_width()..(past + new) * layout.packed_width()];
         let mut out = zeros(&[new, layout.query_width()], dtype);
-        let mut space = workspace(forward_workspace_elements(layout, 1, new));
+        let mut space = workspace(forward_workspace_elements(layout, 1, new, DeviceKind::Cpu));
         let [keys, values] = &mut cache;
         let qkv = buffer(packed, &[new, layout.packed_width()], dtype);
         decode(&qkv, layout, past, keys, values, &mut out, &mut space).unwrap();
@@ -213,11 +213,11 @@ fn scores_far_apart_stay_finite() {
 #[test]
 fn the_workspace_follows_from_the_sizes_and_stays_small() {
     let layout = heads(32, 8, 64);
-    assert!(workspace_elements(&layout, 1, 2048) <= 10_000_000);
-    assert!(workspace_elements(&layout, 64, 2048) <= 10_000_000);
+    assert!(workspace_elements(&layout, 1, 2048, DeviceKind::Cpu) <= 10_000_000);
+    assert!(workspace_elements(&layout, 64, 2048, DeviceKind::Cpu) <= 10_000_000);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
-    let inside = pool.install(|| workspace_elements(&layout, 4, 512));
-    assert_eq!(inside, workspace_elements(&layout, 4, 512));
+    let inside = pool.install(|| workspace_elements(&layout, 4, 512, DeviceKind::Cpu));
+    assert_eq!(inside, workspace_elements(&layout, 4, 512, DeviceKind::Cpu));
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn wrong_arguments_of_forward_are_refused_by_name() {
         result.unwrap_err().to_string()
     };
     let (qkv, mut out) = (zeros(&[4, 48], DType::F32), zeros(&[4, 24], DType::F32));
-    let enough = workspace_elements(&LAYOUT, 1, 4);
+    let enough = workspace_elements(&LAYOUT, 1, 4, DeviceKind::Cpu);
     let message = refused(&qkv, &LAYOUT, 3, &mut out, enough);
     assert_eq!(message, "attention::forward: `qkv_NP` has shape [4, 48], expected [3, 48]");
     let message = refused(&qkv, &heads(5, 2, 6), 1, &mut out, enough);
@@ -244,7 +244,7 @@ fn wrong_arguments_of_forward_are_refused_by_name() {
 fn gradients_and_caches_in_the_memory_of_others_are_refused() {
     let (qkv, mut out) = (zeros(&[4, 48], DType::F32), zeros(&[4, 24], DType::F32));
     let (lse, mut same) = (zeros(&[1, 4, 4], DType::F32), qkv.clone());
-    let mut space = workspace(workspace_elements(&LAYOUT, 1, 4));
+    let mut space = workspace(workspace_elements(&LAYOUT, 1, 4, DeviceKind::Cpu));
     let refused = backward(&qkv, &out, &lse, &out, &LAYOUT, 1, 4, &mut same, &mut space);
     assert!(matches!(refused, Err(Error::Aliased { output: "dqkv_NP", .. })), "{refused:?}");
     let (mut keys, mut values) = (zeros(&[6, 12], DType::F32), zeros(&[6, 12], DType::F32));

@@ -1,11 +1,11 @@
 //! A contiguous, dense view of memory that was allocated once.
 
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
 use rayon::prelude::*;
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
 use crate::element::Scalar;
-use crate::{Element, Error, Result, bf16};
+use crate::{Device, Element, Error, Result, bf16};
 
 /// A contiguous view of a Candle tensor's storage. Views and clones share memory.
 ///
@@ -16,8 +16,9 @@ use crate::{Element, Error, Result, bf16};
 #[derive(Clone, Debug)]
 pub struct Buffer {
     tensor: Tensor,
-    /// Address of the first element on the CPU, where the tensor lies there.
-    address: Option<usize>,
+    device: Device,
+    /// Address of the first element on the device.
+    address: usize,
     /// Equal for two buffers exactly if they share a storage.
     storage: usize,
 }
@@ -25,20 +26,24 @@ pub struct Buffer {
 impl Buffer {
     /// A buffer of its own memory, all zero.
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::from_tensor(Tensor::zeros(shape, dtype, device)?)
+        let tensor = match device {
+            Device::Cpu => Tensor::zeros(shape, dtype, &candle_core::Device::Cpu)?,
+            Device::Cuda(cuda) => cuda.tensor(shape, dtype)?,
+        };
+        Self::from_tensor(tensor, device)
     }
 
-    /// The memory of a contiguous tensor, shared with it.
-    pub fn from_tensor(tensor: Tensor) -> Result<Self> {
+    /// The memory of a contiguous tensor on this device, shared with it.
+    pub fn from_tensor(tensor: Tensor, device: &Device) -> Result<Self> {
         if !tensor.is_contiguous() {
             return Err(Error::NotContiguous { shape: tensor.dims().to_vec(), strides: tensor.stride().to_vec() });
         }
-        let address = match tensor.device() {
-            Device::Cpu => Some(cpu_address(&tensor)?),
-            _ => None,
+        let address = match device {
+            Device::Cpu => cpu_address(&tensor)?,
+            Device::Cuda(cuda) => cuda.address_of(&tensor)?,
         };
         let storage = std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0).addr();
-        Ok(Self { tensor, address, storage })
+        Ok(Self { tensor, device: device.clone(), address, storage })
     }
 
     /// The tensor behind it, sharing its memory.
@@ -63,7 +68,7 @@ impl Buffer {
 
     /// Where it lies.
     pub fn device(&self) -> &Device {
-        self.tensor.device()
+        &self.device
     }
 
     /// The `shape.product()` elements from `offset_elements` on, sharing memory.
@@ -74,20 +79,21 @@ impl Buffer {
             return Err(Error::Invalid { operation: "Buffer::view", problem });
         }
         let tensor = self.tensor.flatten_all()?.narrow(0, offset_elements, elements)?.reshape(shape)?;
-        let address = self.address.map(|address| address + offset_elements * self.dtype().size_in_bytes());
-        Ok(Self { tensor, address, storage: self.storage })
+        let address = self.address + offset_elements * self.dtype().size_in_bytes();
+        Ok(Self { tensor, device: self.device.clone(), address, storage: self.storage })
     }
 
     /// The same elements under another shape, sharing memory.
     pub fn reshaped(&self, shape: &[usize]) -> Result<Self> {
         let tensor = self.tensor.reshape(shape)?;
-        Ok(Self { tensor, ..*self })
+        Ok(Self { tensor, ..self.clone() })
     }
 
     /// Sets every element to zero.
     pub fn zero(&mut self) -> Result<()> {
         let arguments = Arguments::of("Buffer::zero").output("buffer", self, self.dtype(), self.shape());
-        arguments.cpu(|access| {
+        let (address, bytes) = (self.address, self.bytes());
+        let cpu = |access: &Access<'_>| {
             match self.dtype() {
                 DType::F32 => fill(self.slice_mut(access), 0f32),
                 DType::BF16 => fill(self.slice_mut(access), bf16::ZERO),
@@ -97,7 +103,8 @@ impl Buffer {
                 actual => return Err(unknown("Buffer::zero", actual)),
             }
             Ok(())
-        })
+        };
+        arguments.run(cpu, |cuda| cuda.zero(address, bytes))
     }
 
     /// Copies a buffer of the same element type and shape.
@@ -108,7 +115,8 @@ impl Buffer {
             self.dtype(),
             self.shape(),
         );
-        arguments.cpu(|access| {
+        let (target, bytes) = (self.address, self.bytes());
+        let cpu = |access: &Access<'_>| {
             match self.dtype() {
                 DType::F32 => copy::<f32>(source.slice(access), self.slice_mut(access)),
                 DType::BF16 => copy::<bf16>(source.slice(access), self.slice_mut(access)),
@@ -118,7 +126,8 @@ impl Buffer {
                 actual => return Err(unknown("Buffer::copy_from", actual)),
             }
             Ok(())
-        })
+        };
+        arguments.run(cpu, |cuda| cuda.copy(source.address, target, bytes))
     }
 
     /// Writes host values, as many as there are elements and of the same type.
@@ -132,16 +141,25 @@ impl Buffer {
             });
         }
         let arguments = Arguments::of("Buffer::write").output("buffer", self, T::DTYPE, self.shape());
-        arguments.cpu(|access| {
+        let address = self.address;
+        let cpu = |access: &Access<'_>| {
             copy(values, self.slice_mut(access));
             Ok(())
-        })
+        };
+        arguments.run(cpu, |cuda| cuda.write(address, as_bytes(values)))
     }
 
     /// The elements, copied to the host.
     pub fn read<T: Scalar>(&self) -> Result<Vec<T>> {
         let arguments = Arguments::of("Buffer::read").input("buffer", self, T::DTYPE, self.shape());
-        arguments.cpu(|access| Ok(self.slice(access).to_vec()))
+        arguments.run(
+            |access| Ok(self.slice(access).to_vec()),
+            |cuda| {
+                let mut values = vec![T::zero(); self.elements()];
+                cuda.read(self.address, as_bytes_mut(&mut values))?;
+                Ok(values)
+            },
+        )
     }
 
     /// The elements of an F32 or BF16 buffer, widened to f32 on the host.
@@ -156,8 +174,12 @@ impl Buffer {
         self.storage
     }
 
-    pub(crate) fn cpu_address(&self) -> Option<usize> {
+    pub(crate) fn address(&self) -> usize {
         self.address
+    }
+
+    fn bytes(&self) -> usize {
+        self.elements() * self.dtype().size_in_bytes()
     }
 }
 
@@ -171,6 +193,16 @@ fn fill<T: Scalar>(target: &mut [T], value: T) {
 fn copy<T: Scalar>(source: &[T], target: &mut [T]) {
     let pieces = target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE));
     pieces.for_each(|(target, source)| target.copy_from_slice(source));
+}
+
+fn as_bytes<T: Scalar>(values: &[T]) -> &[u8] {
+    // SAFETY: every scalar is plain numbers without padding, and bytes have no alignment.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn as_bytes_mut<T: Scalar>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as in `as_bytes`; and any bytes are a valid scalar.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
 fn unknown(operation: &'static str, actual: DType) -> Error {
@@ -225,7 +257,7 @@ mod tests {
         whole.zero().unwrap();
         assert_eq!(row.read::<f32>().unwrap(), [0.0; 4]);
         assert_eq!(row.reshaped(&[4]).unwrap().shape(), [4]);
-        assert_eq!(row.view(3, &[1]).unwrap().cpu_address(), whole.view(7, &[1]).unwrap().cpu_address());
+        assert_eq!(row.view(3, &[1]).unwrap().address(), whole.view(7, &[1]).unwrap().address());
     }
 
     #[test]
@@ -264,7 +296,7 @@ mod tests {
         assert!(buffer.view(usize::MAX, &[2]).is_err());
         assert!(buffer.reshaped(&[7]).is_err());
         let transposed = buffer.tensor().t().unwrap();
-        assert!(matches!(Buffer::from_tensor(transposed), Err(Error::NotContiguous { .. })));
+        assert!(matches!(Buffer::from_tensor(transposed, &Device::Cpu), Err(Error::NotContiguous { .. })));
         assert!(Buffer::zeros(&[2], DType::F64, &Device::Cpu).is_err());
     }
 

@@ -6,7 +6,7 @@ use candle_core::DType;
 
 use crate::access::Arguments;
 use crate::element::with_element;
-use crate::{Buffer, Error, Result, cpu};
+use crate::{Buffer, DeviceKind, Error, Result, cpu};
 
 /// `out_ND[n] = table_VD[ids_N[n]]`. Table and output are of one element type, F32 or BF16; ids are U32.
 ///
@@ -31,13 +31,14 @@ pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result
 /// BF16.
 ///
 /// An id that is not below V is [`Error::OutOfRange`].
-pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer) -> Result<()> {
+pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let (n, [v, d]) = (ids_N.elements(), size(dtable_VD));
     let dtype = dout_ND.dtype();
     let arguments = Arguments::of("embedding::backward")
         .input("ids_N", ids_N, DType::U32, &[n])
         .input("dout_ND", dout_ND, dtype, &[n, d])
-        .output("dtable_VD", dtable_VD, DType::F32, &[v, d]);
+        .output("dtable_VD", dtable_VD, DType::F32, &[v, d])
+        .workspace(workspace, workspace_elements(n, dout_ND.device().kind()));
     arguments.cpu(|access| {
         let ids = checked_ids("embedding::backward", ids_N.slice(access), v)?;
         with_element!("embedding::backward", "dout_ND", dtype, E => {
@@ -45,6 +46,13 @@ pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer) -> Res
             Ok(())
         })
     })
+}
+
+/// Elements of F32 workspace that [`backward`] needs for so many tokens.
+pub fn workspace_elements(_tokens: usize, device: DeviceKind) -> usize {
+    match device {
+        DeviceKind::Cpu | DeviceKind::Cuda => 0,
+    }
 }
 
 fn size(table: &Buffer) -> [usize; 2] {
@@ -95,7 +103,7 @@ mod tests {
         let (n, table, ids) = (ids.len(), buffer(table, &[v, d], dtype), integers(ids));
         let (mut out, mut dtable) = (zeros(&[n, d], dtype), zeros(&[v, d], DType::F32));
         forward(&table, &ids, &mut out).unwrap();
-        backward(&ids, &buffer(dout, &[n, d], dtype), &mut dtable).unwrap();
+        backward(&ids, &buffer(dout, &[n, d], dtype), &mut dtable, &mut workspace(1)).unwrap();
         [out, dtable]
     }
 
@@ -160,7 +168,10 @@ mod tests {
         assert_eq!(error.to_string(), "embedding::forward: ids_N[1] = 7 is not within 0..4");
         assert_eq!(out.read::<f32>().unwrap(), [0.0; 9]);
         let mut dtable = zeros(&[4, 3], DType::F32);
-        assert!(matches!(backward(&ids, &out, &mut dtable), Err(Error::OutOfRange { value: 7, .. })));
+        assert!(matches!(
+            backward(&ids, &out, &mut dtable, &mut workspace(1)),
+            Err(Error::OutOfRange { value: 7, .. })
+        ));
     }
 
     #[test]

@@ -86,6 +86,24 @@ pub enum Error {
         /// The device, as Candle prints it.
         device: String,
     },
+    /// There is no such card for this program.
+    #[error("cannot use cuda:{ordinal}: {reason}")]
+    NoCuda {
+        /// The card's number.
+        ordinal: usize,
+        /// What is missing, and the way out.
+        reason: String,
+    },
+    /// The driver or one of its libraries refused or failed. What was under way may be lost.
+    #[error("{call} failed on cuda:{ordinal}: {reason}")]
+    Cuda {
+        /// The card's number.
+        ordinal: usize,
+        /// The function called, and for what.
+        call: String,
+        /// What the library says.
+        reason: String,
+    },
     /// A tensor's elements do not lie one after the other.
     #[error("a buffer needs a contiguous tensor, this one has shape {shape:?} and strides {strides:?}")]
     NotContiguous {

@@ -3,14 +3,14 @@
 use candle_core::DType;
 
 use crate::access::Arguments;
-use crate::{Buffer, Result, adamw, cpu};
+use crate::{Buffer, DeviceKind, Result, adamw, cpu};
 
 /// `norm_1 = sqrt(sum of squares of grads)`, summed in f64 over pieces of fixed size. All F32.
 pub fn forward(grads: &Buffer, norm_1: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let arguments = Arguments::of("grad_norm::forward")
         .input("grads", grads, DType::F32, grads.shape())
         .output("norm_1", norm_1, DType::F32, &[1])
-        .workspace(workspace, workspace_elements(grads.elements()));
+        .workspace(workspace, workspace_elements(grads.elements(), grads.device().kind()));
     arguments.cpu(|access| {
         let partials = workspace.slice_mut(access);
         norm_1.slice_mut(access)[0] = cpu::grad_norm::forward(grads.slice(access), partials);
@@ -19,8 +19,11 @@ pub fn forward(grads: &Buffer, norm_1: &mut Buffer, workspace: &mut Buffer) -> R
 }
 
 /// Elements of F32 workspace that [`forward`] needs for so many gradients: one in 16 thousand.
-pub fn workspace_elements(elements: usize) -> usize {
-    cpu::grad_norm::workspace_elements(elements)
+pub fn workspace_elements(elements: usize, device: DeviceKind) -> usize {
+    match device {
+        DeviceKind::Cpu => cpu::grad_norm::workspace_elements(elements),
+        DeviceKind::Cuda => 0,
+    }
 }
 
 /// Writes what clipping needs into the optimizer's scalars (see [`adamw`]): `CLIP_SCALE = min(1, max_grad_norm / (norm +
@@ -68,7 +71,7 @@ mod tests {
 
     fn norm(grads: &Buffer) -> Buffer {
         let mut norm_1 = zeros(&[1], DType::F32);
-        forward(grads, &mut norm_1, &mut workspace(workspace_elements(grads.elements()))).unwrap();
+        forward(grads, &mut norm_1, &mut workspace(workspace_elements(grads.elements(), DeviceKind::Cpu))).unwrap();
         norm_1
     }
 

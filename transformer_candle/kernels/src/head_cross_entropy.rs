@@ -16,14 +16,14 @@ use candle_core::DType;
 
 use crate::access::Arguments;
 use crate::element::with_element;
-use crate::{Buffer, Error, Result, cpu};
+use crate::{Buffer, DeviceKind, Error, Result, cpu};
 
 /// A token with this target has no loss and no gradient.
 pub const IGNORED_TARGET: i32 = -100;
 
-/// Adds `scale` times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND` and adds to `dweight_VD` (F32).
+/// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND` and adds to `dweight_VD` (F32).
 ///
-/// `scale` is 1 / (targets of the whole accumulated batch). `hidden_ND`, `weight_VD` and `dhidden_ND` are F32 or BF16 alike,
+/// `scale_1` (F32) holds 1 / (targets of the whole accumulated batch). `hidden_ND`, `weight_VD` and `dhidden_ND` are F32 or BF16 alike,
 /// `targets_N` is I32, `logits_CV` F32 scratch of any number of rows. A target that is neither in `0..vocab_size` nor
 /// [`IGNORED_TARGET`] is [`Error::OutOfRange`].
 pub fn forward_backward(
@@ -31,7 +31,7 @@ pub fn forward_backward(
     weight_VD: &Buffer,
     targets_N: &Buffer,
     vocab_size: usize,
-    scale: f32,
+    scale_1: &Buffer,
     loss_1: &mut Buffer,
     dhidden_ND: &mut Buffer,
     dweight_VD: &mut Buffer,
@@ -42,11 +42,13 @@ pub fn forward_backward(
     let Sizes { n, d, v, .. } = sizes;
     let arguments = sizes
         .arguments("head_cross_entropy::forward_backward", hidden_ND, weight_VD, targets_N, logits_CV, workspace)
+        .input("scale_1", scale_1, DType::F32, &[1])
         .output("loss_1", loss_1, DType::F32, &[1])
         .output("dhidden_ND", dhidden_ND, dtype, &[n, d])
         .output("dweight_VD", dweight_VD, DType::F32, &[v, d]);
     arguments.cpu(|access| {
         let targets = checked_targets("head_cross_entropy::forward_backward", targets_N.slice(access), vocab_size)?;
+        let scale = scale_1.slice::<f32>(access)[0];
         with_element!("head_cross_entropy::forward_backward", "hidden_ND", dtype, E => {
             let loss = cpu::head_cross_entropy::forward_backward::<E>(
                 hidden_ND.slice(access),
@@ -98,8 +100,17 @@ pub fn forward(
 }
 
 /// Elements of F32 workspace for logits of C rows and weights of so many columns and (padded) rows.
-pub fn workspace_elements(chunk_rows: usize, hidden_size: usize, vocabulary: usize, dtype: DType) -> usize {
-    cpu::head_cross_entropy::workspace_elements(chunk_rows, hidden_size, vocabulary, dtype)
+pub fn workspace_elements(
+    chunk_rows: usize,
+    hidden_size: usize,
+    vocabulary: usize,
+    dtype: DType,
+    device: DeviceKind,
+) -> usize {
+    match device {
+        DeviceKind::Cpu => cpu::head_cross_entropy::workspace_elements(chunk_rows, hidden_size, vocabulary, dtype),
+        DeviceKind::Cuda => 0,
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -139,7 +150,7 @@ impl Sizes {
             .input("weight_VD", weight_VD, dtype, &[v, d])
             .input("targets_N", targets_N, DType::I32, &[n])
             .output("logits_CV", logits_CV, DType::F32, &[c, v])
-            .workspace(workspace, workspace_elements(c, d, v, dtype))
+            .workspace(workspace, workspace_elements(c, d, v, dtype, hidden_ND.device().kind()))
     }
 }
 

@@ -41,7 +41,7 @@ impl Case {
         let [n, d, vocab_size, v] = self.sizes;
         let (hidden, weight) = (buffer(&self.hidden, &[n, d], dtype), buffer(&self.weight, &[v, d], dtype));
         let (targets, mut logits) = (integers(&self.targets), workspace(rows * v).reshaped(&[rows, v])?);
-        let mut space = workspace(workspace_elements(rows, d, v, dtype));
+        let mut space = workspace(workspace_elements(rows, d, v, dtype, DeviceKind::Cpu));
         let (mut loss, mut losses) = (zeros(&[1], DType::F32), zeros(&[n], DType::F32));
         let (mut dhidden, mut dweight) = (zeros(&[n, d], dtype), zeros(&[v, d], DType::F32));
         forward_backward(
@@ -49,7 +49,7 @@ impl Case {
             &weight,
             &targets,
             vocab_size,
-            self.scale as f32,
+            &buffer(&[self.scale], &[1], DType::F32),
             &mut loss,
             &mut dhidden,
             &mut dweight,
@@ -153,7 +153,7 @@ fn loss_and_weight_gradient_accumulate() {
         &weight,
         &targets,
         11,
-        0.25,
+        &buffer(&[0.25], &[1], DType::F32),
         &mut loss,
         &mut dhidden,
         &mut dweight,
@@ -221,7 +221,7 @@ fn gradients_in_the_memory_of_the_values_are_refused() {
         &weight,
         &targets,
         8,
-        1.0,
+        &buffer(&[1.0], &[1], DType::F32),
         &mut loss,
         &mut hidden.clone(),
         &mut dweight,

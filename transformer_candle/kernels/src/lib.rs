@@ -2,7 +2,7 @@
 //!
 //! An operation takes the values it reads and the buffers it writes; it allocates nothing of its own and keeps no state.
 //! Each lives in one file: the public functions, the plain reference that explains them, and the tests that both agree.
-//! The tuned versions are under `cpu/`.
+//! The tuned versions are under `cpu/` and `cuda/`.
 //!
 //! Legend of the shape suffixes: N tokens (= B * T), B sequences, T positions, D hidden, H query heads, K key/value heads,
 //! E head size, P packed QKV width (H + 2K) * E, I intermediate (or inputs of a linear map), O outputs, V padded
@@ -20,6 +20,8 @@
 mod access;
 mod buffer;
 mod cpu;
+pub mod cuda;
+mod device;
 mod element;
 mod error;
 mod heads;
@@ -37,7 +39,8 @@ pub mod rope;
 pub mod swiglu;
 
 pub use buffer::Buffer;
-pub use candle_core::{DType, Device};
+pub use candle_core::DType;
+pub use device::{Device, DeviceKind};
 pub use element::{Element, Real, Scalar};
 pub use error::{Error, Result};
 pub use half::bf16;

@@ -10,7 +10,7 @@ use candle_core::DType;
 
 use crate::access::Arguments;
 use crate::element::with_element;
-use crate::{Buffer, Result, cpu};
+use crate::{Buffer, DeviceKind, Result, cpu};
 
 /// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16.
 pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
@@ -20,7 +20,7 @@ pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut 
         .input("x_NI", x_NI, dtype, &[n, i])
         .input("w_OI", w_OI, dtype, &[o, i])
         .output("y_NO", y_NO, dtype, &[n, o])
-        .workspace(workspace, workspace_elements(n, i, o, dtype));
+        .workspace(workspace, workspace_elements(n, i, o, dtype, x_NI.device().kind()));
     arguments.cpu(|access| {
         with_element!("linear::forward", "x_NI", dtype, E => {
             let (x, w) = (x_NI.slice::<E>(access), w_OI.slice::<E>(access));
@@ -38,7 +38,7 @@ pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspa
         .input("dy_NO", dy_NO, dtype, &[n, o])
         .input("w_OI", w_OI, dtype, &[o, i])
         .output("dx_NI", dx_NI, dtype, &[n, i])
-        .workspace(workspace, workspace_elements(n, i, o, dtype));
+        .workspace(workspace, workspace_elements(n, i, o, dtype, dy_NO.device().kind()));
     arguments.cpu(|access| {
         with_element!("linear::backward_input", "dy_NO", dtype, E => {
             let (dy, w) = (dy_NO.slice::<E>(access), w_OI.slice::<E>(access));
@@ -56,7 +56,7 @@ pub fn backward_weight(dy_NO: &Buffer, x_NI: &Buffer, dw_OI: &mut Buffer, worksp
         .input("dy_NO", dy_NO, dtype, &[n, o])
         .input("x_NI", x_NI, dtype, &[n, i])
         .output("dw_OI", dw_OI, DType::F32, &[o, i])
-        .workspace(workspace, workspace_elements(n, i, o, dtype));
+        .workspace(workspace, workspace_elements(n, i, o, dtype, dy_NO.device().kind()));
     arguments.cpu(|access| {
         with_element!("linear::backward_weight", "dy_NO", dtype, E => {
             let (dy, x) = (dy_NO.slice::<E>(access), x_NI.slice::<E>(access));
@@ -67,8 +67,11 @@ pub fn backward_weight(dy_NO: &Buffer, x_NI: &Buffer, dw_OI: &mut Buffer, worksp
 }
 
 /// Elements of F32 workspace that the three functions need for N tokens: none for F32, under 1.4 million for BF16.
-pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, dtype: DType) -> usize {
-    if dtype == DType::F32 { 0 } else { cpu::linear::workspace_elements([n, inputs, outputs]) }
+pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, dtype: DType, device: DeviceKind) -> usize {
+    match (device, dtype) {
+        (DeviceKind::Cpu, DType::F32) | (DeviceKind::Cuda, _) => 0,
+        (DeviceKind::Cpu, _) => cpu::linear::workspace_elements([n, inputs, outputs]),
+    }
 }
 
 /// N, I, O as the tensor [N, I] and the weight [O, I] have them; the callers then check every argument against these.
@@ -113,7 +116,7 @@ mod tests {
     fn all(x: &[f64], w: &[f64], dy: &[f64], dw: &[f64], [n, i, o]: [usize; 3], dtype: DType) -> [Buffer; 3] {
         let (x, w, dy) = (buffer(x, &[n, i], dtype), buffer(w, &[o, i], dtype), buffer(dy, &[n, o], dtype));
         let (mut y, mut dx, mut dw) = (zeros(&[n, o], dtype), zeros(&[n, i], dtype), buffer(dw, &[o, i], DType::F32));
-        let mut space = workspace(workspace_elements(n, i, o, dtype));
+        let mut space = workspace(workspace_elements(n, i, o, dtype, DeviceKind::Cpu));
         forward(&x, &w, &mut y, &mut space).unwrap();
         backward_input(&dy, &w, &mut dx, &mut space).unwrap();
         backward_weight(&dy, &x, &mut dw, &mut space).unwrap();
@@ -210,8 +213,8 @@ mod tests {
 
     #[test]
     fn the_workspace_is_bounded_whatever_the_model() {
-        assert_eq!(workspace_elements(1 << 20, 1 << 16, 1 << 17, DType::F32), 0);
-        assert!(workspace_elements(1 << 20, 1 << 16, 1 << 17, DType::BF16) <= 1_400_000);
+        assert_eq!(workspace_elements(1 << 20, 1 << 16, 1 << 17, DType::F32, DeviceKind::Cpu), 0);
+        assert!(workspace_elements(1 << 20, 1 << 16, 1 << 17, DType::BF16, DeviceKind::Cpu) <= 1_400_000);
     }
 
     #[test]

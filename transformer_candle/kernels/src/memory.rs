@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 
-use crate::{Buffer, Result};
+use crate::{Buffer, Device, Result};
 
 /// What a buffer is for. Ordered as a plan prints them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

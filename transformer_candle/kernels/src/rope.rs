@@ -3,11 +3,11 @@
 //!
 //! Legend: N tokens, T positions, H query heads, K key/value heads, E head size, E2 = E / 2, P = (H + 2K) * E.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::DType;
 
 use crate::access::Arguments;
 use crate::element::with_element;
-use crate::{Buffer, Error, HeadLayout, Result, cpu};
+use crate::{Buffer, Device, Error, HeadLayout, Result, cpu};
 
 /// The cosines and sines of every position's angles, F32, computed in f64 and rounded once.
 #[derive(Clone, Debug)]
@@ -28,7 +28,9 @@ pub fn tables(positions: usize, head_size: usize, theta: f64, device: &Device) -
     let table = |function: fn(f64) -> f64| -> Result<Buffer> {
         let frequency = |j: usize| theta.powf(-2.0 * j as f64 / head_size as f64);
         let values = (0..positions).flat_map(|t| (0..half).map(move |j| function(t as f64 * frequency(j)) as f32));
-        Buffer::from_tensor(Tensor::from_iter(values, device)?.reshape((positions, half))?)
+        let mut table = Buffer::zeros(&[positions, half], DType::F32, device)?;
+        table.write(&values.collect::<Vec<f32>>())?;
+        Ok(table)
     };
     Ok(RopeTables { cos_TE2: table(f64::cos)?, sin_TE2: table(f64::sin)? })
 }

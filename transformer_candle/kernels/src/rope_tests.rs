@@ -1,6 +1,6 @@
 //! `RoPE` against its plain version, `PyTorch`, Candle's autograd and finite differences.
 
-use candle_core::Var;
+use candle_core::{Device as CandleDevice, Tensor, Var};
 use proptest::prelude::*;
 
 use super::*;
@@ -54,14 +54,14 @@ fn f32_matches_pytorch() {
 fn f32_matches_candle_autograd() {
     let (length, width) = (5, LAYOUT.packed_width());
     let (qkv, drotated) = (numbers(1, length * width), numbers(2, length * width));
-    let leaf = Var::from_tensor(&Tensor::from_vec(qkv.clone(), (length, width), &Device::Cpu).unwrap()).unwrap();
+    let leaf = Var::from_tensor(&Tensor::from_vec(qkv.clone(), (length, width), &CandleDevice::Cpu).unwrap()).unwrap();
     let heads = leaf.reshape((length, LAYOUT.heads + 2 * LAYOUT.kv_heads, LAYOUT.head_size)).unwrap();
     let turning = heads.narrow(1, 0, LAYOUT.heads + LAYOUT.kv_heads).unwrap();
     let (left, right) = (turning.narrow(2, 0, 3).unwrap(), turning.narrow(2, 3, 3).unwrap());
     let table = |function: fn(f64) -> f64| {
         let angle = |at: usize| (at / 3) as f64 * THETA.powf(-2.0 * (at % 3) as f64 / 6.0);
         let values: Vec<f64> = (0..length * 3).map(|at| function(angle(at))).collect();
-        Tensor::from_vec(values, (length, 1, 3), &Device::Cpu).unwrap()
+        Tensor::from_vec(values, (length, 1, 3), &CandleDevice::Cpu).unwrap()
     };
     let (cos, sin) = (table(f64::cos), table(f64::sin));
     let times = |a: &Tensor, b: &Tensor| a.broadcast_mul(b).unwrap();
@@ -69,7 +69,7 @@ fn f32_matches_candle_autograd() {
     let new_right = (times(&right, &cos) + times(&left, &sin)).unwrap();
     let values = heads.narrow(1, LAYOUT.heads + LAYOUT.kv_heads, LAYOUT.kv_heads).unwrap();
     let rotated = Tensor::cat(&[Tensor::cat(&[new_left, new_right], 2).unwrap(), values], 1).unwrap();
-    let weights = Tensor::from_vec(drotated.clone(), rotated.dims(), &Device::Cpu).unwrap();
+    let weights = Tensor::from_vec(drotated.clone(), rotated.dims(), &CandleDevice::Cpu).unwrap();
     let gradients = (&rotated * weights).unwrap().sum_all().unwrap().backward().unwrap();
     let numbers = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
     assert_near(&run(forward, &qkv, &LAYOUT, length, 0, DType::F32), &numbers(&rotated));

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 
-use crate::{Buffer, Element, bf16};
+use crate::{Buffer, Device, Element, bf16};
 
 /// Numbers in -1..1 with a bell-like distribution, the same for the same seed. bf16 holds each exactly, so that an
 /// operation's result in either type differs from the exact one by its own rounding only.
@@ -121,7 +121,10 @@ pub(crate) struct Golden(HashMap<String, Tensor>);
 impl Golden {
     pub(crate) fn load(operation: &str) -> Self {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden");
-        Self(candle_core::safetensors::load(format!("{folder}/{operation}.safetensors"), &Device::Cpu).unwrap())
+        Self(
+            candle_core::safetensors::load(format!("{folder}/{operation}.safetensors"), &candle_core::Device::Cpu)
+                .unwrap(),
+        )
     }
 
     pub(crate) fn shape(&self, name: &str) -> &[usize] {

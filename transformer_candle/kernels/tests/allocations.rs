@@ -8,7 +8,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kernels::{
-    Buffer, DType, Device, HeadLayout, adamw, add_rms_norm, attention, cast, embedding, grad_norm, rope, swiglu,
+    Buffer, DType, Device, DeviceKind, HeadLayout, adamw, add_rms_norm, attention, cast, embedding, grad_norm, rope,
+    swiglu,
 };
 
 /// The largest allocation since it was last set to zero.
@@ -69,7 +70,7 @@ fn optimizer() {
     let [mut weight, grad, mut first, mut second] = [(); 4].map(|()| zeros(&[X], DType::F32));
     let (mut half, mut remainder) = (zeros(&[X], DType::BF16), zeros(&[X], DType::I16));
     let (mut norm, mut scalars) = (zeros(&[1], DType::F32), zeros(&[adamw::SCALARS], DType::F32));
-    let mut workspace = zeros(&[grad_norm::workspace_elements(X)], DType::F32);
+    let mut workspace = zeros(&[grad_norm::workspace_elements(X, DeviceKind::Cpu)], DType::F32);
     let settings = adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
     scalars.write(&[1e-3f32, 0.1, 0.05, 1.0, 1.0]).unwrap();
     assert_none("norm", || grad_norm::forward(&grad, &mut norm, &mut workspace));
@@ -93,9 +94,9 @@ fn rows(dtype: DType) {
     let (table, ids, mut dtable) = (zeros(&[V, D], dtype), zeros(&[N], DType::U32), zeros(&[V, D], DType::F32));
     let [x, branch, dy, mut out, mut sum] = [(); 5].map(|()| zeros(&[N, D], dtype));
     let (weight, mut inv_rms, mut dweight) = (zeros(&[D], dtype), zeros(&[N], DType::F32), zeros(&[D], DType::F32));
-    let mut workspace = zeros(&[add_rms_norm::workspace_elements(N, D)], DType::F32);
+    let mut workspace = zeros(&[add_rms_norm::workspace_elements(N, D, DeviceKind::Cpu)], DType::F32);
     assert_none("embedding", || embedding::forward(&table, &ids, &mut out));
-    assert_none("embedding's gradient", || embedding::backward(&ids, &dy, &mut dtable));
+    assert_none("embedding's gradient", || embedding::backward(&ids, &dy, &mut dtable, &mut workspace));
     assert_none("norm", || add_rms_norm::forward_add(&x, &branch, &weight, 1e-5, &mut sum, &mut out, &mut inv_rms));
     assert_none("norm's gradient", || {
         add_rms_norm::backward(&x, &weight, &inv_rms, &dy, &mut out, &mut dweight, &mut workspace)
@@ -112,7 +113,7 @@ fn heads(dtype: DType) {
     let [mut qkv, mut dqkv] = [(); 2].map(|()| zeros(&[B * T, layout.packed_width()], dtype));
     let [mut out, dout] = [(); 2].map(|()| zeros(&[B * T, 128], dtype));
     let mut lse = zeros(&[B, 4, T], DType::F32);
-    let mut workspace = zeros(&[attention::workspace_elements(&layout, B, T)], DType::F32);
+    let mut workspace = zeros(&[attention::workspace_elements(&layout, B, T, DeviceKind::Cpu)], DType::F32);
     let tables = rope::tables(T, 32, 1e4, &Device::Cpu).unwrap();
     assert_none("rope", || rope::forward(&mut qkv, &layout, &tables, T, 0));
     assert_none("rope's gradient", || rope::backward(&mut dqkv, &layout, &tables, T, 0));

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use kernels::memory::{Arena, BufferId, Category, Plan};
 use kernels::rope::RopeTables;
-use kernels::{Buffer, DType, add_rms_norm, attention, linear, rope};
+use kernels::{Buffer, DType, DeviceKind, add_rms_norm, attention, embedding, linear, rope};
 
 use crate::{ActivationRecompute, ModelShape, Result};
 
@@ -27,6 +27,8 @@ pub struct ActivationSettings {
     pub training: bool,
     /// Positions that the rotary embedding knows: T, or the whole context that a cache holds.
     pub positions: usize,
+    /// Which kind of device it runs on.
+    pub device: DeviceKind,
     /// Elements of workspace that the caller's own operations need.
     pub workspace_elements: usize,
 }
@@ -222,17 +224,19 @@ fn plan_block(
 
 /// The largest workspace of a block's operations.
 fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
-    let &ActivationSettings { batch, sequence_length, dtype, training, .. } = settings;
+    let &ActivationSettings { batch, sequence_length, dtype, training, device, .. } = settings;
     let (n, d, i, heads) = (batch * sequence_length, shape.hidden_size, shape.intermediate_size, shape.heads());
     let maps = [(d, heads.packed_width()), (heads.query_width(), d), (d, 2 * i), (i, d)];
-    let linear = maps.iter().map(|&(inputs, outputs)| linear::workspace_elements(n, inputs, outputs, dtype)).max();
-    let norm = if training { add_rms_norm::workspace_elements(n, d) } else { 0 };
+    let linear =
+        maps.iter().map(|&(inputs, outputs)| linear::workspace_elements(n, inputs, outputs, dtype, device)).max();
+    let norm = if training { add_rms_norm::workspace_elements(n, d, device) } else { 0 };
     let attention = if training {
-        attention::workspace_elements(&heads, batch, sequence_length)
+        attention::workspace_elements(&heads, batch, sequence_length, device)
     } else {
-        attention::forward_workspace_elements(&heads, batch, sequence_length)
+        attention::forward_workspace_elements(&heads, batch, sequence_length, device)
     };
-    linear.unwrap_or(0).max(norm).max(attention)
+    let embedding = if training { embedding::workspace_elements(n, device) } else { 0 };
+    linear.unwrap_or(0).max(norm).max(attention).max(embedding)
 }
 
 impl<T> BlockActivations<T> {
@@ -267,6 +271,7 @@ mod tests {
             recompute,
             training,
             positions: 2048,
+            device: DeviceKind::Cpu,
             workspace_elements: 0,
         };
         let mut plan = Plan::new();

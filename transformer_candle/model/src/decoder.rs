@@ -24,6 +24,7 @@ pub struct Decoder {
     logits_CV: Buffer,
     losses_N: Buffer,
     loss_1: Buffer,
+    scale_1: Buffer,
 }
 
 impl Decoder {
@@ -35,8 +36,9 @@ impl Decoder {
         if self.gradient_views.is_none() {
             return Err(Error::EvaluationOnly);
         }
+        self.scale_1.write(&[scale])?;
         self.forward(inputs_N)?;
-        self.head_backward(targets_N, scale)?;
+        self.head_backward(targets_N)?;
         self.blocks_backward()?;
         self.embedding_backward(inputs_N)
     }
@@ -79,7 +81,7 @@ impl Decoder {
     }
 
     /// Loss, head and last norm: leaves the gradient of the last block's output in `residual_ND`.
-    fn head_backward(&mut self, targets_N: &Buffer, scale: f32) -> Result<()> {
+    fn head_backward(&mut self, targets_N: &Buffer) -> Result<()> {
         let Self { weights, gradient_views, activations, .. } = self;
         let Activations { output_ND, final_inv_rms_N, final_normed_ND, workspace, gradients: scratch, .. } =
             activations;
@@ -91,7 +93,7 @@ impl Decoder {
             &weights.head,
             targets_N,
             self.shape.vocab_size,
-            scale,
+            &self.scale_1,
             &mut self.loss_1,
             &mut scratch.normed_ND,
             &mut gradients.head,
@@ -124,10 +126,11 @@ impl Decoder {
     }
 
     fn embedding_backward(&mut self, inputs_N: &Buffer) -> Result<()> {
-        let (Some(gradients), Some(scratch)) = (&mut self.gradient_views, &self.activations.gradients) else {
+        let Activations { gradients: scratch, workspace, .. } = &mut self.activations;
+        let (Some(gradients), Some(scratch)) = (&mut self.gradient_views, scratch) else {
             return Err(Error::EvaluationOnly);
         };
-        Ok(embedding::backward(inputs_N, &scratch.residual_ND, &mut gradients.embed_tokens)?)
+        Ok(embedding::backward(inputs_N, &scratch.residual_ND, &mut gradients.embed_tokens, workspace)?)
     }
 
     /// The sizes of the model.

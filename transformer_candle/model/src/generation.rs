@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use kernels::memory::{Arena, BufferId, Category, Plan};
-use kernels::{Buffer, DType, add_rms_norm, attention, embedding, linear, rope};
+use kernels::{Buffer, DType, DeviceKind, add_rms_norm, attention, embedding, linear, rope};
 
 use crate::activations::{ActivationPlan, ActivationSettings, Activations, BlockActivations};
 use crate::parameters::{BlockParameters, ParameterLayout, Parameters};
@@ -37,7 +37,7 @@ struct GeneratorPlan {
 }
 
 impl GeneratorPlan {
-    fn new(shape: &ModelShape, dtype: DType, capacity: usize, plan: &mut Plan) -> Self {
+    fn new(shape: &ModelShape, dtype: DType, capacity: usize, device: DeviceKind, plan: &mut Plan) -> Self {
         let heads = shape.heads();
         let rows = PASS_TOKENS.min(capacity);
         let settings = ActivationSettings {
@@ -47,7 +47,14 @@ impl GeneratorPlan {
             recompute: ActivationRecompute::None,
             training: false,
             positions: capacity,
-            workspace_elements: linear::workspace_elements(1, shape.hidden_size, shape.padded_vocab_size, dtype),
+            workspace_elements: linear::workspace_elements(
+                1,
+                shape.hidden_size,
+                shape.padded_vocab_size,
+                dtype,
+                device,
+            ),
+            device,
         };
         let cached = [capacity, heads.key_width()];
         let mut cache = |layer: usize, name: &str| {
@@ -70,7 +77,7 @@ impl Generator {
         let capacity = max_tokens.min(shape.max_position_embeddings).max(1);
         let device = weights.device().clone();
         let mut plan = Plan::new();
-        let planned = GeneratorPlan::new(shape, weights.dtype(), capacity, &mut plan);
+        let planned = GeneratorPlan::new(shape, weights.dtype(), capacity, device.kind(), &mut plan);
         let arena: Arena = plan.allocate(&device)?;
         Ok(Self {
             weights: Parameters::over(&ParameterLayout::new(shape), weights)?,

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use kernels::memory::Plan;
-//! use kernels::{Buffer, DType, Device};
+//! use kernels::{Buffer, DType, Device, DeviceKind};
 //! use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision, initialization};
 //! use run_config::ModelConfig;
 //!
@@ -16,6 +16,7 @@
 //!     precision: Precision::Fp32,
 //!     recompute: ActivationRecompute::None,
 //!     training: true,
+//!     device: DeviceKind::Cpu,
 //! };
 //! let mut plan = Plan::new();
 //! let planned = Decoder::plan(&shape, &settings, &mut plan);

@@ -4,7 +4,7 @@
 
 use allocation_counter::AllocationInfo;
 use kernels::memory::Plan;
-use kernels::{Buffer, DType, Device};
+use kernels::{Buffer, DType, Device, DeviceKind};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision, initialization};
 
 /// Allocations of one step after another has gone before. With a single thread all of them are this thread's.
@@ -24,7 +24,8 @@ fn allocations(batch: usize, precision: Precision, recompute: ActivationRecomput
         tie_embeddings: true,
         init_std: 0.02,
     };
-    let settings = DecoderSettings { batch, sequence_length: 128, precision, recompute, training: true };
+    let settings =
+        DecoderSettings { batch, sequence_length: 128, precision, recompute, training: true, device: DeviceKind::Cpu };
     let mut plan = Plan::new();
     let planned = Decoder::plan(&shape, &settings, &mut plan);
     let mut decoder = planned.bind(&plan.allocate(&Device::Cpu).unwrap()).unwrap();

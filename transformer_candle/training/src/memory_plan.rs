@@ -12,7 +12,7 @@ mod machine;
 mod tests;
 
 use kernels::{
-    DType,
+    DType, DeviceKind,
     memory::{BufferId, Category, Plan},
 };
 use model::{Decoder, DecoderPlan, DecoderSettings, ModelShape};
@@ -186,6 +186,7 @@ impl RunBuffers {
             precision,
             recompute: setting.activation_recompute,
             training: true,
+            device: DeviceKind::Cpu,
         };
         let decoder = Decoder::plan(shape, &settings, &mut plan);
         let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), precision);

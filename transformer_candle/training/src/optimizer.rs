@@ -5,7 +5,7 @@
 //! still counts as a step.
 
 use kernels::{
-    Buffer, DType, adamw, grad_norm,
+    Buffer, DType, DeviceKind, adamw, grad_norm,
     memory::{Arena, BufferId, Category, Plan},
 };
 use model::{Decoder, ParameterLayout, Precision};
@@ -28,7 +28,7 @@ impl OptimizerPlan {
     /// Adds the optimizer's buffers for weights of this layout.
     pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, precision: Precision) -> Self {
         let elements = layout.elements();
-        let workspace = grad_norm::workspace_elements(elements);
+        let workspace = grad_norm::workspace_elements(elements, DeviceKind::Cpu);
         Self {
             remainder: (precision == Precision::Bf16)
                 .then(|| plan.add("remainder", Category::MasterRemainder, DType::I16, &[elements])),

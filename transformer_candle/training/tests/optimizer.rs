@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use kernels::memory::Plan;
-use kernels::{Buffer, DType, Device, cast};
+use kernels::{Buffer, DType, Device, DeviceKind, cast};
 use model::hugging_face::{hf_tensors, shape_from_config_json};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision};
 use run_config::OptimizerConfig;
@@ -42,7 +42,8 @@ impl Golden {
         let ids = file.tensor("training.input_ids").unwrap();
         let [batch, sequence_length] = *ids.shape().last_chunk::<2>().unwrap();
         let recompute = ActivationRecompute::None;
-        let settings = DecoderSettings { batch, sequence_length, precision, recompute, training: true };
+        let settings =
+            DecoderSettings { batch, sequence_length, precision, recompute, training: true, device: DeviceKind::Cpu };
         let mut plan = Plan::new();
         let decoder = Decoder::plan(&self.shape, &settings, &mut plan);
         let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), precision);

@@ -1,7 +1,7 @@
 //! Every buffer of a decoder, listed before any is allocated.
 
 use kernels::memory::{Arena, BufferId, Category, Plan};
-use kernels::{DType, head_cross_entropy};
+use kernels::{DType, DeviceKind, head_cross_entropy};
 
 use super::Decoder;
 use crate::activations::{ActivationPlan, ActivationSettings};
@@ -23,6 +23,8 @@ pub struct DecoderSettings {
     pub precision: Precision,
     /// What the backward pass recomputes instead of keeping.
     pub recompute: ActivationRecompute,
+    /// Which kind of device it runs on.
+    pub device: DeviceKind,
     /// Whether gradients can be computed, or losses only.
     pub training: bool,
 }
@@ -48,16 +50,17 @@ pub struct DecoderPlan {
     logits: BufferId,
     losses: BufferId,
     loss: BufferId,
+    scale: BufferId,
 }
 
 impl Decoder {
     /// Adds every buffer of a decoder to a memory plan.
     pub fn plan(shape: &ModelShape, settings: &DecoderSettings, plan: &mut Plan) -> DecoderPlan {
         let layout = ParameterLayout::new(shape);
-        let &DecoderSettings { batch, sequence_length, recompute, training, .. } = settings;
+        let &DecoderSettings { batch, sequence_length, recompute, training, device, .. } = settings;
         let (dtype, n) = (settings.dtype(), batch * sequence_length);
         let (rows, v) = (chunk_rows(n, shape.padded_vocab_size), shape.padded_vocab_size);
-        let workspace_elements = head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, dtype);
+        let workspace_elements = head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, dtype, device);
         let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);
         let gradient_elements = if training { layout.elements() } else { 0 };
         let activations = ActivationSettings {
@@ -67,6 +70,7 @@ impl Decoder {
             recompute,
             training,
             positions: sequence_length,
+            device,
             workspace_elements,
         };
         DecoderPlan {
@@ -76,6 +80,7 @@ impl Decoder {
             logits: plan.add("logits", Category::Scratch, DType::F32, &[rows, v]),
             losses: plan.add("losses", Category::Scratch, DType::F32, &[n]),
             loss: plan.add("loss", Category::Scratch, DType::F32, &[1]),
+            scale: plan.add("loss_scale", Category::Batch, DType::F32, &[1]),
             shape: shape.clone(),
             settings: *settings,
             layout,
@@ -115,6 +120,7 @@ impl DecoderPlan {
             logits_CV: arena.buffer(self.logits),
             losses_N: arena.buffer(self.losses),
             loss_1: arena.buffer(self.loss),
+            scale_1: arena.buffer(self.scale),
         })
     }
 }
@@ -136,6 +142,7 @@ mod tests {
             sequence_length: 2048,
             precision: Precision::Bf16,
             recompute: ActivationRecompute::Selective,
+            device: DeviceKind::Cpu,
             training,
         };
         let mut plan = Plan::new();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kernels::adamw::{self, AdamW};
 use kernels::memory::Plan;
-use kernels::{Buffer, DType, Device, grad_norm};
+use kernels::{Buffer, DType, Device, DeviceKind, grad_norm};
 use model::hugging_face::shape_from_config_json;
 use model::{Decoder, DecoderSettings, ModelShape, Precision};
 use safetensors::{SafeTensors, tensor::Metadata};
@@ -148,7 +148,7 @@ impl Optimizer {
         let elements = weights.elements();
         let of = |dtype, elements| Buffer::zeros(&[elements], dtype, &Device::Cpu).unwrap();
         let zeros = |elements| of(DType::F32, elements);
-        let workspace = zeros(grad_norm::workspace_elements(elements).max(1));
+        let workspace = zeros(grad_norm::workspace_elements(elements, DeviceKind::Cpu).max(1));
         let remainder = (weights.dtype() == DType::BF16).then(|| of(DType::I16, elements));
         Self {
             remainder,

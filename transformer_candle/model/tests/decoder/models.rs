@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kernels::memory::Plan;
-use kernels::{Buffer, DType, Device, bf16};
+use kernels::{Buffer, DType, Device, DeviceKind, bf16};
 use model::hugging_face::hf_tensors;
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision};
 
@@ -29,7 +29,7 @@ pub fn tiny(tie_embeddings: bool) -> ModelShape {
 /// F32, nothing recomputed.
 pub fn plain(batch: usize, sequence_length: usize) -> DecoderSettings {
     let (precision, recompute) = (Precision::Fp32, ActivationRecompute::None);
-    DecoderSettings { batch, sequence_length, precision, recompute, training: true }
+    DecoderSettings { batch, sequence_length, precision, recompute, training: true, device: DeviceKind::Cpu }
 }
 
 /// A repeatable stream of numbers in [-1, 1).

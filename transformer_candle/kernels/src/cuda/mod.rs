@@ -1,0 +1,16 @@
+//! NVIDIA cards: kernels compiled ahead of time from `kernels/triton/`, products by cuBLASLt, one stream.
+//!
+//! The files named after operations say what is launched with which arguments; they are compiled in every build. What talks to the
+//! driver is there with the feature `cuda` only; without it a [`Cuda`] cannot be made.
+
+mod launch;
+
+#[cfg(not(feature = "cuda"))]
+#[path = "absent.rs"]
+mod runtime;
+#[cfg(feature = "cuda")]
+mod runtime;
+
+pub(crate) use launch::{Product, Value};
+pub use runtime::Cuda;
+pub(crate) use runtime::Kernel;

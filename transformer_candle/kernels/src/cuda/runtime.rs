@@ -1,0 +1,1 @@
+//! An opened card: context, stream, kernels, products.

@@ -1,0 +1,82 @@
+//! Where buffers lie and operations run.
+
+use std::fmt;
+
+use crate::Result;
+use crate::cuda::Cuda;
+
+/// A device. Clones share it: its stream, its loaded kernels, its choices of algorithms.
+#[derive(Clone)]
+pub enum Device {
+    /// The machine's memory and the current rayon pool.
+    Cpu,
+    /// One NVIDIA card.
+    Cuda(Cuda),
+}
+
+/// What decides how much workspace an operation needs, known before a device is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// See [`Device::Cpu`].
+    Cpu,
+    /// See [`Device::Cuda`].
+    Cuda,
+}
+
+impl Device {
+    /// Which kind it is.
+    pub fn kind(&self) -> DeviceKind {
+        match self {
+            Self::Cpu => DeviceKind::Cpu,
+            Self::Cuda(_) => DeviceKind::Cuda,
+        }
+    }
+
+    /// The card of this number, opened: context, stream, libraries.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoCuda`] names in a sentence what is missing: a build for CUDA, the driver, a library, the card.
+    pub fn cuda(ordinal: usize) -> Result<Self> {
+        Cuda::open(ordinal).map(Self::Cuda)
+    }
+
+    /// The card, if it is one.
+    pub fn as_cuda(&self) -> Option<&Cuda> {
+        match self {
+            Self::Cpu => None,
+            Self::Cuda(cuda) => Some(cuda),
+        }
+    }
+
+    /// Waits until everything that was asked of it is done.
+    ///
+    /// # Errors
+    /// The first failure of an operation that was still under way.
+    pub fn synchronize(&self) -> Result<()> {
+        self.as_cuda().map_or(Ok(()), Cuda::synchronize)
+    }
+
+    /// Whether two handles mean the same device.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu, Self::Cpu) => true,
+            (Self::Cuda(one), Self::Cuda(other)) => one.ordinal() == other.ordinal(),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => formatter.write_str("cpu"),
+            Self::Cuda(cuda) => write!(formatter, "cuda:{}", cuda.ordinal()),
+        }
+    }
+}
