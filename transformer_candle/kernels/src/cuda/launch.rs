@@ -56,6 +56,17 @@ pub(crate) struct Product {
     pub(crate) c: Operand,
     /// Whether the result is added to what is there.
     pub(crate) accumulate: bool,
+    /// Scratch that the library may use while the product runs.
+    pub(crate) workspace: Workspace,
+}
+
+/// Scratch memory on the card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Workspace {
+    /// Of its first byte.
+    pub(crate) address: usize,
+    /// Its size.
+    pub(crate) bytes: usize,
 }
 
 /// A matrix in memory.
