@@ -92,7 +92,7 @@ pub enum DataError {
         /// The way out.
         hint: String,
     },
-    /// The network or the Hub failed more often than is tried again.
+    /// The network or the Hub failed for longer than `data.network_patience`.
     #[error(
         "{url} could not be read in {attempts} attempts: {message}; resume the run when the network or the Hub is back"
     )]

@@ -63,7 +63,10 @@ impl DataSource {
     /// The training data of a run: what it streams, else `data.train_shards`. Asks the Hub at `HF_ENDPOINT`.
     pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
         match &run.streaming {
-            Some(streaming) => Self::streaming(streaming, HubSettings::from_environment()),
+            Some(streaming) => {
+                let patience = run.config.data.network_patience.duration();
+                Self::streaming(streaming, HubSettings { patience, ..HubSettings::from_environment() })
+            }
             None if run.config.data.train_shards.is_empty() => Err(DataError::NoSource),
             None => Self::local(&run.config.data.train_shards, Path::new(""), &run.config.data.text_column),
         }
@@ -172,6 +175,14 @@ impl DataSource {
         let selection = Arc::new(Selection::of(self, wanted, stop)?);
         known.push((wanted, Arc::clone(&selection)));
         Ok(selection)
+    }
+
+    /// What reading waits for, in words, while the Hub or the network fails.
+    pub fn waiting(&self) -> Option<String> {
+        match &self.0.place {
+            Place::Hub(repository) => repository.waiting(),
+            Place::Local(_) => None,
+        }
     }
 
     /// Opens a file by its place in the listing; `stop` ends its waiting for the network.

@@ -114,6 +114,7 @@ pub struct TokenStream {
     sequence_length: usize,
     skipped: SkippedRows,
     data_wait: Duration,
+    source: DataSource,
     stop: Stop,
     thread: Option<JoinHandle<()>>,
 }
@@ -148,6 +149,7 @@ impl TokenStream {
             sequence_length: settings.sequence_length,
             skipped: SkippedRows::default(),
             data_wait: Duration::ZERO,
+            source: source.clone(),
             stop,
             thread: Some(thread),
         })
@@ -250,6 +252,11 @@ impl TokenStream {
     /// How long calls have waited for data so far.
     pub fn data_wait(&self) -> Duration {
         self.data_wait
+    }
+
+    /// What the preparation of data waits for, in words, while the Hub or the network fails.
+    pub fn waiting(&self) -> Option<String> {
+        self.source.waiting()
     }
 
     /// Rows left out of the windows that were delivered from so far.

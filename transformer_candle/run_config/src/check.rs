@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::Problem;
 use crate::schema::{self, REQUIRED};
-use crate::{BatchSize, ByteSize, Device};
+use crate::{BatchSize, ByteSize, Device, TimeSpan};
 
 /// Most characters of a key or value that a message shows.
 const LONGEST_SHOWN: usize = 60;
@@ -213,6 +213,7 @@ fn own_format(schema: &Value) -> Option<OwnFormat> {
     match schema.get("format")?.as_str()? {
         "device" => Some(|text| Device::from_str(text).map(drop)),
         "batch-size" => Some(|text| BatchSize::from_str(text).map(drop)),
+        "time-span" => Some(|text| TimeSpan::from_str(text).map(drop)),
         "byte-size" => Some(|text| ByteSize::from_str(text).map(drop)),
         _ => None,
     }

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::{ByteSize, TimeSpan};
+
 /// Which text is read and how it becomes batches. With a `streaming_config.json` beside the config
 /// the text is streamed from the Hugging Face Hub, and `train_shards` is not read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -45,9 +47,14 @@ pub struct DataConfig {
     /// it.
     #[schemars(range(min = 1, max = 256))]
     pub num_workers: usize,
-    /// Kept for a cache of downloaded text. It has no effect: a stream reads what it needs into memory and leaves
-    /// nothing on disk.
+    /// How long a stream may go without a byte from the Hub before the run ends. Training goes on from what is
+    /// ready meanwhile.
+    pub network_patience: TimeSpan,
+    /// Folder of the blocks of streamed files that were read, so that a second epoch or a resumed run
+    /// reads them from this machine's disk. Left out: below the user's cache folder. Several runs may share it.
     pub cache_dir: Option<PathBuf>,
+    /// What the cached blocks may take on disk; the least recently used go first. `null` keeps nothing.
+    pub cache_limit: Option<ByteSize>,
     /// Share of the training text's row groups that is kept out of training for evaluation where
     /// `validation_shards` is empty. At least one row group is kept out.
     #[schemars(range(max = 0.5), extend("exclusiveMinimum" = 0))]
@@ -66,7 +73,9 @@ impl Default for DataConfig {
             sequences_per_step: 8,
             shuffle_buffer_size: 8192,
             num_workers: 2,
+            network_patience: TimeSpan(3600),
             cache_dir: None,
+            cache_limit: Some(ByteSize(16 << 30)),
             held_out_fraction: 0.001,
         }
     }

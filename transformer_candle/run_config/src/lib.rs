@@ -24,6 +24,7 @@ mod scalar;
 mod scheduler;
 mod schema;
 mod streaming_config;
+mod time_span;
 mod tokenizer;
 mod tokenizer_file;
 mod yaml;
@@ -46,6 +47,7 @@ pub use runtime::{
 };
 pub use scheduler::{ScheduleStrategy, SchedulerConfig};
 pub use streaming_config::{StreamingConfig, check_experiment_name};
+pub use time_span::TimeSpan;
 pub use tokenizer::{SpecialTokens, TokenizerConfig};
 
 /// Everything that describes a training run. `RunConfig::default()` is a small valid model for a

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use run_config::{
     ActivationRecompute, BatchSize, BestConfig, ByteSize, CheckpointConfig, DataConfig, Device, DivergenceGuardConfig,
     EvaluationConfig, Format, LoggingConfig, ModelConfig, OptimizerConfig, Precision, RunConfig, RuntimeConfig,
-    ScheduleStrategy, SchedulerConfig, SpecialTokens, TokenizerConfig, presets,
+    ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -63,18 +63,23 @@ fn data() -> impl Strategy<Value = DataConfig> {
         (1..2000usize).prop_map(|sequences| (BatchSize::Auto, None, sequences)),
     ];
     let rest = (text(), 2..=4096usize, 1..1_000_000usize, 1..=256usize, path(), 1e-6..=0.5f64);
-    (shards(), shards(), batch, rest).prop_map(|(train_shards, validation_shards, batch, rest)| DataConfig {
-        train_shards,
-        validation_shards,
-        text_column: rest.0,
-        sequence_length: rest.1,
-        batch_size: batch.0,
-        gradient_accumulation_steps: batch.1,
-        sequences_per_step: batch.2,
-        shuffle_buffer_size: rest.2,
-        num_workers: rest.3,
-        cache_dir: rest.4,
-        held_out_fraction: rest.5,
+    let network = ((0..1_000_000u64).prop_map(TimeSpan), proptest::option::of((1..u64::MAX / 2).prop_map(ByteSize)));
+    (shards(), shards(), batch, rest, network).prop_map(|(train_shards, validation_shards, batch, rest, network)| {
+        DataConfig {
+            train_shards,
+            validation_shards,
+            text_column: rest.0,
+            sequence_length: rest.1,
+            batch_size: batch.0,
+            gradient_accumulation_steps: batch.1,
+            sequences_per_step: batch.2,
+            shuffle_buffer_size: rest.2,
+            num_workers: rest.3,
+            network_patience: network.0,
+            cache_dir: rest.4,
+            cache_limit: network.1,
+            held_out_fraction: rest.5,
+        }
     })
 }
 

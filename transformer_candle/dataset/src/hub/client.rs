@@ -11,6 +11,7 @@ use ureq::http::{HeaderMap, HeaderName, Response, StatusCode, Uri};
 use super::address::{absolute, content_range, next_link, origin, shown};
 use super::retry::{Failure, Patience, ordered_wait};
 use super::settings::HubSettings;
+use super::waits::Waits;
 use crate::DataError;
 use crate::stop::Stop;
 
@@ -26,6 +27,7 @@ pub(crate) struct HubClient {
     endpoint: Uri,
     /// The endpoint has answered something.
     answered: AtomicBool,
+    waits: Waits,
 }
 
 /// A text and where its next page is.
@@ -64,15 +66,20 @@ impl HubClient {
             .user_agent(concat!("transformer_candle/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Ok(Self { settings, agent, endpoint, answered: AtomicBool::new(false) })
+        Ok(Self { settings, agent, endpoint, answered: AtomicBool::new(false), waits: Waits::default() })
     }
 
     pub(super) fn endpoint(&self) -> &str {
         &self.settings.endpoint
     }
 
+    /// Who waits for this endpoint.
+    pub(super) fn waits(&self) -> &Waits {
+        &self.waits
+    }
+
     pub(super) fn patience<'a>(&'a self, stop: &'a Stop) -> Patience<'a> {
-        Patience::new(&self.settings, stop, &self.answered)
+        Patience::new(&self.settings, stop, &self.answered, &self.waits)
     }
 
     /// The text at `url`, asked for until it comes or a refusal is final.

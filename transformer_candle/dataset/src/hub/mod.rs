@@ -11,6 +11,7 @@ mod layout;
 mod repository;
 mod retry;
 mod settings;
+mod waits;
 
 pub(crate) use repository::Repository;
 pub use settings::HubSettings;

@@ -61,6 +61,11 @@ impl Repository {
         &self.revision
     }
 
+    /// What a reader has been waiting for longest; none if all goes well.
+    pub(crate) fn waiting(&self) -> Option<String> {
+        self.client.waits().longest()
+    }
+
     /// The files of a split, chosen as the `datasets` library chooses them.
     pub(crate) fn files(&self, config: Option<&str>, split: &str) -> Result<Vec<ListedFile>, DataError> {
         let card = self.card()?;

@@ -2,9 +2,10 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::settings::HubSettings;
+use super::waits::Waits;
 use crate::DataError;
 use crate::stop::Stop;
 
@@ -26,23 +27,34 @@ pub(super) enum Failure {
     Passing { url: String, message: String, wait: Option<Duration> },
 }
 
-/// Counts failures since the last progress.
+/// How a read has gone since its last progress.
 pub(super) struct Patience<'a> {
     settings: &'a HubSettings,
     stop: &'a Stop,
     /// Whether the Hub has ever answered anything.
     answered: &'a AtomicBool,
+    waits: &'a Waits,
+    failing: Option<Failing>,
+}
+
+/// Failures without a byte between them.
+struct Failing {
+    since: Instant,
     failures: u32,
+    /// In [`Waits`].
+    number: u64,
 }
 
 impl<'a> Patience<'a> {
-    pub(super) fn new(settings: &'a HubSettings, stop: &'a Stop, answered: &'a AtomicBool) -> Self {
-        Self { settings, stop, answered, failures: 0 }
+    pub(super) fn new(settings: &'a HubSettings, stop: &'a Stop, answered: &'a AtomicBool, waits: &'a Waits) -> Self {
+        Self { settings, stop, answered, waits, failing: None }
     }
 
     /// Something came through: what failed before no longer counts.
     pub(super) fn progress(&mut self) {
-        self.failures = 0;
+        if let Some(failing) = self.failing.take() {
+            self.waits.over(failing.number);
+        }
     }
 
     /// Waits before the next attempt, or gives up.
@@ -51,28 +63,36 @@ impl<'a> Patience<'a> {
             Failure::Final(error) => return Err(error),
             Failure::Passing { url, message, wait } => (url, message, wait),
         };
-        self.failures += 1;
-        if self.failures >= self.attempts() {
-            return Err(DataError::Network { url, attempts: self.failures, message });
+        let (since, failures, number) = match &self.failing {
+            Some(failing) => (failing.since, failing.failures + 1, Some(failing.number)),
+            None => (Instant::now(), 1, None),
+        };
+        let number = self.waits.note(number, since, &url, &message);
+        self.failing = Some(Failing { since, failures, number });
+        let left = self.settings.patience.saturating_sub(since.elapsed());
+        let unknown = !self.answered.load(Ordering::Relaxed);
+        if left.is_zero() || (unknown && failures >= FIRST_ATTEMPTS) {
+            return Err(DataError::Network { url, attempts: failures, message });
         }
         let pause = match ordered {
             Some(ordered) => ordered.min(LONGEST_ORDERED_PAUSE),
-            None => self.pause(),
+            None => self.pause(failures),
         };
         tracing::warn!("{url}: {message}; trying again in {:.1} s", pause.as_secs_f64());
-        self.stop.wait(pause)
-    }
-
-    fn attempts(&self) -> u32 {
-        let most = if self.answered.load(Ordering::Relaxed) { u32::MAX } else { FIRST_ATTEMPTS };
-        self.settings.attempts.min(most)
+        self.stop.wait(pause.min(left))
     }
 
     /// Doubles with each failure; between half and all of it, so that many readers do not come back at once.
-    fn pause(&self) -> Duration {
-        let full = self.settings.pause.saturating_mul(1 << (self.failures - 1).min(16)).min(LONGEST_PAUSE);
+    fn pause(&self, failures: u32) -> Duration {
+        let full = self.settings.pause.saturating_mul(1 << (failures - 1).min(16)).min(LONGEST_PAUSE);
         let random = RandomState::new().build_hasher().finish();
         full.mul_f64(0.5 + 0.5 * (random as f64 / u64::MAX as f64))
+    }
+}
+
+impl Drop for Patience<'_> {
+    fn drop(&mut self) {
+        self.progress();
     }
 }
 
@@ -108,37 +128,55 @@ mod tests {
 
     #[test]
     fn pauses_double_within_a_random_half_and_stay_under_a_minute() {
-        let settings = HubSettings::default();
-        let stop = Stop::default();
-        let mut patience = Patience::new(&settings, &stop, &ANSWERED);
+        let (settings, stop, waits) = (HubSettings::default(), Stop::default(), Waits::default());
+        let patience = Patience::new(&settings, &stop, &ANSWERED, &waits);
         for (failures, full) in [(1, 0.5), (2, 1.0), (5, 8.0), (8, 60.0), (100, 60.0)] {
-            patience.failures = failures;
-            let pause = patience.pause().as_secs_f64();
+            let pause = patience.pause(failures).as_secs_f64();
             assert!((full / 2.0..=full).contains(&pause), "{failures}: {pause}");
         }
     }
 
     #[test]
-    fn only_failures_without_progress_count() {
-        let settings = HubSettings { attempts: 3, pause: Duration::ZERO, ..HubSettings::default() };
-        let stop = Stop::default();
-        let mut patience = Patience::new(&settings, &stop, &ANSWERED);
-        for _ in 0..5 {
+    fn only_the_time_without_progress_counts() {
+        let settings = HubSettings { pause: Duration::ZERO, ..HubSettings::default() };
+        let (stop, waits) = (Stop::default(), Waits::default());
+        let mut patience = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        let two_hours_later = |patience: &mut Patience| {
+            let failing = patience.failing.as_mut().unwrap();
+            failing.since = failing.since.checked_sub(Duration::from_hours(2)).unwrap();
+        };
+        for _ in 0..1000 {
             patience.wait(passing()).unwrap();
-            patience.wait(passing()).unwrap();
-            patience.progress();
         }
+        two_hours_later(&mut patience);
+        patience.progress();
         patience.wait(passing()).unwrap();
-        patience.wait(passing()).unwrap();
+        two_hours_later(&mut patience);
         let error = patience.wait(passing()).unwrap_err();
-        assert!(matches!(error, DataError::Network { attempts: 3, .. }), "{error}");
+        assert!(matches!(error, DataError::Network { attempts: 2, .. }), "{error}");
+    }
+
+    #[test]
+    fn who_waits_says_for_what_until_it_comes() {
+        let settings = HubSettings { pause: Duration::ZERO, ..HubSettings::default() };
+        let (stop, waits) = (Stop::default(), Waits::default());
+        let mut first = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        assert_eq!(waits.longest(), None);
+        first.wait(passing()).unwrap();
+        assert_eq!(waits.longest().unwrap(), "waiting 0 s for http://hub/x: reset");
+        let mut second = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        second.wait(passing()).unwrap();
+        first.progress();
+        assert!(waits.longest().is_some());
+        drop(second);
+        assert_eq!(waits.longest(), None);
     }
 
     #[test]
     fn a_hub_that_never_answered_is_given_up_sooner() {
-        let settings = HubSettings { attempts: 100, pause: Duration::ZERO, ..HubSettings::default() };
-        let (stop, answered) = (Stop::default(), AtomicBool::new(false));
-        let mut patience = Patience::new(&settings, &stop, &answered);
+        let settings = HubSettings { pause: Duration::ZERO, ..HubSettings::default() };
+        let (stop, waits, answered) = (Stop::default(), Waits::default(), AtomicBool::new(false));
+        let mut patience = Patience::new(&settings, &stop, &answered, &waits);
         let failures = (0..100).take_while(|_| patience.wait(passing()).is_ok()).count();
         assert_eq!(failures, 4);
     }
@@ -146,9 +184,9 @@ mod tests {
     #[test]
     fn a_stop_ends_the_waiting_at_once() {
         let settings = HubSettings { pause: Duration::from_mins(10), ..HubSettings::default() };
-        let stop = Stop::default();
+        let (stop, waits) = (Stop::default(), Waits::default());
         stop.order();
-        let error = Patience::new(&settings, &stop, &ANSWERED).wait(passing()).unwrap_err();
+        let error = Patience::new(&settings, &stop, &ANSWERED, &waits).wait(passing()).unwrap_err();
         assert!(matches!(error, DataError::Closed));
     }
 }

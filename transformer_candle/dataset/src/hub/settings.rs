@@ -13,8 +13,8 @@ pub struct HubSettings {
     pub token: Option<String>,
     /// Refuse to ask.
     pub offline: bool,
-    /// How often something is tried without a byte of progress.
-    pub attempts: u32,
+    /// How long something is tried without a byte of progress.
+    pub patience: Duration,
     /// The pause after the first failure; it doubles with each further one, up to a minute.
     pub pause: Duration,
     /// How long the other side may be silent.
@@ -27,7 +27,7 @@ impl Default for HubSettings {
             endpoint: "https://huggingface.co".to_owned(),
             token: None,
             offline: false,
-            attempts: 8,
+            patience: Duration::from_hours(1),
             pause: Duration::from_millis(500),
             silence: Duration::from_secs(20),
         }
@@ -56,7 +56,7 @@ impl fmt::Debug for HubSettings {
             .field("endpoint", &self.endpoint)
             .field("token", &self.token.as_ref().map(|_| "set"))
             .field("offline", &self.offline)
-            .field("attempts", &self.attempts)
+            .field("patience", &self.patience)
             .field("pause", &self.pause)
             .field("silence", &self.silence)
             .finish()

@@ -95,7 +95,7 @@ impl LoopbackHub {
         HubSettings {
             endpoint: self.endpoint.clone(),
             token: token.map(str::to_owned),
-            attempts: 4,
+            patience: Duration::from_millis(1500),
             pause: Duration::from_millis(1),
             silence: Duration::from_millis(150),
             ..HubSettings::default()
