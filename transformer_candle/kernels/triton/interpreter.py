@@ -1,0 +1,67 @@
+"""Runs kernels on a CPU, under Triton's interpreter. Import this before any file of kernels: it sets TRITON_INTERPRET.
+
+The interpreter holds bf16 as 16-bit patterns, and gets two things wrong without a word: `tl.dot` multiplies the patterns
+as integers, and f32 -> bf16 truncates where a GPU rounds to the nearest even. Both are put right here.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from declaration import Kernel
+from triton.runtime import interpreter
+
+_dot = interpreter.InterpreterBuilder.create_dot
+_convert_float = interpreter._convert_float
+_TYPES = {
+    "torch.bfloat16": "*bf16",
+    "torch.float32": "*fp32",
+    "torch.int32": "*i32",
+    "torch.uint32": "*u32",
+    "torch.int16": "*i16",
+}
+
+
+def launch(kernel: Kernel, grid: Sequence[int], *arguments: Any) -> None:
+    """Runs a declared kernel with its constants on CPU tensors and numbers, held to the declared types and promises."""
+    if len(arguments) != len(kernel.arguments):
+        raise TypeError(f"{kernel.name} takes {list(kernel.arguments)}, given are {len(arguments)} arguments")
+    for argument, (name, declared) in zip(arguments, kernel.arguments.items(), strict=True):
+        kind, promised = declared.removesuffix(":16"), declared.endswith(":16")
+        given = _TYPES.get(str(getattr(argument, "dtype", None)), {int: "i32", float: "fp32"}.get(type(argument)))
+        value = argument.data_ptr() if kind.startswith("*") and given == kind else argument
+        if given != kind or (promised and value % 16):
+            raise TypeError(f"{kernel.name}: `{name}` is {declared}, given is {given} {value}")
+    named = dict(zip(kernel.arguments, arguments, strict=True))
+    kernel.function[tuple(grid)](**named, **kernel.constants)
+
+
+def _widened(tensor: interpreter.TensorHandle) -> np.ndarray:
+    is_bf16 = tensor.dtype.scalar == tl.bfloat16
+    return (tensor.data.astype(np.uint32) << 16).view(np.float32) if is_bf16 else tensor.data
+
+
+def _create_dot(builder: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> Any:
+    if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
+        return _dot(builder, a, b, accumulator, *rest)
+    product = np.matmul(_widened(a), _widened(b), dtype=accumulator.data.dtype)
+    return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
+
+
+def _convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any) -> np.ndarray:
+    if source != tl.float32 or target != tl.bfloat16:
+        return _convert_float(data, source, target, rounding)
+    bits = np.ascontiguousarray(data, dtype=np.float32).view(np.uint32)
+    nearest_even = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(data), np.uint16(0x7FFF), nearest_even)
+
+
+interpreter.InterpreterBuilder.create_dot = _create_dot
+interpreter._convert_float = _convert
