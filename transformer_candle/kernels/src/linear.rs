@@ -5,12 +5,13 @@
 //! On the CPU the products run in crate `gemm`, in f32. BF16 operands are widened block by block into the workspace (at
 //! most 1.4 million elements whatever the model) and results are rounded once, from the f32 sum. `gemm` packs operands into
 //! memory of its own: a buffer a call, no larger than the L3 cache, and one as large as the L2 cache a thread.
+//! On a card they run in cuBLASLt, accumulated in f32 whatever the operands are.
 
 use candle_core::DType;
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
 use crate::element::with_element;
-use crate::{Buffer, DeviceKind, Result, cpu};
+use crate::{Buffer, DeviceKind, Result, cpu, cuda};
 
 /// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16.
 pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
@@ -21,13 +22,15 @@ pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut 
         .input("w_OI", w_OI, dtype, &[o, i])
         .output("y_NO", y_NO, dtype, &[n, o])
         .workspace(workspace, workspace_elements(n, i, o, dtype, x_NI.device().kind()));
-    arguments.cpu(|access| {
+    let product = cuda::linear::forward(x_NI, w_OI, y_NO, sizes, workspace);
+    let cpu = |access: &Access<'_>| {
         with_element!("linear::forward", "x_NI", dtype, E => {
             let (x, w) = (x_NI.slice::<E>(access), w_OI.slice::<E>(access));
             cpu::linear::forward(x, w, y_NO.slice_mut(access), sizes, workspace.slice_mut(access));
             Ok(())
         })
-    })
+    };
+    arguments.run(cpu, |cuda| cuda.multiply(&product))
 }
 
 /// `dx_NI = dy_NO w_OI`. All of one element type, F32 or BF16.
@@ -39,13 +42,15 @@ pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspa
         .input("w_OI", w_OI, dtype, &[o, i])
         .output("dx_NI", dx_NI, dtype, &[n, i])
         .workspace(workspace, workspace_elements(n, i, o, dtype, dy_NO.device().kind()));
-    arguments.cpu(|access| {
+    let product = cuda::linear::backward_input(dy_NO, w_OI, dx_NI, sizes, workspace);
+    let cpu = |access: &Access<'_>| {
         with_element!("linear::backward_input", "dy_NO", dtype, E => {
             let (dy, w) = (dy_NO.slice::<E>(access), w_OI.slice::<E>(access));
             cpu::linear::backward_input(dy, w, dx_NI.slice_mut(access), sizes, workspace.slice_mut(access));
             Ok(())
         })
-    })
+    };
+    arguments.run(cpu, |cuda| cuda.multiply(&product))
 }
 
 /// `dw_OI += dy_NO^T x_NI`, accumulated in F32; `dy_NO` and `x_NI` are F32 or BF16 alike.
@@ -57,19 +62,23 @@ pub fn backward_weight(dy_NO: &Buffer, x_NI: &Buffer, dw_OI: &mut Buffer, worksp
         .input("x_NI", x_NI, dtype, &[n, i])
         .output("dw_OI", dw_OI, DType::F32, &[o, i])
         .workspace(workspace, workspace_elements(n, i, o, dtype, dy_NO.device().kind()));
-    arguments.cpu(|access| {
+    let product = cuda::linear::backward_weight(dy_NO, x_NI, dw_OI, sizes, workspace);
+    let cpu = |access: &Access<'_>| {
         with_element!("linear::backward_weight", "dy_NO", dtype, E => {
             let (dy, x) = (dy_NO.slice::<E>(access), x_NI.slice::<E>(access));
             cpu::linear::backward_weight(dy, x, dw_OI.slice_mut(access), sizes, workspace.slice_mut(access));
             Ok(())
         })
-    })
+    };
+    arguments.run(cpu, |cuda| cuda.multiply(&product))
 }
 
-/// Elements of F32 workspace that the three functions need for N tokens: none for F32, under 1.4 million for BF16.
+/// Elements of F32 workspace that the three functions need for N tokens: on a CPU none for F32 and under 1.4 million for BF16, on a
+/// card 32 MiB.
 pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, dtype: DType, device: DeviceKind) -> usize {
     match (device, dtype) {
-        (DeviceKind::Cpu, DType::F32) | (DeviceKind::Cuda, _) => 0,
+        (DeviceKind::Cuda, _) => cuda::WORKSPACE_ELEMENTS,
+        (DeviceKind::Cpu, DType::F32) => 0,
         (DeviceKind::Cpu, _) => cpu::linear::workspace_elements([n, inputs, outputs]),
     }
 }

@@ -4,6 +4,8 @@
 //! driver is there with the feature `cuda` only; without it a [`Cuda`] cannot be made.
 
 mod launch;
+pub(crate) mod linear;
+mod product;
 
 #[cfg(not(feature = "cuda"))]
 #[path = "absent.rs"]
@@ -11,6 +13,7 @@ mod runtime;
 #[cfg(feature = "cuda")]
 mod runtime;
 
-pub(crate) use launch::{Product, Value};
+pub(crate) use launch::Value;
+pub(crate) use product::{Operand, Product, WORKSPACE_ELEMENTS, Workspace};
 pub use runtime::Cuda;
 pub(crate) use runtime::Kernel;

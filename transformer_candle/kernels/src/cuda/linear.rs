@@ -1,0 +1,40 @@
+//! The linear map's three products. Legend: N tokens, I inputs, O outputs; sizes are [N, I, O].
+
+use super::{Operand, Product, Workspace};
+use crate::Buffer;
+
+/// `y_NO = x_NI w_OI^T`.
+pub(crate) fn forward(
+    x_NI: &Buffer,
+    w_OI: &Buffer,
+    y_NO: &Buffer,
+    [n, i, o]: [usize; 3],
+    workspace: &Buffer,
+) -> Product {
+    let (x, w, y) = (Operand::from(x_NI), Operand::from(w_OI), Operand::from(y_NO));
+    Product::set(y, [n, o, i], x, w.transposed(), Workspace::of(workspace))
+}
+
+/// `dx_NI = dy_NO w_OI`.
+pub(crate) fn backward_input(
+    dy_NO: &Buffer,
+    w_OI: &Buffer,
+    dx_NI: &Buffer,
+    [n, i, o]: [usize; 3],
+    workspace: &Buffer,
+) -> Product {
+    let (dy, w, dx) = (Operand::from(dy_NO), Operand::from(w_OI), Operand::from(dx_NI));
+    Product::set(dx, [n, i, o], dy, w, Workspace::of(workspace))
+}
+
+/// `dw_OI += dy_NO^T x_NI` in F32.
+pub(crate) fn backward_weight(
+    dy_NO: &Buffer,
+    x_NI: &Buffer,
+    dw_OI: &Buffer,
+    [n, i, o]: [usize; 3],
+    workspace: &Buffer,
+) -> Product {
+    let (dy, x, dw) = (Operand::from(dy_NO), Operand::from(x_NI), Operand::from(dw_OI));
+    Product::add(dw, [o, i, n], dy.transposed(), x, Workspace::of(workspace))
+}

@@ -1,0 +1,139 @@
+//! A matrix product as an operation asks for it: `cuda.multiply(&Product::set(y, [n, o, i], x, w.transposed(), space))`.
+
+use candle_core::DType;
+
+use crate::{Buffer, Error, Result};
+
+/// Elements of the F32 workspace that every product brings along: 32 MiB, as much as the library asks for on Hopper and Blackwell,
+/// and what it takes to begin at a multiple of 256 bytes.
+pub(crate) const WORKSPACE_ELEMENTS: usize = (WORKSPACE_BYTES + WORKSPACE_ALIGNMENT) / size_of::<f32>();
+pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
+const WORKSPACE_ALIGNMENT: usize = 256;
+
+/// `c = a b` or `c += a b` of row-major matrices, a [m, k], b [k, n], c [m, n], either operand stored transposed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    /// Rows of the result.
+    pub(crate) m: usize,
+    /// Columns of the result.
+    pub(crate) n: usize,
+    /// What is summed over.
+    pub(crate) k: usize,
+    /// F32 or BF16 elements.
+    pub(crate) a: Operand,
+    /// Of the same element type as `a`.
+    pub(crate) b: Operand,
+    /// Where the result goes, never transposed; F32, or the operands' type.
+    pub(crate) c: Operand,
+    /// Whether the result is added to what is there.
+    pub(crate) accumulate: bool,
+    /// Scratch that the library may use while the product runs.
+    pub(crate) workspace: Workspace,
+}
+
+/// A matrix in the card's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operand {
+    /// Of the first element.
+    pub(crate) address: usize,
+    /// F32 or BF16.
+    pub(crate) dtype: DType,
+    /// Elements from one stored row to the next.
+    pub(crate) stride: usize,
+    /// Whether the stored rows are the matrix's columns.
+    pub(crate) transposed: bool,
+    /// Elements of its buffer from the first one on.
+    elements: usize,
+}
+
+/// Scratch memory on the card, beginning where the library wants it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Workspace {
+    /// Of its first byte.
+    pub(crate) address: usize,
+    /// Its size.
+    pub(crate) bytes: usize,
+}
+
+impl Product {
+    /// `c = a b`; sizes are [m, n, k].
+    pub(crate) fn set(c: Operand, [m, n, k]: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
+        Self { m, n, k, a, b, c, accumulate: false, workspace }
+    }
+
+    /// `c += a b`; sizes are [m, n, k].
+    pub(crate) fn add(c: Operand, sizes: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
+        Self { accumulate: true, ..Self::set(c, sizes, a, b, workspace) }
+    }
+
+    /// That the three matrices lie within their buffers, that their element types go together and the workspace is large enough:
+    /// from here on there are only addresses.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Self { m, n, k, a, b, c, .. } = *self;
+        let fits = a.holds(m, k) && b.holds(k, n) && c.holds(m, n) && !c.transposed;
+        let dtypes = (a.dtype, b.dtype, c.dtype);
+        let problem = if !fits {
+            format!("a matrix of {self:?} lies outside of its buffer")
+        } else if !matches!(
+            dtypes,
+            (DType::F32, DType::F32, DType::F32) | (DType::BF16, DType::BF16, DType::BF16 | DType::F32)
+        ) {
+            format!("no product of {dtypes:?}")
+        } else if self.workspace.bytes < WORKSPACE_BYTES {
+            format!("a workspace of {} bytes, {WORKSPACE_BYTES} are needed", self.workspace.bytes)
+        } else {
+            return Ok(());
+        };
+        Err(Error::Invalid { operation: "multiply", problem })
+    }
+}
+
+/// All of a buffer: its last axis is a row.
+impl From<&Buffer> for Operand {
+    fn from(buffer: &Buffer) -> Self {
+        let stride = buffer.shape().last().copied().unwrap_or(1);
+        let (address, dtype, elements) = (buffer.address(), buffer.dtype(), buffer.elements());
+        Self { address, dtype, stride, transposed: false, elements }
+    }
+}
+
+impl From<&mut Buffer> for Operand {
+    fn from(buffer: &mut Buffer) -> Self {
+        Self::from(&*buffer)
+    }
+}
+
+impl Operand {
+    /// The stored rows from this one on.
+    pub(crate) fn from_row(self, row: usize) -> Self {
+        let skipped = row * self.stride;
+        let address = self.address + skipped * self.dtype.size_in_bytes();
+        Self { address, elements: self.elements.saturating_sub(skipped), ..self }
+    }
+
+    /// The matrix whose columns are the stored rows.
+    pub(crate) fn transposed(self) -> Self {
+        Self { transposed: !self.transposed, ..self }
+    }
+
+    /// The same memory as elements of another type: each row begins where it did.
+    pub(crate) fn reinterpreted(self, dtype: DType) -> Self {
+        let scaled = |elements: usize| elements * self.dtype.size_in_bytes() / dtype.size_in_bytes();
+        Self { dtype, stride: scaled(self.stride), elements: scaled(self.elements), ..self }
+    }
+
+    /// Whether a matrix of this size lies within its buffer.
+    fn holds(&self, rows: usize, columns: usize) -> bool {
+        let (rows, columns) = if self.transposed { (columns, rows) } else { (rows, columns) };
+        rows == 0 || (columns <= self.stride && (rows - 1) * self.stride + columns <= self.elements)
+    }
+}
+
+impl Workspace {
+    /// All of an F32 buffer from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are left wherever it lies.
+    pub(crate) fn of(buffer: &Buffer) -> Self {
+        let end = buffer.address() + buffer.elements() * buffer.dtype().size_in_bytes();
+        let address = buffer.address().next_multiple_of(WORKSPACE_ALIGNMENT);
+        Self { address, bytes: end.saturating_sub(address) }
+    }
+}
