@@ -1,5 +1,7 @@
 //! What can be wrong with a call.
 
+use std::fmt;
+
 use candle_core::DType;
 
 /// The result of every function of this crate.
@@ -104,6 +106,18 @@ pub enum Error {
         /// What the library says.
         reason: String,
     },
+    /// A card has less memory left than is asked for. Nothing was allocated.
+    #[error("out of memory on cuda:{ordinal}: {} are needed, {} are left{}", GB(*needed), GB(*available), Limit(*limit))]
+    OutOfMemory {
+        /// The card's number.
+        ordinal: usize,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes that could be had.
+        available: u64,
+        /// The limit that was set, in bytes, where it and not the card's memory is what ran out.
+        limit: Option<u64>,
+    },
     /// A tensor's elements do not lie one after the other.
     #[error("a buffer needs a contiguous tensor, this one has shape {shape:?} and strides {strides:?}")]
     NotContiguous {
@@ -115,4 +129,35 @@ pub enum Error {
     /// Candle refused.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+/// Bytes, as people read them.
+struct GB(u64);
+
+impl fmt::Display for GB {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:.2} GB", self.0 as f64 / 1e9)
+    }
+}
+
+struct Limit(Option<u64>);
+
+impl fmt::Display for Limit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |limit| write!(formatter, " of the {} that this run may use", GB(limit)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_out_of_memory_says_how_much_is_missing_and_of_what() {
+        let error = |limit| Error::OutOfMemory { ordinal: 1, needed: 24_930_000_000, available: 1_000_000, limit };
+        assert_eq!(error(None).to_string(), "out of memory on cuda:1: 24.93 GB are needed, 0.00 GB are left");
+        assert!(
+            error(Some(34_190_917_632)).to_string().ends_with("0.00 GB are left of the 34.19 GB that this run may use")
+        );
+    }
 }

@@ -3,9 +3,15 @@
 //! The files named after operations say what is launched with which arguments; they are compiled in every build. What talks to the
 //! driver is there with the feature `cuda` only; without it a [`Cuda`] cannot be made.
 
+mod card;
 mod launch;
+pub mod limits;
 pub(crate) mod linear;
 mod product;
+#[cfg(any(test, feature = "cuda"))]
+mod product_choice;
+#[cfg(any(test, feature = "cuda"))]
+mod product_shape;
 
 #[cfg(not(feature = "cuda"))]
 #[path = "absent.rs"]
@@ -13,6 +19,7 @@ mod runtime;
 #[cfg(feature = "cuda")]
 mod runtime;
 
+pub use card::{Card, Memory};
 pub(crate) use launch::Value;
 pub(crate) use product::{Operand, Product, WORKSPACE_ELEMENTS, Workspace};
 pub use runtime::Cuda;

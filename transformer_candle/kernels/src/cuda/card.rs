@@ -1,0 +1,117 @@
+//! What is known of a card without opening it.
+
+/// A card that the driver lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its number, as in `cuda:0`.
+    pub ordinal: usize,
+    /// As the driver calls it, such as `NVIDIA GeForce RTX 5090`.
+    pub name: String,
+    /// Its memory, in bytes.
+    pub total_bytes: u64,
+    /// Major and minor, such as (12, 0).
+    pub compute_capability: (u32, u32),
+}
+
+/// Bytes of a card's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// What an allocation could still take.
+    pub free: u64,
+    /// What the card has.
+    pub total: u64,
+}
+
+impl Card {
+    /// Why the kernels do not run on it, if they do not.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let (major, minor) = self.compute_capability;
+        (major < 8).then(|| {
+            format!(
+                "{} has compute capability {major}.{minor}, 8.0 is needed (Ampere, such as A100 or RTX 3090, or newer)",
+                self.name
+            )
+        })
+    }
+
+    /// Nominal BF16 operations a second of dense products with F32 accumulation, without sparsity; None for a card not listed.
+    pub fn nominal_bf16_flops(&self) -> Option<f64> {
+        nominal_bf16_flops(&self.name)
+    }
+}
+
+/// By what the driver calls the card. The first entry that the name contains counts, so that longer names come first.
+///
+/// Sources, all NVIDIA's: the data sheets of the data centre and workstation cards (the dense number, half of the sparse one), and the
+/// tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor TFLOPS with FP32 Accumulate",
+/// dense), which for GeForce is 512 x multiprocessors x boost clock.
+fn nominal_bf16_flops(name: &str) -> Option<f64> {
+    const TERAFLOPS: [(&str, f64); 33] = [
+        ("RTX 5090 D", 209.5),
+        ("RTX 5090", 209.5),
+        ("RTX 5080", 112.6),
+        ("RTX 5070 Ti", 87.9),
+        ("RTX 5070", 61.7),
+        ("RTX 4090 D", 147.1),
+        ("RTX 4090", 165.2),
+        ("RTX 4080 SUPER", 104.4),
+        ("RTX 4080", 97.5),
+        ("RTX 4070 Ti SUPER", 88.2),
+        ("RTX 4070 Ti", 80.2),
+        ("RTX 4070 SUPER", 71.0),
+        ("RTX 4070", 58.3),
+        ("RTX 3090 Ti", 80.0),
+        ("RTX 3090", 71.0),
+        ("RTX 3080 Ti", 68.2),
+        ("RTX 6000 Ada", 364.2),
+        ("RTX A6000", 154.8),
+        ("GH200", 989.0),
+        ("H200 NVL", 835.5),
+        ("H200", 989.0),
+        ("H100 NVL", 835.5),
+        ("H100 PCIe", 756.5),
+        ("H100", 989.0),
+        ("H800", 989.0),
+        ("B200", 2250.0),
+        ("A100", 312.0),
+        ("A800", 312.0),
+        ("A30", 165.0),
+        ("A40", 149.7),
+        ("L40S", 362.0),
+        ("L40", 181.0),
+        ("L4", 121.0),
+    ];
+    let found = TERAFLOPS.iter().find(|(part, _)| name.contains(part));
+    found.map(|(_, teraflops)| teraflops * 1e12)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(name: &str, compute_capability: (u32, u32)) -> Card {
+        Card { ordinal: 0, name: name.to_owned(), total_bytes: 1, compute_capability }
+    }
+
+    #[test]
+    fn the_longest_name_decides_the_peak() {
+        let peak = |name| card(name, (9, 0)).nominal_bf16_flops();
+        assert_eq!(peak("NVIDIA GeForce RTX 5090"), Some(209.5e12));
+        assert_eq!(peak("NVIDIA H200"), Some(989e12));
+        assert_eq!(peak("NVIDIA H200 NVL"), Some(835.5e12));
+        assert_eq!(peak("NVIDIA A100-SXM4-80GB"), Some(312e12));
+        assert_eq!(peak("NVIDIA L40S"), Some(362e12));
+        assert_eq!(peak("NVIDIA L4"), Some(121e12));
+        assert_eq!(peak("NVIDIA GeForce RTX 4070 Ti SUPER"), Some(88.2e12));
+        assert_eq!(peak("a card of the future"), None);
+    }
+
+    #[test]
+    fn cards_before_ampere_are_refused_in_a_sentence() {
+        let refusal = card("Tesla T4", (7, 5)).refusal().unwrap();
+        assert!(refusal.starts_with("Tesla T4 has compute capability 7.5, 8.0 is needed"), "{refusal}");
+        assert_eq!(card("NVIDIA A100", (8, 0)).refusal(), None);
+        assert_eq!(card("NVIDIA GeForce RTX 5090", (12, 0)).refusal(), None);
+    }
+}

@@ -1,0 +1,208 @@
+//! A card's memory: allocating, zeroing, copying.
+
+use std::ffi::c_void;
+
+use candle_core::backend::BackendDevice as _;
+use candle_core::cuda_backend::CudaDType;
+use candle_core::cuda_backend::cudarc::driver::sys::{self, CUmemPool_attribute as Attribute};
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr, DriverError, ValidAsZeroBits, result};
+use candle_core::op::BackpropOp;
+use candle_core::{CudaDevice, CudaStorage, DType, Storage, Tensor};
+use half::bf16;
+
+use super::Cuda;
+use super::failure::{Context as _, is_out_of_memory};
+use crate::cuda::Memory;
+use crate::{Error, Result};
+
+/// The stream-ordered pool that the card's memory comes from, where the driver has one.
+pub(super) struct Pool(Option<sys::CUmemoryPool>);
+
+// SAFETY: the driver's functions on pools may be called from any thread, and a device's default pool lives as long as its context.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    /// The card's default pool, told to keep what is freed: memory once had is never asked for again, and never lost to another
+    /// program in the middle of a run.
+    pub(super) fn of(candle: &CudaDevice) -> Result<Self, DriverError> {
+        let stream = candle.cuda_stream();
+        let context = stream.context();
+        if !context.has_async_alloc() {
+            return Ok(Self(None));
+        }
+        let mut threshold = u64::MAX;
+        // SAFETY: the context is open, so its device is valid; the attribute is a 64-bit number that the driver copies.
+        let pool = unsafe {
+            let pool = result::device::get_default_mem_pool(context.cu_device())?;
+            let value = std::ptr::from_mut(&mut threshold).cast::<c_void>();
+            result::mem_pool::set_attribute(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, value)?;
+            pool
+        };
+        Ok(Self(Some(pool)))
+    }
+
+    /// Bytes that tensors hold now, and bytes that the pool holds for them and for later ones.
+    fn used_and_reserved(&self) -> Result<(u64, u64), DriverError> {
+        let Some(pool) = self.0 else { return Ok((0, 0)) };
+        let read = |attribute| {
+            let mut bytes = 0u64;
+            // SAFETY: the pool is the device's own; both attributes asked for are 64-bit numbers.
+            unsafe { result::mem_pool::get_attribute(pool, attribute, std::ptr::from_mut(&mut bytes).cast())? };
+            Ok(bytes)
+        };
+        let used = read(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        Ok((used, read(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?))
+    }
+}
+
+impl Cuda {
+    /// What the card's memory has room for now, including what this program freed and still holds, and its size.
+    pub fn memory(&self) -> Result<Memory> {
+        let (free, total) = self.0.context.mem_get_info().during(self.ordinal(), "cuMemGetInfo")?;
+        let (used, reserved) = self.pool()?;
+        Ok(Memory { free: free as u64 + reserved.saturating_sub(used), total: total as u64 })
+    }
+
+    /// Caps what this program takes of the card, the context with its libraries included: allocations beyond are refused as if the
+    /// card had no more.
+    pub fn set_memory_limit(&self, bytes: u64) {
+        *self.0.memory_limit.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(bytes);
+    }
+
+    /// Refuses an allocation for which there is no room under the limit or on the card.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub(crate) fn require_room(&self, needed: u64) -> Result<()> {
+        let ordinal = self.ordinal();
+        let limit = *self.0.memory_limit.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(limit) = limit {
+            let available = limit.saturating_sub(self.0.memory_at_opening + self.pool()?.0);
+            if needed > available {
+                return Err(Error::OutOfMemory { ordinal, needed, available, limit: Some(limit) });
+            }
+        }
+        let available = self.memory()?.free;
+        if needed > available { Err(Error::OutOfMemory { ordinal, needed, available, limit: None }) } else { Ok(()) }
+    }
+
+    fn pool(&self) -> Result<(u64, u64)> {
+        self.0.pool.used_and_reserved().during(self.ordinal(), "cuMemPoolGetAttribute")
+    }
+
+    /// A tensor of its own memory, all zero: by the driver's own means, so that none of Candle's kernels is loaded.
+    pub(crate) fn tensor(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        match dtype {
+            DType::F32 => self.zeros::<f32>(shape),
+            DType::BF16 => self.zeros::<bf16>(shape),
+            DType::U32 => self.zeros::<u32>(shape),
+            DType::I32 => self.zeros::<i32>(shape),
+            DType::I16 => self.zeros::<i16>(shape),
+            actual => Err(not_a_scalar("Buffer::zeros", actual)),
+        }
+    }
+
+    fn zeros<T: CudaDType + DeviceRepr + ValidAsZeroBits>(&self, shape: &[usize]) -> Result<Tensor> {
+        let ordinal = self.ordinal();
+        self.refuse_while_recording("an allocation")?;
+        let elements: usize = shape.iter().product();
+        // The driver refuses to allocate nothing; Candle's tensors of no elements never reach their memory.
+        let allocated = elements.max(1);
+        let needed = (allocated * size_of::<T>()) as u64;
+        self.require_room(needed)?;
+        let slice = self.stream().alloc_zeros::<T>(allocated).or_else(|error| {
+            if is_out_of_memory(error) {
+                let available = self.memory()?.free;
+                return Err(Error::OutOfMemory { ordinal, needed, available, limit: None });
+            }
+            Err(error).during(ordinal, format!("cuMemAllocAsync of {needed} bytes"))
+        })?;
+        let storage = CudaStorage::wrap_cuda_slice(slice, self.0.candle.clone());
+        Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
+    }
+
+    /// The address of a tensor's first element.
+    ///
+    /// # Errors
+    /// If the tensor does not lie on this card's stream.
+    pub(crate) fn address_of(&self, tensor: &Tensor) -> Result<usize> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let storage = match &*storage {
+            Storage::Cuda(storage) if storage.device.same_device(&self.0.candle) => storage,
+            _ => {
+                let device = format!("{:?}", tensor.device());
+                return Err(Error::Unsupported { operation: "Buffer::from_tensor", argument: "tensor", device });
+            }
+        };
+        let first = match tensor.dtype() {
+            DType::F32 => self.first::<f32>(storage),
+            DType::BF16 => self.first::<bf16>(storage),
+            DType::U32 => self.first::<u32>(storage),
+            DType::I32 => self.first::<i32>(storage),
+            DType::I16 => self.first::<i16>(storage),
+            actual => Err(not_a_scalar("Buffer::from_tensor", actual)),
+        }?;
+        Ok(first + layout.start_offset() * tensor.dtype().size_in_bytes())
+    }
+
+    fn first<T: CudaDType + DeviceRepr>(&self, storage: &CudaStorage) -> Result<usize> {
+        // Nothing is recorded when the guard is dropped: this device's tensors carry no events.
+        let (address, _guard) = storage.as_cuda_slice::<T>()?.device_ptr(self.stream());
+        Ok(address as usize)
+    }
+
+    /// Sets bytes of a buffer to zero, in the stream's order.
+    pub(crate) fn zero(&self, address: usize, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.enter()?;
+        // SAFETY: the bytes are those of a buffer of this device, which the caller keeps; it is freed on this stream, so later.
+        unsafe { result::memset_d8_async(address as u64, 0, bytes, self.stream().cu_stream()) }
+            .during(self.ordinal(), format!("cuMemsetD8Async of {bytes} bytes"))
+    }
+
+    /// Copies bytes of one buffer to another that does not overlap it, in the stream's order.
+    pub(crate) fn copy(&self, source: usize, target: usize, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.enter()?;
+        // SAFETY: as in `zero`, for both buffers.
+        unsafe { result::memcpy_dtod_async(target as u64, source as u64, bytes, self.stream().cu_stream()) }
+            .during(self.ordinal(), format!("cuMemcpyDtoDAsync of {bytes} bytes"))
+    }
+
+    /// Copies host bytes to a buffer, in the stream's order, and waits: the bytes may change or go as soon as this returns.
+    pub(crate) fn write(&self, address: usize, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.refuse_while_recording("a copy from the host")?;
+        self.enter()?;
+        // SAFETY: the target as in `zero`. The source is borrowed until the stream has been waited for below, also where the driver
+        // reads pageable memory by itself and returns before it has done so.
+        unsafe { result::memcpy_htod_async(address as u64, bytes, self.stream().cu_stream()) }
+            .during(self.ordinal(), format!("cuMemcpyHtoDAsync of {} bytes", bytes.len()))?;
+        self.synchronize()
+    }
+
+    /// Copies a buffer to the host once everything asked before is done.
+    pub(crate) fn read(&self, address: usize, bytes: &mut [u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.refuse_while_recording("a copy to the host")?;
+        self.enter()?;
+        // SAFETY: the source as in `zero`; the target is borrowed until the stream has been waited for below.
+        unsafe { result::memcpy_dtoh_async(bytes, address as u64, self.stream().cu_stream()) }
+            .during(self.ordinal(), format!("cuMemcpyDtoHAsync of {} bytes", bytes.len()))?;
+        self.synchronize()
+    }
+}
+
+fn not_a_scalar(operation: &'static str, actual: DType) -> Error {
+    Error::DType { operation, argument: "buffer", expected: "F32, BF16, U32, I32 or I16", actual }
+}
