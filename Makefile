@@ -9,14 +9,23 @@ ORACLE := .venv-oracle
 PIP := -m pip install --quiet --disable-pip-version-check --require-hashes -r
 RUST_SOURCES := $(shell find transformer_candle configs -type f) Cargo.toml Cargo.lock rust-toolchain.toml pyproject.toml
 
-.PHONY: help demo test build lint format ci oracle learning-proof bench bench-cpu audit lock wheel binaries clean
+# A build with CUDA shares what cargo compiled for one without, and puts its programs into a folder of its own: the real one
+# with the compiler of a CUDA toolkit, the stand-in, which is only checked and tested, with one that compiles nothing.
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+CUDA := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cuda"; \
+	environment="$$(PYTHON=$(PYTHON) tools/cuda/toolchain.sh "$(TARGET)/cuda-toolchain")" && eval "$$environment" &&
+STAND_IN := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cuda-emulated"; \
+	environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libraries")" && eval "$$environment" &&
+
+.PHONY: help demo test build cuda cuda-emulated lint format ci oracle learning-proof bench bench-cpu audit lock wheel binaries clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    train a small model on this machine's own text: set-up, tokenizer, training, a sample"
 	@echo "make test    set-up and every test: cargo test, doc tests, pytest"
 	@echo "make build   .venv with the release extension, and target/release"
-	@echo "make lint    rustfmt, clippy, ruff, mypy, stubtest"
+	@echo "make cuda    the same for NVIDIA cards: one program and one wheel that run with and without one"
+	@echo "make lint    rustfmt, clippy (with and without CUDA), ruff, mypy, stubtest"
 	@echo "make oracle  compare with PyTorch and transformers (a second venv of 6 GB)"
 	@echo "make bench   training speed against PyTorch on this CPU"
 	@echo "make ci      lint, test and oracle, as .ci/run does"
@@ -39,9 +48,27 @@ build: $(VENV)/.requirements
 	cargo build --release --locked
 	@echo "Installed orchestrate in $(BIN)/; the trainer is $${CARGO_TARGET_DIR:-target}/release/transformer-candle"
 
+# One program and one wheel for machines with and without a card; needs no card, and a CUDA toolkit only if there is one.
+# The commit is what `git` says, so that a run's environment.json tells it.
+cuda: $(VENV)/.requirements
+	rm -f $(VENV)/.extension-*
+	$(CUDA) export TRANSFORMER_CANDLE_COMMIT="$$(git rev-parse --short HEAD 2>/dev/null || true)" && \
+		cargo build --release --locked --features cuda && \
+		VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 $(BIN)/maturin develop --release --features cuda && \
+		$(BIN)/maturin build --quiet --release --features cuda --out "$(TARGET)/cuda/wheels"
+	touch $(VENV)/.extension-cuda
+	@echo "The trainer   $(TARGET)/cuda/release/transformer-candle"
+	@echo "The wheel     $$(ls -t "$(TARGET)"/cuda/wheels/*.whl | head -n 1)"
+	@echo "orchestrate   $(BIN)/orchestrate uses both; '$(BIN)/orchestrate doctor' says whether a card can be trained on"
+
+# For the tests on an emulated driver and for nothing else: an nvcc that compiles nothing stands in for the real one.
+cuda-emulated:
+	$(STAND_IN) cargo build --locked --features cuda
+
 lint: $(VENV)/.dev $(VENV)/.extension-dev
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(STAND_IN) cargo clippy -p kernels -p model -p training -p python_bindings --features cuda --all-targets --locked -- -D warnings
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -111,13 +138,14 @@ $(ORACLE)/.extension: $(ORACLE)/.requirements $(VENV)/.extension-dev
 	touch $@
 
 # Locks for every platform and Python at once, with hashes and no index named; each extends the one before.
-LOCK = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --no-emit-find-links pyproject.toml
+LOCK = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --no-emit-find-links
 lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet uv
-	$(LOCK) --python-version 3.10 --group build -o requirements/build.txt
-	$(LOCK) --python-version 3.10 -c requirements/build.txt --group build --group test --group lint -o requirements/dev.txt
-	$(LOCK) --python-version 3.11 -c requirements/dev.txt --group oracle -o requirements/oracle.txt
+	$(LOCK) --python-version 3.10 pyproject.toml --group build -o requirements/build.txt
+	$(LOCK) --python-version 3.10 -c requirements/build.txt pyproject.toml --group build --group test --group lint -o requirements/dev.txt
+	$(LOCK) --python-version 3.11 -c requirements/dev.txt pyproject.toml --group oracle -o requirements/oracle.txt
+	$(LOCK) --python-version 3.10 --no-deps --group pyproject.toml:cuda-compiler -o requirements/cuda-compiler.txt
 
 clean:
 	rm -rf $(VENV) .venv-* .cargo-tools dist python/orchestrator/*.so

@@ -14,6 +14,9 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed={}", lock.display());
     println!("cargo::rerun-if-env-changed=TRANSFORMER_CANDLE_COMMIT");
+    println!("cargo::rerun-if-env-changed=TRANSFORMER_CANDLE_NVCC");
+    println!("cargo::rustc-env=BUILT_WITH_CUDA={}", cuda());
+    println!("cargo::rustc-env=BUILT_VERSION={}", version(&cuda()));
     println!("cargo::rustc-env=BUILT_WITH_LIBRARIES={}", libraries(&fs::read_to_string(lock).unwrap_or_default()));
     println!("cargo::rustc-env=BUILT_WITH_RUSTC={}", compiler());
     println!("cargo::rustc-env=BUILT_FOR={}", env::var("TARGET").expect("cargo sets it"));
@@ -27,6 +30,18 @@ fn libraries(lock: &str) -> String {
     let named =
         lines.windows(2).filter(|pair| pair[0].starts_with("name = ") && NAMED.contains(&value(pair[0]).as_str()));
     named.map(|pair| format!("{} {}", value(pair[0]), value(pair[1]))).collect::<Vec<_>>().join(", ")
+}
+
+/// The release of the CUDA compiler, or `stand-in` for one that compiled nothing; empty for a build without CUDA.
+fn cuda() -> String {
+    let compiler = || env::var("TRANSFORMER_CANDLE_NVCC").unwrap_or_else(|_| "of unknown release".to_owned());
+    env::var_os("CARGO_FEATURE_CUDA").map(|_| compiler()).unwrap_or_default()
+}
+
+/// `0.1.0`, or `0.1.0 (CUDA 13.0)`.
+fn version(cuda: &str) -> String {
+    let version = env::var("CARGO_PKG_VERSION").expect("cargo sets it");
+    if cuda.is_empty() { version } else { format!("{version} (CUDA {cuda})") }
 }
 
 fn compiler() -> String {

@@ -22,6 +22,8 @@ pub struct Environment {
     pub version: &'static str,
     /// The commit it was built from, where the build was told.
     pub commit: Option<&'static str>,
+    /// The CUDA compiler's release, or `stand-in` where nothing real was compiled; none in a build without CUDA.
+    pub cuda: Option<&'static str>,
     /// `debug` or `release`.
     pub profile: &'static str,
     /// The compiler.
@@ -61,6 +63,7 @@ impl Environment {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             commit: Some(env!("BUILT_FROM_COMMIT")).filter(|commit| !commit.is_empty()),
+            cuda: Some(env!("BUILT_WITH_CUDA")).filter(|release| !release.is_empty()),
             profile: if cfg!(debug_assertions) { "debug" } else { "release" },
             rustc: env!("BUILT_WITH_RUSTC"),
             target: env!("BUILT_FOR"),
