@@ -3,7 +3,7 @@
 //! The way of a batch, file by file:
 //!
 //! - `source`: a name or patterns become a listing ([`DataSource`]). `hub` asks the Hugging Face Hub, `local` this machine.
-//! - `byte_source`, `formats`: a file's bytes by range become rows of its groups.
+//! - `byte_source`, `block_cache`, `formats`: a file's bytes by range, kept on disk, become rows of its groups.
 //! - `selection`: which rows are trained on, and which are held out.
 //! - `order`, `lanes`: which files and groups come when. `window`: documents shuffled, tokenised, packed (`packing`) and
 //!   shuffled again.
@@ -62,6 +62,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::format_collect))]
 
 mod batch;
+mod block_cache;
 mod byte_source;
 mod cache;
 mod cursor;

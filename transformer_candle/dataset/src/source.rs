@@ -63,10 +63,7 @@ impl DataSource {
     /// The training data of a run: what it streams, else `data.train_shards`. Asks the Hub at `HF_ENDPOINT`.
     pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
         match &run.streaming {
-            Some(streaming) => {
-                let patience = run.config.data.network_patience.duration();
-                Self::streaming(streaming, HubSettings { patience, ..HubSettings::from_environment() })
-            }
+            Some(streaming) => Self::streaming(streaming, HubSettings::from_environment().of_run(&run.config.data)),
             None if run.config.data.train_shards.is_empty() => Err(DataError::NoSource),
             None => Self::local(&run.config.data.train_shards, Path::new(""), &run.config.data.text_column),
         }
@@ -190,7 +187,7 @@ impl DataSource {
         let SourceFile { name, bytes, format } = &self.0.files[file];
         let source: Arc<dyn ByteSource> = match &self.0.place {
             Place::Local(paths) => Arc::new(LocalFile::open(name, &paths[file], *bytes)?),
-            Place::Hub(repository) => Arc::new(repository.open(name, *bytes, stop)),
+            Place::Hub(repository) => repository.open(name, *bytes, stop),
         };
         format.open(source, &self.0.text_column)
     }

@@ -7,6 +7,7 @@ mod material;
 
 use std::time::{Duration, Instant};
 
+use dataset::hub::HubSettings;
 use dataset::{DataError, DataSource, Documents, StreamSettings};
 use loopback_hub::{Fault, LoopbackHub, SHA, streaming};
 use material::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, write};
@@ -213,4 +214,19 @@ fn a_stream_that_waits_for_a_dead_hub_is_dropped_without_waiting() {
     let began = Instant::now();
     drop(stream);
     assert!(began.elapsed() < Duration::from_secs(3));
+}
+
+#[test]
+fn a_second_run_over_the_same_data_reads_it_from_disk() {
+    let hub = LoopbackHub::serve(&files());
+    let folder = tempfile::tempdir().unwrap();
+    let settings = HubSettings { cache: Some((folder.path().to_owned(), 1 << 30)), ..hub.settings(None) };
+    let source = || DataSource::streaming(&streaming("owner/name"), settings.clone()).unwrap();
+    let undisturbed = texts(&hub.source().unwrap()).unwrap();
+    hub.asked();
+    let from_cdn = |hub: &LoopbackHub| hub.asked().iter().filter(|asked| asked.cdn).count();
+    assert_eq!(texts(&source()).unwrap(), undisturbed);
+    assert!(from_cdn(&hub) > 0);
+    assert_eq!(texts(&source()).unwrap(), undisturbed);
+    assert_eq!(from_cdn(&hub), 0, "all blocks are there");
 }

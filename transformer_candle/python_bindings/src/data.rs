@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use dataset::hub::HubSettings;
 use pyo3::prelude::*;
-use run_config::StreamingConfig;
+use run_config::{DataConfig, StreamingConfig};
 
 use crate::errors::raised;
 
@@ -46,7 +46,8 @@ impl DataSource {
             text_column: text_column.to_owned(),
             tokenizer: None,
         };
-        py.detach(|| dataset::DataSource::streaming(&streaming, HubSettings::from_environment()))
+        let hub = HubSettings::from_environment().of_run(&DataConfig::default());
+        py.detach(|| dataset::DataSource::streaming(&streaming, hub))
             .map(Self::of)
             .map_err(raised)
     }

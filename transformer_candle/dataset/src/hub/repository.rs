@@ -10,6 +10,8 @@ use super::file::HubFile;
 use super::layout::{self, ListedFile};
 use super::settings::HubSettings;
 use crate::DataError;
+use crate::block_cache::{BlockCache, CachedFile, CachedSource};
+use crate::byte_source::ByteSource;
 use crate::stop::Stop;
 
 /// Pages of one listing; the Hub puts a thousand entries on one.
@@ -19,6 +21,7 @@ const MOST_PAGES: usize = 10_000;
 #[derive(Clone)]
 pub(crate) struct Repository {
     client: Arc<HubClient>,
+    cache: Option<Arc<BlockCache>>,
     name: String,
     revision: String,
 }
@@ -46,6 +49,7 @@ impl Repository {
         if settings.offline {
             return Err(DataError::Offline { name: name.to_owned() });
         }
+        let cache = settings.cache.clone().map(|(folder, limit)| Arc::new(BlockCache::new(folder, limit)));
         let client = Arc::new(HubClient::new(settings)?);
         let revision = encode(revision.unwrap_or("main"), false);
         let url = format!("{}/api/datasets/{name}/revision/{revision}", client.endpoint());
@@ -53,7 +57,7 @@ impl Repository {
         if answer.sha.len() < 7 || !answer.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(DataError::Answer { url, message: "it names no commit".to_owned() });
         }
-        Ok(Self { client, name: name.to_owned(), revision: answer.sha })
+        Ok(Self { client, cache, name: name.to_owned(), revision: answer.sha })
     }
 
     /// The commit.
@@ -73,9 +77,16 @@ impl Repository {
     }
 
     /// Opens one of the files.
-    pub(crate) fn open(&self, file: &str, length: u64, stop: &Stop) -> HubFile {
+    pub(crate) fn open(&self, file: &str, length: u64, stop: &Stop) -> Arc<dyn ByteSource> {
         let url = self.resolve(file);
-        HubFile::new(Arc::clone(&self.client), file.to_owned(), url, length, stop.clone())
+        let source = HubFile::new(Arc::clone(&self.client), file.to_owned(), url, length, stop.clone());
+        match &self.cache {
+            None => Arc::new(source),
+            Some(cache) => {
+                let cached = CachedFile::of(&self.name, &self.revision, file, length);
+                Arc::new(CachedSource::new(source, Arc::clone(cache), cached))
+            }
+        }
     }
 
     fn resolve(&self, path: &str) -> String {

@@ -74,10 +74,9 @@ impl<'a> Patience<'a> {
         if left.is_zero() || (unknown && failures >= FIRST_ATTEMPTS) {
             return Err(DataError::Network { url, attempts: failures, message });
         }
-        let pause = match ordered {
-            Some(ordered) => ordered.min(LONGEST_ORDERED_PAUSE),
-            None => self.pause(failures),
-        };
+        // What the Hub orders is the least: one that goes on failing is not asked ever faster.
+        let ordered = ordered.unwrap_or_default().min(LONGEST_ORDERED_PAUSE);
+        let pause = self.pause(failures).max(ordered);
         tracing::warn!("{url}: {message}; trying again in {:.1} s", pause.as_secs_f64());
         self.stop.wait(pause.min(left))
     }

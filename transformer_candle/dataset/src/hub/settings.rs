@@ -4,6 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use run_config::DataConfig;
+
+use crate::cache::cache_root;
+
 /// How to talk to the Hub. [`HubSettings::from_environment`] reads what `huggingface_hub` reads.
 #[derive(Clone)]
 pub struct HubSettings {
@@ -19,6 +23,8 @@ pub struct HubSettings {
     pub pause: Duration,
     /// How long the other side may be silent.
     pub silence: Duration,
+    /// Where to keep what was read, and at most how many bytes of it; none to keep nothing.
+    pub cache: Option<(PathBuf, u64)>,
 }
 
 impl Default for HubSettings {
@@ -30,6 +36,7 @@ impl Default for HubSettings {
             patience: Duration::from_hours(1),
             pause: Duration::from_millis(500),
             silence: Duration::from_secs(20),
+            cache: None,
         }
     }
 }
@@ -46,6 +53,14 @@ impl HubSettings {
             .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str()));
         settings
     }
+
+    /// With the patience and the cache of a run.
+    #[must_use]
+    pub fn of_run(self, data: &DataConfig) -> Self {
+        let folder = || data.cache_dir.clone().unwrap_or_else(|| cache_root().join("blocks"));
+        let cache = data.cache_limit.map(|limit| (folder(), limit.bytes()));
+        Self { patience: data.network_patience.duration(), cache, ..self }
+    }
 }
 
 /// The token is shown as present or absent only.
@@ -59,6 +74,7 @@ impl fmt::Debug for HubSettings {
             .field("patience", &self.patience)
             .field("pause", &self.pause)
             .field("silence", &self.silence)
+            .field("cache", &self.cache)
             .finish()
     }
 }

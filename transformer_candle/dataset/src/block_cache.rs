@@ -1,0 +1,357 @@
+//! Blocks of remote files on this machine's disk, so that what was read once is read from here afterwards: by a second epoch,
+//! by a resumed run, by another run of the same data.
+//!
+//! A block is [`BLOCK_BYTES`] of a file of a pinned revision, in a file of its own with a checksum behind it. Blocks appear
+//! whole (written aside, then renamed) and never change, so any number of programs may share a folder without locks. A
+//! block that does not match its checksum counts as absent and is removed.
+//!
+//! The folder is bounded: whoever has written a twentieth of the limit since it last looked removes the blocks not used for
+//! longest until a tenth of the limit is free. So the folder exceeds its limit only while more than two programs fill it
+//! from empty at once. What goes wrong with the disk costs speed, never a run: the block is read from its source.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+use crate::DataError;
+use crate::byte_source::ByteSource;
+
+/// A block's size; the last of a file has what is left.
+pub(crate) const BLOCK_BYTES: u64 = 512 << 10;
+const CHECKSUM_BYTES: usize = 4;
+/// Ending of a block that is being written.
+const ASIDE: &str = "part";
+/// A block that was left half-written for this long belongs to nobody.
+const ABANDONED: Duration = Duration::from_hours(1);
+
+/// A folder of blocks. Shared by all files that are read through it.
+pub(crate) struct BlockCache {
+    folder: PathBuf,
+    limit: u64,
+    /// Bytes written since the folder was last looked through.
+    written: AtomicU64,
+    looking: Mutex<()>,
+    warned: AtomicBool,
+}
+
+/// Names a file's blocks: what it is a file of, and which.
+#[derive(Clone, Debug)]
+pub(crate) struct CachedFile(String);
+
+/// A block found in the folder.
+struct Found {
+    path: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+}
+
+impl CachedFile {
+    /// The file `name` of `length` bytes of a data set at a commit.
+    pub(crate) fn of(dataset: &str, revision: &str, name: &str, length: u64) -> Self {
+        let identity = [dataset, revision, name, &length.to_string()].join("\0");
+        Self(format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(identity)[..16])))
+    }
+}
+
+impl BlockCache {
+    /// Blocks below `folder`, together at most `limit` bytes. Nothing is touched before the first block comes.
+    pub(crate) fn new(folder: PathBuf, limit: u64) -> Self {
+        // Full at the start, so that the first block written makes it look.
+        let written = AtomicU64::new(limit);
+        Self { folder, limit, written, looking: Mutex::default(), warned: AtomicBool::new(false) }
+    }
+
+    fn get(&self, file: &CachedFile, block: u64) -> Option<Bytes> {
+        let path = self.path(file, block);
+        let opened = File::open(&path).ok()?;
+        let mut bytes = Vec::new();
+        (&opened).read_to_end(&mut bytes).ok()?;
+        let body = bytes.len().checked_sub(CHECKSUM_BYTES);
+        let sound = body.filter(|&body| bytes[body..] == crc32c::crc32c(&bytes[..body]).to_le_bytes());
+        let Some(body) = sound else {
+            let _ = fs::remove_file(&path);
+            return None;
+        };
+        let _ = opened.set_modified(SystemTime::now());
+        bytes.truncate(body);
+        Some(bytes.into())
+    }
+
+    fn put(&self, file: &CachedFile, block: u64, bytes: &[u8]) {
+        let size = (bytes.len() + CHECKSUM_BYTES) as u64;
+        if size > self.limit {
+            return;
+        }
+        if self.written.fetch_add(size, Ordering::Relaxed) + size > self.limit / 20 {
+            self.make_room(size);
+        }
+        if let Err(error) = write(&self.path(file, block), bytes)
+            && !self.warned.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!("{}: what is read cannot be kept for later: {error}", self.folder.display());
+        }
+    }
+
+    fn path(&self, file: &CachedFile, block: u64) -> PathBuf {
+        self.folder.join(&file.0).join(block.to_string())
+    }
+
+    /// Removes the blocks not used for longest, if there is no room for so many bytes more. Another thread's looking is as good as one's own.
+    fn make_room(&self, bytes: u64) {
+        let Ok(_looking) = self.looking.try_lock() else {
+            return;
+        };
+        self.written.store(0, Ordering::Relaxed);
+        let mut found = self.blocks();
+        let mut total: u64 = found.iter().map(|block| block.bytes).sum();
+        // The twentieth is what comes until the next look.
+        if total + bytes + self.limit / 20 <= self.limit {
+            return;
+        }
+        found.sort_unstable_by_key(|block| block.used);
+        for block in found {
+            if total + bytes + self.limit / 10 <= self.limit {
+                break;
+            }
+            if fs::remove_file(&block.path).is_ok() {
+                total -= block.bytes;
+            }
+        }
+    }
+
+    fn blocks(&self) -> Vec<Found> {
+        let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut found = Vec::new();
+        for file in entries(&self.folder) {
+            for block in entries(&file.path()) {
+                let Ok(metadata) = block.metadata() else {
+                    continue;
+                };
+                let (path, used) = (block.path(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
+                let aside = path.extension().is_some_and(|ending| ending == ASIDE);
+                if aside && used.elapsed().is_ok_and(|age| age > ABANDONED) {
+                    let _ = fs::remove_file(&path);
+                } else {
+                    found.push(Found { path, bytes: metadata.len(), used });
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Writes a block aside and moves it into place.
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let aside = path.with_extension(format!("{}-{number}.{ASIDE}", std::process::id()));
+    let parent = path.parent().expect("a block lies in its file's folder");
+    fs::create_dir_all(parent)?;
+    let written = File::create(&aside).and_then(|mut block| {
+        block.write_all(bytes)?;
+        block.write_all(&crc32c::crc32c(bytes).to_le_bytes())
+    });
+    let moved = written.and_then(|()| fs::rename(&aside, path));
+    if moved.is_err() {
+        let _ = fs::remove_file(&aside);
+    }
+    moved
+}
+
+/// A file whose blocks are kept.
+pub(crate) struct CachedSource<S> {
+    source: S,
+    cache: Arc<BlockCache>,
+    file: CachedFile,
+}
+
+impl<S: ByteSource> CachedSource<S> {
+    pub(crate) fn new(source: S, cache: Arc<BlockCache>, file: CachedFile) -> Self {
+        Self { source, cache, file }
+    }
+
+    /// Reads the missing blocks `first..end` with one request and keeps them.
+    fn fetch(&self, first: u64, end: u64, blocks: &mut Vec<Bytes>) -> Result<(), DataError> {
+        let (start, end) = (first * BLOCK_BYTES, (end * BLOCK_BYTES).min(self.length()));
+        let bytes = self.source.read(start, (end - start) as usize)?;
+        for (index, offset) in (0..bytes.len()).step_by(BLOCK_BYTES as usize).enumerate() {
+            let block = bytes.slice(offset..bytes.len().min(offset + BLOCK_BYTES as usize));
+            self.cache.put(&self.file, first + index as u64, &block);
+            blocks.push(block);
+        }
+        Ok(())
+    }
+}
+
+impl<S: ByteSource> ByteSource for CachedSource<S> {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn length(&self) -> u64 {
+        self.source.length()
+    }
+
+    fn preferred_read(&self) -> u64 {
+        self.source.preferred_read()
+    }
+
+    fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
+        let end = start + length as u64;
+        let (first, last) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+        let mut blocks: Vec<Bytes> = Vec::with_capacity((last - first) as usize);
+        let mut missing = first;
+        for block in first..last {
+            if let Some(bytes) = self.cache.get(&self.file, block) {
+                if missing < block {
+                    self.fetch(missing, block, &mut blocks)?;
+                }
+                blocks.push(bytes);
+                missing = block + 1;
+            }
+        }
+        if missing < last {
+            self.fetch(missing, last, &mut blocks)?;
+        }
+        let (skip, take) = ((start - first * BLOCK_BYTES) as usize, length);
+        let whole = if blocks.len() == 1 { blocks.swap_remove(0) } else { blocks.concat().into() };
+        Ok(whole.slice(skip..skip + take))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::byte_source::testing::MemoryFile;
+
+    /// Reads are counted by the file in memory.
+    impl ByteSource for Arc<MemoryFile> {
+        fn name(&self) -> &str {
+            self.as_ref().name()
+        }
+        fn length(&self) -> u64 {
+            self.as_ref().length()
+        }
+        fn preferred_read(&self) -> u64 {
+            self.as_ref().preferred_read()
+        }
+        fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
+            self.as_ref().read(start, length)
+        }
+    }
+
+    const LENGTH: usize = 3 * BLOCK_BYTES as usize + 1234;
+
+    fn content() -> Vec<u8> {
+        (0..LENGTH).map(|i| ((i * 2_654_435_761) >> 13) as u8).collect()
+    }
+
+    fn cached(folder: &Path, limit: u64, name: &str) -> (Arc<MemoryFile>, CachedSource<Arc<MemoryFile>>) {
+        let memory = MemoryFile::new(content(), 1 << 20);
+        let cache = Arc::new(BlockCache::new(folder.to_owned(), limit));
+        let file = CachedFile::of("owner/name", "abc", name, LENGTH as u64);
+        (Arc::clone(&memory), CachedSource::new(memory, cache, file))
+    }
+
+    fn size(folder: &Path) -> u64 {
+        BlockCache::new(folder.to_owned(), 1).blocks().iter().map(|block| block.bytes).sum()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn any_reads_give_the_file_s_bytes_and_each_block_comes_once(
+            reads in prop::collection::vec((0..LENGTH, 1..LENGTH), 1..8),
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let (memory, source) = cached(folder.path(), 1 << 30, "f");
+            let content = content();
+            for (start, length) in reads {
+                let length = length.min(LENGTH - start);
+                prop_assert_eq!(&source.read(start as u64, length).unwrap()[..], &content[start..start + length]);
+            }
+            prop_assert!(memory.bytes_read() <= LENGTH as u64);
+            prop_assert_eq!(memory.bytes_read() % BLOCK_BYTES % 1234, 0);
+        }
+    }
+
+    #[test]
+    fn what_was_read_is_there_for_the_next_program() {
+        let folder = tempfile::tempdir().unwrap();
+        cached(folder.path(), 1 << 30, "f").1.read(0, LENGTH).unwrap();
+        let (memory, source) = cached(folder.path(), 1 << 30, "f");
+        assert_eq!(source.read(0, LENGTH).unwrap(), content());
+        assert_eq!(memory.bytes_read(), 0);
+        let (memory, other) = cached(folder.path(), 1 << 30, "g");
+        other.read(0, 1).unwrap();
+        assert_eq!(memory.bytes_read(), BLOCK_BYTES, "another file has blocks of its own");
+    }
+
+    #[test]
+    fn a_damaged_block_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, source) = cached(folder.path(), 1 << 30, "f");
+        source.read(0, LENGTH).unwrap();
+        let second = source.cache.path(&source.file, 1);
+        for damage in [|bytes: &mut Vec<u8>| bytes[77] ^= 1, |bytes: &mut Vec<u8>| bytes.truncate(100), Vec::clear] {
+            let mut bytes = fs::read(&second).unwrap();
+            damage(&mut bytes);
+            fs::write(&second, bytes).unwrap();
+            let (memory, source) = cached(folder.path(), 1 << 30, "f");
+            assert_eq!(source.read(0, LENGTH).unwrap(), content());
+            assert_eq!(memory.bytes_read(), BLOCK_BYTES);
+        }
+    }
+
+    #[test]
+    fn the_limit_holds_and_what_was_used_last_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let limit = 10 * BLOCK_BYTES;
+        for file in 0..20 {
+            let (_, source) = cached(folder.path(), limit, &file.to_string());
+            source.read(0, LENGTH).unwrap();
+            assert!(size(folder.path()) <= limit, "{}", size(folder.path()));
+        }
+        let (memory, source) = cached(folder.path(), limit, "19");
+        source.read(0, LENGTH).unwrap();
+        assert_eq!(memory.bytes_read(), 0);
+        let (memory, source) = cached(folder.path(), limit, "0");
+        source.read(0, 1).unwrap();
+        assert_eq!(memory.bytes_read(), BLOCK_BYTES);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_costs_nothing_but_speed() {
+        let folder = tempfile::tempdir().unwrap();
+        let no_folder = folder.path().join("file");
+        fs::write(&no_folder, "").unwrap();
+        let (memory, source) = cached(&no_folder, 1 << 30, "f");
+        for _ in 0..2 {
+            assert_eq!(source.read(5, 1000).unwrap(), content()[5..1005]);
+        }
+        assert_eq!(memory.bytes_read(), 2 * BLOCK_BYTES);
+    }
+
+    #[test]
+    fn threads_that_read_the_same_blocks_all_get_them_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let expected = content();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let (_, source) = cached(folder.path(), 1 << 30, "f");
+                    assert_eq!(source.read(1, LENGTH - 1).unwrap(), expected[1..]);
+                });
+            }
+        });
+        assert_eq!(size(folder.path()), (LENGTH + 4 * CHECKSUM_BYTES) as u64);
+    }
+}
