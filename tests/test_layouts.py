@@ -93,7 +93,7 @@ LAYOUTS = {
         ("p/a.jsonl", "p/b.jsonl", "p/c.jsonl"),
         card="configs:\n- config_name: default\n  data_files: [p/c.jsonl, 'p/*.jsonl']\n",
     ),
-    "a data set of nothing but words": Layout(("README.txt.bak", "LICENSE")),
+    "nothing to read": Layout(("LICENSE",)),
 }
 
 READ_WITH_DATASETS = """
