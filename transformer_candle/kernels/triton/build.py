@@ -62,7 +62,7 @@ def compile_kernel(kernel: Kernel) -> tuple[str, dict[str, Any]]:
             "num_stages": kernel.num_stages,
             "maxnreg": kernel.max_registers,
             "ptx_version": PTX_VERSION,
-            "enable_fp_fusion": True,
+            "enable_fp_fusion": kernel.fused_multiply_add,
         }
     )
     parameters = list(kernel.function.arg_names)

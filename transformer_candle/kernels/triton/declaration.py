@@ -55,6 +55,8 @@ class Kernel:
     num_stages: int = 1
     """Iterations of a loop whose loads are in flight at once."""
     max_registers: int | None = None
+    fused_multiply_add: bool = True
+    """Whether `a * b + c` may be rounded once; without, every operation is rounded as on a CPU."""
     family: str = "sm_80"
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """Runs kernels on a CPU, under Triton's interpreter. Import this before any file of kernels: it sets TRITON_INTERPRET.
 
 The interpreter holds bf16 as 16-bit patterns, and gets two things wrong without a word: `tl.dot` multiplies the patterns
-as integers, and f32 -> bf16 truncates where a GPU rounds to the nearest even. Both are put right here.
+as integers, and f32 -> bf16 truncates where a GPU rounds to the nearest even. And it broadcasts a scalar comparison as
+the type that was compared, which no mask may be. All three are put right here.
 """
 
 from __future__ import annotations
@@ -63,5 +64,11 @@ def _convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any
     return np.where(np.isnan(data), np.uint16(0x7FFF), nearest_even)
 
 
+def _create_splat(_builder: Any, block: Any, scalar: Any) -> Any:
+    value = scalar.data.reshape(-1)[0]
+    return interpreter.TensorHandle(np.full(block.shape, value, dtype=scalar.data.dtype), scalar.dtype.scalar)
+
+
 interpreter.InterpreterBuilder.create_dot = _create_dot
+interpreter.InterpreterBuilder.create_splat = _create_splat
 interpreter._convert_float = _convert
