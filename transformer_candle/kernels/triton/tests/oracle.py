@@ -1,0 +1,45 @@
+"""What the kernels' tests share: numbers, kernels by name, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from declaration import Kernel
+
+DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+BOUNDS = {torch.bfloat16: 4e-3, torch.float32: 1e-5}
+"""Relative errors by norm: a result's own rounding to bf16, or that of a sum in F32."""
+
+
+def by_name(kernels: Sequence[Kernel], name: str) -> Kernel:
+    """The declared kernel of this name."""
+    return next(kernel for kernel in kernels if kernel.name == name)
+
+
+def blocks(elements: int, block: int) -> int:
+    """Programs that take so many elements each."""
+    return -(-elements // block)
+
+
+def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normally distributed, the same for the same seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def workspace(*shape: int) -> torch.Tensor:
+    """NaN throughout: nobody may rely on what it held."""
+    return torch.full(shape, float("nan"))
+
+
+def exact(tensor: torch.Tensor) -> torch.Tensor:
+    """A leaf of the same values in F64, where gradients are wanted."""
+    return tensor.detach().double().requires_grad_()
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor | None, bound: float | None = None) -> None:
+    """Holds the relative error by norm to a bound, by default that of the dtype."""
+    assert theirs is not None and ours.shape == theirs.shape
+    theirs = theirs.detach().double()
+    error = ((ours.double() - theirs).norm() / theirs.norm().clamp_min(1e-300)).item()
+    assert error <= (bound or BOUNDS[ours.dtype]), f"relative error {error:.1e} in {ours.dtype}"

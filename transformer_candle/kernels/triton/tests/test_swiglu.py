@@ -1,0 +1,34 @@
+"""SwiGLU against PyTorch in F64."""
+
+import pytest
+import torch
+from interpreter import launch
+from oracle import DTYPES, assert_near, blocks, by_name, exact, numbers
+from swiglu import KERNELS
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (3, 1024), (5, 2064)])
+def test_output_and_gradients_are_pytorchs(rows, width, dtype):
+    gate_up = 4 * numbers(1, rows, 2 * width, dtype=DTYPES[dtype])
+    dout = numbers(2, rows, width, dtype=DTYPES[dtype])
+    leaf = exact(gate_up)
+    product = torch.nn.functional.silu(leaf[:, :width]) * leaf[:, width:]
+    product.backward(dout.double())
+    out, dgate_up = torch.empty_like(dout), torch.empty_like(gate_up)
+    kernel = by_name(KERNELS, f"swiglu_forward.{dtype}")
+    grid = [rows, blocks(width, kernel.constants["BLOCK"])]
+    launch(kernel, grid, gate_up, out, width)
+    launch(by_name(KERNELS, f"swiglu_backward.{dtype}"), grid, gate_up, dout, dgate_up, width)
+    assert_near(out, product)
+    assert_near(dgate_up, leaf.grad)
+
+
+def test_far_out_values_neither_overflow_nor_get_lost():
+    gate_up = torch.full((1, 32), 2.0)
+    gate_up[0, :3] = torch.tensor([1e4, -1e4, float("nan")])
+    out, dgate_up = torch.empty(1, 16), torch.empty(1, 32)
+    launch(by_name(KERNELS, "swiglu_forward.f32"), [1, 1], gate_up, out, 16)
+    launch(by_name(KERNELS, "swiglu_backward.f32"), [1, 1], gate_up, torch.ones(1, 16), dgate_up, 16)
+    assert (out[0, 0], out[0, 1], out[0, 2].isnan()) == (2e4, 0.0, True)
+    assert (dgate_up[0, 0], dgate_up[0, 1], dgate_up[0, 2].isnan()) == (2.0, 0.0, True)
