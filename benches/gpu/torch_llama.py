@@ -1,0 +1,354 @@
+"""The same model in PyTorch, at its best, on one card: a JSON line for each micro-batch tried, the result last.
+
+The shape, the tokens of an optimizer step and the count of FLOPs are those of `transformer-candle bench` on the same
+config. Weights and activations are bf16, attention is SDPA's FlashAttention, gradients accumulate in f32, and a fused
+AdamW steps f32 masters. The micro-batch is the fastest of those that fit under --memory-limit. Without a card it runs
+on the CPU, as a test of itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+# Dense bf16 with f32 accumulation by the makers' data sheets, as `transformer-candle bench` takes it.
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "RTX 5090": 209.5e12, "RTX 4090": 165.2e12}
+ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+# What `transformer-candle plan` leaves of a card: 2 % for fragmentation, and the driver's context and libraries.
+USABLE, CONTEXT = 0.98, 600_000_000
+
+
+@dataclass(frozen=True)
+class Shape:
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    tie_embeddings: bool
+    rope_theta: float
+    norm_epsilon: float
+    sequence_length: int
+    sequences_per_step: int
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    def flops_per_token(self) -> float:
+        """6 a parameter of a matrix product and 6 L h T for causal attention, forward and backward."""
+        packed = (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_size
+        block = (packed + self.hidden_size + 3 * self.intermediate_size) * self.hidden_size
+        products = self.num_layers * block + self.vocab_size * self.hidden_size
+        return 6.0 * products + 6.0 * self.num_layers * self.hidden_size * self.sequence_length
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        hidden, inner, size = shape.hidden_size, shape.intermediate_size, shape.head_size
+        self.widths = [heads * size for heads in (shape.num_attention_heads, *[shape.num_key_value_heads] * 2)]
+        self.head_size = size
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=shape.norm_epsilon) for _ in range(2))
+        self.qkv = nn.Linear(hidden, sum(self.widths), bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        packed = self.qkv(self.norms[0](x)).split(self.widths, -1)
+        q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in packed)
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        gate, up = self.gate_up(self.norms[1](x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+class Llama(nn.Module):
+    def __init__(self, shape: Shape, recompute: bool) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        if shape.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+        frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_size, 2) / shape.head_size)
+        angles = torch.outer(torch.arange(shape.sequence_length), frequencies)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the targets' losses."""
+        x = self.embedding(inputs)
+        for block in self.blocks:
+            if self.recompute:
+                x = checkpoint(block, x, self.cos, self.sin, use_reentrant=False)
+            else:
+                x = block(x, self.cos, self.sin)
+        logits = self.head(self.norm(x)).float()
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+class Trainer:
+    """A model with f32 masters and gradients beside its bf16 weights."""
+
+    def __init__(self, shape: Shape, device: torch.device, compiled: bool, recompute: bool, attention: str) -> None:
+        self.shape, self.device = shape, device
+        self.kernel = (lambda: sdpa_kernel(ATTENTION[attention])) if device.type == "cuda" else nullcontext
+        torch.manual_seed(0)
+        with device:
+            model = Llama(shape, recompute)
+        self.masters = [parameter.detach().clone() for parameter in model.parameters()]
+        model = model.bfloat16()
+        self.weights = list(model.parameters())
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            master.grad = torch.zeros_like(master)
+            weight.register_post_accumulate_grad_hook(into_master(master))
+        decayed = [master for master in self.masters if master.dim() == 2]
+        others = [master for master in self.masters if master.dim() != 2]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
+        self.model: Callable[[Tensor, Tensor], Tensor] = torch.compile(model, dynamic=False) if compiled else model
+        generator = torch.Generator().manual_seed(1)
+        size = (2, shape.sequences_per_step, shape.sequence_length)
+        self.tokens = torch.randint(0, shape.vocab_size, size, generator=generator).to(device)
+
+    def accumulate(self, micro_batch: int, count: int) -> Tensor:
+        """Forward and backward of `count` micro-batches, and the mean loss of a whole step's share."""
+        total = torch.zeros((), device=self.device)
+        with self.kernel():
+            for number in range(count):
+                rows = slice(number * micro_batch, (number + 1) * micro_batch)
+                loss = self.model(self.tokens[0, rows], self.tokens[1, rows]) / self.tokens[0].numel()
+                loss.backward()
+                total += loss.detach()
+        return total
+
+    def step(self, micro_batch: int) -> tuple[float, float]:
+        """One optimizer step: mean loss and gradient norm before the update."""
+        loss = self.accumulate(micro_batch, self.shape.sequences_per_step // micro_batch)
+        norm = nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
+        self.optimizer.step()
+        self.clear()
+        with torch.no_grad():
+            torch._foreach_copy_(self.weights, self.masters)
+        return loss.item(), norm.item()
+
+    def clear(self) -> None:
+        torch._foreach_zero_([master.grad for master in self.masters])
+
+
+def into_master(master: Tensor) -> Callable[[Tensor], None]:
+    """What adds a bf16 gradient to its master's f32 one as soon as it is there, and frees it."""
+
+    def add(weight: Tensor) -> None:
+        assert master.grad is not None
+        master.grad.add_(weight.grad)
+        weight.grad = None
+
+    return add
+
+
+def seconds_per_sequence(trainer: Trainer, micro_batch: int) -> float | None:
+    """How long forward and backward take, or none where memory does not suffice."""
+    count = min(2, trainer.shape.sequences_per_step // micro_batch)
+    try:
+        trainer.accumulate(micro_batch, count)
+        with timed(trainer.device) as seconds:
+            trainer.accumulate(micro_batch, count)
+        return seconds[0] / (micro_batch * count)
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        for weight in trainer.weights:
+            weight.grad = None
+        trainer.clear()
+        if trainer.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def choose_micro_batch(trainer: Trainer, asked: str) -> int:
+    """The fastest of those that fit (auto), or the first that fits of those asked for."""
+    sequences = trainer.shape.sequences_per_step
+    powers = [1 << power for power in range(int(math.log2(sequences)) + 1)]
+    candidates = powers if asked == "auto" else [int(size) for size in asked.split(",")]
+    found: dict[int, float] = {}
+    for micro_batch in candidates:
+        if sequences % micro_batch:
+            continue
+        seconds = seconds_per_sequence(trainer, micro_batch)
+        print(json.dumps({"micro_batch": micro_batch, "seconds_per_sequence": seconds}), flush=True)
+        if seconds is not None:
+            found[micro_batch] = seconds
+        if (seconds is None) == (asked == "auto"):
+            break
+    if not found:
+        sys.exit(f"no micro-batch of {asked} that divides {sequences} sequences fits under the memory limit")
+    return min(found, key=lambda micro_batch: found[micro_batch])
+
+
+@contextmanager
+def timed(device: torch.device) -> Iterator[list[float]]:
+    """The seconds that the block takes, what it left to the card included."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    seconds: list[float] = []
+    wait()
+    begin = time.perf_counter()
+    yield seconds
+    wait()
+    seconds.append(time.perf_counter() - begin)
+
+
+def measure(trainer: Trainer, micro_batch: int, steps: int) -> dict[str, Any]:
+    """Means over `steps` optimizer steps, after one to warm up."""
+    device, shape = trainer.device, trainer.shape
+    first = trainer.step(micro_batch)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with timed(device) as seconds:
+        for _ in range(steps):
+            last = trainer.step(micro_batch)
+    speed = steps * shape.sequences_per_step * shape.sequence_length / seconds[0]
+    flops = speed * shape.flops_per_token()
+    peak = peak_of(device)
+    return {
+        "tokens_per_second": speed,
+        "model_flops_per_second": flops,
+        "mfu": flops / peak if peak else None,
+        "flops_per_token": shape.flops_per_token(),
+        "micro_batch": micro_batch,
+        "tokens_per_step": shape.sequences_per_step * shape.sequence_length,
+        "peak_memory_bytes": torch.cuda.max_memory_reserved() if device.type == "cuda" else None,
+        "first_step": dict(zip(("loss", "grad_norm"), first, strict=True)),
+        "last_step": dict(zip(("loss", "grad_norm"), last, strict=True)),
+    }
+
+
+def peak_of(device: torch.device) -> float | None:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((flops for card, flops in PEAKS.items() if card in name), None)
+
+
+def read_shape(path: Path) -> Shape:
+    """The shape of a config: YAML or JSON."""
+    text = path.read_text(encoding="utf-8")
+    config = json.loads(text) if path.suffix == ".json" else read_yaml(text)
+    model, data = config["model"], config["data"]
+    known = {name: model[name] for name in Shape.__dataclass_fields__ if name in model}
+    defaults = {"tie_embeddings": True, "rope_theta": 1e4, "norm_epsilon": 1e-5}
+    sequences = data.get("sequences_per_step") or data["batch_size"] * data["gradient_accumulation_steps"]
+    return Shape(**{**defaults, **known}, sequence_length=data["sequence_length"], sequences_per_step=sequences)
+
+
+def read_yaml(text: str) -> dict[str, Any]:
+    """A config's values: by PyYAML where it is installed, else `key: value` lines nested by indentation."""
+    try:
+        import yaml
+    except ImportError:
+        return plain_yaml(text)
+    values: dict[str, Any] = yaml.safe_load(text)
+    return values
+
+
+def plain_yaml(text: str) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    open_levels = [(-1, root)]
+    for line in text.splitlines():
+        content = line.split("#", 1)[0].rstrip()
+        if not content:
+            continue
+        indent = len(content) - len(content.lstrip())
+        key, _, value = content.strip().partition(":")
+        while open_levels[-1][0] >= indent:
+            open_levels.pop()
+        into = open_levels[-1][1]
+        into[key] = scalar(value.strip()) if value.strip() else {}
+        if not value.strip():
+            open_levels.append((indent, into[key]))
+    return root
+
+
+def scalar(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False, "null": None}.get(text, text)
+
+
+def limit_memory(text: str, device: torch.device) -> int | None:
+    """Let PyTorch's allocator hand out what `transformer-candle plan` would use of so large a card; bytes."""
+    if text == "none" or device.type != "cuda":
+        return None
+    units = {"MiB": 1 << 20, "GiB": 1 << 30, "GB": 10**9}
+    unit = next((unit for unit in units if text.endswith(unit)), None)
+    size = int(text.removesuffix(unit)) * units[unit] if unit else int(text)
+    usable = int(USABLE * size) - CONTEXT
+    torch.cuda.set_per_process_memory_fraction(min(1.0, usable / torch.cuda.mem_get_info(device)[1]), device)
+    return usable
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="a config of ours: YAML, or JSON")
+    parser.add_argument("--mode", choices=("eager", "compile"), default="compile")
+    parser.add_argument("--memory-limit", default="none", metavar="[32607MiB|none]", help="the card to pretend to have")
+    parser.add_argument(
+        "--micro-batch", default="auto", metavar="[auto|N,N...]",
+        help="the fastest that fits, or the first of these that fits; torch.compile takes a minute for each it tries",
+    )  # fmt: skip
+    parser.add_argument("--recompute", choices=("none", "block"), default="none")
+    parser.add_argument("--attention", choices=sorted(ATTENTION), default="flash")
+    parser.add_argument("--steps", type=int, default=4)
+    arguments = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    usable = limit_memory(arguments.memory_limit, device)
+    shape = read_shape(arguments.config)
+    compiled = arguments.mode == "compile"
+    trainer = Trainer(shape, device, compiled, arguments.recompute == "block", arguments.attention)
+    # The moments are there before memory is probed.
+    trainer.optimizer.step()
+    micro_batch = choose_micro_batch(trainer, arguments.micro_batch)
+    result = {
+        "contender": f"torch-{arguments.mode}",
+        "memory_limit": arguments.memory_limit,
+        "usable_bytes": usable,
+        "recompute": arguments.recompute,
+        **measure(trainer, micro_batch, arguments.steps),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "shape": asdict(shape),
+    }
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
