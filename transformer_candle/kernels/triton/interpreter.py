@@ -1,8 +1,8 @@
 """Runs kernels on a CPU, under Triton's interpreter. Import this before any file of kernels: it sets TRITON_INTERPRET.
 
-The interpreter holds bf16 as 16-bit patterns, and gets two things wrong without a word: `tl.dot` multiplies the patterns
-as integers, and f32 -> bf16 truncates where a GPU rounds to the nearest even. And it broadcasts a scalar comparison as
-the type that was compared, which no mask may be. All three are put right here.
+The interpreter holds bf16 as 16-bit patterns, and gets three things wrong without a word: `tl.dot` multiplies the patterns
+as integers, f32 -> bf16 truncates where a GPU rounds to the nearest even, and bf16 -> f32 loses numbers below the normal
+ones. And it broadcasts a scalar comparison as the type that was compared, which no mask may be. All are put right here.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def _create_dot(builder: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> A
 
 
 def _convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any) -> np.ndarray:
+    if source == tl.bfloat16 and target == tl.float32:
+        return data.astype(np.uint32) << 16
     if source != tl.float32 or target != tl.bfloat16:
         return _convert_float(data, source, target, rounding)
     bits = np.ascontiguousarray(data, dtype=np.float32).view(np.uint32)
