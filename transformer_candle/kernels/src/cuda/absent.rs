@@ -1,5 +1,6 @@
 //! A build without CUDA: no card can be opened, so nothing below runs.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use candle_core::{DType, Tensor};
@@ -60,6 +61,21 @@ impl Cuda {
     }
 
     pub(crate) fn multiply(&self, _product: &Product) -> Result<()> {
+        match self.0 {}
+    }
+
+    /// The algorithms of matrix products chosen so far.
+    pub fn product_choices(&self) -> BTreeMap<String, String> {
+        match self.0 {}
+    }
+
+    /// Takes algorithms chosen before; returns those that the card refuses.
+    pub fn recall_product_choices(&self, _choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
+        match self.0 {}
+    }
+
+    /// The BF16 products' floating-point operations a second.
+    pub fn measure_product_flops(&self, _size: usize) -> Result<f64> {
         match self.0 {}
     }
 

@@ -104,9 +104,9 @@ impl From<&mut Buffer> for Operand {
 }
 
 impl Operand {
-    /// The stored rows from this one on.
-    pub(crate) fn from_row(self, row: usize) -> Self {
-        let skipped = row * self.stride;
+    /// Without the first so many stored rows.
+    pub(crate) fn skip_rows(self, rows: usize) -> Self {
+        let skipped = rows * self.stride;
         let address = self.address + skipped * self.dtype.size_in_bytes();
         Self { address, elements: self.elements.saturating_sub(skipped), ..self }
     }

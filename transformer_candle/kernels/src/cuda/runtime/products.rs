@@ -1,15 +1,162 @@
 //! Matrix products by cuBLASLt.
+//!
+//! The library has several algorithms for a product; the first time one of a [`Shape`] is asked for, they are timed on its operands
+//! (`products/search.rs`) and the choice stays. Choices go into a checkpoint: a sum in another order rounds differently, so a run is
+//! repeated bit by bit only with the same algorithms. What the library promises for that (cuBLAS documentation, "Results
+//! reproducibility"): one version gives the same bits in every run on cards of one architecture with equally many multiprocessors,
+//! where one stream or a workspace of the caller's own is used; both are so here.
 
+mod descriptors;
+mod peak;
+mod search;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::cuda_backend::cudarc::cublaslt::result::CublasError;
+use candle_core::cuda_backend::cudarc::cublaslt::{result, sys};
+
+use self::descriptors::Descriptors;
 use super::Cuda;
-use crate::cuda::Product;
+use super::failure::Context as _;
+use crate::cuda::product_choice::{self, Algorithm};
+use crate::cuda::product_shape::Shape;
+use crate::cuda::{Product, WORKSPACE_BYTES};
 use crate::{Error, Result};
 
 /// The algorithms chosen so far.
 #[derive(Default)]
-pub(super) struct Products;
+pub(super) struct Products(Mutex<HashMap<Shape, Arc<Choice>>>);
+
+/// How products of one shape are computed.
+struct Choice {
+    descriptors: Descriptors,
+    algorithm: Algorithm,
+}
 
 impl Cuda {
-    pub(crate) fn multiply(&self, _product: &Product) -> Result<()> {
-        Err(Error::Invalid { operation: "multiply", problem: "not there".to_owned() })
+    /// Computes a product on the stream. The first of its shape waits for the card, while the library's algorithms are timed.
+    pub(crate) fn multiply(&self, product: &Product) -> Result<()> {
+        product.check()?;
+        let shape = Shape::of(product);
+        if shape.sizes.contains(&0) {
+            return self.multiply_nothing(product);
+        }
+        self.enter()?;
+        let choice = self.choice(shape, product)?;
+        self.launch(product, &choice, 1.0).during(self.ordinal(), format!("cublasLtMatmul for {shape}"))
+    }
+
+    /// The algorithms chosen so far, by shape: opaque texts, which [`Cuda::recall_product_choices`] takes.
+    pub fn product_choices(&self) -> BTreeMap<String, String> {
+        let origin = self.product_origin();
+        let text = |(shape, choice): (&Shape, &Arc<Choice>)| {
+            (shape.to_string(), product_choice::write(&choice.algorithm, &origin))
+        };
+        self.locked_choices(|choices| choices.iter().map(text).collect())
+    }
+
+    /// Computes products as another run did that this is to repeat. Before the first step: what was recorded into a graph stays.
+    ///
+    /// Returns the shapes whose algorithms this card or this version of the library does not have; they are searched anew.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if the card cannot be used at all.
+    pub fn recall_product_choices(&self, choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
+        self.enter()?;
+        let origin = self.product_origin();
+        let mut refused = Vec::new();
+        for (name, text) in choices {
+            let recalled = name.parse::<Shape>().ok().zip(product_choice::read(text, &origin));
+            let checked = recalled.and_then(|(shape, algorithm)| Some((shape, self.checked(&shape, algorithm).ok()?)));
+            if let Some((shape, choice)) = checked {
+                self.keep(shape, choice);
+            } else {
+                refused.push(name.clone());
+            }
+        }
+        Ok(refused)
+    }
+
+    /// What an algorithm's description means something for.
+    fn product_origin(&self) -> String {
+        // SAFETY: takes nothing and returns a number.
+        let version = unsafe { sys::cublasLtGetVersion() };
+        format!("{}, cuBLASLt {version}", self.name())
+    }
+
+    /// An algorithm of another run, if the library still takes it for this shape.
+    fn checked(&self, shape: &Shape, algorithm: Algorithm) -> Result<Choice, CublasError> {
+        let descriptors = Descriptors::of(shape)?;
+        if descriptors.workspace_bytes(self.library(), &algorithm)? > WORKSPACE_BYTES {
+            return Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
+        }
+        Ok(Choice { descriptors, algorithm })
+    }
+
+    fn choice(&self, shape: Shape, product: &Product) -> Result<Arc<Choice>> {
+        if let Some(choice) = self.locked_choices(|choices| choices.get(&shape).cloned()) {
+            return Ok(choice);
+        }
+        if self.is_recording() {
+            let (ordinal, call) = (self.ordinal(), format!("recording {shape}"));
+            let reason =
+                "no algorithm has been chosen for it, and none can be timed now: run it once before".to_owned();
+            return Err(Error::Cuda { ordinal, call, reason });
+        }
+        let choice = self.search(&shape, product)?;
+        Ok(self.keep(shape, choice))
+    }
+
+    fn keep(&self, shape: Shape, choice: Choice) -> Arc<Choice> {
+        let choice = Arc::new(choice);
+        self.locked_choices(|choices| choices.insert(shape, Arc::clone(&choice)));
+        choice
+    }
+
+    /// A panic elsewhere leaves no choice half made.
+    fn locked_choices<R>(&self, body: impl FnOnce(&mut HashMap<Shape, Arc<Choice>>) -> R) -> R {
+        body(&mut self.0.products.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The library refuses empty matrices. A sum of no products is zero.
+    fn multiply_nothing(&self, product: &Product) -> Result<()> {
+        let Product { m, n, c, accumulate, .. } = *product;
+        let rows = if accumulate || n == 0 { 0 } else { m };
+        (0..rows).try_for_each(|row| self.zero(c.skip_rows(row).address, n * c.dtype.size_in_bytes()))
+    }
+
+    /// Puts `c = scale a b` or `c += scale a b` on the stream.
+    fn launch(&self, product: &Product, choice: &Choice, scale: f32) -> Result<(), CublasError> {
+        let Product { a, b, c, accumulate, workspace, .. } = product;
+        let keep = if *accumulate { 1f32 } else { 0f32 };
+        let pointer = |address: usize| ptr::without_provenance_mut::<c_void>(address);
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: choice.algorithm };
+        let Descriptors { operation, left, right, result: output } = &choice.descriptors;
+        // SAFETY: `Product::check` found the three matrices inside of their buffers and the workspace as large as the algorithm may
+        // need; the operation that asked keeps the buffers alive, and memory is freed in the stream's order. The descriptors say how
+        // they lie (`Shape::column_major`) and live as long as `choice`. Scales are read during the call.
+        unsafe {
+            result::matmul(
+                self.library(),
+                operation.0,
+                ptr::from_ref(&scale).cast(),
+                ptr::from_ref(&keep).cast(),
+                pointer(b.address),
+                left.0,
+                pointer(a.address),
+                right.0,
+                pointer(c.address),
+                output.0,
+                pointer(c.address),
+                output.0,
+                &raw const algorithm,
+                pointer(workspace.address),
+                WORKSPACE_BYTES,
+                self.stream().cu_stream().cast(),
+            )
+        }
     }
 }

@@ -1,0 +1,84 @@
+//! Which algorithm computes a product, and how that is written down.
+
+/// Two timings closer than this are the same: the library's own order then decides, so that another run chooses alike.
+const INDISTINGUISHABLE: f32 = 1.02;
+
+/// The candidate to keep, of timings in the library's order of preference; candidates that failed have none.
+pub(crate) fn best(milliseconds: &[Option<f32>]) -> Option<usize> {
+    let fastest = milliseconds.iter().flatten().copied().min_by(f32::total_cmp)?;
+    milliseconds.iter().position(|time| time.is_some_and(|time| time <= fastest * INDISTINGUISHABLE))
+}
+
+/// The middle one; of an even number the earlier.
+pub(crate) fn median(values: &mut [f32]) -> Option<f32> {
+    values.sort_by(f32::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
+/// The library's description of an algorithm, to be kept for the same card and the same version of the library.
+pub(crate) type Algorithm = [u64; 8];
+
+/// An algorithm as hexadecimal digits, and where it was chosen.
+pub(crate) fn write(algorithm: &Algorithm, origin: &str) -> String {
+    let words = algorithm.map(|word| format!("{word:016x}"));
+    format!("{} {origin}", words.concat())
+}
+
+/// The algorithm of a text, if it was chosen there.
+pub(crate) fn read(text: &str, origin: &str) -> Option<Algorithm> {
+    let (digits, from) = text.split_once(' ')?;
+    let mut algorithm = Algorithm::default();
+    let plain = digits.len() == algorithm.len() * 16 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if from != origin || !plain {
+        return None;
+    }
+    for (at, word) in algorithm.iter_mut().enumerate() {
+        *word = u64::from_str_radix(&digits[at * 16..at * 16 + 16], 16).ok()?;
+    }
+    Some(algorithm)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_fastest_is_kept_and_of_equals_the_librarys_favourite() {
+        assert_eq!(best(&[Some(3.0), Some(1.0), Some(2.0)]), Some(1));
+        assert_eq!(best(&[Some(1.01), Some(1.0), Some(1.0)]), Some(0));
+        assert_eq!(best(&[Some(1.03), Some(1.01), Some(1.0)]), Some(1));
+        assert_eq!(best(&[None, Some(2.0), None]), Some(1));
+        assert_eq!(best(&[Some(0.0), Some(0.0)]), Some(0));
+        assert_eq!(best(&[None, None]), None);
+        assert_eq!(best(&[]), None);
+    }
+
+    #[test]
+    fn one_slow_sample_moves_no_median() {
+        assert_eq!(median(&mut [9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&mut [4.0, 3.0, 2.0, 1.0]), Some(2.0));
+        assert_eq!(median(&mut [5.0]), Some(5.0));
+        assert_eq!(median(&mut []), None);
+    }
+
+    proptest! {
+        #[test]
+        fn an_algorithm_is_read_back_where_it_was_chosen(algorithm: [u64; 8]) {
+            let text = write(&algorithm, "NVIDIA H200, cuBLASLt 130100");
+            prop_assert_eq!(read(&text, "NVIDIA H200, cuBLASLt 130100"), Some(algorithm));
+            prop_assert_eq!(read(&text, "NVIDIA H200, cuBLASLt 130200"), None);
+            prop_assert_eq!(read(&text[1..], "NVIDIA H200, cuBLASLt 130100"), None);
+        }
+    }
+
+    #[test]
+    fn what_is_no_algorithm_is_refused() {
+        let digits = |digit: &str| format!("{} here", digit.repeat(128));
+        assert_eq!(read(&digits("0"), "here"), Some([0; 8]));
+        for wrong in [digits("g"), digits("+"), "here".to_owned(), String::new(), format!("{} here", "é".repeat(64))] {
+            assert_eq!(read(&wrong, "here"), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What an algorithm is chosen by, and how it is told to a library of column-major matrices.
+
+use std::fmt;
+use std::str::FromStr;
+
+use candle_core::DType;
+
+use super::{Operand, Product};
+
+/// A product without its addresses. Its text names the choice of an algorithm:
+/// `8192x16384x2048 a bf16 2048 @256, b bf16 2048 transposed @256, c bf16 16384 @256`, with `c +=` where the result is added; sizes
+/// are m x n x k, the numbers a matrix's stride in elements and its alignment in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub(crate) sizes: [usize; 3],
+    pub(crate) a: Layout,
+    pub(crate) b: Layout,
+    pub(crate) c: Layout,
+    pub(crate) accumulate: bool,
+}
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Layout {
+    pub(crate) dtype: DType,
+    pub(crate) stride: usize,
+    pub(crate) transposed: bool,
+    /// What the address of the first element is a multiple of, in bytes.
+    pub(crate) alignment: u32,
+}
+
+/// A matrix in the library's terms: element (row, column) lies at `row + column * leading`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ColumnMajor {
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) leading: usize,
+    /// Whether the factor is this matrix transposed.
+    pub(crate) transposed: bool,
+    pub(crate) alignment: u32,
+}
+
+/// `result = left right`, column-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ColumnMajorProduct {
+    pub(crate) left: ColumnMajor,
+    pub(crate) right: ColumnMajor,
+    pub(crate) result: ColumnMajor,
+}
+
+impl Shape {
+    pub(crate) fn of(product: &Product) -> Self {
+        let Product { m, n, k, a, b, c, accumulate, .. } = product;
+        Self { sizes: [*m, *n, *k], a: a.into(), b: b.into(), c: c.into(), accumulate: *accumulate }
+    }
+
+    /// A row-major matrix is the transpose of the column-major one in the same memory, and c^T = b^T a^T: the operands change
+    /// places and nothing moves.
+    pub(crate) fn column_major(&self) -> ColumnMajorProduct {
+        let [m, n, k] = self.sizes;
+        ColumnMajorProduct {
+            left: self.b.column_major(n, k),
+            right: self.a.column_major(k, m),
+            result: self.c.column_major(n, m),
+        }
+    }
+}
+
+impl From<&Operand> for Layout {
+    fn from(operand: &Operand) -> Self {
+        let Operand { address, dtype, stride, transposed, .. } = *operand;
+        Self { dtype, stride, transposed, alignment: alignment(address) }
+    }
+}
+
+impl Layout {
+    /// As the factor [rows, columns] of a column-major product.
+    fn column_major(&self, rows: usize, columns: usize) -> ColumnMajor {
+        let Self { dtype, stride, transposed, alignment } = *self;
+        let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
+        ColumnMajor { dtype, rows, columns, leading: stride, transposed, alignment }
+    }
+}
+
+/// What the library is promised of an address: 256 bytes, as allocations have; else 16, the widest access to memory there is; else
+/// what is true. Three steps and not every power of two, so that the layers of a model share their choices.
+fn alignment(address: usize) -> u32 {
+    match 1 << address.trailing_zeros().min(8) {
+        256 => 256,
+        exact => exact.min(16),
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sizes: [m, n, k], a, b, c, accumulate } = self;
+        let plus = if *accumulate { "+= " } else { "" };
+        write!(formatter, "{m}x{n}x{k} a {a}, b {b}, c {plus}{c}")
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dtype, stride, transposed, alignment } = self;
+        let transposed = if *transposed { "transposed " } else { "" };
+        write!(formatter, "{} {stride} {transposed}@{alignment}", dtype.as_str())
+    }
+}
+
+/// A text that [`Shape`] did not write.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NoShape;
+
+impl FromStr for Shape {
+    type Err = NoShape;
+
+    fn from_str(text: &str) -> Result<Self, NoShape> {
+        let (sizes, rest) = text.split_once(" a ").ok_or(NoShape)?;
+        let (a, rest) = rest.split_once(", b ").ok_or(NoShape)?;
+        let (b, c) = rest.split_once(", c ").ok_or(NoShape)?;
+        let accumulated = c.strip_prefix("+= ");
+        let sizes: Vec<usize> = sizes.split('x').map(number).collect::<Result<_, _>>()?;
+        let sizes = sizes.try_into().map_err(|_| NoShape)?;
+        let (a, b, c) = (a.parse()?, b.parse()?, accumulated.unwrap_or(c).parse()?);
+        Ok(Self { sizes, a, b, c, accumulate: accumulated.is_some() })
+    }
+}
+
+impl FromStr for Layout {
+    type Err = NoShape;
+
+    fn from_str(text: &str) -> Result<Self, NoShape> {
+        let (words, alignment) = text.split_once('@').ok_or(NoShape)?;
+        let (dtype, stride, transposed) = match words.split_whitespace().collect::<Vec<_>>()[..] {
+            [dtype, stride] => (dtype, stride, false),
+            [dtype, stride, "transposed"] => (dtype, stride, true),
+            _ => return Err(NoShape),
+        };
+        let dtype = dtype.parse().map_err(|_| NoShape)?;
+        Ok(Self { dtype, stride: number(stride)?, transposed, alignment: number(alignment)? })
+    }
+}
+
+fn number<T: FromStr>(text: &str) -> Result<T, NoShape> {
+    text.parse().map_err(|_| NoShape)
+}
+
+#[cfg(test)]
+#[path = "product_shape_tests.rs"]
+mod tests;

@@ -1,0 +1,179 @@
+//! The translation against a plain model of what the library computes.
+
+use proptest::prelude::*;
+
+use super::super::{Workspace, linear};
+use super::*;
+use crate::linear::reference;
+use crate::testing::*;
+use crate::{Buffer, DeviceKind};
+
+/// What the library does with three pieces of memory: `result = left right` or `result += left right`.
+fn library(product: ColumnMajorProduct, left: &[f64], right: &[f64], result: &mut [f64], accumulate: bool) {
+    let ColumnMajorProduct { left: l, right: r, result: out } = product;
+    let at = |matrix: ColumnMajor, row: usize, column: usize| {
+        let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
+        assert!(row < matrix.rows && column < matrix.columns && matrix.rows <= matrix.leading, "{matrix:?}");
+        row + column * matrix.leading
+    };
+    let inner = if l.transposed { l.rows } else { l.columns };
+    for column in 0..out.columns {
+        for row in 0..out.rows {
+            let sum: f64 = (0..inner).map(|k| left[at(l, row, k)] * right[at(r, k, column)]).sum();
+            let place = at(out, row, column);
+            result[place] = sum + if accumulate { result[place] } else { 0.0 };
+        }
+    }
+}
+
+/// Rows of a stored matrix [rows, columns] with some elements more between them.
+fn stored(seed: u64, [rows, columns]: [usize; 2], more: usize, transposed: bool) -> (Buffer, [usize; 2]) {
+    let [rows, columns] = if transposed { [columns, rows] } else { [rows, columns] };
+    (buffer(&numbers(seed, rows * (columns + more)), &[rows, columns + more], DType::F32), [rows, columns])
+}
+
+fn values(buffer: &Buffer) -> Vec<f64> {
+    buffer.read::<f32>().unwrap().into_iter().map(f64::from).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_row_major_product_is_the_librarys_with_operands_exchanged(
+        [m, n, k] in prop::array::uniform3(1usize..7),
+        [more_a, more_b, more_c] in prop::array::uniform3(0usize..4),
+        [turn_a, turn_b, accumulate] in prop::array::uniform3(any::<bool>()),
+    ) {
+        let ((a, [_, wide_a]), (b, [_, wide_b])) = (stored(1, [m, k], more_a, turn_a), stored(2, [k, n], more_b, turn_b));
+        let (c, _) = stored(3, [m, n], more_c, false);
+        let turned = |buffer: &Buffer, turn: bool| if turn { Operand::from(buffer).transposed() } else { buffer.into() };
+        let (space, sizes) = (Workspace::of(&workspace(0)), [m, n, k]);
+        let make = if accumulate { Product::add } else { Product::set };
+        let product = make((&c).into(), sizes, turned(&a, turn_a), turned(&b, turn_b), space);
+
+        let (a, b, start) = (values(&a), values(&b), values(&c));
+        let mut result = start.clone();
+        library(Shape::of(&product).column_major(), &b, &a, &mut result, accumulate);
+
+        let element = |values: &[f64], wide: usize, turn: bool, row: usize, column: usize| {
+            if turn { values[column * wide + row] } else { values[row * wide + column] }
+        };
+        let mut expected = start;
+        for (row, column) in (0..m * n).map(|at| (at / n, at % n)) {
+            let sum: f64 = (0..k).map(|inner| {
+                element(&a, wide_a + more_a, turn_a, row, inner) * element(&b, wide_b + more_b, turn_b, inner, column)
+            }).sum();
+            let place = &mut expected[row * (n + more_c) + column];
+            *place = sum + if accumulate { *place } else { 0.0 };
+        }
+        prop_assert_eq!(result, expected);
+    }
+
+    #[test]
+    fn a_linear_maps_products_give_what_its_reference_says([n, i, o] in prop::array::uniform3(1usize..9)) {
+        let (sizes, space) = ([n, i, o], workspace(0));
+        let [x, w, dy, dw] = [(n, i), (o, i), (n, o), (o, i)].map(|(rows, columns)| {
+            buffer(&numbers((rows * 100 + columns) as u64, rows * columns), &[rows, columns], DType::F32)
+        });
+        let (y, dx) = (zeros(&[n, o], DType::F32), zeros(&[n, i], DType::F32));
+        let run = |product: &Product, a: &Buffer, b: &Buffer, c: &Buffer| {
+            assert_eq!([product.a.address, product.b.address, product.c.address], [a, b, c].map(Buffer::address));
+            let mut result = values(c);
+            library(Shape::of(product).column_major(), &values(b), &values(a), &mut result, product.accumulate);
+            result
+        };
+        let near = |left: &[f64], right: &[f64]| left.iter().zip(right).all(|(left, right)| (left - right).abs() < 1e-9);
+
+        let forward = run(&linear::forward(&x, &w, &y, sizes, &space), &x, &w, &y);
+        prop_assert!(near(&forward, &reference::forward(&values(&x), &values(&w), sizes)));
+        let backward_input = run(&linear::backward_input(&dy, &w, &dx, sizes, &space), &dy, &w, &dx);
+        prop_assert!(near(&backward_input, &reference::backward_input(&values(&dy), &values(&w), sizes)));
+        let backward_weight = run(&linear::backward_weight(&dy, &x, &dw, sizes, &space), &dy, &x, &dw);
+        let gradient = reference::backward_weight(&values(&dy), &values(&x), sizes);
+        let total: Vec<f64> = values(&dw).iter().zip(&gradient).map(|(start, more)| start + more).collect();
+        prop_assert!(near(&backward_weight, &total));
+    }
+
+    #[test]
+    fn a_shape_is_read_back_from_its_text(
+        sizes in prop::array::uniform3(0usize..100_000),
+        strides in prop::array::uniform3(1usize..100_000),
+        [turn_a, turn_b, accumulate] in prop::array::uniform3(any::<bool>()),
+        alignments in prop::array::uniform3(0u32..9),
+        f32_operands in any::<bool>(),
+    ) {
+        let dtype = if f32_operands { DType::F32 } else { DType::BF16 };
+        let layout = |at: usize, dtype, transposed| Layout { dtype, stride: strides[at], transposed, alignment: 1 << alignments[at] };
+        let (a, b, c) = (layout(0, dtype, turn_a), layout(1, dtype, turn_b), layout(2, DType::F32, false));
+        let shape = Shape { sizes, a, b, c, accumulate };
+        prop_assert_eq!(shape.to_string().parse(), Ok(shape));
+    }
+
+    #[test]
+    fn no_text_is_too_strange_to_be_refused(text in ".{0,60}") {
+        prop_assert_eq!(text.parse::<Shape>(), Err(NoShape));
+    }
+}
+
+#[test]
+fn the_text_of_a_shape_is_for_people_too() {
+    let (dy, x, dw) = (zeros(&[6, 4], DType::BF16), zeros(&[6, 3], DType::BF16), zeros(&[4, 3], DType::F32));
+    let aligned = |product: &Product| {
+        let mut shape = Shape::of(product);
+        for layout in [&mut shape.a, &mut shape.b, &mut shape.c] {
+            layout.alignment = 256;
+        }
+        shape.to_string()
+    };
+    let space = workspace(0);
+    let gradient = linear::backward_weight(&dy, &x, &dw, [6, 3, 4], &space);
+    assert_eq!(aligned(&gradient), "4x3x6 a bf16 4 transposed @256, b bf16 3 @256, c += f32 3 @256");
+    let forward = linear::forward(&x, &dw, &dy, [6, 3, 4], &space);
+    assert_eq!(aligned(&forward), "6x4x3 a bf16 3 @256, b f32 3 transposed @256, c bf16 4 @256");
+    for wrong in [
+        "",
+        "6x4 a bf16 3 @256, b f32 3 @256, c bf16 4 @256",
+        "6x4x3 a bf16 3 @256, b f32 3 sideways @256, c bf16 4 @256",
+    ] {
+        assert_eq!(wrong.parse::<Shape>(), Err(NoShape), "{wrong}");
+    }
+}
+
+#[test]
+fn an_alignment_is_never_more_than_the_address_has() {
+    let promised = |address: usize| alignment(address);
+    assert_eq!([0x1000, 0x1100, 0x1080, 0x1010, 0x1008, 0x1004, 0x1002].map(promised), [256, 256, 16, 16, 8, 4, 2]);
+    for address in 1usize..5000 {
+        assert!(address.is_multiple_of(alignment(address) as usize), "{address}");
+    }
+}
+
+#[test]
+fn a_product_outside_of_its_buffers_or_of_mixed_types_is_refused() {
+    let (x, w, y) = (zeros(&[4, 3], DType::F32), zeros(&[5, 3], DType::F32), zeros(&[4, 5], DType::F32));
+    let space = workspace(crate::linear::workspace_elements(4, 3, 5, DType::F32, DeviceKind::Cuda));
+    let product =
+        |x: Operand| Product::set((&y).into(), [4, 5, 3], x, Operand::from(&w).transposed(), Workspace::of(&space));
+    let problem = |product: Product| product.check().unwrap_err().to_string();
+    let whole = Operand::from(&x);
+    product(whole).check().unwrap();
+    let wide = Product::add((&y).into(), [4, 5, 3], whole, Operand::from(&w), Workspace::of(&space));
+    assert!(problem(wide).contains("lies outside of its buffer"));
+    assert!(problem(product(whole.skip_rows(1))).contains("lies outside of its buffer"));
+    assert!(problem(product(whole.skip_rows(9))).contains("lies outside of its buffer"));
+    let narrow = whole.reinterpreted(DType::BF16);
+    assert_eq!((narrow.stride, narrow.address), (6, whole.address));
+    assert!(problem(product(narrow)).contains("no product of (BF16, F32, F32)"), "{}", problem(product(narrow)));
+    let turned = Operand::from(&zeros(&[5, 5], DType::F32)).transposed();
+    assert!(problem(Product { c: turned, ..product(whole) }).contains("lies outside"));
+    let small = Workspace::of(&workspace(1000));
+    assert!(problem(Product { workspace: small, ..product(whole) }).contains("33554432 are needed"));
+}
+
+#[test]
+fn a_workspace_begins_at_a_multiple_of_256_bytes_wherever_its_buffer_lies() {
+    let space = workspace(super::super::WORKSPACE_ELEMENTS + 100);
+    for offset in 0..100 {
+        let part = Workspace::of(&space.view(offset, &[super::super::WORKSPACE_ELEMENTS]).unwrap());
+        assert!(part.address.is_multiple_of(256) && part.bytes >= 32 << 20, "{part:?}");
+    }
+}

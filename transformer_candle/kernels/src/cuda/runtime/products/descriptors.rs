@@ -1,0 +1,170 @@
+//! The library's descriptions of a product, each freed with its owner.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use candle_core::DType;
+use candle_core::cuda_backend::cudarc::cublaslt::result::{self, CublasError};
+use candle_core::cuda_backend::cudarc::cublaslt::sys::{
+    cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulAlgoCheck,
+    cublasLtMatmulAlgoGetHeuristic, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
+    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
+    cublasLtMatrixLayout_t, cublasLtReductionScheme_t, cudaDataType_t,
+};
+
+use crate::cuda::WORKSPACE_BYTES;
+use crate::cuda::product_choice::Algorithm;
+use crate::cuda::product_shape::{ColumnMajor, ColumnMajorProduct, Shape};
+
+type Result<T, E = CublasError> = std::result::Result<T, E>;
+
+/// A product without its addresses, as the library wants it told.
+pub(super) struct Descriptors {
+    pub(super) operation: Operation,
+    pub(super) left: Layout,
+    pub(super) right: Layout,
+    pub(super) result: Layout,
+}
+
+pub(super) struct Operation(pub(super) cublasLtMatmulDesc_t);
+pub(super) struct Layout(pub(super) cublasLtMatrixLayout_t);
+struct Preference(cublasLtMatmulPreference_t);
+
+// SAFETY: descriptors are plain memory of the library's, written while they are made and only read afterwards.
+unsafe impl Send for Descriptors {}
+// SAFETY: as above.
+unsafe impl Sync for Descriptors {}
+
+impl Descriptors {
+    pub(super) fn of(shape: &Shape) -> Result<Self> {
+        let ColumnMajorProduct { left, right, result } = shape.column_major();
+        Ok(Self {
+            operation: Operation::new(left.transposed, right.transposed)?,
+            left: Layout::of(&left)?,
+            right: Layout::of(&right)?,
+            result: Layout::of(&result)?,
+        })
+    }
+
+    /// What the library would use, the likely fastest first, at most so many.
+    pub(super) fn candidates(&self, library: cublasLtHandle_t, shape: &Shape, most: usize) -> Result<Vec<Algorithm>> {
+        let preference = Preference::for_alignments(&shape.column_major())?;
+        let mut found = vec![MaybeUninit::<cublasLtMatmulHeuristicResult_t>::uninit(); most];
+        let mut count: c_int = 0;
+        // SAFETY: the handle, the descriptors and the preference are alive, and there is room for `most` results.
+        unsafe {
+            cublasLtMatmulAlgoGetHeuristic(
+                library,
+                self.operation.0,
+                self.left.0,
+                self.right.0,
+                self.result.0,
+                self.result.0,
+                preference.0,
+                most as c_int,
+                found.as_mut_ptr().cast(),
+                &raw mut count,
+            )
+        }
+        .result()?;
+        found.truncate(usize::try_from(count).unwrap_or(0));
+        // SAFETY: the library wrote the first `count`.
+        let found = found.into_iter().map(|candidate| unsafe { candidate.assume_init() });
+        Ok(found.filter(|candidate| candidate.state.result().is_ok()).map(|candidate| candidate.algo.data).collect())
+    }
+
+    /// The workspace that an algorithm needs for this product, an error if it does not compute it on this card.
+    pub(super) fn workspace_bytes(&self, library: cublasLtHandle_t, algorithm: &Algorithm) -> Result<usize> {
+        let algorithm = cublasLtMatmulAlgo_t { data: *algorithm };
+        let mut answer = MaybeUninit::<cublasLtMatmulHeuristicResult_t>::uninit();
+        // SAFETY: the handle and the descriptors are alive. The library takes any bytes for an algorithm and judges them.
+        let status = unsafe {
+            cublasLtMatmulAlgoCheck(
+                library,
+                self.operation.0,
+                self.left.0,
+                self.right.0,
+                self.result.0,
+                self.result.0,
+                &raw const algorithm,
+                answer.as_mut_ptr(),
+            )
+        };
+        status.result()?;
+        // SAFETY: written, as the call succeeded.
+        Ok(unsafe { answer.assume_init() }.workspaceSize)
+    }
+}
+
+impl Operation {
+    /// Sums in f32 of products that are exact in f32 for BF16 operands; F32 operands are not rounded to TF32, for which there is
+    /// another name.
+    fn new(left_transposed: bool, right_transposed: bool) -> Result<Self> {
+        let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
+        let operation = Self(result::create_matmul_desc(compute, scale)?);
+        operation.transpose(cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, left_transposed)?;
+        operation.transpose(cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, right_transposed)?;
+        Ok(operation)
+    }
+
+    fn transpose(&self, factor: cublasLtMatmulDescAttributes_t, transposed: bool) -> Result<()> {
+        // CUBLAS_OP_N and CUBLAS_OP_T.
+        let value = i32::from(transposed);
+        // SAFETY: the descriptor is alive; both attributes hold an i32, read during the call.
+        unsafe { result::set_matmul_desc_attribute(self.0, factor, ptr::from_ref(&value).cast(), size_of_val(&value)) }
+    }
+}
+
+impl Layout {
+    fn of(matrix: &ColumnMajor) -> Result<Self> {
+        let ColumnMajor { dtype, rows, columns, leading, .. } = *matrix;
+        let dtype = if dtype == DType::BF16 { cudaDataType_t::CUDA_R_16BF } else { cudaDataType_t::CUDA_R_32F };
+        result::create_matrix_layout(dtype, rows as u64, columns as u64, leading as i64).map(Self)
+    }
+}
+
+impl Preference {
+    /// Which algorithms may be offered. A sum over k that is split among blocks may be put together in F32 in the workspace, in a
+    /// step of its own; not in the output in place, whose order is left to counters, nor in the output's type, which would round
+    /// partial sums to BF16.
+    fn for_alignments(product: &ColumnMajorProduct) -> Result<Self> {
+        use cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = Self(result::create_matmul_pref()?);
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE_BYTES as u64))?;
+        let reductions = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &product.left.alignment)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &product.right.alignment)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &product.result.alignment)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &product.result.alignment)?;
+        Ok(preference)
+    }
+
+    /// `T` is the type that the library documents for the attribute.
+    fn set<T: Copy>(&self, attribute: cublasLtMatmulPreferenceAttributes_t, value: &T) -> Result<()> {
+        // SAFETY: the preference is alive, and the value is read during the call.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_matmul_desc` and destroyed here only.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_matrix_layout` and destroyed here only.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_matmul_pref` and destroyed here only.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
