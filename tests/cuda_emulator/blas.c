@@ -1,0 +1,44 @@
+/* libcublas.so.13: the handle that Candle's device opens and never multiplies with. */
+#include "emulator.h"
+
+#include <stdlib.h>
+
+enum { SUCCESS = 0, INVALID_VALUE = 7 };
+
+struct handle {
+    CUstream stream;
+};
+
+static int version(void) {
+    const char *value = getenv("CUDA_EMULATOR_CUBLAS");
+    return value && *value ? atoi(value) : 130100;
+}
+
+EXPORTED int cublasCreate_v2(struct handle **handle) {
+    *handle = calloc(1, sizeof **handle);
+    return SUCCESS;
+}
+
+EXPORTED int cublasDestroy_v2(struct handle *handle) {
+    free(handle);
+    return SUCCESS;
+}
+
+EXPORTED int cublasSetStream_v2(struct handle *handle, CUstream stream) {
+    handle->stream = stream;
+    return SUCCESS;
+}
+
+EXPORTED int cublasGetVersion_v2(struct handle *handle, int *out) {
+    (void)handle;
+    *out = version();
+    return SUCCESS;
+}
+
+EXPORTED int cublasGetProperty(int property, int *out) {
+    int parts[] = {version() / 10000, version() / 100 % 100, version() % 100};
+    if (property < 0 || property > 2)
+        return INVALID_VALUE;
+    *out = parts[property];
+    return SUCCESS;
+}

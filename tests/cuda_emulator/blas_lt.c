@@ -1,0 +1,225 @@
+/* libcublasLt.so.13: descriptions, layouts, preferences, ways to compute a product, and what the library refuses. */
+#include "blas_lt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MARK 0x454d554c41544544ull
+
+struct preference {
+    uint64_t workspace_bytes;
+    uint32_t reduction_schemes;
+    uint32_t alignment[4]; /* of A, B, C, D */
+};
+
+/* cublasLtMatmulAlgo_t: 64 bytes that a program may keep and give back to the same library. */
+struct algorithm {
+    uint64_t mark, version;
+    int32_t id, tile, stages, split_k, reduction_scheme, unused[7];
+};
+
+/* cublasLtMatmulHeuristicResult_t */
+struct proposal {
+    struct algorithm algorithm;
+    size_t workspace_bytes;
+    int state;
+    float waves;
+    int reserved[4];
+};
+
+_Static_assert(sizeof(struct algorithm) == 64 && sizeof(struct proposal) == 96, "the library's own sizes");
+
+static const struct way WAYS[] = {
+    {66, 20, 12, 2, 1, TWO_HALVES_IN_ANY_ORDER, 16},
+    {67, 24, 15, 1, 0, EVEN_AND_ODD, 16},
+    {66, 18, 12, 2, 2, TWO_HALVES, 16},
+    {0, 5, 0, 1, 0, ALL_AT_ONCE, 4},
+};
+#define WAYS_COUNT (sizeof WAYS / sizeof *WAYS)
+
+EXPORTED size_t cublasLtGetVersion(void) {
+    const char *value = getenv("CUDA_EMULATOR_CUBLAS");
+    return value && *value ? strtoull(value, NULL, 0) : 130100;
+}
+
+EXPORTED int cublasLtCreate(void **handle) {
+    *handle = calloc(1, 1);
+    return SUCCESS;
+}
+
+EXPORTED int cublasLtDestroy(void *handle) {
+    free(handle);
+    return SUCCESS;
+}
+
+EXPORTED int cublasLtMatrixLayoutCreate(struct layout **layout, int type, uint64_t rows, uint64_t columns, int64_t leading_dimension) {
+    *layout = malloc(sizeof **layout);
+    **layout = (struct layout){type, rows, columns, leading_dimension};
+    return SUCCESS;
+}
+
+EXPORTED int cublasLtMatrixLayoutDestroy(struct layout *layout) {
+    free(layout);
+    return SUCCESS;
+}
+
+EXPORTED int cublasLtMatmulDescCreate(struct description **description, int compute_type, int scale_type) {
+    *description = malloc(sizeof **description);
+    **description = (struct description){compute_type, scale_type, N, N};
+    return SUCCESS;
+}
+
+EXPORTED int cublasLtMatmulDescDestroy(struct description *description) {
+    free(description);
+    return SUCCESS;
+}
+
+static int set(void *field, size_t bytes, const void *value, size_t given) {
+    if (bytes != given)
+        return INVALID_VALUE;
+    memcpy(field, value, bytes);
+    return SUCCESS;
+}
+
+EXPORTED int cublasLtMatmulDescSetAttribute(struct description *description, int attribute, const void *value, size_t bytes) {
+    switch (attribute) {
+    case 3: return set(&description->transposed_a, 4, value, bytes);
+    case 4: return set(&description->transposed_b, 4, value, bytes);
+    default: return NOT_SUPPORTED;
+    }
+}
+
+EXPORTED int cublasLtMatmulPreferenceCreate(struct preference **preference) {
+    *preference = malloc(sizeof **preference);
+    **preference = (struct preference){0, 7, {256, 256, 256, 256}};
+    return SUCCESS;
+}
+
+EXPORTED int cublasLtMatmulPreferenceDestroy(struct preference *preference) {
+    free(preference);
+    return SUCCESS;
+}
+
+EXPORTED int cublasLtMatmulPreferenceSetAttribute(struct preference *preference, int attribute, const void *value, size_t bytes) {
+    switch (attribute) {
+    case 1: return set(&preference->workspace_bytes, 8, value, bytes);
+    case 3: return set(&preference->reduction_schemes, 4, value, bytes);
+    case 5: case 6: case 7: case 8: return set(&preference->alignment[attribute - 5], 4, value, bytes);
+    default: return NOT_SUPPORTED;
+    }
+}
+
+static bool multiplies(const struct layout *layout, uint32_t bytes) {
+    uint64_t element = layout->type == R_32F ? 4 : 2;
+    /* A way for any alignment takes elements as they are. */
+    return bytes <= 4 || (uint64_t)layout->leading_dimension * element % bytes == 0;
+}
+
+/* Fills in sizes and layouts, or says what is wrong with them. */
+static int check(struct product *product, const struct description *description, const struct layout *a, const struct layout *b,
+                 const struct layout *c, const struct layout *d) {
+    bool known = (unsigned)description->transposed_a <= T && (unsigned)description->transposed_b <= T;
+    const struct layout *all[] = {a, b, c, d};
+    for (size_t index = 0; index < 4; index++)
+        if ((uint64_t)all[index]->leading_dimension < all[index]->rows || !all[index]->rows || !all[index]->columns)
+            return INVALID_VALUE;
+    product->m = description->transposed_a ? a->columns : a->rows;
+    product->k = description->transposed_a ? a->rows : a->columns;
+    product->n = description->transposed_b ? b->rows : b->columns;
+    uint64_t inner = description->transposed_b ? b->columns : b->rows;
+    if (!known || inner != product->k || d->rows != product->m || d->columns != product->n || c->rows != d->rows || c->columns != d->columns)
+        return INVALID_VALUE;
+    bool narrow = a->type == R_16BF && b->type == R_16BF && (d->type == R_16BF || d->type == R_32F);
+    bool wide = a->type == R_32F && b->type == R_32F && d->type == R_32F;
+    bool typed = description->compute_type == COMPUTE_32F && description->scale_type == R_32F && c->type == d->type && (narrow || wide);
+    if (!typed)
+        return NOT_SUPPORTED;
+    product->description = *description;
+    product->layout_a = *a;
+    product->layout_b = *b;
+    product->layout_c = *d;
+    return SUCCESS;
+}
+
+static bool serves(const struct way *way, const struct product *product) {
+    uint32_t needed = way->alignment;
+    bool splits = way->split_k == 1 || product->k >= 2;
+    return splits && multiplies(&product->layout_a, needed) && multiplies(&product->layout_b, needed) && multiplies(&product->layout_c, needed);
+}
+
+EXPORTED int cublasLtMatmulAlgoGetHeuristic(void *handle, const struct description *description, const struct layout *a,
+                                            const struct layout *b, const struct layout *c, const struct layout *d,
+                                            const struct preference *preference, int requested, struct proposal *proposals, int *returned) {
+    struct product product = {0};
+    int result = check(&product, description, a, b, c, d);
+    *returned = 0;
+    if (!handle || result)
+        return result ? result : INVALID_VALUE;
+    for (size_t index = 0; index < WAYS_COUNT && *returned < requested; index++) {
+        const struct way *way = &WAYS[index];
+        uint64_t workspace = product_workspace(way, product.m, product.n);
+        bool wanted = (way->reduction_scheme & ~(int)preference->reduction_schemes) == 0 && workspace <= preference->workspace_bytes;
+        for (size_t operand = 0; operand < 4; operand++)
+            wanted = wanted && preference->alignment[operand] >= way->alignment / (way->alignment == 4 ? 2 : 1);
+        if (!wanted || !serves(way, &product))
+            continue;
+        struct algorithm algorithm = {MARK, cublasLtGetVersion(), way->id, way->tile, way->stages, way->split_k, way->reduction_scheme, {0}};
+        proposals[(*returned)++] = (struct proposal){algorithm, workspace, SUCCESS, 1, {0}};
+    }
+    return *returned ? SUCCESS : NOT_SUPPORTED;
+}
+
+static const struct way *way_of(const struct algorithm *algorithm) {
+    if (algorithm->mark != MARK || algorithm->version != cublasLtGetVersion())
+        return NULL;
+    for (size_t index = 0; index < WAYS_COUNT; index++) {
+        const struct way *way = &WAYS[index];
+        if (way->id == algorithm->id && way->tile == algorithm->tile && way->stages == algorithm->stages &&
+            way->split_k == algorithm->split_k && way->reduction_scheme == algorithm->reduction_scheme)
+            return way;
+    }
+    return NULL;
+}
+
+EXPORTED int cublasLtMatmulAlgoCheck(void *handle, const struct description *description, const struct layout *a, const struct layout *b,
+                                     const struct layout *c, const struct layout *d, const struct algorithm *algorithm,
+                                     struct proposal *proposal) {
+    struct product product = {0};
+    int result = check(&product, description, a, b, c, d);
+    const struct way *way = way_of(algorithm);
+    if (!handle || !way || result)
+        return result ? result : INVALID_VALUE;
+    if (!serves(way, &product))
+        return NOT_SUPPORTED;
+    *proposal = (struct proposal){*algorithm, product_workspace(way, product.m, product.n), SUCCESS, 1, {0}};
+    return SUCCESS;
+}
+
+EXPORTED int cublasLtMatmul(void *handle, const struct description *description, const float *alpha, CUdeviceptr a,
+                            const struct layout *layout_a, CUdeviceptr b, const struct layout *layout_b, const float *beta, CUdeviceptr c,
+                            const struct layout *layout_c, CUdeviceptr d, const struct layout *layout_d, const struct algorithm *algorithm,
+                            CUdeviceptr workspace, size_t workspace_bytes, CUstream stream) {
+    struct product product = {0};
+    int result = check(&product, description, layout_a, layout_b, layout_c, layout_d);
+    if (!handle || result)
+        return result ? result : INVALID_VALUE;
+    /* The library would choose by itself; that this program always says what to take is what makes it repeatable. */
+    product.way = algorithm ? way_of(algorithm) : NULL;
+    if (!product.way || (*beta != 0 && c != d) || layout_c->leading_dimension != layout_d->leading_dimension)
+        return INVALID_VALUE;
+    uint32_t alignment = product.way->alignment > 4 ? product.way->alignment : layout_a->type == R_32F ? 4 : 2;
+    bool aligned = a % alignment == 0 && b % alignment == 0 && d % (layout_d->type == R_32F && alignment < 4 ? 4 : alignment) == 0;
+    uint64_t needed = product_workspace(product.way, product.m, product.n);
+    if (!serves(product.way, &product) || !aligned)
+        return NOT_SUPPORTED;
+    if (workspace_bytes < needed || workspace % 256)
+        return INVALID_VALUE;
+    product.alpha = *alpha;
+    product.beta = *beta;
+    product.a = a;
+    product.b = b;
+    product.c = d;
+    product.workspace = workspace;
+    product.workspace_bytes = workspace_bytes;
+    return product_submit(&product, stream);
+}

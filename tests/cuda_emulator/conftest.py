@@ -1,0 +1,25 @@
+"""Fixtures: the emulated driver, built once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from cuda_emulator.library import KERNELS, Emulator, build
+from workspace import REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """A card of 1 GiB whose kernels run in the environment that has Triton."""
+    folder = tmp_path_factory.mktemp("cuda")
+    build(folder)
+    python = os.environ.get("CUDA_EMULATOR_PYTHON", str(REPOSITORY / ".venv-oracle" / "bin" / "python"))
+    return Emulator(folder, python, {"memory": 1 << 30, "context": 64 << 20})
+
+
+@pytest.fixture
+def kernels() -> Path:
+    """The folder of the PTX that is checked in."""
+    return KERNELS / "ptx"

@@ -1,0 +1,41 @@
+/* libcurand.so.10: the generator that Candle's device opens and never draws from. */
+#include "emulator.h"
+
+#include <stdlib.h>
+
+struct generator {
+    unsigned long long seed;
+};
+
+EXPORTED int curandCreateGenerator(struct generator **generator, int kind) {
+    (void)kind;
+    *generator = calloc(1, sizeof **generator);
+    return 0;
+}
+
+EXPORTED int curandDestroyGenerator(struct generator *generator) {
+    free(generator);
+    return 0;
+}
+
+EXPORTED int curandSetPseudoRandomGeneratorSeed(struct generator *generator, unsigned long long seed) {
+    generator->seed = seed;
+    return 0;
+}
+
+EXPORTED int curandSetGeneratorOffset(struct generator *generator, unsigned long long offset) {
+    (void)generator;
+    (void)offset;
+    return 0;
+}
+
+EXPORTED int curandSetStream(struct generator *generator, CUstream stream) {
+    (void)generator;
+    (void)stream;
+    return 0;
+}
+
+EXPORTED int curandGetVersion(int *version) {
+    *version = 100400;
+    return 0;
+}

@@ -1,0 +1,267 @@
+"""The emulated cuBLASLt multiplies what its layouts describe, and refuses what the library refuses."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_emulator.direct import Cuda, run
+from cuda_emulator.library import Emulator
+
+F32, BF16, COMPUTE_32F = 0, 14, 68
+SUCCESS, INVALID_VALUE, NOT_SUPPORTED = 0, 7, 15
+PROPOSAL_BYTES, ALGORITHM_BYTES = 96, 64
+NONE, IN_PLACE, COMPUTE_TYPE = 0, 1, 2
+
+
+@dataclass
+class Matrix:
+    """Column-major in memory: `stored[column, row]`."""
+
+    kind: int
+    rows: int
+    columns: int
+    leading_dimension: int
+
+    def stored(self, random: np.random.Generator) -> np.ndarray:
+        values = random.standard_normal((self.columns, self.leading_dimension)).astype(np.float32)
+        return values if self.kind == F32 else to_bf16(values)
+
+    def values(self, data: bytes) -> np.ndarray:
+        raw = np.frombuffer(data, np.float32 if self.kind == F32 else np.uint16)
+        wide = raw if self.kind == F32 else (raw.astype(np.uint32) << 16).view(np.float32)
+        stored: np.ndarray = wide.reshape(self.columns, self.leading_dimension)
+        return stored[:, : self.rows].T
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    bits: np.ndarray = values.view(np.uint32)
+    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return rounded
+
+
+class Library:
+    """cublasLt as the trainer calls it."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda, self.blas = cuda, cuda.blas
+        self.handle = ctypes.c_void_p()
+        self.blas.cublasLtCreate(ctypes.byref(self.handle))
+
+    def layout(self, matrix: Matrix) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        sizes = ctypes.c_uint64(matrix.rows), ctypes.c_uint64(matrix.columns), ctypes.c_int64(matrix.leading_dimension)
+        self.blas.cublasLtMatrixLayoutCreate(ctypes.byref(handle), matrix.kind, *sizes)
+        return handle
+
+    def description(self, transposed_a: bool, transposed_b: bool) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self.blas.cublasLtMatmulDescCreate(ctypes.byref(handle), COMPUTE_32F, F32)
+        for attribute, value in ((3, transposed_a), (4, transposed_b)):
+            self.blas.cublasLtMatmulDescSetAttribute(
+                handle, attribute, ctypes.byref(ctypes.c_int(value)), ctypes.c_size_t(4)
+            )
+        return handle
+
+    def proposals(
+        self,
+        description: Any,
+        layouts: list[Any],
+        workspace: int = 32 << 20,
+        schemes: int = COMPUTE_TYPE,
+        alignment: int = 256,
+    ) -> list[bytes]:
+        """Algorithms that the library proposes; an empty list when it has none."""
+        preference = ctypes.c_void_p()
+        self.blas.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
+        given: list[tuple[int, Any]] = [(1, ctypes.c_uint64(workspace)), (3, ctypes.c_uint32(schemes))]
+        given += [(attribute, ctypes.c_uint32(alignment)) for attribute in (5, 6, 7, 8)]
+        for attribute, value in given:
+            size = ctypes.c_size_t(ctypes.sizeof(value))
+            assert self.blas.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(value), size) == 0
+        found, results = ctypes.c_int(), ctypes.create_string_buffer(16 * PROPOSAL_BYTES)
+        self.blas.cublasLtMatmulAlgoGetHeuristic(
+            self.handle, description, *layouts, preference, 16, results, ctypes.byref(found)
+        )
+        return [results.raw[at * PROPOSAL_BYTES :][:ALGORITHM_BYTES] for at in range(found.value)]
+
+    def multiply(
+        self,
+        description: Any,
+        layouts: list[Any],
+        addresses: list[int],
+        algorithm: bytes,
+        beta: float = 0,
+        workspace: int = 0,
+        size: int = 0,
+    ) -> int:
+        a, b, c = (ctypes.c_uint64(address) for address in addresses)
+        one, factor = ctypes.byref(ctypes.c_float(1)), ctypes.byref(ctypes.c_float(beta))
+        answer: int = self.blas.cublasLtMatmul(
+            self.handle, description, one, a, layouts[0], b, layouts[1], factor, c, layouts[2], c, layouts[3],
+            algorithm, ctypes.c_uint64(workspace), ctypes.c_size_t(size), self.cuda.stream,
+        )  # fmt: skip
+        return answer
+
+
+TYPES = [(F32, F32), (BF16, F32), (BF16, BF16)]
+
+
+@pytest.mark.parametrize(("operands", "result"), TYPES)
+@pytest.mark.parametrize(("transposed_a", "transposed_b"), list(itertools.product([False, True], repeat=2)))
+def test_a_product_is_what_numpy_says(
+    emulator: Emulator, operands: int, result: int, transposed_a: bool, transposed_b: bool
+) -> None:
+    m, n, k = 24, 9, 40
+    matrix_a = Matrix(operands, k if transposed_a else m, m if transposed_a else k, 48)
+    matrix_b = Matrix(operands, n if transposed_b else k, k if transposed_b else n, 56)
+    matrix_c = Matrix(result, m, n, 32)
+    random = np.random.default_rng(7)
+    stored = [matrix.stored(random) for matrix in (matrix_a, matrix_b, matrix_c)]
+
+    def body(cuda: Cuda) -> list[bytes]:
+        library = Library(cuda)
+        description = library.description(transposed_a, transposed_b)
+        layouts = [library.layout(matrix) for matrix in (matrix_a, matrix_b, matrix_c, matrix_c)]
+        workspace = cuda.allocate(1 << 20)
+        a, b = cuda.upload(stored[0].tobytes()), cuda.upload(stored[1].tobytes())
+        outputs = []
+        algorithms = library.proposals(description, layouts)
+        assert len(algorithms) == 3
+        for beta, algorithm in itertools.product((0.0, 1.0), algorithms):
+            c = cuda.upload(stored[2].tobytes())
+            assert library.multiply(description, layouts, [a, b, c], algorithm, beta, workspace, 1 << 20) == SUCCESS
+            outputs.append(cuda.read(c, stored[2].nbytes))
+        return outputs
+
+    outputs = run(emulator, body)
+    a, b, before = (
+        matrix.values(data.tobytes()) for matrix, data in zip((matrix_a, matrix_b, matrix_c), stored, strict=True)
+    )
+    product = (a.T if transposed_a else a) @ (b.T if transposed_b else b)
+    for index, output in enumerate(outputs):
+        expected = product + (before if index >= 3 else 0)
+        # bf16 keeps 8 bits; sums of 40 products in F32 differ by their order.
+        np.testing.assert_allclose(matrix_c.values(output), expected, rtol=2**-8 if result == BF16 else 1e-5, atol=1e-4)
+    if result == F32:
+        assert len(set(outputs)) == len(outputs), "the algorithms cannot be told apart"
+
+
+def square(
+    library: Library, size: int = 64, kind: int = BF16, result: int = F32, leading: int | None = None
+) -> tuple[Any, list[Any]]:
+    operand, target = Matrix(kind, size, size, leading or size), Matrix(result, size, size, leading or size)
+    return library.description(False, False), [library.layout(one) for one in (operand, operand, target, target)]
+
+
+def test_what_is_proposed_keeps_to_the_preferences(emulator: Emulator) -> None:
+    def body(cuda: Cuda) -> None:
+        library = Library(cuda)
+        description, layouts = square(library)
+        assert len(library.proposals(description, layouts)) == 3
+        assert len(library.proposals(description, layouts, schemes=COMPUTE_TYPE | IN_PLACE)) == 4
+        assert len(library.proposals(description, layouts, schemes=NONE)) == 2
+        assert len(library.proposals(description, layouts, workspace=0)) == 2
+        assert len(library.proposals(description, layouts, alignment=8)) == 1
+        description, layouts = square(library, leading=65)
+        assert len(library.proposals(description, layouts)) == 1
+        description, layouts = square(library, kind=F32, result=BF16)
+        assert library.proposals(description, layouts) == []
+
+    run(emulator, body)
+
+
+def test_an_in_place_sum_is_never_the_same_twice(emulator: Emulator) -> None:
+    """What masking such algorithms out is for; as often as it takes, for the order is a matter of chance."""
+    stored = Matrix(BF16, 64, 64, 64).stored(np.random.default_rng(3)).tobytes()
+
+    def body(cuda: Cuda) -> int:
+        library = Library(cuda)
+        description, layouts = square(library)
+        (algorithm,) = [
+            one
+            for one in library.proposals(description, layouts, schemes=COMPUTE_TYPE | IN_PLACE)
+            if one[32:36] == b"\1\0\0\0"
+        ]
+        a, c = cuda.upload(stored), cuda.allocate(4 * 64 * 64)
+        cuda.call("cuMemsetD8Async", ctypes.c_uint64(c), 63, ctypes.c_size_t(4 * 64 * 64), cuda.stream)
+        results = set()
+        for _ in range(20):
+            fresh = cuda.upload(np.full(64 * 64, 0.3, np.float32).tobytes())
+            assert library.multiply(description, layouts, [a, a, fresh], algorithm, 1.0) == SUCCESS
+            results.add(cuda.read(fresh, 4 * 64 * 64))
+        return len(results)
+
+    assert run(emulator, body) > 1
+
+
+def test_what_the_library_refuses(emulator: Emulator) -> None:
+    def body(cuda: Cuda) -> None:
+        library = Library(cuda)
+        description, layouts = square(library)
+        fast, split, any_alignment = library.proposals(description, layouts)
+        a, c, workspace = cuda.allocate(1 << 15), cuda.allocate(1 << 15), cuda.allocate(1 << 20)
+
+        def answer(
+            a: int = a, c: int = c, algorithm: bytes = split, workspace: int = workspace, size: int = 1 << 20
+        ) -> int:
+            return library.multiply(description, layouts, [a, a, c], algorithm, 0.0, workspace, size)
+
+        assert answer() == SUCCESS
+        assert answer(size=100) == INVALID_VALUE
+        assert answer(workspace=workspace + 16) == INVALID_VALUE
+        assert answer(a=a + 2) == NOT_SUPPORTED
+        assert answer(c=c + 4, algorithm=fast) == NOT_SUPPORTED
+        assert answer(a=a + 2, algorithm=any_alignment) == SUCCESS
+        assert answer(algorithm=b"\0" * ALGORITHM_BYTES) == INVALID_VALUE
+        too_short = library.layout(Matrix(BF16, 64, 64, 63))
+        assert library.multiply(description, [too_short, *layouts[1:]], [a, a, c], any_alignment) == INVALID_VALUE
+        other = library.layout(Matrix(BF16, 64, 32, 64))
+        assert library.multiply(description, [other, *layouts[1:]], [a, a, c], any_alignment) == INVALID_VALUE
+
+    run(emulator, body)
+
+
+def test_another_version_of_the_library_refuses_kept_choices(emulator: Emulator) -> None:
+    def propose(cuda: Cuda) -> bytes:
+        library = Library(cuda)
+        return library.proposals(*square(library))[0]
+
+    algorithm = run(emulator, propose)
+
+    def body(cuda: Cuda) -> int:
+        library = Library(cuda)
+        description, layouts = square(library)
+        answer: int = cuda.blas.cublasLtMatmulAlgoCheck(
+            library.handle, description, *layouts, algorithm, ctypes.create_string_buffer(PROPOSAL_BYTES)
+        )
+        return answer
+
+    assert run(emulator, body) == SUCCESS
+    assert run(emulator.having(cublas=130200), body) == INVALID_VALUE
+
+
+def test_the_fastest_algorithm_depends_on_the_day(emulator: Emulator) -> None:
+    def body(cuda: Cuda) -> list[float]:
+        library = Library(cuda)
+        description, layouts = square(library)
+        a, c, workspace = cuda.allocate(1 << 15), cuda.allocate(1 << 15), cuda.allocate(1 << 20)
+        times = []
+        for algorithm in library.proposals(description, layouts):
+            start, end = cuda.made("cuEventCreate", 0), cuda.made("cuEventCreate", 0)
+            cuda.call("cuEventRecord", start, cuda.stream)
+            library.multiply(description, layouts, [a, a, c], algorithm, 0.0, workspace, 1 << 20)
+            cuda.call("cuEventRecord", end, cuda.stream)
+            cuda.call("cuEventSynchronize", end)
+            milliseconds = ctypes.c_float()
+            cuda.call("cuEventElapsedTime_v2", ctypes.byref(milliseconds), start, end)
+            times.append(milliseconds.value)
+        return times
+
+    days = {day: run(emulator.having(timing=day), body) for day in range(4)}
+    assert days[0] == run(emulator.having(timing=0), body)
+    assert len({min(range(3), key=times.__getitem__) for times in days.values()}) > 1
