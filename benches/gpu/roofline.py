@@ -1,0 +1,315 @@
+"""The roofline of a training step of `configs/rtx5090_1b.yaml`, launch by launch: what a card could reach at best.
+
+A launch takes `max(FLOPs / peak, bytes / bandwidth)`, with the peak and the bandwidth that such launches reach in practice
+(`Card`). Bytes are what a launch must move if caches keep nothing between launches and everything within one.
+
+    python benches/gpu/roofline.py --card rtx5090 --micro-batch 4 --chunk 640
+
+prints the table of docs/decisions, in Markdown. Plain Python, no packages, no card.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card can do. Fractions are assumptions, but where the decision document names a measurement."""
+
+    name: str
+    flops: float
+    """bf16 products with f32 sums a second, dense, nominal: what MFU divides by."""
+    bytes_per_second: float
+    """Of its memory, nominal."""
+    product: float
+    """Share of `flops` that large products reach."""
+    attention_forward: float
+    attention_backward: float
+    """Shares of `flops` for attention with heads of 64, counted as 2 and 5 products over the causal half."""
+    memory: float
+    """Share of `bytes_per_second` that streaming launches reach."""
+    processors: int
+    """Streaming multiprocessors."""
+
+
+CARDS = {
+    "rtx5090": Card("RTX 5090", 209.5e12, 1.792e12, 0.92, 0.60, 0.50, 0.90, 170),
+    "h200": Card("H200", 989e12, 4.8e12, 0.79, 0.35, 0.21, 0.90, 132),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes as in the config; `vocabulary` is padded as in memory."""
+
+    layers: int = 20
+    hidden: int = 2048
+    heads: int = 32
+    kv_heads: int = 8
+    intermediate: int = 8192
+    vocab_size: int = 50_000
+    vocabulary: int = 50_048
+    sequence: int = 2048
+    sequences_per_step: int = 64
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def packed(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_size
+
+    @property
+    def block_weights(self) -> int:
+        """Weights of one block that take part in a product."""
+        return self.hidden * (self.packed + self.hidden + 3 * self.intermediate)
+
+    @property
+    def parameters(self) -> int:
+        """In memory: the padding of the vocabulary included."""
+        return self.layers * (self.block_weights + 2 * self.hidden) + (self.vocabulary + 1) * self.hidden
+
+    @property
+    def flops_per_token(self) -> float:
+        """What MFU counts: 6 N_matmul + 6 L A T, see `ModelShape::flops_per_token`."""
+        products = self.layers * self.block_weights + self.vocab_size * self.hidden
+        return 6.0 * products + 6.0 * self.layers * self.hidden * self.sequence
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Launches of one kind: `count` of them a micro-batch, or a step where `per_step`."""
+
+    part: str
+    name: str
+    count: float
+    flops: float
+    """Of one."""
+    bytes: float
+    """Of one."""
+    per_step: bool = False
+    tile: tuple[int, int] | None = None
+    """Rows and columns of a product's result."""
+
+
+def product(name: str, part: str, m: int, n: int, k: int, count: float, out_bytes: int, accumulates: bool) -> Launch:
+    """`[m, k] x [k, n]` of bf16. A weight's gradient is read and written in f32."""
+    moved = 2 * (m * k + k * n) + m * n * out_bytes * (2 if accumulates else 1)
+    return Launch(part, name, count, 2.0 * m * n * k, moved, tile=(m, n))
+
+
+def linear(model: Model, name: str, tokens: int, inputs: int, outputs: int) -> Iterator[Launch]:
+    """A linear map's forward, gradient of the input and gradient of the weight, in every block."""
+    yield product(f"{name} forward", "products", tokens, outputs, inputs, model.layers, 2, False)
+    yield product(f"{name} dX", "products", tokens, inputs, outputs, model.layers, 2, False)
+    yield product(f"{name} dW", "products", outputs, inputs, tokens, model.layers, 4, True)
+
+
+def block(model: Model, tokens: int) -> Iterator[Launch]:
+    """Every block's launches in one micro-batch, forward and backward with selective recompute."""
+    n, d, i, layers = tokens, model.hidden, model.intermediate, model.layers
+    yield from linear(model, "qkv", n, d, model.packed)
+    yield from linear(model, "attention output", n, d, d)
+    yield from linear(model, "gate/up", n, d, 2 * i)
+    yield from linear(model, "down", n, i, d)
+    causal = 2.0 * n * model.sequence / 2 * d
+    row, wide = 2 * n * d, 2 * n * model.packed
+    yield Launch("attention", "attention forward", layers, 2 * causal, wide + row)
+    yield Launch("attention", "attention backward", layers, 5 * causal, 2 * wide + 3 * row)
+    rotated = 2 * n * (model.heads + model.kv_heads) * model.head_size
+    pointwise = {
+        "add_rms_norm forward": (2, 4 * row),
+        "add_rms_norm backward": (2, 4 * row),
+        "add_rms_norm normalize": (2, 2 * row),
+        "rope, both ways": (2, 2 * rotated),
+        "swiglu forward": (1, 2 * 3 * n * i),
+        "swiglu recomputed": (1, 2 * 3 * n * i),
+        "swiglu backward": (1, 2 * 5 * n * i),
+    }
+    for name, (count, moved) in pointwise.items():
+        yield Launch("norm and pointwise", name, count * layers, 0.0, moved)
+
+
+def head(model: Model, tokens: int, chunk: int) -> Iterator[Launch]:
+    """Head and loss in chunks of rows: f32 logits, read twice; bf16 gradients of them."""
+    d, v = model.hidden, model.vocabulary
+    chunks = tokens / chunk
+    part = "head and loss"
+    yield product("head logits", part, chunk, v, d, chunks, 4, False)
+    yield Launch(part, "softmax and gradient", chunks, 0.0, chunk * v * (4 + 4 + 2))
+    yield product("head dX", part, chunk, d, v, chunks, 2, False)
+    yield product("head dW", part, v, d, chunk, chunks, 4, True)
+
+
+def step(model: Model, micro_batch: int, chunk: int) -> list[Launch]:
+    """Every launch of a micro-batch and of the optimizer."""
+    tokens, d = micro_batch * model.sequence, model.hidden
+    row = 2 * tokens * d
+    ends = [
+        Launch("norm and pointwise", "embedding forward", 1, 0.0, 2 * row),
+        Launch("norm and pointwise", "embedding backward", 1, 0.0, row + 2 * 2 * row),
+        Launch("norm and pointwise", "last norm, both ways", 1, 0.0, 9 * row),
+    ]
+    weights = model.parameters
+    optimizer = [
+        Launch("optimizer", "norm of the gradients", 1, 0.0, 4 * weights, per_step=True),
+        # Reads gradient, weight, remainder and moments; writes the last four.
+        Launch("optimizer", "AdamW", 1, 0.0, (4 + 12 + 12) * weights, per_step=True),
+        Launch("optimizer", "gradients to zero", 1, 0.0, 4 * weights, per_step=True),
+    ]
+    return [*block(model, tokens), *head(model, tokens, chunk), *ends, *optimizer]
+
+
+def seconds(launch: Launch, card: Card) -> float:
+    """Of all launches of the kind in a micro-batch (or a step)."""
+    peak = card.flops * {
+        "attention forward": card.attention_forward,
+        "attention backward": card.attention_backward,
+    }.get(launch.name, card.product)
+    return launch.count * max(launch.flops / peak, launch.bytes / (card.bytes_per_second * card.memory))
+
+
+def memory_seconds(launch: Launch, card: Card) -> float:
+    """What the bytes alone take."""
+    return launch.count * launch.bytes / (card.bytes_per_second * card.memory)
+
+
+def waves(tile: tuple[int, int], processors: int) -> float:
+    """Share of the card that whole waves of 128 x 128 tiles keep busy, one tile a processor at a time."""
+    m, n = tile
+    tiles = -(-m // 128) * -(-n // 128)
+    return tiles / (-(-tiles // processors) * processors)
+
+
+@dataclass(frozen=True)
+class Total:
+    seconds: float
+    """Of a step."""
+    tokens_per_second: float
+    mfu: float
+
+
+def total(model: Model, card: Card, micro_batch: int, chunk: int, overlapped: bool = True) -> Total:
+    """Of a step. Not overlapped, a product's bytes are waited for before it begins: the pessimist's sum."""
+    micro_batches = model.sequences_per_step / micro_batch
+    spent = 0.0
+    for launch in step(model, micro_batch, chunk):
+        time = seconds(launch, card)
+        if not overlapped and launch.flops:
+            time = launch.count * launch.flops / (card.flops * card.product) + memory_seconds(launch, card)
+            time = max(time, seconds(launch, card))
+        spent += time * (1 if launch.per_step else micro_batches)
+    tokens = model.sequences_per_step * model.sequence
+    return Total(spent, tokens / spent, tokens * model.flops_per_token / spent / card.flops)
+
+
+def table(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
+    """Markdown: a row a kind of launch, sorted as a step runs, and the sums."""
+    micro_batches = model.sequences_per_step / micro_batch
+    whole = total(model, card, micro_batch, chunk)
+    lines = [
+        f"{card.name}, micro-batches of {micro_batch} x {model.sequence}, head in chunks of {chunk} rows",
+        "",
+        "| part | launches | a step | GFLOP each | MB each | bound by | ms a step | share |",
+        "|---|---|--:|--:|--:|---|--:|--:|",
+    ]
+    parts: dict[str, float] = {}
+    for launch in step(model, micro_batch, chunk):
+        times = 1 if launch.per_step else micro_batches
+        spent = seconds(launch, card) * times
+        parts[launch.part] = parts.get(launch.part, 0.0) + spent
+        bound = "memory" if spent <= memory_seconds(launch, card) * times * (1 + 1e-9) else "arithmetic"
+        lines.append(
+            f"| {launch.part} | {launch.name} | {launch.count * times:.0f} | {launch.flops / 1e9:.1f} "
+            f"| {launch.bytes / 1e6:.1f} | {bound} | {spent * 1e3:.1f} | {spent / whole.seconds:.1%} |"
+        )
+    lines += ["", "| part | ms a step | share |", "|---|--:|--:|"]
+    lines += [f"| {part} | {spent * 1e3:.0f} | {spent / whole.seconds:.1%} |" for part, spent in parts.items()]
+    lines.append(f"| **sum** | **{whole.seconds * 1e3:.0f}** | |")
+    apart = total(model, card, micro_batch, chunk, overlapped=False)
+    lines += [
+        "",
+        f"{whole.tokens_per_second:,.0f} tokens/s, MFU {whole.mfu:.1%}; "
+        f"{apart.mfu:.1%} if no product hid its own memory traffic.",
+    ]
+    return "\n".join(lines)
+
+
+def sensitivity(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
+    """Markdown: the MFU when one assumption or choice is another one."""
+    cases = [
+        ("as above", card, micro_batch, chunk),
+        ("every launch at its roof", replace(card, product=1.0, attention_forward=1.0, attention_backward=1.0, memory=1.0),
+         micro_batch, chunk),
+        ("products 5 points faster", replace(card, product=card.product + 0.05), micro_batch, chunk),
+        ("products 5 points slower", replace(card, product=card.product - 0.05), micro_batch, chunk),
+        ("attention half as fast again", replace(card, attention_forward=1.5 * card.attention_forward,
+                                                 attention_backward=1.5 * card.attention_backward), micro_batch, chunk),
+        ("attention half as fast", replace(card, attention_forward=0.5 * card.attention_forward,
+                                           attention_backward=0.5 * card.attention_backward), micro_batch, chunk),
+        ("memory at 80 % of its bandwidth", replace(card, memory=0.80), micro_batch, chunk),
+        ("micro-batches of 1", card, 1, chunk),
+        ("head in chunks of 2048 rows", card, micro_batch, 2048),
+    ]  # fmt: skip
+    lines = ["| | MFU | if nothing overlapped |", "|---|--:|--:|"]
+    for name, on, size, rows in cases:
+        best, worst = (total(model, on, size, rows, overlapped=overlapped).mfu for overlapped in (True, False))
+        lines.append(f"| {name} | {best:.1%} | {worst:.1%} |")
+    return "\n".join(lines)
+
+
+def fusions(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
+    """Markdown: what a step would save if launches that only move bytes moved fewer."""
+    whole = total(model, card, micro_batch, chunk)
+    row, wide = 2.0 * model.hidden, 2.0 * model.intermediate
+    rotated = 2.0 * (model.heads + model.kv_heads) * model.head_size
+    logits = 4.0 * model.vocabulary
+    saved = {
+        "SwiGLU recomputed by the launch that computes its gradient": model.layers * 2 * wide,
+        "RoPE inside of attention or of the QKV product": model.layers * 4 * rotated,
+        "SwiGLU forward inside of the gate/up product": model.layers * 2 * wide,
+        "norms normalized by the launch that computes their gradient": model.layers * 2 * row,
+        "logits read once (kept on the chip between softmax and gradient)": logits,
+        "everything above": 0.0,
+    }
+    saved["everything above"] = sum(saved.values())
+    lines = ["| fused | kB a token | ms a step | of the step |", "|---|--:|--:|--:|"]
+    for name, per_token in saved.items():
+        tokens = model.sequences_per_step * model.sequence
+        time = per_token * tokens / (card.bytes_per_second * card.memory)
+        lines.append(f"| {name} | {per_token / 1e3:.0f} | {time * 1e3:.1f} | {time / whole.seconds:.2%} |")
+    return "\n".join(lines)
+
+
+def tiles(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
+    """Markdown: how evenly the products' tiles fill a card."""
+    lines = ["| product | result | share of the card kept busy |", "|---|---|--:|"]
+    for launch in step(model, micro_batch, chunk):
+        if launch.tile:
+            m, n = launch.tile
+            lines.append(f"| {launch.name} | {m} x {n} | {waves(launch.tile, card.processors):.0%} |")
+    return "\n".join(lines)
+
+
+SECTIONS = {"table": table, "sensitivity": sensitivity, "fusions": fusions, "tiles": tiles}
+
+
+def main() -> None:
+    """Prints what was asked for."""
+    parser = argparse.ArgumentParser(description="The roofline of a training step of configs/rtx5090_1b.yaml.")
+    parser.add_argument("--card", choices=CARDS, default="rtx5090")
+    parser.add_argument("--micro-batch", type=int, default=4, metavar="B")
+    parser.add_argument("--chunk", type=int, default=640, metavar="ROWS", help="rows of logits that exist at a time")
+    parser.add_argument("--section", choices=SECTIONS, help="one section only")
+    arguments = parser.parse_args()
+    chosen = [arguments.section] if arguments.section else list(SECTIONS)
+    model, card = Model(), CARDS[arguments.card]
+    print("\n\n".join(SECTIONS[name](model, card, arguments.micro_batch, arguments.chunk) for name in chosen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+//! What was found: one row a check, printed as it comes, and a verdict.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// One check.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckRow {
+    /// What was compared or measured.
+    pub check: String,
+    /// At which sizes.
+    pub sizes: String,
+    /// How far off the result is, where that is a number.
+    pub error: Option<f64>,
+    /// The most that passes.
+    pub bound: Option<f64>,
+    /// Why it failed; none where it passed.
+    pub failure: Option<String>,
+    /// A figure worth knowing beside the verdict.
+    pub note: Option<String>,
+}
+
+impl CheckRow {
+    /// A check that passed so far.
+    pub(super) fn new(check: impl Into<String>, sizes: impl Into<String>) -> Self {
+        Self { check: check.into(), sizes: sizes.into(), error: None, bound: None, failure: None, note: None }
+    }
+
+    /// An error and its bound, which it must not exceed. NaN exceeds every bound.
+    pub(super) fn within(mut self, error: f64, bound: f64) -> Self {
+        (self.error, self.bound) = (Some(error), Some(bound));
+        let passes = error <= bound;
+        self.require(passes, || format!("{error:.1e} is more than {bound:.1e}"))
+    }
+
+    /// Any other condition. The first that does not hold is the failure reported.
+    pub(super) fn require(mut self, condition: bool, problem: impl FnOnce() -> String) -> Self {
+        if !condition && self.failure.is_none() {
+            self.failure = Some(problem());
+        }
+        self
+    }
+
+    pub(super) fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = Some(note.into());
+        self
+    }
+}
+
+impl fmt::Display for CheckRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |value: Option<f64>| match value {
+            None => String::new(),
+            Some(0.0) => "0".to_owned(),
+            Some(value) => format!("{value:.1e}"),
+        };
+        let verdict = self.failure.as_ref().map_or_else(|| "ok".to_owned(), |problem| format!("FAILED: {problem}"));
+        write!(
+            f,
+            "{:<41} {:<36} {:>8} {:>8}  {verdict}",
+            self.check,
+            self.sizes,
+            number(self.error),
+            number(self.bound)
+        )?;
+        self.note.as_ref().map_or(Ok(()), |note| write!(f, " ({note})"))
+    }
+}
+
+/// The head of the table that [`CheckRow`]s make.
+pub(super) fn heading() -> String {
+    format!("{:<41} {:<36} {:>8} {:>8}  verdict", "check", "sizes", "error", "bound")
+}
+
+/// Every row of a run of checks.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckReport {
+    /// The device and what its results depend on: card, driver, library.
+    pub device: String,
+    /// Of the random inputs; `--seed` takes it to run the same again.
+    pub seed: u64,
+    /// Whether every check passed.
+    pub passed: bool,
+    /// The checks, in the order they were made.
+    pub rows: Vec<CheckRow>,
+    /// Wall time.
+    pub seconds: f64,
+}
+
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let failed = self.rows.iter().filter(|row| row.failure.is_some()).count();
+        let (device, seed, seconds, checks) = (&self.device, self.seed, self.seconds, self.rows.len());
+        if failed == 0 {
+            write!(f, "PASSED: {checks} checks on {device} in {seconds:.0} s, seed {seed}")
+        } else {
+            write!(f, "FAILED: {failed} of {checks} checks on {device} in {seconds:.0} s, seed {seed}")
+        }
+    }
+}
+
+/// The rows so far, and where each goes when it is there.
+pub(super) struct Findings<'a> {
+    pub(super) rows: Vec<CheckRow>,
+    on_row: &'a mut dyn FnMut(&CheckRow),
+}
+
+impl<'a> Findings<'a> {
+    pub(super) fn new(on_row: &'a mut dyn FnMut(&CheckRow)) -> Self {
+        Self { rows: Vec::new(), on_row }
+    }
+
+    pub(super) fn add(&mut self, row: CheckRow) {
+        (self.on_row)(&row);
+        self.rows.push(row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_problem_is_told_and_nan_is_one() {
+        assert!(CheckRow::new("a", "b").within(1e-3, 1e-3).failure.is_none());
+        let row = CheckRow::new("a", "b").within(f64::NAN, 1e-3).require(false, || "later".to_owned());
+        assert_eq!(row.failure.as_deref(), Some("NaN is more than 1.0e-3"));
+    }
+
+    #[test]
+    fn a_row_and_the_verdict_are_lines_to_read() {
+        let row = CheckRow::new("swiglu::forward bf16", "37 x 80").within(5e-2, 4e-3).note("3 TB/s");
+        let report = CheckReport {
+            device: "cuda:0 (a card)".into(),
+            seed: 7,
+            passed: false,
+            rows: vec![row.clone(), CheckRow::new("x", "")],
+            seconds: 3.2,
+        };
+        insta::assert_snapshot!(format!("{}\n{row}\n{report}", heading()));
+    }
+}
