@@ -34,8 +34,8 @@ class Matrix:
     def values(self, data: bytes) -> np.ndarray:
         raw = np.frombuffer(data, np.float32 if self.kind == F32 else np.uint16)
         wide = raw if self.kind == F32 else (raw.astype(np.uint32) << 16).view(np.float32)
-        stored: np.ndarray = wide.reshape(self.columns, self.leading_dimension)
-        return stored[:, : self.rows].T
+        values: np.ndarray = wide.reshape(self.columns, self.leading_dimension)[:, : self.rows].T
+        return values
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
