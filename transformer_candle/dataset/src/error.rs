@@ -186,6 +186,14 @@ pub enum DataError {
         /// What differs.
         difference: &'static str,
     },
+    /// The ledger is not what a checkpoint vouches for, or does not know what is asked.
+    #[error("the ledger {} cannot be used: {message}", path.display())]
+    Ledger {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
     /// A setting that no stream can have.
     #[error("{setting} must be {must}")]
     Setting {

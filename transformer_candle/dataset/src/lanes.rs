@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use crate::cursor::LanePosition;
 use crate::formats::{Document, DocumentFile, Row};
+use crate::ledger::Piece;
 use crate::order::{Purpose, key, permutation};
 use crate::selection::Selection;
 use crate::skipped::SkippedRows;
@@ -44,6 +45,8 @@ pub(crate) struct Lanes {
 #[derive(Default)]
 pub(crate) struct Taken {
     pub documents: Vec<Document>,
+    /// The rows that were read for them.
+    pub pieces: Vec<Piece>,
     pub skipped: SkippedRows,
     pub bytes: usize,
 }
@@ -104,8 +107,20 @@ impl Lanes {
 impl Taken {
     fn append(&mut self, part: Self) {
         self.documents.extend(part.documents);
+        for piece in part.pieces {
+            self.note(piece);
+        }
         self.skipped += part.skipped;
         self.bytes += part.bytes;
+    }
+
+    /// Adds rows to the piece they continue, or as one of their own.
+    fn note(&mut self, piece: Piece) {
+        let end = |last: &Piece| (last.file, last.group, last.row + last.rows);
+        match self.pieces.iter_mut().rev().find(|last| end(last) == (piece.file, piece.group, piece.row)) {
+            Some(last) => last.rows += piece.rows,
+            None => self.pieces.push(piece),
+        }
     }
 }
 
@@ -152,10 +167,11 @@ impl Lane {
     fn take(&mut self, files: &EpochFiles, share: Share) -> Result<Taken, DataError> {
         let mut taken = Taken::default();
         while taken.documents.len() < share.documents && taken.bytes < share.bytes {
-            let Some(row) = self.next_row(files)? else {
+            let Some((place, row)) = self.next_row(files)? else {
                 (self.position, self.reader) = (None, None);
                 break;
             };
+            taken.note(place);
             match row {
                 Row::Document(document) => {
                     taken.bytes += document.text.len();
@@ -167,8 +183,8 @@ impl Lane {
         Ok(taken)
     }
 
-    /// The next row of the lane's file that is for training; none at its end.
-    fn next_row(&mut self, files: &EpochFiles) -> Result<Option<Row>, DataError> {
+    /// The next row of the lane's file that is for training, and where it lies; none at its end.
+    fn next_row(&mut self, files: &EpochFiles) -> Result<Option<(Piece, Row)>, DataError> {
         let Some(position) = &mut self.position else {
             return Ok(None);
         };
@@ -193,8 +209,9 @@ impl Lane {
                 reader.there = true;
             }
             if wanted && let Some(row) = reader.file.next_row()? {
+                let place = Piece { file: reader.index as u64, group, row: position.row, rows: 1 };
                 position.row += 1;
-                return Ok(Some(row));
+                return Ok(Some((place, row)));
             }
             (position.group, position.row, reader.there) = (position.group + 1, 0, false);
         }

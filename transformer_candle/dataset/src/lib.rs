@@ -9,6 +9,7 @@
 //!   shuffled again.
 //! - `producer`: the thread that prepares windows; `stream`: the [`TokenStream`] that hands out batches (and the order,
 //!   defined in one place). `cursor`: where it goes on.
+//! - `ledger`: what each step was trained on, to prove and to repeat it.
 //! - `held_out`: evaluation batches. `documents`: texts in listing order.
 //!
 //! # The order
@@ -72,6 +73,7 @@ mod formats;
 mod held_out;
 pub mod hub;
 mod lanes;
+pub mod ledger;
 mod local;
 mod order;
 mod packing;

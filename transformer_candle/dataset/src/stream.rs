@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use run_config::ResolvedRun;
 
 use crate::cursor::WindowStart;
+use crate::ledger::WindowRecord;
 use crate::producer::{Message, Producer};
 use crate::selection::Wanted;
 use crate::stop::Stop;
@@ -113,6 +114,7 @@ pub struct TokenStream {
     tokenizer: Tokenizer,
     sequence_length: usize,
     skipped: SkippedRows,
+    opened: Vec<WindowRecord>,
     data_wait: Duration,
     source: DataSource,
     stop: Stop,
@@ -148,6 +150,7 @@ impl TokenStream {
             tokenizer: tokenizer.clone(),
             sequence_length: settings.sequence_length,
             skipped: SkippedRows::default(),
+            opened: Vec::new(),
             data_wait: Duration::ZERO,
             source: source.clone(),
             stop,
@@ -164,6 +167,7 @@ impl TokenStream {
     /// As [`Self::next_sequences`], but gives up waiting for data soon after `interrupted` says so. That is an error like
     /// any other: [`DataError::Interrupted`].
     pub fn next_sequences_unless(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
+        self.opened.clear();
         let tokenizer = self.tokenizer.clone();
         let mut batch = Batch::new(self.sequence_length, tokenizer.token_bytes().is_some());
         let mut cursor = None;
@@ -177,7 +181,7 @@ impl TokenStream {
             cursor = Some(if *delivered == window.sequences() {
                 (window.next.clone(), 0)
             } else {
-                (window.start.clone(), *delivered as u64)
+                (window.record.start.clone(), *delivered as u64)
             });
         }
         if let Some((start, sequence)) = cursor {
@@ -196,11 +200,15 @@ impl TokenStream {
             let Some(window) = self.receive(interrupted)? else {
                 return Ok(None);
             };
-            self.skipped += window.skipped;
+            self.skipped += window.record.skipped;
             // Only the window that the cursor is in starts behind its first sequence.
-            let delivered = if window.start == self.cursor.start { self.cursor.sequence as usize } else { 0 };
+            let delivered = if window.record.start == self.cursor.start { self.cursor.sequence as usize } else { 0 };
             if delivered >= window.sequences() {
                 return Err(DataError::Cursor { difference: "the content of the files" });
+            }
+            // One that was in use before the stream was opened here is in the ledger already.
+            if delivered == 0 {
+                self.opened.push(window.record.clone());
             }
             self.window = Some((window, delivered));
         }
@@ -257,6 +265,11 @@ impl TokenStream {
     /// What the preparation of data waits for, in words, while the Hub or the network fails.
     pub fn waiting(&self) -> Option<String> {
         self.source.waiting()
+    }
+
+    /// The windows whose first sequence the last call delivered, for the ledger.
+    pub fn opened_windows(&self) -> &[WindowRecord] {
+        &self.opened
     }
 
     /// Rows left out of the windows that were delivered from so far.

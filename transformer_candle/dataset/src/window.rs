@@ -7,9 +7,9 @@ use crate::DataError;
 use crate::cursor::WindowStart;
 use crate::formats::Document;
 use crate::lanes::{Share, Taken};
+use crate::ledger::WindowRecord;
 use crate::order::{Purpose, key, permutation, shuffle};
 use crate::packing::PackedTokens;
-use crate::skipped::SkippedRows;
 use crate::stop::Stop;
 use crate::tokenizer::Tokenizer;
 
@@ -18,10 +18,9 @@ pub(crate) const WINDOW_BYTES: usize = 64 << 20;
 
 /// A window ready to be cut into batches.
 pub(crate) struct Window {
-    pub start: WindowStart,
+    pub record: WindowRecord,
     /// Where the window behind it starts.
     pub next: WindowStart,
-    pub skipped: SkippedRows,
     packed: PackedTokens,
     /// Sequences in the order of delivery.
     order: Vec<u32>,
@@ -50,10 +49,19 @@ impl Window {
     ) -> Result<Self, DataError> {
         let place = [packing.seed, start.epoch, start.window];
         let mut documents = taken.documents;
+        let count = documents.len() as u64;
         shuffle(&mut documents, key(Purpose::Documents, &place, ""));
         let packed = pack(documents, packing)?;
         let order = permutation(packed.sequences(), key(Purpose::Sequences, &place, ""));
-        Ok(Self { start, next, skipped: taken.skipped, packed, order })
+        let record = WindowRecord {
+            start,
+            pieces: taken.pieces,
+            documents: count,
+            skipped: taken.skipped,
+            targets: packed.targets() as u64,
+            sequences: order.len() as u64,
+        };
+        Ok(Self { record, next, packed, order })
     }
 
     pub(crate) fn sequences(&self) -> usize {

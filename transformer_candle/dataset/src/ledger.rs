@@ -1,0 +1,303 @@
+//! What every step was trained on, written down so that it can be proven and repeated.
+//!
+//! A ledger is a file of JSON lines. A window's line says which rows it was made of; a step's line says which sequences of
+//! which window it took, and the checksum of the batch. The lines form a chain: `hash_k = SHA-256(hash_(k-1) || line_k)`
+//! with `hash_0` all zero, so that the last hash, kept in the checkpoint beside the weights, vouches for every line before.
+//!
+//! [`audit`] follows the chain and says whether each row of each finished epoch was used exactly once; [`replay`] makes any
+//! step's batch again.
+
+mod audit;
+mod replay;
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+pub use self::audit::{Audit, AuditedEpoch, audit};
+pub use self::replay::replay;
+use crate::cursor::WindowStart;
+use crate::{Batch, DataError, SkippedRows};
+
+/// Rows of one group that a window took, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Place of the file in the listing.
+    pub file: u64,
+    /// Place of the group in the file.
+    pub group: u64,
+    /// The first row taken.
+    pub row: u64,
+    /// How many.
+    pub rows: u64,
+}
+
+/// What a window was made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowRecord {
+    /// Where it starts.
+    #[serde(flatten)]
+    pub start: WindowStart,
+    /// The rows read, in the order of the lanes.
+    pub pieces: Vec<Piece>,
+    /// Documents among them.
+    pub documents: u64,
+    /// The other rows.
+    pub skipped: SkippedRows,
+    /// Tokens that are targets.
+    pub targets: u64,
+    /// Sequences packed.
+    pub sequences: u64,
+}
+
+/// What a step took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// The optimizer step.
+    pub step: u64,
+    /// Where its first sequence lies.
+    pub epoch: u64,
+    /// The window of the epoch.
+    pub window: u64,
+    /// The sequence of the window.
+    pub sequence: u64,
+    /// How many sequences, from there on.
+    pub sequences: u64,
+    /// How many targets.
+    pub targets: u64,
+    /// SHA-256 of the batch: its inputs, then its targets, four little-endian bytes each.
+    pub batch: String,
+}
+
+/// A line of the ledger.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum LedgerRecord {
+    /// A window came into use.
+    Window(WindowRecord),
+    /// A step was taken.
+    Step(StepRecord),
+}
+
+/// How far a ledger is vouched for. Lies in the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerHead {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// The chain's last hash, in hexadecimal.
+    pub hash: String,
+}
+
+impl LedgerHead {
+    /// Of a ledger without a line.
+    pub fn empty() -> Self {
+        Self { bytes: 0, hash: hex(&[0; 32]) }
+    }
+
+    fn after(&self, line: &[u8]) -> Self {
+        let hash = Sha256::new().chain_update(&self.hash).chain_update(line).finalize();
+        Self { bytes: self.bytes + line.len() as u64, hash: hex(&hash) }
+    }
+}
+
+/// The checksum that a step's line holds.
+pub fn batch_hash(batch: &Batch) -> String {
+    let mut hash = Sha256::new();
+    let mut bytes = Vec::with_capacity(4 * batch.sequence_length);
+    for row in batch.inputs.chunks(batch.sequence_length) {
+        bytes.clear();
+        bytes.extend(row.iter().flat_map(|id| id.to_le_bytes()));
+        hash.update(&bytes);
+    }
+    for row in batch.targets.chunks(batch.sequence_length) {
+        bytes.clear();
+        bytes.extend(row.iter().flat_map(|id| id.to_le_bytes()));
+        hash.update(&bytes);
+    }
+    hex(&hash.finalize())
+}
+
+/// A ledger open for writing.
+#[derive(Debug)]
+pub struct Ledger {
+    path: PathBuf,
+    file: File,
+    head: LedgerHead,
+}
+
+impl Ledger {
+    /// Goes on behind `head`; what the file holds beyond (steps that no checkpoint knows) is cut off. Refuses a file that is
+    /// shorter or not the one that `head` vouches for.
+    pub fn open(path: &Path, head: &LedgerHead) -> Result<Self, DataError> {
+        let vouched = Vouched::open(path, head)?;
+        vouched.for_each_line(|_| Ok(()))?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+        let mut file = file.map_err(DataError::io(path))?;
+        file.set_len(head.bytes).map_err(DataError::io(path))?;
+        std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).map_err(DataError::io(path))?;
+        Ok(Self { path: path.to_owned(), file, head: head.clone() })
+    }
+
+    /// Appends a line.
+    pub fn append(&mut self, record: &LedgerRecord) -> Result<(), DataError> {
+        let mut line = serde_json::to_vec(record).map_err(|error| DataError::io(&self.path)(error.into()))?;
+        line.push(b'\n');
+        self.file.write_all(&line).map_err(DataError::io(&self.path))?;
+        self.head = self.head.after(&line);
+        Ok(())
+    }
+
+    /// Makes sure that what was appended is on the disk; returns what vouches for it.
+    pub fn sync(&mut self) -> Result<LedgerHead, DataError> {
+        self.file.sync_data().map_err(DataError::io(&self.path))?;
+        Ok(self.head.clone())
+    }
+}
+
+/// The lines of a file that a head vouches for.
+struct Vouched<'a> {
+    path: &'a Path,
+    head: &'a LedgerHead,
+}
+
+impl<'a> Vouched<'a> {
+    fn open(path: &'a Path, head: &'a LedgerHead) -> Result<Self, DataError> {
+        let bytes = match std::fs::metadata(path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
+            Err(error) => return Err(DataError::io(path)(error)),
+        };
+        if bytes < head.bytes {
+            let message = format!("it has {bytes} bytes, the checkpoint vouches for {}", head.bytes);
+            return Err(DataError::Ledger { path: path.to_owned(), message });
+        }
+        Ok(Self { path, head })
+    }
+
+    /// Hands over each line in order; an error at the end if they are not the ones vouched for.
+    fn for_each_line(&self, mut of: impl FnMut(&[u8]) -> Result<(), DataError>) -> Result<(), DataError> {
+        let mut head = LedgerHead::empty();
+        if self.head.bytes > 0 {
+            let mut reader = BufReader::new(File::open(self.path).map_err(DataError::io(self.path))?);
+            let mut line = Vec::new();
+            while head.bytes < self.head.bytes {
+                line.clear();
+                if reader.read_until(b'\n', &mut line).map_err(DataError::io(self.path))? == 0 {
+                    break;
+                }
+                of(&line)?;
+                head = head.after(&line);
+            }
+        }
+        if head == *self.head {
+            return Ok(());
+        }
+        let message = "its lines are not those that the checkpoint vouches for".to_owned();
+        Err(DataError::Ledger { path: self.path.to_owned(), message })
+    }
+}
+
+/// Hands over every record that `head` vouches for. The last may come before it turns out that the chain does not hold:
+/// then the result is an error.
+pub fn for_each_record(
+    path: &Path,
+    head: &LedgerHead,
+    mut of: impl FnMut(LedgerRecord) -> Result<(), DataError>,
+) -> Result<(), DataError> {
+    Vouched::open(path, head)?.for_each_line(|line| {
+        let record = serde_json::from_slice(line)
+            .map_err(|error| DataError::Ledger { path: path.to_owned(), message: error.to_string() })?;
+        of(record)
+    })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(step: u64) -> LedgerRecord {
+        let batch = "b".repeat(64);
+        LedgerRecord::Step(StepRecord { step, epoch: 0, window: 0, sequence: step, sequences: 1, targets: 8, batch })
+    }
+
+    fn written(path: &Path, steps: u64) -> LedgerHead {
+        let mut ledger = Ledger::open(path, &LedgerHead::empty()).unwrap();
+        for step in 1..=steps {
+            ledger.append(&record(step)).unwrap();
+        }
+        ledger.sync().unwrap()
+    }
+
+    fn steps(path: &Path, head: &LedgerHead) -> Result<Vec<u64>, DataError> {
+        let mut steps = Vec::new();
+        for_each_record(path, head, |record| {
+            if let LedgerRecord::Step(record) = record {
+                steps.push(record.step);
+            }
+            Ok(())
+        })?;
+        Ok(steps)
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_far_as_the_head_vouches() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        assert_eq!(steps(&path, &LedgerHead::empty()).unwrap(), [0_u64; 0], "no file is an empty ledger");
+        let three = written(&path, 3);
+        assert_eq!(steps(&path, &three).unwrap(), [1, 2, 3]);
+        let mut ledger = Ledger::open(&path, &three).unwrap();
+        ledger.append(&record(4)).unwrap();
+        assert_eq!(steps(&path, &ledger.sync().unwrap()).unwrap(), [1, 2, 3, 4]);
+        assert_eq!(steps(&path, &three).unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn going_on_cuts_off_what_no_checkpoint_knows() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let two = written(&path, 2);
+        let five = written(&path, 5);
+        let mut again = Ledger::open(&path, &two).unwrap();
+        for step in 3..=5 {
+            again.append(&record(step)).unwrap();
+        }
+        assert_eq!(again.sync().unwrap(), five, "the same lines give the same chain");
+    }
+
+    #[test]
+    fn any_changed_lost_or_swapped_byte_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let head = written(&path, 4);
+        let sound = std::fs::read(&path).unwrap();
+        let lines: Vec<&[u8]> = sound.split_inclusive(|&byte| byte == b'\n').collect();
+        let mut damaged: Vec<Vec<u8>> = (0..sound.len())
+            .step_by(7)
+            .map(|at| {
+                let mut bytes = sound.clone();
+                bytes[at] ^= 1;
+                bytes
+            })
+            .collect();
+        damaged.push(sound[..sound.len() - 1].to_vec());
+        damaged.push([lines[1], lines[0], lines[2], lines[3]].concat());
+        damaged.push([lines[0], lines[1], lines[2], lines[2]].concat());
+        for bytes in damaged {
+            std::fs::write(&path, bytes).unwrap();
+            let error = Ledger::open(&path, &head).unwrap_err();
+            assert!(matches!(error, DataError::Ledger { .. }), "{error}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The ledger proves what a run was trained on, and makes it again.
+
+#![allow(clippy::unwrap_used, clippy::format_collect)]
+
+mod material;
+
+use std::path::Path;
+
+use dataset::ledger::{
+    Audit, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, batch_hash, for_each_record, replay,
+};
+use dataset::{Batch, Cursor, DataError, DataSource, StreamSettings};
+use material::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
+use proptest::prelude::*;
+
+/// A folder with Parquet, JSON Lines, bad rows, and a group with nothing but bad rows.
+fn mixed_folder() -> (tempfile::TempDir, DataSource) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rows: Vec<Option<Vec<u8>>> = documents(200, 30).into_iter().map(|text| Some(text.into_bytes())).collect();
+    rows[3] = None;
+    rows[20..].fill(Some(Vec::new()));
+    write(
+        folder.path(),
+        &[
+            ("a.parquet", parquet(&documents(0, 90), 17)),
+            ("b.jsonl", jsonl(&documents(100, 41))),
+            ("c.parquet", parquet_rows(&rows, 10)),
+        ],
+    );
+    let source = folder_source(folder.path());
+    (folder, source)
+}
+
+/// Trains for some steps from a position and writes them down; returns where it ended, and the batches.
+fn train(
+    source: &DataSource,
+    settings: &StreamSettings,
+    ledger: &mut Ledger,
+    from: Option<Cursor>,
+    steps: std::ops::RangeInclusive<u64>,
+    sequences: usize,
+) -> (Cursor, Vec<Batch>) {
+    let mut stream = open(source, settings, from);
+    let mut batches = Vec::new();
+    for step in steps {
+        let Cursor { start, sequence, .. } = stream.cursor();
+        let batch = stream.next_sequences(sequences).unwrap();
+        if batch.is_empty() {
+            break;
+        }
+        for window in stream.opened_windows() {
+            ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
+        }
+        let (sequences, targets) = (batch.sequences() as u64, batch.target_count as u64);
+        let (epoch, window, hash) = (start.epoch, start.window, batch_hash(&batch));
+        let record = StepRecord { step, epoch, window, sequence, sequences, targets, batch: hash };
+        ledger.append(&LedgerRecord::Step(record)).unwrap();
+        batches.push(batch);
+    }
+    (stream.cursor(), batches)
+}
+
+/// All epochs in one go.
+fn whole(path: &Path, source: &DataSource, settings: &StreamSettings, sequences: usize) -> (LedgerHead, Vec<Batch>) {
+    let mut ledger = Ledger::open(path, &LedgerHead::empty()).unwrap();
+    let (_, batches) = train(source, settings, &mut ledger, None, 1..=u64::MAX, sequences);
+    (ledger.sync().unwrap(), batches)
+}
+
+fn audited(path: &Path, head: &LedgerHead, source: &DataSource, settings: &StreamSettings) -> Audit {
+    audit(path, head, source, settings, true).unwrap()
+}
+
+/// The ledger with some records changed, and a chain of its own.
+fn rewritten(
+    path: &Path,
+    head: &LedgerHead,
+    change: impl Fn(&mut Vec<LedgerRecord>),
+) -> (std::path::PathBuf, LedgerHead) {
+    let mut records = Vec::new();
+    for_each_record(path, head, |record| {
+        records.push(record);
+        Ok(())
+    })
+    .unwrap();
+    change(&mut records);
+    let other = path.with_extension("rewritten");
+    let mut ledger = Ledger::open(&other, &LedgerHead::empty()).unwrap();
+    for record in &records {
+        ledger.append(record).unwrap();
+    }
+    (other, ledger.sync().unwrap())
+}
+
+#[test]
+fn every_document_of_every_epoch_is_proven_to_be_used_once() {
+    let (folder, source) = mixed_folder();
+    for (seed, sequences, held_out_fraction, max_samples) in
+        [(1, 1, 0.0, None), (2, 3, 0.2, None), (3, 100, 0.0, Some(70)), (4, 7, 0.3, Some(95))]
+    {
+        let settings = StreamSettings { epochs: Some(2), seed, held_out_fraction, max_samples, ..settings() };
+        let path = folder.path().join(format!("ledger-{seed}.jsonl"));
+        let (head, batches) = whole(&path, &source, &settings, sequences);
+        let audit = audited(&path, &head, &source, &settings);
+        assert_eq!(audit.problems, [""; 0]);
+        assert_eq!(audit.steps, batches.len() as u64);
+        assert_eq!(audit.targets, batches.iter().map(|batch| batch.target_count as u64).sum::<u64>());
+        assert_eq!(audit.epochs.len(), 2);
+        assert!(audit.epochs.iter().all(|epoch| epoch.finished && epoch.documents == audit.epochs[0].documents));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn a_run_cut_anywhere_has_the_ledger_of_the_uninterrupted_one(
+        cuts in prop::collection::vec(1_u64..40, 0..5),
+        sequences in 1_usize..6,
+    ) {
+        let (folder, source) = mixed_folder();
+        let settings = StreamSettings { epochs: Some(1), ..settings() };
+        let (undisturbed, all) = whole(&folder.path().join("whole.jsonl"), &source, &settings, sequences);
+
+        let path = folder.path().join("cut.jsonl");
+        let (mut head, mut cursor, mut step, mut batches) = (LedgerHead::empty(), None, 1, Vec::new());
+        for steps in cuts.into_iter().chain([u64::MAX / 2]) {
+            let mut ledger = Ledger::open(&path, &head).unwrap();
+            let (saved, some) = train(&source, &settings, &mut ledger, cursor, step..=step + steps - 1, sequences);
+            head = ledger.sync().unwrap();
+            step += some.len() as u64;
+            // Steps after the checkpoint are lost with the process.
+            train(&source, &settings, &mut ledger, Some(saved.clone()), step..=step + 2, sequences);
+            batches.extend(some);
+            cursor = Some(saved);
+        }
+        prop_assert_eq!(head, undisturbed);
+        prop_assert_eq!(batches, all);
+    }
+}
+
+#[test]
+fn what_was_left_out_or_used_twice_is_named() {
+    let (folder, source) = mixed_folder();
+    let settings = StreamSettings { epochs: Some(1), ..settings() };
+    let path = folder.path().join("ledger.jsonl");
+    let (head, _) = whole(&path, &source, &settings, 2);
+    let problem = |change: &dyn Fn(&mut Vec<LedgerRecord>)| {
+        let (path, head) = rewritten(&path, &head, change);
+        audited(&path, &head, &source, &settings).problems.join("; ")
+    };
+    assert_eq!(problem(&|_| ()), "");
+    let of_first_window = |more: fn(&mut u64)| {
+        problem(&|records| {
+            let LedgerRecord::Window(window) = &mut records[0] else {
+                panic!("a ledger starts with a window");
+            };
+            more(&mut window.pieces[0].rows);
+            more(&mut window.documents);
+        })
+    };
+    let short = of_first_window(|rows| *rows -= 1);
+    assert!(short.contains("was not used"), "{short}");
+    let long = of_first_window(|rows| *rows += 1);
+    assert!(long.contains("was used twice"), "{long}");
+    let lost = problem(&|records| {
+        let step = records.iter().rposition(|record| matches!(record, LedgerRecord::Step(_))).unwrap();
+        records.remove(step - 1);
+    });
+    assert!(lost.contains("not where the step before ended"), "{lost}");
+}
+
+#[test]
+fn any_step_s_batch_is_made_again() {
+    let (folder, source) = mixed_folder();
+    let settings = StreamSettings { epochs: Some(2), ..settings() };
+    let path = folder.path().join("ledger.jsonl");
+    let (head, batches) = whole(&path, &source, &settings, 5);
+    for (step, batch) in (1..).zip(&batches) {
+        assert_eq!(&replay(&path, &head, step, &source, &settings, &tokenizer()).unwrap(), batch, "step {step}");
+    }
+    let error = replay(&path, &head, 10_000, &source, &settings, &tokenizer()).unwrap_err();
+    assert!(error.to_string().contains("no step 10000"), "{error}");
+    // The same names and sizes, other words.
+    write(folder.path(), &[("b.jsonl", jsonl(&documents(100, 41)).to_ascii_uppercase())]);
+    let changed = (1..=batches.len() as u64)
+        .filter(|&step| replay(&path, &head, step, &source, &settings, &tokenizer()).is_err())
+        .count();
+    assert!(changed > 0);
+}
+
+#[test]
+fn a_missing_ledger_is_refused_where_a_checkpoint_vouches_for_one() {
+    let (folder, source) = mixed_folder();
+    let path = folder.path().join("ledger.jsonl");
+    let (head, _) = whole(&path, &source, &settings(), 2);
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(Ledger::open(&path, &head), Err(DataError::Ledger { .. })));
+}
