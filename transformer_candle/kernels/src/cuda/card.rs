@@ -24,8 +24,7 @@ pub struct Memory {
 
 impl Card {
     /// Why the kernels do not run on it, if they do not.
-    #[cfg(any(test, feature = "cuda"))]
-    pub(crate) fn refusal(&self) -> Option<String> {
+    pub fn refusal(&self) -> Option<String> {
         let (major, minor) = self.compute_capability;
         (major < 8).then(|| {
             format!(
@@ -45,7 +44,7 @@ impl Card {
 ///
 /// Sources, all NVIDIA's: the data sheets of the data centre and workstation cards (the dense number, half of the sparse one), and the
 /// tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor TFLOPS with FP32 Accumulate",
-/// dense), which for GeForce is 512 x multiprocessors x boost clock.
+/// dense), which for `GeForce` is 512 x multiprocessors x boost clock.
 fn nominal_bf16_flops(name: &str) -> Option<f64> {
     const TERAFLOPS: [(&str, f64); 33] = [
         ("RTX 5090 D", 209.5),

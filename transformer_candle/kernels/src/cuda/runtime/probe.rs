@@ -1,0 +1,40 @@
+//! The cards of this machine, without opening one.
+
+use candle_core::cuda_backend::cudarc::driver::DriverError;
+use candle_core::cuda_backend::cudarc::driver::result::{device, init};
+use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute as Attribute, CUresult};
+
+use super::failure::sentence;
+use super::libraries;
+use crate::cuda::Card;
+
+/// The cards that the driver lists, numbered from 0; at least one. Opens no context, and takes no memory of a card.
+///
+/// # Errors
+/// The one sentence that says what is missing, and the way out.
+pub fn probe() -> Result<Vec<Card>, String> {
+    libraries::load()?;
+    let cards = list().map_err(|error| match error.0 {
+        CUresult::CUDA_ERROR_NO_DEVICE => "the NVIDIA driver lists no card".to_owned(),
+        _ => format!("the NVIDIA driver does not answer: {}", sentence(error)),
+    })?;
+    if cards.is_empty() { Err("the NVIDIA driver lists no card".to_owned()) } else { Ok(cards) }
+}
+
+fn list() -> Result<Vec<Card>, DriverError> {
+    init()?;
+    (0..device::get_count()?).map(card).collect()
+}
+
+fn card(ordinal: i32) -> Result<Card, DriverError> {
+    let found = device::get(ordinal)?;
+    // SAFETY: the driver gave this device.
+    let (total_bytes, major, minor) = unsafe {
+        let attribute = |attribute| device::get_attribute(found, attribute);
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        (device::total_mem(found)?, major, attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
+    };
+    let compute_capability = (major.cast_unsigned(), minor.cast_unsigned());
+    let ordinal = ordinal.cast_unsigned() as usize;
+    Ok(Card { ordinal, name: device::get_name(found)?, total_bytes: total_bytes as u64, compute_capability })
+}

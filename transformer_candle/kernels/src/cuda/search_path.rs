@@ -1,0 +1,109 @@
+//! Where CUDA's libraries may lie beside where the system's loader looks.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// What a library's file may be called, in the order in which cudarc, below Candle, asks the loader: the one without a version,
+/// which belongs to a toolkit, comes first.
+pub(super) fn file_names(library: &str) -> Vec<String> {
+    let versions = VERSIONS.iter().map(|version| format!("lib{library}.so.{version}"));
+    std::iter::once(format!("lib{library}.so")).chain(versions).collect()
+}
+
+/// The newest first: CUDA 13 and 12 (cuBLAS), 10 (cuRAND of either), 1 (the driver).
+pub(super) const VERSIONS: [&str; 6] = ["13", "12", "11", "10", "9", "1"];
+
+/// Folders that exist, the most particular first: toolkits that the environment names, the wheels of virtual environments, toolkits
+/// in the usual places.
+///
+/// `variable` reads the environment; `executable` is this program, which in a virtual environment has libraries of its own.
+pub(super) fn folders(variable: impl Fn(&str) -> Option<OsString>, executable: Option<&Path>) -> Vec<PathBuf> {
+    let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let mut folders = Vec::new();
+    for toolkit in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(path) {
+        folders.extend(["lib64", "lib", "targets/x86_64-linux/lib"].map(|folder| toolkit.join(folder)));
+    }
+    for environment in executable.and_then(own_environment).into_iter().chain(path("VIRTUAL_ENV")) {
+        folders.extend(wheel_folders(&environment));
+    }
+    folders.extend(path("CONDA_PREFIX").map(|prefix| prefix.join("lib")));
+    let toolkits = entries(Path::new("/usr/local")).into_iter().rev();
+    folders.extend(toolkits.filter(|toolkit| name(toolkit).starts_with("cuda")).map(|toolkit| toolkit.join("lib64")));
+    folders.push(PathBuf::from("/opt/cuda/lib64"));
+    // The driver's own library under WSL2 and on NixOS.
+    folders.extend(["/usr/lib/wsl/lib", "/run/opengl-driver/lib"].map(PathBuf::from));
+    folders.retain(|folder| folder.is_dir());
+    folders
+}
+
+/// The virtual environment that a program lies in, as `bin/program`.
+fn own_environment(executable: &Path) -> Option<PathBuf> {
+    let environment = executable.parent()?.parent()?;
+    environment.join("pyvenv.cfg").is_file().then(|| environment.to_owned())
+}
+
+/// `lib/python3.*/site-packages/nvidia/*/lib`, where NVIDIA's wheels put their libraries: `cu13` has all of CUDA 13, the wheels for
+/// CUDA 12 have a folder each.
+fn wheel_folders(environment: &Path) -> Vec<PathBuf> {
+    let pythons = entries(&environment.join("lib")).into_iter().filter(|folder| name(folder).starts_with("python"));
+    let wheels = pythons.flat_map(|python| entries(&python.join("site-packages").join("nvidia")));
+    let mut folders: Vec<PathBuf> = wheels.map(|wheel| wheel.join("lib")).collect();
+    folders.sort_by_key(|folder| !folder.parent().is_some_and(|wheel| name(wheel).starts_with("cu1")));
+    folders
+}
+
+/// What a folder holds, by name; nothing where there is no such folder.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let read = std::fs::read_dir(folder).into_iter().flatten();
+    let mut paths: Vec<PathBuf> = read.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths
+}
+
+fn name(path: &Path) -> std::borrow::Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_tried_in_the_order_of_those_who_load_them() {
+        let names = file_names("cublasLt");
+        assert_eq!(names[..3], ["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"]);
+        assert!(file_names("curand").contains(&"libcurand.so.10".to_owned()));
+        assert!(file_names("cuda").contains(&"libcuda.so.1".to_owned()));
+    }
+
+    #[test]
+    fn toolkits_named_by_the_environment_and_wheels_are_searched() {
+        let root = std::env::temp_dir().join(format!("search-path-{}", std::process::id()));
+        let make = |folder: &str| std::fs::create_dir_all(root.join(folder)).unwrap();
+        make("toolkit/lib64");
+        make("venv/bin");
+        make("venv/lib/python3.12/site-packages/nvidia/cublas/lib");
+        make("venv/lib/python3.12/site-packages/nvidia/cu13/lib");
+        make("other/lib/python3.11/site-packages/nvidia/curand/lib");
+        std::fs::write(root.join("venv/pyvenv.cfg"), "").unwrap();
+
+        let variable = |name: &str| match name {
+            "CUDA_HOME" => Some(root.join("toolkit").into_os_string()),
+            "CUDA_PATH" => Some(OsString::new()),
+            "VIRTUAL_ENV" => Some(root.join("other").into_os_string()),
+            _ => None,
+        };
+        let found = folders(variable, Some(&root.join("venv/bin/transformer-candle")));
+        let found: Vec<_> = found.iter().filter_map(|folder| folder.strip_prefix(&root).ok()).collect();
+        let expected = [
+            "toolkit/lib64",
+            "venv/lib/python3.12/site-packages/nvidia/cu13/lib",
+            "venv/lib/python3.12/site-packages/nvidia/cublas/lib",
+            "other/lib/python3.11/site-packages/nvidia/curand/lib",
+        ];
+        assert_eq!(found, expected.map(Path::new));
+        let elsewhere = folders(|_| None, Some(&root.join("toolkit/lib64/program")));
+        assert!(elsewhere.iter().all(|folder| !folder.starts_with(&root)));
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}
