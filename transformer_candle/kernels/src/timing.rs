@@ -1,0 +1,182 @@
+//! Where the time goes: operations by name, on a CPU by the clock, on a card by events in its stream.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::cuda::Event;
+use crate::{Device, Result};
+
+thread_local! {
+    /// What this thread's `measure` has seen; none outside of one.
+    static MEASURED: RefCell<Option<Measured>> = const { RefCell::new(None) };
+}
+
+#[derive(Default)]
+struct Measured {
+    spans: Vec<(&'static str, Time)>,
+    /// Whether an operation runs: what it calls counts as part of it.
+    inside: bool,
+}
+
+enum Time {
+    Clock(Duration),
+    Events(Event, Event),
+}
+
+/// Runs `body` and adds up the time of the operations that it calls on this thread, by their names such as `linear::forward`. An
+/// operation that another one calls counts as part of that one.
+///
+/// On a card every operation is marked in the stream, replays are switched off ([`crate::Recording`]), and the end is waited for.
+///
+/// ```
+/// use kernels::{Buffer, DType, Device, timing};
+///
+/// let device = Device::Cpu;
+/// let (bytes, times) = timing::measure(&device, || {
+///     let mut buffer = Buffer::zeros(&[1000], DType::F32, &device)?;
+///     buffer.zero()?;
+///     Ok(4000)
+/// })?;
+/// assert_eq!(bytes, 4000);
+/// assert!(times.contains_key("Buffer::zero"));
+/// # Ok::<(), kernels::Error>(())
+/// ```
+///
+/// # Errors
+/// The body's, or the driver's.
+pub fn measure<R>(device: &Device, body: impl FnOnce() -> Result<R>) -> Result<(R, BTreeMap<&'static str, Duration>)> {
+    device.synchronize()?;
+    let measuring = Measuring::begin();
+    let result = body()?;
+    device.synchronize()?;
+    let mut times = BTreeMap::new();
+    let spans = MEASURED.take().map(|measured| measured.spans).unwrap_or_default();
+    drop(measuring);
+    for (operation, time) in spans {
+        let time = match time {
+            Time::Clock(time) => time,
+            Time::Events(from, to) => from.until(&to)?,
+        };
+        *times.entry(operation).or_default() += time;
+    }
+    Ok((result, times))
+}
+
+/// Whether this thread is inside of [`measure`].
+pub(crate) fn is_measuring() -> bool {
+    MEASURED.with_borrow(Option::is_some)
+}
+
+/// Runs an operation, and notes its time where this thread measures.
+pub(crate) fn operation<R>(name: &'static str, device: &Device, body: impl FnOnce() -> Result<R>) -> Result<R> {
+    let Some(inside) = Inside::enter() else { return body() };
+    let result;
+    let time = if let Some(cuda) = device.as_cuda() {
+        let from = cuda.mark()?;
+        result = body()?;
+        Time::Events(from, cuda.mark()?)
+    } else {
+        let from = Instant::now();
+        result = body()?;
+        Time::Clock(from.elapsed())
+    };
+    drop(inside);
+    MEASURED.with_borrow_mut(|measured| {
+        if let Some(it) = measured {
+            it.spans.push((name, time))
+        }
+    });
+    Ok(result)
+}
+
+/// While it lives, an operation is measured; however that ends.
+struct Inside;
+
+impl Inside {
+    /// None outside of a measurement and inside of another operation.
+    fn enter() -> Option<Self> {
+        MEASURED.with_borrow_mut(|measured| {
+            let measured = measured.as_mut().filter(|measured| !measured.inside)?;
+            measured.inside = true;
+            Some(Self)
+        })
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        MEASURED.with_borrow_mut(|measured| {
+            if let Some(it) = measured {
+                it.inside = false
+            }
+        });
+    }
+}
+
+/// A measurement of this thread. Ends when dropped, so that an error or a panic leaves none behind.
+struct Measuring {
+    outer: Option<Measured>,
+}
+
+impl Measuring {
+    fn begin() -> Self {
+        Self { outer: MEASURED.replace(Some(Measured::default())) }
+    }
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        MEASURED.set(self.outer.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Arguments;
+    use crate::testing::*;
+    use crate::{DType, Error};
+
+    fn sleep(operation: &'static str, milliseconds: u64, then: impl FnOnce() -> Result<()>) -> Result<()> {
+        let buffer = zeros(&[1], DType::F32);
+        Arguments::of(operation).input("buffer", &buffer, DType::F32, &[1]).cpu(|_| {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+            then()
+        })
+    }
+
+    #[test]
+    fn times_are_added_up_by_name_and_an_inner_operation_belongs_to_the_outer() {
+        let ((), times) = measure(&Device::Cpu, || {
+            sleep("a", 10, || Ok(()))?;
+            sleep("a", 10, || sleep("inner", 10, || Ok(())))?;
+            sleep("b", 1, || Ok(()))
+        })
+        .unwrap();
+        assert_eq!(times.keys().copied().collect::<Vec<_>>(), ["a", "b"]);
+        assert!(times["a"] >= Duration::from_millis(30), "{times:?}");
+        assert!(times["b"] >= Duration::from_millis(1), "{times:?}");
+        assert!(!is_measuring());
+    }
+
+    #[test]
+    fn an_error_ends_the_measurement() {
+        let no = || Err(Error::Invalid { operation: "test", problem: "no".to_owned() });
+        assert!(measure(&Device::Cpu, || sleep("a", 0, no)).is_err());
+        assert!(!is_measuring());
+        let ((), times) = measure(&Device::Cpu, || sleep("b", 0, || Ok(()))).unwrap();
+        assert_eq!(times.len(), 1);
+    }
+
+    #[test]
+    fn an_operation_that_failed_does_not_hide_the_next() {
+        let ((), times) = measure(&Device::Cpu, || {
+            let no = || Err(Error::Invalid { operation: "test", problem: "no".to_owned() });
+            assert!(sleep("a", 0, no).is_err());
+            sleep("b", 0, || Ok(()))
+        })
+        .unwrap();
+        assert!(times.contains_key("b"), "{times:?}");
+    }
+}
