@@ -174,7 +174,8 @@ impl Buffer {
         self.storage
     }
 
-    pub(crate) fn address(&self) -> usize {
+    /// The address of its first element on its device. Buffers of one device that are alive together share memory if they share it.
+    pub fn address(&self) -> usize {
         self.address
     }
 
@@ -203,6 +204,23 @@ fn as_bytes<T: Scalar>(values: &[T]) -> &[u8] {
 fn as_bytes_mut<T: Scalar>(values: &mut [T]) -> &mut [u8] {
     // SAFETY: as in `as_bytes`; and any bytes are a valid scalar.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
+/// The scalars in these bytes.
+///
+/// # Panics
+/// If the bytes are not aligned for the scalar, or not a whole number of them.
+pub(crate) fn as_scalars<T: Scalar>(bytes: &[u8]) -> &[T] {
+    assert!(bytes.as_ptr().cast::<T>().is_aligned() && bytes.len().is_multiple_of(size_of::<T>()));
+    // SAFETY: aligned and whole, as checked; any bytes are a valid scalar.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
+/// See [`as_scalars`].
+pub(crate) fn as_scalars_mut<T: Scalar>(bytes: &mut [u8]) -> &mut [T] {
+    assert!(bytes.as_ptr().cast::<T>().is_aligned() && bytes.len().is_multiple_of(size_of::<T>()));
+    // SAFETY: as in `as_scalars`; and any scalar is valid bytes.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
 
 fn unknown(operation: &'static str, actual: DType) -> Error {
