@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Tensor};
 
 use crate::cuda::Cuda;
 use crate::element::Scalar;
-use crate::{Buffer, Device, Error, Result};
+use crate::{Buffer, Device, Error, Result, timing};
 
 /// The arguments of one call. Each is checked as it is added; the first problem is reported by [`Arguments::run`].
 pub(crate) struct Arguments {
@@ -85,7 +85,7 @@ impl Arguments {
     }
 
     /// Runs the operation where its arguments lie: the CPU version with every storage involved locked, or the CUDA version,
-    /// which takes addresses: everything asked of a card happens in the order it was asked.
+    /// which takes addresses: everything asked of a card happens in the order it was asked, by one thread at a time.
     pub(crate) fn run<R>(
         mut self,
         cpu: impl FnOnce(&Access<'_>) -> Result<R>,
@@ -95,9 +95,14 @@ impl Arguments {
             return Err(problem);
         }
         self.check_memory()?;
-        match self.list.first().map(|first| first.device.clone()) {
-            Some(Device::Cuda(card)) => card.timed(self.operation, || cuda(&card)),
-            Some(Device::Cpu) | None => self.locked(cpu),
+        let device = self.list.first().map_or(Device::Cpu, |first| first.device.clone());
+        match &device {
+            Device::Cpu => timing::operation(self.operation, &device, || self.locked(cpu)),
+            Device::Cuda(card) => {
+                let _turn = card.take_turn();
+                card.hold(self.list.iter().map(|argument| (argument.storage, &argument.tensor)));
+                timing::operation(self.operation, &device, || cuda(card))
+            }
         }
     }
 

@@ -22,10 +22,14 @@ mod buffer;
 mod cpu;
 pub mod cuda;
 mod device;
+mod download;
 mod element;
 mod error;
 mod heads;
 pub mod memory;
+mod recording;
+pub mod timing;
+mod upload;
 
 pub mod adamw;
 pub mod add_rms_norm;
@@ -41,10 +45,13 @@ pub mod swiglu;
 pub use buffer::Buffer;
 pub use candle_core::DType;
 pub use device::{Device, DeviceKind};
+pub use download::Download;
 pub use element::{Element, Real, Scalar};
 pub use error::{Error, Result};
 pub use half::bf16;
 pub use heads::HeadLayout;
+pub use recording::Recording;
+pub use upload::Upload;
 
 #[cfg(test)]
 mod testing;

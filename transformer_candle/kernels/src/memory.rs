@@ -121,7 +121,13 @@ impl Plan {
     }
 
     /// Allocates every buffer, all zero.
+    ///
+    /// # Errors
+    /// On a card without room for all of them, [`crate::Error::OutOfMemory`] before the first is allocated.
     pub fn allocate(&self, device: &Device) -> Result<Arena> {
+        if let Some(cuda) = device.as_cuda() {
+            cuda.require_room(self.bytes())?;
+        }
         let allocate = |planned: &PlannedBuffer| Buffer::zeros(&planned.shape, planned.dtype, device);
         Ok(Arena { buffers: self.buffers.iter().map(allocate).collect::<Result<_>>()?, bytes: self.bytes() })
     }

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::time::Duration;
 
 use candle_core::{DType, Tensor};
 
-use super::{Product, Value};
+use super::{Card, Memory, Product, Value};
 use crate::{Error, Result};
+
+/// What to say to whoever asks for a card.
+const REASON: &str = "this program was built without CUDA";
 
 /// A card. This build has none.
 #[derive(Clone)]
@@ -15,11 +19,30 @@ pub struct Cuda(Infallible);
 /// A kernel of a card.
 pub(crate) struct Kernel<'a>(&'a Infallible);
 
+/// A recording of a card.
+pub(crate) struct Graph(Infallible);
+
+/// A point of time of a card.
+pub(crate) struct Event(Infallible);
+
+/// A copy to a card.
+pub(crate) struct Transfer(Infallible);
+
+/// A copy from a card.
+pub(crate) struct Arrival(Infallible);
+
+/// The cards of this machine.
+///
+/// # Errors
+/// The sentence that this program was built without CUDA.
+pub fn probe() -> Result<Vec<Card>, String> {
+    Err(REASON.to_owned())
+}
+
 impl Cuda {
     /// Says that this program was built without CUDA.
     pub fn open(ordinal: usize) -> Result<Self> {
-        let reason = "this program was built without CUDA".to_owned();
-        Err(Error::NoCuda { ordinal, reason })
+        Err(Error::NoCuda { ordinal, reason: REASON.to_owned() })
     }
 
     /// The card's number.
@@ -27,8 +50,62 @@ impl Cuda {
         match self.0 {}
     }
 
+    /// As the driver calls it.
+    pub fn name(&self) -> &str {
+        match self.0 {}
+    }
+
+    /// Major and minor.
+    pub fn compute_capability(&self) -> (u32, u32) {
+        match self.0 {}
+    }
+
+    /// See [`Card::nominal_bf16_flops`].
+    pub fn nominal_bf16_flops(&self) -> Option<f64> {
+        match self.0 {}
+    }
+
+    /// What bitwise equal results depend on.
+    pub fn fingerprint(&self) -> String {
+        match self.0 {}
+    }
+
+    /// What the card's memory has room for now, and its size.
+    pub fn memory(&self) -> Result<Memory> {
+        match self.0 {}
+    }
+
+    /// Caps what this program takes of the card.
+    pub fn set_memory_limit(&self, _bytes: u64) {
+        match self.0 {}
+    }
+
     /// Waits for the stream.
     pub fn synchronize(&self) -> Result<()> {
+        match self.0 {}
+    }
+
+    /// Whether two handles mean the same opened card.
+    pub fn is_same(&self, _other: &Self) -> bool {
+        match self.0 {}
+    }
+
+    /// The algorithms that products run by, by their shapes.
+    pub fn product_choices(&self) -> BTreeMap<String, String> {
+        match self.0 {}
+    }
+
+    /// Takes algorithms chosen before; returns those that this card or library refuses.
+    pub fn recall_product_choices(&self, _choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
+        match self.0 {}
+    }
+
+    /// The BF16 products' floating-point operations a second.
+    pub fn measure_product_flops(&self, _size: usize) -> Result<f64> {
+        match self.0 {}
+    }
+
+    pub(crate) fn require_room(&self, _bytes: u64) -> Result<()> {
         match self.0 {}
     }
 
@@ -64,22 +141,19 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// The algorithms of matrix products chosen so far.
-    pub fn product_choices(&self) -> BTreeMap<String, String> {
+    pub(crate) fn take_turn(&self) {
         match self.0 {}
     }
 
-    /// Takes algorithms chosen before; returns those that the card refuses.
-    pub fn recall_product_choices(&self, _choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
+    pub(crate) fn hold<'a>(&self, _tensors: impl Iterator<Item = (usize, &'a Tensor)>) {
         match self.0 {}
     }
 
-    /// The BF16 products' floating-point operations a second.
-    pub fn measure_product_flops(&self, _size: usize) -> Result<f64> {
+    pub(crate) fn record<E: From<Error>>(&self, _body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         match self.0 {}
     }
 
-    pub(crate) fn timed<R>(&self, _operation: &'static str, _body: impl FnOnce() -> Result<R>) -> Result<R> {
+    pub(crate) fn mark(&self) -> Result<Event> {
         match self.0 {}
     }
 }
@@ -91,5 +165,49 @@ impl Kernel<'_> {
 
     pub(crate) fn launch(&self, _grid: [usize; 3], _values: &[Value]) -> Result<()> {
         match *self.0 {}
+    }
+}
+
+impl Graph {
+    pub(crate) fn launch(&mut self) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+impl Event {
+    pub(crate) fn until(&self, _later: &Self) -> Result<Duration> {
+        match self.0 {}
+    }
+}
+
+impl Transfer {
+    pub(crate) fn new(cuda: &Cuda, _bytes: usize) -> Result<Self> {
+        match cuda.0 {}
+    }
+
+    pub(crate) fn stage(&mut self) -> Result<&mut [u8]> {
+        match self.0 {}
+    }
+
+    pub(crate) fn send(&mut self, _landing: usize) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn receive(&mut self, _landing: usize, _target: usize) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+impl Arrival {
+    pub(crate) fn new(cuda: &Cuda, _bytes: usize) -> Result<Self> {
+        match cuda.0 {}
+    }
+
+    pub(crate) fn start(&mut self, _source: usize) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn bytes(&mut self) -> Result<&[u8]> {
+        match self.0 {}
     }
 }

@@ -6,7 +6,13 @@
 // Without a card nobody reads what is asked of one.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]
 
+pub(crate) mod adamw;
+pub(crate) mod add_rms_norm;
 mod card;
+pub(crate) mod cast;
+pub(crate) mod embedding;
+pub(crate) mod grad_norm;
+pub(crate) mod head_cross_entropy;
 mod launch;
 pub mod limits;
 pub(crate) mod linear;
@@ -17,6 +23,11 @@ mod product;
 mod product_choice;
 #[cfg(any(test, feature = "cuda"))]
 mod product_shape;
+mod request;
+pub(crate) mod rope;
+#[cfg(any(test, feature = "cuda"))]
+mod search_path;
+pub(crate) mod swiglu;
 
 #[cfg(not(feature = "cuda"))]
 #[path = "absent.rs"]
@@ -26,8 +37,10 @@ mod runtime;
 
 pub use card::{Card, Memory};
 pub(crate) use launch::Value;
-#[cfg(feature = "cuda")]
-pub(crate) use product::WORKSPACE_BYTES;
-pub(crate) use product::{Operand, Product, WORKSPACE_ELEMENTS, Workspace};
-pub use runtime::Cuda;
-pub(crate) use runtime::Kernel;
+pub(crate) use product::{Operand, Product, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
+pub(crate) use request::perform;
+pub use runtime::{Cuda, probe};
+pub(crate) use runtime::{Arrival, Event, Graph, Transfer};
+
+#[cfg(test)]
+mod request_tests;

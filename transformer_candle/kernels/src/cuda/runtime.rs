@@ -1,22 +1,34 @@
 //! An opened card: context, streams, kernels, products.
 //!
 //! Everything that reads or writes a buffer is asked of one compute stream, in the order of the calls, whichever thread makes them; a
-//! second stream carries copies between pinned host memory and landing buffers that no operation knows (`pinned.rs`).
+//! second stream carries copies from pinned host memory to landing buffers that no operation knows (`pinned.rs`).
 
+mod event;
 mod failure;
+mod graph;
+mod kernels;
+mod libraries;
 mod library;
 mod memory;
+mod pinned;
+mod probe;
 mod products;
 mod turn;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use candle_core::CudaDevice;
 use candle_core::cuda_backend::cudarc::cublaslt::sys as lt;
 use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaStream};
+use candle_core::{CudaDevice, Tensor};
 
+pub(crate) use self::event::Event;
 use self::failure::Context as _;
-use super::{Card, Value};
+pub(crate) use self::graph::Graph;
+pub(crate) use self::kernels::Kernel;
+pub(crate) use self::pinned::{Arrival, Transfer};
+pub use self::probe::probe;
+use super::Card;
 use crate::{Error, Result};
 
 /// An opened card. Clones share it. May be used from any thread.
@@ -28,53 +40,57 @@ struct Opened {
     /// Owns the memory of every tensor made here.
     candle: CudaDevice,
     context: Arc<CudaContext>,
-    /// The compute stream; Candle's and cuBLAS's too.
+    /// The compute stream; Candle's too.
     stream: Arc<CudaStream>,
+    /// The stream of [`Transfer`]s.
+    copies: Arc<CudaStream>,
     pool: memory::Pool,
     /// Bytes taken of the card when the context and the libraries were open and no tensor was there.
     memory_at_opening: u64,
     memory_limit: Mutex<Option<u64>>,
     library: library::Library,
-    turn: turn::Turn,
+    kernels: kernels::Kernels,
     products: products::Products,
+    turn: turn::Turn,
+    /// While a graph is recorded: the tensors that it touches, by storage.
+    recorded: Mutex<Option<HashMap<usize, Tensor>>>,
 }
 
-/// A kernel of a card.
-pub(crate) struct Kernel<'a>(&'a Cuda);
-
 impl Cuda {
-    /// Opens a card: its context, a stream, the libraries.
+    /// Opens a card: its context, its streams, the libraries. No kernel is loaded yet.
     ///
     /// # Errors
     /// [`Error::NoCuda`] says in a sentence what is missing and the way out.
     pub fn open(ordinal: usize) -> Result<Self> {
-        let candle = CudaDevice::new_with_stream(ordinal)?;
+        let refuse = |reason| Error::NoCuda { ordinal, reason };
+        let card = choose(probe().map_err(refuse)?, ordinal).map_err(refuse)?;
+        // Candle opens the same context again, but says less of what went wrong.
+        let context = CudaContext::new(ordinal);
+        let context = context.map_err(|error| refuse(format!("it does not open: {}", failure::sentence(error))))?;
+        let candle = CudaDevice::new_with_stream(ordinal);
+        let candle = candle.map_err(|error| refuse(format!("its libraries do not start: {}", first_line(&error))))?;
         // SAFETY: the events would order several streams' uses of a tensor. All tensors of this device are made, used and freed on
-        // the compute stream alone. The copy stream touches only an `Upload`'s landing buffer, and orders that by events of its own.
+        // the compute stream alone; but for a `Transfer`'s landing buffer, which orders its two streams by events of its own.
         unsafe { candle.disable_event_tracking() };
-        let stream = candle.cuda_stream();
-        let context = Arc::clone(stream.context());
-        let (major, minor) = context.compute_capability().during(ordinal, "cuDeviceGetAttribute")?;
-        let card = Card {
-            ordinal,
-            name: context.name().during(ordinal, "cuDeviceGetName")?,
-            total_bytes: context.total_mem().during(ordinal, "cuDeviceTotalMem")? as u64,
-            compute_capability: (major as u32, minor as u32),
-        };
-        let library = library::Library::open(ordinal)?;
         let pool = memory::Pool::of(&candle).during(ordinal, "cuMemPoolSetAttribute")?;
+        let library = library::Library::open(ordinal)?;
+        let copies = context.new_stream().during(ordinal, "cuStreamCreate")?;
+        let kernels = kernels::Kernels::of(card.compute_capability).map_err(refuse)?;
         let (free, total) = context.mem_get_info().during(ordinal, "cuMemGetInfo")?;
         Ok(Self(Arc::new(Opened {
             card,
+            stream: candle.cuda_stream(),
             candle,
             context,
-            stream,
+            copies,
             pool,
             memory_at_opening: (total - free) as u64,
-            memory_limit: Mutex::new(None),
+            memory_limit: Mutex::default(),
             library,
-            turn: turn::Turn::default(),
+            kernels,
             products: products::Products::default(),
+            turn: turn::Turn::default(),
+            recorded: Mutex::default(),
         })))
     }
 
@@ -98,9 +114,31 @@ impl Cuda {
         self.0.card.nominal_bf16_flops()
     }
 
-    /// Waits for the stream.
+    /// What bitwise equal results depend on beside this program: card, driver and cuBLAS, with their versions.
+    pub fn fingerprint(&self) -> String {
+        let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+        let module = module.as_deref().and_then(module_version).map_or(String::new(), |version| format!("{version}, "));
+        let cuda = libraries::driver_version().map_or_else(|_| "?".to_owned(), libraries::dotted);
+        // SAFETY: takes nothing and returns a number.
+        let library = unsafe { lt::cublasLtGetVersion() };
+        format!("{}, driver {module}CUDA {cuda}, cuBLASLt {library}", self.name())
+    }
+
+    /// Waits for everything asked of the compute stream.
     pub fn synchronize(&self) -> Result<()> {
+        let _turn = self.take_turn();
+        self.refuse_while_recording("waiting")?;
         self.0.stream.synchronize().during(self.ordinal(), "cuStreamSynchronize")
+    }
+
+    /// Whether two handles mean the same opened card: one stream.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Waits until no other thread has the card, and keeps others out until the value is dropped.
+    pub(crate) fn take_turn(&self) -> turn::Taken<'_> {
+        self.0.turn.take()
     }
 
     /// Makes the card's context the calling thread's, which every bare call of the driver or of a library needs.
@@ -108,7 +146,6 @@ impl Cuda {
         self.0.context.bind_to_thread().during(self.ordinal(), "cuCtxSetCurrent")
     }
 
-    /// The compute stream.
     fn stream(&self) -> &Arc<CudaStream> {
         &self.0.stream
     }
@@ -116,11 +153,6 @@ impl Cuda {
     /// cuBLASLt's handle; valid as long as `self`.
     fn library(&self) -> lt::cublasLtHandle_t {
         self.0.library.handle()
-    }
-
-    /// Whether what is asked of the stream is being recorded into a graph instead of done: nothing may wait, nothing be searched.
-    fn is_recording(&self) -> bool {
-        false
     }
 
     /// For what a graph cannot repeat.
@@ -131,22 +163,62 @@ impl Cuda {
         }
         Ok(())
     }
-
-    pub(crate) fn timed<R>(&self, _operation: &'static str, body: impl FnOnce() -> Result<R>) -> Result<R> {
-        body()
-    }
-
-    pub(crate) fn kernel(&self, name: &str) -> Result<Kernel<'_>> {
-        Err(Error::Cuda { ordinal: self.ordinal(), call: name.to_owned(), reason: "no such kernel".to_owned() })
-    }
 }
 
-impl Kernel<'_> {
-    pub(crate) fn constant(&self, _name: &str) -> usize {
-        0
+/// The card of this number, or a sentence on why it cannot be had.
+fn choose(cards: Vec<Card>, ordinal: usize) -> Result<Card, String> {
+    let count = cards.len();
+    let Some(card) = cards.into_iter().nth(ordinal) else {
+        let cards = if count == 1 { "one card, cuda:0".to_owned() } else { format!("{count} cards, from cuda:0 on") };
+        return Err(format!("the NVIDIA driver lists {cards}"));
+    };
+    card.refusal().map_or(Ok(card), Err)
+}
+
+/// An error's message without the backtrace that Candle may append.
+fn first_line(error: &candle_core::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+/// The driver's own version, such as `580.95.05`, in what its kernel module says of itself.
+fn module_version(text: &str) -> Option<&str> {
+    let is_version = |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    text.lines().next()?.split_whitespace().find(is_version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(ordinal: usize, compute_capability: (u32, u32)) -> Card {
+        Card { ordinal, name: "a card".to_owned(), total_bytes: 1, compute_capability }
     }
 
-    pub(crate) fn launch(&self, _grid: [usize; 3], _values: &[Value]) -> Result<()> {
-        Ok(())
+    #[test]
+    fn a_card_that_is_not_there_or_too_old_is_refused_in_a_sentence() {
+        assert_eq!(choose(vec![card(0, (8, 0)), card(1, (9, 0))], 1).unwrap().ordinal, 1);
+        assert_eq!(choose(vec![card(0, (9, 0))], 1).unwrap_err(), "the NVIDIA driver lists one card, cuda:0");
+        let two = vec![card(0, (9, 0)), card(1, (9, 0))];
+        assert_eq!(choose(two, 2).unwrap_err(), "the NVIDIA driver lists 2 cards, from cuda:0 on");
+        assert!(choose(vec![card(0, (7, 0))], 0).unwrap_err().contains("compute capability 7.0"));
+    }
+
+    #[test]
+    fn the_drivers_version_is_found_in_either_modules_words() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12.3.0";
+        let open =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)";
+        assert_eq!(module_version(closed), Some("550.54.15"));
+        assert_eq!(module_version(open), Some("580.95.05"));
+        assert_eq!(module_version(""), None);
+    }
+
+    #[test]
+    fn without_a_driver_everybody_gets_the_same_sentence() {
+        // Where there is a card, this has nothing to say.
+        let Err(sentence) = probe() else { return };
+        assert!(!sentence.is_empty() && !sentence.contains('\n'), "{sentence}");
+        let error = Cuda::open(0).map(|_| ()).unwrap_err();
+        assert_eq!(error.to_string(), format!("cannot use cuda:0: {sentence}"));
     }
 }

@@ -106,6 +106,7 @@ impl Cuda {
 
     fn zeros<T: CudaDType + DeviceRepr + ValidAsZeroBits>(&self, shape: &[usize]) -> Result<Tensor> {
         let ordinal = self.ordinal();
+        let _turn = self.take_turn();
         self.refuse_while_recording("an allocation")?;
         let elements: usize = shape.iter().product();
         // The driver refuses to allocate nothing; Candle's tensors of no elements never reach their memory.

@@ -1,0 +1,124 @@
+//! The kernels of a card: loaded at their first use, launched when the arguments are what they were compiled for.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, OnceLock};
+
+use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute as Attribute;
+use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaFunction, result};
+use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
+
+use super::Cuda;
+use super::failure::Context as _;
+use crate::cuda::Value;
+use crate::cuda::manifest::{Entry, Manifest};
+use crate::{Error, Result};
+
+/// The text of the manifest and of every PTX file that it lists, by name.
+mod embedded {
+    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+}
+
+/// Shared memory that a block may have without the driver being told.
+const USUAL_SHARED_BYTES: u32 = 48 * 1024;
+
+/// The kernels that this card takes, by name.
+pub(super) struct Kernels(HashMap<String, Slot>);
+
+struct Slot {
+    entry: Entry,
+    function: OnceLock<CudaFunction>,
+}
+
+/// A kernel of a card, loaded.
+pub(crate) struct Kernel<'a> {
+    cuda: &'a Cuda,
+    entry: &'a Entry,
+    function: &'a CudaFunction,
+}
+
+impl Kernels {
+    pub(super) fn of(compute_capability: (u32, u32)) -> Result<Self, String> {
+        let entries = Manifest::for_card(embedded::MANIFEST, compute_capability)?;
+        let slot = |entry| Slot { entry, function: OnceLock::new() };
+        Ok(Self(entries.into_iter().map(|(name, entry)| (name, slot(entry))).collect()))
+    }
+}
+
+impl Slot {
+    /// The driver compiles the PTX for this card, or takes what it compiled before from its cache on disk.
+    fn load(&self, context: &Arc<CudaContext>) -> Result<CudaFunction> {
+        let (ordinal, Entry { name, file, shared_bytes, .. }) = (context.ordinal(), &self.entry);
+        let text = embedded::PTX.iter().find(|(embedded, _)| embedded == file).map(|(_, text)| *text);
+        let text = text.expect("every file that the manifest lists is embedded");
+        let module =
+            context.load_module(Ptx::from_src(text)).during(ordinal, format!("cuModuleLoadData of `{file}`"))?;
+        let function = module.load_function(&self.entry.symbol);
+        let function = function.during(ordinal, format!("cuModuleGetFunction of `{name}`"))?;
+        if *shared_bytes > USUAL_SHARED_BYTES {
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(attribute, shared_bytes.cast_signed()).during(
+                ordinal,
+                format!("cuFuncSetAttribute, asking for {shared_bytes} bytes of shared memory for `{name}`,"),
+            )?;
+        }
+        Ok(function)
+    }
+}
+
+impl Cuda {
+    /// A kernel by its name in the manifest, such as `swiglu_forward.bf16`.
+    pub(crate) fn kernel(&self, name: &str) -> Result<Kernel<'_>> {
+        let Some(slot) = self.0.kernels.0.get(name) else {
+            let call = format!("looking up the kernel `{name}`");
+            return Err(Error::Cuda { ordinal: self.ordinal(), call, reason: "it was not compiled".to_owned() });
+        };
+        let function = if let Some(function) = slot.function.get() {
+            function
+        } else {
+            let _turn = self.take_turn();
+            self.enter()?;
+            let loaded = slot.load(&self.0.context)?;
+            slot.function.get_or_init(|| loaded)
+        };
+        Ok(Kernel { cuda: self, entry: &slot.entry, function })
+    }
+}
+
+impl Kernel<'_> {
+    /// A constant that the kernel was compiled with, such as the rows of a tile.
+    ///
+    /// # Panics
+    /// If it has none of that name that is a whole number: the manifest is checked in beside the callers.
+    pub(crate) fn constant(&self, name: &str) -> usize {
+        let constant = self.entry.constant(name);
+        constant.unwrap_or_else(|| panic!("the kernel `{}` has no constant `{name}`", self.entry.name))
+    }
+
+    /// Asks the stream to run it in `grid` blocks; in none if one of the three is 0.
+    ///
+    /// # Errors
+    /// If the values are not what the manifest says, or the driver refuses. Nothing was launched then.
+    pub(crate) fn launch(&self, grid: [usize; 3], values: &[Value]) -> Result<()> {
+        let (ordinal, name) = (self.cuda.ordinal(), &self.entry.name);
+        let call = || format!("cuLaunchKernel of `{name}`");
+        let checked = self.entry.check(grid, values);
+        let Some(mut launch) = checked.map_err(|reason| Error::Cuda { ordinal, call: call(), reason })? else {
+            return Ok(());
+        };
+        let words = launch.words.iter_mut();
+        let mut arguments: Vec<*mut c_void> = words.map(|word| std::ptr::from_mut(word).cast()).collect();
+        let [x, y, z] = launch.grid;
+        self.cuda.enter()?;
+        // SAFETY: the context is the thread's and the function was loaded into it. There are as many arguments as the kernel has, each
+        // of its type and followed by at least that type's bytes, which the driver copies before it returns. The addresses are of
+        // buffers that the operation checked (`access.rs`) for shape, type and overlap, and that are freed on this stream, so later.
+        unsafe {
+            let stream = self.cuda.stream().cu_stream();
+            let shared = self.entry.shared_bytes;
+            let block = (launch.threads, 1, 1);
+            result::launch_kernel(self.function.cu_function(), (x, y, z), block, shared, stream, &mut arguments)
+        }
+        .during(ordinal, call())
+    }
+}
