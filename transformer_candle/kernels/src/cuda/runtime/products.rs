@@ -13,7 +13,7 @@ mod search;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::cuda_backend::cudarc::cublaslt::result::CublasError;
 use candle_core::cuda_backend::cudarc::cublaslt::{result, sys};
@@ -36,6 +36,19 @@ struct Choice {
     algorithm: Algorithm,
 }
 
+impl Products {
+    fn keep(&self, shape: Shape, choice: Choice) -> Arc<Choice> {
+        let choice = Arc::new(choice);
+        self.locked().insert(shape, Arc::clone(&choice));
+        choice
+    }
+
+    /// A panic elsewhere leaves no choice half made.
+    fn locked(&self) -> MutexGuard<'_, HashMap<Shape, Arc<Choice>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Cuda {
     /// Computes a product on the stream. The first of its shape waits for the card, while the library's algorithms are timed.
     pub(crate) fn multiply(&self, product: &Product) -> Result<()> {
@@ -46,7 +59,7 @@ impl Cuda {
         }
         self.enter()?;
         let choice = self.choice(shape, product)?;
-        self.launch(product, &choice, 1.0).during(self.ordinal(), format!("cublasLtMatmul for {shape}"))
+        self.launch_product(product, &choice, 1.0).during(self.ordinal(), format!("cublasLtMatmul for {shape}"))
     }
 
     /// The algorithms chosen so far, by shape: opaque texts, which [`Cuda::recall_product_choices`] takes.
@@ -55,7 +68,7 @@ impl Cuda {
         let text = |(shape, choice): (&Shape, &Arc<Choice>)| {
             (shape.to_string(), product_choice::write(&choice.algorithm, &origin))
         };
-        self.locked_choices(|choices| choices.iter().map(text).collect())
+        self.0.products.locked().iter().map(text).collect()
     }
 
     /// Computes products as another run did that this is to repeat. Before the first step: what was recorded into a graph stays.
@@ -72,7 +85,7 @@ impl Cuda {
             let recalled = name.parse::<Shape>().ok().zip(product_choice::read(text, &origin));
             let checked = recalled.and_then(|(shape, algorithm)| Some((shape, self.checked(&shape, algorithm).ok()?)));
             if let Some((shape, choice)) = checked {
-                self.keep(shape, choice);
+                self.0.products.keep(shape, choice);
             } else {
                 refused.push(name.clone());
             }
@@ -97,7 +110,7 @@ impl Cuda {
     }
 
     fn choice(&self, shape: Shape, product: &Product) -> Result<Arc<Choice>> {
-        if let Some(choice) = self.locked_choices(|choices| choices.get(&shape).cloned()) {
+        if let Some(choice) = self.0.products.locked().get(&shape).cloned() {
             return Ok(choice);
         }
         if self.is_recording() {
@@ -107,18 +120,7 @@ impl Cuda {
             return Err(Error::Cuda { ordinal, call, reason });
         }
         let choice = self.search(&shape, product)?;
-        Ok(self.keep(shape, choice))
-    }
-
-    fn keep(&self, shape: Shape, choice: Choice) -> Arc<Choice> {
-        let choice = Arc::new(choice);
-        self.locked_choices(|choices| choices.insert(shape, Arc::clone(&choice)));
-        choice
-    }
-
-    /// A panic elsewhere leaves no choice half made.
-    fn locked_choices<R>(&self, body: impl FnOnce(&mut HashMap<Shape, Arc<Choice>>) -> R) -> R {
-        body(&mut self.0.products.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.0.products.keep(shape, choice))
     }
 
     /// The library refuses empty matrices. A sum of no products is zero.
@@ -129,7 +131,7 @@ impl Cuda {
     }
 
     /// Puts `c = scale a b` or `c += scale a b` on the stream.
-    fn launch(&self, product: &Product, choice: &Choice, scale: f32) -> Result<(), CublasError> {
+    fn launch_product(&self, product: &Product, choice: &Choice, scale: f32) -> Result<(), CublasError> {
         let Product { a, b, c, accumulate, workspace, .. } = product;
         let keep = if *accumulate { 1f32 } else { 0f32 };
         let pointer = |address: usize| ptr::without_provenance_mut::<c_void>(address);

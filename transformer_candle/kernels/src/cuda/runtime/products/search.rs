@@ -55,7 +55,7 @@ impl Cuda {
     fn time_candidate(&self, product: &Product, choice: &Choice, others: &[Option<f32>]) -> Result<Option<f32>> {
         let scale = if product.accumulate { f32::MIN_POSITIVE } else { 1.0 };
         // Loads the kernel, if it is there.
-        if self.launch(product, choice, scale).is_err() {
+        if self.launch_product(product, choice, scale).is_err() {
             return Ok(None);
         }
         let once = self.time_product(product, choice, scale, 1, 1)?;
@@ -79,7 +79,8 @@ impl Cuda {
         let mut marks = vec![self.mark()?];
         for _ in 0..samples {
             for _ in 0..products {
-                self.launch(product, choice, scale).during(self.ordinal(), "cublasLtMatmul while it is timed")?;
+                self.launch_product(product, choice, scale)
+                    .during(self.ordinal(), "cublasLtMatmul while it is timed")?;
             }
             marks.push(self.mark()?);
         }

@@ -1,0 +1,92 @@
+//! The linear map on a card beside the CPU's, and the choice of algorithms. A card, or the emulated driver of `tests/cuda_emulator`:
+//! `cargo test -p kernels --features cuda --test products_on_a_card -- --ignored`.
+
+#![cfg(feature = "cuda")]
+#![allow(non_snake_case, clippy::unwrap_used, clippy::float_cmp)]
+
+use std::collections::BTreeMap;
+
+use kernels::{Buffer, DType, Device, bf16, linear};
+
+/// Whole numbers so small that every product and sum is exact in F32, whatever the order: both devices must agree to the bit.
+fn whole(seed: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|at| ((at * 31 + seed * 17 + at / 7) % 9) as f32 - 4.0).collect()
+}
+
+fn buffer(values: &[f32], shape: &[usize], dtype: DType, device: &Device) -> Buffer {
+    let mut buffer = Buffer::zeros(shape, dtype, device).unwrap();
+    match dtype {
+        DType::BF16 => buffer.write(&values.iter().copied().map(bf16::from_f32).collect::<Vec<_>>()).unwrap(),
+        _ => buffer.write(values).unwrap(),
+    }
+    buffer
+}
+
+/// y, dx and dw, which begins at `whole(4, ..)`.
+fn all([n, i, o]: [usize; 3], dtype: DType, device: &Device) -> [Vec<f32>; 3] {
+    let x = buffer(&whole(1, n * i), &[n, i], dtype, device);
+    let w = buffer(&whole(2, o * i), &[o, i], dtype, device);
+    let dy = buffer(&whole(3, n * o), &[n, o], dtype, device);
+    let mut dw = buffer(&whole(4, o * i), &[o, i], DType::F32, device);
+    let (mut y, mut dx) = (buffer(&[], &[0, o], dtype, device), buffer(&[], &[0, i], dtype, device));
+    if n > 0 {
+        y = buffer(&vec![f32::NAN; n * o], &[n, o], dtype, device);
+        dx = buffer(&vec![f32::NAN; n * i], &[n, i], dtype, device);
+    }
+    let needed = linear::workspace_elements(n, i, o, dtype, device.kind());
+    let mut workspace = Buffer::zeros(&[needed], DType::F32, device).unwrap();
+    linear::forward(&x, &w, &mut y, &mut workspace).unwrap();
+    linear::backward_input(&dy, &w, &mut dx, &mut workspace).unwrap();
+    linear::backward_weight(&dy, &x, &mut dw, &mut workspace).unwrap();
+    [y, dx, dw].map(|result| result.read_f32().unwrap())
+}
+
+const SIZES: [[usize; 3]; 6] = [[1, 64, 96], [5, 16, 8], [33, 48, 80], [7, 5, 3], [128, 64, 192], [0, 16, 8]];
+
+#[test]
+#[ignore = "needs a card"]
+fn the_first_call_and_the_next_equal_the_cpus() {
+    let card = Device::cuda(0).unwrap();
+    for sizes in SIZES {
+        for dtype in [DType::F32, DType::BF16] {
+            let expected = all(sizes, dtype, &Device::Cpu);
+            for call in ["first", "second"] {
+                assert_eq!(all(sizes, dtype, &card), expected, "{sizes:?} {dtype:?}, {call} call");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn a_choice_is_recalled_on_the_card_and_library_it_was_made_with() {
+    let (one, other) = (Device::cuda(0).unwrap(), Device::cuda(0).unwrap());
+    let (one, other_card) = ((one.as_cuda().unwrap(), &one), other.as_cuda().unwrap());
+    all([33, 48, 80], DType::BF16, one.1);
+    let choices = one.0.product_choices();
+    let names: Vec<&str> = choices.keys().map(|name| name.split(" a ").next().unwrap()).collect();
+    assert_eq!(names, ["33x48x80", "33x80x48", "80x48x33"]);
+
+    assert!(other_card.product_choices().is_empty());
+    assert_eq!(other_card.recall_product_choices(&choices).unwrap(), [""; 0]);
+    assert_eq!(other_card.product_choices(), choices);
+    all([33, 48, 80], DType::BF16, &other);
+    assert_eq!(other_card.product_choices(), choices, "a choice that was recalled is not made again");
+
+    let strange = |text: &str| text.replace("cuBLASLt ", "cuBLASLt 9");
+    let foreign: BTreeMap<_, _> = choices.iter().map(|(name, text)| (name.clone(), strange(text))).collect();
+    let third = Device::cuda(0).unwrap();
+    let refused = third.as_cuda().unwrap().recall_product_choices(&foreign).unwrap();
+    assert_eq!(refused, foreign.keys().cloned().collect::<Vec<_>>());
+    let nonsense = BTreeMap::from([("no shape".to_owned(), "no algorithm".to_owned())]);
+    assert_eq!(third.as_cuda().unwrap().recall_product_choices(&nonsense).unwrap(), ["no shape"]);
+    assert!(third.as_cuda().unwrap().product_choices().is_empty());
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn the_cards_speed_is_a_number() {
+    let card = Device::cuda(0).unwrap();
+    let flops = card.as_cuda().unwrap().measure_product_flops(256).unwrap();
+    assert!(flops.is_finite() && flops > 0.0, "{flops}");
+}
