@@ -17,7 +17,7 @@ CUDA := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cud
 STAND_IN := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cuda-emulated"; \
 	environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libraries")" && eval "$$environment" &&
 
-.PHONY: help demo test build cuda cuda-emulated lint format ci oracle learning-proof bench bench-cpu audit lock wheel binaries clean
+.PHONY: help demo test build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu audit lock wheel binaries clean
 .NOTPARALLEL:
 
 help:
@@ -27,8 +27,9 @@ help:
 	@echo "make cuda    the same for NVIDIA cards: one program and one wheel that run with and without one"
 	@echo "make lint    rustfmt, clippy (with and without CUDA), ruff, mypy, stubtest"
 	@echo "make oracle  compare with PyTorch and transformers (a second venv of 6 GB)"
+	@echo "make check-kernels check-cuda    the kernels for cards, and training with them, without a card"
 	@echo "make bench   training speed against PyTorch on this CPU"
-	@echo "make ci      lint, test and oracle, as .ci/run does"
+	@echo "make ci      lint, oracle, check-kernels, check-cuda and test, as .ci/run does"
 	@echo "make audit   licences and known holes of everything we depend on (compiles cargo-deny)"
 	@echo "make lock    renew requirements/*.txt from pyproject.toml"
 
@@ -39,7 +40,7 @@ demo: $(VENV)/.extension-dev binaries
 
 test: $(VENV)/.dev $(VENV)/.extension-dev binaries
 	cargo test --workspace --locked
-	$(BIN)/python -m pytest --ignore=tests/oracles
+	$(BIN)/python -m pytest --ignore=tests/oracles --ignore=tests/cuda_emulator
 
 build: $(VENV)/.requirements
 	rm -f $(VENV)/.extension-*
@@ -82,11 +83,22 @@ format: $(VENV)/.dev
 ci:
 	$(MAKE) lint
 	$(MAKE) oracle
+	$(MAKE) check-kernels
+	$(MAKE) check-cuda
 	$(MAKE) test
 
 # torch and transformers live apart: 150 s and 5.6 GB to install, and only these tests need them.
 oracle: $(ORACLE)/.extension binaries
 	$(ORACLE)/bin/python -m pytest tests/oracles
+
+# Every kernel for cards: its arithmetic under Triton's interpreter, its PTX made again byte for byte, and assembled.
+check-kernels: $(ORACLE)/.requirements
+	$(CUDA) PTXAS="$$(dirname "$$NVCC")/ptxas" OMP_NUM_THREADS=1 \
+		$(ORACLE)/bin/python -m pytest transformer_candle/kernels/triton/tests
+
+# The trainer's way through CUDA without a card: on a driver that computes in the machine's memory, with Triton's interpreter.
+check-cuda: $(ORACLE)/.extension cuda-emulated
+	$(ORACLE)/bin/python -m pytest tests/cuda_emulator
 
 # Two runs of 2,000 steps, here and in PyTorch: 8 minutes; the figures are in docs/experiment_log.md.
 learning-proof: $(ORACLE)/.extension binaries
