@@ -1,4 +1,4 @@
-"""Fixtures: the emulated driver, built once."""
+"""Fixtures: the emulated driver, built once, and the trainer that runs on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from cuda_emulator.library import KERNELS, Emulator, build
-from workspace import REPOSITORY
+from cuda_emulator.runs import EMULATED_TRAINER, Runs
+from workspace import REPOSITORY, Workspace
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,10 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 def kernels() -> Path:
     """The folder of the PTX that is checked in."""
     return KERNELS / "ptx"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, emulator: Emulator) -> Runs:
+    """A place for runs of tiny models, on the CPU and on the emulated card."""
+    assert EMULATED_TRAINER.exists(), f"{EMULATED_TRAINER} is missing: make cuda-emulated"
+    return Runs(Workspace(tmp_path), emulator)

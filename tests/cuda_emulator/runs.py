@@ -1,0 +1,124 @@
+"""Runs of tiny models: what they are, how the trainer is started, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cuda_emulator.library import Emulator
+from workspace import REPOSITORY, TARGET, Finished, Workspace
+
+EMULATED_TRAINER = TARGET / "cuda-emulated" / "debug" / "transformer-candle"
+TOKENIZER = REPOSITORY / "transformer_candle" / "dataset" / "tests" / "material" / "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A model and its data, small enough for an interpreter."""
+
+    hidden: int = 64
+    heads: int = 2
+    kv_heads: int = 1
+    intermediate: int = 96
+    layers: int = 2
+    sequence: int = 32
+    batch: int = 2
+    accumulation: int = 2
+    precision: str = "bf16"
+    steps: int = 4
+    checkpoint_every: int = 2
+    seed: int = 7
+
+    def config(self, text: Path) -> dict[str, Any]:
+        """A config that `train` loads."""
+        return {
+            "model": {
+                "hidden_size": self.hidden,
+                "intermediate_size": self.intermediate,
+                "num_layers": self.layers,
+                "num_attention_heads": self.heads,
+                "num_key_value_heads": self.kv_heads,
+                "max_position_embeddings": 64,
+            },
+            "tokenizer": {"tokenizer_json": str(TOKENIZER)},
+            "data": {
+                "train_shards": [str(text)],
+                "validation_shards": [str(text)],
+                "sequence_length": self.sequence,
+                "batch_size": self.batch,
+                "gradient_accumulation_steps": self.accumulation,
+                "shuffle_buffer_size": 16,
+            },
+            "optimizer": {"learning_rate": 3e-3},
+            "scheduler": {"strategy": "cosine", "warmup_steps": 1, "total_steps": self.steps},
+            "runtime": {
+                "seed": self.seed,
+                "precision": self.precision,
+                "log_every_n_steps": 1,
+                "checkpoint": {"every_n_steps": self.checkpoint_every},
+                "evaluation": {"every_n_steps": self.checkpoint_every, "max_batches": 1},
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs below one folder, each with its own."""
+
+    workspace: Workspace
+    emulator: Emulator
+
+    def having(self, **settings: Any) -> Runs:
+        """The same folder, another card."""
+        return replace(self, emulator=self.emulator.having(**settings))
+
+    def program(self, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Finished:
+        """The trainer with the emulated card in sight."""
+        return self._with(environment).command(EMULATED_TRAINER, *arguments)
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        return self._with(None).start(EMULATED_TRAINER, *arguments)
+
+    def write(self, name: str, tiny: Tiny) -> Path:
+        """A run's folder with its config."""
+        text = self.workspace.root / "book.txt"
+        if not text.exists():
+            self.workspace.write_text(text.name, 40_000)
+        folder = self.workspace.run_folder(name)
+        folder.mkdir(parents=True)
+        (folder / "training.json").write_text(json.dumps(tiny.config(text)))
+        return folder
+
+    def train(self, name: str, *arguments: str | Path, device: str = "cuda") -> Finished:
+        """Trains a run that was written, or goes on with it."""
+        config = self.workspace.run_folder(name) / "training.json"
+        return self.program("train", "--config", config, "--device", device, *arguments)
+
+    def trained(self, name: str, tiny: Tiny, device: str = "cuda") -> str:
+        """The name of a run that is trained to its end."""
+        self.write(name, tiny)
+        self.train(name, device=device).succeeded()
+        return name
+
+    def metrics(self, name: str, kind: str = "train") -> list[dict[str, Any]]:
+        return self.workspace.metrics(name, kind)
+
+    def steps(self, name: str) -> list[tuple[int, float, float]]:
+        """Step, loss and gradient norm as they were logged."""
+        return [(row["step"], row["loss"], row["grad_norm"]) for row in self.metrics(name)]
+
+    def state(self, name: str, step: int) -> dict[str, bytes]:
+        """Everything that training goes on from, bit by bit."""
+        folder = self.workspace.run_folder(name) / "checkpoints" / f"step-{step:08}"
+        return {file: (folder / file).read_bytes() for file in ("model.safetensors", "optimizer.safetensors")}
+
+    def checkpoint(self, name: str, step: int) -> Path:
+        return self.workspace.run_folder(name) / "checkpoints" / f"step-{step:08}"
+
+    def _with(self, environment: Mapping[str, str] | None) -> Workspace:
+        own = self.emulator.environment() | dict(environment or {})
+        return Workspace(self.workspace.root, {**self.workspace.extra_environment, **own})

@@ -1,0 +1,127 @@
+"""What the programs say and refuse on machines with and without a card, and what they do with one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cuda_emulator.library import Emulator
+from cuda_emulator.runs import Runs, Tiny
+from workspace import Workspace
+
+TINY = Tiny(steps=2, checkpoint_every=2)
+
+
+def without(runs: Runs, library: str, tmp_path: Path) -> Runs:
+    """A machine that lacks one library."""
+    folder = tmp_path / "libraries"
+    shutil.copytree(runs.emulator.libraries, folder)
+    (folder / library).unlink()
+    return Runs(runs.workspace, Emulator(folder, runs.emulator.python, runs.emulator.settings))
+
+
+@pytest.mark.parametrize("library", ["libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10"])
+def test_a_missing_library_is_named(runs: Runs, tmp_path: Path, library: str) -> None:
+    runs.write("run", TINY)
+    name = library.split(".")[0]
+    without(runs, library, tmp_path).train("run").refused(2, "driver" if name == "libcuda" else name)
+    assert not (runs.workspace.run_folder("run") / "checkpoints").exists()
+
+
+def test_without_a_card_auto_takes_the_cpu_and_cuda_is_refused(runs: Runs) -> None:
+    runs.write("run", TINY)
+    none = runs.having(cards=0)
+    none.train("run").refused(2)
+    none.train("run", device="auto").succeeded()
+    assert runs.trained("cpu", TINY, "cpu")
+    assert runs.steps("run") == runs.steps("cpu")
+
+
+def test_with_a_card_auto_takes_it(runs: Runs) -> None:
+    runs.write("run", TINY)
+    with_report = runs.having(report=runs.workspace.root / "report.json")
+    done = with_report.train("run", device="auto").succeeded()
+    assert "cuda:0" in done.out
+    assert with_report.emulator.report()["launches"] > 0
+
+
+def test_a_card_that_is_not_there_is_refused(runs: Runs) -> None:
+    runs.write("run", TINY)
+    runs.train("run", device="cuda:1").refused(2, "cuda:1")
+
+
+def test_a_card_that_is_too_small_is_refused_before_anything_is_allocated(runs: Runs) -> None:
+    runs.write("run", TINY)
+    small = runs.having(memory=96 << 20, report=runs.workspace.root / "report.json")
+    small.train("run").refused(4)
+    assert small.emulator.report()["allocations"] == 0
+    full = runs.having(used=930 << 20)
+    full.train("run").refused(4)
+
+
+def test_an_old_driver_takes_what_this_program_brings(runs: Runs) -> None:
+    runs.write("run", TINY)
+    runs.having(driver=12080).train("run").succeeded()
+
+
+@pytest.mark.parametrize(("card", "capability"), [("NVIDIA A100-SXM4-80GB", "8.0"), ("NVIDIA H200", "9.0")])
+def test_every_family_of_cards_trains_alike(runs: Runs, card: str, capability: str) -> None:
+    """Other kernels, the same numbers up to the order of sums."""
+    other = runs.having(card=card, capability=capability)
+    losses = [row[1] for row in other.steps(other.trained("run", TINY))]
+    assert losses == pytest.approx([row[1] for row in runs.steps(runs.trained("usual", TINY))], rel=4e-3)
+
+
+def test_generating_and_evaluating_on_the_card(runs: Runs) -> None:
+    checkpoint = runs.checkpoint(runs.trained("run", Tiny(steps=2, checkpoint_every=2, precision="fp32")), 2)
+    words = (
+        "generate",
+        "--checkpoint",
+        checkpoint,
+        "--prompt",
+        "def main",
+        "--max-tokens",
+        "6",
+        "--temperature",
+        "0",
+        "--json",
+    )
+    texts = [json.loads(runs.program(*words, "--device", device).succeeded().out) for device in ("cpu", "cuda")]
+    assert texts[0]["completion"] == texts[1]["completion"]
+    assert texts[1]["tokens"] > 0
+
+
+def test_gpu_check_passes_and_finds_a_wrong_kernel(runs: Runs) -> None:
+    runs.program("gpu-check", "--size", "small", "--seed", "1").succeeded()
+    broken = runs.having(**{"break": "swiglu_backward.bf16"})
+    done = broken.program("gpu-check", "--size", "small", "--seed", "1")
+    assert done.code != 0
+    assert "swiglu" in done.out
+
+
+def test_a_step_waits_once_and_allocates_nothing(runs: Runs) -> None:
+    """What the trainer promises of a step, counted as the difference of two runs."""
+    counts = {}
+    for steps in (4, 8):
+        tiny = Tiny(steps=steps, checkpoint_every=100, accumulation=3)
+        counting = runs.having(report=runs.workspace.root / f"report-{steps}.json")
+        counting.write(f"run-{steps}", tiny)
+        off = ("--override", "runtime.evaluation.every_n_steps=null")
+        counting.train(f"run-{steps}", *off).succeeded()
+        counts[steps] = counting.emulator.report()
+    more = {name: counts[8][name] - counts[4][name] for name in counts[4] if name != "kernels"}
+    assert more["allocations"] == more["frees"] == more["pinned_allocations"] == 0
+    assert more["graph_launches"] == 4 * 3
+    assert more["products"] == 0, "every product of a step is in its graph"
+    assert more["captures"] == more["modules"] == 0
+    assert more["pageable_copies"] == 0
+
+
+def test_the_plan_is_what_the_card_then_holds(runs: Runs, workspace: Workspace) -> None:
+    runs.write("run", TINY)
+    counting = runs.having(report=runs.workspace.root / "report.json")
+    counting.train("run").succeeded()
+    assert counting.emulator.report()["allocated_high"] < 256 << 20
+    assert workspace.root == runs.workspace.root

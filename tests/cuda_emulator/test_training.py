@@ -1,0 +1,103 @@
+"""On an emulated card the trainer learns what it learns on a CPU, alike every time, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from cuda_emulator.runs import Runs, Tiny
+
+BF16 = Tiny(precision="bf16")
+FP32 = Tiny(precision="fp32")
+# Heads of 40 are masked to 64; sequences of 23 and 3 of them fill no tile; all heads have keys of their own.
+RAGGED = Tiny(hidden=80, heads=2, kv_heads=2, intermediate=112, sequence=23, batch=3, accumulation=1, layers=1)
+
+
+@pytest.mark.parametrize(
+    ("tiny", "tolerance"),
+    [
+        # F32 sums differ by their order, bf16 values by a rounding here and there, which training then carries on.
+        pytest.param(FP32, 2e-5, id="fp32"),
+        pytest.param(BF16, 4e-3, id="bf16"),
+        pytest.param(Tiny(**{**RAGGED.__dict__, "precision": "fp32"}), 2e-5, id="ragged-fp32"),
+        pytest.param(RAGGED, 4e-3, id="ragged-bf16"),
+    ],
+)
+def test_the_card_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, tolerance: float) -> None:
+    on_cpu, on_card = (runs.steps(runs.trained(device, tiny, device)) for device in ("cpu", "cuda"))
+    assert [row[0] for row in on_card] == list(range(1, tiny.steps + 1))
+    for (_, loss, norm), (_, expected_loss, expected_norm) in zip(on_card, on_cpu, strict=True):
+        assert loss == pytest.approx(expected_loss, rel=tolerance)
+        assert norm == pytest.approx(expected_norm, rel=10 * tolerance)
+    held_out = [runs.metrics(name, "evaluation")[-1]["loss"] for name in ("cpu", "cuda")]
+    assert held_out[1] == pytest.approx(held_out[0], rel=tolerance)
+    assert on_card[-1][1] < on_card[0][1]
+
+
+def test_a_run_is_the_same_every_time_whatever_the_card_does_first(runs: Runs) -> None:
+    """Programs of a grid from last to first, and copies that come as early as they may, change no bit."""
+    runs.trained("once", BF16)
+    runs.having(order="reversed", schedule="others-early").trained("again", BF16)
+    runs.having(schedule="early").trained("early", BF16)
+    for other in ("again", "early"):
+        assert runs.steps(other) == runs.steps("once")
+        assert runs.state(other, 4) == runs.state("once", 4)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(runs: Runs) -> None:
+    """On another day, too, when other products would be the fastest: the choices lie in the checkpoint."""
+    tiny = Tiny(steps=6, checkpoint_every=2)
+    runs.trained("straight", tiny)
+    folder = runs.write("killed", tiny)
+    process = runs.start("train", "--config", folder / "training.json", "--device", "cuda")
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("step 5/"):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    runs.having(timing=3).train("killed", "--resume").succeeded()
+    assert runs.steps("killed") == runs.steps("straight")
+    assert runs.state("killed", 6) == runs.state("straight", 6)
+
+
+def test_what_the_choices_in_the_checkpoint_are_for(runs: Runs) -> None:
+    """Fresh runs on days with other fastest products differ; were they equal, the test above would prove nothing."""
+    runs.trained("one day", FP32)
+    runs.having(timing=3).trained("another day", FP32)
+    assert runs.state("one day", 4) != runs.state("another day", 4)
+
+
+def test_another_card_on_resume_is_told(runs: Runs) -> None:
+    tiny = Tiny(steps=4, checkpoint_every=2)
+    runs.write("moved", tiny)
+    runs.train("moved", "--max-steps", "2").succeeded()
+    other = runs.having(card="NVIDIA H200", capability="9.0")
+    done = other.train("moved", "--resume").succeeded()
+    assert "NVIDIA GeForce RTX 5090" in done.out + done.err
+    assert "NVIDIA H200" in done.out + done.err
+    assert [row[0] for row in runs.steps("moved")] == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_moves_between_card_and_cpu(runs: Runs) -> None:
+    tiny = Tiny(steps=4, checkpoint_every=2, precision="fp32")
+    straight = runs.steps(runs.trained("straight", tiny))
+    for name, first, then in (("to cpu", "cuda", "cpu"), ("to card", "cpu", "cuda")):
+        runs.write(name, tiny)
+        runs.train(name, "--max-steps", "2", device=first).succeeded()
+        runs.train(name, "--resume", device=then).succeeded()
+        for (_, loss, _), (_, expected, _) in zip(runs.steps(name), straight, strict=True):
+            assert loss == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "block"])
+def test_recomputing_changes_no_bit(runs: Runs, recompute: str, tmp_path: Path) -> None:
+    tiny = Tiny(steps=2, checkpoint_every=2)
+    folder = runs.write(recompute, tiny)
+    override = ("--override", f"runtime.activation_recompute={recompute}")
+    runs.train(recompute, *override).succeeded()
+    runs.trained("usual", tiny)
+    assert runs.steps(recompute) == runs.steps("usual")
+    assert folder.parent.parent == tmp_path
