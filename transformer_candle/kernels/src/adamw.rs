@@ -10,7 +10,8 @@
 
 use candle_core::DType;
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
+use crate::cuda::{self, Value};
 use crate::{Buffer, Result, cpu};
 
 /// Length of the F32 buffer with the numbers that change from step to step; the constants below index it.
@@ -60,7 +61,15 @@ pub fn step(
     if let Some(remainder) = &remainder {
         arguments = arguments.output("remainder", remainder, DType::I16, shape);
     }
-    arguments.cpu(|access| {
+    let elements = weight.elements();
+    let state = cuda::adamw::State {
+        weight: Value::from(&*weight),
+        remainder: remainder.as_deref().map(Value::from),
+        grad: Value::from(grad),
+        moments: [&*first_moment, &*second_moment].map(Value::from),
+        scalars: Value::from(scalars),
+    };
+    let cpu = |access: &Access<'_>| {
         let scalars = scalars.slice::<f32>(access);
         if scalars[APPLY] == 0.0 {
             return Ok(());
@@ -76,7 +85,8 @@ pub fn step(
             }
         }
         Ok(())
-    })
+    };
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::adamw::step(&state, settings, weight_decay, elements)))
 }
 
 /// The plain version.

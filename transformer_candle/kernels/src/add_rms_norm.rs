@@ -6,7 +6,8 @@
 
 use candle_core::DType;
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
+use crate::cuda::{self, Value};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, Result, cpu};
 
@@ -25,12 +26,16 @@ pub fn forward(
         .input("weight_D", weight_D, dtype, &[d])
         .output("normed_ND", normed_ND, dtype, &[n, d])
         .output("inv_rms_N", inv_rms_N, DType::F32, &[n]);
-    arguments.cpu(|access| {
+    let [x, weight, normed, inv_rms] = [x_ND, weight_D, &*normed_ND, &*inv_rms_N].map(Value::from);
+    let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "x_ND", dtype, E => {
             let (x, weight) = (x_ND.slice::<E>(access), weight_D.slice(access));
             cpu::add_rms_norm::forward(x, weight, epsilon, normed_ND.slice_mut(access), inv_rms_N.slice_mut(access));
             Ok(())
         })
+    };
+    arguments.run(cpu, |card| {
+        cuda::perform(card, &cuda::add_rms_norm::forward(x, weight, epsilon, [normed, inv_rms], [n, d]))
     })
 }
 
@@ -53,13 +58,18 @@ pub fn forward_add(
         .output("sum_ND", sum_ND, dtype, &[n, d])
         .output("normed_ND", normed_ND, dtype, &[n, d])
         .output("inv_rms_N", inv_rms_N, DType::F32, &[n]);
-    arguments.cpu(|access| {
+    let [x, branch, weight] = [x_ND, branch_ND, weight_D].map(Value::from);
+    let outputs = [&*sum_ND, &*normed_ND, &*inv_rms_N].map(Value::from);
+    let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "x_ND", dtype, E => {
             let (x, branch, weight) = (x_ND.slice::<E>(access), branch_ND.slice(access), weight_D.slice(access));
             let (sum, normed) = (sum_ND.slice_mut(access), normed_ND.slice_mut(access));
             cpu::add_rms_norm::forward_add(x, branch, weight, epsilon, sum, normed, inv_rms_N.slice_mut(access));
             Ok(())
         })
+    };
+    arguments.run(cpu, |card| {
+        cuda::perform(card, &cuda::add_rms_norm::forward_add([x, branch], weight, epsilon, outputs, [n, d]))
     })
 }
 
@@ -72,13 +82,16 @@ pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_
         .input("weight_D", weight_D, dtype, &[d])
         .input("inv_rms_N", inv_rms_N, DType::F32, &[n])
         .output("normed_ND", normed_ND, dtype, &[n, d]);
-    arguments.cpu(|access| {
+    let [sum, weight, inv_rms, normed] = [sum_ND, weight_D, inv_rms_N, &*normed_ND].map(Value::from);
+    let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "sum_ND", dtype, E => {
             let (sum, weight) = (sum_ND.slice::<E>(access), weight_D.slice(access));
             cpu::add_rms_norm::normalize(sum, weight, inv_rms_N.slice(access), normed_ND.slice_mut(access));
             Ok(())
         })
-    })
+    };
+    arguments
+        .run(cpu, |card| cuda::perform(card, &cuda::add_rms_norm::normalize([sum, weight, inv_rms], normed, [n, d])))
 }
 
 /// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32) the weight's. (`dsum` comes in
@@ -105,7 +118,10 @@ pub fn backward(
         .output("dsum_ND", dsum_ND, dtype, &[n, d])
         .output("dweight_D", dweight_D, DType::F32, &[d])
         .workspace(workspace, workspace_elements(n, d, sum_ND.device().kind()));
-    arguments.cpu(|access| {
+    let saved = [sum_ND, weight_D, inv_rms_N].map(Value::from);
+    let (dnormed, outputs) = (Value::from(dnormed_ND), [&*dsum_ND, &*dweight_D].map(Value::from));
+    let partials = Value::from(&*workspace);
+    let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "sum_ND", dtype, E => {
             let saved = cpu::add_rms_norm::Saved {
                 sum: sum_ND.slice::<E>(access),
@@ -116,14 +132,16 @@ pub fn backward(
             cpu::add_rms_norm::backward(&saved, dnormed_ND.slice(access), dsum, dweight, workspace.slice_mut(access));
             Ok(())
         })
-    })
+    };
+    arguments
+        .run(cpu, |card| cuda::perform(card, &cuda::add_rms_norm::backward(saved, dnormed, outputs, partials, [n, d])))
 }
 
-/// Elements of F32 workspace for [`backward`] of N rows of D: the weight's gradient of each block of rows.
+/// Elements of F32 workspace for [`backward`] of N rows of D: the weight's gradient of each group of rows.
 pub fn workspace_elements(n: usize, d: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cpu => cpu::add_rms_norm::workspace_elements(n, d),
-        DeviceKind::Cuda => 0,
+        DeviceKind::Cuda => cuda::add_rms_norm::workspace_elements(n, d),
     }
 }
 

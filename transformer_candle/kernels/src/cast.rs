@@ -6,9 +6,10 @@
 
 use candle_core::DType;
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
+use crate::cuda::{self, Value};
 use crate::element::not_an_element;
-use crate::{Buffer, Result, cpu};
+use crate::{Buffer, Error, Result, cpu};
 
 /// `target = source` elementwise, between F32 and BF16 either way, of one shape. Of one type it is a copy.
 pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
@@ -22,7 +23,8 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
         to,
         source.shape(),
     );
-    arguments.cpu(|access| {
+    let (input, output, elements) = (Value::from(source), Value::from(&*target), source.elements());
+    let cpu = |access: &Access<'_>| {
         match (from, to) {
             (DType::F32, DType::BF16) => {
                 cpu::cast::narrow(source.slice(access), target.slice_mut(access));
@@ -30,12 +32,14 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
             (DType::BF16, DType::F32) => {
                 cpu::cast::widen(source.slice(access), target.slice_mut(access));
             }
-            (DType::F32 | DType::BF16, actual) => {
-                return Err(not_an_element("cast::forward", "target", actual));
-            }
-            (actual, _) => return Err(not_an_element("cast::forward", "source", actual)),
+            _ => return Err(not_castable(from, to)),
         }
         Ok(())
+    };
+    arguments.run(cpu, |card| match (from, to) {
+        (DType::F32, DType::BF16) => cuda::perform(card, &cuda::cast::narrow(input, output, elements)),
+        (DType::BF16, DType::F32) => cuda::perform(card, &cuda::cast::widen(input, output, elements)),
+        _ => Err(not_castable(from, to)),
     })
 }
 
@@ -45,10 +49,12 @@ pub fn split_master(master: &Buffer, weight: &mut Buffer, remainder: &mut Buffer
         .input("master", master, DType::F32, master.shape())
         .output("weight", weight, DType::BF16, master.shape())
         .output("remainder", remainder, DType::I16, master.shape());
-    arguments.cpu(|access| {
+    let (values, elements) = ([master, &*weight, &*remainder].map(Value::from), master.elements());
+    let cpu = |access: &Access<'_>| {
         cpu::cast::split(master.slice(access), weight.slice_mut(access), remainder.slice_mut(access));
         Ok(())
-    })
+    };
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::cast::split(values, elements)))
 }
 
 /// Puts the F32 master together again, bit for bit as it was split.
@@ -57,10 +63,19 @@ pub fn join_master(weight: &Buffer, remainder: &Buffer, master: &mut Buffer) -> 
         .input("weight", weight, DType::BF16, master.shape())
         .input("remainder", remainder, DType::I16, master.shape())
         .output("master", master, DType::F32, master.shape());
-    arguments.cpu(|access| {
+    let (values, elements) = ([weight, remainder, &*master].map(Value::from), master.elements());
+    let cpu = |access: &Access<'_>| {
         cpu::cast::join(weight.slice(access), remainder.slice(access), master.slice_mut(access));
         Ok(())
-    })
+    };
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::cast::join(values, elements)))
+}
+
+fn not_castable(from: DType, to: DType) -> Error {
+    match from {
+        DType::F32 | DType::BF16 => not_an_element("cast::forward", "target", to),
+        actual => not_an_element("cast::forward", "source", actual),
+    }
 }
 
 /// The plain version.

@@ -4,13 +4,15 @@
 
 use candle_core::DType;
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
+use crate::cuda::{self, Value};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, Error, Result, cpu};
 
 /// `out_ND[n] = table_VD[ids_N[n]]`. Table and output are of one element type, F32 or BF16; ids are U32.
 ///
-/// An id that is not below V is [`Error::OutOfRange`].
+/// An id that is not below V is [`Error::OutOfRange`] on the CPU. A card cannot say so before it is done: the token's row is NaN
+/// there, which shows in the loss, and keeps the optimizer from taking the step.
 pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result<()> {
     let (n, [v, d]) = (ids_N.elements(), size(table_VD));
     let dtype = table_VD.dtype();
@@ -18,19 +20,21 @@ pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result
         .input("table_VD", table_VD, dtype, &[v, d])
         .input("ids_N", ids_N, DType::U32, &[n])
         .output("out_ND", out_ND, dtype, &[n, d]);
-    arguments.cpu(|access| {
+    let (table, ids, out) = (table_VD.into(), ids_N.into(), Value::from(&*out_ND));
+    let cpu = |access: &Access<'_>| {
         let ids = checked_ids("embedding::forward", ids_N.slice(access), v)?;
         with_element!("embedding::forward", "table_VD", dtype, E => {
             cpu::embedding::forward::<E>(table_VD.slice(access), ids, out_ND.slice_mut(access), d);
             Ok(())
         })
-    })
+    };
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::embedding::forward(table, ids, out, [n, v, d])))
 }
 
 /// `dtable_VD[ids_N[n]] += dout_ND[n]` in F32, for each row of the table in the order of the tokens. `dout_ND` is F32 or
 /// BF16.
 ///
-/// An id that is not below V is [`Error::OutOfRange`].
+/// An id that is not below V is [`Error::OutOfRange`] on the CPU; a card leaves its gradient out.
 pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let (n, [v, d]) = (ids_N.elements(), size(dtable_VD));
     let dtype = dout_ND.dtype();
@@ -39,19 +43,23 @@ pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, worksp
         .input("dout_ND", dout_ND, dtype, &[n, d])
         .output("dtable_VD", dtable_VD, DType::F32, &[v, d])
         .workspace(workspace, workspace_elements(n, dout_ND.device().kind()));
-    arguments.cpu(|access| {
+    let (ids, dout, dtable) = (ids_N.into(), dout_ND.into(), Value::from(&*dtable_VD));
+    let chains = cuda::embedding::chains(workspace, n);
+    let cpu = |access: &Access<'_>| {
         let ids = checked_ids("embedding::backward", ids_N.slice(access), v)?;
         with_element!("embedding::backward", "dout_ND", dtype, E => {
             cpu::embedding::backward::<E>(ids, dout_ND.slice(access), dtable_VD.slice_mut(access), d);
             Ok(())
         })
-    })
+    };
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::embedding::backward(ids, dout, dtable, chains, [n, v, d])))
 }
 
 /// Elements of F32 workspace that [`backward`] needs for so many tokens.
-pub fn workspace_elements(_tokens: usize, device: DeviceKind) -> usize {
+pub fn workspace_elements(tokens: usize, device: DeviceKind) -> usize {
     match device {
-        DeviceKind::Cpu | DeviceKind::Cuda => 0,
+        DeviceKind::Cpu => 0,
+        DeviceKind::Cuda => cuda::embedding::workspace_elements(tokens),
     }
 }
 

@@ -9,14 +9,17 @@
 //! loss     = log(sum_v exp(logit_v)) - logit_t
 //! dlogit_v = scale (softmax_v - [v = t])
 //! ```
-//! On the CPU the logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every
-//! gradient.
+//! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient. Their gradient
+//! takes their place; on a card it is rounded to the weights' type on the way, like every operand of a product there.
+//!
+//! On a card the padding's rows of the weight are multiplied too, with gradients of zero: they must be finite.
 
 use candle_core::DType;
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
+use crate::cuda::head_cross_entropy::{Gradients, Inputs};
 use crate::element::with_element;
-use crate::{Buffer, DeviceKind, Error, Result, cpu};
+use crate::{Buffer, DeviceKind, Error, Result, cpu, cuda};
 
 /// A token with this target has no loss and no gradient.
 pub const IGNORED_TARGET: i32 = -100;
@@ -25,7 +28,8 @@ pub const IGNORED_TARGET: i32 = -100;
 ///
 /// `scale_1` (F32) holds 1 / (targets of the whole accumulated batch). `hidden_ND`, `weight_VD` and `dhidden_ND` are F32 or BF16 alike,
 /// `targets_N` is I32, `logits_CV` F32 scratch of any number of rows. A target that is neither in `0..vocab_size` nor
-/// [`IGNORED_TARGET`] is [`Error::OutOfRange`].
+/// [`IGNORED_TARGET`] is [`Error::OutOfRange`] on the CPU. A card cannot say so before it is done: loss and gradients are NaN there,
+/// which keeps the optimizer from taking the step.
 pub fn forward_backward(
     hidden_ND: &Buffer,
     weight_VD: &Buffer,
@@ -46,7 +50,14 @@ pub fn forward_backward(
         .output("loss_1", loss_1, DType::F32, &[1])
         .output("dhidden_ND", dhidden_ND, dtype, &[n, d])
         .output("dweight_VD", dweight_VD, DType::F32, &[v, d]);
-    arguments.cpu(|access| {
+    let inputs = Inputs::of(hidden_ND, weight_VD, targets_N, logits_CV, workspace, sizes);
+    let gradients = Gradients {
+        scale: scale_1.into(),
+        loss: (&*loss_1).into(),
+        dhidden: (&*dhidden_ND).into(),
+        dweight: (&*dweight_VD).into(),
+    };
+    let cpu = |access: &Access<'_>| {
         let targets = checked_targets("head_cross_entropy::forward_backward", targets_N.slice(access), vocab_size)?;
         let scale = scale_1.slice::<f32>(access)[0];
         with_element!("head_cross_entropy::forward_backward", "hidden_ND", dtype, E => {
@@ -65,7 +76,12 @@ pub fn forward_backward(
             *total = (f64::from(*total) + f64::from(scale) * loss) as f32;
             Ok(())
         })
-    })
+    };
+    let cuda = |card: &cuda::Cuda| {
+        let requests = cuda::head_cross_entropy::forward_backward(&inputs, &gradients);
+        cuda::perform(card, &requests)
+    };
+    arguments.run(cpu, cuda)
 }
 
 /// Each token's loss in nats, 0 where the target is ignored, into `losses_N` (F32). The rest as in [`forward_backward`].
@@ -82,7 +98,9 @@ pub fn forward(
     let arguments = sizes
         .arguments("head_cross_entropy::forward", hidden_ND, weight_VD, targets_N, logits_CV, workspace)
         .output("losses_N", losses_N, DType::F32, &[sizes.n]);
-    arguments.cpu(|access| {
+    let inputs = Inputs::of(hidden_ND, weight_VD, targets_N, logits_CV, workspace, sizes);
+    let losses = cuda::Value::from(&*losses_N);
+    let cpu = |access: &Access<'_>| {
         let targets = checked_targets("head_cross_entropy::forward", targets_N.slice(access), vocab_size)?;
         with_element!("head_cross_entropy::forward", "hidden_ND", dtype, E => {
             cpu::head_cross_entropy::forward::<E>(
@@ -96,7 +114,8 @@ pub fn forward(
             );
             Ok(())
         })
-    })
+    };
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::head_cross_entropy::forward(&inputs, losses)))
 }
 
 /// Elements of F32 workspace for logits of C rows and weights of so many columns and (padded) rows.
@@ -109,7 +128,7 @@ pub fn workspace_elements(
 ) -> usize {
     match device {
         DeviceKind::Cpu => cpu::head_cross_entropy::workspace_elements(chunk_rows, hidden_size, vocabulary, dtype),
-        DeviceKind::Cuda => 0,
+        DeviceKind::Cuda => cuda::head_cross_entropy::workspace_elements(chunk_rows),
     }
 }
 

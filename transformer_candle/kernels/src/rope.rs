@@ -5,7 +5,8 @@
 
 use candle_core::DType;
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
+use crate::cuda::{self, Value};
 use crate::element::with_element;
 use crate::{Buffer, Device, Error, HeadLayout, Result, cpu};
 
@@ -81,7 +82,9 @@ fn rotate(
         .require(sequence_length > 0 && rows.is_multiple_of(sequence_length), || {
             format!("{rows} rows are not whole sequences of {sequence_length}")
         });
-    arguments.cpu(|access| {
+    let (qkv, angles) = (Value::from(&*qkv_NP), [&tables.cos_TE2, &tables.sin_TE2].map(Value::from));
+    let places = cuda::rope::Places { rows, sequence_length, first_position, direction };
+    let cpu = |access: &Access<'_>| {
         with_element!(operation, "qkv_NP", dtype, E => {
             let angles = cpu::rope::Angles {
                 cos: &tables.cos_TE2.slice(access)[first_position * half..last * half],
@@ -91,7 +94,8 @@ fn rotate(
             cpu::rope::rotate::<E>(qkv_NP.slice_mut(access), layout, &angles);
             Ok(())
         })
-    })
+    };
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::rope::rotate(qkv, layout, angles, places)))
 }
 
 /// The operation in the plainest terms, with the tables' angles computed where they are needed.

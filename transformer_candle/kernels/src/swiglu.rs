@@ -3,7 +3,8 @@
 //!
 //! Legend: N tokens, I intermediate size, 2I a row `[gate | up]`.
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
+use crate::cuda::{self, Value};
 use crate::element::with_element;
 use crate::{Buffer, Result, cpu};
 
@@ -16,12 +17,14 @@ pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
         dtype,
         &[n, i],
     );
-    arguments.cpu(|access| {
+    let (gate_up, out) = (Value::from(gate_up_N2I), Value::from(&*out_NI));
+    let cpu = |access: &Access<'_>| {
         with_element!("swiglu::forward", "out_NI", dtype, E => {
             cpu::swiglu::forward::<E>(gate_up_N2I.slice(access), out_NI.slice_mut(access), i);
             Ok(())
         })
-    })
+    };
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::forward(gate_up, out, [n, i])))
 }
 
 /// Writes the gradient of gate and up, of which nothing but their values is needed. All F32 or all BF16.
@@ -33,13 +36,15 @@ pub fn backward(gate_up_N2I: &Buffer, dout_NI: &Buffer, dgate_up_N2I: &mut Buffe
         .input("gate_up_N2I", gate_up_N2I, dtype, &[n, 2 * i])
         .input("dout_NI", dout_NI, dtype, &[n, i])
         .output("dgate_up_N2I", dgate_up_N2I, dtype, &[n, 2 * i]);
-    arguments.cpu(|access| {
+    let (gate_up, dout, dgate_up) = (gate_up_N2I.into(), dout_NI.into(), (&*dgate_up_N2I).into());
+    let cpu = |access: &Access<'_>| {
         with_element!("swiglu::backward", "dout_NI", dtype, E => {
             let (gate_up, dout) = (gate_up_N2I.slice::<E>(access), dout_NI.slice(access));
             cpu::swiglu::backward(gate_up, dout, dgate_up_N2I.slice_mut(access), i);
             Ok(())
         })
-    })
+    };
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::backward(gate_up, dout, dgate_up, [n, i])))
 }
 
 /// N, I of the tensor that has them; every argument is then checked against these.

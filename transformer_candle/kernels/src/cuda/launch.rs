@@ -37,4 +37,28 @@ impl Value {
         let address = buffer.address() + offset * buffer.dtype().size_in_bytes();
         Self::Pointer { address, dtype }
     }
+
+    /// The same place, so many elements further on.
+    pub(crate) fn skip_elements(self, offset: usize) -> Self {
+        match self {
+            Self::Pointer { address, dtype } => {
+                Self::Pointer { address: address + offset * dtype.size_in_bytes(), dtype }
+            }
+            Self::I32(_) | Self::F32(_) => self,
+        }
+    }
+
+    /// A number of things. Kernels count in 32 bits; more make a grid that no launch can have.
+    pub(crate) fn count(things: usize) -> Self {
+        Self::I32(i32::try_from(things).unwrap_or(i32::MAX))
+    }
+
+    /// What a pointer points to.
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::Pointer { dtype, .. } => dtype,
+            Self::I32(_) => DType::I32,
+            Self::F32(_) => DType::F32,
+        }
+    }
 }

@@ -1,0 +1,132 @@
+//! Head and cross-entropy on a card: for every chunk of rows the logits, their losses and gradients, and two more products.
+//!
+//! Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk. The workspace is the products', then the F64 sum of the losses,
+//! then the losses of a chunk.
+
+use super::request::{Blocks, Request, variant};
+use super::{Operand, Product, Value, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
+use crate::Buffer;
+use crate::head_cross_entropy::Sizes;
+
+/// F32 elements that the sum of the losses takes, so that the losses begin at a multiple of 16 bytes.
+const TOTAL: usize = 4;
+
+/// What both directions read, and their scratch memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs {
+    hidden: Operand,
+    weight: Operand,
+    targets: Value,
+    logits: Operand,
+    workspace: Value,
+    products: Workspace,
+    sizes: Sizes,
+}
+
+/// What training reads and writes beside.
+#[derive(Clone, Copy)]
+pub(crate) struct Gradients {
+    pub(crate) scale: Value,
+    pub(crate) loss: Value,
+    pub(crate) dhidden: Operand,
+    pub(crate) dweight: Operand,
+}
+
+/// Some rows, from `start` on.
+#[derive(Clone, Copy)]
+struct Chunk {
+    start: usize,
+    rows: usize,
+}
+
+/// See [`crate::head_cross_entropy::forward_backward`]. A row's gradient takes the place of its logits: in bf16 the first half of it.
+pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Request> {
+    let Sizes { n, d, v, .. } = inputs.sizes;
+    let &Gradients { scale, loss, dhidden, dweight } = gradients;
+    let &Inputs { hidden, weight, products, .. } = inputs;
+    let dlogits = inputs.logits.reinterpreted(hidden.dtype);
+    let total = inputs.workspace.skip_elements(WORKSPACE_ELEMENTS);
+    let losses = total.skip_elements(TOTAL);
+    let each = |chunk: Chunk| {
+        let Chunk { start, rows } = chunk;
+        let [is_first, is_last] = [start == 0, start + rows == n].map(|yes| Value::I32(i32::from(yes)));
+        let sum = [losses, Value::count(rows), total, scale, loss, is_first, is_last];
+        let values = [scale, losses, dlogits.into()];
+        [
+            inputs.logits(chunk),
+            inputs.losses("head_cross_entropy_gradients", variant(hidden.dtype), chunk, &values),
+            Request::launch("head_cross_entropy_total", "f32", [Blocks::ONE; 3], sum),
+            Request::Multiply(Product::set(dhidden.skip_rows(start), [rows, d, v], dlogits, weight, products)),
+            Request::Multiply(Product::add(
+                dweight,
+                [v, d, rows],
+                dlogits.transposed(),
+                hidden.skip_rows(start),
+                products,
+            )),
+        ]
+    };
+    inputs.chunks().flat_map(each).collect()
+}
+
+/// See [`crate::head_cross_entropy::forward`].
+pub(crate) fn forward(inputs: &Inputs, losses: Value) -> Vec<Request> {
+    let each = |chunk: Chunk| {
+        let losses = losses.skip_elements(chunk.start);
+        [inputs.logits(chunk), inputs.losses("head_cross_entropy_losses", "f32", chunk, &[losses])]
+    };
+    inputs.chunks().flat_map(each).collect()
+}
+
+/// What products need, the sum of the losses and a chunk's losses.
+pub(crate) fn workspace_elements(c: usize) -> usize {
+    WORKSPACE_ELEMENTS + TOTAL + c
+}
+
+impl Inputs {
+    pub(crate) fn of(
+        hidden_ND: &Buffer,
+        weight_VD: &Buffer,
+        targets_N: &Buffer,
+        logits_CV: &Buffer,
+        workspace: &Buffer,
+        sizes: Sizes,
+    ) -> Self {
+        Self {
+            hidden: hidden_ND.into(),
+            weight: weight_VD.into(),
+            targets: targets_N.into(),
+            logits: logits_CV.into(),
+            workspace: workspace.into(),
+            products: Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(workspace) },
+            sizes,
+        }
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = Chunk> {
+        let Sizes { n, c, .. } = self.sizes;
+        (0..n).step_by(c).map(move |start| Chunk { start, rows: c.min(n - start) })
+    }
+
+    /// The logits of a chunk.
+    fn logits(&self, Chunk { start, rows }: Chunk) -> Request {
+        let (Sizes { d, v, .. }, weight) = (self.sizes, self.weight.transposed());
+        Request::Multiply(Product::set(self.logits, [rows, v, d], self.hidden.skip_rows(start), weight, self.products))
+    }
+
+    /// A kernel over the rows of a chunk's logits: losses, or gradients beside; what it takes between targets and sizes.
+    fn losses(&self, function: &str, variant: &str, Chunk { start, rows }: Chunk, between: &[Value]) -> Request {
+        let Sizes { v, vocab_size, .. } = self.sizes;
+        let mut values = vec![self.logits.into(), self.targets.skip_elements(start)];
+        values.extend(between);
+        values.extend([vocab_size, v].map(Value::count));
+        Request::launch(function, variant, [Blocks::Count(rows), Blocks::ONE, Blocks::ONE], values)
+    }
+}
+
+/// The first element of a matrix.
+impl From<Operand> for Value {
+    fn from(operand: Operand) -> Self {
+        Self::Pointer { address: operand.address, dtype: operand.dtype }
+    }
+}

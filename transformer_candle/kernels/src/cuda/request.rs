@@ -1,0 +1,111 @@
+//! What an operation asks of a card: a list that follows from sizes and addresses alone. A graph can replay it, and a test can hold it
+//! to the kernels' manifest on a machine without a card.
+
+use candle_core::DType;
+
+use super::{Cuda, Product, Value};
+use crate::Result;
+
+/// One thing to do in the compute stream.
+#[derive(Clone, Debug)]
+pub(crate) enum Request {
+    /// A kernel of ours.
+    Launch(Launch),
+    /// A matrix product of the library's.
+    Multiply(Product),
+}
+
+/// A kernel by its name in the manifest, over a grid.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    pub(crate) kernel: String,
+    pub(crate) grid: [Blocks; 3],
+    pub(crate) values: Vec<Value>,
+}
+
+/// Blocks along an axis of the grid.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Blocks {
+    /// So many.
+    Count(usize),
+    /// As many as take so many things, each of them the kernel's constant of this name.
+    Of(usize, &'static str),
+}
+
+impl Request {
+    /// The kernel `<function>.<variant>`.
+    pub(crate) fn launch(function: &str, variant: &str, grid: [Blocks; 3], values: impl Into<Vec<Value>>) -> Self {
+        Self::Launch(Launch { kernel: format!("{function}.{variant}"), grid, values: values.into() })
+    }
+}
+
+impl Blocks {
+    /// The one block of an axis that is not used.
+    pub(crate) const ONE: Self = Self::Count(1);
+
+    fn count(self, constant: impl Fn(&str) -> usize) -> usize {
+        match self {
+            Self::Count(count) => count,
+            Self::Of(things, name) => things.div_ceil(constant(name)),
+        }
+    }
+}
+
+impl Launch {
+    /// The grid, for a kernel with these constants.
+    pub(crate) fn blocks(&self, constant: impl Fn(&str) -> usize) -> [usize; 3] {
+        self.grid.map(|blocks| blocks.count(&constant))
+    }
+}
+
+/// Asks for everything in a list, in its order.
+pub(crate) fn perform(cuda: &Cuda, requests: &[Request]) -> Result<()> {
+    for request in requests {
+        match request {
+            Request::Multiply(product) => cuda.multiply(product)?,
+            Request::Launch(launch) => {
+                let kernel = cuda.kernel(&launch.kernel)?;
+                kernel.launch(launch.blocks(|name| kernel.constant(name)), &launch.values)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How kernels' names call an element type.
+pub(crate) fn variant(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::BF16 => "bf16",
+        other => other.as_str(),
+    }
+}
+
+/// Elements of a flat buffer that one launch takes: kernels count them in 32 bits.
+const RANGE: usize = 1 << 30;
+
+/// The parts of a flat buffer of so many elements: where each begins, and how many elements it has.
+pub(crate) fn ranges(elements: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..elements).step_by(RANGE).map(move |start| (start, RANGE.min(elements - start)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_cover_a_buffer_of_any_length() {
+        let lengths = |elements: usize| ranges(elements).collect::<Vec<_>>();
+        assert_eq!(lengths(0), []);
+        assert_eq!(lengths(5), [(0, 5)]);
+        assert_eq!(lengths(RANGE), [(0, RANGE)]);
+        assert_eq!(lengths(2 * RANGE + 3), [(0, RANGE), (RANGE, RANGE), (2 * RANGE, 3)]);
+    }
+
+    #[test]
+    fn blocks_are_counted_in_the_kernels_constants() {
+        let grid = [Blocks::Count(7), Blocks::Of(1025, "BLOCK"), Blocks::Of(0, "BLOCK")];
+        let launch = Launch { kernel: String::new(), grid, values: Vec::new() };
+        assert_eq!(launch.blocks(|name| if name == "BLOCK" { 1024 } else { 0 }), [7, 2, 0]);
+    }
+}

@@ -1,0 +1,231 @@
+//! What operations ask of a card, held to the manifest for every kind of card: kernels that were compiled, as many arguments of the
+//! right types, promises kept, grids that can be launched; products whose matrices lie within their buffers.
+
+use std::collections::HashMap;
+
+use candle_core::DType;
+
+use super::head_cross_entropy::{Gradients, Inputs};
+use super::manifest::{Entry, Manifest};
+use super::request::Request;
+use super::*;
+use crate::head_cross_entropy::Sizes;
+use crate::testing::zeros;
+use crate::{DeviceKind, HeadLayout};
+
+const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
+
+fn kernels() -> [HashMap<String, Entry>; 4] {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/triton/ptx/manifest.json");
+    let text = std::fs::read_to_string(path).unwrap();
+    [(8, 0), (8, 6), (9, 0), (12, 0)].map(|capability| Manifest::for_card(&text, capability).unwrap())
+}
+
+/// The kernels' names, the products counted, after everything asked for was found to be possible.
+#[track_caller]
+fn asked(requests: &[Request]) -> Vec<String> {
+    let mut names = Vec::new();
+    for kernels in kernels() {
+        names.clear();
+        for request in requests {
+            match request {
+                Request::Multiply(product) => {
+                    product.check().unwrap();
+                    names.push("multiply".to_owned());
+                }
+                Request::Launch(launch) => {
+                    let entry = kernels.get(&launch.kernel).unwrap_or_else(|| panic!("no kernel {}", launch.kernel));
+                    let grid = launch.blocks(|name| entry.constant(name).unwrap());
+                    if let Err(problem) = entry.check(grid, &launch.values) {
+                        panic!("{}: {problem}", launch.kernel);
+                    }
+                    names.push(launch.kernel.clone());
+                }
+            }
+        }
+    }
+    names
+}
+
+fn value(shape: &[usize], dtype: DType) -> Value {
+    Value::from(&zeros(shape, dtype))
+}
+
+fn rows<const N: usize>(n: usize, width: usize, dtype: DType) -> [Value; N] {
+    [(); N].map(|()| value(&[n, width], dtype))
+}
+
+fn constant(kernel: &str, name: &str) -> usize {
+    kernels()[0][kernel].constant(name).unwrap()
+}
+
+#[test]
+fn embedding_asks_for_what_was_compiled() {
+    for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
+        let [table, out] = rows(7, 48, dtype);
+        let (ids, dtable) = (value(&[7], DType::U32), value(&[7, 48], DType::F32));
+        let forward = embedding::forward(table, ids, out, [7, 7, 48]);
+        assert_eq!(asked(&forward), [format!("embedding_forward.{suffix}")]);
+        let space = zeros(&[crate::embedding::workspace_elements(7, DeviceKind::Cuda)], DType::F32);
+        let backward = embedding::backward(ids, out, dtable, embedding::chains(&space, 7), [7, 7, 48]);
+        assert_eq!(asked(&backward), ["embedding_chain.u32".to_owned(), format!("embedding_backward.{suffix}")]);
+    }
+}
+
+#[test]
+fn a_norm_of_any_width_that_validates_has_its_kernels() {
+    let widths = [(16, 1024), (1024, 1024), (1040, 2048), (2064, 4096), (4112, 8192), (8192, 8192)];
+    for ((d, wide), dtype) in widths.into_iter().flat_map(|width| DTYPES.map(|dtype| (width, dtype))) {
+        let [x, branch, sum, normed] = rows(3, d, dtype);
+        let (weight, inv_rms) = (value(&[d], dtype), value(&[3], DType::F32));
+        let suffix = if dtype == DType::F32 { "f32" } else { "bf16" };
+        let forward = add_rms_norm::forward(x, weight, 1e-5, [normed, inv_rms], [3, d]);
+        assert_eq!(asked(&forward), [format!("add_rms_norm_forward.{suffix}.h{wide}")]);
+        let forward = add_rms_norm::forward_add([x, branch], weight, 1e-5, [sum, normed, inv_rms], [3, d]);
+        assert_eq!(asked(&forward), [format!("add_rms_norm_forward_add.{suffix}.h{wide}")]);
+        let again = add_rms_norm::normalize([sum, weight, inv_rms], normed, [3, d]);
+        assert_eq!(asked(&again), [format!("add_rms_norm_normalize.{suffix}")]);
+        let partials = value(&[crate::add_rms_norm::workspace_elements(3, d, DeviceKind::Cuda)], DType::F32);
+        let outputs = [x, value(&[d], DType::F32)];
+        let backward = add_rms_norm::backward([sum, weight, inv_rms], normed, outputs, partials, [3, d]);
+        let names = [format!("add_rms_norm_backward.{suffix}.h{wide}"), "add_rms_norm_weight.f32".to_owned()];
+        assert_eq!(asked(&backward), names);
+    }
+}
+
+#[test]
+fn the_norms_workspace_is_bounded() {
+    let elements = |n| crate::add_rms_norm::workspace_elements(n, 2048, DeviceKind::Cuda);
+    assert_eq!([elements(0), elements(5), elements(1 << 20)], [0, 5 * 2048, 512 * 2048]);
+}
+
+#[test]
+fn heads_of_any_size_that_validates_turn() {
+    let variants = [(32, "e32"), (40, "e128m"), (64, "e64"), (72, "e128m"), (96, "e128m"), (128, "e128")];
+    for ((head_size, variant), dtype) in variants.into_iter().flat_map(|one| DTYPES.map(|dtype| (one, dtype))) {
+        let layout = HeadLayout { heads: 3, kv_heads: 1, head_size };
+        let [qkv] = rows(6, layout.packed_width(), dtype);
+        let places = rope::Places { rows: 6, sequence_length: 3, first_position: 2, direction: -1.0 };
+        let suffix = if dtype == DType::F32 { "f32" } else { "bf16" };
+        let names = asked(&rope::rotate(qkv, &layout, rows(5, head_size / 2, DType::F32), places));
+        assert_eq!(names, [format!("rope_rotate.{suffix}.{variant}")]);
+    }
+}
+
+#[test]
+fn swiglu_asks_for_what_was_compiled() {
+    for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
+        let ([gate_up, dgate_up], [out]) = (rows(3, 96, dtype), rows(3, 48, dtype));
+        assert_eq!(asked(&swiglu::forward(gate_up, out, [3, 48])), [format!("swiglu_forward.{suffix}")]);
+        let backward = swiglu::backward(gate_up, out, dgate_up, [3, 48]);
+        assert_eq!(asked(&backward), [format!("swiglu_backward.{suffix}")]);
+    }
+}
+
+/// N, D, V, real vocabulary and C of a head, and what its two directions ask for.
+fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] {
+    let [hidden, weight, dhidden] = [n, v, n].map(|rows| zeros(&[rows, d], dtype));
+    let (targets, losses) = (zeros(&[n], DType::I32), value(&[n], DType::F32));
+    let (logits, dweight) = (zeros(&[c, v], DType::F32), zeros(&[v, d], DType::F32));
+    let elements = crate::head_cross_entropy::workspace_elements(c, d, v, dtype, DeviceKind::Cuda);
+    let workspace = zeros(&[elements], DType::F32);
+    let sizes = Sizes { n, d, v, vocab_size, c };
+    let inputs = Inputs::of(&hidden, &weight, &targets, &logits, &workspace, sizes);
+    let [scale, loss] = [(); 2].map(|()| value(&[1], DType::F32));
+    let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into() };
+    let training = head_cross_entropy::forward_backward(&inputs, &gradients);
+    [asked(&training), asked(&head_cross_entropy::forward(&inputs, losses))]
+}
+
+#[test]
+fn the_head_asks_for_every_chunk() {
+    for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
+        let gradients = format!("head_cross_entropy_gradients.{suffix}");
+        let chunk = ["multiply", &gradients, "head_cross_entropy_total.f32", "multiply", "multiply"];
+        let losses = ["multiply", "head_cross_entropy_losses.f32"];
+        for (c, chunks) in [(7, 1), (3, 3), (100, 1)] {
+            let [training, evaluation] = head([7, 32, 64, 50, c], dtype);
+            assert_eq!(training, chunk.repeat(chunks), "{c}");
+            assert_eq!(evaluation, losses.repeat(chunks), "{c}");
+        }
+        assert!(head([0, 32, 64, 50, 4], dtype).iter().all(Vec::is_empty));
+    }
+}
+
+#[test]
+fn the_parts_of_the_heads_workspace_do_not_overlap() {
+    let whole = zeros(
+        &[crate::head_cross_entropy::workspace_elements(3, 16, 64, DType::F32, DeviceKind::Cuda) + 1],
+        DType::F32,
+    );
+    let workspace = whole.view(1, &[whole.elements() - 1]).unwrap();
+    let products = Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(&workspace) };
+    let rest = whole.address() + (1 + WORKSPACE_ELEMENTS) * 4;
+    assert!(products.address >= workspace.address() && products.address + products.bytes <= rest);
+}
+
+#[test]
+fn a_norm_of_gradients_is_taken_in_pieces_of_the_size_that_the_workspace_counts() {
+    let (grads, norm) = (zeros(&[100_003], DType::F32), value(&[1], DType::F32));
+    let partials = value(&[crate::grad_norm::workspace_elements(100_003, DeviceKind::Cuda)], DType::F32);
+    let names = asked(&grad_norm::forward([(&grads).into(), norm, partials], 100_003));
+    assert_eq!(names, ["grad_norm_squares.f32", "grad_norm_total.f32"]);
+    let piece = constant("grad_norm_squares.f32", "PIECE");
+    let elements = |pieces: usize| crate::grad_norm::workspace_elements(pieces * piece, DeviceKind::Cuda);
+    assert_eq!([elements(0), elements(1), elements(5)], [0, 2, 10]);
+    assert_eq!(asked(&grad_norm::clip(norm, Some(1.0), value(&[5], DType::F32))), ["grad_norm_clip.f32"]);
+}
+
+#[test]
+fn clipping_writes_where_the_optimizer_reads() {
+    assert_eq!(constant("grad_norm_clip.f32", "CLIP_SCALE"), crate::adamw::CLIP_SCALE);
+    assert_eq!(constant("grad_norm_clip.f32", "APPLY"), crate::adamw::APPLY);
+}
+
+fn adamw_state(dtype: DType) -> adamw::State {
+    let flat = |dtype| value(&[4096], dtype);
+    adamw::State {
+        weight: flat(dtype),
+        remainder: (dtype == DType::BF16).then(|| flat(DType::I16)),
+        grad: flat(DType::F32),
+        moments: [flat(DType::F32), flat(DType::F32)],
+        scalars: value(&[crate::adamw::SCALARS], DType::F32),
+    }
+}
+
+#[test]
+fn a_step_asks_for_what_was_compiled() {
+    let settings = crate::adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
+    for (dtype, kernel) in DTYPES.into_iter().zip(["adamw_step.f32", "adamw_step.bf16"]) {
+        let state = adamw_state(dtype);
+        assert_eq!(asked(&adamw::step(&state, &settings, 0.1, 4001)), [kernel]);
+        assert_eq!(asked(&adamw::step(&state, &settings, 0.1, (1 << 31) + 64)), [kernel; 3], "more than 2^31 elements");
+    }
+}
+
+#[test]
+fn a_flat_buffer_goes_on_where_the_launch_before_ended() {
+    let state = adamw_state(DType::BF16);
+    let settings = crate::adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
+    let requests = adamw::step(&state, &settings, 0.1, (1 << 30) + 5);
+    let places = |request: &Request| match request {
+        Request::Launch(launch) => [0, 1, 2].map(|index| match launch.values[index] {
+            Value::Pointer { address, .. } => address,
+            Value::I32(_) | Value::F32(_) => unreachable!("buffers come first"),
+        }),
+        Request::Multiply(_) => unreachable!("a step has no products"),
+    };
+    let (first, second) = (places(&requests[0]), places(&requests[1]));
+    let bytes = [0, 1, 2].map(|index| second[index] - first[index]);
+    assert_eq!(bytes, [2 << 30, 2 << 30, 4 << 30]);
+}
+
+#[test]
+fn casts_ask_for_what_was_compiled() {
+    let [wide, master] = [(); 2].map(|()| value(&[77], DType::F32));
+    let (narrow, remainder) = (value(&[77], DType::BF16), value(&[77], DType::I16));
+    assert_eq!(asked(&cast::narrow(wide, narrow, 77)), ["cast_narrow.bf16"]);
+    assert_eq!(asked(&cast::widen(narrow, wide, 77)), ["cast_widen.f32"]);
+    assert_eq!(asked(&cast::split([master, narrow, remainder], 77)), ["cast_split.bf16"]);
+    assert_eq!(asked(&cast::join([narrow, remainder, master], 77)), ["cast_join.f32"]);
+}

@@ -1,0 +1,19 @@
+//! `SwiGLU` on a card. Legend: N rows, I intermediate size.
+
+use super::Value;
+use super::request::{Blocks, Request, variant};
+
+/// See [`crate::swiglu::forward`].
+pub(crate) fn forward(gate_up: Value, out: Value, [n, i]: [usize; 2]) -> [Request; 1] {
+    [Request::launch("swiglu_forward", variant(out.dtype()), grid(n, i), [gate_up, out, Value::count(i)])]
+}
+
+/// See [`crate::swiglu::backward`].
+pub(crate) fn backward(gate_up: Value, dout: Value, dgate_up: Value, [n, i]: [usize; 2]) -> [Request; 1] {
+    let values = [gate_up, dout, dgate_up, Value::count(i)];
+    [Request::launch("swiglu_backward", variant(dout.dtype()), grid(n, i), values)]
+}
+
+fn grid(n: usize, i: usize) -> [Blocks; 3] {
+    [Blocks::Count(n), Blocks::Of(i, "BLOCK"), Blocks::ONE]
+}
