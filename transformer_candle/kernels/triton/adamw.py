@@ -20,7 +20,8 @@ APPLY = tl.constexpr(4)
 @triton.jit
 def step_constants(scalars, weight_decay):
     """The gradient's scale, the weight's decay, the rate and the second moment's scale: 1 - rate * decay,
-    rate / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), each rounded once from F64."""
+    rate / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), each rounded once from F64.
+    """
     rate = tl.load(scalars + LEARNING_RATE).to(tl.float64)
     decay = (1.0 - rate * tl.cast(weight_decay, tl.float64)).to(tl.float32)
     corrected = (rate / tl.load(scalars + BIAS_CORRECTION1).to(tl.float64)).to(tl.float32)

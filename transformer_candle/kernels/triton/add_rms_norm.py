@@ -66,7 +66,8 @@ def add_rms_norm_normalize(total, weight, inv_rms, normed, width, BLOCK: tl.cons
 @triton.jit
 def add_rms_norm_backward(total, weight, inv_rms, dnormed, dtotal, partials, rows, width, BLOCK: tl.constexpr):
     """Adds to `dtotal`; every program takes rows as far apart as there are programs and leaves their share of the weight's
-    gradient in its own row of `partials`."""
+    gradient in its own row of `partials`.
+    """
     column = tl.arange(0, BLOCK)
     inside = column < width
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)

@@ -25,7 +25,8 @@ def embedding_forward(table, ids, out, rows, width, BLOCK: tl.constexpr):
 @triton.jit
 def embedding_chain(ids, first, following, tokens, BLOCK: tl.constexpr, SPAN: tl.constexpr):
     """Links the tokens of each id: `first` says whether no earlier token has this one's id, `following` names the next one
-    that has it, or N. A block of tokens a program, compared with all tokens."""
+    that has it, or N. A block of tokens a program, compared with all tokens.
+    """
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < tokens
     own = tl.load(ids + token, mask=inside, other=0)[:, None]
@@ -44,7 +45,8 @@ def embedding_chain(ids, first, following, tokens, BLOCK: tl.constexpr, SPAN: tl
 @triton.jit
 def embedding_backward(ids, dout, first, following, dtable, tokens, rows, width, BLOCK: tl.constexpr):
     """The first token of each id walks the tokens that have it and adds their gradients to the table's row, a block of
-    columns a program. Ids outside of the table are left out."""
+    columns a program. Ids outside of the table are left out.
+    """
     token = tl.program_id(0)
     row = tl.load(ids + token).to(tl.int64)
     if (tl.load(first + token) != 0) & (row < rows):

@@ -66,7 +66,8 @@ def head_cross_entropy_gradients(
 
     Nothing is overwritten unread. The statistics' reductions stand between every thread's first reading of the row and the
     first writing. In F32 each thread then writes over what it has read itself; in bf16 block i is written over logits of
-    blocks up to i, which a barrier makes sure that all threads have read."""
+    blocks up to i, which a barrier makes sure that all threads have read.
+    """
     at = tl.program_id(0).to(tl.int64)
     row = logits + at * width
     target = tl.load(targets + at)
@@ -93,7 +94,8 @@ def head_cross_entropy_gradients(
 @triton.jit
 def head_cross_entropy_total(losses, rows, total, scale, loss, is_first, is_last, BLOCK: tl.constexpr):
     """One program: adds a chunk's losses to the F64 `total`, which the first chunk begins; the last one adds scale times the
-    total to `loss`, rounded once."""
+    total to `loss`, rounded once.
+    """
     sums = tl.zeros([BLOCK], tl.float64)
     for start in range(0, rows, BLOCK):
         row = start + tl.arange(0, BLOCK)
