@@ -89,6 +89,8 @@ CUresult memory_free(CUdeviceptr address);
 /* Zeros within a living allocation. */
 void memory_clear(CUdeviceptr address, uint64_t bytes);
 bool memory_is_pinned(const void *host, uint64_t bytes);
+/* Aborts if something was written behind an allocation. */
+void memory_check(void);
 /* Calls `visit` with the pages of every living allocation. */
 void memory_visit(void (*visit)(CUdeviceptr first_page, uint64_t bytes));
 

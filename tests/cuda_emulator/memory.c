@@ -183,17 +183,27 @@ void memory_clear(CUdeviceptr address, uint64_t bytes) {
     memset(start + (end - address), 0, address + bytes - end);
 }
 
+/* The bytes between an allocation and the end of its page are zero for ever. */
+static void check_end(const struct allocation *allocation) {
+    const char *end = mirror + (allocation->start + allocation->bytes - BASE);
+    for (uint64_t behind = 0; (allocation->start + allocation->bytes + behind) % PAGE; behind++)
+        if (end[behind])
+            emulator_abort("something was written %llu bytes behind an allocation of %llu bytes", (unsigned long long)behind,
+                           (unsigned long long)allocation->bytes);
+}
+
+void memory_check(void) {
+    for (size_t index = 0; index < living; index++)
+        check_end(&allocations[index]);
+}
+
 CUresult memory_free(CUdeviceptr address) {
     struct allocation *allocation = find(address);
     if (!allocation || allocation->start != address)
         return CUDA_ERROR_INVALID_VALUE;
     CUdeviceptr first = first_page_of(allocation);
     uint64_t pages = pages_of(allocation);
-    const unsigned char *end = (unsigned char *)mirror + (address + allocation->bytes - BASE);
-    for (uint64_t behind = 0; (address + allocation->bytes + behind) % PAGE; behind++)
-        if (end[behind])
-            emulator_abort("something was written %llu bytes behind an allocation of %llu bytes", (unsigned long long)behind,
-                           (unsigned long long)allocation->bytes);
+    check_end(allocation);
     worker_map(first, pages, false);
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     mmap(mirror + (first - BASE), pages, PROT_NONE, flags, -1, 0);

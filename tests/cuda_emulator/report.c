@@ -27,7 +27,9 @@ void report_kernel(const char *entry) {
     kernel->runs++;
 }
 
+/* The program ends here. */
 __attribute__((destructor)) static void write_report(void) {
+    memory_check();
     const char *path = getenv("CUDA_EMULATOR_REPORT");
     FILE *file = path && *path ? fopen(path, "w") : NULL;
     if (!file)

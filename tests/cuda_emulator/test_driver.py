@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -217,6 +218,21 @@ def test_reading_behind_a_buffer_is_a_fault_and_the_context_is_lost(emulator: Em
         assert failed.value.code == ILLEGAL_ADDRESS
 
     run(emulator_with(emulator, folder), body)
+
+
+def test_writing_just_behind_a_buffer_is_found_when_it_is_freed(emulator: Emulator, tmp_path: Path) -> None:
+    folder = write_kernels(tmp_path)
+
+    def body(cuda: Cuda) -> int:
+        function = cuda.function((folder / "ptx" / "copy.ptx").read_text(), "copy")
+        source, target = cuda.upload(floats([1.0] * 1001)), cuda.allocate(4000)
+        assert cuda.launch(function, [1, 1, 1], 128, [source, target, ctypes.c_int32(1001), 0, 0]) == 0
+        cuda.free(target)
+        return cuda.synchronize()
+
+    with pytest.raises(Failed) as failed:
+        run(emulator_with(emulator, folder), body)
+    assert failed.value.code == -signal.SIGABRT
 
 
 @pytest.mark.parametrize(
