@@ -1,10 +1,10 @@
 """What a source file says about each of its kernels, beside them: `KERNELS = [Kernel(...), ...]`.
 
 A declaration fixes everything that decides the PTX: the function, the types of its arguments, the values of its
-compile-time constants, warps and pipeline stages, and the family of cards. An argument's type is written as Triton writes
-signatures: `"*bf16"`, `"*fp32"`, `"*i32"`, `"*i16"`, `"i32"`, `"fp32"`; with `":16"` behind it, the launcher promises a
-multiple of 16 (bytes of an address, units of a number), which is what 16-byte loads need. Every buffer of the trainer
-begins at such an address.
+compile-time constants, warps and pipeline stages, and the family of cards. An argument's type is written as Triton
+writes signatures: `"*bf16"`, `"*fp32"`, `"*i32"`, `"*i16"`, `"i32"`, `"fp32"`; with `":16"` behind it, the launcher
+promises a multiple of 16 (bytes of an address, units of a number), which is what 16-byte loads need. Every buffer of
+the trainer begins at such an address.
 """
 
 from __future__ import annotations

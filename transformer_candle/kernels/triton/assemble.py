@@ -1,0 +1,118 @@
+"""Assembles the checked-in PTX with the ptxas of CUDA 13.0 for every card it is meant for, within what a card has.
+
+    assemble.py [PATTERN]        prints registers, spills and shared memory of the kernels whose file contains PATTERN
+
+Fails where ptxas refuses, where more than 64 bytes spill, or where a card that runs the kernel has less shared memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from declaration import FAMILIES, SMALL
+
+FOLDER = Path(__file__).resolve().parent / "ptx"
+MOST_SPILLED = 64
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What ptxas says of a kernel for one target."""
+
+    file: str
+    target: str
+    registers: int
+    spilled: int
+    shared_bytes: int
+    problem: str | None
+
+
+@functools.cache
+def ptxas() -> str:
+    """The assembler: `PTXAS`, or what the PATH has."""
+    found = os.environ.get("PTXAS") or shutil.which("ptxas")
+    if found is None:
+        raise FileNotFoundError(
+            "no ptxas: set PTXAS to that of CUDA 13.0, which the wheel nvidia-cuda-nvcc==13.0.88 holds"
+        )
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    if "release 13.0," not in version:
+        raise ValueError(f"{found} is not of CUDA 13.0")
+    return found
+
+
+def manifest() -> list[dict[str, Any]]:
+    """The kernels that are checked in."""
+    entries: list[dict[str, Any]] = json.loads((FOLDER / "manifest.json").read_text())["kernels"]
+    return entries
+
+
+def served_by(kernel: dict[str, Any], small: set[str], hopper: set[str]) -> dict[str, int]:
+    """Shared memory, by target, of the cards that run this kernel and not one of their own family."""
+    limits = dict(FAMILIES[kernel["family"]].shared_bytes)
+    if kernel["family"] == "sm_80" and kernel["name"] in small:
+        limits = {target: bytes_ for target, bytes_ in limits.items() if target not in SMALL}
+    if kernel["family"] == "sm_80" and kernel["name"] in hopper:
+        limits.pop("sm_90")
+    return limits
+
+
+def assemble(kernel: dict[str, Any], target: str, limit: int | None) -> Assembled:
+    """Runs ptxas; `limit` is None where no card of this target runs the kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [ptxas(), "-v", f"--gpu-name={target}", FOLDER / kernel["file"], "-o", Path(folder, "out")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return Assembled(kernel["file"], target, 0, 0, 0, done.stderr.strip())
+    registers, stores, loads = (
+        int(re.search(pattern, done.stderr)[1])  # type: ignore[index]
+        for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill stores", r"(\d+) bytes spill loads")
+    )
+    spilled, shared, problem = max(stores, loads), kernel["shared_bytes"], None
+    if spilled > MOST_SPILLED:
+        problem = f"{spilled} bytes of registers spill"
+    if limit is not None and shared > limit:
+        problem = f"{shared} bytes of shared memory; the card has {limit}"
+    return Assembled(kernel["file"], target, registers, spilled, shared, problem)
+
+
+def assemble_all(pattern: str = "") -> Iterator[Assembled]:
+    """Every kernel whose file contains `pattern`, for every target of its family."""
+    kernels = manifest()
+    small, hopper = (
+        {one["name"] for one in kernels if one["family"] == family} for family in ("sm_80_small", "sm_90a")
+    )
+    tasks = [
+        (kernel, target, served_by(kernel, small, hopper).get(target))
+        for kernel in kernels
+        if pattern in kernel["file"]
+        for target in FAMILIES[kernel["family"]].assembles_for
+    ]
+    with ThreadPoolExecutor() as pool:
+        yield from pool.map(assemble, *zip(*tasks, strict=True))
+
+
+def main() -> int:
+    """Prints one line a kernel and target."""
+    failed = False
+    for done in assemble_all(*sys.argv[1:]):
+        said = done.problem or f"{done.registers} registers, {done.spilled} spilled, {done.shared_bytes} shared"
+        print(f"{done.file} {done.target}: {said}", flush=True)
+        failed |= done.problem is not None
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

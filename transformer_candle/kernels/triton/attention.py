@@ -1,0 +1,263 @@
+"""Causal attention of packed QKV rows, forward: tiles, a running softmax (Dao, "FlashAttention-2", arXiv:2307.08691).
+
+Legend: N tokens = B sequences of T positions, H query heads, K key/value heads (query head h uses h // (H / K)), E head
+size, P = (H + 2K) * E, C capacity of a cache, S new tokens; M query rows and L keys of a tile.
+
+A tile of queries meets the tiles of keys at or before it: those on the diagonal with a mask, the others without.
+Programs of long rows come first, across all heads, so that short ones fill the end. Tiles begin at 64-bit addresses;
+offsets within one are 32-bit. Head sizes are multiples of 8 and come as `head_size_8 = E / 8`, which tells the
+compiler that rows begin at multiples of 16 bytes. A variant with EXACT knows that E = BLOCK_E; the others mask the
+columns from E on.
+
+With DOCUMENTS a query sees its own document only: `documents_N` holds for every token the position within its sequence
+at which its document begins; it never falls within a sequence.
+"""
+
+import triton
+import triton.language as tl
+from attention_variants import ELEMENTS, Tile, Tiles, variants
+from declaration import Kernel
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _places(matrix, stride, first, end, E, ROWS: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr):
+    """Addresses of [ROWS, BLOCK_E] from row `first` on, and which lie before row `end` and column E."""
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK_E)
+    inside = (first + row < end)[:, None]
+    if not EXACT:
+        inside = inside & (column < E)[None, :]
+    return matrix + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + column[None, :]), inside
+
+
+@triton.jit
+def load_rows(matrix, stride, first, end, E, ROWS: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr):
+    """[ROWS, BLOCK_E] of a matrix from row `first` on; zeros from row `end` and from column E on."""
+    at, inside = _places(matrix, stride, first, end, E, ROWS, BLOCK_E, EXACT)
+    return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(value, matrix, stride, first, end, E, ROWS: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr):
+    """The reverse of `load_rows`; what lies outside stays as it is."""
+    at, inside = _places(matrix, stride, first, end, E, ROWS, BLOCK_E, EXACT)
+    tl.store(at, value.to(matrix.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_keys(
+    matrix, stride, first, end, E, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr
+):
+    """As `load_rows`; without MASKED, rows that are known to lie before `end`."""
+    at, inside = _places(matrix, stride, first, end, E, ROWS, BLOCK_E, EXACT)
+    if MASKED:
+        return tl.load(at, mask=inside, other=0.0)
+    if EXACT:
+        return tl.load(at)
+    return tl.load(at, mask=(tl.arange(0, BLOCK_E) < E)[None, :], other=0.0)
+
+
+@triton.jit
+def head_size(head_size_8, BLOCK_E: tl.constexpr, EXACT: tl.constexpr):
+    """E, with what the compiler may know of it."""
+    if EXACT:
+        return BLOCK_E
+    return head_size_8 * 8
+
+
+@triton.jit
+def document_limits(documents_T, first, whole, T, BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr):
+    """Of queries from `first` on: where their keys begin, and from where on up to `whole` all of them see these."""
+    last_row = tl.minimum(first + BLOCK_M, T) - 1
+    begin = tl.load(documents_T + first) // BLOCK_L * BLOCK_L
+    common = tl.cdiv(tl.load(documents_T + last_row), BLOCK_L) * BLOCK_L
+    return begin, tl.minimum(common, whole)
+
+
+@triton.jit
+def _meet(
+    out_ME, peak_M, sum_M, q_ME, keys, values, stride, first, end, position_M, document_M, E, scale,
+    MASKED: tl.constexpr, DOCUMENTS: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The running softmax after a tile of keys. `scale` and `peak_M`, the largest score, are in powers of two."""
+    k_LE = load_keys(keys, stride, first, end, E, MASKED, BLOCK_L, BLOCK_E, EXACT)
+    score_ML = tl.dot(q_ME, tl.trans(k_LE), input_precision="ieee")
+    if MASKED:
+        key_L = first + tl.arange(0, BLOCK_L)
+        seen = key_L[None, :] <= position_M[:, None]
+        if DOCUMENTS:
+            seen = seen & (key_L[None, :] >= document_M[:, None])
+        score_ML = tl.where(seen, score_ML, float("-inf"))
+    new_peak_M = tl.maximum(peak_M, tl.max(score_ML, 1) * scale)
+    # Before its document a row sees nothing: its peak stays at -inf, and differences from 0 leave its sums at 0.
+    origin_M = tl.where(new_peak_M == float("-inf"), 0.0, new_peak_M) if MASKED and DOCUMENTS else new_peak_M
+    p_ML = tl.exp2(score_ML * scale - origin_M[:, None])
+    factor_M = tl.exp2(peak_M - origin_M)
+    sum_M = sum_M * factor_M + tl.sum(p_ML, 1)
+    v_LE = load_keys(values, stride, first, end, E, MASKED, BLOCK_L, BLOCK_E, EXACT)
+    out_ME = tl.dot(p_ML.to(v_LE.dtype), v_LE, out_ME * factor_M[:, None], input_precision="ieee")
+    return out_ME, new_peak_M, sum_M
+
+
+@triton.jit
+def _attend(
+    q_ME, keys, values, stride, begin, common, whole, end, position_M, document_M, E, scale,
+    DOCUMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Output and log-sum-exp over the keys from `begin` to `end`; all rows see those from `common` to `whole`."""
+    out_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    peak_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    if DOCUMENTS:
+        for first in tl.range(begin, common, BLOCK_L):
+            out_ME, peak_M, sum_M = _meet(
+                out_ME, peak_M, sum_M, q_ME, keys, values, stride, first, end, position_M, document_M, E, scale,
+                True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
+            )  # fmt: skip
+    for first in tl.range(common, whole, BLOCK_L):
+        out_ME, peak_M, sum_M = _meet(
+            out_ME, peak_M, sum_M, q_ME, keys, values, stride, first, end, position_M, document_M, E, scale,
+            False, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
+        )  # fmt: skip
+    for first in tl.range(whole, end, BLOCK_L):
+        out_ME, peak_M, sum_M = _meet(
+            out_ME, peak_M, sum_M, q_ME, keys, values, stride, first, end, position_M, document_M, E, scale,
+            True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
+        )  # fmt: skip
+    return out_ME / sum_M[:, None], (peak_M + tl.log2(sum_M)) * LN_2
+
+
+@triton.jit
+def attention_forward(
+    qkv_NP, documents_N, out_NHE, lse_BHT, T, heads, kv_heads, head_size_8, scale, DOCUMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """A tile of positions of one head. Grid: (B * H, tiles of T); `scale` is 1 / sqrt(E)."""
+    sequence = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
+    E = head_size(head_size_8, BLOCK_E, EXACT)
+    P = (heads + 2 * kv_heads) * E
+    token = sequence.to(tl.int64) * T
+    queries = qkv_NP + token * P + head * E
+    keys = qkv_NP + token * P + (heads + head // (heads // kv_heads)) * E
+    q_ME = load_rows(queries, P, first, T, E, BLOCK_M, BLOCK_E, EXACT)
+    position_M = first + tl.arange(0, BLOCK_M)
+    document_M = position_M
+    whole = first // BLOCK_L * BLOCK_L
+    end = tl.minimum(first + BLOCK_M, T)
+    begin = 0
+    common = 0
+    if DOCUMENTS:
+        document_M = tl.load(documents_N + token + position_M, mask=position_M < T, other=0)
+        begin, common = document_limits(documents_N + token, first, whole, T, BLOCK_M, BLOCK_L)
+    out_ME, lse_M = _attend(
+        q_ME, keys, keys + kv_heads * E, P, begin, common, whole, end, position_M, document_M, E, scale * LOG2_E,
+        DOCUMENTS, BLOCK_M, BLOCK_L, BLOCK_E, EXACT,
+    )  # fmt: skip
+    store_rows(out_ME, out_NHE + token * heads * E + head * E, heads * E, first, T, E, BLOCK_M, BLOCK_E, EXACT)
+    tl.store(lse_BHT + tl.program_id(0).to(tl.int64) * T + position_M, lse_M, mask=position_M < T)
+
+
+@triton.jit
+def attention_decode(
+    qkv_SP, keys_CKE, values_CKE, out_SHE, S, past, heads, kv_heads, head_size_8, scale,
+    BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """A tile of a key/value head's rows: its query heads at position 0, then at 1 ... Grid: (K, tiles of S * H / K)."""
+    kv_head = tl.program_id(0)
+    group = heads // kv_heads
+    E = head_size(head_size_8, BLOCK_E, EXACT)
+    row_M = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    new_M = row_M // group
+    head_M = kv_head * group + row_M % group
+    column = tl.arange(0, BLOCK_E)
+    inside = (row_M < S * group)[:, None] & (column < E)[None, :]
+    query_M = new_M.to(tl.int64) * ((heads + 2 * kv_heads) * E) + head_M * E
+    q_ME = tl.load(qkv_SP + query_M[:, None] + column[None, :], mask=inside, other=0.0)
+    first_new = tl.program_id(1) * BLOCK_M // group
+    last_new = tl.minimum(tl.program_id(1) * BLOCK_M + BLOCK_M, S * group) - 1
+    position_M = past + new_M
+    whole = (past + first_new + 1) // BLOCK_L * BLOCK_L
+    end = past + last_new // group + 1
+    width = kv_heads * E
+    out_ME, _ = _attend(
+        q_ME, keys_CKE + kv_head * E, values_CKE + kv_head * E, width, 0, 0, whole, end, position_M, position_M, E,
+        scale * LOG2_E, False, BLOCK_M, BLOCK_L, BLOCK_E, EXACT,
+    )  # fmt: skip
+    out_M = new_M.to(tl.int64) * (heads * E) + head_M * E
+    tl.store(out_SHE + out_M[:, None] + column[None, :], out_ME.to(out_SHE.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def attention_append(qkv_SP, keys_CKE, values_CKE, past, heads, kv_heads, head_size_8, BLOCK: tl.constexpr):
+    """A new token's keys and values into the caches. Grid: (S)."""
+    token = tl.program_id(0).to(tl.int64)
+    E = head_size_8 * 8
+    width = kv_heads * E
+    keys = qkv_SP + token * (heads * E + 2 * width) + heads * E
+    place = (past + token) * width
+    for first in range(0, width, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        tl.store(keys_CKE + place + at, tl.load(keys + at, mask=at < width), mask=at < width)
+        tl.store(values_CKE + place + at, tl.load(keys + width + at, mask=at < width), mask=at < width)
+
+
+SIZES = dict.fromkeys(("heads", "kv_heads", "head_size_8"), "i32")
+
+# A processor of a 5090 does 512 operations on bf16 a clock: everything waits for the tensor cores, which two or three
+# small blocks keep busy while others take exponentials. One of an A100 does 2,048: there 32 rows a warp halve what is
+# read from shared memory, and 128 rows a block what is read from the cache. One of an H200 does 4,096, which takes no
+# longer than the exponentials: two blocks of two warp groups each overlap the one with the other.
+KERNELS = [
+    *variants(
+        "attention_forward",
+        attention_forward,
+        {"qkv_NP": "element", "documents_N": "*i32:16", "out_NHE": "element", "lse_BHT": "*fp32:16", "T": "i32"}
+        | SIZES
+        | {"scale": "fp32"},
+        Tiles(
+            anywhere={32: Tile(64, 64, 4, 3), 64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2)},
+            f32={32: Tile(32, 32, 4, 2), 64: Tile(32, 16, 4, 2), 128: Tile(16, 16, 4, 2)},
+            by_family={
+                "sm_80": {64: Tile(128, 32, 4, 3), 128: Tile(64, 64, 4, 2)},
+                "sm_80_small": {64: Tile(64, 64, 4, 2, 168), 128: Tile(64, 32, 4, 2)},
+                "sm_90a": {64: Tile(128, 64, 8, 3, 128), 128: Tile(128, 128, 8, 2)},
+            },
+        ),
+    ),
+    *variants(
+        "attention_decode",
+        attention_decode,
+        {
+            "qkv_SP": "element",
+            "keys_CKE": "element",
+            "values_CKE": "element",
+            "out_SHE": "element",
+            "S": "i32",
+            "past": "i32",
+        }
+        | SIZES
+        | {"scale": "fp32"},
+        Tiles(
+            anywhere={32: Tile(16, 64, 4, 3), 64: Tile(16, 64, 4, 3), 128: Tile(16, 64, 4, 2)},
+            f32={32: Tile(16, 32, 4, 2), 64: Tile(16, 16, 4, 2), 128: Tile(16, 16, 4, 2)},
+            by_family={},
+        ),
+    ),
+    *(
+        Kernel(
+            f"attention_append.{dtype}",
+            attention_append,
+            {"qkv_SP": f"{element}:16", "keys_CKE": f"{element}:16", "values_CKE": f"{element}:16", "past": "i32"}
+            | SIZES,
+            {"BLOCK": 1024},
+        )
+        for dtype, element in ELEMENTS.items()
+    ),
+]

@@ -1,0 +1,195 @@
+"""The gradient of causal attention; every sum has one owner and one order. Legend and conventions as in `attention.py`.
+
+With p = e^(score - lse), o = p v: dv = p^T do, dp = do v^T, delta = rowsum(do * o), ds = p * (dp - delta),
+dq = ds k / sqrt(E), dk = ds^T q / sqrt(E). `attention_backward_queries` comes first: it sums delta for its own rows and
+leaves it for `attention_backward_keys`.
+"""
+
+import triton
+import triton.language as tl
+from attention import LOG2_E, SIZES, document_limits, head_size, load_keys, load_rows, store_rows
+from attention_variants import Tile, Tiles, variants
+
+
+@triton.jit
+def _meet_keys(
+    dq_ME, q_ME, do_ME, lse_M, delta_M, keys, values, stride, first, end, position_M, document_M, E, scale,
+    MASKED: tl.constexpr, DOCUMENTS: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Adds to dq what a tile of keys gives; `scale` and `lse_M` in powers of two."""
+    k_LE = load_keys(keys, stride, first, end, E, MASKED, BLOCK_L, BLOCK_E, EXACT)
+    v_LE = load_keys(values, stride, first, end, E, MASKED, BLOCK_L, BLOCK_E, EXACT)
+    score_ML = tl.dot(q_ME, tl.trans(k_LE), input_precision="ieee")
+    p_ML = tl.exp2(score_ML * scale - lse_M[:, None])
+    if MASKED:
+        key_L = first + tl.arange(0, BLOCK_L)
+        seen = key_L[None, :] <= position_M[:, None]
+        if DOCUMENTS:
+            seen = seen & (key_L[None, :] >= document_M[:, None])
+        p_ML = tl.where(seen, p_ML, 0.0)
+    dp_ML = tl.dot(do_ME, tl.trans(v_LE), input_precision="ieee")
+    ds_ML = p_ML * (dp_ML - delta_M[:, None])
+    return tl.dot(ds_ML.to(k_LE.dtype), k_LE, dq_ME, input_precision="ieee")
+
+
+@triton.jit
+def attention_backward_queries(
+    qkv_NP, documents_N, out_NHE, lse_BHT, dout_NHE, dqkv_NP, delta_BHT, T, heads, kv_heads, head_size_8, scale,
+    DOCUMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Gradient and delta of a tile of positions of one head. Grid: (B * H, tiles of T)."""
+    sequence = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
+    E = head_size(head_size_8, BLOCK_E, EXACT)
+    P = (heads + 2 * kv_heads) * E
+    token = sequence.to(tl.int64) * T
+    row = tl.program_id(0).to(tl.int64) * T
+    keys = qkv_NP + token * P + (heads + head // (heads // kv_heads)) * E
+    values = keys + kv_heads * E
+    out = token * (heads * E) + head * E
+    position_M = first + tl.arange(0, BLOCK_M)
+    inside_M = position_M < T
+    do_ME = load_rows(dout_NHE + out, heads * E, first, T, E, BLOCK_M, BLOCK_E, EXACT)
+    out_ME = load_rows(out_NHE + out, heads * E, first, T, E, BLOCK_M, BLOCK_E, EXACT)
+    delta_M = tl.sum(out_ME.to(tl.float32) * do_ME.to(tl.float32), 1)
+    tl.store(delta_BHT + row + position_M, delta_M, mask=inside_M)
+    q_ME = load_rows(qkv_NP + token * P + head * E, P, first, T, E, BLOCK_M, BLOCK_E, EXACT)
+    lse_M = tl.load(lse_BHT + row + position_M, mask=inside_M, other=float("inf")) * LOG2_E
+    dq_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    whole = first // BLOCK_L * BLOCK_L
+    end = tl.minimum(first + BLOCK_M, T)
+    scale_2 = scale * LOG2_E
+    document_M = position_M
+    common = 0
+    if DOCUMENTS:
+        document_M = tl.load(documents_N + token + position_M, mask=inside_M, other=0)
+        begin, common = document_limits(documents_N + token, first, whole, T, BLOCK_M, BLOCK_L)
+        for key in tl.range(begin, common, BLOCK_L):
+            dq_ME = _meet_keys(
+                dq_ME, q_ME, do_ME, lse_M, delta_M, keys, values, P, key, end, position_M, document_M, E, scale_2,
+                True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
+            )  # fmt: skip
+    for key in tl.range(common, whole, BLOCK_L):
+        dq_ME = _meet_keys(
+            dq_ME, q_ME, do_ME, lse_M, delta_M, keys, values, P, key, end, position_M, document_M, E, scale_2,
+            False, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
+        )  # fmt: skip
+    for key in tl.range(whole, end, BLOCK_L):
+        dq_ME = _meet_keys(
+            dq_ME, q_ME, do_ME, lse_M, delta_M, keys, values, P, key, end, position_M, document_M, E, scale_2,
+            True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
+        )  # fmt: skip
+    store_rows(dq_ME * scale, dqkv_NP + token * P + head * E, P, first, T, E, BLOCK_M, BLOCK_E, EXACT)
+
+
+@triton.jit
+def _meet_queries(
+    dk_LE, dv_LE, k_LE, v_LE, queries, stride, dout, out_stride, lse, delta, documents, first, key_L, T, E, scale,
+    DOCUMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Adds to dk and dv what a tile of queries of one head gives, all transposed: rows are keys."""
+    position_M = first + tl.arange(0, BLOCK_M)
+    inside_M = position_M < T
+    q_ME = load_rows(queries, stride, first, T, E, BLOCK_M, BLOCK_E, EXACT)
+    do_ME = load_rows(dout, out_stride, first, T, E, BLOCK_M, BLOCK_E, EXACT)
+    # Rows past the end have no weight: e^(0 - infinity).
+    lse_M = tl.load(lse + position_M, mask=inside_M, other=float("inf")) * LOG2_E
+    delta_M = tl.load(delta + position_M, mask=inside_M, other=0.0)
+    score_LM = tl.dot(k_LE, tl.trans(q_ME), input_precision="ieee")
+    seen = key_L[:, None] <= position_M[None, :]
+    if DOCUMENTS:
+        seen = seen & (key_L[:, None] >= tl.load(documents + position_M, mask=inside_M, other=0)[None, :])
+    p_LM = tl.where(seen, tl.exp2(score_LM * scale - lse_M[None, :]), 0.0)
+    dv_LE = tl.dot(p_LM.to(do_ME.dtype), do_ME, dv_LE, input_precision="ieee")
+    dp_LM = tl.dot(v_LE, tl.trans(do_ME), input_precision="ieee")
+    ds_LM = p_LM * (dp_LM - delta_M[None, :])
+    dk_LE = tl.dot(ds_LM.to(q_ME.dtype), q_ME, dk_LE, input_precision="ieee")
+    return dk_LE, dv_LE
+
+
+@triton.jit
+def _document_end(documents_T, key, T, BLOCK: tl.constexpr):
+    """The position after the last whose document begins at or before `key`: their number, as documents never fall."""
+    count = 0
+    for first in range(0, T, BLOCK):
+        position = first + tl.arange(0, BLOCK)
+        document = tl.load(documents_T + position, mask=position < T, other=T)
+        count += tl.sum((document <= key).to(tl.int32), 0)
+    return count
+
+
+@triton.jit
+def attention_backward_keys(
+    qkv_NP, documents_N, lse_BHT, dout_NHE, dqkv_NP, delta_BHT, T, heads, kv_heads, head_size_8, scale,
+    DOCUMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a key/value head's tile, from all query heads that it serves. Grid: (B * K, tiles of T)."""
+    sequence = tl.program_id(0) // kv_heads
+    kv_head = tl.program_id(0) % kv_heads
+    group = heads // kv_heads
+    key = tl.program_id(1) * BLOCK_L
+    E = head_size(head_size_8, BLOCK_E, EXACT)
+    P = (heads + 2 * kv_heads) * E
+    token = sequence.to(tl.int64) * T
+    keys = token * P + (heads + kv_head) * E
+    values = keys + kv_heads * E
+    k_LE = load_rows(qkv_NP + keys, P, key, T, E, BLOCK_L, BLOCK_E, EXACT)
+    v_LE = load_rows(qkv_NP + values, P, key, T, E, BLOCK_L, BLOCK_E, EXACT)
+    key_L = key + tl.arange(0, BLOCK_L)
+    dk_LE = tl.zeros([BLOCK_L, BLOCK_E], tl.float32)
+    dv_LE = tl.zeros([BLOCK_L, BLOCK_E], tl.float32)
+    end = T
+    if DOCUMENTS:
+        end = _document_end(documents_N + token, tl.minimum(key + BLOCK_L, T) - 1, T, 1024)
+    # One loop over heads and tiles, masked throughout: its loads stay in flight from one head to the next.
+    diagonal = key // BLOCK_M * BLOCK_M
+    tiles = tl.cdiv(end - diagonal, BLOCK_M)
+    for step in tl.range(0, group * tiles):
+        head = kv_head * group + step // tiles
+        row = (sequence * heads + head).to(tl.int64) * T
+        dk_LE, dv_LE = _meet_queries(
+            dk_LE, dv_LE, k_LE, v_LE, qkv_NP + token * P + head * E, P, dout_NHE + token * (heads * E) + head * E,
+            heads * E, lse_BHT + row, delta_BHT + row, documents_N + token, diagonal + step % tiles * BLOCK_M, key_L, T,
+            E, scale * LOG2_E, DOCUMENTS, BLOCK_M, BLOCK_E, EXACT,
+        )  # fmt: skip
+    store_rows(dk_LE * scale, dqkv_NP + keys, P, key, T, E, BLOCK_L, BLOCK_E, EXACT)
+    store_rows(dv_LE, dqkv_NP + values, P, key, T, E, BLOCK_L, BLOCK_E, EXACT)
+
+
+SAVED = {"lse_BHT": "*fp32:16", "dout_NHE": "element", "dqkv_NP": "element", "delta_BHT": "*fp32:16", "T": "i32"}
+
+# Both hold the rows of two operands and one or two sums in registers, so that two blocks of 4 warps and 64 rows fit on
+# a processor with 99 KiB of shared memory. Where 128 columns leave room for one block only, it has 8 warps.
+KERNELS = [
+    *variants(
+        "attention_backward_queries",
+        attention_backward_queries,
+        {"qkv_NP": "element", "documents_N": "*i32:16", "out_NHE": "element"} | SAVED | SIZES | {"scale": "fp32"},
+        Tiles(
+            anywhere={32: Tile(64, 64, 4, 2), 64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 8, 2)},
+            f32={32: Tile(32, 32, 4, 2), 64: Tile(32, 16, 4, 2), 128: Tile(16, 16, 4, 2)},
+            by_family={
+                "sm_80": {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2)},
+                "sm_80_small": {128: Tile(64, 64, 8, 2)},
+                "sm_90a": {64: Tile(128, 64, 8, 2, 128), 128: Tile(128, 64, 8, 2)},
+            },
+        ),
+    ),
+    *variants(
+        "attention_backward_keys",
+        attention_backward_keys,
+        {"qkv_NP": "element", "documents_N": "*i32:16"} | SAVED | SIZES | {"scale": "fp32"},
+        Tiles(
+            anywhere={32: Tile(64, 64, 4, 2), 64: Tile(64, 64, 4, 2), 128: Tile(32, 64, 8, 2)},
+            f32={32: Tile(32, 32, 4, 2), 64: Tile(32, 16, 4, 2), 128: Tile(16, 16, 4, 2)},
+            by_family={
+                "sm_80": {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 8, 2)},
+                "sm_90a": {64: Tile(64, 64, 4, 3), 128: Tile(32, 128, 8, 2)},
+            },
+        ),
+    ),
+]

@@ -1,0 +1,212 @@
+"""Attention's kernels against PyTorch in float64, and no further from it than PyTorch in the same type."""
+
+from dataclasses import dataclass
+
+import attention
+import attention_backward
+import pytest
+import torch
+from interpreter import launch
+
+BF16, F32 = torch.bfloat16, torch.float32
+CHAINS = {"sm_80": ["sm_80"], "sm_80_small": ["sm_80_small", "sm_80"], "sm_90a": ["sm_90a", "sm_80"]}
+KERNELS = {(one.name, one.family): one for one in [*attention.KERNELS, *attention_backward.KERNELS]}
+
+
+@dataclass(frozen=True)
+class Heads:
+    heads: int
+    kv_heads: int
+    size: int
+
+    @property
+    def packed_width(self):
+        return (self.heads + 2 * self.kv_heads) * self.size
+
+    @property
+    def query_width(self):
+        return self.heads * self.size
+
+    @property
+    def arguments(self):
+        return self.heads, self.kv_heads, self.size // 8
+
+
+def kernel(operation, dtype, heads, family="sm_80", documents=False):
+    """The one that a card takes."""
+    columns = max(32, 1 << (heads.size - 1).bit_length())
+    exact = columns == 32 or (columns == heads.size and dtype == BF16 and operation != "attention_decode")
+    name = (
+        f"{operation}.{'bf16' if dtype == BF16 else 'f32'}.e{columns}{'' if exact and heads.size == columns else 'm'}"
+    )
+    name += ".documents" if documents else ""
+    return next(KERNELS[name, one] for one in CHAINS[family] if (name, one) in KERNELS)
+
+
+def tiles(length, rows):
+    return -(-length // rows)
+
+
+def run(qkv, dout, heads, batch, documents=None, family="sm_80"):
+    """out, lse, dqkv; what a kernel leaves out stays NaN."""
+    tokens, dtype = len(qkv), qkv.dtype
+    length = tokens // batch
+    out = torch.full((tokens, heads.query_width), torch.nan, dtype=dtype)
+    lse, delta = (torch.full((batch, heads.heads, length), torch.nan) for _ in range(2))
+    dqkv = torch.full_like(qkv, torch.nan)
+    begins = torch.zeros(tokens, dtype=torch.int32) if documents is None else documents
+    sizes = (length, *heads.arguments, heads.size**-0.5)
+    forward, queries, keys = (
+        kernel(f"attention_{direction}", dtype, heads, family, documents is not None)
+        for direction in ("forward", "backward_queries", "backward_keys")
+    )
+
+    def grid(heads, kernel, rows):
+        return [batch * heads, tiles(length, kernel.constants[rows])]
+
+    launch(forward, grid(heads.heads, forward, "BLOCK_M"), qkv, begins, out, lse, *sizes)
+    launch(queries, grid(heads.heads, queries, "BLOCK_M"), qkv, begins, out, lse, dout, dqkv, delta, *sizes)
+    launch(keys, grid(heads.kv_heads, keys, "BLOCK_L"), qkv, begins, lse, dout, dqkv, delta, *sizes)
+    return out, lse, dqkv
+
+
+def pytorch(qkv, dout, heads, batch, dtype, documents=None):
+    """The same by scaled_dot_product_attention and autograd."""
+    leaf = qkv.to(dtype, copy=True).requires_grad_()
+    length = len(qkv) // batch
+    parts = leaf.view(batch, length, -1, heads.size).transpose(1, 2)
+    q, k, v = parts.split([heads.heads, heads.kv_heads, heads.kv_heads], 1)
+    k, v = (x.repeat_interleave(heads.heads // heads.kv_heads, 1) for x in (k, v))
+    position = torch.arange(length)
+    seen = (position[None, :] <= position[:, None]).expand(batch, 1, length, length)
+    if documents is not None:
+        seen = seen & (position >= documents.view(batch, 1, length, 1))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    out = out.transpose(1, 2).reshape(len(qkv), -1)
+    out.backward(dout.to(dtype))
+    scores = (q @ k.mT * heads.size**-0.5).masked_fill(~seen, -torch.inf)
+    return out.detach(), scores.logsumexp(-1).detach(), leaf.grad
+
+
+def inputs(heads, tokens, dtype, spread=1.0):
+    generator = torch.Generator().manual_seed(0)
+    qkv = spread * torch.randn(tokens, heads.packed_width, generator=generator)
+    return qkv.to(dtype), torch.randn(tokens, heads.query_width, generator=generator).to(dtype)
+
+
+def error(value, exact):
+    """Relative; absolute where the exact answer is zero."""
+    return ((value.double() - exact).norm() / (exact.norm() or 1.0)).item()
+
+
+def split(dqkv, heads):
+    """dq, dk, dv: an error in the smaller parts must not hide behind the larger one."""
+    return dqkv.split([heads.query_width, *2 * [heads.kv_heads * heads.size]], 1)
+
+
+def check(heads, batch, length, dtype, documents=None, family="sm_80", spread=1.0):
+    qkv, dout = inputs(heads, batch * length, dtype, spread)
+    out, lse, dqkv = run(qkv, dout, heads, batch, documents, family)
+    exact_out, exact_lse, exact_dqkv = pytorch(qkv, dout, heads, batch, torch.float64, documents)
+    assert ((lse - exact_lse).abs() < 5e-7 * (1 + exact_lse.abs())).all()
+    same_out, _, same_dqkv = pytorch(qkv, dout, heads, batch, dtype, documents)
+    for name, ours, theirs, exact in zip(
+        ("out", "dq", "dk", "dv"),
+        (out, *split(dqkv, heads)),
+        (same_out, *split(same_dqkv, heads)),
+        (exact_out, *split(exact_dqkv, heads)),
+        strict=True,
+    ):
+        bound = 1e-6 if dtype == F32 else max(1e-6, 1.5 * error(theirs, exact))
+        assert error(ours, exact) <= bound, (name, error(ours, exact), error(theirs, exact))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("size", [32, 40, 64, 96, 128])
+def test_every_head_size_matches_pytorch(size, dtype):
+    check(Heads(4, 2, size), 2, 77 if dtype == BF16 else 37, dtype)
+
+
+@pytest.mark.parametrize("family", CHAINS)
+@pytest.mark.parametrize("size", [64, 128])
+def test_every_family_matches_pytorch(family, size):
+    check(Heads(2, 1, size), 1, 275, BF16, family=family)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1), (6, 2)])
+def test_groups_of_any_size_share_their_keys(heads, kv_heads):
+    check(Heads(heads, kv_heads, 64), 2, 70, BF16)
+
+
+@pytest.mark.parametrize("length", [1, 16, 63, 64, 65, 129])
+def test_sequences_of_any_length_match_pytorch(length):
+    check(Heads(1, 1, 64), 3, length, BF16)
+    check(Heads(1, 1, 32), 2, min(length, 33), F32)
+
+
+def test_scores_far_apart_match_pytorch():
+    check(Heads(2, 1, 64), 1, 100, BF16, spread=6.0)
+
+
+def documents_of(*sequences):
+    """For every token, where its document begins, from the documents' lengths."""
+    rows = [
+        torch.repeat_interleave(torch.tensor(lengths).cumsum(0) - torch.tensor(lengths), torch.tensor(lengths))
+        for lengths in sequences
+    ]
+    return torch.cat(rows).to(torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("size", [32, 64, 96])
+def test_packed_documents_see_themselves_only(size, dtype):
+    documents = documents_of([5, 60, 1, 40, 34], [140]) if dtype == BF16 else documents_of([5, 30, 1, 14], [50])
+    check(Heads(2, 1, size), 2, len(documents) // 2, dtype, documents)
+
+
+def test_what_lies_before_a_document_is_not_read():
+    heads, documents = Heads(2, 1, 64), documents_of([128, 70])
+    qkv, dout = inputs(heads, 198, BF16)
+    clean = run(qkv, dout, heads, 1, documents)
+    qkv[:128] = dout[:128] = torch.nan
+    spoiled = run(qkv, dout, heads, 1, documents)
+    for before, after in zip(clean, spoiled, strict=True):
+        positions = 2 if before.dim() == 3 else 0
+        assert torch.equal(*(result.narrow(positions, 128, 70) for result in (before, after)))
+
+
+def test_one_document_gives_the_bits_of_none():
+    heads = Heads(2, 1, 32)
+    qkv, dout = inputs(heads, 100, BF16)
+    none, one = run(qkv, dout, heads, 1), run(qkv, dout, heads, 1, documents_of([100]))
+    assert all(torch.equal(a, b) for a, b in zip(none, one, strict=True))
+
+
+def decode(qkv, heads, pieces):
+    """The rows of one sequence that comes in pieces; the caches held NaN before."""
+    capacity, width = sum(pieces) + 3, heads.kv_heads * heads.size
+    keys, values = torch.full((2, capacity, width), torch.nan, dtype=qkv.dtype)
+    outputs, past = [], 0
+    append = KERNELS[f"attention_append.{'bf16' if qkv.dtype == BF16 else 'f32'}", "sm_80"]
+    attend = kernel("attention_decode", qkv.dtype, heads)
+    for new in pieces:
+        rows = qkv[past : past + new].clone()
+        out = torch.full((new, heads.query_width), torch.nan, dtype=qkv.dtype)
+        launch(append, [new], rows, keys, values, past, *heads.arguments)
+        grid = [heads.kv_heads, tiles(new * heads.heads // heads.kv_heads, attend.constants["BLOCK_M"])]
+        launch(attend, grid, rows, keys, values, out, new, past, *heads.arguments, heads.size**-0.5)
+        outputs.append(out)
+        past += new
+    assert keys[past:].isnan().all() and values[past:].isnan().all()
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("size", [32, 40, 64, 128])
+def test_decoding_in_pieces_matches_pytorch(size, dtype):
+    heads, pieces = Heads(6, 2, size), [70, 1, 1, 13, 1]
+    qkv, dout = inputs(heads, sum(pieces), dtype)
+    exact, _, _ = pytorch(qkv, dout, heads, 1, torch.float64)
+    same, _, _ = pytorch(qkv, dout, heads, 1, dtype)
+    bound = 1e-6 if dtype == F32 else 1.5 * error(same, exact)
+    assert error(decode(qkv, heads, pieces), exact) <= bound
