@@ -24,9 +24,9 @@ class Tiny:
     heads: int = 2
     kv_heads: int = 1
     intermediate: int = 96
-    layers: int = 2
-    sequence: int = 32
-    batch: int = 2
+    layers: int = 1
+    sequence: int = 16
+    batch: int = 1
     accumulation: int = 2
     precision: str = "bf16"
     steps: int = 4

@@ -134,7 +134,7 @@ def patch_interpreter() -> None:
 
 
 def hasten_types() -> None:
-    """Makes the shapes of types and tensors once each; the interpreter spends most of its time on making them again."""
+    """Makes every shape and type once; the interpreter spends most of its time on making them again."""
     shapes: dict[tuple[int, ...], tuple[Any, int, Any]] = {}
 
     def shape_of(sizes: Any) -> tuple[Any, int, Any]:
@@ -154,6 +154,15 @@ def hasten_types() -> None:
         _, numel, self.shape = shape_of(of.shape) if of.is_block() else scalar_shape
         self.numel = tl.constexpr(numel)
 
+    def numpy_type(of: Any) -> Any:
+        scalar = of.element_ty if isinstance(of, tl.block_type) else of
+        key = "pointer" if isinstance(scalar, tl.pointer_type) else scalar.name
+        if key not in numpy_types:
+            numpy_types[key] = ask_interpreter(scalar)
+        return numpy_types[key]
+
+    ask_interpreter, numpy_types = interpreter._get_np_dtype, dict[str, Any]()
+    interpreter._get_np_dtype = numpy_type
     scalar_shape = tl.core.tuple([]), 1, tl.core.tuple([])
     tl.core.block_type.__init__ = make_type
     tl.core.tensor.__init__ = make_tensor
