@@ -45,7 +45,7 @@ struct Opened {
     /// The stream of [`Transfer`]s.
     copies: Arc<CudaStream>,
     pool: memory::Pool,
-    /// Bytes taken of the card when the context and the libraries were open and no tensor was there.
+    /// Bytes taken of the card, but for tensors, when the context and the libraries were open.
     memory_at_opening: u64,
     memory_limit: Mutex<Option<u64>>,
     library: library::Library,
@@ -64,27 +64,30 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Self> {
         let refuse = |reason| Error::NoCuda { ordinal, reason };
         let card = choose(probe().map_err(refuse)?, ordinal).map_err(refuse)?;
-        // Candle opens the same context again, but says less of what went wrong.
-        let context = CudaContext::new(ordinal);
-        let context = context.map_err(|error| refuse(format!("it does not open: {}", failure::sentence(error))))?;
+        // Candle opens the same context, but says less of what went wrong.
+        CudaContext::new(ordinal).map_err(|error| refuse(format!("it does not open: {}", failure::sentence(error))))?;
         let candle = CudaDevice::new_with_stream(ordinal);
         let candle = candle.map_err(|error| refuse(format!("its libraries do not start: {}", first_line(&error))))?;
         // SAFETY: the events would order several streams' uses of a tensor. All tensors of this device are made, used and freed on
         // the compute stream alone; but for a `Transfer`'s landing buffer, which orders its two streams by events of its own.
         unsafe { candle.disable_event_tracking() };
+        let stream = candle.cuda_stream();
+        let context = Arc::clone(stream.context());
         let pool = memory::Pool::of(&candle).during(ordinal, "cuMemPoolSetAttribute")?;
         let library = library::Library::open(ordinal)?;
         let copies = context.new_stream().during(ordinal, "cuStreamCreate")?;
         let kernels = kernels::Kernels::of(card.compute_capability).map_err(refuse)?;
         let (free, total) = context.mem_get_info().during(ordinal, "cuMemGetInfo")?;
+        // What the pool holds belongs to tensors, of this handle or an earlier one.
+        let (_, reserved) = pool.used_and_reserved().during(ordinal, "cuMemPoolGetAttribute")?;
         Ok(Self(Arc::new(Opened {
             card,
-            stream: candle.cuda_stream(),
             candle,
             context,
+            stream,
             copies,
             pool,
-            memory_at_opening: (total - free) as u64,
+            memory_at_opening: ((total - free) as u64).saturating_sub(reserved),
             memory_limit: Mutex::default(),
             library,
             kernels,
@@ -162,6 +165,15 @@ impl Cuda {
             return Err(Error::Cuda { ordinal, call, reason: format!("{what} cannot be part of it") });
         }
         Ok(())
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // Closing cuBLAS and cuRAND, Candle panics if that fails, as it does on a card that is lost: let them go with the program.
+        if self.stream.synchronize().is_err() {
+            std::mem::forget(self.candle.clone());
+        }
     }
 }
 

@@ -30,6 +30,8 @@ impl Cuda {
     /// The body's, or the driver's. The stream then is as it was, and nothing is kept.
     pub(crate) fn record<E: From<Error>>(&self, body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let ordinal = self.ordinal();
+        // Taken before asking: whoever records then is this thread.
+        let _turn = self.take_turn();
         if self.is_recording() {
             let call = "recording a graph".to_owned();
             return Err(Error::Cuda { ordinal, call, reason: "another one is being recorded".to_owned() }.into());
@@ -75,18 +77,16 @@ impl Graph {
 /// A stream that records. Ends when dropped, so that a body that panics leaves the stream usable.
 struct Capture<'a> {
     cuda: &'a Cuda,
-    _turn: super::turn::Taken<'a>,
 }
 
 impl<'a> Capture<'a> {
     fn begin(cuda: &'a Cuda) -> Result<Self> {
-        let turn = cuda.take_turn();
         // What this thread must not do meanwhile (allocate, wait) the driver then refuses to it, and lets other threads do: one asks for
         // the memory in use, say. They cannot reach this stream, the turn is taken.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         cuda.stream().begin_capture(mode).during(cuda.ordinal(), "cuStreamBeginCapture")?;
         *cuda.recorded() = Some(HashMap::new());
-        Ok(Self { cuda, _turn: turn })
+        Ok(Self { cuda })
     }
 
     /// The graph, and the tensors that its launches touch.

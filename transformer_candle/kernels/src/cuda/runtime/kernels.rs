@@ -56,11 +56,16 @@ impl Slot {
         let function = module.load_function(&self.entry.symbol);
         let function = function.during(ordinal, format!("cuModuleGetFunction of `{name}`"))?;
         if *shared_bytes > USUAL_SHARED_BYTES {
-            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            function.set_attribute(attribute, shared_bytes.cast_signed()).during(
-                ordinal,
-                format!("cuFuncSetAttribute, asking for {shared_bytes} bytes of shared memory for `{name}`,"),
-            )?;
+            // All of a multiprocessor's memory that can be shared, so that as many blocks fit as were reckoned with.
+            let attributes = [
+                (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes.cast_signed()),
+                (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+            ];
+            for (attribute, value) in attributes {
+                let call =
+                    format!("cuFuncSetAttribute, asking for {shared_bytes} bytes of shared memory for `{name}`,");
+                function.set_attribute(attribute, value).during(ordinal, call)?;
+            }
         }
         Ok(function)
     }

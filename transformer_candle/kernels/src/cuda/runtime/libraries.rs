@@ -94,18 +94,21 @@ fn open(file: &str) -> Result<(), String> {
 
 /// Two halves of one library from two installations crash; a library newer than the driver does not start.
 fn check_versions(driver: i32) -> Result<(), String> {
-    use lt::libraryPropertyType_t as Part;
-    let versions = [Part::MAJOR_VERSION, Part::MINOR_VERSION, Part::PATCH_LEVEL].map(|part| {
-        let (mut of_lt, mut of_blas) = (0, 0);
-        // SAFETY: both write one number and need no handle; the libraries are loaded. `blas` declares the same enumeration.
-        unsafe {
-            lt::cublasLtGetProperty(part, &raw mut of_lt);
-            blas::cublasGetProperty(std::mem::transmute::<Part, blas::libraryPropertyType_t>(part), &raw mut of_blas);
-        }
-        (of_lt, of_blas)
+    use blas::libraryPropertyType_t as Part;
+    let blas = [Part::MAJOR_VERSION, Part::MINOR_VERSION, Part::PATCH_LEVEL].map(|part| {
+        let mut number = 0;
+        // SAFETY: writes one number and needs no handle; the library is loaded.
+        unsafe { blas::cublasGetProperty(part, &raw mut number) };
+        number
     });
-    let [lt, blas] = [versions.map(|(of_lt, _)| of_lt), versions.map(|(_, of_blas)| of_blas)];
-    refusal(driver, lt, blas).map_or(Ok(()), Err)
+    // SAFETY: takes nothing and returns a number; the library is loaded.
+    let lt = unsafe { lt::cublasLtGetVersion() } as i32;
+    refusal(driver, lt_version(lt), blas).map_or(Ok(()), Err)
+}
+
+/// 130100 is 13.1.0.
+fn lt_version(version: i32) -> [i32; 3] {
+    [version / 10_000, version % 10_000 / 100, version % 100]
 }
 
 fn refusal(driver: i32, lt: [i32; 3], blas: [i32; 3]) -> Option<String> {
@@ -138,7 +141,7 @@ mod tests {
 
     #[test]
     fn libraries_that_do_not_go_together_are_refused_in_a_sentence() {
-        assert_eq!(refusal(13_000, [13, 1, 0], [13, 1, 0]), None);
+        assert_eq!(refusal(13_000, lt_version(130_100), [13, 1, 0]), None);
         assert_eq!(refusal(12_080, [12, 8, 4], [12, 8, 4]), None);
         let mixed = refusal(13_000, [12, 8, 4], [13, 1, 0]).unwrap();
         assert!(mixed.starts_with("libcublas is of version 13.1.0 and libcublasLt of 12.8.4"), "{mixed}");

@@ -44,7 +44,7 @@ impl Pool {
     }
 
     /// Bytes that tensors hold now, and bytes that the pool holds for them and for later ones.
-    fn used_and_reserved(&self) -> Result<(u64, u64), DriverError> {
+    pub(super) fn used_and_reserved(&self) -> Result<(u64, u64), DriverError> {
         let Some(pool) = self.0 else { return Ok((0, 0)) };
         let read = |attribute| {
             let mut bytes = 0u64;
@@ -79,13 +79,21 @@ impl Cuda {
         let ordinal = self.ordinal();
         let limit = *self.0.memory_limit.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(limit) = limit {
-            let available = limit.saturating_sub(self.0.memory_at_opening + self.pool()?.0);
+            let available = limit.saturating_sub(self.taken()?);
             if needed > available {
                 return Err(Error::OutOfMemory { ordinal, needed, available, limit: Some(limit) });
             }
         }
         let available = self.memory()?.free;
         if needed > available { Err(Error::OutOfMemory { ordinal, needed, available, limit: None }) } else { Ok(()) }
+    }
+
+    /// Bytes of the card that this program takes; where the driver keeps no pool to ask, everybody's.
+    fn taken(&self) -> Result<u64> {
+        if self.0.pool.0.is_some() {
+            return Ok(self.0.memory_at_opening + self.pool()?.0);
+        }
+        self.memory().map(|memory| memory.total - memory.free)
     }
 
     fn pool(&self) -> Result<(u64, u64)> {

@@ -1,0 +1,336 @@
+//! What a card's runtime promises: memory, copies, order, recordings, timing. A card, or the emulated driver of `tests/cuda_emulator`:
+//! `cargo test -p kernels --features cuda --test runtime_on_a_card -- --ignored --test-threads=1`.
+//! One after the other, as they look at the memory in use.
+
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, clippy::float_cmp)]
+
+use kernels::memory::{Category, Plan};
+use kernels::{Buffer, DType, Device, Download, Error, Recording, Scalar, Upload, bf16, cuda, timing};
+
+fn card() -> Device {
+    Device::cuda(0).unwrap()
+}
+
+fn zeros(shape: &[usize], device: &Device) -> Buffer {
+    Buffer::zeros(shape, DType::F32, device).unwrap()
+}
+
+fn nothing() -> kernels::Result<()> {
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn every_element_type_is_written_read_copied_and_zeroed() {
+    fn round_trip<T: Scalar>(values: &[T], zero: T, device: &Device) {
+        let mut source = Buffer::zeros(&[values.len()], T::DTYPE, device).unwrap();
+        assert!(source.read::<T>().unwrap() == vec![zero; values.len()], "zero at first");
+        source.write(values).unwrap();
+        let mut copy = Buffer::zeros(&[values.len()], T::DTYPE, device).unwrap();
+        copy.copy_from(&source).unwrap();
+        assert!(copy.read::<T>().unwrap() == values);
+        copy.zero().unwrap();
+        assert!(copy.read::<T>().unwrap() == vec![zero; values.len()]);
+    }
+    let card = card();
+    round_trip(&[1.5f32, -2.0, 3.0], 0.0, &card);
+    round_trip(&[bf16::ONE, bf16::MAX, bf16::NEG_ONE], bf16::ZERO, &card);
+    round_trip(&[7u32, u32::MAX], 0, &card);
+    round_trip(&[-7i32, i32::MIN], 0, &card);
+    round_trip(&[-7i16, i16::MIN, 3], 0, &card);
+    round_trip::<f32>(&[], 0.0, &card);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn views_share_memory_and_overlaps_are_refused() {
+    let card = card();
+    let mut whole = zeros(&[3, 4], &card);
+    let mut row = whole.view(4, &[4]).unwrap();
+    row.write(&[1f32, 2.0, 3.0, 4.0]).unwrap();
+    assert_eq!(whole.read::<f32>().unwrap()[3..9], [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]);
+    assert!(matches!(whole.copy_from(&whole.reshaped(&[3, 4]).unwrap()), Err(Error::Aliased { .. })));
+    assert!(matches!(row.copy_from(&zeros(&[4], &Device::Cpu)), Err(Error::Unsupported { .. })));
+    let other = Device::cuda(0).unwrap();
+    assert!(matches!(row.copy_from(&zeros(&[4], &other)), Err(Error::Unsupported { .. })), "another stream");
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn the_card_says_what_it_is() {
+    let device = card();
+    let opened = device.as_cuda().unwrap();
+    let listed = &cuda::probe().unwrap()[0];
+    assert_eq!((opened.ordinal(), opened.name()), (0, listed.name.as_str()));
+    assert_eq!(opened.compute_capability(), listed.compute_capability);
+    assert!(opened.fingerprint().contains("cuBLASLt"), "{}", opened.fingerprint());
+    let memory = opened.memory().unwrap();
+    assert!(memory.free < memory.total && memory.total <= listed.total_bytes);
+    let error = Device::cuda(1000).unwrap_err();
+    assert!(error.to_string().starts_with("cannot use cuda:1000: the NVIDIA driver lists "), "{error}");
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn memory_comes_back_and_a_limit_holds() {
+    let device = card();
+    let opened = device.as_cuda().unwrap();
+    let before = opened.memory().unwrap();
+    let size = 64 << 20;
+    let buffer = zeros(&[size / 4], &device);
+    opened.synchronize().unwrap();
+    let with = opened.memory().unwrap();
+    assert!(before.free - with.free >= size as u64);
+    drop(buffer);
+    opened.synchronize().unwrap();
+    assert!(opened.memory().unwrap().free > with.free + size as u64 / 2, "what is freed counts as free");
+
+    let taken = before.total - before.free;
+    opened.set_memory_limit(taken + size as u64 + (4 << 20));
+    let buffer = zeros(&[size / 4], &device);
+    let error = Buffer::zeros(&[size / 4], DType::F32, &device).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { limit: Some(_), .. }), "{error}");
+    drop(buffer);
+    opened.synchronize().unwrap();
+    zeros(&[size / 4], &device);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn a_plan_that_does_not_fit_allocates_nothing() {
+    let device = card();
+    let opened = device.as_cuda().unwrap();
+    let before = opened.memory().unwrap();
+    let mut plan = Plan::new();
+    plan.add("small", Category::Scratch, DType::F32, &[1 << 20]);
+    plan.add("large", Category::Scratch, DType::F32, &[before.total as usize / 4]);
+    let error = plan.allocate(&device).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { limit: None, .. }), "{error}");
+    assert_eq!(opened.memory().unwrap(), before);
+}
+
+/// Adds 1 to what `value` counts, with copies alone: the next of `numbers` goes there.
+fn body(numbers: &[Buffer], value: &mut Buffer) -> kernels::Result<()> {
+    numbers.iter().try_for_each(|number| value.copy_from(number))
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn a_recording_repeats_what_was_asked_with_what_is_there_then() {
+    let device = card();
+    let (mut source, mut target) = (zeros(&[4], &device), zeros(&[4], &device));
+    let (mut recording, mut runs) = (Recording::default(), 0);
+    for turn in 0..5 {
+        source.write(&[turn as f32; 4]).unwrap();
+        let outcome = recording.run(&device, 1, || {
+            runs += 1;
+            body(std::slice::from_ref(&source), &mut target)
+        });
+        outcome.unwrap();
+        assert_eq!(target.read::<f32>().unwrap(), [turn as f32; 4]);
+    }
+    assert_eq!(runs, 2, "once done, once recorded");
+    recording
+        .run(&device, 2, || {
+            runs += 1;
+            target.zero()
+        })
+        .unwrap();
+    assert_eq!((runs, target.read::<f32>().unwrap()), (3, vec![0.0; 4]), "another key is another recording");
+    let mut eager = Recording::eager();
+    for _ in 0..3 {
+        eager
+            .run(&device, 1, || {
+                runs += 1;
+                nothing()
+            })
+            .unwrap();
+    }
+    assert_eq!(runs, 6);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn a_recording_keeps_its_buffers_alive() {
+    let device = card();
+    let target = zeros(&[1 << 16], &device);
+    let mut recording = Recording::default();
+    {
+        let mut source = zeros(&[1 << 16], &device);
+        source.write(&vec![3f32; 1 << 16]).unwrap();
+        let mut to = target.clone();
+        for _ in 0..2 {
+            recording.run(&device, 1, || to.copy_from(&source)).unwrap();
+        }
+    }
+    let mut others: Vec<_> = (0..8).map(|_| zeros(&[1 << 16], &device)).collect();
+    others.iter_mut().for_each(|other| other.write(&vec![9f32; 1 << 16]).unwrap());
+    recording.run(&device, 1, || -> kernels::Result<()> { unreachable!("it was recorded") }).unwrap();
+    assert_eq!(target.read::<f32>().unwrap(), vec![3f32; 1 << 16]);
+    drop((target, recording));
+    device.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn what_a_graph_cannot_repeat_is_refused_and_the_stream_goes_on() {
+    let device = card();
+    let mut buffer = zeros(&[4], &device);
+    let upload = std::cell::RefCell::new(Upload::<f32>::new(zeros(&[4], &device), Some(zeros(&[4], &device))).unwrap());
+    upload.borrow_mut().send().unwrap();
+    let mut refused: Vec<(&str, Box<dyn FnMut() -> kernels::Result<()>>)> = vec![
+        ("reading", Box::new(|| buffer.read::<f32>().map(drop))),
+        ("allocating", Box::new(|| Buffer::zeros(&[1], DType::F32, &device).map(drop))),
+        ("waiting", Box::new(|| device.synchronize())),
+        ("receiving", Box::new(|| upload.borrow_mut().receive())),
+    ];
+    for (what, attempt) in &mut refused {
+        let mut recording = Recording::default();
+        recording.run(&device, 1, nothing).unwrap();
+        let error = recording.run(&device, 1, attempt).unwrap_err();
+        assert!(error.to_string().contains("cannot be part of it"), "{what}: {error}");
+    }
+    drop(refused);
+    buffer.write(&[5f32; 4]).unwrap();
+    assert_eq!(buffer.read::<f32>().unwrap(), [5.0; 4]);
+
+    let mut recording = Recording::default();
+    let no = || Err(Error::Invalid { operation: "test", problem: "no".to_owned() });
+    recording.run(&device, 1, nothing).unwrap();
+    assert!(recording.run(&device, 1, || buffer.zero().and_then(|()| no())).is_err());
+    assert_eq!(buffer.read::<f32>().unwrap(), [5.0; 4], "what was recorded in vain is not done");
+    let mut runs = 0;
+    for _ in 0..2 {
+        recording
+            .run(&device, 1, || {
+                runs += 1;
+                buffer.zero()
+            })
+            .unwrap();
+    }
+    assert_eq!((runs, buffer.read::<f32>().unwrap()), (2, vec![0.0; 4]), "the key begins again");
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn a_panic_while_recording_leaves_the_card_usable() {
+    let device = card();
+    let mut buffer = zeros(&[4], &device);
+    let mut recording = Recording::default();
+    recording.run(&device, 1, nothing).unwrap();
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        recording.run(&device, 1, || {
+            buffer.zero()?;
+            panic!("on purpose")
+        })
+    }));
+    assert!(outcome.is_err());
+    buffer.write(&[2f32; 4]).unwrap();
+    assert_eq!(buffer.read::<f32>().unwrap(), [2.0; 4]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn uploads_arrive_in_order_while_two_alternate() {
+    let device = card();
+    let target = Buffer::zeros(&[1000], DType::U32, &device).unwrap();
+    let mut uploads = [(); 2].map(|()| {
+        let landing = Buffer::zeros(&[1000], DType::U32, &device).unwrap();
+        Upload::<u32>::new(target.clone(), Some(landing)).unwrap()
+    });
+    let (mut recording, mut copies) = (Recording::default(), Buffer::zeros(&[1000], DType::U32, &device).unwrap());
+    uploads[0].stage().unwrap().fill(0);
+    uploads[0].send().unwrap();
+    for turn in 0..6u32 {
+        let next = &mut uploads[(turn as usize + 1) % 2];
+        next.stage().unwrap().fill(turn + 1);
+        next.send().unwrap();
+        uploads[turn as usize % 2].receive().unwrap();
+        recording.run(&device, 1, || copies.copy_from(&target)).unwrap();
+        assert_eq!(copies.read::<u32>().unwrap(), vec![turn; 1000]);
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn a_second_upload_waits_until_the_first_was_taken() {
+    let device = card();
+    let (target, landing) = (zeros(&[100], &device), zeros(&[100], &device));
+    let mut seen: Vec<Buffer> = (0..4).map(|_| zeros(&[100], &device)).collect();
+    let mut upload = Upload::<f32>::new(target.clone(), Some(landing)).unwrap();
+    for (turn, seen) in seen.iter_mut().enumerate() {
+        upload.stage().unwrap().fill(turn as f32);
+        upload.send().unwrap();
+        upload.receive().unwrap();
+        seen.copy_from(&target).unwrap();
+    }
+    for (turn, seen) in seen.iter().enumerate() {
+        assert_eq!(seen.read::<f32>().unwrap(), [turn as f32; 100]);
+    }
+    upload.send().unwrap();
+    drop(upload);
+    device.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn a_download_shows_the_buffer_as_it_was_when_it_was_started() {
+    let device = card();
+    let (mut source, mut one) = (zeros(&[3], &device), zeros(&[3], &device));
+    one.write(&[1f32; 3]).unwrap();
+    let mut downloads = [(); 2].map(|()| Download::<f32>::new(source.clone()).unwrap());
+    downloads[0].start().unwrap();
+    source.copy_from(&one).unwrap();
+    downloads[1].start().unwrap();
+    source.zero().unwrap();
+    assert_eq!(downloads[0].values().unwrap(), [0.0; 3]);
+    assert_eq!(downloads[1].values().unwrap(), [1.0; 3]);
+    downloads[1].start().unwrap();
+    assert_eq!(downloads[1].values().unwrap(), [0.0; 3]);
+    downloads[0].start().unwrap();
+    drop(downloads);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn operations_are_measured_by_name_and_not_replayed_meanwhile() {
+    let device = card();
+    let (source, mut target) = (zeros(&[1 << 20], &device), zeros(&[1 << 20], &device));
+    let (mut recording, mut runs) = (Recording::default(), 0);
+    let ((), times) = timing::measure(&device, || {
+        for _ in 0..3 {
+            recording.run(&device, 1, || {
+                runs += 1;
+                target.copy_from(&source)?;
+                target.zero()
+            })?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(runs, 3);
+    assert_eq!(times.keys().copied().collect::<Vec<_>>(), ["Buffer::copy_from", "Buffer::zero"]);
+    assert!(times.values().all(|time| !time.is_zero()), "{times:?}");
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn threads_take_turns() {
+    let device = card();
+    let buffers: Vec<Buffer> = (0..8).map(|_| zeros(&[256], &device)).collect();
+    std::thread::scope(|scope| {
+        for (index, pair) in buffers.chunks_exact(2).enumerate() {
+            let (mut buffer, mut source, device) = (pair[0].clone(), pair[1].clone(), &device);
+            scope.spawn(move || {
+                let mut recording = Recording::default();
+                for turn in 0..6 {
+                    source.write(&[(index * 10 + turn) as f32; 256]).unwrap();
+                    recording.run(device, 1, || buffer.copy_from(&source)).unwrap();
+                    assert_eq!(buffer.read::<f32>().unwrap(), [(index * 10 + turn) as f32; 256]);
+                    assert!(device.as_cuda().unwrap().memory().unwrap().free > 0);
+                }
+            });
+        }
+    });
+}
