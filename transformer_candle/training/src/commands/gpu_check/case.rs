@@ -131,7 +131,9 @@ impl Case {
     fn observe(&self, subject: &Subject, run: usize) -> Result<Vec<Bits>> {
         let memories = self.run(&subject.device, false)?;
         let named = self.arguments.iter().zip(&memories);
-        named.map(|(argument, memory)| subject.read(&format!("{}: {}", self.name, argument.name), run, memory)).collect()
+        named
+            .map(|(argument, memory)| subject.read(&format!("{}: {}", self.name, argument.name), run, memory))
+            .collect()
     }
 
     fn reference(&self) -> Result<Vec<Bits>> {

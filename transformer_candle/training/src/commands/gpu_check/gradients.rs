@@ -15,7 +15,7 @@ use model::{
 use super::Size;
 use super::report::{CheckRow, Findings};
 use super::subject::{Bits, Random, Subject, relative_error};
-use crate::Result;
+use crate::{Result, TrainerError};
 
 /// F32 through a few layers, each with sums in another order.
 const F32: f64 = 1e-4;
@@ -45,7 +45,8 @@ pub(super) fn check(subject: &Subject, size: Size, seed: u64, findings: &mut Fin
             problem.model(device, run, dtype, widened, ActivationRecompute::None)
         };
         let kept = compare(&format!("model {name}"), &problem.sizes(), precision, subject, findings, &model)?;
-        for (recompute, what) in [(ActivationRecompute::Selective, "selective"), (ActivationRecompute::Block, "block")] {
+        for (recompute, what) in [(ActivationRecompute::Selective, "selective"), (ActivationRecompute::Block, "block")]
+        {
             let recomputed = problem.model(subject, 3, dtype_of(precision), false, recompute)?;
             let row = CheckRow::new(format!("model {name}, recompute {what}"), problem.sizes());
             findings.add(same(row, &kept, &recomputed, "what keeps everything"));
@@ -178,7 +179,7 @@ impl Problem {
         let mut outcome = Outcome::new();
         let mut keep = |name: &str, buffer: &Buffer| {
             outcome.push((name.to_owned(), subject.read(name, run, buffer)?));
-            Result::Ok(())
+            Ok::<(), TrainerError>(())
         };
         keep("middle", &values.middle_ND)?;
         keep("branch", branch_ND)?;

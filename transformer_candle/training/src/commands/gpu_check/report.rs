@@ -73,6 +73,34 @@ pub(super) fn heading() -> String {
     format!("{:<41} {:<36} {:>8} {:>8}  verdict", "check", "sizes", "error", "bound")
 }
 
+/// What an operation reached in a step of the largest model; never judged.
+#[derive(Clone, Debug, Serialize)]
+pub struct SpeedRow {
+    /// Such as `linear::forward`.
+    pub operation: &'static str,
+    /// In one optimizer step.
+    pub milliseconds: f64,
+    /// Of its products, where it has any.
+    pub teraflops_per_second: Option<f64>,
+    /// That over the card's nominal peak.
+    pub share_of_peak: Option<f64>,
+    /// Of what it must move.
+    pub terabytes_per_second: Option<f64>,
+}
+
+impl fmt::Display for SpeedRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<41} {:>9.2} ms", self.operation, self.milliseconds)?;
+        if let Some(reached) = self.teraflops_per_second {
+            write!(f, "  {reached:>6.0} TFLOP/s")?;
+        }
+        if let Some(share) = self.share_of_peak {
+            write!(f, " ({:.0} % of nominal)", 100.0 * share)?;
+        }
+        self.terabytes_per_second.map_or(Ok(()), |reached| write!(f, "  {reached:>5.2} TB/s"))
+    }
+}
+
 /// Every row of a run of checks.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckReport {
@@ -84,6 +112,8 @@ pub struct CheckReport {
     pub passed: bool,
     /// The checks, in the order they were made.
     pub rows: Vec<CheckRow>,
+    /// What the operations reached, at full size.
+    pub speed: Vec<SpeedRow>,
     /// Wall time.
     pub seconds: f64,
 }
@@ -131,13 +161,21 @@ mod tests {
     #[test]
     fn a_row_and_the_verdict_are_lines_to_read() {
         let row = CheckRow::new("swiglu::forward bf16", "37 x 80").within(5e-2, 4e-3).note("3 TB/s");
+        let speed = SpeedRow {
+            operation: "linear::forward",
+            milliseconds: 12.345,
+            teraflops_per_second: Some(700.0),
+            share_of_peak: Some(0.708),
+            terabytes_per_second: Some(1.25),
+        };
         let report = CheckReport {
             device: "cuda:0 (a card)".into(),
             seed: 7,
             passed: false,
             rows: vec![row.clone(), CheckRow::new("x", "")],
+            speed: vec![speed.clone()],
             seconds: 3.2,
         };
-        insta::assert_snapshot!(format!("{}\n{row}\n{report}", heading()));
+        insta::assert_snapshot!(format!("{}\n{row}\n{speed}\n{report}", heading()));
     }
 }

@@ -1,5 +1,7 @@
 //! The device under examination, and what is read from it: bits, so that equal means equal.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use kernels::{Buffer, DType, Device, Element, bf16};
 
 use crate::Result;
@@ -31,6 +33,14 @@ impl Subject {
             tamper(what, run, &mut content.bits);
         }
         Ok(content)
+    }
+
+    /// Numbers that came from the device another way.
+    pub(super) fn numbers(&self, what: &str, run: usize, values: Vec<f32>) -> Vec<f32> {
+        let Some(tamper) = &self.tamper else { return values };
+        let mut bits: Vec<u32> = values.into_iter().map(f32::to_bits).collect();
+        tamper(what, run, &mut bits);
+        bits.into_iter().map(f32::from_bits).collect()
     }
 }
 
@@ -111,6 +121,12 @@ pub(super) struct Random(u64);
 impl Random {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
+    }
+
+    /// A seed that no other moment or process has.
+    pub(super) fn of_now() -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::new(now.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40)).bits()
     }
 
     fn bits(&mut self) -> u64 {

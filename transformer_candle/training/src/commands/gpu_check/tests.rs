@@ -47,3 +47,42 @@ fn one_bit_of_a_recomputed_gradient_fails_both_ways_to_recompute() {
     let expected = ["fp32", "bf16"].map(|precision| ["selective", "block"].map(|what| recomputed(precision, what)));
     assert_eq!(failures_of("embed_tokens", 3, 1), expected.concat());
 }
+
+#[test]
+fn one_bit_of_the_weights_of_any_second_run_fails_the_comparison_with_the_first() {
+    assert_eq!(failures_of("weights", 2, 1), ["training bf16, twice"]);
+    assert_eq!(failures_of("second_moment", 3, 1), ["training bf16, without graphs"]);
+    assert_eq!(failures_of("remainder", 4, 1), ["training bf16, saved after 1 steps"]);
+}
+
+#[test]
+fn a_loss_that_is_off_fails_the_comparison_of_the_curves() {
+    let failed = failures_of("losses", 1, 0x0010_0000);
+    for check in ["training fp32: losses", "training bf16: losses", "training bf16, micro-batches of 1"] {
+        assert!(failed.iter().any(|failed| failed == check), "{check}: {failed:?}");
+    }
+    assert_eq!(failures_of("losses", 5, 0x0010_0000), ["training bf16, micro-batches of 1"]);
+}
+
+#[test]
+fn a_wrong_element_of_one_operation_fails_its_case_alone() {
+    assert_eq!(failures_of("swiglu::backward bf16: dgate_up", 1, 0x4000), ["swiglu::backward bf16"]);
+    assert_eq!(failures_of("adamw::step bf16: master", 2, 0x4000), ["adamw::step bf16", "adamw::step bf16"]);
+}
+
+#[test]
+fn only_a_card_is_checked() {
+    let options = |device| GpuCheckOptions { device, size: Size::Small, seed: Some(1), json: false };
+    for device in [run_config::Device::Cpu, run_config::Device::Auto] {
+        let error = run(&options(device), &mut |_| ()).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("take cuda:N"), "{error}");
+    }
+}
+
+#[test]
+#[ignore = "minutes: the sizes of a model of a billion parameters, on a CPU"]
+fn a_cpu_passes_every_check_at_full_size() {
+    let report = check(&Subject::new(Device::Cpu), Size::Full, 1, &mut |row| println!("{row}")).unwrap();
+    assert!(report.passed, "{report}");
+}

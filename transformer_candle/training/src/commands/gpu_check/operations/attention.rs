@@ -72,9 +72,7 @@ fn forward(inputs: &mut Inputs, sizes: Sizes) -> Case {
         .output("out", &out, inputs.dtype, bound(inputs))
         .output("log_sum_exp", &[batch, layout.heads, length], DType::F32, F32)
         .workspace(move |_, device| attention::forward_workspace_elements(&layout, batch, length, device))
-        .call(move |[qkv, out, lse, workspace]| {
-            attention::forward(qkv, &layout, batch, length, out, lse, workspace)
-        })
+        .call(move |[qkv, out, lse, workspace]| attention::forward(qkv, &layout, batch, length, out, lse, workspace))
 }
 
 fn backward(inputs: &mut Inputs, sizes: Sizes) -> Result<Case> {
@@ -100,8 +98,7 @@ fn saved(qkv: &Bits, sizes: Sizes, dtype: DType) -> Result<[Bits; 2]> {
     let zeros = |shape: &[usize]| Buffer::zeros(shape, DType::F32, &Device::Cpu);
     let mut wide = zeros(&[sizes.tokens(), layout.packed_width()])?;
     qkv.widened().write_to(&mut wide)?;
-    let (mut out, mut lse) =
-        (zeros(&[sizes.tokens(), layout.query_width()])?, zeros(&[batch, layout.heads, length])?);
+    let (mut out, mut lse) = (zeros(&[sizes.tokens(), layout.query_width()])?, zeros(&[batch, layout.heads, length])?);
     let needed = attention::forward_workspace_elements(&layout, batch, length, DeviceKind::Cpu);
     attention::forward(&wide, &layout, batch, length, &mut out, &mut lse, &mut zeros(&[needed])?)?;
     Ok([Bits::of_numbers(out.read_f32()?, dtype), Bits::read(&lse)?])

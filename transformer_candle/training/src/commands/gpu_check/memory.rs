@@ -1,0 +1,210 @@
+//! A card's memory: what the plan says against what is taken, the limit, and that steps take nothing more. And, since the model of
+//! a billion parameters is there at last, what its operations reach.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kernels::cuda::Cuda;
+use kernels::{Buffer, DType, Device, timing};
+use run_config::{Format, Precision, ResolvedRun, RunConfig};
+
+use super::Size;
+use super::report::{CheckRow, Findings, SpeedRow};
+use super::speed;
+use crate::memory_plan::{MemoryPlan, bytes, shape_of};
+use crate::optimizer::Outcome;
+use crate::stop::StopSignal;
+use crate::trainer::{Engine, synthetic};
+use crate::{Result, TrainerError};
+
+/// How far the card's used bytes may be from the plan's.
+const PLAN: f64 = 0.03;
+/// What kernels and graphs may take of it, which counts beside a small plan only.
+const LOADED: u64 = 64 << 20;
+/// An RTX 5090's memory as `nvidia-smi` reports it, in bytes.
+const RTX_5090: u64 = 32_607 << 20;
+/// The limit of the small model.
+const SMALL_LIMIT: u64 = 2 << 30;
+/// Steps after the first, none of which may allocate.
+const MORE_STEPS: u64 = 2;
+
+const SMALL: &str = "model: {vocab_size: 128, hidden_size: 64, intermediate_size: 96, num_layers: 1, num_attention_heads: 2, \
+                     num_key_value_heads: 1}\ndata: {sequence_length: 32, batch_size: auto, sequences_per_step: 2}\n\
+                     scheduler: {total_steps: 10}\nruntime: {precision: bf16, activation_recompute: selective}\n";
+
+/// What was seen of a card's memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// Taken before anything was allocated: the context and its libraries, and other programs.
+    at_opening: u64,
+    planned: u64,
+    /// Free before and after the plan was allocated, and after the first and the last step.
+    before: u64,
+    allocated: u64,
+    first_step: u64,
+    last_step: u64,
+    limit: u64,
+    /// Whether more than the limit was refused.
+    refused: bool,
+}
+
+/// Checks a card. Returns what its operations reached at full size. A CPU has nothing to check.
+pub(super) fn check(device: &Device, size: Size, findings: &mut Findings<'_>) -> Result<Vec<SpeedRow>> {
+    let Some(card) = device.as_cuda() else { return Ok(Vec::new()) };
+    let memory = card.memory()?;
+    let limit = if size == Size::Small { SMALL_LIMIT } else { RTX_5090 };
+    let run = model(size, limit)?;
+    card.set_memory_limit(limit);
+    let plan = MemoryPlan::here(&run, device)?;
+    plan.check()?;
+    let before = card.memory()?.free;
+    let shape = shape_of(&run.config)?;
+    let mut engine = Engine::new(&run.config, &shape, plan.setting(device.kind()), device)?;
+    let allocated = card.memory()?.free;
+    engine.warm_up()?;
+    let data = &run.config.data;
+    let batch = synthetic(data.sequences_per_step, data.sequence_length, shape.vocab_size);
+    let mut step = |engine: &mut Engine, step| engine.step(&batch, step, 1e-4, &StopSignal::new());
+    step(&mut engine, 1)?;
+    let first_step = card.memory()?.free;
+    for number in 2..2 + MORE_STEPS {
+        step(&mut engine, number)?;
+    }
+    let last_step = card.memory()?.free;
+    let refused = refuses(card, device, limit);
+    let seen = Seen {
+        at_opening: memory.total - memory.free,
+        planned: plan.bytes,
+        before,
+        allocated,
+        first_step,
+        last_step,
+        limit,
+        refused,
+    };
+    let sizes = format!("{} x {} tokens", plan.micro_batch, plan.sequence_length);
+    for row in rows(&seen, &sizes) {
+        findings.add(row);
+    }
+    let times = if size == Size::Full { Some(operation_times(&mut engine, &mut step)?) } else { None };
+    // Nothing else is held to this model's limit.
+    card.set_memory_limit(u64::MAX);
+    let tokens = data.tokens_per_step();
+    Ok(times.map_or_else(Vec::new, |times| {
+        speed::rows(&times, &speed::work(&shape, tokens, plan.micro_batch as usize * data.sequence_length), card)
+    }))
+}
+
+fn rows(seen: &Seen, sizes: &str) -> Vec<CheckRow> {
+    let used = seen.before.saturating_sub(seen.last_step);
+    let apart = (used as f64 - seen.planned as f64).abs() / seen.planned as f64;
+    let bound = PLAN.max(LOADED as f64 / seen.planned as f64);
+    let taken = seen.at_opening + used;
+    let row = |check: &str| CheckRow::new(check, sizes);
+    vec![
+        row("memory: planned and used").within(apart, bound).note(format!(
+            "{} planned, {} used, of it {} by the first step",
+            bytes(seen.planned),
+            bytes(used),
+            bytes(seen.allocated.saturating_sub(seen.first_step))
+        )),
+        row("memory: under the limit")
+            .require(taken <= seen.limit, || format!("{} are taken of {}", bytes(taken), bytes(seen.limit)))
+            .note(format!("{} before anything was allocated: context, libraries, others", bytes(seen.at_opening))),
+        row("memory: nothing taken after the first step").require(seen.last_step == seen.first_step, || {
+            format!("{} free after the first step, {} after the last", seen.first_step, seen.last_step)
+        }),
+        row("memory: the limit holds").require(seen.refused, || "more than the limit was allocated".to_owned()),
+    ]
+}
+
+/// Whether a buffer that the card may have room for, and the limit has not, is refused for that reason.
+fn refuses(card: &Cuda, device: &Device, limit: u64) -> bool {
+    let elements = (limit / 4).min(card.memory().map_or(u64::MAX, |memory| memory.total)) as usize;
+    matches!(Buffer::zeros(&[elements], DType::F32, device), Err(kernels::Error::OutOfMemory { limit: Some(_), .. }))
+}
+
+/// The preset of the RTX 5090, or something tiny; two micro-batches a step, so that checking takes seconds.
+fn model(size: Size, limit: u64) -> Result<ResolvedRun> {
+    let text = match size {
+        Size::Small => SMALL,
+        Size::Full => {
+            let preset = run_config::presets().iter().find(|preset| preset.name == "rtx5090_1b");
+            preset
+                .map(|preset| preset.text)
+                .ok_or_else(|| TrainerError::Request("there is no preset rtx5090_1b".into()))?
+        }
+    };
+    let mut config = RunConfig::parse(text, Format::Yaml, &[])?;
+    config.runtime.memory_limit = Some(run_config::ByteSize(limit));
+    config.runtime.precision = Precision::Bf16;
+    config.data.sequences_per_step = config.data.sequences_per_step.min(8);
+    Ok(ResolvedRun {
+        config,
+        streaming: None,
+        run_directory: PathBuf::new(),
+        special_tokens: Vec::new(),
+        config_path: PathBuf::new(),
+        notes: Vec::new(),
+    })
+}
+
+/// Time of each operation in one step.
+fn operation_times(
+    engine: &mut Engine,
+    step: &mut (impl FnMut(&mut Engine, u64) -> Result<Option<Outcome>> + Send),
+) -> Result<BTreeMap<&'static str, Duration>> {
+    let (pool, device) = (engine.pool(), engine.device().clone());
+    let (done, times) = pool.install(|| timing::measure(&device, || Ok(step(engine, 2 + MORE_STEPS))))?;
+    done?;
+    Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: u64 = 1_000_000_000;
+    const SOUND: Seen = Seen {
+        at_opening: GB / 2,
+        planned: 30 * GB,
+        before: 139 * GB,
+        allocated: 109 * GB,
+        first_step: 108_900_000_000,
+        last_step: 108_900_000_000,
+        limit: RTX_5090,
+        refused: true,
+    };
+
+    fn failed(seen: &Seen) -> Vec<String> {
+        let rows = rows(seen, "").into_iter().filter(|row| row.failure.is_some());
+        rows.map(|row| row.check.trim_start_matches("memory: ").to_owned()).collect()
+    }
+
+    #[test]
+    fn each_thing_that_can_be_wrong_with_memory_is_one_row() {
+        assert_eq!(failed(&SOUND), Vec::<String>::new());
+        assert_eq!(failed(&Seen { planned: 29 * GB, ..SOUND }), ["planned and used"]);
+        assert_eq!(failed(&Seen { at_opening: 5 * GB, ..SOUND }), ["under the limit"]);
+        assert_eq!(failed(&Seen { first_step: 108_900_000_001, ..SOUND }), ["nothing taken after the first step"]);
+        assert_eq!(failed(&Seen { refused: false, ..SOUND }), ["the limit holds"]);
+    }
+
+    #[test]
+    fn both_models_are_configs_that_a_card_may_train() {
+        for (size, limit) in [(Size::Small, SMALL_LIMIT), (Size::Full, RTX_5090)] {
+            let run = model(size, limit).unwrap();
+            assert_eq!(crate::device::refusal(&run.config).unwrap(), None);
+            assert_eq!(run.config.runtime.precision, Precision::Bf16);
+        }
+    }
+
+    #[test]
+    fn a_cpu_has_nothing_to_check() {
+        let mut ignore = |_: &CheckRow| {};
+        let mut findings = Findings::new(&mut ignore);
+        assert!(check(&Device::Cpu, Size::Small, &mut findings).unwrap().is_empty());
+        assert!(findings.rows.is_empty());
+    }
+}

@@ -1,0 +1,299 @@
+//! Optimizer steps: the loss as it falls on both devices, and the same bits again whenever they must be.
+
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use dataset::Batch;
+use kernels::Device;
+use model::{ModelShape, initialization};
+use run_config::{ActivationRecompute, Format, Precision, RunConfig};
+
+use super::Size;
+use super::report::{CheckRow, Findings};
+use super::subject::{Bits, Random, Subject};
+use crate::checkpoint::{self, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
+use crate::memory_plan::{Setting, shape_of};
+use crate::stop::StopSignal;
+use crate::trainer::Engine;
+use crate::{Result, TrainerError};
+
+/// F32 losses after steps whose differences `AdamW` magnifies: where a gradient is nearly zero, its sign decides the step.
+const F32: f64 = 1e-3;
+/// How far BF16 leads the CPU away from its own F32 losses, times this, and a little more.
+const BF16_FACTOR: f64 = 2.0;
+const BF16_FLOOR: f64 = 5e-3;
+/// Of a run that learned something, the last loss over the first at most.
+const LEARNED: f64 = 0.98;
+
+/// A small model with something to learn: nine tokens of ten follow from the one before.
+struct Task {
+    text: String,
+    shape: ModelShape,
+    batches: Vec<Batch>,
+    /// Steps before the run is saved and goes on elsewhere.
+    first: u64,
+    seed: u64,
+    sequences: usize,
+    sizes: String,
+}
+
+/// How the steps are run.
+#[derive(Clone, Copy)]
+struct Way {
+    precision: Precision,
+    micro_batch: usize,
+    graphs: bool,
+}
+
+/// What a run left behind.
+struct Trained {
+    losses: Vec<f32>,
+    /// Weights and optimizer state.
+    state: Vec<(&'static str, Bits)>,
+}
+
+/// Checks training, both precisions.
+pub(super) fn check(subject: &Subject, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
+    let task = Task::new(size, seed)?;
+    let cpu = Subject::new(Device::Cpu);
+    let way = |precision| Way { precision, micro_batch: task.sequences / 2, graphs: true };
+    let (fp32, bf16) = (way(Precision::Fp32), way(Precision::Bf16));
+    let exact = task.train(&cpu, 1, fp32)?;
+    let rounded = task.train(&cpu, 1, bf16)?;
+    let on_fp32 = task.train(subject, 1, fp32)?;
+    let row = |check: &str| CheckRow::new(check, &task.sizes);
+    findings.add(row("training fp32: losses").within(apart(&on_fp32.losses, &exact.losses), F32));
+    findings.add(learned(row("training fp32: learns"), &on_fp32.losses));
+
+    let on_bf16 = task.train(subject, 1, bf16)?;
+    let bound = BF16_FACTOR * apart(&rounded.losses, &exact.losses) + BF16_FLOOR;
+    findings.add(row("training bf16: losses").within(apart(&on_bf16.losses, &rounded.losses), bound));
+    findings.add(learned(row("training bf16: learns"), &on_bf16.losses));
+    findings.add(same(row("training bf16, twice"), &on_bf16, &task.train(subject, 2, bf16)?));
+    let eager = task.train(subject, 3, Way { graphs: false, ..bf16 })?;
+    findings.add(same(row("training bf16, without graphs"), &on_bf16, &eager));
+    let resumed = task.train_in_two(subject, 4, bf16)?;
+    let check = format!("training bf16, saved after {} steps", task.first);
+    findings.add(same(row(&check), &on_bf16, &resumed));
+    let cut = task.train(subject, 5, Way { micro_batch: 1, ..bf16 })?;
+    findings.add(row("training bf16, micro-batches of 1").within(apart(&cut.losses, &on_bf16.losses), bound));
+    Ok(())
+}
+
+/// The largest relative difference of two curves; NaN where one has one.
+fn apart(ours: &[f32], other: &[f32]) -> f64 {
+    let differences = ours.iter().zip(other).map(|(&a, &b)| f64::from(a - b).abs() / f64::from(b));
+    differences.fold(0.0, |most: f64, difference| if most.is_nan() || difference <= most { most } else { difference })
+}
+
+fn learned(row: CheckRow, losses: &[f32]) -> CheckRow {
+    let (first, last) = (losses.first().copied().unwrap_or(0.0), losses.last().copied().unwrap_or(0.0));
+    row.require(f64::from(last) < LEARNED * f64::from(first), || format!("the loss went from {first} to {last}"))
+        .note(format!("loss {first:.3} to {last:.3}"))
+}
+
+fn same(row: CheckRow, one: &Trained, other: &Trained) -> CheckRow {
+    let differs = one.state.iter().zip(&other.state).find(|((_, one), (_, other))| one != other);
+    let bits = |losses: &[f32]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+    row.require(bits(&one.losses) == bits(&other.losses), || "the losses are not those of the first run".to_owned())
+        .require(differs.is_none(), || {
+            format!("{} is not that of the first run", differs.map_or("", |((name, _), _)| name))
+        })
+}
+
+impl Task {
+    fn new(size: Size, seed: u64) -> Result<Self> {
+        let (hidden, layers, heads, kv_heads, vocabulary) = match size {
+            Size::Small => (64, 1, 2, 1, 64),
+            Size::Full => (512, 4, 8, 2, 512),
+        };
+        let (length, sequences, first, steps) = match size {
+            Size::Small => (32, 4, 1, 3),
+            Size::Full => (256, 8, 20, 50),
+        };
+        let text = format!(
+            "model: {{vocab_size: {vocabulary}, hidden_size: {hidden}, intermediate_size: {}, num_layers: {layers}, \
+             num_attention_heads: {heads}, num_key_value_heads: {kv_heads}, max_position_embeddings: {length}}}\n\
+             data: {{sequence_length: {length}, batch_size: 1, sequences_per_step: {sequences}}}\n\
+             optimizer: {{learning_rate: 2.0e-3}}\n\
+             scheduler: {{total_steps: {steps}}}\n",
+            2 * hidden
+        );
+        let config = RunConfig::parse(&text, Format::Yaml, &[])?;
+        let mut random = Random::new(seed);
+        let batch = |_| following(&mut random, sequences, length, vocabulary);
+        Ok(Self {
+            shape: shape_of(&config)?,
+            batches: (0..steps).map(batch).collect(),
+            sizes: format!("{steps} steps of {sequences} x {length}, {layers} layers of {hidden}"),
+            text,
+            first,
+            seed,
+            sequences,
+        })
+    }
+
+    fn engine(&self, device: &Device, way: Way) -> Result<Engine> {
+        let mut config = RunConfig::parse(&self.text, Format::Yaml, &[])?;
+        config.runtime.precision = way.precision;
+        let setting = Setting {
+            micro_batch: way.micro_batch,
+            activation_recompute: ActivationRecompute::Selective,
+            device: device.kind(),
+        };
+        let mut engine = Engine::new(&config, &self.shape, setting, device)?;
+        if !way.graphs {
+            engine.decoder.run_eagerly();
+        }
+        Ok(engine)
+    }
+
+    fn new_engine(&self, device: &Device, way: Way) -> Result<Engine> {
+        let mut engine = self.engine(device, way)?;
+        let Engine { decoder, optimizer, .. } = &mut engine;
+        initialization::fill(&self.shape, self.seed, decoder.weights_mut(), optimizer.state_mut().0)?;
+        engine.warm_up()?;
+        Ok(engine)
+    }
+
+    fn steps(&self, engine: &mut Engine, steps: RangeInclusive<u64>) -> Result<Vec<f32>> {
+        let (mut losses, stop) = (Vec::new(), StopSignal::new());
+        for step in steps {
+            let batch = &self.batches[step as usize - 1];
+            let outcome = engine.step(batch, step, 2e-3, &stop)?;
+            losses.extend(outcome.map(|outcome| outcome.loss));
+        }
+        Ok(losses)
+    }
+
+    fn last(&self) -> u64 {
+        self.batches.len() as u64
+    }
+
+    fn train(&self, subject: &Subject, run: usize, way: Way) -> Result<Trained> {
+        let mut engine = self.new_engine(&subject.device, way)?;
+        let losses = self.steps(&mut engine, 1..=self.last())?;
+        Trained::of(subject, run, &engine, losses)
+    }
+
+    /// The same in two trainers, the second of which has nothing of the first but its checkpoint.
+    fn train_in_two(&self, subject: &Subject, run: usize, way: Way) -> Result<Trained> {
+        let folder = Folder::new()?;
+        let mut engine = self.new_engine(&subject.device, way)?;
+        let mut losses = self.steps(&mut engine, 1..=self.first)?;
+        let saved = self.save(&engine, way, &folder.0)?;
+        drop(engine);
+        let mut engine = self.engine(&subject.device, way)?;
+        let Engine { decoder, optimizer, .. } = &mut engine;
+        let (remainder, first_moment, second_moment) = optimizer.state_mut();
+        checkpoint::restore(&saved, &self.shape, decoder.weights_mut(), remainder, first_moment, second_moment)?;
+        engine.warm_up()?;
+        losses.extend(self.steps(&mut engine, self.first + 1..=self.last())?);
+        Trained::of(subject, run, &engine, losses)
+    }
+
+    fn save(&self, engine: &Engine, way: Way, folder: &Path) -> Result<PathBuf> {
+        let tokenizer = folder.join("tokenizer.json");
+        fs::write(&tokenizer, "{}").map_err(TrainerError::io("write", &tokenizer))?;
+        let state = TrainerState {
+            format_version: FORMAT_VERSION,
+            step: self.first,
+            tokens: 0,
+            cursor: serde_json::Value::Null,
+            seed: self.seed,
+            identity: std::collections::BTreeMap::new(),
+            evaluation_loss: None,
+            best: None,
+            products: None,
+        };
+        let contents = CheckpointContents {
+            shape: &self.shape,
+            precision: way.precision,
+            weights: engine.decoder.weights(),
+            remainder: engine.optimizer.remainder(),
+            first_moment: engine.optimizer.first_moment(),
+            second_moment: engine.optimizer.second_moment(),
+            tokenizer: &TokenizerFiles::read(&tokenizer, "", 0, self.shape.max_position_embeddings)?,
+            state: &state,
+        };
+        Ok(checkpoint::save(&folder.join("checkpoints"), &contents)?)
+    }
+}
+
+impl Trained {
+    fn of(subject: &Subject, run: usize, engine: &Engine, losses: Vec<f32>) -> Result<Self> {
+        let (decoder, optimizer) = (&engine.decoder, &engine.optimizer);
+        let mut state = vec![
+            ("weights", subject.read("weights", run, decoder.weights())?),
+            ("first_moment", subject.read("first_moment", run, optimizer.first_moment())?),
+            ("second_moment", subject.read("second_moment", run, optimizer.second_moment())?),
+        ];
+        if let Some(remainder) = optimizer.remainder() {
+            state.push(("remainder", subject.read("remainder", run, remainder)?));
+        }
+        Ok(Self { losses: subject.numbers("losses", run, losses), state })
+    }
+}
+
+/// Tokens of which nine in ten follow from the one before by one rule.
+fn following(random: &mut Random, sequences: usize, length: usize, vocabulary: usize) -> Batch {
+    let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+    for _ in 0..sequences {
+        let mut token = random.below(vocabulary);
+        for _ in 0..length {
+            inputs.push(token as u32);
+            let rule = (5 * token + 3) % vocabulary;
+            token = if random.below(10) == 0 { random.below(vocabulary) } else { rule };
+            targets.push(token as i32);
+        }
+    }
+    let target_count = targets.len();
+    Batch { inputs, targets, sequence_length: length, target_count, target_bytes: None }
+}
+
+/// A folder of its own, gone when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("transformer-candle-gpu-check-{}", Random::of_now()));
+        fs::create_dir_all(&path).map_err(TrainerError::io("create", &path))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed is a few megabytes in the system's folder for such things.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_are_as_far_apart_as_where_they_are_furthest() {
+        assert!((apart(&[2.0, 1.1, 1.0], &[2.0, 1.0, 1.0]) - 0.1).abs() < 1e-6);
+        assert!(apart(&[2.0, f32::NAN, 1.0], &[2.0, 1.0, 1.0]).is_nan());
+    }
+
+    #[test]
+    fn a_loss_that_stays_has_learned_nothing() {
+        assert!(learned(CheckRow::new("", ""), &[4.0, 3.0]).failure.is_none());
+        let failure = learned(CheckRow::new("", ""), &[4.0, 3.99]).failure.unwrap();
+        assert_eq!(failure, "the loss went from 4 to 3.99");
+        assert!(learned(CheckRow::new("", ""), &[4.0, f32::NAN]).failure.is_some());
+    }
+
+    #[test]
+    fn most_tokens_follow_from_the_one_before() {
+        let batch = following(&mut Random::new(1), 3, 200, 64);
+        let follows = |(&input, &target): (&u32, &i32)| (5 * input + 3) % 64 == target as u32;
+        let share = batch.inputs.iter().zip(&batch.targets).filter(|&pair| follows(pair)).count() as f64 / 600.0;
+        assert!((0.85..0.96).contains(&share), "{share}");
+        assert!((0..600).all(|at| at % 200 == 199 || batch.targets[at] as u32 == batch.inputs[at + 1]));
+    }
+}
