@@ -23,6 +23,9 @@ pub(super) fn folders(variable: impl Fn(&str) -> Option<OsString>, executable: O
     for toolkit in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(path) {
         folders.extend(["lib64", "lib", "targets/x86_64-linux/lib"].map(|folder| toolkit.join(folder)));
     }
+    // The Python package knows where its own wheels are, whatever kind of installation it is in.
+    let wheels = variable("ORCHESTRATE_NVIDIA_WHEELS").unwrap_or_default();
+    folders.extend(std::env::split_paths(&wheels).flat_map(|wheels| libraries_of(entries(&wheels))));
     for environment in executable.and_then(own_environment).into_iter().chain(path("VIRTUAL_ENV")) {
         folders.extend(wheel_folders(&environment));
     }
@@ -46,8 +49,11 @@ fn own_environment(executable: &Path) -> Option<PathBuf> {
 /// CUDA 12 have a folder each.
 fn wheel_folders(environment: &Path) -> Vec<PathBuf> {
     let pythons = entries(&environment.join("lib")).into_iter().filter(|folder| name(folder).starts_with("python"));
-    let wheels = pythons.flat_map(|python| entries(&python.join("site-packages").join("nvidia")));
-    let mut folders: Vec<PathBuf> = wheels.map(|wheel| wheel.join("lib")).collect();
+    libraries_of(pythons.flat_map(|python| entries(&python.join("site-packages").join("nvidia"))))
+}
+
+fn libraries_of(wheels: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = wheels.into_iter().map(|wheel| wheel.join("lib")).collect();
     folders.sort_by_key(|folder| !folder.parent().is_some_and(|wheel| name(wheel).starts_with("cu1")));
     folders
 }
@@ -81,6 +87,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("search-path-{}", std::process::id()));
         let make = |folder: &str| std::fs::create_dir_all(root.join(folder)).unwrap();
         make("toolkit/lib64");
+        make("user/nvidia/cu13/lib");
         make("venv/bin");
         make("venv/lib/python3.12/site-packages/nvidia/cublas/lib");
         make("venv/lib/python3.12/site-packages/nvidia/cu13/lib");
@@ -90,6 +97,7 @@ mod tests {
         let variable = |name: &str| match name {
             "CUDA_HOME" => Some(root.join("toolkit").into_os_string()),
             "CUDA_PATH" => Some(OsString::new()),
+            "ORCHESTRATE_NVIDIA_WHEELS" => Some(root.join("user/nvidia").into_os_string()),
             "VIRTUAL_ENV" => Some(root.join("other").into_os_string()),
             _ => None,
         };
@@ -97,6 +105,7 @@ mod tests {
         let found: Vec<_> = found.iter().filter_map(|folder| folder.strip_prefix(&root).ok()).collect();
         let expected = [
             "toolkit/lib64",
+            "user/nvidia/cu13/lib",
             "venv/lib/python3.12/site-packages/nvidia/cu13/lib",
             "venv/lib/python3.12/site-packages/nvidia/cublas/lib",
             "other/lib/python3.11/site-packages/nvidia/curand/lib",
