@@ -6,6 +6,7 @@
 ...     print(report.step, report.loss)
 """
 
+from orchestrator import nvidia_wheels
 from orchestrator._native import (
     CheckpointError,
     Completion,
@@ -45,3 +46,5 @@ __all__ = [
     "logits",
     "memory_plan",
 ]
+
+nvidia_wheels.make_known()

@@ -1,0 +1,15 @@
+"""Where this installation keeps NVIDIA's wheels, told to the trainer, which opens CUDA's libraries by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+VARIABLE = "ORCHESTRATE_NVIDIA_WHEELS"
+
+
+def make_known() -> None:
+    """Name the folders of the package `nvidia` in the environment, which the extension and the program both read."""
+    package = importlib.util.find_spec("nvidia")
+    if package is not None and package.submodule_search_locations:
+        os.environ.setdefault(VARIABLE, os.pathsep.join(package.submodule_search_locations))
