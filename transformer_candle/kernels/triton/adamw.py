@@ -1,5 +1,7 @@
-"""AdamW over flat buffers, in one pass, with the roundings of the CPU's version one by one: products and sums are not fused,
-roots and quotients are the nearest, the step's constants come from F64. Equal inputs give equal bits on both devices.
+"""AdamW over flat buffers, in one pass, with the roundings of the CPU's version one by one.
+
+Products and sums are not fused, roots and quotients are the nearest, the step's constants come from F64: equal inputs
+give equal bits on both devices.
 
 Bytes moved an element: 28, of which 16 are read (gradient 4, moments 8, F32 weight or bf16 weight and remainder 4).
 """
@@ -19,8 +21,9 @@ APPLY = tl.constexpr(4)
 
 @triton.jit
 def step_constants(scalars, weight_decay):
-    """The gradient's scale, the weight's decay, the rate and the second moment's scale: 1 - rate * decay,
-    rate / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), each rounded once from F64.
+    """The gradient's scale, the weight's decay, the rate and the second moment's scale, each rounded once from F64.
+
+    The last three are 1 - rate * decay, rate / (1 - beta1^t) and 1 / sqrt(1 - beta2^t).
     """
     rate = tl.load(scalars + LEARNING_RATE).to(tl.float64)
     decay = (1.0 - rate * tl.cast(weight_decay, tl.float64)).to(tl.float32)
@@ -52,9 +55,7 @@ def step_block(weight, grad, first, second, at, mask, constants, beta1, beta2, r
 
 
 @triton.jit
-def step_split_block(
-    weight, remainder, grad, first, second, at, mask, constants, beta1, beta2, rest1, rest2, epsilon
-):
+def step_split_block(weight, remainder, grad, first, second, at, mask, constants, beta1, beta2, rest1, rest2, epsilon):
     """One block of bf16 weights with their remainders."""
     value = join(tl.load(weight + at, mask=mask), tl.load(remainder + at, mask=mask))
     gradient, one, two = tl.load(grad + at, mask=mask), tl.load(first + at, mask=mask), tl.load(second + at, mask=mask)
@@ -90,14 +91,10 @@ def adamw_step(
         for start in range(piece, min(piece + PIECE, elements), BLOCK):
             at = start + tl.arange(0, BLOCK)
             if start + BLOCK <= elements:
-                step_block(
-                    weight, grad, first, second, at, None, constants, beta1, beta2, rest1, rest2, epsilon
-                )
+                step_block(weight, grad, first, second, at, None, constants, beta1, beta2, rest1, rest2, epsilon)
             else:
                 inside = at < elements
-                step_block(
-                    weight, grad, first, second, at, inside, constants, beta1, beta2, rest1, rest2, epsilon
-                )
+                step_block(weight, grad, first, second, at, inside, constants, beta1, beta2, rest1, rest2, epsilon)
 
 
 @triton.jit

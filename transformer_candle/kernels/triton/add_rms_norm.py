@@ -1,10 +1,10 @@
 """Residual add and root-mean-square norm, forward and backward.
 
-Legend: N rows of D columns. Statistics are F32. In bf16 the sum is rounded before its norm is taken, so that `normalize` and the
-backward pass see what forward saw.
+Legend: N rows of D columns. Statistics are F32. In bf16 the sum is rounded before its norm is taken, so that
+`normalize` and the backward pass see what forward saw.
 
-Bytes moved a row, in units of D elements: forward 2, forward_add 4, normalize 2, backward 4; the weight and the partial sums
-of its gradient stay in the L2 cache.
+Bytes moved a row, in units of D elements: forward 2, forward_add 4, normalize 2, backward 4; the weight and the partial
+sums of its gradient stay in the L2 cache.
 """
 
 import triton
@@ -65,8 +65,9 @@ def add_rms_norm_normalize(total, weight, inv_rms, normed, width, BLOCK: tl.cons
 
 @triton.jit
 def add_rms_norm_backward(total, weight, inv_rms, dnormed, dtotal, partials, rows, width, BLOCK: tl.constexpr):
-    """Adds to `dtotal`; every program takes rows as far apart as there are programs and leaves their share of the weight's
-    gradient in its own row of `partials`.
+    """Adds to `dtotal`, and leaves the weight's gradient in rows of `partials`, one a program.
+
+    Every program takes rows as far apart as there are programs.
     """
     column = tl.arange(0, BLOCK)
     inside = column < width

@@ -33,7 +33,7 @@ def convert_block(source, target, at, mask):
 
 @triton.jit
 def cast_convert(source, target, elements, BLOCK: tl.constexpr):
-    """A block a program; whole blocks go without masks, so that they are read 16 bytes at a time whatever the length."""
+    """A block a program; whole blocks go without masks: they are read 16 bytes at a time whatever the length."""
     start = tl.program_id(0) * BLOCK
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= elements:

@@ -2,8 +2,8 @@
 
 Legend: N tokens, V rows of the table, D columns.
 
-Bytes moved: forward 2 D a token and element size; backward reads one row of gradients a token, and reads and writes one F32 row of
-the table for every different id.
+Bytes moved: forward reads and writes a row a token; backward reads a row of gradients a token, and reads and writes an
+F32 row of the table for every different id.
 """
 
 import triton
@@ -24,8 +24,9 @@ def embedding_forward(table, ids, out, rows, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def embedding_chain(ids, first, following, tokens, BLOCK: tl.constexpr, SPAN: tl.constexpr):
-    """Links the tokens of each id: `first` says whether no earlier token has this one's id, `following` names the next one
-    that has it, or N. A block of tokens a program, compared with all tokens.
+    """Links the tokens of each id, a block of tokens a program, which it compares with all tokens.
+
+    `first` says whether no earlier token has this one's id, `following` names the next one that has it, or N.
     """
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < tokens
@@ -44,8 +45,9 @@ def embedding_chain(ids, first, following, tokens, BLOCK: tl.constexpr, SPAN: tl
 
 @triton.jit
 def embedding_backward(ids, dout, first, following, dtable, tokens, rows, width, BLOCK: tl.constexpr):
-    """The first token of each id walks the tokens that have it and adds their gradients to the table's row, a block of
-    columns a program. Ids outside of the table are left out.
+    """The first token of each id adds the gradients of all that have it to the table's row.
+
+    A block of columns a program. Ids outside of the table are left out.
     """
     token = tl.program_id(0)
     row = tl.load(ids + token).to(tl.int64)

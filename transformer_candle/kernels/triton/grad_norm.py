@@ -1,7 +1,7 @@
 """The global norm of the gradients, and what clipping makes of it.
 
-Squares are taken and added in F64, as on a CPU: no gradient that F32 holds overflows or vanishes. Cards without fast F64 spend about
-as long on that as on reading the gradients, 4 bytes each.
+Squares are taken and added in F64, as on a CPU: no gradient that F32 holds overflows or vanishes. By the number of
+their F64 units, cards for desktops need about as long for that as for reading the gradients, 4 bytes each.
 """
 
 import triton

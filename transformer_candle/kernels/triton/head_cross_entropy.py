@@ -1,7 +1,7 @@
-"""Cross-entropy on a chunk of logits: losses, and the logits' gradient written over them in one more reading of the row.
+"""Cross-entropy on a chunk of logits: losses, and the logits' gradient written over them.
 
-Legend: C rows of a chunk, V padded vocabulary. Logits are F32; only the first `vocab_size` columns count, the padding has no
-probability and a gradient of zero.
+Legend: C rows of a chunk, V padded vocabulary. Logits are F32; only the first `vocab_size` columns count, the padding
+has no probability and a gradient of zero.
 
 Bytes moved a logit: 8 read (4 where the row is still in the L2 cache the second time), 2 written as bf16 or 4 as F32.
 """
@@ -18,7 +18,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def row_statistics(row, vocab_size, width, BLOCK: tl.constexpr):
-    """A row's largest logit, and the sum of `exp(logit - largest)`, in one reading: every lane keeps its own two numbers."""
+    """A row's largest logit, and the sum of `exp(logit - largest)`: every lane keeps its own two numbers."""
     largest = tl.full([BLOCK], LOWEST, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab_size, BLOCK):
@@ -58,15 +58,13 @@ def head_cross_entropy_losses(logits, targets, losses, vocab_size, width, BLOCK:
 
 
 @triton.jit
-def head_cross_entropy_gradients(
-    logits, targets, scale, losses, dlogits, vocab_size, width, BLOCK: tl.constexpr
-):
-    """A row a program, in place: `dlogits` is the memory of `logits`, and every row begins where it did, so that a row of bf16
-    takes the first half of its place.
+def head_cross_entropy_gradients(logits, targets, scale, losses, dlogits, vocab_size, width, BLOCK: tl.constexpr):
+    """A row a program, in place: `dlogits` is the memory of `logits`.
 
-    Nothing is overwritten unread. The statistics' reductions stand between every thread's first reading of the row and the
-    first writing. In F32 each thread then writes over what it has read itself; in bf16 block i is written over logits of
-    blocks up to i, which a barrier makes sure that all threads have read.
+    Every row begins where it did, so that a row of bf16 takes the first half of its place. Nothing is overwritten
+    unread: the statistics' reductions stand between every thread's first reading of the row and the first writing. In
+    F32 each thread then writes over what it has read itself; in bf16 block i is written over logits of blocks up to i,
+    which a barrier makes sure that all threads have read.
     """
     at = tl.program_id(0).to(tl.int64)
     row = logits + at * width
@@ -93,8 +91,9 @@ def head_cross_entropy_gradients(
 
 @triton.jit
 def head_cross_entropy_total(losses, rows, total, scale, loss, is_first, is_last, BLOCK: tl.constexpr):
-    """One program: adds a chunk's losses to the F64 `total`, which the first chunk begins; the last one adds scale times the
-    total to `loss`, rounded once.
+    """One program: adds a chunk's losses to the F64 `total`, which the first chunk begins.
+
+    The last chunk adds scale times the total to `loss`, rounded once.
     """
     sums = tl.zeros([BLOCK], tl.float64)
     for start in range(0, rows, BLOCK):

@@ -26,8 +26,10 @@ def rope_rotate(
     MASKED: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Turns a group of heads a program, counted through all rows, both halves of each. The head size is HEAD_SIZE, or
-    where MASKED 8 `head_size_8` and at most HEAD_SIZE. `direction` is 1 to turn forth, -1 to turn back.
+    """Turns a group of heads a program, counted through all rows, both halves of each.
+
+    The head size is HEAD_SIZE, or where MASKED 8 `head_size_8` and at most HEAD_SIZE. `direction` is 1 to turn forth,
+    -1 to turn back.
     """
     size = HEAD_SIZE
     if MASKED:

@@ -2,7 +2,7 @@
 
 Legend: N rows, I intermediate size.
 
-Bytes moved a row, in units of I elements: forward 3, backward 5.
+Bytes moved a row, in units of I elements: forward 3, backward 5, backward_recomputing 6.
 """
 
 import triton
@@ -30,35 +30,41 @@ def swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def swiglu_backward(gate_up, dout, dgate_up, width, BLOCK: tl.constexpr):
-    """The gradients of gate and up, a block of a row a program."""
+def swiglu_backward(gate_up, dout, dgate_up, width, BLOCK: tl.constexpr, RECOMPUTING: tl.constexpr):
+    """The gradients of gate and up, a block of a row a program; where RECOMPUTING, the output over its gradient."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    at = row * (2 * width) + column
+    at, place = row * (2 * width) + column, row * width + column
     gate = tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + at + width, mask=inside, other=0.0).to(tl.float32)
-    gradient = tl.load(dout + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.load(dout + place, mask=inside, other=0.0).to(tl.float32)
     s = sigmoid(gate)
     dgate = gradient * up * s * (1.0 + gate * (1.0 - s))
     dup = gradient * gate * s
     tl.store(dgate_up + at, dgate.to(dgate_up.dtype.element_ty), mask=inside)
     tl.store(dgate_up + at + width, dup.to(dgate_up.dtype.element_ty), mask=inside)
+    if RECOMPUTING:
+        tl.store(dout + place, (gate * s * up).to(dout.dtype.element_ty), mask=inside)
 
 
+BACKWARD = {"swiglu_backward": False, "swiglu_backward_recomputing": True}
 KERNELS = []
 for dtype, pointer in (("bf16", "*bf16:16"), ("f32", "*fp32:16")):
-    KERNELS += [
+    KERNELS.append(
         Kernel(
             f"swiglu_forward.{dtype}",
             swiglu_forward,
             arguments={"gate_up": pointer, "out": pointer, "width": "i32:16"},
             constants={"BLOCK": 1024},
-        ),
+        )
+    )
+    KERNELS += [
         Kernel(
-            f"swiglu_backward.{dtype}",
+            f"{name}.{dtype}",
             swiglu_backward,
             arguments={"gate_up": pointer, "dout": pointer, "dgate_up": pointer, "width": "i32:16"},
-            constants={"BLOCK": 1024},
-        ),
+            constants={"BLOCK": 1024, "RECOMPUTING": recomputing},
+        )
+        for name, recomputing in BACKWARD.items()
     ]

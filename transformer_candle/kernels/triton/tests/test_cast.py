@@ -19,7 +19,6 @@ def run(name, *tensors):
     launch(kernel, [blocks(elements, kernel.constants["BLOCK"])], *tensors, elements)
 
 
-
 def test_narrowing_rounds_to_nearest_even_and_widening_is_exact():
     source = patterns()
     narrow, wide = torch.zeros(len(source), dtype=torch.bfloat16), torch.zeros(len(source))

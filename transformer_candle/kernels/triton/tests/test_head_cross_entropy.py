@@ -44,9 +44,7 @@ def test_losses_and_gradients_are_pytorchs_and_padding_has_none(rows, vocab_size
     expected = losses_of(leaf, targets)
     (0.25 * expected.sum()).backward()
     alone = workspace(rows)
-    launch(
-        by_name(KERNELS, "head_cross_entropy_losses.f32"), [rows], logits, targets, alone, vocab_size, width
-    )
+    launch(by_name(KERNELS, "head_cross_entropy_losses.f32"), [rows], logits, targets, alone, vocab_size, width)
     losses, dlogits = gradients(logits, targets, 0.25, vocab_size, dtype)
     assert_near(alone, expected, 1e-6)
     assert torch.equal(losses, alone)

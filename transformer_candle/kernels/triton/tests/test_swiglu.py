@@ -22,6 +22,10 @@ def test_output_and_gradients_are_pytorchs(rows, width, dtype):
     launch(by_name(KERNELS, f"swiglu_backward.{dtype}"), grid, gate_up, dout, dgate_up, width)
     assert_near(out, product)
     assert_near(dgate_up, leaf.grad)
+    again = torch.empty_like(gate_up)
+    launch(by_name(KERNELS, f"swiglu_backward_recomputing.{dtype}"), grid, gate_up, dout, again, width)
+    assert torch.equal(again, dgate_up)
+    assert torch.equal(dout, out)
 
 
 def test_far_out_values_neither_overflow_nor_get_lost():
