@@ -1,9 +1,9 @@
 """The roofline of a training step of `configs/rtx5090_1b.yaml`, launch by launch: what a card could reach at best.
 
-A launch takes `max(FLOPs / peak, bytes / bandwidth)`, with the peak and the bandwidth that such launches reach in practice
-(`Card`). Bytes are what a launch must move if caches keep nothing between launches and everything within one.
+A launch takes `max(FLOPs / peak, bytes / bandwidth)`, with the peak and the bandwidth that such launches reach in
+practice (`Card`). Bytes are what a launch must move if caches keep nothing between launches and everything within one.
 
-    python benches/gpu/roofline.py --card rtx5090 --micro-batch 4 --chunk 640
+    python benches/gpu/roofline.py --card rtx5090 --micro-batch 4 --chunk 2048
 
 prints the table of docs/decisions, in Markdown. Plain Python, no packages, no card.
 """
@@ -92,14 +92,14 @@ class Launch:
     bytes: float
     """Of one."""
     per_step: bool = False
-    tile: tuple[int, int] | None = None
+    result: tuple[int, int] | None = None
     """Rows and columns of a product's result."""
 
 
 def product(name: str, part: str, m: int, n: int, k: int, count: float, out_bytes: int, accumulates: bool) -> Launch:
     """`[m, k] x [k, n]` of bf16. A weight's gradient is read and written in f32."""
     moved = 2 * (m * k + k * n) + m * n * out_bytes * (2 if accumulates else 1)
-    return Launch(part, name, count, 2.0 * m * n * k, moved, tile=(m, n))
+    return Launch(part, name, count, 2.0 * m * n * k, moved, result=(m, n))
 
 
 def linear(model: Model, name: str, tokens: int, inputs: int, outputs: int) -> Iterator[Launch]:
@@ -127,8 +127,7 @@ def block(model: Model, tokens: int) -> Iterator[Launch]:
         "add_rms_norm normalize": (2, 2 * row),
         "rope, both ways": (2, 2 * rotated),
         "swiglu forward": (1, 2 * 3 * n * i),
-        "swiglu recomputed": (1, 2 * 3 * n * i),
-        "swiglu backward": (1, 2 * 5 * n * i),
+        "swiglu backward, recomputing": (1, 2 * 6 * n * i),
     }
     for name, (count, moved) in pointwise.items():
         yield Launch("norm and pointwise", name, count * layers, 0.0, moved)
@@ -178,11 +177,20 @@ def memory_seconds(launch: Launch, card: Card) -> float:
     return launch.count * launch.bytes / (card.bytes_per_second * card.memory)
 
 
-def waves(tile: tuple[int, int], processors: int) -> float:
-    """Share of the card that whole waves of 128 x 128 tiles keep busy, one tile a processor at a time."""
-    m, n = tile
-    tiles = -(-m // 128) * -(-n // 128)
-    return tiles / (-(-tiles // processors) * processors)
+def waves(result: tuple[int, int], tile: tuple[int, int], processors: int) -> float:
+    """Share of the card that works on the result, a tile a processor at a time, until the last wave is done."""
+    (m, n), (rows, columns) = result, tile
+    tiles = -(-m // rows) * -(-n // columns)
+    return m * n / (-(-tiles // processors) * processors * rows * columns)
+
+
+SIDES = (64, 128, 192, 256)
+
+
+def best_waves(result: tuple[int, int], processors: int) -> float:
+    """The same with the best of the usual tiles, those of at least 128 x 64 elements."""
+    tiles = [(rows, columns) for rows in SIDES for columns in SIDES if 64 * 128 <= rows * columns <= 256 * 128]
+    return max(waves(result, tile, processors) for tile in tiles)
 
 
 @dataclass(frozen=True)
@@ -241,20 +249,24 @@ def table(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
 
 def sensitivity(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     """Markdown: the MFU when one assumption or choice is another one."""
+    roof = replace(card, product=1.0, attention_forward=1.0, attention_backward=1.0, memory=1.0)
+
+    def attention(factor: float) -> Card:
+        forward, backward = factor * card.attention_forward, factor * card.attention_backward
+        return replace(card, attention_forward=forward, attention_backward=backward)
+
     cases = [
         ("as above", card, micro_batch, chunk),
-        ("every launch at its roof", replace(card, product=1.0, attention_forward=1.0, attention_backward=1.0, memory=1.0),
-         micro_batch, chunk),
+        ("every launch at its roof", roof, micro_batch, chunk),
         ("products 5 points faster", replace(card, product=card.product + 0.05), micro_batch, chunk),
         ("products 5 points slower", replace(card, product=card.product - 0.05), micro_batch, chunk),
-        ("attention half as fast again", replace(card, attention_forward=1.5 * card.attention_forward,
-                                                 attention_backward=1.5 * card.attention_backward), micro_batch, chunk),
-        ("attention half as fast", replace(card, attention_forward=0.5 * card.attention_forward,
-                                           attention_backward=0.5 * card.attention_backward), micro_batch, chunk),
+        ("attention one and a half times as fast", attention(1.5), micro_batch, chunk),
+        ("attention half as fast", attention(0.5), micro_batch, chunk),
         ("memory at 80 % of its bandwidth", replace(card, memory=0.80), micro_batch, chunk),
         ("micro-batches of 1", card, 1, chunk),
-        ("head in chunks of 2048 rows", card, micro_batch, 2048),
-    ]  # fmt: skip
+        ("head in chunks of 640 rows", card, micro_batch, 640),
+        ("head in chunks of 8192 rows", card, micro_batch, 8192),
+    ]
     lines = ["| | MFU | if nothing overlapped |", "|---|--:|--:|"]
     for name, on, size, rows in cases:
         best, worst = (total(model, on, size, rows, overlapped=overlapped).mfu for overlapped in (True, False))
@@ -269,7 +281,6 @@ def fusions(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     rotated = 2.0 * (model.heads + model.kv_heads) * model.head_size
     logits = 4.0 * model.vocabulary
     saved = {
-        "SwiGLU recomputed by the launch that computes its gradient": model.layers * 2 * wide,
         "RoPE inside of attention or of the QKV product": model.layers * 4 * rotated,
         "SwiGLU forward inside of the gate/up product": model.layers * 2 * wide,
         "norms normalized by the launch that computes their gradient": model.layers * 2 * row,
@@ -277,6 +288,7 @@ def fusions(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
         "everything above": 0.0,
     }
     saved["everything above"] = sum(saved.values())
+    saved["taken already: SwiGLU recomputed by the launch of its gradient"] = model.layers * 2 * wide
     lines = ["| fused | kB a token | ms a step | of the step |", "|---|--:|--:|--:|"]
     for name, per_token in saved.items():
         tokens = model.sequences_per_step * model.sequence
@@ -287,11 +299,12 @@ def fusions(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
 
 def tiles(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     """Markdown: how evenly the products' tiles fill a card."""
-    lines = ["| product | result | share of the card kept busy |", "|---|---|--:|"]
+    lines = ["| product | result | tiles of 128 x 128 | the best tile |", "|---|---|--:|--:|"]
     for launch in step(model, micro_batch, chunk):
-        if launch.tile:
-            m, n = launch.tile
-            lines.append(f"| {launch.name} | {m} x {n} | {waves(launch.tile, card.processors):.0%} |")
+        if launch.result:
+            (m, n), processors = launch.result, card.processors
+            usual, best = waves((m, n), (128, 128), processors), best_waves((m, n), processors)
+            lines.append(f"| {launch.name} | {m} x {n} | {usual:.0%} | {best:.0%} |")
     return "\n".join(lines)
 
 
@@ -303,7 +316,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The roofline of a training step of configs/rtx5090_1b.yaml.")
     parser.add_argument("--card", choices=CARDS, default="rtx5090")
     parser.add_argument("--micro-batch", type=int, default=4, metavar="B")
-    parser.add_argument("--chunk", type=int, default=640, metavar="ROWS", help="rows of logits that exist at a time")
+    parser.add_argument("--chunk", type=int, default=2048, metavar="ROWS", help="rows of logits that exist at a time")
     parser.add_argument("--section", choices=SECTIONS, help="one section only")
     arguments = parser.parse_args()
     chosen = [arguments.section] if arguments.section else list(SECTIONS)
