@@ -38,6 +38,7 @@ pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case
     for sizes in wide {
         visit(&swiglu_forward(inputs, sizes))?;
         visit(&swiglu_backward(inputs, sizes))?;
+        visit(&swiglu_backward_recomputing(inputs, sizes))?;
         visit(&copy(inputs, sizes))?;
         visit(&cast(inputs, sizes))?;
     }
@@ -165,6 +166,15 @@ fn swiglu_backward(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
         .input("dout", &[n, i], inputs.numbers(&[n, i]))
         .output("dgate_up", &[n, 2 * i], inputs.dtype, inputs.bound())
         .call(|[gate_up, dout, dgate_up]| swiglu::backward(gate_up, dout, dgate_up))
+}
+
+/// The output comes in as its gradient.
+fn swiglu_backward_recomputing(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
+    Case::new(inputs.name("swiglu::backward_recomputing"), sizes([n, i]))
+        .input("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]))
+        .updated("out", &[n, i], inputs.numbers(&[n, i]), inputs.bound())
+        .output("dgate_up", &[n, 2 * i], inputs.dtype, inputs.bound())
+        .call(|[gate_up, out, dgate_up]| swiglu::backward_recomputing(gate_up, out, dgate_up))
 }
 
 /// A copy and a buffer set to zero.
