@@ -120,5 +120,9 @@ class Runs:
         return self.workspace.run_folder(name) / "checkpoints" / f"step-{step:08}"
 
     def _with(self, environment: Mapping[str, str] | None) -> Workspace:
-        own = self.emulator.environment() | dict(environment or {})
+        # A real CUDA of the caller's must not stand in for a library that is missing here.
+        nowhere = dict.fromkeys(
+            ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "ORCHESTRATE_NVIDIA_WHEELS"), ""
+        )
+        own = nowhere | self.emulator.environment() | dict(environment or {})
         return Workspace(self.workspace.root, {**self.workspace.extra_environment, **own})

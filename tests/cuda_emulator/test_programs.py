@@ -61,9 +61,12 @@ def test_a_card_that_is_too_small_is_refused_before_anything_is_allocated(runs: 
     full.train("run").refused(4)
 
 
-def test_an_old_driver_takes_what_this_program_brings(runs: Runs) -> None:
+def test_a_driver_of_cuda_12_8_takes_what_this_program_brings(runs: Runs) -> None:
+    """With cuBLAS of its time; an older driver, or a newer cuBLAS, is refused."""
     runs.write("run", TINY)
-    runs.having(driver=12080).train("run").succeeded()
+    runs.having(driver=12060, cublas=120602).train("run").refused(2, "driver")
+    runs.having(driver=12080, cublas=130100).train("run").refused(2, "cuBLAS 13.1.0")
+    runs.having(driver=12080, cublas=120804).train("run").succeeded()
 
 
 @pytest.mark.parametrize(("card", "capability"), [("NVIDIA A100-SXM4-80GB", "8.0"), ("NVIDIA H200", "9.0")])
