@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use kernels::{Buffer, DType, Device, bf16, linear};
+use kernels::{Buffer, DType, Device, Recording, bf16, linear};
 
 /// Whole numbers so small that every product and sum is exact in F32, whatever the order: both devices must agree to the bit.
 fn whole(seed: usize, count: usize) -> Vec<f32> {
@@ -85,8 +85,54 @@ fn a_choice_is_recalled_on_the_card_and_library_it_was_made_with() {
 
 #[test]
 #[ignore = "needs a card"]
+fn a_product_has_the_same_bits_every_time() {
+    let card = Device::cuda(0).unwrap();
+    let uneven = |count: usize| (0..count).map(|at| (at as f32 * 0.7).sin()).collect::<Vec<_>>();
+    let [n, i, o] = [16, 2048, 32];
+    for dtype in [DType::F32, DType::BF16] {
+        let (x, w) = (buffer(&uneven(n * i), &[n, i], dtype, &card), buffer(&uneven(o * i), &[o, i], dtype, &card));
+        let mut y = Buffer::zeros(&[n, o], dtype, &card).unwrap();
+        let needed = linear::workspace_elements(n, i, o, dtype, card.kind());
+        let mut workspace = Buffer::zeros(&[needed], DType::F32, &card).unwrap();
+        let mut results = (0..20).map(|_| {
+            linear::forward(&x, &w, &mut y, &mut workspace).unwrap();
+            y.read_f32().unwrap()
+        });
+        let first = results.next().unwrap();
+        assert!(results.all(|result| result == first), "{dtype:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn the_cards_speed_is_a_number() {
     let card = Device::cuda(0).unwrap();
     let flops = card.as_cuda().unwrap().measure_product_flops(256).unwrap();
     assert!(flops.is_finite() && flops > 0.0, "{flops}");
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn a_product_is_replayed_and_one_that_was_never_run_cannot_be_recorded() {
+    let card = Device::cuda(0).unwrap();
+    let operands = |n: usize| {
+        let (x, w) = (whole(1, n * 16), whole(2, 8 * 16));
+        let (x, w) = (buffer(&x, &[n, 16], DType::F32, &card), buffer(&w, &[8, 16], DType::F32, &card));
+        let workspace = linear::workspace_elements(n, 16, 8, DType::F32, card.kind());
+        let [y, workspace] =
+            [vec![n, 8], vec![workspace]].map(|shape| Buffer::zeros(&shape, DType::F32, &card).unwrap());
+        (x, w, y, workspace)
+    };
+    let forward = |(x, w, y, workspace): &mut (Buffer, Buffer, Buffer, Buffer)| linear::forward(x, w, y, workspace);
+    let (mut known, mut unknown, mut recording) = (operands(5), operands(6), Recording::default());
+
+    recording.run(&card, 1, || forward(&mut known)).unwrap();
+    let expected = known.2.read::<f32>().unwrap();
+    let error = recording.run(&card, 1, || forward(&mut unknown)).unwrap_err().to_string();
+    assert!(error.contains("6x8x16") && error.contains("run it once before"), "{error}");
+    for _ in 0..3 {
+        known.2.zero().unwrap();
+        recording.run(&card, 1, || forward(&mut known)).unwrap();
+        assert_eq!(known.2.read::<f32>().unwrap(), expected);
+    }
 }
