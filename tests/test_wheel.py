@@ -29,6 +29,14 @@ def test_the_wheel_is_abi3_and_typed(wheel: Path) -> None:
     assert any("LICENSE-MIT" in name for name in names)
 
 
+def test_the_extra_for_cards_brings_the_libraries_that_a_driver_lacks(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        needed = [line for line in archive.read(name).decode().splitlines() if "extra == 'cuda'" in line]
+    assert {line.split()[1].split("~")[0] for line in needed} == {"nvidia-cublas", "nvidia-curand"}
+    assert all("sys_platform == 'linux'" in line for line in needed)
+
+
 def test_the_wheel_trains_in_a_clean_environment(wheel: Path, workspace: Workspace) -> None:
     python = workspace.root / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", workspace.root / "venv"], check=True)
