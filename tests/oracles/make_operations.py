@@ -12,6 +12,7 @@ intermediate, V padded vocabulary. `d<name>` is the gradient of a scalar with re
     rope                heads_3 = [H, K, E], sequence_length, theta, first_position; qkv_NP rotated_NP drotated_NP
                         dqkv_NP; later_rotated_NP starts at first_position
     attention           heads_3, batch, sequence_length; qkv_NP out_NHE lse_BHT dout_NHE dqkv_NP (no RoPE inside)
+    attention_documents the same and documents_N: a query sees the keys from this position on
     swiglu              gate_up_N2I out_NI dout_NI dgate_up_N2I
     linear              x_NI w_OI y_NO dy_NO dx_NI dw_OI dw_start_OI (value before accumulation) dw_total_OI
     head_cross_entropy  hidden_ND weight_VD targets_N (-100 = ignored) vocab_size scale losses_N loss_1 (= scale * sum)
@@ -106,14 +107,30 @@ def rope() -> Tensors:
 
 
 def attention() -> Tensors:
-    (h, k, e), batch, length = (6, 2, 8), 2, 19
+    return attention_of((6, 2, 8), 2, 19, None)
+
+
+def attention_documents() -> Tensors:
+    lengths = ([5, 1, 70, 4], [80])
+    begins = [
+        torch.repeat_interleave(torch.tensor(one).cumsum(0) - torch.tensor(one), torch.tensor(one)) for one in lengths
+    ]
+    return attention_of((2, 1, 8), 2, 80, torch.stack(begins)) | {"documents_N": torch.cat(begins)}
+
+
+def attention_of(heads: tuple[int, int, int], batch: int, length: int, begins_bt: torch.Tensor | None) -> Tensors:
+    h, k, e = heads
     qkv = leaf(draw(batch * length, (h + 2 * k) * e))
     rows = qkv.view(batch, length, h + 2 * k, e).transpose(1, 2)
     q, keys, values = rows[:, :h], rows[:, h : h + k], rows[:, h + k :]
-    out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
+    hidden = torch.ones(length, length).triu(1).bool().expand(batch, 1, length, length)
+    if begins_bt is not None:
+        hidden = hidden | (torch.arange(length) < begins_bt[:, None, :, None])
+    mask = None if begins_bt is None else ~hidden
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
     out_nhe = out.transpose(1, 2).reshape(batch * length, h * e)
     scores = q @ keys.repeat_interleave(h // k, 1).transpose(-1, -2) / e**0.5
-    scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
+    scores = scores.masked_fill(hidden, float("-inf"))
     dout = draw(batch * length, h * e)
     out_nhe.backward(dout)
     return {
@@ -185,7 +202,7 @@ def adamw() -> Tensors:
 
 
 OPERATIONS = (
-    embedding, add_rms_norm, rope, attention, swiglu, linear, head_cross_entropy, grad_norm, adamw,
+    embedding, add_rms_norm, rope, attention, attention_documents, swiglu, linear, head_cross_entropy, grad_norm, adamw,
 )  # fmt: skip
 
 

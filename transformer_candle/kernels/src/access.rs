@@ -41,6 +41,20 @@ impl Arguments {
         self.checked(name, buffer, dtype, shape).add(name, buffer, false)
     }
 
+    /// A value that is only read, where it is given.
+    pub(crate) fn optional_input(
+        self,
+        name: &'static str,
+        buffer: Option<&Buffer>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Self {
+        match buffer {
+            Some(buffer) => self.input(name, buffer, dtype, shape),
+            None => self,
+        }
+    }
+
     /// A value that is written, or read and written in place.
     pub(crate) fn output(self, name: &'static str, buffer: &Buffer, dtype: DType, shape: &[usize]) -> Self {
         self.checked(name, buffer, dtype, shape).add(name, buffer, true)
@@ -106,7 +120,8 @@ impl Arguments {
         }
     }
 
-    /// Runs an operation that only a CPU has.
+    /// Runs a body that only a CPU has.
+    #[cfg(test)]
     pub(crate) fn cpu<R>(self, body: impl FnOnce(&Access<'_>) -> Result<R>) -> Result<R> {
         let (operation, argument) = (self.operation, self.list.first().map_or("", |first| first.name));
         self.run(body, |card| {

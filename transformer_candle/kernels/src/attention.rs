@@ -3,11 +3,16 @@
 //!
 //! Legend: N tokens = B sequences of T positions, H query heads, K key/value heads (query head h uses h / (H / K)), E head
 //! size, P = (H + 2K) * E, C capacity of a cache in tokens, S new tokens.
+//!
+//! A sequence may hold several documents one after the other, each of which then sees itself only: `documents_N`, I32, tells
+//! for every token the position within its sequence at which its document begins. It never falls within a sequence.
 
 use candle_core::DType;
 
-use crate::access::Arguments;
+use crate::access::{Access, Arguments};
 use crate::cpu::attention::Shape;
+use crate::cuda::attention::{Cache, Saved, Sizes};
+use crate::cuda::{self, Value};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, HeadLayout, Result, cpu};
 
@@ -15,6 +20,7 @@ use crate::{Buffer, DeviceKind, HeadLayout, Result, cpu};
 /// `qkv` and `out` are both F32 or both BF16.
 pub fn forward(
     qkv_NP: &Buffer,
+    documents_N: Option<&Buffer>,
     layout: &HeadLayout,
     batch: usize,
     sequence_length: usize,
@@ -25,18 +31,27 @@ pub fn forward(
     const OPERATION: &str = "attention::forward";
     layout.check(OPERATION)?;
     let (dtype, n) = (qkv_NP.dtype(), batch * sequence_length);
-    let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
     let arguments = Arguments::of(OPERATION)
         .input("qkv_NP", qkv_NP, dtype, &[n, layout.packed_width()])
+        .optional_input("documents_N", documents_N, DType::I32, &[n])
         .output("out_NHE", out_NHE, dtype, &[n, layout.query_width()])
         .output("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
         .workspace(workspace, forward_workspace_elements(layout, batch, sequence_length, qkv_NP.device().kind()));
-    arguments.cpu(|access| {
+    let (qkv, documents) = (Value::from(qkv_NP), documents_N.map(Value::from));
+    let outputs = [Value::from(&*out_NHE), Value::from(&*lse_BHT)];
+    let cpu = |access: &Access<'_>| {
+        let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
+        let documents = documents_N.map(|documents| documents.slice(access));
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let (out, lse) = (out_NHE.slice_mut(access), lse_BHT.slice_mut(access));
-            cpu::attention::forward::<E>(qkv_NP.slice(access), &shape, out, lse, workspace.slice_mut(access));
+            let workspace = workspace.slice_mut(access);
+            cpu::attention::forward::<E>(qkv_NP.slice(access), documents, &shape, out, lse, workspace);
             Ok(())
         })
+    };
+    arguments.run(cpu, |card| {
+        let sizes = Sizes { layout: *layout, batch, length: sequence_length };
+        cuda::perform(card, &cuda::attention::forward(qkv, documents, outputs, &sizes))
     })
 }
 
@@ -44,6 +59,7 @@ pub fn forward(
 /// but for `lse`.
 pub fn backward(
     qkv_NP: &Buffer,
+    documents_N: Option<&Buffer>,
     out_NHE: &Buffer,
     lse_BHT: &Buffer,
     dout_NHE: &Buffer,
@@ -56,18 +72,22 @@ pub fn backward(
     const OPERATION: &str = "attention::backward";
     layout.check(OPERATION)?;
     let (dtype, n) = (qkv_NP.dtype(), batch * sequence_length);
-    let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
     let arguments = Arguments::of(OPERATION)
         .input("qkv_NP", qkv_NP, dtype, &[n, layout.packed_width()])
+        .optional_input("documents_N", documents_N, DType::I32, &[n])
         .input("out_NHE", out_NHE, dtype, &[n, layout.query_width()])
         .input("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
         .input("dout_NHE", dout_NHE, dtype, &[n, layout.query_width()])
         .output("dqkv_NP", dqkv_NP, dtype, &[n, layout.packed_width()])
         .workspace(workspace, backward_workspace_elements(layout, batch, sequence_length, qkv_NP.device().kind()));
-    arguments.cpu(|access| {
+    let [qkv, out, lse, dout] = [qkv_NP, out_NHE, lse_BHT, dout_NHE].map(Value::from);
+    let (documents, [dqkv, delta]) = (documents_N.map(Value::from), [&*dqkv_NP, &*workspace].map(Value::from));
+    let cpu = |access: &Access<'_>| {
+        let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let saved = cpu::attention::Saved {
                 qkv: qkv_NP.slice::<E>(access),
+                documents: documents_N.map(|documents| documents.slice(access)),
                 out: out_NHE.slice(access),
                 lse: lse_BHT.slice(access),
                 dout: dout_NHE.slice(access),
@@ -75,6 +95,11 @@ pub fn backward(
             cpu::attention::backward(&saved, &shape, dqkv_NP.slice_mut(access), workspace.slice_mut(access));
             Ok(())
         })
+    };
+    arguments.run(cpu, |card| {
+        let sizes = Sizes { layout: *layout, batch, length: sequence_length };
+        let saved = Saved { qkv, documents, out, lse, dout };
+        cuda::perform(card, &cuda::attention::backward(&saved, dqkv, delta, &sizes))
     })
 }
 
@@ -94,7 +119,6 @@ pub fn decode(
     layout.check(OPERATION)?;
     let size = |buffer: &Buffer| buffer.shape().first().copied().unwrap_or(0);
     let (dtype, new, capacity) = (qkv_SP.dtype(), size(qkv_SP), size(keys_CKE));
-    let shape = Shape { layout: *layout, batch: 1, length: new, past };
     let arguments = Arguments::of(OPERATION)
         .input("qkv_SP", qkv_SP, dtype, &[new, layout.packed_width()])
         .output("keys_CKE", keys_CKE, dtype, &[capacity, layout.key_width()])
@@ -104,18 +128,24 @@ pub fn decode(
         .require(past.checked_add(new).is_some_and(|end| end <= capacity), || {
             format!("{new} tokens after {past} do not fit a cache of {capacity}")
         });
-    arguments.cpu(|access| {
+    let [qkv, keys, values, out] = [qkv_SP, &*keys_CKE, &*values_CKE, &*out_SHE].map(Value::from);
+    let cpu = |access: &Access<'_>| {
+        let shape = Shape { layout: *layout, batch: 1, length: new, past };
         with_element!(OPERATION, "qkv_SP", dtype, E => {
             let (keys, values) = (keys_CKE.slice_mut(access), values_CKE.slice_mut(access));
             let (out, workspace) = (out_SHE.slice_mut(access), workspace.slice_mut(access));
             cpu::attention::decode::<E>(qkv_SP.slice(access), &shape, keys, values, out, workspace);
             Ok(())
         })
+    };
+    arguments.run(cpu, |card| {
+        let cache = Cache { keys, values, past };
+        cuda::perform(card, &cuda::attention::decode(qkv, cache, out, layout, new))
     })
 }
 
 /// Elements of F32 workspace for all three functions with at most so many sequences and positions. It follows from the sizes
-/// alone: scratch for a fixed number of tasks, whatever the threads.
+/// alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a card a number a row, for the gradient.
 pub fn workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize, device: DeviceKind) -> usize {
     let forward = forward_workspace_elements(layout, batch, sequence_length, device);
     forward.max(backward_workspace_elements(layout, batch, sequence_length, device))
@@ -150,7 +180,7 @@ pub fn backward_workspace_elements(
             length: sequence_length,
             past: 0,
         }),
-        DeviceKind::Cuda => 0,
+        DeviceKind::Cuda => batch * layout.heads * sequence_length,
     }
 }
 
@@ -159,18 +189,23 @@ pub mod reference {
     use crate::{HeadLayout, Real};
 
     /// `out_NHE` and `lse_BHT`; see [`super::forward`]. T is the rows of `qkv_NP` over `batch`.
-    pub fn forward<R: Real>(qkv_NP: &[R], layout: &HeadLayout, batch: usize) -> [Vec<R>; 2] {
+    pub fn forward<R: Real>(
+        qkv_NP: &[R],
+        documents_N: Option<&[i32]>,
+        layout: &HeadLayout,
+        batch: usize,
+    ) -> [Vec<R>; 2] {
         let tokens = qkv_NP.len() / layout.packed_width();
         let (mut out_NHE, mut lse_BHT) =
             (vec![R::ZERO; tokens * layout.query_width()], vec![R::ZERO; tokens * layout.heads]);
-        for row in rows(layout, batch, tokens / batch) {
+        for row in rows(layout, documents_N, batch, tokens / batch) {
             let scores = row.scores(qkv_NP);
             let peak = scores.iter().copied().fold(scores[0], R::max);
             let sum = scores.iter().map(|&score| (score - peak).exp()).sum::<R>();
             lse_BHT[row.statistic] = peak + sum.ln();
             for e in 0..layout.head_size {
                 let term = |(t, &score): (usize, &R)| (score - peak).exp() / sum * qkv_NP[row.value(t) + e];
-                out_NHE[row.out + e] = scores.iter().enumerate().map(term).sum();
+                out_NHE[row.out + e] = (row.first..).zip(&scores).map(term).sum();
             }
         }
         [out_NHE, lse_BHT]
@@ -179,6 +214,7 @@ pub mod reference {
     /// `dqkv_NP`; see [`super::backward`].
     pub fn backward<R: Real>(
         qkv_NP: &[R],
+        documents_N: Option<&[i32]>,
         out_NHE: &[R],
         lse_BHT: &[R],
         dout_NHE: &[R],
@@ -187,9 +223,9 @@ pub mod reference {
     ) -> Vec<R> {
         let mut dqkv_NP = vec![R::ZERO; qkv_NP.len()];
         let heads = 0..layout.head_size;
-        for row in rows(layout, batch, qkv_NP.len() / layout.packed_width() / batch) {
+        for row in rows(layout, documents_N, batch, qkv_NP.len() / layout.packed_width() / batch) {
             let delta = heads.clone().map(|e| dout_NHE[row.out + e] * out_NHE[row.out + e]).sum::<R>();
-            for (t, score) in row.scores(qkv_NP).into_iter().enumerate() {
+            for (t, score) in (row.first..).zip(row.scores(qkv_NP)) {
                 let p = (score - lse_BHT[row.statistic]).exp();
                 let dp = heads.clone().map(|e| dout_NHE[row.out + e] * qkv_NP[row.value(t) + e]).sum::<R>();
                 let ds = p * (dp - delta) * row.scale();
@@ -210,6 +246,8 @@ pub mod reference {
         out: usize,
         statistic: usize,
         first_key: usize,
+        /// The positions of the first and of the last key that it sees.
+        first: usize,
         position: usize,
     }
 
@@ -228,13 +266,18 @@ pub mod reference {
 
         fn scores<R: Real>(&self, qkv_NP: &[R]) -> Vec<R> {
             let term = |t, e| qkv_NP[self.query + e] * qkv_NP[self.key(t) + e];
-            (0..=self.position)
+            (self.first..=self.position)
                 .map(|t| (0..self.layout.head_size).map(|e| term(t, e)).sum::<R>() * self.scale())
                 .collect()
         }
     }
 
-    fn rows(layout: &HeadLayout, batch: usize, length: usize) -> impl Iterator<Item = Row<'_>> {
+    fn rows<'a>(
+        layout: &'a HeadLayout,
+        documents_N: Option<&'a [i32]>,
+        batch: usize,
+        length: usize,
+    ) -> impl Iterator<Item = Row<'a>> {
         let (heads, head_size) = (layout.heads, layout.head_size);
         (0..batch * heads * length).map(move |statistic| {
             let (sequence, head, position) =
@@ -247,6 +290,7 @@ pub mod reference {
                 out: token * layout.query_width() + head * head_size,
                 statistic,
                 first_key: sequence * length * layout.packed_width() + first_key,
+                first: documents_N.map_or(0, |documents_N| documents_N[token].unsigned_abs() as usize),
                 position,
             }
         })

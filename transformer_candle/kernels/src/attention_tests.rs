@@ -15,16 +15,29 @@ const fn heads(heads: usize, kv_heads: usize, head_size: usize) -> HeadLayout {
 
 /// out, lse, dqkv of one call; `dqkv` held NaN before.
 fn run(qkv: &[f64], dout: &[f64], layout: &HeadLayout, batch: usize, dtype: DType) -> [Buffer; 3] {
+    run_packed(qkv, None, dout, layout, batch, dtype)
+}
+
+/// The same of sequences that hold several documents.
+fn run_packed(
+    qkv: &[f64],
+    documents: Option<&[i32]>,
+    dout: &[f64],
+    layout: &HeadLayout,
+    batch: usize,
+    dtype: DType,
+) -> [Buffer; 3] {
     let n = qkv.len() / layout.packed_width();
     let length = n / batch;
     let (width, query_width) = (layout.packed_width(), layout.query_width());
     let (qkv, dout) = (buffer(qkv, &[n, width], dtype), buffer(dout, &[n, query_width], dtype));
+    let documents = documents.map(integers);
     let (mut out, mut lse) = (zeros(&[n, query_width], dtype), zeros(&[batch, layout.heads, length], DType::F32));
     let mut dqkv = buffer(&vec![f64::NAN; n * width], &[n, width], dtype);
     let mut space = workspace(forward_workspace_elements(layout, batch, length, DeviceKind::Cpu));
-    forward(&qkv, layout, batch, length, &mut out, &mut lse, &mut space).unwrap();
+    forward(&qkv, documents.as_ref(), layout, batch, length, &mut out, &mut lse, &mut space).unwrap();
     let mut space = workspace(backward_workspace_elements(layout, batch, length, DeviceKind::Cpu));
-    backward(&qkv, &out, &lse, &dout, layout, batch, length, &mut dqkv, &mut space).unwrap();
+    backward(&qkv, documents.as_ref(), &out, &lse, &dout, layout, batch, length, &mut dqkv, &mut space).unwrap();
     [out, lse, dqkv]
 }
 
@@ -35,18 +48,37 @@ fn inputs(layout: &HeadLayout, tokens: usize) -> [Vec<f64>; 2] {
 }
 
 fn matches_reference(layout: &HeadLayout, batch: usize, length: usize) {
+    packed_matches_reference(layout, None, batch, length);
+}
+
+fn packed_matches_reference(layout: &HeadLayout, documents: Option<&[i32]>, batch: usize, length: usize) {
     let [qkv, dout] = inputs(layout, batch * length);
-    let [exact_out, exact_lse] = reference::forward(&qkv, layout, batch);
-    let exact_dqkv = reference::backward(&qkv, &exact_out, &exact_lse, &dout, layout, batch);
-    let [out, lse, dqkv] = run(&qkv, &dout, layout, batch, DType::F32);
+    let [exact_out, exact_lse] = reference::forward(&qkv, documents, layout, batch);
+    let exact_dqkv = reference::backward(&qkv, documents, &exact_out, &exact_lse, &dout, layout, batch);
+    let [out, lse, dqkv] = run_packed(&qkv, documents, &dout, layout, batch, DType::F32);
     assert_near(&out, &exact_out);
     assert_near(&lse, &exact_lse);
     assert_near(&dqkv, &exact_dqkv);
-    let [out, lse, dqkv] = run(&qkv, &dout, layout, batch, DType::BF16);
+    let [out, lse, dqkv] = run_packed(&qkv, documents, &dout, layout, batch, DType::BF16);
     assert_near(&out, &exact_out);
     assert_near(&lse, &exact_lse);
     // The gradient also sees the output as it was rounded.
     assert_within(&dqkv, &exact_dqkv, 8e-3);
+}
+
+/// For every token, where its document begins, from the documents' lengths; the last one of each sequence is cut where it ends.
+fn documents(sequences: &[Vec<usize>], length: usize) -> Vec<i32> {
+    let mut begins = Vec::new();
+    for lengths in sequences {
+        let mut begin = 0;
+        let each = lengths.iter().chain([&length]).flat_map(|&count| {
+            let tokens = vec![begin; count];
+            begin += count as i32;
+            tokens
+        });
+        begins.extend(each.take(length));
+    }
+    begins
 }
 
 proptest! {
@@ -56,6 +88,48 @@ proptest! {
         kv_heads in 1usize..4, group in 1usize..6, half in 1usize..24, batch in 1usize..4, length in 1usize..90,
     ) {
         matches_reference(&heads(kv_heads * group, kv_heads, 2 * half), batch, length);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn packed_documents_of_any_lengths_match_the_reference(
+        kv_heads in 1usize..3, group in 1usize..4, half in 1usize..20, length in 1usize..200,
+        lengths in prop::collection::vec(prop::collection::vec(1usize..90, 0..5), 1..3),
+    ) {
+        let layout = heads(kv_heads * group, kv_heads, 2 * half);
+        packed_matches_reference(&layout, Some(&documents(&lengths, length)), lengths.len(), length);
+    }
+}
+
+#[test]
+fn a_document_gives_the_bits_that_it_gives_alone() {
+    let layout = heads(4, 2, 16);
+    let [qkv, dout] = inputs(&layout, 64 + 70);
+    let begins = documents(&[vec![64]], 134);
+    let [out, _, dqkv] = run_packed(&qkv, Some(&begins), &dout, &layout, 1, DType::F32);
+    let (behind, query_behind) = (64 * layout.packed_width(), 64 * layout.query_width());
+    let [alone, _, dalone] = run(&qkv[behind..], &dout[query_behind..], &layout, 1, DType::F32);
+    assert_eq!(out.read::<f32>().unwrap()[query_behind..], alone.read::<f32>().unwrap());
+    assert_eq!(dqkv.read::<f32>().unwrap()[behind..], dalone.read::<f32>().unwrap());
+    let [whole, one] =
+        [None, Some(&vec![0; 134][..])].map(|begins| run_packed(&qkv, begins, &dout, &layout, 1, DType::F32));
+    for (whole, one) in whole.iter().zip(&one) {
+        assert_eq!(whole.read::<f32>().unwrap(), one.read::<f32>().unwrap());
+    }
+}
+
+#[test]
+fn f32_of_packed_documents_matches_pytorch() {
+    let golden = Golden::load("attention_documents");
+    let [h, k, e] = [0, 1, 2].map(|at| golden.integers("heads_3")[at] as usize);
+    let batch = golden.integers("batch")[0] as usize;
+    let (qkv, dout) = (golden.values("qkv_NP"), golden.values("dout_NHE"));
+    let begins: Vec<i32> = golden.integers("documents_N").into_iter().map(|begin| begin as i32).collect();
+    let results = run_packed(&qkv, Some(&begins), &dout, &heads(h, k, e), batch, DType::F32);
+    for (result, name) in results.iter().zip(["out_NHE", "lse_BHT", "dqkv_NP"]) {
+        assert_near(result, &golden.values(name));
     }
 }
 
@@ -125,10 +199,12 @@ fn f32_matches_candle_autograd() {
 #[test]
 fn the_references_gradient_is_the_slope_of_its_forward() {
     let [qkv, dout] = inputs(&LAYOUT, 2 * 4);
-    let [out, lse] = reference::forward(&qkv, &LAYOUT, 2);
-    let gradient = reference::backward(&qkv, &out, &lse, &dout, &LAYOUT, 2);
-    let slope = finite_differences(|qkv| dot(&reference::forward(qkv, &LAYOUT, 2)[0], &dout), &qkv);
-    assert_same_gradient(&gradient, &slope);
+    for begins in [None, Some(&[0, 0, 2, 2, 0, 1, 1, 1][..])] {
+        let [out, lse] = reference::forward(&qkv, begins, &LAYOUT, 2);
+        let gradient = reference::backward(&qkv, begins, &out, &lse, &dout, &LAYOUT, 2);
+        let slope = finite_differences(|qkv| dot(&reference::forward(qkv, begins, &LAYOUT, 2)[0], &dout), &qkv);
+        assert_same_gradient(&gradient, &slope);
+    }
 }
 
 #[test]
@@ -203,7 +279,7 @@ fn scores_far_apart_stay_finite() {
         *x = if at % 2 == 0 { 60.0 } else { -60.0 } * (at % 7) as f64;
     }
     let dout = numbers(2, 3 * LAYOUT.query_width());
-    let [out, lse] = reference::forward(&qkv, &LAYOUT, 1);
+    let [out, lse] = reference::forward(&qkv, None, &LAYOUT, 1);
     let results = run(&qkv, &dout, &LAYOUT, 1, DType::F32);
     assert_near(&results[0], &out);
     assert_near(&results[1], &lse);
@@ -224,7 +300,7 @@ fn the_workspace_follows_from_the_sizes_and_stays_small() {
 fn wrong_arguments_of_forward_are_refused_by_name() {
     let refused = |qkv: &Buffer, layout: &HeadLayout, batch: usize, out: &mut Buffer, space: usize| {
         let (mut lse, mut space) = (zeros(&[1, 4, 4], DType::F32), workspace(space));
-        let result = forward(qkv, layout, batch, 4 / batch, out, &mut lse, &mut space);
+        let result = forward(qkv, None, layout, batch, 4 / batch, out, &mut lse, &mut space);
         result.unwrap_err().to_string()
     };
     let (qkv, mut out) = (zeros(&[4, 48], DType::F32), zeros(&[4, 24], DType::F32));
@@ -245,7 +321,7 @@ fn gradients_and_caches_in_the_memory_of_others_are_refused() {
     let (qkv, mut out) = (zeros(&[4, 48], DType::F32), zeros(&[4, 24], DType::F32));
     let (lse, mut same) = (zeros(&[1, 4, 4], DType::F32), qkv.clone());
     let mut space = workspace(workspace_elements(&LAYOUT, 1, 4, DeviceKind::Cpu));
-    let refused = backward(&qkv, &out, &lse, &out, &LAYOUT, 1, 4, &mut same, &mut space);
+    let refused = backward(&qkv, None, &out, &lse, &out, &LAYOUT, 1, 4, &mut same, &mut space);
     assert!(matches!(refused, Err(Error::Aliased { output: "dqkv_NP", .. })), "{refused:?}");
     let (mut keys, mut values) = (zeros(&[6, 12], DType::F32), zeros(&[6, 12], DType::F32));
     let refused = decode(&qkv, &LAYOUT, 3, &mut keys, &mut values, &mut out, &mut space);

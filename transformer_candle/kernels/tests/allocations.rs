@@ -117,8 +117,8 @@ fn heads(dtype: DType) {
     let tables = rope::tables(T, 32, 1e4, &Device::Cpu).unwrap();
     assert_none("rope", || rope::forward(&mut qkv, &layout, &tables, T, 0));
     assert_none("rope's gradient", || rope::backward(&mut dqkv, &layout, &tables, T, 0));
-    assert_none("attention", || attention::forward(&qkv, &layout, B, T, &mut out, &mut lse, &mut workspace));
+    assert_none("attention", || attention::forward(&qkv, None, &layout, B, T, &mut out, &mut lse, &mut workspace));
     assert_none("attention's gradient", || {
-        attention::backward(&qkv, &out, &lse, &dout, &layout, B, T, &mut dqkv, &mut workspace)
+        attention::backward(&qkv, None, &out, &lse, &dout, &layout, B, T, &mut dqkv, &mut workspace)
     });
 }

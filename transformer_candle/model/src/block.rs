@@ -77,7 +77,7 @@ fn attend(settings: &BlockSettings, values: &mut BlockActivations<Buffer>, works
     let &BlockSettings { ref heads, batch, sequence_length, .. } = settings;
     let BlockActivations { qkv_NP, attended_NA, log_sum_exp_BHT, .. } = values;
     rope::forward(qkv_NP, heads, &settings.rope, sequence_length, 0)?;
-    attention::forward(qkv_NP, heads, batch, sequence_length, attended_NA, log_sum_exp_BHT, workspace)?;
+    attention::forward(qkv_NP, None, heads, batch, sequence_length, attended_NA, log_sum_exp_BHT, workspace)?;
     Ok(())
 }
 
@@ -190,7 +190,7 @@ fn attention_backward(
     linear::backward_weight(residual_ND, attended_NA, &mut gradients.attention_output, workspace)?;
     linear::backward_input(residual_ND, &weights.attention_output, dattended_NA, workspace)?;
     let log_sum_exp_BHT = &values.log_sum_exp_BHT;
-    attention::backward(qkv_NP, attended_NA, log_sum_exp_BHT, dattended_NA, heads, batch, t, dqkv_NP, workspace)?;
+    attention::backward(qkv_NP, None, attended_NA, log_sum_exp_BHT, dattended_NA, heads, batch, t, dqkv_NP, workspace)?;
     rope::backward(dqkv_NP, heads, &settings.rope, t, 0)?;
     linear::backward_weight(dqkv_NP, attention_normed_ND, &mut gradients.qkv, workspace)?;
     linear::backward_input(dqkv_NP, &weights.qkv, dnormed_ND, workspace)?;

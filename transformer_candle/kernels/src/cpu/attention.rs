@@ -26,8 +26,15 @@ use crate::Element;
 const SLOTS: usize = 64;
 
 /// Attention within packed rows; `shape.past` is 0.
-pub(crate) fn forward<E: Element>(qkv: &[E], shape: &Shape, out: &mut [E], lse: &mut [f32], workspace: &mut [f32]) {
-    attend(qkv, shape, |pair| Rows::packed(qkv, shape, pair), out, Some(lse), workspace);
+pub(crate) fn forward<E: Element>(
+    qkv: &[E],
+    documents: Option<&[i32]>,
+    shape: &Shape,
+    out: &mut [E],
+    lse: &mut [f32],
+    workspace: &mut [f32],
+) {
+    attend(qkv, documents, shape, |pair| Rows::packed(qkv, shape, pair), out, Some(lse), workspace);
 }
 
 /// Appends the keys and values of one sequence's packed rows to the caches, then attends to all that they hold.
@@ -50,7 +57,7 @@ pub(crate) fn decode<E: Element>(
         let first = kv_head * shape.layout.head_size;
         [keys, values].map(|values| Rows { values, first, stride: width })
     };
-    attend(qkv, shape, cached, out, None, workspace);
+    attend(qkv, None, shape, cached, out, None, workspace);
 }
 
 /// Elements of workspace for [`forward`] and [`decode`].
@@ -70,6 +77,7 @@ fn slot_elements(shape: &Shape) -> usize {
 
 fn attend<'a, E: Element>(
     qkv: &[E],
+    documents: Option<&[i32]>,
     shape: &Shape,
     keys_and_values: impl Fn(usize) -> [Rows<'a, E>; 2] + Sync,
     out: &mut [E],
@@ -85,7 +93,7 @@ fn attend<'a, E: Element>(
             let (pair, tile) = (task % pairs, tiles - 1 - task / pairs);
             let [keys, values] = keys_and_values(pair);
             let (tile, out, lse) = (shape.tile(pair, tile), &out, lse.as_ref());
-            Arch::new().dispatch(Attend { tile, qkv, keys, values, out, lse, space: &mut *space });
+            Arch::new().dispatch(Attend { tile, qkv, documents, keys, values, out, lse, space: &mut *space });
         }
     });
 }
@@ -93,6 +101,7 @@ fn attend<'a, E: Element>(
 struct Attend<'a, E> {
     tile: Tile,
     qkv: &'a [E],
+    documents: Option<&'a [i32]>,
     keys: Rows<'a, E>,
     values: Rows<'a, E>,
     out: &'a Disjoint<'a, E>,
@@ -119,9 +128,10 @@ impl<E: Element> WithSimd for Attend<'_, E> {
         // The gathered rows have served; the outputs take their place.
         let out_EL = &mut rows_LE[..size * width];
         out_EL.fill(0.0);
-        softmax.peak.fill(f32::NEG_INFINITY);
+        // Below any score, and yet a number: before its document a row meets none, and its sums have to stay 0.
+        softmax.peak.fill(f32::MIN);
         softmax.sum.fill(0.0);
-        for first in (0..tile.keys()).step_by(KEYS) {
+        for first in (tile.first_key(self.documents)..tile.keys()).step_by(KEYS) {
             let count = KEYS.min(tile.keys() - first);
             self.keys.widen(first, &mut keys_CE[..count * size], size);
             self.values.widen(first, &mut values_CE[..count * size], size);
@@ -130,6 +140,7 @@ impl<E: Element> WithSimd for Attend<'_, E> {
             product(simd, [count, width, size], keys, q_EL, scores_CL, Start::Zero);
             for (row, scores_L) in scores_CL.chunks_exact_mut(width).enumerate() {
                 scores_L[..tile.blind(first + row)].fill(f32::NEG_INFINITY);
+                scores_L[tile.begun(first + row, self.documents)..].fill(f32::NEG_INFINITY);
             }
             softmax.step(scores_CL);
             let start = Start::Scaled(softmax.factor);

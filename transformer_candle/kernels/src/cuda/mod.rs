@@ -8,6 +8,7 @@
 
 pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;
+pub(crate) mod attention;
 mod card;
 pub(crate) mod cast;
 pub(crate) mod embedding;
@@ -39,8 +40,8 @@ pub use card::{Card, Memory};
 pub(crate) use launch::Value;
 pub(crate) use product::{Operand, Product, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 pub(crate) use request::perform;
-pub use runtime::{Cuda, probe};
 pub(crate) use runtime::{Arrival, Event, Graph, Transfer};
+pub use runtime::{Cuda, probe};
 
 #[cfg(test)]
 mod request_tests;

@@ -112,6 +112,68 @@ fn heads_of_any_size_that_validates_turn() {
     }
 }
 
+/// What attention's three functions ask for.
+fn attention_names(dtype: DType, head_size: usize, has_documents: bool) -> [Vec<String>; 3] {
+    let layout = HeadLayout { heads: 6, kv_heads: 2, head_size };
+    let (n, query_width) = (2 * 300, layout.query_width());
+    let [qkv, dqkv] = rows(n, layout.packed_width(), dtype);
+    let [out, dout] = rows(n, query_width, dtype);
+    let [keys, values] = rows(700, layout.key_width(), dtype);
+    let lse = value(&[2, 6, 300], DType::F32);
+    let documents = has_documents.then(|| value(&[n], DType::I32));
+    let delta = crate::attention::backward_workspace_elements(&layout, 2, 300, DeviceKind::Cuda);
+    let delta = value(&[delta], DType::F32);
+    let sizes = attention::Sizes { layout, batch: 2, length: 300 };
+    let saved = attention::Saved { qkv, documents, out, lse, dout };
+    let cache = attention::Cache { keys, values, past: 100 };
+    [
+        asked(&attention::forward(qkv, documents, [out, lse], &sizes)),
+        asked(&attention::backward(&saved, dqkv, delta, &sizes)),
+        asked(&attention::decode(qkv, cache, out, &layout, n)),
+    ]
+}
+
+#[test]
+fn heads_of_any_size_that_validates_attend() {
+    for head_size in (32..=128usize).step_by(8) {
+        let columns = head_size.next_power_of_two();
+        let masked = if head_size == 32 { "e32".to_owned() } else { format!("e{columns}m") };
+        for has_documents in [false, true] {
+            let documents = if has_documents { ".documents" } else { "" };
+            for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
+                let exact = dtype == DType::BF16 && head_size == columns;
+                let variant = if exact { format!("e{columns}") } else { masked.clone() };
+                let [forward, backward, decode] = attention_names(dtype, head_size, has_documents);
+                assert_eq!(forward, [format!("attention_forward.{suffix}.{variant}{documents}")]);
+                let names =
+                    ["queries", "keys"].map(|of| format!("attention_backward_{of}.{suffix}.{variant}{documents}"));
+                assert_eq!(backward, names);
+                let names = [format!("attention_append.{suffix}"), format!("attention_decode.{suffix}.{masked}")];
+                assert_eq!(decode, names);
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_covers_every_head_and_position_once() {
+    let layout = HeadLayout { heads: 6, kv_heads: 2, head_size: 64 };
+    let ([qkv], [out]) = (rows(900, layout.packed_width(), DType::BF16), rows(900, layout.query_width(), DType::BF16));
+    let lse = value(&[3, 6, 300], DType::F32);
+    let sizes = attention::Sizes { layout, batch: 3, length: 300 };
+    let saved = attention::Saved { qkv, documents: None, out, lse, dout: out };
+    let [forward] = attention::forward(qkv, None, [out, lse], &sizes);
+    let [queries, keys] = attention::backward(&saved, qkv, lse, &sizes);
+    let [append, decode] =
+        attention::decode(qkv, attention::Cache { keys: out, values: out, past: 7 }, out, &layout, 900);
+    let blocks = |request: &Request| {
+        let Request::Launch(launch) = request else { panic!("{request:?}") };
+        launch.blocks(|_| 64)
+    };
+    assert_eq!([&forward, &queries, &keys].map(blocks), [[18, 5, 1], [18, 5, 1], [6, 5, 1]]);
+    assert_eq!([&append, &decode].map(blocks), [[900, 1, 1], [2, 43, 1]]);
+}
+
 #[test]
 fn swiglu_asks_for_what_was_compiled() {
     for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
@@ -119,6 +181,8 @@ fn swiglu_asks_for_what_was_compiled() {
         assert_eq!(asked(&swiglu::forward(gate_up, out, [3, 48])), [format!("swiglu_forward.{suffix}")]);
         let backward = swiglu::backward(gate_up, out, dgate_up, [3, 48]);
         assert_eq!(asked(&backward), [format!("swiglu_backward.{suffix}")]);
+        let backward = swiglu::backward_recomputing(gate_up, out, dgate_up, [3, 48]);
+        assert_eq!(asked(&backward), [format!("swiglu_backward_recomputing.{suffix}")]);
     }
 }
 

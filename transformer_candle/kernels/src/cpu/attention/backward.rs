@@ -7,6 +7,8 @@
 //! through its tiles in order, writes their dq, and sums dk and dv in an f32 accumulator of its own; afterwards the
 //! accumulators of a head's parts are added in order. The parts follow from the call's sizes, never from the threads.
 
+use std::ops::Range;
+
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -21,6 +23,7 @@ const TASKS: usize = 32;
 /// What forward read and left, and the gradient that comes back.
 pub(crate) struct Saved<'a, E> {
     pub(crate) qkv: &'a [E],
+    pub(crate) documents: Option<&'a [i32]>,
     pub(crate) out: &'a [E],
     pub(crate) lse: &'a [f32],
     pub(crate) dout: &'a [E],
@@ -82,7 +85,7 @@ pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &Shape, dqkv: &m
 }
 
 /// Adds up the parts' accumulators of these pairs and writes dk and dv.
-fn collect<E: Element>(shape: &Shape, cut: &Cut, pairs: std::ops::Range<usize>, space: &[f32], dqkv: &Disjoint<'_, E>) {
+fn collect<E: Element>(shape: &Shape, cut: &Cut, pairs: Range<usize>, space: &[f32], dqkv: &Disjoint<'_, E>) {
     let (layout, size) = (shape.layout, shape.layout.head_size);
     let padded = size.next_multiple_of(COLUMNS);
     let blocks = shape.length.div_ceil(KEYS);
@@ -126,11 +129,11 @@ impl<E: Element> WithSimd for Backward<'_, E> {
         let mut matrices = Matrices::carve(&tile, self.space);
         matrices.load(&tile, saved);
         let [keys, values] = Rows::packed(saved.qkv, &tile.shape, tile.pair());
-        for first in (0..tile.keys()).step_by(KEYS) {
+        for first in (tile.first_key(saved.documents)..tile.keys()).step_by(KEYS) {
             let count = KEYS.min(tile.keys() - first);
             keys.widen(first, &mut matrices.keys_CE[..count * size], size);
             values.widen(first, &mut matrices.values_CE[..count * size], size);
-            matrices.meet(simd, &tile, first, count, self.dkeys, self.dvalues);
+            matrices.meet(simd, &tile, saved.documents, first..first + count, self.dkeys, self.dvalues);
         }
         let scale = tile.shape.scale();
         for lane in 0..tile.rows {
@@ -200,19 +203,19 @@ impl<'a> Matrices<'a> {
         }
     }
 
-    /// Adds what the rows and `count` keys from `first` on give each other.
+    /// Adds what the rows and these keys give each other.
     #[inline(always)]
     fn meet<S: Simd>(
         &mut self,
         simd: S,
         tile: &Tile,
-        first: usize,
-        count: usize,
+        documents: Option<&[i32]>,
+        keys: Range<usize>,
         dkeys: &mut [f32],
         dvalues: &mut [f32],
     ) {
         let (size, width) = (tile.shape.layout.head_size, tile.width());
-        let padded = size.next_multiple_of(COLUMNS);
+        let (padded, first, count) = (size.next_multiple_of(COLUMNS), keys.start, keys.len());
         let (keys, values) = (Left::rows(self.keys_CE, size), Left::rows(self.values_CE, size));
         let (p_CL, ds_CL) = (&mut self.p_CL[..count * width], &mut self.ds_CL[..count * width]);
         let by_key = [count, width, size];
@@ -225,9 +228,11 @@ impl<'a> Matrices<'a> {
                 *p = exp(*p - lse);
                 *ds = *p * (*ds - delta);
             }
-            let blind = tile.blind(first + row);
-            p_L[..blind].fill(0.0);
-            ds_L[..blind].fill(0.0);
+            let (blind, begun) = (tile.blind(first + row), tile.begun(first + row, documents));
+            for values_L in [p_L, ds_L] {
+                values_L[..blind].fill(0.0);
+                values_L[begun..].fill(0.0);
+            }
         }
         let (p, ds) = (Left::rows(p_CL, width), Left::rows(ds_CL, width));
         let (dkeys, dvalues) = (&mut dkeys[first * padded..], &mut dvalues[first * padded..]);

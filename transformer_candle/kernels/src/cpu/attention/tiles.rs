@@ -94,6 +94,32 @@ impl Tile {
         rows.saturating_sub(self.first).min(self.rows)
     }
 
+    /// The first key that the rows meet, rounded down to whole tiles: where the first row's document begins.
+    pub(super) fn first_key(&self, documents: Option<&[i32]>) -> usize {
+        documents.map_or(0, |documents| self.document(0, documents) / KEYS * KEYS)
+    }
+
+    /// The columns of scratch from this one on belong to documents that begin behind the key, and do not attend to it.
+    pub(super) fn begun(&self, key: usize, documents: Option<&[i32]>) -> usize {
+        let Some(documents) = documents else { return self.width() };
+        let (mut begun, mut later) = (0, self.rows);
+        while begun < later {
+            let middle = begun.midpoint(later);
+            if self.document(middle, documents) <= key {
+                begun = middle + 1;
+            } else {
+                later = middle;
+            }
+        }
+        begun
+    }
+
+    /// The position at which a row's document begins.
+    fn document(&self, lane: usize, documents: &[i32]) -> usize {
+        let token = self.sequence * self.shape.length + self.position(lane);
+        documents[token].unsigned_abs() as usize
+    }
+
     /// Where the row's head begins among tokens of `token_width` elements, H * E (outputs) or P (packed QKV).
     pub(super) fn offset(&self, lane: usize, token_width: usize) -> usize {
         let token = self.sequence * self.shape.length + self.position(lane);
