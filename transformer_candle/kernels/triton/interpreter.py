@@ -1,8 +1,9 @@
 """Runs kernels on a CPU, under Triton's interpreter. Import this before any file of kernels: it sets TRITON_INTERPRET.
 
-The interpreter holds bf16 as 16-bit patterns, and gets three things wrong without a word: `tl.dot` multiplies the patterns
-as integers, f32 -> bf16 truncates where a GPU rounds to the nearest even, and bf16 -> f32 loses numbers below the normal
-ones. And it broadcasts a scalar comparison as the type that was compared, which no mask may be. All are put right here.
+The interpreter holds bf16 as 16-bit patterns, and gets three things wrong without a word: `tl.dot` multiplies the
+patterns as integers, f32 -> bf16 truncates where a GPU rounds to the nearest even, and bf16 -> f32 loses numbers below
+the normal ones. And it broadcasts a scalar comparison as the type that was compared, which no mask may be. All are put
+right here.
 """
 
 from __future__ import annotations
