@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
 
 use kernels::memory::{Category, Plan};
-use kernels::{Buffer, DType, Device, Download, Error, Recording, Scalar, Upload, bf16, cuda, timing};
+use kernels::{Buffer, DType, Device, Download, Error, Recording, Scalar, Upload, bf16, cuda, swiglu, timing};
 
 fn card() -> Device {
     Device::cuda(0).unwrap()
@@ -152,6 +152,29 @@ fn a_recording_repeats_what_was_asked_with_what_is_there_then() {
 
 #[test]
 #[ignore = "needs a card"]
+fn a_kernel_computes_what_the_cpu_does_recorded_or_not() {
+    let values: Vec<bf16> = (0..5 * 96).map(|at| bf16::from_f32((at % 23) as f32 / 7.0 - 1.5)).collect();
+    let on = |device: &Device| {
+        let mut gate_up = Buffer::zeros(&[5, 96], DType::BF16, device).unwrap();
+        gate_up.write(&values).unwrap();
+        let mut out = Buffer::zeros(&[5, 48], DType::BF16, device).unwrap();
+        let mut recording = Recording::default();
+        let results = (0..3).map(|_| {
+            out.zero().unwrap();
+            recording.run(device, 1, || swiglu::forward(&gate_up, &mut out)).unwrap();
+            out.read_f32().unwrap()
+        });
+        results.collect::<Vec<_>>()
+    };
+    let (expected, actual) = (on(&Device::Cpu), on(&card()));
+    assert!(actual[0] == actual[1] && actual[0] == actual[2]);
+    for (actual, expected) in actual[0].iter().zip(&expected[0]) {
+        assert!((actual - expected).abs() <= 0.01 * expected.abs() + 1e-6, "{actual} {expected}");
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn a_recording_keeps_its_buffers_alive() {
     let device = card();
     let target = zeros(&[1 << 16], &device);
@@ -220,7 +243,7 @@ fn a_panic_while_recording_leaves_the_card_usable() {
     let mut recording = Recording::default();
     recording.run(&device, 1, nothing).unwrap();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        recording.run(&device, 1, || {
+        recording.run(&device, 1, || -> kernels::Result<()> {
             buffer.zero()?;
             panic!("on purpose")
         })

@@ -1,5 +1,6 @@
 //! Finding CUDA's libraries before Candle asks for them: it panics where one is missing.
 
+use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -10,10 +11,19 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 
 use crate::cuda::search_path::{VERSIONS, file_names, folders};
 
-/// The driver.
-const DRIVER: &str = "cuda";
+/// A library, as in `libNAME.so`, and a function that it has if it is what its name says.
+struct Wanted {
+    name: &'static str,
+    function: &'static str,
+}
+
+const DRIVER: Wanted = Wanted { name: "cuda", function: "cuInit" };
 /// What else Candle's device opens, or a product. cuBLAS is built on the one before it, so that comes first.
-const LIBRARIES: [&str; 3] = ["cublasLt", "cublas", "curand"];
+const LIBRARIES: [Wanted; 3] = [
+    Wanted { name: "cublasLt", function: "cublasLtCreate" },
+    Wanted { name: "cublas", function: "cublasCreate_v2" },
+    Wanted { name: "curand", function: "curandCreateGenerator" },
+];
 
 /// The oldest driver: of CUDA 12.8, which is the line 570. Its functions are all that is called, and it takes the kernels' PTX.
 const OLDEST_DRIVER: i32 = 12_080;
@@ -41,17 +51,18 @@ pub(super) fn driver_version() -> Result<i32, driver::CUresult> {
 fn load_all() -> Result<(), String> {
     let folders = folders(|name| std::env::var_os(name), std::env::current_exe().ok().as_deref());
     let no_driver = "no NVIDIA driver was found (libcuda.so.1): install one of the line 580 or newer";
-    load_one(DRIVER, &folders).map_err(|damage| damage.unwrap_or_else(|| no_driver.to_owned()))?;
+    load_one(&DRIVER, &folders).map_err(|damage| damage.unwrap_or_else(|| no_driver.to_owned()))?;
     let version = driver_version().map_err(|failure| format!("the NVIDIA driver does not answer: {failure:?}"))?;
     if version < OLDEST_DRIVER {
         return Err(format!("the NVIDIA driver is for CUDA {}: install one of the line 580 or newer", dotted(version)));
     }
     for library in LIBRARIES {
-        load_one(library, &folders).map_err(|damage| {
+        load_one(&library, &folders).map_err(|damage| {
             damage.unwrap_or_else(|| {
                 format!(
-                    "CUDA's lib{library}.so was not found: `pip install 'transformer-candle[cuda]'` brings it, or add the \
-                     folder of CUDA 13's libraries to LD_LIBRARY_PATH"
+                    "CUDA's lib{}.so was not found: `pip install 'transformer-candle[cuda]'` brings it, or add the folder of \
+                     CUDA 13's libraries to LD_LIBRARY_PATH",
+                    library.name
                 )
             })
         })?;
@@ -63,33 +74,51 @@ fn load_all() -> Result<(), String> {
 ///
 /// # Errors
 /// What is wrong with the file that is there; none if there is no file.
-fn load_one(library: &str, folders: &[PathBuf]) -> Result<(), Option<String>> {
-    let by_name = || file_names(library).into_iter().any(|name| open(&name).is_ok());
-    if by_name() {
-        return Ok(());
+fn load_one(library: &Wanted, folders: &[PathBuf]) -> Result<(), Option<String>> {
+    if let Some(found) = by_name(library) {
+        return found.map_err(Some);
     }
     let mut damage = None;
     // By version before folder: a newer one far away goes before an older one at hand.
-    for file in VERSIONS.iter().flat_map(|version| folders.iter().map(move |folder| (folder, version))) {
-        let path = file.0.join(format!("lib{library}.so.{}", file.1));
+    for (version, folder) in VERSIONS.iter().flat_map(|version| folders.iter().map(move |folder| (version, folder))) {
+        let path = folder.join(format!("lib{}.so.{version}", library.name));
         if !path.is_file() {
             continue;
         }
         // Loaded by its whole path, it is what the loader then takes for its name (the file's SONAME).
-        match open(&path.to_string_lossy()) {
-            Ok(()) if by_name() => return Ok(()),
+        match open(&path.to_string_lossy(), library.function) {
+            Ok(()) if by_name(library).is_some_and(|found| found.is_ok()) => return Ok(()),
             Ok(()) => {}
-            Err(reason) => damage = Some(format!("{} cannot be loaded: {reason}", path.display())),
+            Err(reason) => damage = Some(format!("{} cannot be used: {reason}", path.display())),
         }
     }
     Err(damage)
 }
 
-fn open(file: &str) -> Result<(), String> {
+/// What cudarc will get: the first of its names that the loader knows a file for.
+fn by_name(library: &Wanted) -> Option<Result<(), String>> {
+    let exists = |name: &String| {
+        // SAFETY: as in `open`.
+        unsafe { Library::open(Some(name), RTLD_LAZY) }.is_ok()
+    };
+    let name = file_names(library.name).into_iter().find(exists)?;
+    let cannot = |reason| format!("{name}, which the loader finds first, cannot be used: {reason}");
+    Some(open(&name, library.function).map_err(cannot))
+}
+
+/// Loads a library that has a function of this name.
+fn open(file: &str, function: &str) -> Result<(), String> {
     // SAFETY: runs the initialisers of NVIDIA's own libraries, which the loader finds by NVIDIA's names for them.
-    let library = unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_GLOBAL) };
+    let library = unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_GLOBAL) }.map_err(loaders_words)?;
+    // SAFETY: the function is looked up, and not called by this type.
+    unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.map_err(loaders_words)?;
     // Never unloaded: others keep addresses of its functions.
-    library.map(std::mem::forget).map_err(|error| error.to_string())
+    std::mem::forget(library);
+    Ok(())
+}
+
+fn loaders_words(error: libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Two halves of one library from two installations crash; a library newer than the driver does not start.
