@@ -141,7 +141,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    pub(crate) fn take_turn(&self) {
+    pub(crate) fn take_turn(&self) -> Infallible {
         match self.0 {}
     }
 
