@@ -52,7 +52,8 @@ static uint64_t pool_used, pool_used_high, pool_reserved, pool_reserved_high, po
 
 int memory_file(void) {
     if (file < 0) {
-        file = memfd_create("card", MFD_CLOEXEC);
+        /* Not 3 or 4, which the worker finds its socket and this file at. */
+        file = fcntl(memfd_create("card", MFD_CLOEXEC), F_DUPFD_CLOEXEC, 5);
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         void *reserved = mmap((void *)BASE, SPAN, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
         mirror = mmap(NULL, SPAN, PROT_NONE, flags, -1, 0);
