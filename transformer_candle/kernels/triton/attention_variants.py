@@ -39,7 +39,7 @@ ELEMENTS = {"bf16": "*bf16", "f32": "*fp32"}
 def variants(operation: str, function: Any, arguments: Mapping[str, str], tiles: Tiles) -> list[Kernel]:
     """Every kernel of an operation. In `arguments`, "element" stands for a pointer to either type."""
 
-    def kernel(name: str, tile: Tile, columns: int, family: str = "sm_80", **constants: bool) -> Kernel:
+    def kernel(name: str, tile: Tile, columns: int, constants: dict[str, bool], family: str = "sm_80") -> Kernel:
         element = ELEMENTS[name.split(".")[0]]
         sizes = {"BLOCK_M": tile.queries, "BLOCK_L": tile.keys, "BLOCK_E": columns}
         return Kernel(
@@ -60,11 +60,11 @@ def variants(operation: str, function: Any, arguments: Mapping[str, str], tiles:
             for dtype, fitting in (("f32", tiles.f32), ("bf16", tiles.anywhere)):
                 for columns, tile in fitting.items():
                     name = f"{dtype}.e{columns}{'m' if columns > 32 else ''}{suffix}"
-                    yield kernel(name, tile, columns, EXACT=columns == 32, **constants)
+                    yield kernel(name, tile, columns, {"EXACT": columns == 32} | constants)
             families = {"sm_80": tiles.anywhere} if documents else tiles.by_family
             for family, fitting in families.items():
                 for columns, tile in fitting.items():
                     if columns > 32:
-                        yield kernel(f"bf16.e{columns}{suffix}", tile, columns, family, EXACT=True, **constants)
+                        yield kernel(f"bf16.e{columns}{suffix}", tile, columns, {"EXACT": True} | constants, family)
 
     return list(declared())
