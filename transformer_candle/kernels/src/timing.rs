@@ -84,7 +84,7 @@ pub(crate) fn operation<R>(name: &'static str, device: &Device, body: impl FnOnc
     drop(inside);
     MEASURED.with_borrow_mut(|measured| {
         if let Some(it) = measured {
-            it.spans.push((name, time))
+            it.spans.push((name, time));
         }
     });
     Ok(result)
@@ -108,7 +108,7 @@ impl Drop for Inside {
     fn drop(&mut self) {
         MEASURED.with_borrow_mut(|measured| {
             if let Some(it) = measured {
-                it.inside = false
+                it.inside = false;
             }
         });
     }

@@ -16,10 +16,6 @@ fn zeros(shape: &[usize], device: &Device) -> Buffer {
     Buffer::zeros(shape, DType::F32, device).unwrap()
 }
 
-fn nothing() -> kernels::Result<()> {
-    Ok(())
-}
-
 #[test]
 #[ignore = "needs a card"]
 fn every_element_type_is_written_read_copied_and_zeroed() {
@@ -143,7 +139,7 @@ fn a_recording_repeats_what_was_asked_with_what_is_there_then() {
         eager
             .run(&device, 1, || {
                 runs += 1;
-                nothing()
+                Ok::<(), Error>(())
             })
             .unwrap();
     }
@@ -188,12 +184,16 @@ fn a_recording_keeps_its_buffers_alive() {
         }
     }
     let mut others: Vec<_> = (0..8).map(|_| zeros(&[1 << 16], &device)).collect();
-    others.iter_mut().for_each(|other| other.write(&vec![9f32; 1 << 16]).unwrap());
+    for other in &mut others {
+        other.write(&vec![9f32; 1 << 16]).unwrap();
+    }
     recording.run(&device, 1, || -> kernels::Result<()> { unreachable!("it was recorded") }).unwrap();
     assert_eq!(target.read::<f32>().unwrap(), vec![3f32; 1 << 16]);
     drop((target, recording));
     device.synchronize().unwrap();
 }
+
+type Attempt<'a> = Box<dyn FnMut() -> kernels::Result<()> + 'a>;
 
 #[test]
 #[ignore = "needs a card"]
@@ -202,7 +202,7 @@ fn what_a_graph_cannot_repeat_is_refused_and_the_stream_goes_on() {
     let mut buffer = zeros(&[4], &device);
     let upload = std::cell::RefCell::new(Upload::<f32>::new(zeros(&[4], &device), Some(zeros(&[4], &device))).unwrap());
     upload.borrow_mut().send().unwrap();
-    let mut refused: Vec<(&str, Box<dyn FnMut() -> kernels::Result<()>>)> = vec![
+    let mut refused: Vec<(&str, Attempt<'_>)> = vec![
         ("reading", Box::new(|| buffer.read::<f32>().map(drop))),
         ("allocating", Box::new(|| Buffer::zeros(&[1], DType::F32, &device).map(drop))),
         ("waiting", Box::new(|| device.synchronize())),
@@ -210,7 +210,7 @@ fn what_a_graph_cannot_repeat_is_refused_and_the_stream_goes_on() {
     ];
     for (what, attempt) in &mut refused {
         let mut recording = Recording::default();
-        recording.run(&device, 1, nothing).unwrap();
+        recording.run(&device, 1, || Ok::<(), Error>(())).unwrap();
         let error = recording.run(&device, 1, attempt).unwrap_err();
         assert!(error.to_string().contains("cannot be part of it"), "{what}: {error}");
     }
@@ -220,7 +220,7 @@ fn what_a_graph_cannot_repeat_is_refused_and_the_stream_goes_on() {
 
     let mut recording = Recording::default();
     let no = || Err(Error::Invalid { operation: "test", problem: "no".to_owned() });
-    recording.run(&device, 1, nothing).unwrap();
+    recording.run(&device, 1, || Ok::<(), Error>(())).unwrap();
     assert!(recording.run(&device, 1, || buffer.zero().and_then(|()| no())).is_err());
     assert_eq!(buffer.read::<f32>().unwrap(), [5.0; 4], "what was recorded in vain is not done");
     let mut runs = 0;
@@ -241,7 +241,7 @@ fn a_panic_while_recording_leaves_the_card_usable() {
     let device = card();
     let mut buffer = zeros(&[4], &device);
     let mut recording = Recording::default();
-    recording.run(&device, 1, nothing).unwrap();
+    recording.run(&device, 1, || Ok::<(), Error>(())).unwrap();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         recording.run(&device, 1, || -> kernels::Result<()> {
             buffer.zero()?;

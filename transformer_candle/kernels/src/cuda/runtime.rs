@@ -25,7 +25,6 @@ use candle_core::{CudaDevice, Tensor};
 pub(crate) use self::event::Event;
 use self::failure::Context as _;
 pub(crate) use self::graph::Graph;
-pub(crate) use self::kernels::Kernel;
 pub(crate) use self::pinned::{Arrival, Transfer};
 pub use self::probe::probe;
 use super::Card;

@@ -109,15 +109,16 @@ fn by_name(library: &Wanted) -> Option<Result<(), String>> {
 /// Loads a library that has a function of this name.
 fn open(file: &str, function: &str) -> Result<(), String> {
     // SAFETY: runs the initialisers of NVIDIA's own libraries, which the loader finds by NVIDIA's names for them.
-    let library = unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_GLOBAL) }.map_err(loaders_words)?;
+    let library =
+        unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_GLOBAL) }.map_err(|error| loaders_words(&error))?;
     // SAFETY: the function is looked up, and not called by this type.
-    unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.map_err(loaders_words)?;
+    unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) }.map_err(|error| loaders_words(&error))?;
     // Never unloaded: others keep addresses of its functions.
     std::mem::forget(library);
     Ok(())
 }
 
-fn loaders_words(error: libloading::Error) -> String {
+fn loaders_words(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
