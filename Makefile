@@ -57,8 +57,9 @@ cuda: $(VENV)/.requirements
 		cargo build --release --locked --features cuda && \
 		VIRTUAL_ENV="$(CURDIR)/$(VENV)" PIP_QUIET=1 $(BIN)/maturin develop --release --features cuda && \
 		$(BIN)/maturin build --quiet --release --features cuda --out "$(TARGET)/cuda/wheels"
+	gzip --to-stdout "$(TARGET)/cuda/release/transformer-candle" > "$(TARGET)/cuda/transformer-candle.gz"
 	touch $(VENV)/.extension-cuda
-	@echo "The trainer   $(TARGET)/cuda/release/transformer-candle"
+	@echo "The trainer   $(TARGET)/cuda/release/transformer-candle, packed to be carried elsewhere in $(TARGET)/cuda"
 	@echo "The wheel     $$(ls -t "$(TARGET)"/cuda/wheels/*.whl | head -n 1)"
 	@echo "orchestrate   $(BIN)/orchestrate uses both; '$(BIN)/orchestrate doctor' says whether a card can be trained on"
 

@@ -70,7 +70,7 @@ def parts(program: str, python: str, config: Path, only: list[str]) -> list[Part
         Part("torch eager, capped", [*torch, "--mode", "eager", "--memory-limit", CAP], 60),
         Part("torch eager", [*torch, "--mode", "eager"], 60),
     ]
-    check = Part("gpu-check", [program, "gpu-check", "--json"], 180)
+    check = Part("gpu-check", [program, "gpu-check", "--json"], 200)
     return [part for part in [check, *measured, *eager, *measured] if not only or part.name in only]
 
 

@@ -1,0 +1,34 @@
+"""The tests of crate kernels that need a card, on the emulated one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from cuda_emulator.library import Emulator
+from workspace import REPOSITORY, TARGET
+
+# As `make cuda-emulated` builds; the same folder, so that nothing is compiled twice.
+BUILD = (
+    'environment="$(tools/cuda/stand_in.sh "$CARGO_TARGET_DIR/libraries")" && eval "$environment" && '
+    "cargo test --quiet --locked -p kernels --features cuda --test {} -- --ignored --test-threads=1"
+)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("tests", ["runtime_on_a_card", "products_on_a_card"])
+def test_what_needs_a_card_passes_on_the_emulated_one(emulator: Emulator, tests: str) -> None:
+    folders = {"CARGO_BUILD_BUILD_DIR": str(TARGET), "CARGO_TARGET_DIR": str(TARGET / "cuda-emulated")}
+    environment = {**os.environ, **folders, **emulator.environment()}
+    done = subprocess.run(
+        ["bash", "-c", BUILD.format(tests)],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout
+    assert " 0 passed" not in done.stdout
