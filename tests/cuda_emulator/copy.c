@@ -95,13 +95,14 @@ EXPORTED CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, s
     return stream_submit(stream, copying);
 }
 
+EXPORTED CUresult cuCtxSynchronize(void);
+
 /* The calls without a stream wait for everything. */
 static CUresult alone(CUresult submitted) {
     CUresult forbidden = capture_forbids();
     if (submitted || forbidden)
         return submitted ? submitted : forbidden;
-    counters.synchronizations++;
-    return streams_drain();
+    return cuCtxSynchronize();
 }
 
 EXPORTED CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void *source, size_t bytes) {

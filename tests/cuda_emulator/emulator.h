@@ -69,6 +69,8 @@ extern CUresult card_failure;
 /* report.c: what a test can count. */
 #define COUNTERS(X)                                                                                                        \
     X(launches) X(launches_in_graphs) X(products) X(products_in_graphs) X(graph_launches) X(captures) X(synchronizations)  \
+    /* Waits that found work to do and left none: the card then idles until the program has asked for more. */              \
+    X(drains)                                                                                                              \
     X(allocations) X(frees) X(pinned_allocations) X(copies_to_card) X(copies_to_host) X(copies_on_card) X(pageable_copies) \
     X(fills) X(event_queries) X(modules) X(allocated_high)
 struct counters {
@@ -101,6 +103,8 @@ struct operation {
     CUresult (*run)(struct operation *);
     /* False while another stream has to get further first; NULL is always ready. */
     bool (*ready)(struct operation *);
+    /* Kernels, products and graphs; not copies, fills and marks. */
+    bool computes;
     /* How long it takes on the card's clock, which knows nothing of this machine's. */
     double nanoseconds;
 };

@@ -135,6 +135,7 @@ EXPORTED CUresult cuGraphLaunch(CUgraph executable, CUstream stream) {
     if (capture_of(stream_of(stream)))
         emulator_abort("a graph in a recording is not emulated");
     struct replay *replay = operation_new(sizeof *replay, "graph", run_graph, 3000);
+    replay->operation.computes = true;
     replay->graph = executable;
     executable->handles++;
     counters.graph_launches++;

@@ -256,13 +256,14 @@ EXPORTED CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     return stream_submit(stream, freeing);
 }
 
+EXPORTED CUresult cuCtxSynchronize(void);
+
 EXPORTED CUresult cuMemFree_v2(CUdeviceptr address) {
     LOCKED;
     CUresult forbidden = capture_forbids();
     if (forbidden)
         return forbidden;
-    counters.synchronizations++;
-    CUresult result = streams_drain();
+    CUresult result = cuCtxSynchronize();
     return result ? result : memory_free(address);
 }
 

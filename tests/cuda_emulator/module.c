@@ -219,6 +219,7 @@ EXPORTED CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned 
     size_t bytes = sizeof(struct launching) + function->count * sizeof(uint64_t);
     struct launching *launching = operation_new(bytes, function->entry, run_launch, 2000 + 100 * programs);
     struct launch *launch = &launching->launch;
+    launching->operation.computes = true;
     launching->function = function;
     launch->kernel = function->id;
     memcpy(launch->grid, grid, sizeof grid);

@@ -152,6 +152,7 @@ int product_submit(const struct product *product, CUstream stream) {
     LOCKED;
     counters.products++;
     struct multiplying *multiplying = operation_new(sizeof *multiplying, "product", run_product, nanoseconds(product));
+    multiplying->operation.computes = true;
     multiplying->product = *product;
     return stream_submit(stream, multiplying) ? EXECUTION_FAILED : SUCCESS;
 }

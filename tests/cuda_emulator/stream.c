@@ -33,6 +33,7 @@ static struct stream *null_stream, *thread_stream;
 static struct stream *executing;
 static unsigned created;
 static unsigned replays;
+static uint64_t computed;
 
 static struct stream *new_stream(void) {
     struct stream *stream = calloc(1, sizeof *stream);
@@ -76,6 +77,7 @@ bool operation_is_replayed(void) {
 CUresult operation_run(struct operation *operation) {
     if (card_failure)
         return card_failure;
+    computed += operation->computes;
     if (getenv("CUDA_EMULATOR_TRACE"))
         emulator_say("%s%s", operation_is_replayed() ? "  " : "", operation->name);
     CUresult result = operation->run(operation);
@@ -121,6 +123,27 @@ static void run_early(void) {
                 stream->running = false;
             }
     }
+}
+
+static bool anything_to_compute(void) {
+    for (const struct stream *stream = streams; stream; stream = stream->next)
+        for (const struct operation *operation = stream->first; operation; operation = operation->next)
+            if (operation->computes)
+                return true;
+    return false;
+}
+
+/* What the program waits for: one stream up to a position, or everything. */
+static CUresult wait_for(struct stream *stream, uint64_t position) {
+    uint64_t before = computed;
+    counters.synchronizations++;
+    if (stream)
+        run_until(stream, position);
+    else
+        streams_drain();
+    run_early();
+    counters.drains += computed != before && !anything_to_compute();
+    return card_failure;
 }
 
 CUresult streams_drain(void) {
@@ -178,10 +201,7 @@ EXPORTED CUresult cuStreamSynchronize(CUstream handle) {
     struct stream *stream = stream_of(handle);
     if (capture_of(stream))
         return capture_invalidate(stream);
-    counters.synchronizations++;
-    run_until(stream, stream->submitted);
-    run_early();
-    return card_failure;
+    return wait_for(stream, stream->submitted);
 }
 
 EXPORTED CUresult cuCtxSynchronize(void) {
@@ -189,8 +209,7 @@ EXPORTED CUresult cuCtxSynchronize(void) {
     CUresult forbidden = capture_forbids();
     if (forbidden)
         return forbidden;
-    counters.synchronizations++;
-    return streams_drain();
+    return wait_for(NULL, 0);
 }
 
 EXPORTED CUresult cuEventCreate(CUevent *handle, unsigned flags) {
@@ -288,11 +307,7 @@ EXPORTED CUresult cuEventSynchronize(CUevent event) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->captured)
         return CUDA_ERROR_CAPTURED_EVENT;
-    counters.synchronizations++;
-    if (event->position)
-        run_until(event->stream, event->position);
-    run_early();
-    return card_failure;
+    return event->position ? wait_for(event->stream, event->position) : card_failure;
 }
 
 /* Not ready when first asked, whatever the schedule: a program that takes one answer for granted is found out. */

@@ -67,8 +67,8 @@ def test_a_killed_run_goes_on_bit_for_bit(runs: Runs) -> None:
 
 def test_what_the_choices_in_the_checkpoint_are_for(runs: Runs) -> None:
     """Fresh runs on days with other fastest products differ; were they equal, the test above would prove nothing."""
-    runs.trained("one day", FP32)
-    runs.having(timing=3).trained("another day", FP32)
+    runs.trained("one day", BF16)
+    runs.having(timing=3).trained("another day", BF16)
     assert runs.state("one day", 4) != runs.state("another day", 4)
 
 
