@@ -32,6 +32,8 @@ impl Cuda {
             .candidates(self.library(), shape, CANDIDATES)
             .during(self.ordinal(), during("cublasLtMatmulAlgoGetHeuristic"))?;
 
+        // What was asked of the card before takes none of the time for the search.
+        self.synchronize()?;
         let begin = Instant::now();
         let mut choice = Choice { descriptors, algorithm: Algorithm::default() };
         let mut times: Vec<Option<f32>> = Vec::with_capacity(candidates.len());
