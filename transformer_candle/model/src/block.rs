@@ -138,11 +138,10 @@ pub fn backward(
     workspace: &mut Buffer,
 ) -> Result<()> {
     if settings.recompute != ActivationRecompute::None {
-        swiglu::forward(&values.gate_up_N2I, &mut values.activated_NI)?;
         let BlockActivations { middle_ND, mlp_inv_rms_N, mlp_normed_ND, .. } = values;
         add_rms_norm::normalize(middle_ND, &weights.mlp_norm, mlp_inv_rms_N, mlp_normed_ND)?;
     }
-    feed_forward_backward(weights, values, gradients, scratch, workspace)?;
+    feed_forward_backward(weights, settings.recompute, values, gradients, scratch, workspace)?;
     if settings.recompute != ActivationRecompute::None {
         normalize_input(weights, values)?;
     }
@@ -156,6 +155,7 @@ fn normalize_input(weights: &BlockParameters, values: &mut BlockActivations<Buff
 
 fn feed_forward_backward(
     weights: &BlockParameters,
+    recompute: ActivationRecompute,
     values: &mut BlockActivations<Buffer>,
     gradients: &mut BlockParameters,
     scratch: &mut GradientScratch,
@@ -163,11 +163,16 @@ fn feed_forward_backward(
 ) -> Result<()> {
     let GradientScratch { residual_ND, normed_ND: dnormed_ND, gate_up_N2I: dgate_up_N2I, .. } = scratch;
     let BlockActivations { middle_ND, mlp_inv_rms_N, mlp_normed_ND, gate_up_N2I, activated_NI, .. } = values;
-    linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, workspace)?;
-    // The product has served; its memory takes its gradient.
-    let dactivated_NI = activated_NI;
-    linear::backward_input(residual_ND, &weights.down, dactivated_NI, workspace)?;
-    swiglu::backward(gate_up_N2I, dactivated_NI, dgate_up_N2I)?;
+    // One buffer for the product of gate and up and for its gradient, whichever is needed first.
+    if recompute == ActivationRecompute::None {
+        linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, workspace)?;
+        linear::backward_input(residual_ND, &weights.down, activated_NI, workspace)?;
+        swiglu::backward(gate_up_N2I, activated_NI, dgate_up_N2I)?;
+    } else {
+        linear::backward_input(residual_ND, &weights.down, activated_NI, workspace)?;
+        swiglu::backward_recomputing(gate_up_N2I, activated_NI, dgate_up_N2I)?;
+        linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, workspace)?;
+    }
     linear::backward_weight(dgate_up_N2I, mlp_normed_ND, &mut gradients.gate_up, workspace)?;
     linear::backward_input(dgate_up_N2I, &weights.gate_up, dnormed_ND, workspace)?;
     let (norm, dnorm) = (&weights.mlp_norm, &mut gradients.mlp_norm);

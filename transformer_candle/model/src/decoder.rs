@@ -2,7 +2,9 @@
 
 mod plan;
 
-use kernels::{Buffer, add_rms_norm, embedding, head_cross_entropy};
+use std::mem;
+
+use kernels::{Buffer, Recording, Upload, add_rms_norm, embedding, head_cross_entropy};
 
 pub use plan::{DecoderPlan, DecoderSettings};
 
@@ -25,6 +27,11 @@ pub struct Decoder {
     losses_N: Buffer,
     loss_1: Buffer,
     scale_1: Buffer,
+    scale_upload: Upload<f32>,
+    /// What `scale_1` holds.
+    scale: Option<f32>,
+    /// The launches of [`Decoder::forward_backward`] on a card, once they are known.
+    recording: Recording,
 }
 
 impl Decoder {
@@ -32,11 +39,34 @@ impl Decoder {
     ///
     /// `inputs_N` are U32 token ids, `targets_N` I32 with -100 where there is nothing to predict; N = batch times
     /// `sequence_length`. For a mean over an accumulated batch `scale` is one over the targets of all its micro-batches.
+    ///
+    /// On a card nothing is waited for. From the second call with the same buffers on the card repeats what it was asked for as one
+    /// graph: ids and targets are written to these, and are not checked there.
     pub fn forward_backward(&mut self, inputs_N: &Buffer, targets_N: &Buffer, scale: f32) -> Result<()> {
         if self.gradient_views.is_none() {
             return Err(Error::EvaluationOnly);
         }
-        self.scale_1.write(&[scale])?;
+        if self.scale.map(f32::to_bits) != Some(scale.to_bits()) {
+            self.scale_upload.stage()?.fill(scale);
+            self.scale_upload.send()?;
+            self.scale_upload.receive()?;
+            self.scale = Some(scale);
+        }
+        let device = self.loss_1.device().clone();
+        let key = inputs_N.address() as u64 ^ (targets_N.address() as u64).rotate_left(32);
+        let mut recording = mem::take(&mut self.recording);
+        let done = recording.run(&device, key, || self.pass(inputs_N, targets_N));
+        self.recording = recording;
+        done
+    }
+
+    /// Has a card be asked for every operation by itself each time, as for looking at single ones.
+    pub fn run_eagerly(&mut self) {
+        self.recording = Recording::eager();
+    }
+
+    /// Everything of a micro-batch that a card can repeat by itself.
+    fn pass(&mut self, inputs_N: &Buffer, targets_N: &Buffer) -> Result<()> {
         self.forward(inputs_N)?;
         self.head_backward(targets_N)?;
         self.blocks_backward()?;
@@ -131,6 +161,11 @@ impl Decoder {
             return Err(Error::EvaluationOnly);
         };
         Ok(embedding::backward(inputs_N, &scratch.residual_ND, &mut gradients.embed_tokens, workspace)?)
+    }
+
+    /// Positions of each sequence, T.
+    pub fn sequence_length(&self) -> usize {
+        self.settings.sequence_length
     }
 
     /// The sizes of the model.

@@ -74,7 +74,7 @@ impl Generator {
     ///
     /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the two.
     pub fn new(shape: &ModelShape, weights: Buffer, max_tokens: usize) -> Result<Self> {
-        let capacity = max_tokens.min(shape.max_position_embeddings).max(1);
+        let capacity = capacity_of(shape, max_tokens);
         let device = weights.device().clone();
         let mut plan = Plan::new();
         let planned = GeneratorPlan::new(shape, weights.dtype(), capacity, device.kind(), &mut plan);
@@ -89,6 +89,13 @@ impl Generator {
             capacity,
             shape: shape.clone(),
         })
+    }
+
+    /// Bytes that such a generator takes beside the weights.
+    pub fn bytes(shape: &ModelShape, dtype: DType, max_tokens: usize, device: DeviceKind) -> u64 {
+        let mut plan = Plan::new();
+        GeneratorPlan::new(shape, dtype, capacity_of(shape, max_tokens), device, &mut plan);
+        plan.bytes()
     }
 
     /// Tokens that a sequence can have.
@@ -196,6 +203,10 @@ impl Generator {
         self.past += s;
         Ok(normed_SD.view((s - 1) * d, &[1, d])?)
     }
+}
+
+fn capacity_of(shape: &ModelShape, max_tokens: usize) -> usize {
+    max_tokens.min(shape.max_position_embeddings).max(1)
 }
 
 /// What follows attention in a block.
