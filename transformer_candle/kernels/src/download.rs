@@ -1,5 +1,7 @@
 //! Numbers on their way from a device while it goes on.
 
+use std::fmt;
+
 use crate::buffer::as_scalars;
 use crate::cuda::Arrival;
 use crate::{Buffer, Device, Error, Result, Scalar};
@@ -27,6 +29,12 @@ pub struct Download<T: Scalar> {
 enum Destination<T> {
     Host(Vec<T>),
     Pinned(Arrival),
+}
+
+impl<T: Scalar> fmt::Debug for Download<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Download").field("source", &self.source).finish_non_exhaustive()
+    }
 }
 
 impl<T: Scalar> Download<T> {

@@ -1,5 +1,6 @@
 //! Batches on their way to a device while it computes.
 
+use std::fmt;
 use std::marker::PhantomData;
 
 use crate::buffer::as_scalars_mut;
@@ -33,6 +34,12 @@ pub struct Upload<T: Scalar> {
 enum Source<T> {
     Host(Vec<T>),
     Pinned { transfer: Transfer, landing: Buffer, elements: PhantomData<T> },
+}
+
+impl<T: Scalar> fmt::Debug for Upload<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Upload").field("target", &self.target).finish_non_exhaustive()
+    }
 }
 
 impl<T: Scalar> Upload<T> {
