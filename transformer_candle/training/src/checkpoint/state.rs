@@ -11,7 +11,8 @@ use super::error::{CheckpointError, Result};
 /// The one format this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// The trainer's state at a checkpoint. It holds no clock and no host name: the same run writes the same bytes.
+/// The trainer's state at a checkpoint. It holds no clock and no host name: the same run writes the same bytes (on a card, with the
+/// same choices of products).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerState {
@@ -31,6 +32,20 @@ pub struct TrainerState {
     pub evaluation_loss: Option<f64>,
     /// The best evaluation so far, if there was one.
     pub best: Option<BestEvaluation>,
+    /// How a card computed matrix products; none on a CPU.
+    #[serde(default)]
+    pub products: Option<Products>,
+}
+
+/// How a card computes matrix products. The choices are found by measuring, and each rounds a little differently: a run goes on bit
+/// for bit only with the same.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Products {
+    /// The card and the libraries that the choices are for.
+    pub fingerprint: String,
+    /// The choice for each product that was computed.
+    pub choices: BTreeMap<String, String>,
 }
 
 /// The lowest held-out loss seen, and where.

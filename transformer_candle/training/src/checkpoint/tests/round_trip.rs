@@ -72,9 +72,25 @@ fn the_state_is_text_that_people_can_read() {
       "best": {
         "step": 1,
         "loss": 0.30000000000000004
-      }
+      },
+      "products": null
     }
     "#);
+}
+
+#[test]
+fn how_a_card_multiplied_comes_back_and_a_state_from_before_it_was_kept_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let choices = BTreeMap::from([("4096 x 2048 x 2048 bf16".to_owned(), "13:2:0".to_owned())]);
+    let products = Some(Products { fingerprint: "NVIDIA GeForce RTX 5090".to_owned(), choices });
+    let state = TrainerState { products, ..state_at(3) };
+    let checkpoint = Tiny::at(Precision::Fp32, 3).save(folder.path(), &state);
+    assert_eq!(load_state(&checkpoint).unwrap(), state);
+
+    let mut earlier: serde_json::Value = serde_json::to_value(state_at(3)).unwrap();
+    earlier.as_object_mut().unwrap().remove("products").unwrap();
+    let read = TrainerState::from_bytes(folder.path(), earlier.to_string().as_bytes()).unwrap();
+    assert_eq!(read, state_at(3));
 }
 
 #[test]
