@@ -100,10 +100,15 @@ impl TrainerError {
             | Self::Data(DataError::Cursor { .. } | DataError::Setting { .. }) => 2,
             Self::Data(_) => 3,
             Self::OutOfMemory(_) => 4,
+            Self::Kernel(error) | Self::Model(model::Error::Kernel(error)) => match error {
+                kernels::Error::NoCuda { .. } => 2,
+                kernels::Error::OutOfMemory { .. } => 4,
+                _ => 1,
+            },
             Self::Checkpoint(error) => error.exit_code(),
             Self::Diverged { .. } => 6,
             Self::Interrupted(signal) => signal.exit_code(),
-            Self::Kernel(_) | Self::Model(_) | Self::Io { .. } => 1,
+            Self::Model(_) | Self::Io { .. } => 1,
         }
     }
 

@@ -8,6 +8,7 @@
 pub mod checkpoint;
 pub mod commands;
 pub mod completion;
+pub mod device;
 pub mod divergence_guard;
 pub mod environment;
 pub mod error;

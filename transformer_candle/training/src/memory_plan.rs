@@ -8,13 +8,11 @@ mod display;
 mod estimate;
 mod fit;
 mod machine;
+mod place;
 #[cfg(test)]
 mod tests;
 
-use kernels::{
-    DType, DeviceKind,
-    memory::{BufferId, Category, Plan},
-};
+use kernels::{Device, DeviceKind, cuda::Card, memory::Plan};
 use model::{Decoder, DecoderPlan, DecoderSettings, ModelShape};
 use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
@@ -24,10 +22,13 @@ pub(crate) use display::bytes;
 pub use estimate::Estimate;
 use estimate::Work;
 pub use fit::{Fit, Shortage};
+pub(crate) use place::{CardMemory, Place};
 
 use crate::{
+    device,
     error::{Result, TrainerError},
     optimizer::OptimizerPlan,
+    trainer::MicroBatchPlan,
 };
 
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
@@ -89,27 +90,40 @@ pub struct CategoryBytes {
 }
 
 impl MemoryPlan {
-    /// The plan of a run against `runtime.memory_limit`, else what this machine has free, else an RTX 5090 if the run would
-    /// take this machine months. `batch_size: auto` becomes the largest micro-batch that fits and divides
-    /// `sequences_per_step`, or one sequence if none does. A plan is made whether it fits or not: see [`MemoryPlan::check`].
+    /// The plan of a run where it would be trained: on the card that `runtime.device` names or finds, against what that has
+    /// free; else on an RTX 5090 that is assumed, if the run is meant for a card or would take this machine months; else on this
+    /// machine's CPU. `runtime.memory_limit` holds everywhere. `batch_size: auto` becomes the largest micro-batch that fits and
+    /// divides `sequences_per_step`, or one sequence if none does. A plan is made whether it fits or not: see
+    /// [`MemoryPlan::check`].
     ///
     /// # Errors
-    /// [`TrainerError::Request`] if the vocabulary's size is not known.
+    /// [`TrainerError::Request`] if the vocabulary's size is not known, or if the run is meant for a card that does not take it.
     pub fn of(run: &ResolvedRun) -> Result<Self> {
-        let work = work(&run.config)?;
-        let for_card = work.is_for_card(&run.config);
-        Self::against(&run.config, Budget::of_config(&run.config, for_card), for_card)
+        // Without a driver or a build for it there is no card to plan for; training will say so.
+        let cards = if run.config.runtime.device == run_config::Device::Cpu { Ok(Vec::new()) } else { device::cards() };
+        Self::among(&run.config, &cards.unwrap_or_default(), device::memory_of)
     }
 
-    /// Like [`MemoryPlan::of`] for this machine's CPU, and never more than it has free: what a trainer may allocate here.
-    pub fn here(run: &ResolvedRun) -> Result<Self> {
-        Self::against(&run.config, Budget::here(&run.config), false)
+    /// Like [`MemoryPlan::of`] for a device at hand, and never more than it has free: what a trainer may allocate here.
+    ///
+    /// # Errors
+    /// As [`MemoryPlan::of`], and when a card does not tell its memory.
+    pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
+        let place = Place::here(device)?;
+        Self::at(&run.config, &place, Budget::here(&run.config, &place))
     }
 
-    fn against(config: &RunConfig, budget: Option<Budget>, for_card: bool) -> Result<Self> {
+    /// Where these cards are found.
+    fn among(config: &RunConfig, cards: &[Card], look: impl Fn(&Card) -> CardMemory) -> Result<Self> {
+        let place = Place::of(config, cards, look)?;
+        Self::at(config, &place, Budget::planned(config, &place))
+    }
+
+    fn at(config: &RunConfig, place: &Place, budget: Option<Budget>) -> Result<Self> {
         let shape = shape_of(config)?;
-        let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), for_card);
-        let setting = Setting { micro_batch, activation_recompute: config.runtime.activation_recompute };
+        let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), place.kind());
+        let activation_recompute = config.runtime.activation_recompute;
+        let setting = Setting { micro_batch, activation_recompute, device: place.kind() };
         let plan = RunBuffers::of(config, &shape, setting).plan;
         let data = &config.data;
         let parameters = shape.parameter_count();
@@ -140,7 +154,7 @@ impl MemoryPlan {
             checkpoint_bytes: parameters * CHECKPOINT_BYTES_PER_PARAMETER,
             checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
             saving_bytes: SAVING_BYTES,
-            estimate: work.estimate(config, for_card),
+            estimate: work.estimate(config, place),
             shortage,
         })
     }
@@ -155,6 +169,12 @@ impl MemoryPlan {
             Some(shortage) => Err(TrainerError::OutOfMemory(Box::new(shortage.clone()))),
         }
     }
+
+    /// What the plan's buffers are made for.
+    pub(crate) fn setting(&self, device: DeviceKind) -> Setting {
+        let &Self { micro_batch, activation_recompute, .. } = self;
+        Setting { micro_batch: micro_batch as usize, activation_recompute, device }
+    }
 }
 
 /// What the memory of a run of one config still depends on.
@@ -162,6 +182,7 @@ impl MemoryPlan {
 pub(crate) struct Setting {
     pub(crate) micro_batch: usize,
     pub(crate) activation_recompute: ActivationRecompute,
+    pub(crate) device: DeviceKind,
 }
 
 /// Every buffer of a training run.
@@ -170,30 +191,72 @@ pub(crate) struct RunBuffers {
     pub(crate) plan: Plan,
     pub(crate) decoder: DecoderPlan,
     pub(crate) optimizer: OptimizerPlan,
-    /// Token ids of a micro-batch, U32 `[N]`.
-    pub(crate) inputs: BufferId,
-    /// Their targets, I32 `[N]`.
-    pub(crate) targets: BufferId,
+    pub(crate) micro_batch: MicroBatchPlan,
 }
 
 impl RunBuffers {
     pub(crate) fn of(config: &RunConfig, shape: &ModelShape, setting: Setting) -> Self {
         let mut plan = Plan::new();
-        let precision = config.runtime.precision;
-        let settings = DecoderSettings {
-            batch: setting.micro_batch,
-            sequence_length: config.data.sequence_length,
-            precision,
-            recompute: setting.activation_recompute,
-            training: true,
-            device: DeviceKind::Cpu,
-        };
-        let decoder = Decoder::plan(shape, &settings, &mut plan);
-        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), precision);
-        let tokens = [setting.micro_batch * config.data.sequence_length];
-        let inputs = plan.add("inputs", Category::Batch, DType::U32, &tokens);
-        let targets = plan.add("targets", Category::Batch, DType::I32, &tokens);
-        Self { plan, decoder, optimizer, inputs, targets }
+        let (decoder, micro_batch) = forward_buffers(config, shape, setting, true, &mut plan);
+        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), config.runtime.precision, setting.device);
+        Self { plan, decoder, optimizer, micro_batch }
+    }
+}
+
+/// Every buffer of an evaluation by itself: neither gradients nor an optimizer, and nothing kept for a backward pass.
+#[derive(Debug)]
+pub(crate) struct EvaluationBuffers {
+    pub(crate) plan: Plan,
+    pub(crate) decoder: DecoderPlan,
+    pub(crate) micro_batch: MicroBatchPlan,
+}
+
+impl EvaluationBuffers {
+    pub(crate) fn of(config: &RunConfig, shape: &ModelShape, micro_batch: usize, device: DeviceKind) -> Self {
+        let mut plan = Plan::new();
+        let setting = Setting { micro_batch, activation_recompute: ActivationRecompute::None, device };
+        let (decoder, micro_batch) = forward_buffers(config, shape, setting, false, &mut plan);
+        Self { plan, decoder, micro_batch }
+    }
+}
+
+/// The decoder's buffers and those its micro-batches come in.
+fn forward_buffers(
+    config: &RunConfig,
+    shape: &ModelShape,
+    setting: Setting,
+    training: bool,
+    plan: &mut Plan,
+) -> (DecoderPlan, MicroBatchPlan) {
+    let settings = DecoderSettings {
+        batch: setting.micro_batch,
+        sequence_length: config.data.sequence_length,
+        precision: config.runtime.precision,
+        recompute: setting.activation_recompute,
+        training,
+        device: setting.device,
+    };
+    let decoder = Decoder::plan(shape, &settings, plan);
+    let tokens = setting.micro_batch * config.data.sequence_length;
+    (decoder, MicroBatchPlan::add_to(plan, tokens, shape.vocab_size, setting.device))
+}
+
+/// What to tell a run whose device refused the buffers although they fitted the plan: something else took the memory meanwhile.
+pub(crate) fn does_not_fit(
+    error: kernels::Error,
+    config: &RunConfig,
+    shape: &ModelShape,
+    setting: Setting,
+    device: &Device,
+) -> TrainerError {
+    let left = Place::here(device).ok().and_then(|place| Budget::here(config, &place));
+    match (error, left) {
+        (kernels::Error::OutOfMemory { .. }, Some(mut budget)) => {
+            let needed = RunBuffers::of(config, shape, setting).plan.bytes();
+            budget.bytes = budget.bytes.min(needed - 1);
+            TrainerError::OutOfMemory(Box::new(Shortage::of(config, shape, setting, &budget)))
+        }
+        (error, _) => error.into(),
     }
 }
 

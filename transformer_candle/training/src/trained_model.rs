@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::Result;
 use crate::checkpoint::{self, StoredModel};
 use crate::completion::{Completion, complete, refused};
+use crate::device::{self, Chosen};
 
 /// The token that ends a text where a tokenizer's files name none.
 const USUAL_END_OF_TEXT: &str = "<|endoftext|>";
@@ -30,15 +31,25 @@ pub struct TrainedModel {
 }
 
 impl TrainedModel {
-    /// Reads a model directory: a checkpoint, or any Llama model with its tokenizer in Hugging Face's format.
-    pub fn open(directory: &Path) -> Result<Self> {
+    /// Reads a model directory: a checkpoint, or any Llama model with its tokenizer in Hugging Face's format. Its weights go to the device
+    /// asked for; with `auto` to a card that takes the model and has room for it, else they stay on the CPU.
+    pub fn open(directory: &Path, asked: run_config::Device) -> Result<Self> {
         let StoredModel { shape, precision, end_of_text } = checkpoint::stored_model(directory)?;
         let tokenizer = load_tokenizer(directory)?;
         let dtype = match precision {
             Precision::Fp32 => DType::F32,
             Precision::Bf16 => DType::BF16,
         };
-        let mut weights = Buffer::zeros(&[ParameterLayout::new(&shape).elements()], dtype, &Device::Cpu)?;
+        let elements = ParameterLayout::new(&shape).elements();
+        let needed = |device: &Device| {
+            let weights = (elements * dtype.size_in_bytes()) as u64;
+            weights + Generator::bytes(&shape, dtype, usize::MAX, device.kind())
+        };
+        let Chosen { device, notes } = device::choose_for(asked, &shape, needed)?;
+        for note in notes {
+            tracing::warn!("{note}");
+        }
+        let mut weights = Buffer::zeros(&[elements], dtype, &device)?;
         checkpoint::load_weights(directory, &shape, &mut weights)?;
         Ok(Self { shape, precision, weights, tokenizer, stop_token: end_of_text })
     }

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dataset::{DataSource, HeldOut, Tokenizer};
-use kernels::Device;
-use run_config::{ActivationRecompute, ResolvedRun, RunConfig};
+use run_config::{Device, ResolvedRun, RunConfig};
 
 use super::ModelSource;
 use crate::checkpoint::{self, StoredModel};
+use crate::device::{self, Chosen};
 use crate::evaluation::{self, EvaluationReport};
-use crate::memory_plan::{RunBuffers, Setting};
+use crate::memory_plan::EvaluationBuffers;
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
 use crate::trainer::MicroBatch;
@@ -38,6 +38,9 @@ pub struct EvaluateOptions {
     /// Sequences to evaluate at most. [default: as many as the run evaluates on]
     #[arg(long, value_name = "N")]
     pub max_sequences: Option<usize>,
+    /// Where to compute: auto, cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
+    pub device: Device,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -65,13 +68,16 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
     };
     config.runtime.precision = precision;
     let sequences = config.data.sequences_per_step.min(USUAL_BATCH);
-    // Only the forward pass runs: what it does not touch of the plan costs no memory.
-    let setting = Setting { micro_batch: sequences, activation_recompute: ActivationRecompute::Block };
-    let buffers = RunBuffers::of(&config, &shape, setting);
-    let arena = buffers.plan.allocate(&Device::Cpu)?;
+    let needed = |device: &kernels::Device| EvaluationBuffers::of(&config, &shape, sequences, device.kind()).plan.bytes();
+    let Chosen { device, notes } = device::choose_for(options.device, &shape, needed)?;
+    for note in notes {
+        tracing::warn!("{note}");
+    }
+    let buffers = EvaluationBuffers::of(&config, &shape, sequences, device.kind());
+    let arena = buffers.plan.allocate(&device)?;
     let mut decoder = buffers.decoder.bind(&arena)?;
     checkpoint::load_weights(&directory, &shape, decoder.weights_mut())?;
-    let mut micro_batch = MicroBatch::bind(&buffers, &arena, sequences);
+    let mut micro_batch = MicroBatch::bind(&buffers.micro_batch, &arena, sequences)?;
     let most = options.max_sequences.unwrap_or_else(|| match options.input.as_slice() {
         [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,
         _ => usize::MAX,

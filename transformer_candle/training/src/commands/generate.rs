@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use model::SamplingSettings;
+use run_config::Device;
 
 use super::ModelSource;
 use crate::completion::Completion;
@@ -36,6 +37,9 @@ pub struct GenerateOptions {
     /// The same seed writes the same text.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+    /// Where to compute: auto, cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
+    pub device: Device,
     /// Print one JSON object with the prompt, the completion, its tokens and the speed.
     #[arg(long)]
     pub json: bool,
@@ -102,6 +106,6 @@ impl Prepared {
         let settings = SamplingSettings { temperature, top_k, top_p, seed };
         settings.check().map_err(|error| TrainerError::Request(error.to_string()))?;
         let prompt = options.prompt.read()?;
-        Ok(Self { model: TrainedModel::open(&options.model.directory()?)?, prompt, settings })
+        Ok(Self { model: TrainedModel::open(&options.model.directory()?, options.device)?, prompt, settings })
     }
 }

@@ -5,14 +5,20 @@ use std::fmt;
 use run_config::{ByteSize, RunConfig};
 use serde::Serialize;
 
-use super::machine::available_memory;
+use super::{
+    CardMemory, Place,
+    display::bytes,
+    machine::available_memory,
+};
 
 /// As `nvidia-smi` reports it.
 const RTX_5090: ByteSize = ByteSize(32_607 << 20);
 /// Share of a card's memory that its driver and the page tables leave.
 const USABLE_SHARE_OF_CARD: f64 = 0.98;
-/// What a CUDA context with its libraries takes of a card.
+/// What a CUDA context with its libraries takes of a card, assumed; what is free on an open card is measured beside it.
 const CUDA_CONTEXT_BYTES: u64 = 600_000_000;
+/// Left free of what an open card has free: graphs, kernels loaded later, and a little for whatever else draws on the card.
+const CARD_MARGIN_BYTES: u64 = 256 << 20;
 /// What the program takes on a CPU besides its planned buffers: code, tokenizer, threads.
 const HOST_BASE_BYTES: u64 = 256 << 20;
 /// Text and tokens of a document in the windows being shuffled and prepared; FineWeb's mean is 3 KB of text.
@@ -28,24 +34,45 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// What a plan may take: `runtime.memory_limit` where it is given, else an RTX 5090 for runs that are meant for a card,
-    /// else what this machine has free. None where the system does not tell.
-    pub(super) fn of_config(config: &RunConfig, for_card: bool) -> Option<Self> {
-        match (config.runtime.memory_limit, for_card) {
-            (Some(limit), true) => Some(Self::of_card(limit, &format!("runtime.memory_limit: {limit}"))),
-            (Some(limit), false) => Some(Self::of_limit(limit)),
-            (None, true) => Some(Self::of_card(RTX_5090, &format!("an RTX 5090, assumed: {RTX_5090}"))),
-            (None, false) => Self::of_machine(config),
+    /// What a plan may take at a place: `runtime.memory_limit` where it is given, and never more than a card that is there has; on a
+    /// CPU without a limit what this machine has free. None where the system does not tell.
+    pub(super) fn planned(config: &RunConfig, place: &Place) -> Option<Self> {
+        match (config.runtime.memory_limit, place) {
+            (Some(limit), Place::Cpu) => Some(Self::of_limit(limit)),
+            (Some(limit), Place::AssumedCard) => Some(Self::of_card_limit(limit)),
+            (None, Place::AssumedCard) => Some(Self::less_context(RTX_5090, &format!("an RTX 5090, assumed: {RTX_5090}"))),
+            (_, Place::Cpu | Place::Card(_)) => Self::here(config, place),
         }
     }
 
-    /// What a trainer may take on this machine's CPU: the smaller of the limit and what is free.
-    pub(super) fn here(config: &RunConfig) -> Option<Self> {
-        let limit = config.runtime.memory_limit.map(Self::of_limit);
-        limit.into_iter().chain(Self::of_machine(config)).min_by_key(|budget| budget.bytes)
+    /// What a trainer may take at a place that is at hand: the least of the limit, of what there is, and of what is free.
+    pub(super) fn here(config: &RunConfig, place: &Place) -> Option<Self> {
+        let limit = config.runtime.memory_limit;
+        let bounds: Vec<Self> = match place {
+            Place::Cpu | Place::AssumedCard => {
+                limit.map(Self::of_limit).into_iter().chain(Self::of_machine(config)).collect()
+            }
+            Place::Card(card) => limit.map(Self::of_card_limit).into_iter().chain(Self::of_card(card)).collect(),
+        };
+        bounds.into_iter().min_by_key(|budget| budget.bytes)
     }
 
-    fn of_card(memory: ByteSize, origin: &str) -> Self {
+    /// What a card has, and what it has free.
+    fn of_card(card: &CardMemory) -> Vec<Self> {
+        let &CardMemory { ref name, total, free, .. } = card;
+        let whole = Self::less_context(ByteSize(total), &format!("{name} with {}", bytes(total)));
+        let free = free.map(|free| Self {
+            bytes: free.saturating_sub(CARD_MARGIN_BYTES),
+            origin: format!("{name} with {} free of {}, less a margin", bytes(free), bytes(total)),
+        });
+        [whole].into_iter().chain(free).collect()
+    }
+
+    fn of_card_limit(limit: ByteSize) -> Self {
+        Self::less_context(limit, &format!("runtime.memory_limit: {limit}"))
+    }
+
+    fn less_context(memory: ByteSize, origin: &str) -> Self {
         let usable = (memory.bytes() as f64 * USABLE_SHARE_OF_CARD) as u64;
         let bytes = usable.saturating_sub(CUDA_CONTEXT_BYTES);
         Self { bytes, origin: format!("{origin}, less what the driver and its libraries take") }
@@ -64,6 +91,6 @@ impl Budget {
 
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", super::display::bytes(self.bytes), self.origin)
+        write!(f, "{} ({})", bytes(self.bytes), self.origin)
     }
 }

@@ -1,12 +1,16 @@
 //! How long a run takes, at speeds that are assumed and say so.
 
-use run_config::{Device, RunConfig};
+use run_config::RunConfig;
 use serde::Serialize;
+
+use super::{CardMemory, Place};
 
 /// bf16 products with f32 sums on an RTX 5090, nominal.
 const RTX_5090_FLOPS: f64 = 209.5e12;
 /// The share of it that a well-tuned trainer reaches on models of this kind.
 const RTX_5090_SHARE: f64 = 0.8;
+/// The share that one reaches of any other card's peak: less, where memory is slower beside the arithmetic.
+const OTHER_CARDS_SHARE: f64 = 0.5;
 /// What a core with 512-bit vectors sustains over a whole step.
 const FLOPS_PER_CPU_THREAD: f64 = 40e9;
 /// A run that takes a CPU longer than this is not meant for one.
@@ -44,22 +48,32 @@ impl Work {
         self.at(FLOPS_PER_CPU_THREAD * threads as f64, assumption)
     }
 
-    fn on_card(self) -> Estimate {
+    fn on_assumed_card(self) -> Estimate {
         let assumption = "on an RTX 5090, assuming 80 % of its 209.5 TFLOP/s".to_owned();
         self.at(RTX_5090_FLOPS * RTX_5090_SHARE, assumption)
     }
 
-    /// Whether a run is meant for a card: it says so, or leaves it open and would take a CPU months.
-    pub(super) fn is_for_card(self, config: &RunConfig) -> bool {
-        match config.runtime.device {
-            Device::Cuda(_) => true,
-            Device::Cpu => false,
-            Device::Auto => self.on_cpu(config).seconds.is_some_and(|seconds| seconds > LONGEST_CPU_RUN_SECONDS),
-        }
+    /// On a card whose peak is not known, as on the one that the presets are made for.
+    fn on_card(self, card: &CardMemory) -> Estimate {
+        let Some(peak) = card.peak else {
+            return self.on_assumed_card();
+        };
+        let share = if (peak - RTX_5090_FLOPS).abs() < 1.0 { RTX_5090_SHARE } else { OTHER_CARDS_SHARE };
+        let (name, percent, teraflops) = (&card.name, 100.0 * share, peak / 1e12);
+        self.at(peak * share, format!("on {name}, assuming {percent:.0} % of its {teraflops:.1} TFLOP/s"))
     }
 
-    /// Nobody has measured this run: a guess for this machine's CPU, or four fifths of an RTX 5090.
-    pub(super) fn estimate(self, config: &RunConfig, for_card: bool) -> Estimate {
-        if for_card { self.on_card() } else { self.on_cpu(config) }
+    /// Whether the run would take this machine's CPU months.
+    pub(super) fn is_too_long_for_cpu(self, config: &RunConfig) -> bool {
+        self.on_cpu(config).seconds.is_some_and(|seconds| seconds > LONGEST_CPU_RUN_SECONDS)
+    }
+
+    /// Nobody has measured this run: a guess for the place where it would be trained.
+    pub(super) fn estimate(self, config: &RunConfig, place: &Place) -> Estimate {
+        match place {
+            Place::Cpu => self.on_cpu(config),
+            Place::Card(card) => self.on_card(card),
+            Place::AssumedCard => self.on_assumed_card(),
+        }
     }
 }

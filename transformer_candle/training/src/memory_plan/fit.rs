@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use kernels::DeviceKind;
 use model::ModelShape;
 use run_config::{ActivationRecompute, BatchSize, RunConfig};
 use serde::Serialize;
@@ -41,37 +42,39 @@ pub struct Shortage {
 }
 
 /// The micro-batch of a config: its own, or what `auto` stands for.
-pub(super) fn micro_batch(config: &RunConfig, shape: &ModelShape, budget: Option<&Budget>, for_card: bool) -> usize {
+pub(super) fn micro_batch(
+    config: &RunConfig,
+    shape: &ModelShape,
+    budget: Option<&Budget>,
+    device: DeviceKind,
+) -> usize {
     match config.data.batch_size {
         BatchSize::Fixed(sequences) => sequences,
         BatchSize::Auto => {
-            let on_cpu = (TOKENS_OF_CPU_MICRO_BATCH / config.data.sequence_length).max(1);
-            let limit = if for_card { config.data.sequences_per_step } else { on_cpu };
+            let limit = match device {
+                DeviceKind::Cpu => (TOKENS_OF_CPU_MICRO_BATCH / config.data.sequence_length).max(1),
+                DeviceKind::Cuda => config.data.sequences_per_step,
+            };
             let available = budget.map_or(u64::MAX, |budget| budget.bytes);
-            let recompute = config.runtime.activation_recompute;
-            largest(config, shape, recompute, available, limit).map_or(1, |fit| fit.micro_batch)
+            let activation_recompute = config.runtime.activation_recompute;
+            let most = Setting { micro_batch: limit, activation_recompute, device };
+            largest(config, shape, most, available).map_or(1, |fit| fit.micro_batch)
         }
     }
 }
 
-/// The largest micro-batch up to `limit` that divides the step's sequences and fits.
-fn largest(
-    config: &RunConfig,
-    shape: &ModelShape,
-    activation_recompute: ActivationRecompute,
-    available: u64,
-    limit: usize,
-) -> Option<Fit> {
+/// The largest micro-batch up to that of `most` that divides the step's sequences and fits.
+fn largest(config: &RunConfig, shape: &ModelShape, most: Setting, available: u64) -> Option<Fit> {
     let sequences = config.data.sequences_per_step;
-    (1..=limit.min(sequences))
+    (1..=most.micro_batch.min(sequences))
         .rev()
         .filter(|micro_batch| sequences.is_multiple_of(*micro_batch))
-        .map(|micro_batch| needed(config, shape, Setting { micro_batch, activation_recompute }))
+        .map(|micro_batch| needed(config, shape, Setting { micro_batch, ..most }))
         .find(|fit| fit.bytes <= available)
 }
 
 fn needed(config: &RunConfig, shape: &ModelShape, setting: Setting) -> Fit {
-    let Setting { micro_batch, activation_recompute } = setting;
+    let Setting { micro_batch, activation_recompute, .. } = setting;
     Fit { micro_batch, activation_recompute, bytes: RunBuffers::of(config, shape, setting).plan.bytes() }
 }
 
@@ -80,11 +83,13 @@ impl Shortage {
         let mut fits: Vec<Fit> = RECOMPUTES
             .into_iter()
             .skip_while(|recompute| *recompute != asked.activation_recompute)
-            .filter_map(|recompute| largest(config, shape, recompute, budget.bytes, asked.micro_batch))
+            .filter_map(|activation_recompute| {
+                largest(config, shape, Setting { activation_recompute, ..asked }, budget.bytes)
+            })
             .collect();
         // Recomputing more is worth it only for a larger micro-batch.
         fits.dedup_by(|more, less| more.micro_batch <= less.micro_batch);
-        let smallest = Setting { micro_batch: 1, activation_recompute: ActivationRecompute::Block };
+        let smallest = Setting { micro_batch: 1, activation_recompute: ActivationRecompute::Block, ..asked };
         Self {
             asked: needed(config, shape, asked),
             budget: budget.clone(),

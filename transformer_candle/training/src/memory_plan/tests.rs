@@ -1,5 +1,6 @@
 //! The numbers that the README and the configs promise, and what a refused run is told.
 
+use kernels::cuda::Card;
 use run_config::{BatchSize, ByteSize, Device, Format, presets};
 
 use super::*;
@@ -20,6 +21,20 @@ fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
     }
 }
 
+/// The plan on a machine without a card.
+fn plan_of(run: &ResolvedRun) -> Result<MemoryPlan> {
+    MemoryPlan::among(&run.config, &[], CardMemory::unopened)
+}
+
+/// The plan on a machine with these cards, each with so much free.
+fn plan_among(run: &ResolvedRun, cards: &[Card], free: Option<u64>) -> Result<MemoryPlan> {
+    MemoryPlan::among(&run.config, cards, |card| CardMemory { free, ..CardMemory::unopened(card) })
+}
+
+fn card(ordinal: usize, name: &str, total_bytes: u64) -> Card {
+    Card { ordinal, name: name.to_owned(), total_bytes, compute_capability: (12, 0) }
+}
+
 const RTX_5090: [&str; 2] = ["runtime.memory_limit=32607MiB", "runtime.device=cuda"];
 
 fn bytes_of(plan: &MemoryPlan, category: &str) -> u64 {
@@ -28,7 +43,7 @@ fn bytes_of(plan: &MemoryPlan, category: &str) -> u64 {
 
 #[test]
 fn one_billion_parameters_on_a_5090_are_planned_as_the_config_says() {
-    let plan = MemoryPlan::of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
+    let plan = plan_of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
     insta::assert_snapshot!(plan);
     assert!(plan.check().is_ok());
     assert_eq!((plan.parameters, plan.micro_batch, plan.gradient_accumulation_steps), (1_318_832_128, 4, 16));
@@ -45,7 +60,7 @@ fn one_billion_parameters_on_a_5090_are_planned_as_the_config_says() {
 fn recomputing_saves_the_activations_it_is_said_to() {
     let saved = |recompute: &str| {
         let recompute = format!("runtime.activation_recompute={recompute}");
-        let plan = MemoryPlan::of(&run_of("rtx5090_1b", &[&recompute, "data.batch_size=1"])).unwrap();
+        let plan = plan_of(&run_of("rtx5090_1b", &[&recompute, "data.batch_size=1"])).unwrap();
         bytes_of(&plan, "saved activations") as f64 / 1e9
     };
     let near = |bytes: f64, said: f64| (bytes - said).abs() < 0.06 * said;
@@ -55,17 +70,17 @@ fn recomputing_saves_the_activations_it_is_said_to() {
 
 #[test]
 fn the_other_presets_are_planned_too() {
-    let medium = MemoryPlan::of(&run_of("rtx5090_500m", &RTX_5090)).unwrap();
+    let medium = plan_of(&run_of("rtx5090_500m", &RTX_5090)).unwrap();
     insta::assert_snapshot!(medium);
     let mut small = run_of("smoke_cpu", &[]);
     small.config.runtime.memory_limit = Some(ByteSize(2_000_000_000));
     small.config.runtime.device = Device::Cpu;
-    insta::assert_snapshot!(MemoryPlan::of(&small).unwrap());
+    insta::assert_snapshot!(plan_of(&small).unwrap());
 }
 
 #[test]
 fn a_run_that_does_not_fit_is_told_what_would() {
-    let plan = MemoryPlan::of(&run_of(
+    let plan = plan_of(&run_of(
         "rtx5090_1b",
         &["runtime.memory_limit=30GB", "data.batch_size=16", "runtime.device=cpu"],
     ))
@@ -77,7 +92,7 @@ fn a_run_that_does_not_fit_is_told_what_would() {
 
 #[test]
 fn a_run_that_could_never_fit_is_told_so() {
-    let error = MemoryPlan::of(&run_of("rtx5090_1b", &["runtime.memory_limit=16GB", "runtime.device=cpu"]))
+    let error = plan_of(&run_of("rtx5090_1b", &["runtime.memory_limit=16GB", "runtime.device=cpu"]))
         .unwrap()
         .check()
         .unwrap_err();
@@ -89,7 +104,7 @@ fn what_a_refused_run_is_told_to_take_fits_and_nothing_larger_does() {
     let overrides =
         ["runtime.device=cpu", "runtime.memory_limit=26GB", "data.batch_size=32", "runtime.activation_recompute=none"];
     let run = run_of("rtx5090_1b", &overrides);
-    let TrainerError::OutOfMemory(shortage) = MemoryPlan::of(&run).unwrap().check().unwrap_err() else {
+    let TrainerError::OutOfMemory(shortage) = plan_of(&run).unwrap().check().unwrap_err() else {
         panic!("refused for another reason")
     };
     assert!(!shortage.fits.is_empty());
@@ -98,7 +113,7 @@ fn what_a_refused_run_is_told_to_take_fits_and_nothing_larger_does() {
             let mut other = run.clone();
             other.config.data.batch_size = BatchSize::Fixed(micro_batch);
             other.config.runtime.activation_recompute = fit.activation_recompute;
-            assert_eq!(MemoryPlan::of(&other).unwrap().check().is_ok(), fits, "{fit} {micro_batch}");
+            assert_eq!(plan_of(&other).unwrap().check().is_ok(), fits, "{fit} {micro_batch}");
         }
     }
 }
@@ -108,11 +123,9 @@ fn what_is_planned_is_what_is_allocated() {
     for precision in ["fp32", "bf16"] {
         let precision = format!("runtime.precision={precision}");
         let run = run_of("smoke_cpu", &[&precision]);
-        let plan = MemoryPlan::of(&run).unwrap();
+        let plan = plan_of(&run).unwrap();
         let shape = shape_of(&run.config).unwrap();
-        let setting =
-            Setting { micro_batch: plan.micro_batch as usize, activation_recompute: plan.activation_recompute };
-        let buffers = RunBuffers::of(&run.config, &shape, setting);
+        let buffers = RunBuffers::of(&run.config, &shape, plan.setting(DeviceKind::Cpu));
         let arena = buffers.plan.allocate(&kernels::Device::Cpu).unwrap();
         assert_eq!(arena.bytes(), plan.bytes);
         assert_eq!(plan.bytes_by_category.iter().map(|line| line.bytes).sum::<u64>(), plan.bytes);
@@ -124,7 +137,7 @@ fn auto_on_a_cpu_goes_no_further_than_is_fast() {
     let auto = |limit: &str| {
         let limit = format!("runtime.memory_limit={limit}");
         let overrides = ["data.batch_size=auto", "data.sequences_per_step=96", "data.sequence_length=256", &limit];
-        MemoryPlan::of(&run_of("smoke_cpu", &overrides)).unwrap().micro_batch
+        plan_of(&run_of("smoke_cpu", &overrides)).unwrap().micro_batch
     };
     assert_eq!(auto("1TB"), 32);
     assert!(auto("150MB") < 32);
@@ -132,10 +145,50 @@ fn auto_on_a_cpu_goes_no_further_than_is_fast() {
 
 #[test]
 fn a_run_that_would_take_a_cpu_months_is_planned_for_a_card() {
-    let open = MemoryPlan::of(&run_of("rtx5090_1b", &[])).unwrap();
-    let card = MemoryPlan::of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
+    let open = plan_of(&run_of("rtx5090_1b", &[])).unwrap();
+    let card = plan_of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
     assert_eq!((open.bytes, open.micro_batch, &open.estimate), (card.bytes, card.micro_batch, &card.estimate));
     insta::assert_snapshot!(open.budget.unwrap());
-    let here = MemoryPlan::here(&run_of("rtx5090_1b", &[])).unwrap();
+    let here = MemoryPlan::here(&run_of("rtx5090_1b", &[]), &kernels::Device::Cpu).unwrap();
     assert!(here.budget.unwrap().origin.contains("this machine"));
+}
+
+#[test]
+fn what_counts_is_what_a_card_has_free_now() {
+    let run = run_of("rtx5090_1b", &["runtime.device=auto", "runtime.memory_limit=null"]);
+    let cards = [card(0, "NVIDIA GeForce RTX 5090", 34_190_917_632), card(1, "NVIDIA L4", 24_000_000_000)];
+    let micro_batch = |free| plan_among(&run, &cards, free).unwrap().micro_batch;
+    assert_eq!([micro_batch(None), micro_batch(Some(33_600_000_000)), micro_batch(Some(27_000_000_000))], [4, 4, 2]);
+    insta::assert_snapshot!(plan_among(&run, &cards, Some(33_100_000_000)).unwrap());
+    let crowded = plan_among(&run, &cards, Some(20_000_000_000)).unwrap().check().unwrap_err();
+    assert!(crowded.to_string().contains("NVIDIA GeForce RTX 5090 with 20.00 GB free of 34.19 GB"), "{crowded}");
+    let limited = run_of("rtx5090_1b", &["runtime.device=cuda:0", "runtime.memory_limit=28GB"]);
+    let plan = plan_among(&limited, &[card(0, "NVIDIA H200", 150_000_000_000)], Some(149_000_000_000)).unwrap();
+    assert!(plan.budget.as_ref().unwrap().origin.starts_with("runtime.memory_limit: 28GB"));
+    assert!(plan.bytes < 27_000_000_000 && plan.estimate.assumption.contains("H200"));
+}
+
+#[test]
+fn auto_plans_for_the_cpu_where_a_card_does_not_take_the_model() {
+    let cards = [card(0, "NVIDIA GeForce RTX 5090", 34_190_917_632)];
+    let narrow = ["model.num_attention_heads=128", "model.num_key_value_heads=8", "scheduler.total_steps=10"];
+    let heads_of_16 = run_of("rtx5090_1b", &[&["runtime.device=auto"], narrow.as_slice()].concat());
+    let plan = plan_among(&heads_of_16, &cards, None).unwrap();
+    assert!(plan.estimate.assumption.contains("CPU"), "{plan}");
+    let error = plan_among(&run_of("rtx5090_1b", &[&["runtime.device=cuda:0"], narrow.as_slice()].concat()), &cards, None)
+        .unwrap_err();
+    assert_eq!(error.exit_code(), 2);
+    assert!(error.to_string().contains("num_attention_heads is 16"), "{error}");
+}
+
+#[test]
+fn a_card_that_is_planned_for_has_landings_for_the_tokens_on_their_way() {
+    let run = run_of("rtx5090_1b", &RTX_5090);
+    let shape = shape_of(&run.config).unwrap();
+    let batch = |device| {
+        let setting = plan_of(&run).unwrap().setting(device);
+        RunBuffers::of(&run.config, &shape, setting).plan.bytes_of(kernels::memory::Category::Batch)
+    };
+    // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a card also two pairs and a scale on their way.
+    assert_eq!([batch(DeviceKind::Cpu), batch(DeviceKind::Cuda)], [65_536 + 4, 3 * 65_536 + 8]);
 }

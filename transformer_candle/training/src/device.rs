@@ -1,0 +1,270 @@
+//! Which device a run computes on: the one place where `auto`, `cpu` and `cuda:N` become a device.
+//!
+//! A CPU run needs no CUDA library: the cards are looked for only where a card could be meant.
+
+use std::path::Path;
+
+use kernels::{
+    Device, HeadLayout,
+    cuda::{Card, limits},
+};
+use model::ModelShape;
+use run_config::{ResolvedRun, RunConfig};
+
+use crate::{
+    error::{Result, TrainerError},
+    memory_plan::{CardMemory, bytes, shape_of},
+};
+
+/// What a driver on Linux, or Windows' own below it, shows of a card.
+const DRIVER_FILES: [&str; 2] = ["/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"];
+
+/// A device, opened, and what a person should know about the choice.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// Where to compute.
+    pub device: Device,
+    /// One sentence each.
+    pub notes: Vec<String>,
+}
+
+/// The cards that this program can use, or the one sentence that says what is missing.
+pub fn cards() -> std::result::Result<Vec<Card>, String> {
+    kernels::cuda::probe()
+}
+
+/// Opens a device; `auto` is the first card if there is one, else the CPU.
+///
+/// # Errors
+/// [`TrainerError::Request`] if a card is named that is not there.
+pub fn open(asked: run_config::Device) -> Result<Device> {
+    let decision = Machine::for_request(asked).decide(asked, None)?;
+    open_decided(decision.device)
+}
+
+/// Chooses and opens the device that a run is trained on, holds it to `runtime.memory_limit`, and writes it into the config.
+///
+/// # Errors
+/// [`TrainerError::Request`] if a card is named that is not there, or that does not take the model.
+pub fn choose(run: &mut ResolvedRun) -> Result<Chosen> {
+    let asked = run.config.runtime.device;
+    let decision = Machine::for_request(asked).decide(asked, refusal(&run.config)?)?;
+    let device = open_decided(decision.device)?;
+    if let (Device::Cuda(card), Some(limit)) = (&device, run.config.runtime.memory_limit) {
+        card.set_memory_limit(limit.bytes());
+    }
+    run.config.runtime.device = decision.device;
+    Ok(Chosen { device, notes: decision.note.into_iter().collect() })
+}
+
+/// Chooses and opens the device that a trained model is used on, for which it needs so many bytes. With `auto` a card that is in use,
+/// by a training for example, is left alone.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_for(
+    asked: run_config::Device,
+    shape: &ModelShape,
+    needed: impl FnOnce(&Device) -> u64,
+) -> Result<Chosen> {
+    let decision = Machine::for_request(asked).decide(asked, limits::refusal(&sizes(shape, 0)))?;
+    let mut notes: Vec<String> = decision.note.into_iter().collect();
+    let opened = open_decided(decision.device);
+    if asked != run_config::Device::Auto || decision.device == run_config::Device::Cpu {
+        return Ok(Chosen { device: opened?, notes });
+    }
+    let room = opened.and_then(|device| {
+        let free = match &device {
+            Device::Cpu => None,
+            Device::Cuda(card) => CardMemory::now(card)?.free,
+        };
+        Ok((needed(&device), free, device))
+    });
+    match room {
+        Ok((needed, Some(free), _)) if needed > free => {
+            let (needed, free) = (bytes(needed), bytes(free));
+            notes.push(format!("on the CPU: {} has {free} free, and the model needs {needed}", decision.device));
+            Ok(Chosen { device: Device::Cpu, notes })
+        }
+        Ok((_, _, device)) => Ok(Chosen { device, notes }),
+        Err(problem) => {
+            notes.push(format!("on the CPU: {problem}"));
+            Ok(Chosen { device: Device::Cpu, notes })
+        }
+    }
+}
+
+/// Why no card trains a config's model, as a clause behind "a card"; none where one does.
+pub(crate) fn refusal(config: &RunConfig) -> Result<Option<String>> {
+    Ok(limits::refusal(&sizes(&shape_of(config)?, config.data.sequence_length)))
+}
+
+/// What a request for a card that does not take the model is told.
+pub(crate) fn refused(asked: run_config::Device, clause: &str) -> String {
+    format!(
+        "the device asked for is {asked}, and this model needs a CPU: a card {clause}. Change the model's sizes, or take \
+         `--device cpu`"
+    )
+}
+
+/// A card's memory as it is now, or all that is known of it where it cannot be opened.
+pub(crate) fn memory_of(card: &Card) -> CardMemory {
+    let opened = Device::cuda(card.ordinal);
+    let measured = opened.as_ref().ok().and_then(Device::as_cuda).and_then(|card| CardMemory::now(card).ok());
+    measured.unwrap_or_else(|| CardMemory::unopened(card))
+}
+
+fn sizes(shape: &ModelShape, sequence_length: usize) -> limits::Sizes {
+    let ModelShape { hidden_size, intermediate_size, max_position_embeddings, .. } = *shape;
+    let heads: HeadLayout = shape.heads();
+    limits::Sizes { hidden_size, intermediate_size, heads, positions: max_position_embeddings.max(sequence_length) }
+}
+
+fn open_decided(device: run_config::Device) -> Result<Device> {
+    match device {
+        run_config::Device::Auto | run_config::Device::Cpu => Ok(Device::Cpu),
+        run_config::Device::Cuda(ordinal) => Ok(Device::cuda(ordinal)?),
+    }
+}
+
+/// What a machine has for a run that may want a card.
+struct Machine {
+    /// Or what is missing, in a sentence.
+    cards: std::result::Result<Vec<Card>, String>,
+    /// Whether the system shows a card, whatever this program can do with it.
+    shows_card: bool,
+}
+
+/// A device that is there, and why it is not the one that one would expect.
+#[derive(Debug, PartialEq)]
+struct Decision {
+    device: run_config::Device,
+    note: Option<String>,
+}
+
+impl Machine {
+    fn for_request(asked: run_config::Device) -> Self {
+        if asked == run_config::Device::Cpu {
+            return Self { cards: Ok(Vec::new()), shows_card: false };
+        }
+        Self { cards: cards(), shows_card: DRIVER_FILES.iter().any(|path| Path::new(path).exists()) }
+    }
+
+    /// `refusal` says why a card does not take the model.
+    fn decide(&self, asked: run_config::Device, refusal: Option<String>) -> Result<Decision> {
+        match asked {
+            run_config::Device::Cpu => Ok(Decision { device: asked, note: None }),
+            run_config::Device::Auto => Ok(self.best(refusal)),
+            run_config::Device::Cuda(ordinal) => {
+                let problem = match &self.cards {
+                    Err(missing) => Some(format!("the device asked for is {asked}: {missing}")),
+                    Ok(cards) => match cards.iter().find(|card| card.ordinal == ordinal) {
+                        None => Some(absent(asked, cards)),
+                        Some(card) => card.refusal().or_else(|| Some(refused(asked, &refusal?))),
+                    },
+                };
+                problem.map_or(Ok(Decision { device: asked, note: None }), |problem| Err(TrainerError::Request(problem)))
+            }
+        }
+    }
+
+    /// What `auto` stands for: the first card, or the CPU and the reason if there is a card all the same.
+    fn best(&self, refusal: Option<String>) -> Decision {
+        let first = match &self.cards {
+            Ok(cards) => cards.iter().find(|card| card.ordinal == 0),
+            Err(missing) => {
+                let note = format!("on the CPU, although this machine has an NVIDIA card: {missing}");
+                return Decision { device: run_config::Device::Cpu, note: self.shows_card.then_some(note) };
+            }
+        };
+        let problem = first.and_then(|card| {
+            let of_model = || Some(format!("there is {}, and for this model a card {}", card.name, refusal?));
+            card.refusal().or_else(of_model)
+        });
+        match (first, problem) {
+            (Some(_), None) => Decision { device: run_config::Device::Cuda(0), note: None },
+            (_, problem) => Decision {
+                device: run_config::Device::Cpu,
+                note: problem.map(|problem| format!("on the CPU: {problem}")),
+            },
+        }
+    }
+}
+
+fn absent(asked: run_config::Device, cards: &[Card]) -> String {
+    let cards: Vec<String> = cards.iter().map(|card| format!("cuda:{} ({})", card.ordinal, card.name)).collect();
+    format!("the device asked for is {asked}, and this machine has {}", cards.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use run_config::Device::{Auto, Cpu, Cuda};
+
+    const MISSING: &str = "there is no NVIDIA driver (libcuda.so.1): install it";
+
+    fn machine(names: &[&str]) -> Machine {
+        let card = |(ordinal, name): (usize, &&str)| Card {
+            ordinal,
+            name: (*name).to_owned(),
+            total_bytes: 34_190_917_632,
+            compute_capability: (12, 0),
+        };
+        Machine { cards: Ok(names.iter().enumerate().map(card).collect()), shows_card: true }
+    }
+
+    fn old() -> Machine {
+        let mut machine = machine(&["Tesla T4"]);
+        machine.cards.as_mut().unwrap()[0].compute_capability = (7, 5);
+        machine
+    }
+
+    fn without(shows_card: bool) -> Machine {
+        Machine { cards: Err(MISSING.to_owned()), shows_card }
+    }
+
+    fn decided(machine: &Machine, asked: run_config::Device, refusal: Option<&str>) -> (run_config::Device, Option<String>) {
+        let Decision { device, note } = machine.decide(asked, refusal.map(str::to_owned)).unwrap();
+        (device, note)
+    }
+
+    fn refused(machine: &Machine, asked: run_config::Device, refusal: Option<&str>) -> String {
+        let error = machine.decide(asked, refusal.map(str::to_owned)).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        error.to_string()
+    }
+
+    #[test]
+    fn auto_is_the_first_card_and_without_one_the_cpu() {
+        assert_eq!(decided(&machine(&["RTX 5090", "RTX 3060"]), Auto, None), (Cuda(0), None));
+        assert_eq!(decided(&machine(&[]), Auto, None), (Cpu, None));
+        assert_eq!(decided(&without(false), Auto, None), (Cpu, None), "an ordinary machine needs no note");
+    }
+
+    #[test]
+    fn a_card_that_is_there_and_not_taken_is_explained() {
+        let (device, note) = decided(&without(true), Auto, None);
+        assert_eq!((device, note.unwrap().ends_with(MISSING)), (Cpu, true));
+        let (device, note) = decided(&machine(&["RTX 5090"]), Auto, Some("takes heads of 32 to 128"));
+        assert_eq!(device, Cpu);
+        assert_eq!(note.unwrap(), "on the CPU: there is RTX 5090, and for this model a card takes heads of 32 to 128");
+        let (device, note) = decided(&old(), Auto, None);
+        assert_eq!((device, note.unwrap().contains("Tesla T4 has compute capability 7.5")), (Cpu, true));
+    }
+
+    #[test]
+    fn a_card_that_is_named_is_taken_or_refused_with_the_reason() {
+        let two = machine(&["RTX 5090", "RTX 3060"]);
+        assert_eq!(decided(&two, Cuda(1), None), (Cuda(1), None));
+        assert!(refused(&two, Cuda(2), None).ends_with("cuda:2, and this machine has cuda:0 (RTX 5090), cuda:1 (RTX 3060)"));
+        assert_eq!(refused(&without(true), Cuda(0), None), format!("the device asked for is cuda:0: {MISSING}"));
+        assert!(refused(&two, Cuda(0), Some("takes heads of 32 to 128")).contains("a card takes heads of 32 to 128. Change"));
+        assert!(refused(&old(), Cuda(0), None).contains("Tesla T4 has compute capability 7.5"));
+    }
+
+    #[test]
+    fn the_cpu_is_never_explained() {
+        assert_eq!(decided(&machine(&["RTX 5090"]), Cpu, Some("takes nothing")), (Cpu, None));
+        assert_eq!(decided(&Machine::for_request(Cpu), Cpu, None), (Cpu, None));
+    }
+}
