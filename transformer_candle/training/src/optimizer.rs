@@ -2,10 +2,10 @@
 //!
 //! The learning rate and the bias corrections are pure functions of the step's number, so the only state is the moments and,
 //! beside bf16 weights, the remainders of their f32 masters. A step whose gradient norm is not finite changes nothing; it
-//! still counts as a step.
+//! still counts as a step. That is decided where the gradients lie: nothing is read back before the update is under way.
 
 use kernels::{
-    Buffer, DType, DeviceKind, adamw, grad_norm,
+    Buffer, DType, DeviceKind, Download, Upload, adamw, grad_norm,
     memory::{Arena, BufferId, Category, Plan},
 };
 use model::{Decoder, ParameterLayout, Precision};
@@ -20,22 +20,35 @@ pub struct OptimizerPlan {
     first_moment: BufferId,
     second_moment: BufferId,
     scalars: BufferId,
+    /// Where a card's scalars land before it is their turn.
+    landing: Option<BufferId>,
     norm: BufferId,
+    outcome: BufferId,
     workspace: BufferId,
 }
 
+/// Length of the buffer that what a step did is read from; the constants below index it.
+const OUTCOME: usize = 3;
+const LOSS: usize = 0;
+const GRAD_NORM: usize = 1;
+const APPLIED: usize = 2;
+
 impl OptimizerPlan {
     /// Adds the optimizer's buffers for weights of this layout.
-    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, precision: Precision) -> Self {
+    pub fn add_to(plan: &mut Plan, layout: &ParameterLayout, precision: Precision, device: DeviceKind) -> Self {
         let elements = layout.elements();
-        let workspace = grad_norm::workspace_elements(elements, DeviceKind::Cpu);
+        let workspace = grad_norm::workspace_elements(elements, device);
+        let scalars = [adamw::SCALARS];
         Self {
             remainder: (precision == Precision::Bf16)
                 .then(|| plan.add("remainder", Category::MasterRemainder, DType::I16, &[elements])),
             first_moment: plan.add("first_moment", Category::OptimizerMoments, DType::F32, &[elements]),
             second_moment: plan.add("second_moment", Category::OptimizerMoments, DType::F32, &[elements]),
-            scalars: plan.add("optimizer.scalars", Category::Scratch, DType::F32, &[adamw::SCALARS]),
+            scalars: plan.add("optimizer.scalars", Category::Scratch, DType::F32, &scalars),
+            landing: (device == DeviceKind::Cuda)
+                .then(|| plan.add("optimizer.scalars.landing", Category::Scratch, DType::F32, &scalars)),
             norm: plan.add("gradient_norm", Category::Scratch, DType::F32, &[1]),
+            outcome: plan.add("outcome", Category::Scratch, DType::F32, &[OUTCOME]),
             workspace: plan.add("gradient_norm.workspace", Category::Scratch, DType::F32, &[workspace]),
         }
     }
@@ -48,7 +61,10 @@ pub struct Optimizer {
     first_moment: Buffer,
     second_moment: Buffer,
     scalars: Buffer,
+    scalars_upload: Upload<f32>,
     norm: Buffer,
+    outcome: Buffer,
+    outcome_download: Download<f32>,
     workspace: Buffer,
     settings: adamw::AdamW,
     max_grad_norm: Option<f32>,
@@ -67,9 +83,11 @@ struct Range {
     second_moment: Buffer,
 }
 
-/// What one update did.
+/// What one optimizer step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update {
+pub struct Outcome {
+    /// What [`Decoder::loss`] has accumulated.
+    pub loss: f32,
     /// Global norm of the gradients before clipping.
     pub grad_norm: f32,
     /// False where that norm is not finite: nothing was changed.
@@ -92,29 +110,47 @@ impl Optimizer {
                 second_moment: view(&second_moment)?,
             })
         };
+        let (scalars, outcome) = (arena.buffer(plan.scalars), arena.buffer(plan.outcome));
+        let landing = plan.landing.map(|id| arena.buffer(id));
         let (decayed, all) = (decoder.layout().decayed_elements(), decoder.layout().elements());
         Ok(Self {
             ranges: [range(0, decayed, config.weight_decay as f32)?, range(decayed, all, 0.0)?],
             remainder,
             first_moment,
             second_moment,
-            scalars: arena.buffer(plan.scalars),
+            scalars_upload: Upload::new(scalars.clone(), landing)?,
+            scalars,
             norm: arena.buffer(plan.norm),
+            outcome_download: Download::new(outcome.clone())?,
+            outcome,
             workspace: arena.buffer(plan.workspace),
             settings: adamw::AdamW { beta1: config.beta1, beta2: config.beta2, epsilon: config.epsilon },
             max_grad_norm: config.max_grad_norm.map(|norm| norm as f32),
         })
     }
 
-    /// Updates the weights with the gradients that `decoder` has accumulated, as step `step` (from 1) of the run, and zeroes
-    /// the gradients.
-    pub fn step(&mut self, decoder: &mut Decoder, step: u64, learning_rate: f64) -> Result<Update> {
+    /// [`Optimizer::prepare`], [`Optimizer::update`] and [`Optimizer::outcome`] in one.
+    pub fn step(&mut self, decoder: &mut Decoder, step: u64, learning_rate: f64) -> Result<Outcome> {
+        self.prepare(step, learning_rate)?;
+        self.update(decoder)?;
+        self.outcome(decoder)
+    }
+
+    /// Uploads the numbers of step `step` (from 1) of the run, for [`Optimizer::update`]. Waits for nothing.
+    pub fn prepare(&mut self, step: u64, learning_rate: f64) -> Result<()> {
+        let adamw::AdamW { beta1, beta2, .. } = self.settings;
         let correction = |beta: f64| (1.0 - beta.powf(step as f64)) as f32;
-        let mut scalars = [0.0; adamw::SCALARS];
+        let scalars = self.scalars_upload.stage()?;
+        scalars.fill(0.0);
         scalars[adamw::LEARNING_RATE] = learning_rate as f32;
-        scalars[adamw::BIAS_CORRECTION1] = correction(self.settings.beta1);
-        scalars[adamw::BIAS_CORRECTION2] = correction(self.settings.beta2);
-        self.scalars.write(&scalars)?;
+        scalars[adamw::BIAS_CORRECTION1] = correction(beta1);
+        scalars[adamw::BIAS_CORRECTION2] = correction(beta2);
+        self.scalars_upload.send()?;
+        Ok(self.scalars_upload.receive()?)
+    }
+
+    /// Updates the weights with the gradients that `decoder` has accumulated, and zeroes the gradients. Waits for nothing.
+    pub fn update(&mut self, decoder: &mut Decoder) -> Result<()> {
         grad_norm::forward(decoder.gradients(), &mut self.norm, &mut self.workspace)?;
         grad_norm::clip(&self.norm, self.max_grad_norm, &mut self.scalars)?;
         for range in &mut self.ranges {
@@ -129,9 +165,18 @@ impl Optimizer {
                 range.weight_decay,
             )?;
         }
-        decoder.gradients_mut().zero()?;
-        let grad_norm = self.norm.read_f32()?[0];
-        Ok(Update { grad_norm, applied: grad_norm.is_finite() })
+        Ok(decoder.gradients_mut().zero()?)
+    }
+
+    /// What the step did: on a card the one wait of a step, for three numbers that are copied as one.
+    pub fn outcome(&mut self, decoder: &Decoder) -> Result<Outcome> {
+        let apply = self.scalars.view(adamw::APPLY, &[1])?;
+        for (place, number) in [(LOSS, decoder.loss()), (GRAD_NORM, &self.norm), (APPLIED, &apply)] {
+            self.outcome.view(place, &[1])?.copy_from(number)?;
+        }
+        self.outcome_download.start()?;
+        let numbers = self.outcome_download.values()?;
+        Ok(Outcome { loss: numbers[LOSS], grad_norm: numbers[GRAD_NORM], applied: numbers[APPLIED] != 0.0 })
     }
 
     /// The low halves of the f32 master weights, beside bf16 weights.

@@ -6,7 +6,9 @@
 
 mod between_steps;
 mod data;
+mod engine;
 mod micro_batch;
+mod products;
 mod start;
 
 use std::{
@@ -14,14 +16,15 @@ use std::{
     time::Instant,
 };
 
-use dataset::{Batch, Cursor, DataError, SkippedRows};
-use model::{Decoder, ModelShape};
-use rayon::ThreadPool;
+use dataset::{Cursor, DataError, SkippedRows};
+use kernels::{Device, cuda::Cuda};
+use model::ModelShape;
 use run_config::ResolvedRun;
 use serde::{Deserialize, Serialize};
 
 use self::data::Data;
-pub(crate) use self::micro_batch::MicroBatch;
+pub(crate) use self::engine::{Engine, synthetic};
+pub(crate) use self::micro_batch::{MicroBatch, MicroBatchPlan};
 pub use self::start::ResumeFrom;
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},
@@ -31,7 +34,7 @@ use crate::{
     lock::RunLock,
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
-    optimizer::{Optimizer, Update},
+    optimizer::Outcome,
     schedule::LearningRate,
     stop::StopSignal,
 };
@@ -51,7 +54,7 @@ pub struct StepReport {
     pub tokens: u64,
     /// Target tokens of this step over its seconds.
     pub tokens_per_second: f64,
-    /// Model FLOPs over the device's peak; none where no peak is known, as on a CPU.
+    /// Model FLOPs over the card's nominal BF16 peak, dense; none where no peak is known, as on a CPU.
     pub mfu: Option<f64>,
     /// Wall time of the step.
     pub step_seconds: f64,
@@ -66,10 +69,7 @@ pub struct Trainer {
     run: ResolvedRun,
     plan: MemoryPlan,
     shape: ModelShape,
-    pool: ThreadPool,
-    decoder: Decoder,
-    optimizer: Optimizer,
-    micro_batch: MicroBatch,
+    engine: Engine,
     schedule: LearningRate,
     guard: DivergenceGuard,
     data: Data,
@@ -136,7 +136,7 @@ impl Trainer {
         }
         let step = self.position.step + 1;
         let learning_rate = self.schedule.at(step);
-        let Some((loss, update)) = self.update(&batch, step, learning_rate, stop)? else {
+        let Some(Outcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)? else {
             return Ok(Step::Abandoned);
         };
         self.position.step = step;
@@ -145,19 +145,21 @@ impl Trainer {
         self.position.evaluation_loss = None;
         self.saved = None;
         let step_seconds = started.elapsed().as_secs_f64();
+        let tokens_per_second = batch.target_count as f64 / step_seconds;
+        let peak = self.engine.device().as_cuda().and_then(Cuda::nominal_bf16_flops);
         let report = StepReport {
             step,
             loss,
             learning_rate,
-            grad_norm: update.grad_norm,
+            grad_norm,
             tokens: self.position.tokens,
-            tokens_per_second: batch.target_count as f64 / step_seconds,
-            mfu: None,
+            tokens_per_second,
+            mfu: peak.map(|peak| tokens_per_second * self.plan.flops_per_token / peak),
             step_seconds,
             data_wait_seconds: self.data.stream.data_wait().as_secs_f64() - waited,
             memory_bytes: self.plan.bytes,
         };
-        let diverged = self.guard.observe(loss, update.applied);
+        let diverged = self.guard.observe(loss, applied);
         if self.is_logged(step) || diverged.is_some() {
             self.metrics.train(&report)?;
         }
@@ -166,32 +168,6 @@ impl Trainer {
         };
         let last_checkpoint = checkpoint::latest(self.checkpoint_directory());
         Err(TrainerError::Diverged { step, reason, last_checkpoint })
-    }
-
-    /// Forward, backward and update. None if the signal was raised before the last micro-batch: then the weights are as before.
-    fn update(
-        &mut self,
-        batch: &Batch,
-        step: u64,
-        learning_rate: f64,
-        stop: &StopSignal,
-    ) -> Result<Option<(f32, Update)>> {
-        let Self { pool, decoder, optimizer, micro_batch, .. } = self;
-        pool.install(|| {
-            decoder.loss_mut().zero()?;
-            // The mean is over the targets of the whole batch, however it is cut.
-            let scale = 1.0 / batch.target_count as f32;
-            for sequences in micro_batch.cut(batch) {
-                if stop.requested().is_some() {
-                    decoder.gradients_mut().zero()?;
-                    return Ok(None);
-                }
-                micro_batch.upload(batch, sequences)?;
-                decoder.forward_backward(&micro_batch.inputs_N, &micro_batch.targets_N, scale)?;
-            }
-            let loss = decoder.loss().read_f32()?[0];
-            Ok(Some((loss, optimizer.step(decoder, step, learning_rate)?)))
-        })
     }
 
     /// True where the last evaluation was of these very weights.
@@ -238,7 +214,12 @@ impl Trainer {
 
     /// Threads that compute.
     pub fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.engine.pool().current_num_threads()
+    }
+
+    /// Where it computes.
+    pub fn device(&self) -> &Device {
+        self.engine.device()
     }
 
     /// Optimizer steps taken since the run began.

@@ -4,7 +4,7 @@ use std::{ops::ControlFlow, path::PathBuf};
 
 use model::{Generator, SamplingSettings};
 
-use super::{Position, Trainer};
+use super::{Engine, Position, Trainer, products};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
     completion::{Completion, complete},
@@ -22,9 +22,10 @@ impl Trainer {
     /// Evaluates unless the signal is raised before the last batch.
     pub(crate) fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
         let most = self.run.config.runtime.evaluation.max_batches * self.run.config.data.sequences_per_step;
-        let Self { pool, decoder, micro_batch, position, .. } = self;
         let held_out = self.data.held_out(&self.run)?;
-        let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, position.step, stop))?;
+        let (pool, step) = (self.engine.pool(), self.position.step);
+        let Engine { decoder, micro_batch, .. } = &mut self.engine;
+        let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, step, stop))?;
         let Some(report) = report else {
             return Ok(None);
         };
@@ -47,10 +48,10 @@ impl Trainer {
             &CheckpointContents {
                 shape: &self.shape,
                 precision: config.runtime.precision,
-                weights: self.decoder.weights(),
-                remainder: self.optimizer.remainder(),
-                first_moment: self.optimizer.first_moment(),
-                second_moment: self.optimizer.second_moment(),
+                weights: self.engine.decoder.weights(),
+                remainder: self.engine.optimizer.remainder(),
+                first_moment: self.engine.optimizer.first_moment(),
+                second_moment: self.engine.optimizer.second_moment(),
                 tokenizer: &self.tokenizer_files,
                 state: &state,
             },
@@ -76,8 +77,8 @@ impl Trainer {
             tokens.push(tokenizer.end_of_text());
         }
         let stop_token = Some(tokenizer.end_of_text());
-        let (shape, weights) = (&self.shape, self.decoder.weights().clone());
-        self.pool.install(|| {
+        let (shape, weights) = (&self.shape, self.engine.decoder.weights().clone());
+        self.engine.pool().install(|| {
             let mut generator = Generator::new(shape, weights, tokens.len() + max_tokens)?;
             let on_text = |_: &str| ControlFlow::Continue(());
             complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)
@@ -95,6 +96,7 @@ impl Trainer {
             identity: self.identity.clone(),
             evaluation_loss: *evaluation_loss,
             best: *best,
+            products: products::of(self.engine.device()),
         }
     }
 }

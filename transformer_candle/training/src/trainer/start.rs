@@ -3,22 +3,20 @@
 use std::{fs, path::PathBuf};
 
 use dataset::{Cursor, Tokenizer};
-use kernels::Device;
-use model::initialization;
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use model::{ModelShape, initialization};
 use run_config::{BatchSize, ResolvedRun};
 
-use super::{MicroBatch, Position, Trainer, data::DataPlan};
+use super::{Engine, Position, Trainer, data::DataPlan, products};
 use crate::{
     checkpoint::{self, TokenizerFiles, TrainerState},
+    device,
     divergence_guard::DivergenceGuard,
     environment::Environment,
     error::{Result, TrainerError},
     identity,
     lock::RunLock,
-    memory_plan::{MemoryPlan, RunBuffers, Setting, shape_of},
+    memory_plan::{MemoryPlan, shape_of},
     metrics::MetricsWriter,
-    optimizer::Optimizer,
     schedule::LearningRate,
 };
 
@@ -60,13 +58,13 @@ impl Trainer {
     }
 
     fn start(mut run: ResolvedRun, from: Option<&ResumeFrom>) -> Result<Self> {
-        let device = device(&mut run)?;
+        let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
         let shape = shape_of(&run.config)?;
-        let plan = MemoryPlan::here(&run)?;
+        let plan = MemoryPlan::here(&run, &device)?;
         plan.check()?;
         fix_batch(&mut run, &plan);
         let lock = RunLock::acquire(&run.run_directory)?;
-        let mut notes = run.notes.clone();
+        let mut notes = [run.notes.clone(), of_device].concat();
         let chosen = choose(&run, from, &mut notes)?;
         if let (Some(streaming), Some(chosen)) = (&mut run.streaming, &chosen) {
             // The data set may have moved on since; the run goes on with what it began with.
@@ -84,25 +82,13 @@ impl Trainer {
         }
         let data = data.open(&mut run, chosen.as_ref().map(cursor).transpose()?, &mut notes)?;
 
-        let pool = thread_pool(&run)?;
-        let setting = Setting {
-            micro_batch: plan.micro_batch as usize,
-            activation_recompute: run.config.runtime.activation_recompute,
-        };
-        let buffers = RunBuffers::of(&run.config, &shape, setting);
-        let arena = buffers.plan.allocate(&device)?;
-        let mut decoder = buffers.decoder.bind(&arena)?;
-        let mut optimizer = Optimizer::bind(&buffers.optimizer, &arena, &decoder, &run.config.optimizer)?;
-        let (remainder, first_moment, second_moment) = optimizer.state_mut();
-        pool.install(|| match &chosen {
-            None => Ok(initialization::fill(&shape, run.config.runtime.seed, decoder.weights_mut(), remainder)?),
-            Some(Chosen { directory, .. }) => {
-                let weights = decoder.weights_mut();
-                checkpoint::restore(directory, &shape, weights, remainder, first_moment, second_moment)
-                    .map_err(TrainerError::from)
-            }
-        })?;
-        write_records(&run, &pool)?;
+        let mut engine = Engine::new(&run.config, &shape, plan.setting(device.kind()), &device)?;
+        fill(&mut engine, &shape, run.config.runtime.seed, chosen.as_ref())?;
+        if let Some(Chosen { state, .. }) = &chosen {
+            notes.extend(products::recall(&device, state.products.as_ref())?);
+        }
+        engine.warm_up()?;
+        write_records(&run, &engine)?;
         let logging = &run.config.runtime.logging;
         let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
         let rewind_to = chosen.as_ref().map(|chosen| chosen.state.step);
@@ -110,15 +96,12 @@ impl Trainer {
             saved: saved(&run, chosen.as_ref()),
             position: position(chosen.as_ref(), data.stream.cursor()),
             metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
-            micro_batch: MicroBatch::bind(&buffers, &arena, setting.micro_batch),
             schedule: LearningRate::of(&run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
             run,
             plan,
             shape,
-            pool,
-            decoder,
-            optimizer,
+            engine,
             data,
             tokenizer_files,
             identity,
@@ -128,17 +111,17 @@ impl Trainer {
     }
 }
 
-/// The device this build has, written back into the config.
-fn device(run: &mut ResolvedRun) -> Result<Device> {
-    match run.config.runtime.device {
-        run_config::Device::Auto | run_config::Device::Cpu => {
-            run.config.runtime.device = run_config::Device::Cpu;
-            Ok(Device::Cpu)
+/// The weights, and what the optimizer keeps beside them, as they are before the first step or at a checkpoint.
+fn fill(engine: &mut Engine, shape: &ModelShape, seed: u64, chosen: Option<&Chosen>) -> Result<()> {
+    let pool = engine.pool();
+    let Engine { decoder, optimizer, .. } = engine;
+    let (weights, (remainder, first_moment, second_moment)) = (decoder.weights_mut(), optimizer.state_mut());
+    pool.install(|| match chosen {
+        None => Ok(initialization::fill(shape, seed, weights, remainder)?),
+        Some(Chosen { directory, .. }) => {
+            Ok(checkpoint::restore(directory, shape, weights, remainder, first_moment, second_moment)?)
         }
-        cuda @ run_config::Device::Cuda(_) => Err(TrainerError::Request(format!(
-            "runtime.device is {cuda}, and this program was built without CUDA: take `--device cpu`, or a build for CUDA"
-        ))),
-    }
+    })
 }
 
 /// Writes the micro-batch that the plan found into the config.
@@ -212,19 +195,11 @@ fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<Tokenizer
     Ok(TokenizerFiles::read(path, &name.unwrap_or_default(), end_of_text, longest)?)
 }
 
-/// Zero threads mean `RAYON_NUM_THREADS`, else all cores.
-fn thread_pool(run: &ResolvedRun) -> Result<ThreadPool> {
-    let threads = run.config.runtime.threads.unwrap_or(0);
-    ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("trainer-{index}")).build().map_err(
-        |error| TrainerError::Request(format!("cannot start the {threads} threads of runtime.threads: {error}")),
-    )
-}
-
 /// What was run, with what, for whoever comes later.
-fn write_records(run: &ResolvedRun, pool: &ThreadPool) -> Result<()> {
+fn write_records(run: &ResolvedRun, engine: &Engine) -> Result<()> {
     let path = run.run_directory.join(RESOLVED_CONFIG);
     let mut text = serde_json::to_string_pretty(&run.config).expect("a config is plain values");
     text.push('\n');
     fs::write(&path, text).map_err(TrainerError::io("write", &path))?;
-    Environment::capture(pool.current_num_threads()).save(&run.run_directory)
+    Environment::capture(engine.pool().current_num_threads()).on(engine.device()).save(&run.run_directory)
 }
