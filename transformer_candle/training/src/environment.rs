@@ -8,6 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kernels::Device;
 use serde::Serialize;
 
 use crate::{Result, TrainerError};
@@ -38,6 +39,8 @@ pub struct Environment {
     pub host: String,
     /// The processor, as it calls itself.
     pub processor: Option<String>,
+    /// The card that computes, if one does.
+    pub card: Option<CardInUse>,
     /// Vector instructions that change which code runs.
     pub instructions: Vec<&'static str>,
     /// Cores this process may use.
@@ -56,6 +59,33 @@ pub struct Environment {
     pub started: u64,
 }
 
+/// What decides the bits and the speed of a run on a card.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CardInUse {
+    /// As in `cuda:0`.
+    pub ordinal: usize,
+    /// As the driver calls it.
+    pub name: String,
+    /// Major and minor.
+    pub compute_capability: (u32, u32),
+    /// Its memory in bytes, where it tells.
+    pub memory_bytes: Option<u64>,
+    /// Card, driver and libraries with their versions.
+    pub fingerprint: String,
+}
+
+impl CardInUse {
+    fn of(device: &Device) -> Option<Self> {
+        device.as_cuda().map(|card| Self {
+            ordinal: card.ordinal(),
+            name: card.name().to_owned(),
+            compute_capability: card.compute_capability(),
+            memory_bytes: card.memory().ok().map(|memory| memory.total),
+            fingerprint: card.fingerprint(),
+        })
+    }
+}
+
 impl Environment {
     /// Of this process, with a run on `threads` threads.
     pub fn capture(threads: usize) -> Self {
@@ -71,6 +101,7 @@ impl Environment {
             system: format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy()),
             host: system.nodename().to_string_lossy().into_owned(),
             processor: processor(),
+            card: None,
             instructions: instructions(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             threads,
@@ -80,6 +111,12 @@ impl Environment {
             process: std::process::id(),
             started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         }
+    }
+
+    /// The same with a run on this device.
+    #[must_use]
+    pub fn on(self, device: &Device) -> Self {
+        Self { card: CardInUse::of(device), ..self }
     }
 
     /// Writes the file into a run directory.
@@ -128,10 +165,11 @@ mod tests {
     #[test]
     fn the_file_tells_the_program_the_machine_and_the_threads() {
         let run = tempfile::tempdir().unwrap();
-        Environment::capture(3).save(run.path()).unwrap();
+        Environment::capture(3).on(&Device::Cpu).save(run.path()).unwrap();
         let text = fs::read_to_string(run.path().join(FILE_NAME)).unwrap();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["threads"], 3);
+        assert!(value["card"].is_null());
         assert_eq!(value["version"], env!("CARGO_PKG_VERSION"));
         assert!(value["rustc"].as_str().unwrap().starts_with("rustc "));
         assert!(value["libraries"].to_string().contains("candle-core 0."));
