@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cuda_emulator.library import Emulator
+from safetensors.numpy import load_file
 from workspace import REPOSITORY, TARGET, Finished, Workspace
 
 EMULATED_TRAINER = TARGET / "cuda-emulated" / "debug" / "transformer-candle"
@@ -43,6 +45,8 @@ class Tiny:
                 "num_attention_heads": self.heads,
                 "num_key_value_heads": self.kv_heads,
                 "max_position_embeddings": 64,
+                # Large enough for attention to prefer one token to another from the first step on.
+                "init_std": 0.1,
             },
             "tokenizer": {"tokenizer_json": str(TOKENIZER)},
             "data": {
@@ -115,6 +119,11 @@ class Runs:
         """Everything that training goes on from, bit by bit."""
         folder = self.workspace.run_folder(name) / "checkpoints" / f"step-{step:08}"
         return {file: (folder / file).read_bytes() for file in ("model.safetensors", "optimizer.safetensors")}
+
+    def gradients(self, name: str) -> dict[str, np.ndarray]:
+        """The first moments after step 1, which are its clipped gradients times a constant."""
+        file = self.checkpoint(name, 1) / "optimizer.safetensors"
+        return {key: value for key, value in load_file(file).items() if key.endswith(".first_moment")}
 
     def checkpoint(self, name: str, step: int) -> Path:
         return self.workspace.run_folder(name) / "checkpoints" / f"step-{step:08}"

@@ -290,7 +290,7 @@ EXPORTED CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned fla
         return CUDA_SUCCESS;
     if (event->captured)
         emulator_abort("a second stream in a recording is not emulated");
-    if (!event->position)
+    if (!event->position || emulator_setting("CUDA_EMULATOR_FORGET_WAITS", 0))
         return CUDA_SUCCESS;
     if (graph)
         return capture_invalidate(stream), CUDA_ERROR_STREAM_CAPTURE_ISOLATION;

@@ -80,18 +80,10 @@ def test_every_family_of_cards_trains_alike(runs: Runs, card: str, capability: s
 def test_generating_and_evaluating_on_the_card(runs: Runs) -> None:
     checkpoint = runs.checkpoint(runs.trained("run", Tiny(steps=2, checkpoint_every=2, precision="fp32")), 2)
     flags = "--prompt=hello --max-tokens=6 --temperature=0 --json".split()
-    words = ("generate", "--checkpoint", checkpoint, *flags)
+    words = ["generate", "--checkpoint", str(checkpoint), *flags]
     texts = [json.loads(runs.program(*words, "--device", device).succeeded().out) for device in ("cpu", "cuda")]
     assert texts[0]["completion"] == texts[1]["completion"]
     assert texts[0]["tokens"] == texts[1]["tokens"]
-
-
-def test_gpu_check_passes_and_finds_a_wrong_kernel(runs: Runs) -> None:
-    runs.program("gpu-check", "--size", "small", "--seed", "1").succeeded()
-    broken = runs.having(**{"break": "swiglu_backward.bf16"})
-    done = broken.program("gpu-check", "--size", "small", "--seed", "1")
-    assert done.code != 0
-    assert "swiglu" in done.out
 
 
 def test_a_step_waits_once_and_allocates_nothing(runs: Runs) -> None:
