@@ -118,14 +118,24 @@ fn bench_measures_a_config_that_has_no_data() {
                   num_attention_heads: 4}\ndata: {sequence_length: 16, batch_size: 2, gradient_accumulation_steps: 2}\n\
                   scheduler: {total_steps: 10}\n";
     fs::write(workshop.path().join("bench.yaml"), config).unwrap();
-    let report = answer(&workshop, &["bench", "--config", "bench.yaml", "--steps", "2"]);
+    let report = answer(&workshop, &["bench", "--config", "bench.yaml", "--steps", "2", "--device", "cpu"]);
+    assert_eq!(report["device"], "cpu");
     for key in ["tokens_per_second", "model_flops_per_second", "memory_bytes"] {
         assert!(report[key].as_f64().unwrap() > 0.0, "{key}");
     }
-    assert!(report["mfu"].is_null());
-    for part in ["step", "upload", "forward", "forward_backward", "optimizer"] {
-        assert!(report["milliseconds"][part].as_f64().unwrap() > 0.0, "{part}");
+    for of_a_card in ["mfu", "mfu_measured", "product_flops_per_second", "memory_used_bytes"] {
+        assert!(report[of_a_card].is_null(), "{of_a_card}");
     }
+    let milliseconds = |part: &str| report["milliseconds"][part].as_f64().unwrap();
+    let parts = ["attention", "gemm", "head_and_loss", "norm_and_pointwise", "optimizer"];
+    for part in parts {
+        assert!(milliseconds(part) > 0.0, "{part}");
+    }
+    let sum: f64 = parts.into_iter().chain(["other"]).map(milliseconds).sum();
+    assert!((sum - milliseconds("step")).abs() < 1e-6);
+    let (flops, tokens) = (report["model_flops_per_second"].as_f64(), report["tokens_per_second"].as_f64());
+    let per_token = report["model_flops_per_token"].as_f64().unwrap();
+    assert!((flops.unwrap() / tokens.unwrap() / per_token - 1.0).abs() < 1e-9);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! `bench`: how fast a config trains on this machine, on synthetic tokens. Needs neither tokenizer nor data.
+//! `bench`: how fast a config trains on this machine, on synthetic tokens, and where the time goes. Needs neither tokenizer nor
+//! data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,16 +7,21 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use dataset::Batch;
-use kernels::Device;
-use model::{Decoder, initialization};
-use rayon::ThreadPoolBuilder;
-use run_config::{ResolvedRun, RunConfig};
+use kernels::{Device, cuda::Cuda, timing};
+use model::initialization;
+use run_config::RunConfig;
 use serde::Serialize;
 
-use crate::memory_plan::{MemoryPlan, RunBuffers, Setting, shape_of};
-use crate::optimizer::Optimizer;
-use crate::trainer::MicroBatch;
-use crate::{Result, TrainerError};
+use crate::Result;
+use crate::device;
+use crate::memory_plan::{MemoryPlan, shape_of};
+use crate::stop::StopSignal;
+use crate::trainer::{Engine, synthetic};
+
+/// Steps of the pass that measures operations one by one.
+const MEASURED_STEPS: u32 = 2;
+/// The largest product that a card's speed is measured with, rows and columns.
+const LARGEST_PRODUCT: usize = 8192;
 
 /// What `bench` takes.
 #[derive(Debug, Clone, Args)]
@@ -29,53 +35,111 @@ pub struct BenchOptions {
     /// Optimizer steps to measure, after one to warm up.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
+    /// Where to compute: auto, cpu, cuda or cuda:N. [default: the config's runtime.device]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<run_config::Device>,
 }
 
 /// What was measured: means over the steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BenchReport {
+    /// Where: `cpu`, or the card with its driver and library.
+    pub device: String,
     /// Target tokens a second.
     pub tokens_per_second: f64,
-    /// Model FLOPs a second, as [`model::ModelShape::flops_per_token`] counts them.
+    /// Model FLOPs of a token: six a weight that takes part in a product, and 6 L A T of causal attention, counted whatever is
+    /// recomputed ([`model::ModelShape::flops_per_token`]).
+    pub model_flops_per_token: f64,
+    /// The same a second.
     pub model_flops_per_second: f64,
-    /// The same over the device's peak; none where no peak is known, as on a CPU.
+    /// That over the card's nominal BF16 peak, dense; none where no peak is known, as on a CPU.
     pub mfu: Option<f64>,
+    /// That over what a large BF16 product reached in this very run; none on a CPU.
+    pub mfu_measured: Option<f64>,
+    /// What that product reached.
+    pub product_flops_per_second: Option<f64>,
     /// Bytes of the planned buffers.
     pub memory_bytes: u64,
-    /// Milliseconds of an optimizer step, and of its parts. `forward` is measured on its own; it is a part of
-    /// `forward_backward`.
+    /// What was taken of the card's memory between its opening and the last step's end; none on a CPU.
+    pub memory_used_bytes: Option<u64>,
+    /// Sequences of a micro-batch.
+    pub micro_batch: u64,
+    /// Tokens of an optimizer step.
+    pub tokens_per_step: u64,
+    /// Milliseconds of an optimizer step, and of its parts, which [`Part`] names. The step is measured as it is trained; the parts in a
+    /// pass of their own, one operation after the other. `other` is the rest of the step: negative where operations overlap in it.
     pub milliseconds: BTreeMap<&'static str, f64>,
+}
+
+/// A part of a step, by the operations that it is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Attention, both directions.
+    Attention,
+    /// Matrix products, but for the head's.
+    Gemm,
+    /// The head's products, softmax and loss.
+    HeadAndLoss,
+    /// Norms, rotation, `SwiGLU`, embedding, copies: what only moves bytes.
+    NormAndPointwise,
+    /// Norm of the gradients, `AdamW`, and setting the gradients to zero.
+    Optimizer,
+}
+
+impl Part {
+    const ALL: [Self; 5] = [Self::Attention, Self::Gemm, Self::HeadAndLoss, Self::NormAndPointwise, Self::Optimizer];
+
+    /// Which part an operation, such as `linear::forward`, belongs to.
+    fn of(operation: &str) -> Self {
+        match operation.split("::").next() {
+            Some("attention") => Self::Attention,
+            Some("linear") => Self::Gemm,
+            Some("head_cross_entropy") => Self::HeadAndLoss,
+            Some("adamw" | "grad_norm") => Self::Optimizer,
+            // Nearly all of it is the gradients', four bytes a parameter.
+            _ if operation == "Buffer::zero" => Self::Optimizer,
+            _ => Self::NormAndPointwise,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Attention => "attention",
+            Self::Gemm => "gemm",
+            Self::HeadAndLoss => "head_and_loss",
+            Self::NormAndPointwise => "norm_and_pointwise",
+            Self::Optimizer => "optimizer",
+        }
+    }
 }
 
 /// Trains on synthetic tokens and measures.
 pub fn run(options: &BenchOptions) -> Result<BenchReport> {
-    let run = RunConfig::load_for_planning(&options.config, &options.overrides)?;
-    let plan = MemoryPlan::here(&run)?;
+    let mut run = RunConfig::load_for_planning(&options.config, &options.overrides)?;
+    run.config.runtime.device = options.device.unwrap_or(run.config.runtime.device);
+    let device = device::choose(&mut run)?.device;
+    let plan = MemoryPlan::here(&run, &device)?;
     plan.check()?;
-    let threads = run.config.runtime.threads.unwrap_or(0);
-    let pool = ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| {
-        TrainerError::Request(format!("cannot start the {threads} threads of runtime.threads: {error}"))
-    })?;
-    pool.install(|| {
-        let mut bench = Bench::new(&run, &plan)?;
-        bench.step(1)?;
-        bench.times = BTreeMap::new();
-        let started = Instant::now();
-        for step in 2..2 + u64::from(options.steps) {
-            bench.step(step)?;
-        }
-        let seconds = started.elapsed().as_secs_f64() / f64::from(options.steps);
-        bench.forward(options.steps)?;
-        let mut milliseconds = bench.milliseconds(options.steps);
-        milliseconds.insert("step", seconds * 1e3);
-        let tokens_per_second = plan.tokens_per_step as f64 / seconds;
-        Ok(BenchReport {
-            tokens_per_second,
-            model_flops_per_second: tokens_per_second * plan.flops_per_token,
-            mfu: None,
-            memory_bytes: plan.bytes,
-            milliseconds,
-        })
+    let free = device.as_cuda().map(free_bytes).transpose()?;
+    let product = device.as_cuda().map(|cuda| product_speed(cuda, &run.config)).transpose()?;
+    let mut bench = Bench::new(&run.config, &plan, &device)?;
+    let seconds = bench.step_seconds(options.steps)?;
+    let used = device.as_cuda().map(free_bytes).transpose()?.zip(free).map(|(now, before)| before.saturating_sub(now));
+    let tokens_per_second = plan.tokens_per_step as f64 / seconds;
+    let model_flops_per_second = tokens_per_second * plan.flops_per_token;
+    Ok(BenchReport {
+        device: describe(&device),
+        tokens_per_second,
+        model_flops_per_token: plan.flops_per_token,
+        model_flops_per_second,
+        mfu: device.as_cuda().and_then(Cuda::nominal_bf16_flops).map(|peak| model_flops_per_second / peak),
+        mfu_measured: product.map(|peak| model_flops_per_second / peak),
+        product_flops_per_second: product,
+        memory_bytes: plan.bytes,
+        memory_used_bytes: used,
+        micro_batch: plan.micro_batch,
+        tokens_per_step: plan.tokens_per_step,
+        milliseconds: milliseconds(seconds, &bench.part_seconds()?),
     })
 }
 
@@ -84,85 +148,115 @@ pub(super) fn main(options: &BenchOptions) -> Result<u8> {
     Ok(0)
 }
 
+/// The device, and on a card what its results depend on.
+pub(super) fn describe(device: &Device) -> String {
+    device.as_cuda().map_or_else(|| device.to_string(), |cuda| format!("{device}: {}", cuda.fingerprint()))
+}
+
+fn free_bytes(cuda: &Cuda) -> Result<u64> {
+    Ok(cuda.memory()?.free)
+}
+
+/// FLOPs a second of a BF16 product that is no smaller than the config's own.
+fn product_speed(cuda: &Cuda, config: &RunConfig) -> Result<f64> {
+    let size = (4 * config.model.hidden_size).next_power_of_two().min(LARGEST_PRODUCT);
+    Ok(cuda.measure_product_flops(size)?)
+}
+
 /// A trainer without data, checkpoints and metrics.
 struct Bench {
-    decoder: Decoder,
-    optimizer: Optimizer,
-    micro_batch: MicroBatch,
+    engine: Engine,
     batch: Batch,
     learning_rate: f64,
-    times: BTreeMap<&'static str, Duration>,
+    steps_done: u64,
 }
 
 impl Bench {
-    fn new(run: &ResolvedRun, plan: &MemoryPlan) -> Result<Self> {
-        let config = &run.config;
+    fn new(config: &RunConfig, plan: &MemoryPlan, device: &Device) -> Result<Self> {
         let shape = shape_of(config)?;
-        let sequences = plan.micro_batch as usize;
-        let setting = Setting { micro_batch: sequences, activation_recompute: config.runtime.activation_recompute };
-        let buffers = RunBuffers::of(config, &shape, setting);
-        let arena = buffers.plan.allocate(&Device::Cpu)?;
-        let mut decoder = buffers.decoder.bind(&arena)?;
-        let mut optimizer = Optimizer::bind(&buffers.optimizer, &arena, &decoder, &config.optimizer)?;
+        let mut engine = Engine::new(config, &shape, plan.setting(device.kind()), device)?;
+        let Engine { decoder, optimizer, .. } = &mut engine;
         initialization::fill(&shape, config.runtime.seed, decoder.weights_mut(), optimizer.state_mut().0)?;
-        Ok(Self {
-            decoder,
-            optimizer,
-            micro_batch: MicroBatch::bind(&buffers, &arena, sequences),
-            batch: synthetic(config.data.sequences_per_step, config.data.sequence_length, shape.vocab_size),
-            learning_rate: config.optimizer.learning_rate,
-            times: BTreeMap::new(),
-        })
+        engine.warm_up()?;
+        let batch = synthetic(config.data.sequences_per_step, config.data.sequence_length, shape.vocab_size);
+        Ok(Self { engine, batch, learning_rate: config.optimizer.learning_rate, steps_done: 0 })
     }
 
-    fn step(&mut self, step: u64) -> Result<()> {
-        let scale = 1.0 / self.batch.target_count as f32;
-        for sequences in self.micro_batch.cut(&self.batch) {
-            let started = Instant::now();
-            self.micro_batch.upload(&self.batch, sequences)?;
-            let uploaded = Instant::now();
-            self.decoder.forward_backward(&self.micro_batch.inputs_N, &self.micro_batch.targets_N, scale)?;
-            self.add("upload", uploaded - started);
-            self.add("forward_backward", uploaded.elapsed());
+    fn step(&mut self) -> Result<()> {
+        self.steps_done += 1;
+        self.engine.step(&self.batch, self.steps_done, self.learning_rate, &StopSignal::new())?;
+        Ok(())
+    }
+
+    /// The mean of a step, as it is trained.
+    fn step_seconds(&mut self, steps: u32) -> Result<f64> {
+        self.step()?;
+        let started = Instant::now();
+        for _ in 0..steps {
+            self.step()?;
         }
-        let started = Instant::now();
-        self.optimizer.step(&mut self.decoder, step, self.learning_rate)?;
-        self.decoder.loss_mut().zero()?;
-        self.add("optimizer", started.elapsed());
-        Ok(())
+        Ok(started.elapsed().as_secs_f64() / f64::from(steps))
     }
 
-    /// The forward passes of as many steps; one pass is run, the tokens are as good as any.
-    fn forward(&mut self, steps: u32) -> Result<()> {
-        let started = Instant::now();
-        self.decoder.evaluate(&self.micro_batch.inputs_N, &self.micro_batch.targets_N)?;
-        let passes = self.micro_batch.cut(&self.batch).count() as u32 * steps;
-        self.add("forward", started.elapsed() * passes);
-        Ok(())
-    }
-
-    fn add(&mut self, part: &'static str, time: Duration) {
-        *self.times.entry(part).or_default() += time;
-    }
-
-    fn milliseconds(&self, steps: u32) -> BTreeMap<&'static str, f64> {
-        self.times.iter().map(|(part, time)| (*part, time.as_secs_f64() * 1e3 / f64::from(steps))).collect()
+    /// The mean of each part in a step that runs operation by operation.
+    fn part_seconds(&mut self) -> Result<BTreeMap<Part, f64>> {
+        let (pool, device) = (self.engine.pool(), self.engine.device().clone());
+        let mut run = || (0..MEASURED_STEPS).try_for_each(|_| self.step());
+        // Operations run on the thread that asks for them, which is the pool's.
+        let (done, times) = pool.install(|| timing::measure(&device, || Ok(run())))?;
+        done?;
+        Ok(by_part(&times))
     }
 }
 
-/// Tokens that follow no pattern a cache could like: a multiplicative generator (Lehmer's, MINSTD).
-fn synthetic(sequences: usize, sequence_length: usize, vocab_size: usize) -> Batch {
-    let mut state = 1_u64;
-    let mut token = || {
-        state = state * 48_271 % 0x7fff_ffff;
-        (state % vocab_size as u64) as u32
-    };
-    let tokens = sequences * sequence_length;
-    Batch {
-        inputs: (0..tokens).map(|_| token()).collect(),
-        targets: (0..tokens).map(|_| token() as i32).collect(),
-        sequence_length,
-        target_count: tokens,
-        target_bytes: None,
+/// Seconds a step of each part.
+fn by_part(times: &BTreeMap<&'static str, Duration>) -> BTreeMap<Part, f64> {
+    let mut parts: BTreeMap<Part, f64> = Part::ALL.into_iter().map(|part| (part, 0.0)).collect();
+    for (operation, time) in times {
+        *parts.entry(Part::of(operation)).or_default() += time.as_secs_f64() / f64::from(MEASURED_STEPS);
+    }
+    parts
+}
+
+fn milliseconds(step_seconds: f64, parts: &BTreeMap<Part, f64>) -> BTreeMap<&'static str, f64> {
+    let other = step_seconds - parts.values().sum::<f64>();
+    let named = parts.iter().map(|(part, seconds)| (part.name(), *seconds));
+    named.chain([("step", step_seconds), ("other", other)]).map(|(name, seconds)| (name, seconds * 1e3)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_belongs_to_a_part() {
+        for (operation, part) in [
+            ("attention::backward", Part::Attention),
+            ("linear::backward_weight", Part::Gemm),
+            ("head_cross_entropy::forward_backward", Part::HeadAndLoss),
+            ("add_rms_norm::normalize", Part::NormAndPointwise),
+            ("embedding::backward", Part::NormAndPointwise),
+            ("Buffer::write", Part::NormAndPointwise),
+            ("Buffer::zero", Part::Optimizer),
+            ("grad_norm::clip", Part::Optimizer),
+        ] {
+            assert_eq!(Part::of(operation), part, "{operation}");
+        }
+    }
+
+    #[test]
+    fn the_parts_and_the_rest_add_up_to_the_step() {
+        let times = BTreeMap::from([
+            ("linear::forward", Duration::from_millis(40)),
+            ("linear::backward_input", Duration::from_millis(20)),
+            ("adamw::step", Duration::from_millis(10)),
+        ]);
+        let milliseconds = milliseconds(0.05, &by_part(&times));
+        let near = |name: &str, expected: f64| assert!((milliseconds[name] - expected).abs() < 1e-9, "{name}");
+        near("gemm", 30.0);
+        near("optimizer", 5.0);
+        near("attention", 0.0);
+        near("other", 15.0);
+        near("step", 50.0);
     }
 }

@@ -31,6 +31,9 @@ pub struct GpuCheckOptions {
     /// How large the checks are.
     #[arg(long, value_enum, default_value_t = Size::Full)]
     pub size: Size,
+    /// Make only these checks. Repeatable. [default: all]
+    #[arg(long, value_enum, value_name = "PART")]
+    pub only: Vec<Part>,
     /// Of the random inputs, as a run printed it. [default: another one each time]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -48,6 +51,19 @@ pub enum Size {
     Full,
 }
 
+/// What can be checked by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// What the plan says against what is taken; at full size also the speed of each operation.
+    Memory,
+    /// Every operation by itself.
+    Operations,
+    /// A block, and the gradients of the whole model.
+    Gradients,
+    /// Optimizer steps.
+    Training,
+}
+
 /// Checks a card. `on_row` is called with each row as it is there.
 pub fn run(options: &GpuCheckOptions, on_row: &mut dyn FnMut(&CheckRow)) -> Result<CheckReport> {
     if !matches!(options.device, run_config::Device::Cuda(_)) {
@@ -56,7 +72,7 @@ pub fn run(options: &GpuCheckOptions, on_row: &mut dyn FnMut(&CheckRow)) -> Resu
         return Err(TrainerError::Request(message));
     }
     let subject = Subject::new(device::open(options.device)?);
-    check(&subject, options.size, options.seed.unwrap_or_else(Random::of_now), on_row)
+    check(&subject, options.size, &options.only, options.seed.unwrap_or_else(Random::of_now), on_row)
 }
 
 pub(super) fn main(options: &GpuCheckOptions) -> Result<u8> {
@@ -88,17 +104,29 @@ pub(super) fn main(options: &GpuCheckOptions) -> Result<u8> {
     Ok(u8::from(!report.passed))
 }
 
-fn check(subject: &Subject, size: Size, seed: u64, on_row: &mut dyn FnMut(&CheckRow)) -> Result<CheckReport> {
+/// Checks a device; no parts are all parts.
+fn check(
+    subject: &Subject,
+    size: Size,
+    only: &[Part],
+    seed: u64,
+    on_row: &mut dyn FnMut(&CheckRow),
+) -> Result<CheckReport> {
     let started = Instant::now();
     let mut findings = Findings::new(on_row);
-    // First, while the card is as it was opened.
-    let speed = memory::check(&subject.device, size, &mut findings)?;
-    operations::visit(size, seed, &mut |case| {
-        findings.add(case.check(subject)?);
-        Ok(())
-    })?;
-    gradients::check(subject, size, seed, &mut findings)?;
-    steps::check(subject, size, seed, &mut findings)?;
+    let mut speed = Vec::new();
+    // Memory first, while the card is as it was opened.
+    for part in Part::value_variants().iter().filter(|part| only.is_empty() || only.contains(part)) {
+        match part {
+            Part::Memory => speed = memory::check(&subject.device, size, &mut findings)?,
+            Part::Operations => operations::visit(size, seed, &mut |case| {
+                findings.add(case.check(subject)?);
+                Ok(())
+            })?,
+            Part::Gradients => gradients::check(subject, size, seed, &mut findings)?,
+            Part::Training => steps::check(subject, size, seed, &mut findings)?,
+        }
+    }
     let rows = findings.rows;
     Ok(CheckReport {
         device: describe(&subject.device),

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod evaluate;
 pub mod generate;
+pub mod gpu_check;
 mod model_source;
 pub mod plan;
 pub mod train;
@@ -23,7 +24,7 @@ pub use model_source::ModelSource;
 
 /// Pre-train Llama-style language models.
 #[derive(Debug, Parser)]
-#[command(name = "transformer-candle", version, max_term_width = 100)]
+#[command(name = "transformer-candle", version = env!("BUILT_VERSION"), max_term_width = 100)]
 pub struct CommandLine {
     #[command(subcommand)]
     command: Command,
@@ -34,7 +35,7 @@ pub struct CommandLine {
 /// Streams the data set that `streaming_config.json` beside the config names; without that file it reads
 /// `data.train_shards`.
 #[derive(Debug, Parser)]
-#[command(name = "train", version, max_term_width = 100)]
+#[command(name = "train", version = env!("BUILT_VERSION"), max_term_width = 100)]
 pub struct TrainCommandLine {
     #[command(flatten)]
     options: train::TrainOptions,
@@ -55,6 +56,8 @@ enum Command {
     Evaluate(evaluate::EvaluateOptions),
     /// Measure a config's training speed on synthetic tokens.
     Bench(bench::BenchOptions),
+    /// Compare a card with the CPU: operations, gradients, training, memory.
+    GpuCheck(gpu_check::GpuCheckOptions),
     /// List or verify checkpoints.
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
@@ -68,6 +71,7 @@ pub fn main() -> ExitCode {
         Command::Generate(options) => generate::main(&options),
         Command::Evaluate(options) => evaluate::main(&options),
         Command::Bench(options) => bench::main(&options),
+        Command::GpuCheck(options) => gpu_check::main(&options),
         Command::Checkpoint(command) => checkpoint::main(&command),
     })
 }
@@ -157,6 +161,9 @@ mod tests {
             "evaluate --experiment e",
             "evaluate --checkpoint d --input a.txt --input b.jsonl --json",
             "bench --config a.yaml --steps 3",
+            "bench --config a.yaml --device cuda:1",
+            "gpu-check",
+            "gpu-check --device cuda:1 --size small --only memory --only training --seed 7 --json",
             "checkpoint list --experiment e",
             "checkpoint verify runs/e/checkpoints",
         ] {
@@ -178,6 +185,7 @@ mod tests {
         assert!(refused("generate --experiment e").contains("--prompt"));
         assert!(refused("generate --experiment e --checkpoint d --prompt x").contains("cannot be used with"));
         assert!(refused("bench --config a.yaml --steps 0").contains('0'));
+        assert!(refused("gpu-check --size huge").contains("small"));
         assert!(refused("trian").contains("train"));
     }
 
@@ -194,6 +202,7 @@ mod tests {
           generate    Continue a text with a trained model
           evaluate    Measure a trained model's loss on held-out text
           bench       Measure a config's training speed on synthetic tokens
+          gpu-check   Compare a card with the CPU: operations, gradients, training, memory
           checkpoint  List or verify checkpoints
           help        Print this message or the help of the given subcommand(s)
 

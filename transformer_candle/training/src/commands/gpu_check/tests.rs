@@ -5,7 +5,7 @@ use kernels::Device;
 use super::*;
 
 fn failures(subject: &Subject) -> Vec<String> {
-    let report = check(subject, Size::Small, 1, &mut |row| println!("{row}")).unwrap();
+    let report = check(subject, Size::Small, &[], 1, &mut |row| println!("{row}")).unwrap();
     let failed = report.rows.iter().filter(|row| row.failure.is_some());
     let failed: Vec<String> = failed.map(|row| row.check.clone()).collect();
     assert_eq!(report.passed, failed.is_empty());
@@ -71,8 +71,14 @@ fn a_wrong_element_of_one_operation_fails_its_case_alone() {
 }
 
 #[test]
+fn what_is_asked_for_is_checked_and_no_more() {
+    let report = check(&Subject::new(Device::Cpu), Size::Small, &[Part::Training], 1, &mut |_| ()).unwrap();
+    assert!(!report.rows.is_empty() && report.rows.iter().all(|row| row.check.starts_with("training")));
+}
+
+#[test]
 fn only_a_card_is_checked() {
-    let options = |device| GpuCheckOptions { device, size: Size::Small, seed: Some(1), json: false };
+    let options = |device| GpuCheckOptions { device, size: Size::Small, only: Vec::new(), seed: Some(1), json: false };
     for device in [run_config::Device::Cpu, run_config::Device::Auto] {
         let error = run(&options(device), &mut |_| ()).unwrap_err();
         assert_eq!(error.exit_code(), 2);
@@ -83,6 +89,6 @@ fn only_a_card_is_checked() {
 #[test]
 #[ignore = "minutes: the sizes of a model of a billion parameters, on a CPU"]
 fn a_cpu_passes_every_check_at_full_size() {
-    let report = check(&Subject::new(Device::Cpu), Size::Full, 1, &mut |row| println!("{row}")).unwrap();
+    let report = check(&Subject::new(Device::Cpu), Size::Full, &[], 1, &mut |row| println!("{row}")).unwrap();
     assert!(report.passed, "{report}");
 }
