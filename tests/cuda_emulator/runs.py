@@ -76,6 +76,11 @@ class Runs:
     workspace: Workspace
     emulator: Emulator
 
+    @property
+    def text(self) -> Path:
+        """What every run trains and evaluates on."""
+        return self.workspace.root / "book.txt"
+
     def having(self, **settings: Any) -> Runs:
         """The same folder, another card."""
         return replace(self, emulator=self.emulator.having(**settings))
@@ -89,12 +94,11 @@ class Runs:
 
     def write(self, name: str, tiny: Tiny) -> Path:
         """A run's folder with its config."""
-        text = self.workspace.root / "book.txt"
-        if not text.exists():
-            self.workspace.write_text(text.name, 40_000)
+        if not self.text.exists():
+            self.workspace.write_text(self.text.name, 40_000)
         folder = self.workspace.run_folder(name)
         folder.mkdir(parents=True)
-        (folder / "training.json").write_text(json.dumps(tiny.config(text)))
+        (folder / "training.json").write_text(json.dumps(tiny.config(self.text)))
         return folder
 
     def train(self, name: str, *arguments: str | Path, device: str = "cuda") -> Finished:

@@ -84,6 +84,14 @@ def test_generating_and_evaluating_on_the_card(runs: Runs) -> None:
     texts = [json.loads(runs.program(*words, "--device", device).succeeded().out) for device in ("cpu", "cuda")]
     assert texts[0]["completion"] == texts[1]["completion"]
     assert texts[0]["tokens"] == texts[1]["tokens"]
+    words = ["evaluate", "--checkpoint", str(checkpoint), "--input", str(runs.text), "--max-sequences", "2", "--json"]
+    found = [json.loads(runs.program(*words, "--device", device).succeeded().out) for device in ("cpu", "cuda")]
+    assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-5)
+
+
+def test_a_limit_on_the_cards_memory_is_kept_to(runs: Runs) -> None:
+    runs.write("run", TINY)
+    runs.train("run", "--override", "runtime.memory_limit=8MiB").refused(4, "runtime.memory_limit")
 
 
 def test_a_step_waits_once_and_allocates_nothing(runs: Runs) -> None:
