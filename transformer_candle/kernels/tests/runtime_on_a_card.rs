@@ -357,3 +357,38 @@ fn threads_take_turns() {
         }
     });
 }
+
+#[test]
+#[ignore = "needs a card"]
+fn others_wait_while_a_thread_records() {
+    let device = card();
+    let (mut source, mut target, mut other) = (zeros(&[16], &device), zeros(&[16], &device), zeros(&[16], &device));
+    source.write(&[3f32; 16]).unwrap();
+    let (begun, begin) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let device = &device;
+        scope.spawn(move || {
+            let mut recording = Recording::default();
+            begin.recv().unwrap();
+            let mut own = zeros(&[16], device);
+            own.write(&[7f32; 16]).unwrap();
+            device.synchronize().unwrap();
+            for _ in 0..3 {
+                recording.run(device, 1, || other.copy_from(&own)).unwrap();
+            }
+            assert_eq!(other.read::<f32>().unwrap(), [7.0; 16]);
+        });
+        let mut recording = Recording::default();
+        for turn in 0..3 {
+            let outcome = recording.run(device, 1, || {
+                if turn == 1 {
+                    begun.send(()).unwrap();
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                }
+                target.copy_from(&source)
+            });
+            outcome.unwrap();
+        }
+        assert_eq!(target.read::<f32>().unwrap(), [3.0; 16]);
+    });
+}
