@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "Card",
     "CheckpointError",
     "Completion",
     "ConfigError",
@@ -29,13 +30,16 @@ __all__ = [
     "TrainerError",
     "__version__",
     "cache_root",
+    "cards",
     "config_to_yaml",
+    "environment",
     "evaluate",
     "generate",
     "json_schema",
     "logits",
     "memory_plan",
     "newest_checkpoint",
+    "open_device",
     "parse_config",
     "presets",
     "train",
@@ -152,7 +156,7 @@ class StepReport:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs over the device's peak; None where no peak is known, as on a CPU."""
+        """Model FLOPs over the card's nominal BF16 peak; None where no peak is known, as on a CPU."""
 
     @property
     def step_seconds(self) -> float:
@@ -322,6 +326,39 @@ class Documents:
     def __iter__(self) -> Iterator[str]: ...
     def __next__(self) -> str: ...
 
+@final
+class Card:
+    """An NVIDIA card, as the driver lists it."""
+
+    @property
+    def ordinal(self) -> int:
+        """Its number, as in `cuda:0`."""
+
+    @property
+    def name(self) -> str:
+        """As the driver calls it."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Its memory."""
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """Major and minor."""
+
+def cards() -> list[Card]:
+    """Return the cards that this build can use; a `ConfigError` says what is missing. None is opened."""
+
+def open_device(device: str) -> dict[str, Any]:
+    """Open a device as a run would, and tell what it is and what of its memory is free.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+    """
+
+def environment() -> dict[str, Any]:
+    """Return what this build is and what it runs on, as environment.json has it."""
+
 def train(
     config: _Path,
     overrides: Sequence[str] = ...,
@@ -344,8 +381,17 @@ def evaluate(
     input: Sequence[str] = ...,
     text_column: str = "text",
     max_sequences: int | None = None,
+    device: str = "auto",
 ) -> EvaluationReport:
-    """Measure a model's loss on its run's held-out text, or on files of one's own."""
+    """Measure a model's loss on its run's held-out text, or on files of one's own.
+
+    Args:
+        checkpoint: A checkpoint, a run's folder, or any Llama model in Hugging Face's format.
+        input: Files, folders or globs; empty for what the run held out.
+        text_column: The column or field of `input` that holds the text.
+        max_sequences: Sequences to evaluate at most.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+    """
 
 def generate(
     checkpoint: _Path,
@@ -356,6 +402,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
+    device: str = "auto",
 ) -> Completion:
     """Continue a text with a model.
 
@@ -367,13 +414,18 @@ def generate(
         top_k: Choose among the k likeliest tokens; 0 for all.
         top_p: Choose among the likeliest tokens that make up this probability.
         seed: The same seed writes the same text.
+        device: `auto` (a card that takes the model and has room for it, else the CPU), `cpu`, `cuda` or `cuda:N`.
     """
 
-def logits(checkpoint: _Path, tokens: Sequence[int]) -> NDArray[np.float32]:
+def logits(checkpoint: _Path, tokens: Sequence[int], *, device: str = "auto") -> NDArray[np.float32]:
     """Return the logits behind each token, `[tokens, vocabulary]`."""
 
 def memory_plan(config: RunConfig) -> MemoryPlan:
-    """Return what a run needs in memory, disk and arithmetic, before anything is allocated."""
+    """Return what a run needs in memory, disk and arithmetic, before anything is allocated.
+
+    It is planned for the card that `runtime.device` names or finds, else for an RTX 5090 if the run is meant for a
+    card, else for this machine's CPU.
+    """
 
 def parse_config(
     text: str,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator import _native
 from orchestrator.command_error import CommandError
+from orchestrator.launch import shows_a_card
 from orchestrator.paths import shown
-from orchestrator.screen import note
+from orchestrator.screen import amount, note
 from orchestrator.settings import DEMO_DATASET, Settings
 from orchestrator.tokenizer import Ready
 
 DEFAULT_PRESET = "smoke_cpu"
 LARGE_PRESET = "rtx5090_1b"
+CARD_PRESETS = (LARGE_PRESET, "rtx5090_500m")
 FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -70,7 +73,7 @@ class BaseConfig:
 
 
 def choose(settings: Settings) -> BaseConfig:
-    """Return the config to start from: --config, --preset, or the preset for CPUs."""
+    """Return the config to start from: --config, --preset, or the preset that suits this machine."""
     overrides = settings.config_overrides()
     if settings.config is not None:
         text, kind = _read(settings.config)
@@ -86,6 +89,13 @@ def preset_text(name: str) -> str:
     if name not in presets:
         raise CommandError(f"--preset {name!r} is not shipped: take one of {', '.join(presets)}, or --config FILE")
     return presets[name]
+
+
+def preset_file(name: str, folder: Path) -> Path:
+    """Write a shipped config into a folder and return its path."""
+    path = folder / f"{name}.yaml"
+    path.write_text(preset_text(name), encoding="utf-8")
+    return path
 
 
 def complete(base: BaseConfig, settings: Settings, tokenizer: Ready, shards: list[str] | None) -> dict[str, Any]:
@@ -124,6 +134,43 @@ def _read(path: Path) -> tuple[str, Literal["yaml", "toml", "json"]]:
 
 
 def _default_preset(settings: Settings) -> str:
-    if settings.dataset != DEMO_DATASET:
+    """Return the largest preset that the card which would be used holds, else the one for CPUs, and say which."""
+    if settings.dataset == DEMO_DATASET:
+        return DEFAULT_PRESET
+    card = _card(settings.asked_device())
+    if card is None:
         note(f"The model is that of {DEFAULT_PRESET}, for CPUs; --preset {LARGE_PRESET} takes the 1B one.")
+        return DEFAULT_PRESET
+    size = f"{card.name} ({amount(card.total_bytes)})"
+    for name in CARD_PRESETS:
+        if _fits(name, card):
+            note(f"The model is that of {name}, the largest shipped one that {size} holds; --preset takes another.")
+            return name
+    note(f"The model is that of {DEFAULT_PRESET}: {size} has no room for {' or '.join(CARD_PRESETS)}.")
     return DEFAULT_PRESET
+
+
+def _card(device: str) -> _native.Card | None:
+    """Return the card that a run on this device would use. One that is asked for and is not there is an error."""
+    if device == "cpu":
+        return None
+    try:
+        cards = {f"cuda:{card.ordinal}": card for card in _native.cards()}
+    except _native.ConfigError as missing:
+        if device != "auto":
+            raise
+        if shows_a_card():
+            note(f"No card is used: {missing}")
+        return None
+    named = "cuda:0" if device in ("auto", "cuda") else device
+    if named not in cards and device != "auto":
+        _native.open_device(device)  # says in a sentence which there are
+    return cards.get(named)
+
+
+def _fits(preset: str, card: _native.Card) -> bool:
+    """Whether a preset trains in what the card has free."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = preset_file(preset, Path(folder))
+        config = _native.RunConfig.load_for_planning(path, [f"runtime.device=cuda:{card.ordinal}"])
+        return _native.memory_plan(config).to_dict()["shortage"] is None

@@ -37,6 +37,7 @@ app = typer.Typer(
 
 Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint directory.")]
 Experiment = Annotated[str | None, typer.Option(metavar="NAME", help="The newest checkpoint of this experiment.")]
+ModelDevice = Annotated[str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where to compute.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -73,13 +74,35 @@ def train(
 def plan(config: ConfigFile = None, preset: Preset = None, override: Overrides = None, as_json: Json = False) -> None:
     """Print what a run needs: parameters, bytes by category, FLOPs a token, disk, time."""
     from orchestrator import _native
+    from orchestrator.base_config import preset_file
 
     if (config is None) == (preset is None):
         raise CommandError("say what to plan: --config FILE or --preset NAME")
     with tempfile.TemporaryDirectory() as folder:
-        path = config if config is not None else _preset_file(str(preset), Path(folder))
+        path = config if config is not None else preset_file(str(preset), Path(folder))
         needs = _native.memory_plan(_native.RunConfig.load_for_planning(path, override or []))
     print(json.dumps(needs.to_dict()) if as_json else needs)
+
+
+@app.command()
+def doctor(
+    device: ModelDevice = "auto",
+    as_json: Json = False,
+) -> None:
+    """Tell whether this machine can train: card, driver, libraries, programs, disk, Hub."""
+    from orchestrator import doctor
+    from orchestrator.paths import Roots
+    from orchestrator.screen import finding
+
+    findings = doctor.examine(device, Roots.from_environment())
+    if as_json:
+        print(json.dumps(doctor.as_json(findings)))
+    else:
+        for found in findings:
+            finding(found.topic, found.text, found.verdict.value)
+    problems = [found.text for found in findings if found.verdict is doctor.Verdict.BAD]
+    if problems:
+        raise CommandError("\n".join(["this machine cannot train on what is asked:", *problems]))
 
 
 @app.command()
@@ -93,6 +116,7 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest tokens; 0 for all.")] = 0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Choose among the likeliest that make up p.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0,
+    device: ModelDevice = "auto",
     as_json: Json = False,
 ) -> None:
     """Write text with a checkpoint."""
@@ -103,7 +127,7 @@ def generate(
     text = prompt if prompt_file is None else _read_prompt(prompt_file)
     answer = _native.generate(
         _checkpoint(checkpoint, experiment), str(text),
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, device=device,
     )  # fmt: skip
     print(json.dumps(answer.to_dict(), ensure_ascii=False) if as_json else answer.prompt + answer.completion)
 
@@ -120,12 +144,13 @@ def evaluate(
     ] = None,
     text_column: Annotated[str, typer.Option(metavar="NAME", help="The column or field that holds the text.")] = "text",
     max_sequences: Annotated[int | None, typer.Option(min=1, help="Sequences to evaluate at most.")] = None,
+    device: ModelDevice = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure a checkpoint's loss on held-out text."""
     from orchestrator import _native
 
-    report = _native.evaluate(_checkpoint(checkpoint, experiment), input or [], text_column, max_sequences)
+    report = _native.evaluate(_checkpoint(checkpoint, experiment), input or [], text_column, max_sequences, device)
     if as_json:
         print(json.dumps(report.to_dict()))
         return
@@ -185,14 +210,6 @@ def _checkpoint(checkpoint: Path | None, experiment: str | None) -> Path:
     if (checkpoint is None) == (experiment is None):
         raise CommandError("say which model: --checkpoint DIR or --experiment NAME")
     return checkpoint if checkpoint is not None else _native.newest_checkpoint(str(experiment))
-
-
-def _preset_file(name: str, folder: Path) -> Path:
-    from orchestrator.base_config import preset_text
-
-    path = folder / f"{name}.yaml"
-    path.write_text(preset_text(name), encoding="utf-8")
-    return path
 
 
 def _read_prompt(path: Path) -> str:

@@ -17,6 +17,8 @@ from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.settings import Launch
 
 PROGRAM = "transformer-candle"
+# What a driver shows on Linux, and on Windows below it.
+CARD_FILES = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -47,6 +49,8 @@ class Job:
 def find_program(target: Path | None) -> Path | None:
     """Return the trainer: the newest build of this checkout, else the one beside this package or on the PATH.
 
+    On a machine with a card the build for cards goes before a newer one without.
+
     Args:
         target: Cargo's build folder; none for the checkout's own.
     """
@@ -55,15 +59,25 @@ def find_program(target: Path | None) -> Path | None:
     if (checkout / "Cargo.toml").is_file():
         folders.append(checkout / "target")
     for folder in folders:
-        builds = [folder / profile / PROGRAM for profile in ("release", "debug")]
-        built = [path for path in builds if os.access(path, os.X_OK)]
-        if built:
-            return max(built, key=lambda path: path.stat().st_mtime)
+        for_cards = _executable([folder / "cuda" / "release" / PROGRAM])
+        built = _executable([folder / profile / PROGRAM for profile in ("release", "debug")])
+        candidates = for_cards if for_cards and shows_a_card() else for_cards + built
+        if candidates:
+            return max(candidates, key=lambda path: path.stat().st_mtime)
     beside = Path(__file__).parent / PROGRAM
     if os.access(beside, os.X_OK):
         return beside
     found = shutil.which(PROGRAM)
     return Path(found) if found else None
+
+
+def shows_a_card() -> bool:
+    """Whether the system shows an NVIDIA card, whatever this build can do with it."""
+    return any(path.exists() for path in CARD_FILES)
+
+
+def _executable(paths: list[Path]) -> list[Path]:
+    return [path for path in paths if os.access(path, os.X_OK)]
 
 
 def start(job: Job, launch: Launch, target: Path | None) -> int:

@@ -20,6 +20,12 @@ def note(text: str) -> None:
     _print(Text(" " * _LABEL + text, style="dim"))
 
 
+def finding(topic: str, text: str, verdict: str) -> None:
+    """Print what was found out about a topic: good, a remark, or bad."""
+    mark, style = {"good": ("ok", "bold green"), "remark": ("note", "bold yellow"), "bad": ("BAD", "bold red")}[verdict]
+    _print(Text.assemble((f"{mark:<5}", style), (f"{topic:<{_LABEL}}", "bold cyan"), text))
+
+
 def heading(text: str) -> None:
     """Print the line above a part of the last screen."""
     _print(Text(f"\n{text}", style="bold"))

@@ -62,7 +62,11 @@ ConfigFile = Annotated[
 ]
 Preset = Annotated[
     str | None,
-    Option(metavar="NAME", help="Start from this shipped config. Default: smoke_cpu.", rich_help_panel=RUN),
+    Option(
+        metavar="NAME",
+        help="Start from this shipped config. Default: the largest that this machine's card trains, else smoke_cpu.",
+        rich_help_panel=RUN,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -344,6 +348,11 @@ class Settings:
                 if isinstance(key, Key) and value is not None:
                     typed.append(f"{key.path}={_scalar(value)}")
         return typed + (self.override or [])
+
+    def asked_device(self) -> str:
+        """Return the device that was typed, as a flag or as an override."""
+        typed = [override.partition("=") for override in self.config_overrides()]
+        return ["auto", *(value for key, _, value in typed if key == "runtime.device")][-1]
 
 
 def _scalar(value: object) -> str:

@@ -57,7 +57,11 @@ pub fn raised(error: impl Into<RustTrainerError>) -> PyErr {
         RustTrainerError::OutOfMemory(_) => OutOfMemoryError::new_err(message),
         RustTrainerError::Checkpoint(_) => CheckpointError::new_err(message),
         RustTrainerError::Diverged { .. } => DivergenceError::new_err(message),
-        _ => TrainerError::new_err(message),
+        _ => match exit_code {
+            2 => ConfigError::new_err(message),
+            4 => OutOfMemoryError::new_err(message),
+            _ => TrainerError::new_err(message),
+        },
     };
     Python::attach(|py| {
         exception.value(py).setattr("exit_code", exit_code).map_or_else(|error| error, |()| exception.clone_ref(py))

@@ -10,6 +10,7 @@ mod data;
 mod errors;
 mod generation;
 mod json;
+mod machine;
 mod plan;
 mod stream;
 mod train;
@@ -25,6 +26,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::DataSource>()?;
     module.add_class::<data::Documents>()?;
     module.add_class::<generation::Completion>()?;
+    module.add_class::<machine::Card>()?;
     module.add_class::<plan::MemoryPlan>()?;
     module.add_class::<stream::TokenStream>()?;
     module.add_class::<trainer::EvaluationReport>()?;
@@ -38,6 +40,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
     module.add_function(wrap_pyfunction!(generation::logits, module)?)?;
     module.add_function(wrap_pyfunction!(generation::newest_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(machine::cards, module)?)?;
+    module.add_function(wrap_pyfunction!(machine::environment, module)?)?;
+    module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
     module.add_function(wrap_pyfunction!(train::evaluate_model, module)?)?;
     module.add_function(wrap_pyfunction!(train::train_run, module)?)

@@ -1,0 +1,141 @@
+"""`orchestrate doctor`: what it finds on this machine, and what it says where training cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any
+
+import pytest
+from fake_hub import FakeHub
+from orchestrator import _native, base_config, doctor, launch
+from orchestrator.doctor import Verdict
+from orchestrator.paths import Roots
+from orchestrator.settings import Settings
+from workspace import Workspace
+
+GIB = 1 << 30
+
+
+class Card:
+    """A card as the driver would list it."""
+
+    ordinal = 0
+    name = "NVIDIA GeForce RTX 5090"
+    total_bytes = 32607 << 20
+    compute_capability = (12, 0)
+
+
+def test_a_cpu_is_ready_and_the_json_says_what_was_found(hub_workspace: Workspace) -> None:
+    answer = json.loads(hub_workspace.orchestrate("doctor", "--device=cpu", "--json").succeeded().out)
+    assert answer["ready"]
+    assert answer["device"]["device"] == "cpu"
+    assert answer["machine"]["cores"] >= 1
+    assert answer["disk"]["free_bytes"] > 0
+    assert answer["disk"]["bytes_per_second"] > 0
+    assert answer["hub"]["verdict"] == "good"
+    assert answer["trainer"]["package"].startswith(_native.__version__)
+    assert list(hub_workspace.root.iterdir()) == []
+
+
+def test_a_card_that_cannot_be_used_ends_with_2_and_a_sentence(workspace: Workspace) -> None:
+    if launch.shows_a_card():
+        pytest.skip("this machine has a card")
+    workspace.extra_environment["HF_HUB_OFFLINE"] = "1"
+    done = workspace.orchestrate("doctor", "--device=cuda").refused(2, "cuda:0")
+    assert "BAD" in done.out
+    workspace.orchestrate("doctor", "--device=gpu").refused(2, "cuda:N")
+
+
+def test_a_folder_that_cannot_be_written_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: Any, **_named: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    runs = workspace.root / "deep" / "runs"
+    found = topic(doctor.examine("cpu", Roots(runs, workspace.root, None)), "disk")
+    assert found.verdict is Verdict.BAD
+    assert str(runs) in found.text
+    assert "ORCHESTRATE_RUNS_ROOT" in found.text
+
+
+def test_offline_and_unreachable_hubs_are_remarks(workspace: Workspace, hub: FakeHub, monkeypatch: Any) -> None:
+    roots = Roots(workspace.root, workspace.root, None)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    unreachable = doctor.examine("cpu", roots)
+    assert topic(unreachable, "hub").verdict is Verdict.REMARK
+    assert "http://127.0.0.1:9" in topic(unreachable, "hub").text
+    assert doctor.is_ready(unreachable)
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE" in topic(doctor.examine("cpu", roots), "hub").text
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict", "words"),
+    [
+        ("0.1.0 (CUDA 13.0)", Verdict.GOOD, ""),
+        ("0.1.0", Verdict.BAD, "make cuda"),
+        ("0.1.0 (CUDA stand-in)", Verdict.BAD, "for tests"),
+        ("0.0.9 (CUDA 13.0)", Verdict.REMARK, "alike"),
+    ],
+)
+def test_the_program_must_suit_the_card(
+    workspace: Workspace, monkeypatch: Any, version: str, verdict: Verdict, words: str
+) -> None:
+    program = workspace.root / "release" / launch.PROGRAM
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho transformer-candle '{version}'\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    card = {"device": "cuda:0", "name": Card.name, "compute_capability": [12, 0], "free_bytes": GIB, "total_bytes": GIB}
+    built = {**_native.environment(), "version": "0.1.0", "cuda": "13.0"}
+    monkeypatch.setattr(_native, "open_device", lambda _device: {**card, "software": "driver 13.0, cuBLAS 13.1.0"})
+    monkeypatch.setattr(_native, "environment", lambda: built)
+    found = doctor.examine("auto", Roots(workspace.root, workspace.root, workspace.root))
+    assert topic(found, "trainer").verdict is verdict
+    assert words in topic(found, "trainer").text
+    assert "RTX 5090, compute capability 12.0" in topic(found, "device").text
+    assert doctor.is_ready(found) is (verdict is not Verdict.BAD)
+
+
+@pytest.mark.parametrize(
+    ("fitting", "preset"),
+    [(["rtx5090_1b", "rtx5090_500m"], "rtx5090_1b"), (["rtx5090_500m"], "rtx5090_500m"), ([], "smoke_cpu")],
+)
+def test_a_card_gets_the_largest_preset_that_it_holds(
+    monkeypatch: Any, capsys: pytest.CaptureFixture[str], fitting: list[str], preset: str
+) -> None:
+    monkeypatch.setattr(_native, "cards", lambda: [Card()])
+    monkeypatch.setattr(base_config, "_fits", lambda name, _card: name in fitting)
+    assert base_config.choose(Settings(dataset="somebody/something")).described == f"preset {preset}"
+    assert "RTX 5090 (34.2 GB)" in capsys.readouterr().out
+    for asked in (Settings(dataset="demo"), Settings(device="cpu"), Settings(override=["runtime.device=cpu"])):
+        assert base_config.choose(asked).described == "preset smoke_cpu"
+    assert base_config.choose(Settings(preset="rtx5090_1b", device="cpu")).described == "preset rtx5090_1b"
+
+
+def test_without_cards_the_preset_is_the_cpus_and_a_card_that_is_named_is_an_error(monkeypatch: Any) -> None:
+    def missing() -> list[Card]:
+        raise _native.ConfigError("no NVIDIA driver was found")
+
+    monkeypatch.setattr(_native, "cards", missing)
+    assert base_config.choose(Settings()).described == "preset smoke_cpu"
+    with pytest.raises(_native.ConfigError, match="no NVIDIA driver"):
+        base_config.choose(Settings(device="cuda"))
+
+
+def test_on_a_machine_with_a_card_the_build_for_cards_goes_first(workspace: Workspace, monkeypatch: Any) -> None:
+    older, newer = (workspace.root / folder / launch.PROGRAM for folder in ("cuda/release", "debug"))
+    for age, program in ((100, older), (0, newer)):
+        program.parent.mkdir(parents=True)
+        program.touch(mode=0o755)
+        os.utime(program, (program.stat().st_atime, program.stat().st_mtime - age))
+    for shown, expected in ((True, older), (False, newer)):
+        monkeypatch.setattr(launch, "shows_a_card", lambda shown=shown: shown)
+        assert launch.find_program(workspace.root) == expected
+
+
+def topic(findings: list[doctor.Finding], name: str) -> doctor.Finding:
+    return next(finding for finding in findings if finding.topic == name)

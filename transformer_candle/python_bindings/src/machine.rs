@@ -1,0 +1,62 @@
+//! What this machine and this build can do, for `orchestrate doctor` and for the choice of a preset.
+
+use pyo3::prelude::*;
+use run_config::Device;
+use serde_json::json;
+use training::environment::Environment;
+
+use crate::errors::{ConfigError, raised};
+use crate::json::to_python;
+
+/// An NVIDIA card, as the driver lists it.
+#[pyclass(frozen, get_all, module = "orchestrator._native")]
+pub struct Card {
+    /// Its number, as in `cuda:0`.
+    ordinal: usize,
+    /// As the driver calls it.
+    name: String,
+    /// Its memory.
+    total_bytes: u64,
+    /// Major and minor.
+    compute_capability: (u32, u32),
+}
+
+/// The cards that this build can use. None is opened.
+#[pyfunction]
+pub fn cards(py: Python<'_>) -> PyResult<Vec<Card>> {
+    let found = py.detach(training::device::cards).map_err(ConfigError::new_err)?;
+    let cards = found.into_iter().map(|card| Card {
+        ordinal: card.ordinal,
+        name: card.name,
+        total_bytes: card.total_bytes,
+        compute_capability: card.compute_capability,
+    });
+    Ok(cards.collect())
+}
+
+/// Open a device as a run would, and tell what it is and what of its memory is free.
+#[pyfunction]
+pub fn open_device<'py>(py: Python<'py>, device: &str) -> PyResult<Bound<'py, PyAny>> {
+    let asked = device.parse::<Device>().map_err(|error| ConfigError::new_err(format!("the device {error}")))?;
+    let opened = py.detach(|| training::device::open(asked)).map_err(raised)?;
+    let Some(card) = opened.as_cuda() else {
+        return to_python(py, &json!({"device": opened.to_string()}));
+    };
+    let memory = card.memory().map_err(raised)?;
+    let described = json!({
+        "device": opened.to_string(),
+        "name": card.name(),
+        "compute_capability": card.compute_capability(),
+        "free_bytes": memory.free,
+        "total_bytes": memory.total,
+        "software": card.fingerprint(),
+    });
+    to_python(py, &described)
+}
+
+/// What this build is and what it runs on, as environment.json has it.
+#[pyfunction]
+pub fn environment(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    to_python(py, &Environment::capture(threads))
+}
