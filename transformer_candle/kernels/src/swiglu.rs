@@ -47,6 +47,27 @@ pub fn backward(gate_up_N2I: &Buffer, dout_NI: &Buffer, dgate_up_N2I: &mut Buffe
     arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::backward(gate_up, dout, dgate_up, [n, i])))
 }
 
+/// [`backward`], and the output again in place of its gradient, bit for bit as [`forward`] wrote it: `out_NI` comes in with the
+/// gradient. For those who did not keep the output and need it next.
+pub fn backward_recomputing(gate_up_N2I: &Buffer, out_NI: &mut Buffer, dgate_up_N2I: &mut Buffer) -> Result<()> {
+    const OPERATION: &str = "swiglu::backward_recomputing";
+    let (dtype, [n, i]) = (out_NI.dtype(), sizes(out_NI));
+    let arguments = Arguments::of(OPERATION)
+        .input("gate_up_N2I", gate_up_N2I, dtype, &[n, 2 * i])
+        .output("out_NI", out_NI, dtype, &[n, i])
+        .output("dgate_up_N2I", dgate_up_N2I, dtype, &[n, 2 * i]);
+    let (gate_up, out, dgate_up) = (gate_up_N2I.into(), (&*out_NI).into(), (&*dgate_up_N2I).into());
+    let cpu = |access: &Access<'_>| {
+        with_element!(OPERATION, "out_NI", dtype, E => {
+            let (gate_up, out) = (gate_up_N2I.slice::<E>(access), out_NI.slice_mut(access));
+            cpu::swiglu::backward_recomputing(gate_up, out, dgate_up_N2I.slice_mut(access), i);
+            Ok(())
+        })
+    };
+    let requests = || cuda::swiglu::backward_recomputing(gate_up, out, dgate_up, [n, i]);
+    arguments.run(cpu, |card| cuda::perform(card, &requests()))
+}
+
 /// N, I of the tensor that has them; every argument is then checked against these.
 fn sizes(rows_NI: &Buffer) -> [usize; 2] {
     [0, 1].map(|axis| rows_NI.shape().get(axis).copied().unwrap_or(0))
@@ -99,6 +120,12 @@ mod tests {
         let (mut out, mut dgate_up) = (zeros(&[n, i], dtype), zeros(&[n, 2 * i], dtype));
         forward(&gate_up, &mut out).unwrap();
         backward(&gate_up, &dout, &mut dgate_up).unwrap();
+        let (mut again, mut dagain) = (dout, zeros(&[n, 2 * i], dtype));
+        backward_recomputing(&gate_up, &mut again, &mut dagain).unwrap();
+        for (ours, theirs) in [(&again, &out), (&dagain, &dgate_up)] {
+            let bits = |buffer: &Buffer| buffer.read_f32().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            assert_eq!(bits(ours), bits(theirs));
+        }
         [out, dgate_up]
     }
 

@@ -36,6 +36,24 @@ pub(crate) fn backward<E: Element>(gate_up: &[E], dout: &[E], dgate_up: &mut [E]
     });
 }
 
+/// [`backward`] with the gradient in `out`, which the output then takes.
+pub(crate) fn backward_recomputing<E: Element>(gate_up: &[E], out: &mut [E], dgate_up: &mut [E], i: usize) {
+    if i == 0 {
+        return;
+    }
+    let rows = rows_of_piece(i);
+    let outputs = out.par_chunks_mut(rows * i).zip(dgate_up.par_chunks_mut(rows * 2 * i));
+    outputs.zip(gate_up.par_chunks(rows * 2 * i)).for_each(|((out, dgate_up), gate_up)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                backward_rows(gate_up, out, dgate_up, i);
+                forward_rows(gate_up, out, i);
+            },
+        );
+    });
+}
+
 fn rows_of_piece(i: usize) -> usize {
     (PIECE / (2 * i)).max(1)
 }

@@ -14,6 +14,12 @@ pub(crate) fn backward(gate_up: Value, dout: Value, dgate_up: Value, [n, i]: [us
     [Request::launch("swiglu_backward", variant(dout.dtype()), grid(n, i), values)]
 }
 
+/// See [`crate::swiglu::backward_recomputing`].
+pub(crate) fn backward_recomputing(gate_up: Value, out: Value, dgate_up: Value, [n, i]: [usize; 2]) -> [Request; 1] {
+    let values = [gate_up, out, dgate_up, Value::count(i)];
+    [Request::launch("swiglu_backward_recomputing", variant(out.dtype()), grid(n, i), values)]
+}
+
 fn grid(n: usize, i: usize) -> [Blocks; 3] {
     [Blocks::Count(n), Blocks::Of(i, "BLOCK"), Blocks::ONE]
 }
