@@ -171,7 +171,7 @@ fn what_counts_is_what_a_card_has_free_now() {
 #[test]
 fn auto_plans_for_the_cpu_where_a_card_does_not_take_the_model() {
     let cards = [card(0, "NVIDIA GeForce RTX 5090", 34_190_917_632)];
-    let narrow = ["model.num_attention_heads=128", "model.num_key_value_heads=8", "scheduler.total_steps=10"];
+    let narrow = ["model.num_attention_heads=128", "model.num_key_value_heads=8", "scheduler.total_steps=10", "scheduler.warmup_steps=1"];
     let heads_of_16 = run_of("rtx5090_1b", &[&["runtime.device=auto"], narrow.as_slice()].concat());
     let plan = plan_among(&heads_of_16, &cards, None).unwrap();
     assert!(plan.estimate.assumption.contains("CPU"), "{plan}");
