@@ -9,7 +9,7 @@ use training::commands::ModelSource;
 use training::commands::generate::{self as command, GenerateOptions, Prompt};
 use training::trained_model::TrainedModel;
 
-use crate::errors::raised;
+use crate::errors::{ConfigError, raised};
 use crate::json;
 
 /// A continued text.
@@ -64,7 +64,9 @@ impl Completion {
 
 /// Continue a text with a model: a checkpoint, a run's folder, or any Llama model in Hugging Face's format.
 #[pyfunction]
-#[pyo3(signature = (checkpoint, prompt, *, max_tokens = 128, temperature = 0.8, top_k = 0, top_p = 1.0, seed = 0))]
+#[pyo3(signature = (
+    checkpoint, prompt, *, max_tokens = 128, temperature = 0.8, top_k = 0, top_p = 1.0, seed = 0, device = "auto"
+))]
 pub fn generate(
     py: Python<'_>,
     checkpoint: PathBuf,
@@ -74,6 +76,7 @@ pub fn generate(
     top_k: usize,
     top_p: f64,
     seed: u64,
+    device: &str,
 ) -> PyResult<Completion> {
     let options = GenerateOptions {
         model: ModelSource { checkpoint: Some(checkpoint), experiment: None },
@@ -83,6 +86,7 @@ pub fn generate(
         top_k,
         top_p,
         seed,
+        device: device.parse().map_err(ConfigError::new_err)?,
         json: false,
     };
     let mut interrupted = None;
@@ -97,8 +101,15 @@ pub fn generate(
 
 /// Return the logits behind each token, `[tokens, vocabulary]` in f32.
 #[pyfunction]
-pub fn logits(py: Python<'_>, checkpoint: PathBuf, tokens: Vec<u32>) -> PyResult<Bound<'_, PyArray2<f32>>> {
-    let rows = py.detach(|| TrainedModel::open(Path::new(&checkpoint))?.logits(&tokens)).map_err(raised)?;
+#[pyo3(signature = (checkpoint, tokens, *, device = "auto"))]
+pub fn logits<'py>(
+    py: Python<'py>,
+    checkpoint: PathBuf,
+    tokens: Vec<u32>,
+    device: &str,
+) -> PyResult<Bound<'py, PyArray2<f32>>> {
+    let device = device.parse().map_err(ConfigError::new_err)?;
+    let rows = py.detach(|| TrainedModel::open(Path::new(&checkpoint), device)?.logits(&tokens)).map_err(raised)?;
     Ok(PyArray2::from_vec2(py, &rows)?)
 }
 

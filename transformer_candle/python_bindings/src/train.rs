@@ -46,17 +46,19 @@ pub fn train_run(
 
 /// Measure a model's loss on its run's held-out text, or on files of one's own.
 #[pyfunction(name = "evaluate")]
-#[pyo3(signature = (checkpoint, input = Vec::new(), text_column = "text", max_sequences = None))]
+#[pyo3(signature = (checkpoint, input = Vec::new(), text_column = "text", max_sequences = None, device = "auto"))]
 pub fn evaluate_model(
     py: Python<'_>,
     checkpoint: PathBuf,
     input: Vec<String>,
     text_column: &str,
     max_sequences: Option<usize>,
+    device: &str,
 ) -> PyResult<EvaluationReport> {
     let model = ModelSource { checkpoint: Some(checkpoint), experiment: None };
     let text_column = text_column.to_owned();
-    let options = EvaluateOptions { model, input, text_column, max_sequences, json: false };
+    let device = device.parse().map_err(ConfigError::new_err)?;
+    let options = EvaluateOptions { model, input, text_column, max_sequences, device, json: false };
     let stop = StopSignal::new();
     listening(py, &stop, || evaluate::run(&options, &stop)).map(EvaluationReport::from).map_err(raised)
 }

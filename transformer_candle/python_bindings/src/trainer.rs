@@ -58,7 +58,7 @@ impl StepReport {
         self.0.tokens_per_second
     }
 
-    /// Model FLOPs over the device's peak; None where no peak is known, as on a CPU.
+    /// Model FLOPs over the card's nominal BF16 peak; None where no peak is known, as on a CPU.
     #[getter]
     fn mfu(&self) -> Option<f64> {
         self.0.mfu
@@ -174,7 +174,7 @@ impl Trainer {
 
 #[pymethods]
 impl Trainer {
-    /// Start a new run in the config's folder.
+    /// Start a new run in the config's folder, on the device that the config names or finds.
     #[new]
     fn new(py: Python<'_>, config: &RunConfig) -> PyResult<Self> {
         let run = config.0.clone();
