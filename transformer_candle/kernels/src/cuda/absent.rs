@@ -19,8 +19,11 @@ pub struct Cuda(Infallible);
 /// A kernel of a card.
 pub(crate) struct Kernel<'a>(&'a Infallible);
 
+/// A turn at a card.
+pub(crate) struct Taken<'a>(&'a Infallible);
+
 /// A recording of a card.
-pub(crate) struct Graph(Infallible);
+pub(crate) struct Graph(&'static Infallible);
 
 /// A point of time of a card.
 pub(crate) struct Event(Infallible);
@@ -141,7 +144,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    pub(crate) fn take_turn(&self) -> Infallible {
+    pub(crate) fn take_turn(&self) -> Taken<'_> {
         match self.0 {}
     }
 
@@ -170,7 +173,7 @@ impl Kernel<'_> {
 
 impl Graph {
     pub(crate) fn launch(&mut self) -> Result<()> {
-        match self.0 {}
+        match *self.0 {}
     }
 }
 
