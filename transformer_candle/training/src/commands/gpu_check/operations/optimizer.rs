@@ -15,7 +15,7 @@ const WEIGHT_DECAY: f32 = 0.1;
 pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
     let elements = match size {
         Size::Small => vec![1003],
-        Size::Full => vec![1003, 1 << 16, 20_000_003],
+        Size::Full => vec![1003, 1 << 16, 5_000_003],
     };
     for elements in elements {
         for applied in [true, false] {
