@@ -92,10 +92,11 @@ impl Session {
             self.progress.say(note);
         }
         let plan = self.trainer.memory_plan();
+        let device = self.trainer.device();
+        let card = device.as_cuda().map_or_else(String::new, |card| format!(" ({})", card.name()));
         self.progress.say(&format!(
-            "training {} parameters on {} with {} threads; {} of buffers; {} tokens a step",
+            "training {} parameters on {device}{card} with {} threads; {} of buffers; {} tokens a step",
             grouped(plan.parameters),
-            self.trainer.run().config.runtime.device,
             self.trainer.threads(),
             memory_plan::bytes(plan.bytes),
             grouped(plan.tokens_per_step),

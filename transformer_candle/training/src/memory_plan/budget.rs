@@ -5,11 +5,7 @@ use std::fmt;
 use run_config::{ByteSize, RunConfig};
 use serde::Serialize;
 
-use super::{
-    CardMemory, Place,
-    display::bytes,
-    machine::available_memory,
-};
+use super::{CardMemory, Place, display::bytes, machine::available_memory};
 
 /// As `nvidia-smi` reports it.
 const RTX_5090: ByteSize = ByteSize(32_607 << 20);
@@ -40,7 +36,9 @@ impl Budget {
         match (config.runtime.memory_limit, place) {
             (Some(limit), Place::Cpu) => Some(Self::of_limit(limit)),
             (Some(limit), Place::AssumedCard) => Some(Self::of_card_limit(limit)),
-            (None, Place::AssumedCard) => Some(Self::less_context(RTX_5090, &format!("an RTX 5090, assumed: {RTX_5090}"))),
+            (None, Place::AssumedCard) => {
+                Some(Self::less_context(RTX_5090, &format!("an RTX 5090, assumed: {RTX_5090}")))
+            }
             (_, Place::Cpu | Place::Card(_)) => Self::here(config, place),
         }
     }
@@ -52,7 +50,11 @@ impl Budget {
             Place::Cpu | Place::AssumedCard => {
                 limit.map(Self::of_limit).into_iter().chain(Self::of_machine(config)).collect()
             }
-            Place::Card(card) => limit.map(Self::of_card_limit).into_iter().chain(Self::of_card(card)).collect(),
+            Place::Card(card) => {
+                let of_limit =
+                    limit.into_iter().flat_map(|limit| [Self::of_card_limit(limit), Self::left_of_limit(limit, card)]);
+                of_limit.chain(Self::of_card(card)).collect()
+            }
         };
         bounds.into_iter().min_by_key(|budget| budget.bytes)
     }
@@ -70,6 +72,13 @@ impl Budget {
 
     fn of_card_limit(limit: ByteSize) -> Self {
         Self::less_context(limit, &format!("runtime.memory_limit: {limit}"))
+    }
+
+    /// The limit holds for everything that is taken of a card, by others too.
+    fn left_of_limit(limit: ByteSize, card: &CardMemory) -> Self {
+        let taken = card.free.map_or(0, |free| card.total.saturating_sub(free));
+        let bytes = limit.bytes().saturating_sub(taken);
+        Self { bytes, origin: format!("runtime.memory_limit: {limit}, less what is taken of {} already", card.name) }
     }
 
     fn less_context(memory: ByteSize, origin: &str) -> Self {

@@ -62,7 +62,9 @@ impl Place {
         match (config.runtime.device, refusal) {
             (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => Ok(Self::Cpu),
             (run_config::Device::Cuda(ordinal), None) => Ok(place(found(ordinal))),
-            (named @ run_config::Device::Cuda(_), Some(clause)) => Err(TrainerError::Request(device::refused(named, &clause))),
+            (named @ run_config::Device::Cuda(_), Some(clause)) => {
+                Err(TrainerError::Request(device::refused(named, &clause)))
+            }
             (run_config::Device::Auto, None) => match found(0) {
                 None if !work(config)?.is_too_long_for_cpu(config) => Ok(Self::Cpu),
                 card => Ok(place(card)),

@@ -80,11 +80,9 @@ fn the_other_presets_are_planned_too() {
 
 #[test]
 fn a_run_that_does_not_fit_is_told_what_would() {
-    let plan = plan_of(&run_of(
-        "rtx5090_1b",
-        &["runtime.memory_limit=30GB", "data.batch_size=16", "runtime.device=cpu"],
-    ))
-    .unwrap();
+    let plan =
+        plan_of(&run_of("rtx5090_1b", &["runtime.memory_limit=30GB", "data.batch_size=16", "runtime.device=cpu"]))
+            .unwrap();
     let error = plan.check().unwrap_err();
     assert_eq!(error.exit_code(), 4);
     insta::assert_snapshot!(error);
@@ -166,17 +164,25 @@ fn what_counts_is_what_a_card_has_free_now() {
     let plan = plan_among(&limited, &[card(0, "NVIDIA H200", 150_000_000_000)], Some(149_000_000_000)).unwrap();
     assert!(plan.budget.as_ref().unwrap().origin.starts_with("runtime.memory_limit: 28GB"));
     assert!(plan.bytes < 27_000_000_000 && plan.estimate.assumption.contains("H200"));
+    let plan = plan_among(&limited, &[card(0, "NVIDIA H200", 150_000_000_000)], Some(145_000_000_000)).unwrap();
+    assert_eq!(plan.budget.unwrap().bytes, 23_000_000_000, "others have 5 GB of the 28 already");
 }
 
 #[test]
 fn auto_plans_for_the_cpu_where_a_card_does_not_take_the_model() {
     let cards = [card(0, "NVIDIA GeForce RTX 5090", 34_190_917_632)];
-    let narrow = ["model.num_attention_heads=128", "model.num_key_value_heads=8", "scheduler.total_steps=10", "scheduler.warmup_steps=1"];
+    let narrow = [
+        "model.num_attention_heads=128",
+        "model.num_key_value_heads=8",
+        "scheduler.total_steps=10",
+        "scheduler.warmup_steps=1",
+    ];
     let heads_of_16 = run_of("rtx5090_1b", &[&["runtime.device=auto"], narrow.as_slice()].concat());
     let plan = plan_among(&heads_of_16, &cards, None).unwrap();
     assert!(plan.estimate.assumption.contains("CPU"), "{plan}");
-    let error = plan_among(&run_of("rtx5090_1b", &[&["runtime.device=cuda:0"], narrow.as_slice()].concat()), &cards, None)
-        .unwrap_err();
+    let error =
+        plan_among(&run_of("rtx5090_1b", &[&["runtime.device=cuda:0"], narrow.as_slice()].concat()), &cards, None)
+            .unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(error.to_string().contains("num_attention_heads is 16"), "{error}");
 }
