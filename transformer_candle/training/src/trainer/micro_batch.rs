@@ -65,7 +65,8 @@ impl MicroBatch {
     pub(crate) fn bind(plan: &MicroBatchPlan, arena: &Arena, sequences: usize) -> Result<Self> {
         let (inputs_N, targets_N) = (arena.buffer(plan.inputs), arena.buffer(plan.targets));
         let lane = |lane: usize| -> Result<Lane> {
-            let landing = plan.landings.get(lane).map(|&(inputs, targets)| (arena.buffer(inputs), arena.buffer(targets)));
+            let landing =
+                plan.landings.get(lane).map(|&(inputs, targets)| (arena.buffer(inputs), arena.buffer(targets)));
             let (inputs, targets) = landing.unzip();
             Ok(Lane {
                 inputs: Upload::new(inputs_N.clone(), inputs)?,
@@ -136,5 +137,62 @@ impl MicroBatch {
             Some(token) => Err(refused(model::Error::UnknownToken { token, vocab_size })),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::Device;
+
+    use super::*;
+
+    const T: usize = 3;
+
+    /// Micro-batches of two sequences of three tokens, of a vocabulary of 100.
+    fn micro_batch() -> MicroBatch {
+        let mut plan = Plan::new();
+        let planned = MicroBatchPlan::add_to(&mut plan, 2 * T, 100, DeviceKind::Cpu);
+        MicroBatch::bind(&planned, &plan.allocate(&Device::Cpu).unwrap(), 2).unwrap()
+    }
+
+    fn batch(sequences: u32) -> Batch {
+        let tokens = sequences * T as u32;
+        Batch {
+            inputs: (0..tokens).collect(),
+            targets: (1..=tokens).map(u32::cast_signed).collect(),
+            sequence_length: T,
+            target_count: tokens as usize,
+            target_bytes: None,
+        }
+    }
+
+    #[test]
+    fn the_next_micro_batch_travels_while_one_is_worked_on() {
+        let (mut micro_batch, batch) = (micro_batch(), batch(3));
+        let pieces: Vec<_> = micro_batch.cut(&batch).collect();
+        assert_eq!(pieces, [0..2, 2..3]);
+        for _ in 0..2 {
+            micro_batch.send(&batch, pieces[0].clone()).unwrap();
+            micro_batch.receive().unwrap();
+            micro_batch.send(&batch, pieces[1].clone()).unwrap();
+            assert_eq!(micro_batch.inputs_N.read::<u32>().unwrap(), [0, 1, 2, 3, 4, 5]);
+            assert_eq!(micro_batch.targets_N.read::<i32>().unwrap(), [1, 2, 3, 4, 5, 6]);
+            micro_batch.receive().unwrap();
+            assert_eq!(micro_batch.inputs_N.read::<u32>().unwrap(), [6, 7, 8, 0, 0, 0]);
+            assert_eq!(micro_batch.targets_N.read::<i32>().unwrap()[..3], [7, 8, 9]);
+            assert_eq!(micro_batch.targets_N.read::<i32>().unwrap()[3..], [IGNORED_TARGET; 3]);
+        }
+    }
+
+    #[test]
+    fn a_token_that_the_model_does_not_have_never_travels() {
+        let mut micro_batch = micro_batch();
+        for (token, target) in [(100, 1), (1, 100), (1, -1), (u32::MAX, 1)] {
+            let batch = Batch { inputs: vec![token; T], targets: vec![target; T], ..batch(1) };
+            let error = micro_batch.upload(&batch, 0..1).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{error}");
+            assert!(error.to_string().contains("vocabulary of 100"), "{error}");
+        }
+        micro_batch.upload(&batch(2), 0..2).unwrap();
     }
 }
