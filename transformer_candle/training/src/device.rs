@@ -163,7 +163,8 @@ impl Machine {
                         Some(card) => card.refusal().or_else(|| Some(refused(asked, &refusal?))),
                     },
                 };
-                problem.map_or(Ok(Decision { device: asked, note: None }), |problem| Err(TrainerError::Request(problem)))
+                problem
+                    .map_or(Ok(Decision { device: asked, note: None }), |problem| Err(TrainerError::Request(problem)))
             }
         }
     }
@@ -223,7 +224,11 @@ mod tests {
         Machine { cards: Err(MISSING.to_owned()), shows_card }
     }
 
-    fn decided(machine: &Machine, asked: run_config::Device, refusal: Option<&str>) -> (run_config::Device, Option<String>) {
+    fn decided(
+        machine: &Machine,
+        asked: run_config::Device,
+        refusal: Option<&str>,
+    ) -> (run_config::Device, Option<String>) {
         let Decision { device, note } = machine.decide(asked, refusal.map(str::to_owned)).unwrap();
         (device, note)
     }
@@ -256,9 +261,14 @@ mod tests {
     fn a_card_that_is_named_is_taken_or_refused_with_the_reason() {
         let two = machine(&["RTX 5090", "RTX 3060"]);
         assert_eq!(decided(&two, Cuda(1), None), (Cuda(1), None));
-        assert!(refused(&two, Cuda(2), None).ends_with("cuda:2, and this machine has cuda:0 (RTX 5090), cuda:1 (RTX 3060)"));
+        assert!(
+            refused(&two, Cuda(2), None).ends_with("cuda:2, and this machine has cuda:0 (RTX 5090), cuda:1 (RTX 3060)")
+        );
         assert_eq!(refused(&without(true), Cuda(0), None), format!("the device asked for is cuda:0: {MISSING}"));
-        assert!(refused(&two, Cuda(0), Some("takes heads of 32 to 128")).contains("a card takes heads of 32 to 128. Change"));
+        assert!(
+            refused(&two, Cuda(0), Some("takes heads of 32 to 128"))
+                .contains("a card takes heads of 32 to 128. Change")
+        );
         assert!(refused(&old(), Cuda(0), None).contains("Tesla T4 has compute capability 7.5"));
     }
 

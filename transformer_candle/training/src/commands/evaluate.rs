@@ -68,7 +68,8 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
     };
     config.runtime.precision = precision;
     let sequences = config.data.sequences_per_step.min(USUAL_BATCH);
-    let needed = |device: &kernels::Device| EvaluationBuffers::of(&config, &shape, sequences, device.kind()).plan.bytes();
+    let needed =
+        |device: &kernels::Device| EvaluationBuffers::of(&config, &shape, sequences, device.kind()).plan.bytes();
     let Chosen { device, notes } = device::choose_for(options.device, &shape, needed)?;
     for note in notes {
         tracing::warn!("{note}");

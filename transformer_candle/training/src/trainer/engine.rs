@@ -35,7 +35,8 @@ impl Engine {
     pub(crate) fn new(config: &RunConfig, shape: &ModelShape, setting: Setting, device: &Device) -> Result<Self> {
         let pool = thread_pool(config)?;
         let buffers = RunBuffers::of(config, shape, setting);
-        let arena = buffers.plan.allocate(device).map_err(|error| does_not_fit(error, config, shape, setting, device))?;
+        let arena =
+            buffers.plan.allocate(device).map_err(|error| does_not_fit(error, config, shape, setting, device))?;
         let decoder = buffers.decoder.bind(&arena)?;
         Ok(Self {
             optimizer: Optimizer::bind(&buffers.optimizer, &arena, &decoder, &config.optimizer)?,
