@@ -14,8 +14,7 @@ RUST_SOURCES := $(shell find transformer_candle configs -type f) Cargo.toml Carg
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 CUDA := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cuda"; \
 	environment="$$(PYTHON=$(PYTHON) tools/cuda/toolchain.sh "$(TARGET)/cuda-toolchain")" && eval "$$environment" &&
-STAND_IN := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cuda-emulated"; \
-	environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libraries")" && eval "$$environment" &&
+STAND_IN := environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libraries")" && eval "$$environment" &&
 
 .PHONY: help demo test build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu audit lock wheel binaries clean
 .NOTPARALLEL:
@@ -65,7 +64,7 @@ cuda: $(VENV)/.requirements
 
 # For the tests on an emulated driver and for nothing else: an nvcc that compiles nothing stands in for the real one.
 cuda-emulated:
-	$(STAND_IN) cargo build --locked --features cuda
+	$(STAND_IN) CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cuda-emulated" cargo build --locked --features cuda
 
 lint: $(VENV)/.dev $(VENV)/.extension-dev
 	cargo fmt --all --check
