@@ -68,6 +68,7 @@ mod byte_source;
 mod cache;
 mod cursor;
 mod documents;
+mod encoder;
 mod error;
 mod formats;
 mod held_out;

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use tokenizers::DecoderWrapper;
 
 use crate::DataError;
+use crate::encoder::Encoder;
 
 /// The token that ends a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -25,6 +26,7 @@ pub struct Tokenizer(Arc<Loaded>);
 struct Loaded {
     path: PathBuf,
     tokenizer: tokenizers::Tokenizer,
+    encoder: Encoder,
     content_hash: String,
     end_of_text: u32,
     vocab_size: usize,
@@ -52,10 +54,12 @@ impl Tokenizer {
         })?;
         let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let token_bytes = token_bytes(&tokenizer, vocab_size);
+        let encoder = Encoder::choose(&tokenizer, &bytes);
         let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&bytes)));
         Ok(Self(Arc::new(Loaded {
             path: path.to_owned(),
             tokenizer,
+            encoder,
             content_hash,
             end_of_text,
             vocab_size,
@@ -70,8 +74,7 @@ impl Tokenizer {
 
     /// Ids of one text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        let encoding = self.0.tokenizer.encode_fast(text, false).map_err(|error| self.failed(error.as_ref()))?;
-        Ok(encoding.get_ids().to_vec())
+        self.0.encoder.encode(&self.0.tokenizer, text).map_err(|error| self.failed(error.as_ref()))
     }
 
     /// Text of ids; special tokens leave no text.

@@ -53,8 +53,9 @@ pub struct DataConfig {
     /// Folder of the blocks of streamed files that were read, so that a second epoch or a resumed run
     /// reads them from this machine's disk. Left out: below the user's cache folder. Several runs may share it.
     pub cache_dir: Option<PathBuf>,
-    /// What the cached blocks may take on disk; the least recently used go first. `null` keeps nothing.
-    pub cache_limit: Option<ByteSize>,
+    /// What the cached blocks may take on disk; the least recently used go first. Less than a block of 512 KiB, such
+    /// as `1B`, keeps nothing.
+    pub cache_limit: ByteSize,
     /// Share of the training text's row groups that is kept out of training for evaluation where
     /// `validation_shards` is empty. At least one row group is kept out.
     #[schemars(range(max = 0.5), extend("exclusiveMinimum" = 0))]
@@ -75,7 +76,7 @@ impl Default for DataConfig {
             num_workers: 2,
             network_patience: TimeSpan(3600),
             cache_dir: None,
-            cache_limit: Some(ByteSize(16 << 30)),
+            cache_limit: ByteSize(16 << 30),
             held_out_fraction: 0.001,
         }
     }

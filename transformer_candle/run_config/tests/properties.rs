@@ -63,7 +63,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
         (1..2000usize).prop_map(|sequences| (BatchSize::Auto, None, sequences)),
     ];
     let rest = (text(), 2..=4096usize, 1..1_000_000usize, 1..=256usize, path(), 1e-6..=0.5f64);
-    let network = ((0..1_000_000u64).prop_map(TimeSpan), proptest::option::of((1..u64::MAX / 2).prop_map(ByteSize)));
+    let network = ((0..1_000_000u64).prop_map(TimeSpan), (1..u64::MAX / 2).prop_map(ByteSize));
     (shards(), shards(), batch, rest, network).prop_map(|(train_shards, validation_shards, batch, rest, network)| {
         DataConfig {
             train_shards,

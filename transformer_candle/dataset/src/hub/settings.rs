@@ -57,8 +57,8 @@ impl HubSettings {
     /// With the patience and the cache of a run.
     #[must_use]
     pub fn of_run(self, data: &DataConfig) -> Self {
-        let folder = || data.cache_dir.clone().unwrap_or_else(|| cache_root().join("blocks"));
-        let cache = data.cache_limit.map(|limit| (folder(), limit.bytes()));
+        let folder = data.cache_dir.clone().unwrap_or_else(|| cache_root().join("blocks"));
+        let cache = Some((folder, data.cache_limit.bytes()));
         Self { patience: data.network_patience.duration(), cache, ..self }
     }
 }

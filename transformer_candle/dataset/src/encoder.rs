@@ -1,0 +1,131 @@
+//! Text to token ids, as fast as the tokenizer allows.
+//!
+//! The Hugging Face library defines the ids. For byte-level BPE with GPT-2's pattern, which is what `orchestrate` trains, crate
+//! `fastokens` gives the same ids several times faster: no difference in 1.1 GB of mixed text and 300,000 random strings
+//! (`docs/experiment_log.md`). It encodes where the tokenizer is of exactly this kind and agrees on a sample of awkward
+//! text; everywhere else the library itself does.
+
+use fastokens::AddedTokenPolicy;
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+/// Which of the two encodes.
+pub(crate) enum Encoder {
+    Fast(Box<fastokens::Tokenizer>),
+    Library,
+}
+
+/// What byte-level tokenizers have been known to disagree on: contractions, runs of spaces, digits, joined characters, text
+/// that spells a special token.
+const AWKWARD: [&str; 8] = [
+    "It's we'LL they'Re don't 'tis ''s",
+    "  leading,  inner   and trailing spaces   \t\t\n\n \r\n x\u{a0}\u{2003}y",
+    "1 22 333 4444 55555 3.14159 0x1F \u{bd} \u{2167} \u{661}\u{662}",
+    "e\u{301} \u{e9} \u{df} \u{130}\u{131} \u{4e2d}\u{6587}\u{65e5}\u{672c} \u{d55c}\u{ad6d} \u{ba4}\u{bae}\u{bbf}",
+    "\u{1f642}\u{1f469}\u{200d}\u{1f469}\u{200d}\u{1f467} \u{feff}\u{200b}\u{0}\u{7f}\u{ad}",
+    "<|endoftext|> <|end <|pad|>x<|endoftext|>",
+    "fn main() { let x_1 = \"\\n\"; } // ====== ------ __init__ #!$%&",
+    "https://example.org/?a=b&c=%20d aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+];
+
+impl Encoder {
+    /// Chooses for a tokenizer and the `tokenizer.json` that it was read from.
+    pub(crate) fn choose(reference: &Tokenizer, json: &[u8]) -> Self {
+        let fast = serde_json::from_slice(json).ok().filter(is_proven).and_then(|json| {
+            let fast = fastokens::Tokenizer::from_json(json).ok()?;
+            let agree = |text: &&str| {
+                reference
+                    .encode_fast(*text, false)
+                    .is_ok_and(|encoding| encode(&fast, text).is_ok_and(|ids| ids == encoding.get_ids()))
+            };
+            AWKWARD.iter().all(agree).then_some(fast)
+        });
+        fast.map_or(Self::Library, |fast| Self::Fast(Box::new(fast)))
+    }
+
+    /// Ids of one text in which nothing is special.
+    pub(crate) fn encode(&self, reference: &Tokenizer, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+        match self {
+            Self::Fast(fast) => Ok(encode(fast, text)?),
+            Self::Library => Ok(reference.encode_fast(text, false)?.get_ids().to_vec()),
+        }
+    }
+}
+
+fn encode(fast: &fastokens::Tokenizer, text: &str) -> Result<Vec<u32>, fastokens::Error> {
+    fast.encode_with_policy(text, false, AddedTokenPolicy::SkipSpecial)
+}
+
+/// Byte-level BPE with GPT-2's pattern and nothing else that changes text: the kind whose ids were compared.
+fn is_proven(json: &Value) -> bool {
+    let (model, split) = (&json["model"], &json["pre_tokenizer"]);
+    let absent = |value: &Value| value.is_null() || value == false || value == "";
+    json["normalizer"].is_null()
+        && split["type"] == "ByteLevel"
+        && split["add_prefix_space"] == false
+        && split["use_regex"] != false
+        && (model["type"] == "BPE" || model["type"].is_null())
+        && ["dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback"]
+            .iter()
+            .all(|key| absent(&model[key]))
+        && absent(&model["ignore_merges"])
+        && json["added_tokens"].as_array().is_none_or(|tokens| tokens.iter().all(|token| token["special"] == true))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn material() -> (Tokenizer, Value) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/material/tokenizer.json");
+        let bytes = std::fs::read(path).unwrap();
+        let mut tokenizer = Tokenizer::from_bytes(&bytes).unwrap();
+        tokenizer.set_encode_special_tokens(true);
+        (tokenizer, serde_json::from_slice(&bytes).unwrap())
+    }
+
+    fn choose(change: impl Fn(&mut Value)) -> Encoder {
+        let (reference, mut json) = material();
+        change(&mut json);
+        Encoder::choose(&reference, &serde_json::to_vec(&json).unwrap())
+    }
+
+    #[test]
+    fn our_own_kind_of_tokenizer_is_encoded_fast_and_no_other() {
+        assert!(matches!(choose(|_| ()), Encoder::Fast(_)));
+        let others: [fn(&mut Value); 5] = [
+            |json| json["normalizer"] = serde_json::json!({"type": "NFC"}),
+            |json| json["pre_tokenizer"]["add_prefix_space"] = true.into(),
+            |json| json["pre_tokenizer"]["use_regex"] = false.into(),
+            |json| json["model"]["dropout"] = 0.1.into(),
+            |json| json["added_tokens"][0]["special"] = false.into(),
+        ];
+        for other in others {
+            assert!(matches!(choose(other), Encoder::Library));
+        }
+    }
+
+    #[test]
+    fn a_tokenizer_that_disagrees_with_the_library_is_not_used() {
+        let swapped = choose(|json| {
+            let (a, b) = (json["model"]["vocab"]["a"].take(), json["model"]["vocab"]["e"].take());
+            (json["model"]["vocab"]["a"], json["model"]["vocab"]["e"]) = (b, a);
+        });
+        assert!(matches!(swapped, Encoder::Library));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+        #[test]
+        fn ids_are_the_library_s(text in prop_oneof![".{0,200}", "[ -~\\s]{0,300}", "(\\s|'s|<\\|endoftext\\|>|[0-9]|\\PC){0,60}"]) {
+            let (reference, json) = material();
+            let encoder = Encoder::choose(&reference, &serde_json::to_vec(&json).unwrap());
+            let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
+            prop_assert_eq!(encoder.encode(&reference, &text).unwrap(), expected);
+        }
+    }
+}
