@@ -47,9 +47,7 @@ impl DataSource {
             tokenizer: None,
         };
         let hub = HubSettings::from_environment().of_run(&DataConfig::default());
-        py.detach(|| dataset::DataSource::streaming(&streaming, hub))
-            .map(Self::of)
-            .map_err(raised)
+        py.detach(|| dataset::DataSource::streaming(&streaming, hub)).map(Self::of).map_err(raised)
     }
 
     /// Find local files: paths, folders and globs, relative to the current folder.
