@@ -72,10 +72,25 @@ pub struct StepRecord {
     pub batch: String,
 }
 
+/// Where a ledger begins that does not begin with its run: what was trained on before is not in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BeginRecord {
+    /// Optimizer steps taken before.
+    pub step: u64,
+    /// Where the next step's first sequence lies.
+    pub epoch: u64,
+    /// The window of the epoch.
+    pub window: u64,
+    /// The sequence of the window.
+    pub sequence: u64,
+}
+
 /// A line of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LedgerRecord {
+    /// The ledger begins here. The first line, if any.
+    Begin(BeginRecord),
     /// A window came into use.
     Window(WindowRecord),
     /// A step was taken.

@@ -206,10 +206,7 @@ impl TokenStream {
             if delivered >= window.sequences() {
                 return Err(DataError::Cursor { difference: "the content of the files" });
             }
-            // One that was in use before the stream was opened here is in the ledger already.
-            if delivered == 0 {
-                self.opened.push(window.record.clone());
-            }
+            self.opened.push(window.record.clone());
             self.window = Some((window, delivered));
         }
         Ok(self.window.as_mut())
@@ -267,7 +264,8 @@ impl TokenStream {
         self.source.waiting()
     }
 
-    /// The windows whose first sequence the last call delivered, for the ledger.
+    /// The windows that the last call was the first to deliver from, for the ledger. Where the stream was opened in the middle of a
+    /// window, that window is among them.
     pub fn opened_windows(&self) -> &[WindowRecord] {
         &self.opened
     }

@@ -7,7 +7,7 @@ mod material;
 use std::path::Path;
 
 use dataset::ledger::{
-    Audit, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, batch_hash, for_each_record, replay,
+    Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, batch_hash, for_each_record, replay,
 };
 use dataset::{Batch, Cursor, DataError, DataSource, StreamSettings};
 use material::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
@@ -48,7 +48,9 @@ fn train(
         if batch.is_empty() {
             break;
         }
-        for window in stream.opened_windows() {
+        // The window that the run was cut in is in the ledger already.
+        let new = stream.opened_windows().iter().filter(|window| !(sequence > 0 && window.start == start));
+        for window in new {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
         let (sequences, targets) = (batch.sequences() as u64, batch.target_count as u64);
@@ -186,6 +188,30 @@ fn any_step_s_batch_is_made_again() {
         .filter(|&step| replay(&path, &head, step, &source, &settings, &tokenizer()).is_err())
         .count();
     assert!(changed > 0);
+}
+
+#[test]
+fn a_ledger_that_begins_late_proves_what_it_has() {
+    let (folder, source) = mixed_folder();
+    let settings = StreamSettings { epochs: Some(2), ..settings() };
+    let path = folder.path().join("late.jsonl");
+    for steps in [1, 7, 30] {
+        let mut lost = Ledger::open(&folder.path().join("lost.jsonl"), &LedgerHead::empty()).unwrap();
+        let (cursor, _) = train(&source, &settings, &mut lost, None, 1..=steps, 2);
+        let mut ledger = Ledger::open(&path, &LedgerHead::empty()).unwrap();
+        let mut stream = open(&source, &settings, Some(cursor.clone()));
+        let Cursor { start, sequence, .. } = &cursor;
+        let begin = BeginRecord { step: steps, epoch: start.epoch, window: start.window, sequence: *sequence };
+        ledger.append(&LedgerRecord::Begin(begin)).unwrap();
+        stream.next_sequences(1).unwrap();
+        if *sequence > 0 {
+            ledger.append(&LedgerRecord::Window(stream.opened_windows()[0].clone())).unwrap();
+        }
+        train(&source, &settings, &mut ledger, Some(cursor), steps + 1..=u64::MAX, 2);
+        let audit = audited(&path, &ledger.sync().unwrap(), &source, &settings);
+        assert_eq!(audit.problems, [""; 0]);
+        assert_eq!(audit.epochs.iter().map(|epoch| epoch.whole).collect::<Vec<_>>(), [false, true]);
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod between_steps;
 mod data;
 mod engine;
+mod ledger;
 mod micro_batch;
 mod products;
 mod start;
@@ -24,6 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use self::data::Data;
 pub(crate) use self::engine::{Engine, synthetic};
+pub use self::ledger::LEDGER;
+use self::ledger::RunLedger;
 pub(crate) use self::micro_batch::{MicroBatch, MicroBatchPlan};
 pub use self::start::ResumeFrom;
 use crate::{
@@ -76,6 +79,7 @@ pub struct Trainer {
     tokenizer_files: TokenizerFiles,
     identity: Identity,
     metrics: MetricsWriter,
+    ledger: RunLedger,
     position: Position,
     /// The checkpoint that holds exactly what the trainer is.
     saved: Option<PathBuf>,
@@ -139,6 +143,7 @@ impl Trainer {
         let Some(Outcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)? else {
             return Ok(Step::Abandoned);
         };
+        self.ledger.step(step, &self.position.cursor, &batch, self.data.stream.opened_windows())?;
         self.position.step = step;
         self.position.tokens += batch.target_count as u64;
         self.position.cursor = self.data.stream.cursor();

@@ -112,6 +112,47 @@ fn a_damaged_checkpoint_is_passed_over_and_verify_says_which_it_is() {
 }
 
 #[test]
+fn what_a_run_was_trained_on_is_proven_and_made_again() {
+    let workshop = Workshop::new();
+    let config = workshop.run_directory("run").join("training.yaml");
+    let epochs = ["scheduler.total_steps=null", "scheduler.total_epochs=2", "scheduler.strategy=constant"];
+    let overrides = epochs.iter().flat_map(|value| ["--override", value]);
+    succeeds(
+        &workshop,
+        &["train", "--config", config.to_str().unwrap()].into_iter().chain(overrides).collect::<Vec<_>>(),
+    );
+    let report = answer(&workshop, &["validate-data", "run", "--replay", "3", "--json"]);
+    assert_eq!((&report["problems"], &report["replayed"]), (&serde_json::json!([]), &serde_json::json!([3])));
+    let epochs = report["epochs"].as_array().unwrap();
+    assert_eq!(epochs.len(), 2);
+    assert!(epochs.iter().all(|epoch| epoch["finished"] == true && epoch["documents"] == epochs[0]["documents"]));
+    let text = succeeds(&workshop, &["validate-data", "run"]);
+    assert_eq!(text.matches("every document used exactly once").count(), 2, "{text}");
+
+    let ledger = workshop.path().join("run/ledger.jsonl");
+    damage(&ledger);
+    let output = command(&workshop, &["validate-data", "run"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ledger.jsonl"));
+}
+
+#[test]
+fn a_run_without_a_ledger_says_so_and_a_lost_one_begins_anew() {
+    let workshop = trained();
+    let ledger = workshop.path().join("run/ledger.jsonl");
+    fs::remove_file(&ledger).unwrap();
+    let output = command(&workshop, &["validate-data", "run"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    let config = workshop.run_directory("run").join("training.yaml");
+    let more = ["train", "--config", config.to_str().unwrap(), "--resume", "--override", "scheduler.total_steps=14"];
+    let output = command(&workshop, &more).output().unwrap();
+    let told = [output.stdout, output.stderr].concat();
+    assert!(String::from_utf8_lossy(&told).contains("begins anew at step 10"), "{}", String::from_utf8_lossy(&told));
+    let report = answer(&workshop, &["validate-data", "run", "--json"]);
+    assert_eq!((&report["steps"], &report["problems"]), (&serde_json::json!(4), &serde_json::json!([])));
+}
+
+#[test]
 fn bench_measures_a_config_that_has_no_data() {
     let workshop = Workshop::new();
     let config = "model: {vocab_size: 300, hidden_size: 32, intermediate_size: 48, num_layers: 1, \

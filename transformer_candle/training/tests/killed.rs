@@ -66,4 +66,7 @@ fn a_run_killed_again_and_again_ends_with_the_weights_and_metrics_of_one_left_al
         assert_eq!(workshop.losses("left-alone", kind), workshop.losses("killed", kind), "after {kills} kills");
     }
     assert_eq!(workshop.checkpoints("left-alone"), workshop.checkpoints("killed"));
+    let mut validate = Command::new(env!("CARGO_BIN_EXE_transformer-candle"));
+    validate.arg("validate-data").arg(workshop.run_directory("killed")).args(["--replay", "1", "--replay", "60"]);
+    assert!(validate.stdout(Stdio::null()).status().unwrap().success(), "after {kills} kills");
 }

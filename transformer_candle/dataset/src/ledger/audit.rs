@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{LedgerHead, LedgerRecord, Piece, StepRecord, WindowRecord, for_each_record};
+use super::{BeginRecord, LedgerHead, LedgerRecord, Piece, StepRecord, WindowRecord, for_each_record};
 use crate::formats::Row;
 use crate::selection::Selection;
 use crate::stop::Stop;
@@ -35,6 +35,8 @@ pub struct AuditedEpoch {
     pub rows: u64,
     /// Whether the epoch is over, so that every row of the training set had to be there.
     pub finished: bool,
+    /// Whether the ledger has it from its first window on. Of one that began before the ledger, only what was used twice is found.
+    pub whole: bool,
 }
 
 /// At most so many problems are put into words.
@@ -60,6 +62,10 @@ pub fn audit(
     let selection = source.selection(settings.wanted(), &Stop::default())?;
     let mut auditor = Auditor { source, selection: &selection, audit: Audit::default(), at: None, epoch: None };
     for_each_record(path, head, |record| match record {
+        LedgerRecord::Begin(begin) => {
+            auditor.begin(begin);
+            Ok(())
+        }
         LedgerRecord::Window(window) => auditor.window(&window),
         LedgerRecord::Step(step) => {
             auditor.step(&step);
@@ -80,6 +86,7 @@ struct Auditor<'a> {
 }
 
 /// Where the next step has to start.
+#[derive(Default)]
 struct Place {
     /// (epoch, window, sequences) of the windows begun or waiting.
     windows: Vec<(u64, u64, u64)>,
@@ -96,19 +103,28 @@ impl Auditor<'_> {
         }
     }
 
+    fn begin(&mut self, begin: BeginRecord) {
+        if self.at.is_some() {
+            self.problem(|| "the ledger begins a second time".to_owned());
+        }
+        self.at = Some(Place { sequence: begin.sequence, next_step: begin.step + 1, ..Place::default() });
+        let whole = (begin.window, begin.sequence) == (0, 0);
+        self.epoch = Some((AuditedEpoch { epoch: begin.epoch, whole, ..AuditedEpoch::default() }, Coverage::new()));
+    }
+
     fn window(&mut self, window: &WindowRecord) -> Result<(), DataError> {
         let (epoch, number) = (window.start.epoch, window.start.window);
         if self.epoch.as_ref().is_some_and(|(current, _)| current.epoch != epoch) {
             self.finish_epoch(true)?;
         }
-        let place = self.at.get_or_insert_with(|| Place { windows: Vec::new(), left: None, sequence: 0, next_step: 1 });
+        let place = self.at.get_or_insert_with(|| Place { next_step: 1, ..Place::default() });
         let follows = place.windows.last().is_none_or(|&(last_epoch, last, _)| (last_epoch, last) < (epoch, number));
         place.windows.push((epoch, number, window.sequences));
         if !follows {
             self.problem(|| format!("window {number} of epoch {epoch} comes after a later one"));
         }
-        let (audited, coverage) = self.epoch.get_or_insert_with(Default::default);
-        audited.epoch = epoch;
+        let begun = || (AuditedEpoch { epoch, whole: true, ..AuditedEpoch::default() }, Coverage::new());
+        let (audited, coverage) = self.epoch.get_or_insert_with(begun);
         audited.documents += window.documents;
         for piece in &window.pieces {
             audited.rows += piece.rows;
@@ -150,7 +166,7 @@ impl Auditor<'_> {
                 self.problem(|| format!("row {row} of group {group} of {name} was used twice in epoch {epoch}"));
             }
         }
-        if finished {
+        if finished && audited.whole {
             self.check_complete(epoch, &coverage)?;
         }
         self.audit.epochs.push(audited);

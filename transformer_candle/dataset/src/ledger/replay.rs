@@ -36,6 +36,7 @@ fn find(path: &Path, head: &LedgerHead, step: u64) -> Result<Option<(WindowRecor
     let (mut recent, mut found) = (Vec::<WindowRecord>::new(), None);
     for_each_record(path, head, |record| {
         match record {
+            LedgerRecord::Begin(_) => {}
             LedgerRecord::Window(window) => recent.push(window),
             LedgerRecord::Step(record) => {
                 recent.retain(|window| (window.start.epoch, window.start.window) >= (record.epoch, record.window));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use dataset::ledger::LedgerHead;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -35,6 +36,9 @@ pub struct TrainerState {
     /// How a card computed matrix products; none on a CPU.
     #[serde(default)]
     pub products: Option<Products>,
+    /// How far the run's ledger is vouched for; none in checkpoints from before there was one.
+    #[serde(default)]
+    pub ledger: Option<LedgerHead>,
 }
 
 /// How a card computes matrix products. The choices are found by measuring, and each rounds a little differently: a run goes on bit

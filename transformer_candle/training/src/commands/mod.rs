@@ -9,6 +9,7 @@ pub mod gpu_check;
 mod model_source;
 pub mod plan;
 pub mod train;
+pub mod validate_data;
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -58,6 +59,8 @@ enum Command {
     Bench(bench::BenchOptions),
     /// Compare a card with the CPU: operations, gradients, training, memory.
     GpuCheck(gpu_check::GpuCheckOptions),
+    /// Prove from a run's ledger that every document was used exactly once.
+    ValidateData(validate_data::ValidateDataOptions),
     /// List or verify checkpoints.
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
@@ -72,6 +75,7 @@ pub fn main() -> ExitCode {
         Command::Evaluate(options) => evaluate::main(&options),
         Command::Bench(options) => bench::main(&options),
         Command::GpuCheck(options) => gpu_check::main(&options),
+        Command::ValidateData(options) => validate_data::main(&options),
         Command::Checkpoint(command) => checkpoint::main(&command),
     })
 }
@@ -164,6 +168,7 @@ mod tests {
             "bench --config a.yaml --device cuda:1",
             "gpu-check",
             "gpu-check --device cuda:1 --size small --only memory --only training --seed 7 --json",
+            "validate-data runs/e --replay 3 --replay 4 --json",
             "checkpoint list --experiment e",
             "checkpoint verify runs/e/checkpoints",
         ] {
@@ -197,14 +202,15 @@ mod tests {
         Usage: transformer-candle <COMMAND>
 
         Commands:
-          train       Train a model from a config file
-          plan        Tell what a config needs: parameters, memory by category, FLOPs, disk
-          generate    Continue a text with a trained model
-          evaluate    Measure a trained model's loss on held-out text
-          bench       Measure a config's training speed on synthetic tokens
-          gpu-check   Compare a card with the CPU: operations, gradients, training, memory
-          checkpoint  List or verify checkpoints
-          help        Print this message or the help of the given subcommand(s)
+          train          Train a model from a config file
+          plan           Tell what a config needs: parameters, memory by category, FLOPs, disk
+          generate       Continue a text with a trained model
+          evaluate       Measure a trained model's loss on held-out text
+          bench          Measure a config's training speed on synthetic tokens
+          gpu-check      Compare a card with the CPU: operations, gradients, training, memory
+          validate-data  Prove from a run's ledger that every document was used exactly once
+          checkpoint     List or verify checkpoints
+          help           Print this message or the help of the given subcommand(s)
 
         Options:
           -h, --help     Print help

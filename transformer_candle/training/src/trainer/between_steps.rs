@@ -41,8 +41,8 @@ impl Trainer {
     /// Writes a checkpoint of the weights as they are, and removes old ones as the config has it.
     pub fn save(&mut self) -> Result<PathBuf> {
         self.metrics.flush()?;
+        let state = self.state()?;
         let config = &self.run.config;
-        let state = self.state();
         let path = checkpoint::save(
             self.checkpoint_directory(),
             &CheckpointContents {
@@ -85,9 +85,10 @@ impl Trainer {
         })
     }
 
-    fn state(&self) -> TrainerState {
+    fn state(&mut self) -> Result<TrainerState> {
+        let ledger = Some(self.ledger.head()?);
         let Position { step, tokens, cursor, evaluation_loss, best, .. } = &self.position;
-        TrainerState {
+        Ok(TrainerState {
             format_version: checkpoint::FORMAT_VERSION,
             step: *step,
             tokens: *tokens,
@@ -97,6 +98,7 @@ impl Trainer {
             evaluation_loss: *evaluation_loss,
             best: *best,
             products: products::of(self.engine.device()),
-        }
+            ledger,
+        })
     }
 }

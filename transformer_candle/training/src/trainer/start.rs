@@ -6,7 +6,7 @@ use dataset::{Cursor, Tokenizer};
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, ResolvedRun};
 
-use super::{Engine, Position, Trainer, data::DataPlan, products};
+use super::{Engine, Position, RunLedger, Trainer, data::DataPlan, products};
 use crate::{
     checkpoint::{self, TokenizerFiles, TrainerState},
     device,
@@ -91,10 +91,14 @@ impl Trainer {
         write_records(&run, &engine)?;
         let logging = &run.config.runtime.logging;
         let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
+        let cursor = data.stream.cursor();
+        let resumed = chosen.as_ref().map(|chosen| &chosen.state);
+        let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes)?;
         let rewind_to = chosen.as_ref().map(|chosen| chosen.state.step);
         Ok(Self {
             saved: saved(&run, chosen.as_ref()),
-            position: position(chosen.as_ref(), data.stream.cursor()),
+            position: position(chosen.as_ref(), cursor),
+            ledger,
             metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
             schedule: LearningRate::of(&run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),

@@ -73,7 +73,8 @@ fn the_state_is_text_that_people_can_read() {
         "step": 1,
         "loss": 0.30000000000000004
       },
-      "products": null
+      "products": null,
+      "ledger": null
     }
     "#);
 }

@@ -202,6 +202,7 @@ impl Task {
             evaluation_loss: None,
             best: None,
             products: None,
+            ledger: None,
         };
         let contents = CheckpointContents {
             shape: &self.shape,
