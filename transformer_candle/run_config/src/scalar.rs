@@ -37,4 +37,8 @@ impl<T: FromStr<Err = String>> Visitor<'_> for NumberOrText<T> {
     fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
         self.visit_str(&number.to_string())
     }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
 }
