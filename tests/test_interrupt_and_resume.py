@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -146,3 +147,23 @@ def test_what_may_not_change_on_resume_is_named(workspace: Workspace) -> None:
     resume = ("train", "--config", config, "--resume", "--override")
     workspace.trainer(*resume, "data.sequence_length=16").refused(2, "data.sequence_length")
     workspace.trainer(*resume, "model.num_layers=3").refused(2, "model.num_layers")
+
+
+def test_what_a_stopped_and_resumed_run_was_trained_on_is_proven(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    flags = [*TINY_MODEL, "--input", str(text), "--steps=10", "--launch=none"]
+    workspace.orchestrate(*flags, "--experiment=proven").succeeded()
+    run = workspace.run_folder("proven")
+    config = ("--config", run / "training.yaml")
+    workspace.trainer("train", *config, "--max-steps=5").succeeded()
+    workspace.trainer("train", *config, "--resume").succeeded()
+    validate = ("validate-data", run, "--replay=1", "--replay=10", "--json")
+    report = json.loads(workspace.orchestrate(*validate).succeeded().out)
+    assert (report["steps"], report["replayed"], report["problems"]) == (10, [1, 10], [])
+    assert report == json.loads(workspace.trainer(*validate).succeeded().out)
+    assert "10 steps" in workspace.orchestrate("validate-data", run).succeeded().out
+
+    ledger = run / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"targets":128', '"targets":127', 1))
+    workspace.orchestrate("validate-data", run).refused(3, "ledger.jsonl")
+    workspace.orchestrate("validate-data", workspace.root / "nowhere").refused(2, "nowhere")

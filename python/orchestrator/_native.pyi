@@ -17,6 +17,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "DataError",
+    "DataReport",
     "DataSource",
     "DivergenceError",
     "Documents",
@@ -43,6 +44,7 @@ __all__ = [
     "parse_config",
     "presets",
     "train",
+    "validate_data",
 ]
 
 _Path = str | PathLike[str]
@@ -327,6 +329,17 @@ class Documents:
     def __next__(self) -> str: ...
 
 @final
+class DataReport:
+    """What was proven about a run's data; prints as `orchestrate validate-data` does."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What does not fit; empty where every document was used exactly once."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+
+@final
 class Card:
     """An NVIDIA card, as the driver lists it."""
 
@@ -415,6 +428,14 @@ def generate(
         top_p: Choose among the likeliest tokens that make up this probability.
         seed: The same seed writes the same text.
         device: `auto` (a card that takes the model and has room for it, else the CPU), `cpu`, `cuda` or `cuda:N`.
+    """
+
+def validate_data(run: _Path, replay: Sequence[int] = ...) -> DataReport:
+    """Prove from a run's ledger that every document of an epoch was used exactly once.
+
+    Args:
+        run: The run's folder.
+        replay: Steps whose batches are made again as well, and compared with what they were trained on.
     """
 
 def logits(checkpoint: _Path, tokens: Sequence[int], *, device: str = "auto") -> NDArray[np.float32]:

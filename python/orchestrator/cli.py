@@ -158,6 +158,28 @@ def evaluate(
     print(f"loss {report.loss:.4f}, perplexity {report.perplexity:.2f}{bits} ({report.tokens:,} tokens)")
 
 
+@app.command("validate-data")
+def validate_data(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    replay: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="STEP", min=1, help="Make this step's batch again too, and compare it with the step's. Repeatable."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove from a run's ledger that every document of an epoch was used exactly once."""
+    from orchestrator import _native
+    from orchestrator.pipeline import ended_at_once_by_interrupts
+
+    with ended_at_once_by_interrupts():
+        report = _native.validate_data(run, replay or [])
+    print(json.dumps(report.to_dict()) if as_json else str(report).rstrip())
+    if report.problems:
+        raise typer.Exit(ExitCode.DATA_UNREADABLE)
+
+
 def main() -> None:
     """Run the command and turn every failure into a sentence and an exit code."""
     sys.exit(_run(_with_resume_values(sys.argv[1:])))

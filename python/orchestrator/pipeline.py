@@ -38,7 +38,7 @@ def run(settings: Settings) -> int:
         return _resume(settings, place, roots)
     base = base_config.choose(settings)
     _refuse_an_earlier_run(place, base, settings)
-    with _ended_at_once_by_interrupts():
+    with ended_at_once_by_interrupts():
         source = _open_source(settings, base)
         ready = _prepare_tokenizer(settings, place, base, source.data)
         config = _write_files(settings, place, base, source, ready)
@@ -51,7 +51,7 @@ def run(settings: Settings) -> int:
 
 
 @contextmanager
-def _ended_at_once_by_interrupts() -> Iterator[None]:
+def ended_at_once_by_interrupts() -> Iterator[None]:
     """Let Ctrl-C end the process while a Hub that does not answer keeps the interpreter from seeing it."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -15,6 +15,7 @@ mod plan;
 mod stream;
 mod train;
 mod trainer;
+mod validate_data;
 
 use pyo3::prelude::*;
 
@@ -32,6 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<trainer::EvaluationReport>()?;
     module.add_class::<trainer::StepReport>()?;
     module.add_class::<trainer::Trainer>()?;
+    module.add_class::<validate_data::DataReport>()?;
     module.add_function(wrap_pyfunction!(config::config_to_yaml, module)?)?;
     module.add_function(wrap_pyfunction!(config::json_schema, module)?)?;
     module.add_function(wrap_pyfunction!(config::parse_config, module)?)?;
@@ -45,5 +47,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
     module.add_function(wrap_pyfunction!(train::evaluate_model, module)?)?;
-    module.add_function(wrap_pyfunction!(train::train_run, module)?)
+    module.add_function(wrap_pyfunction!(train::train_run, module)?)?;
+    module.add_function(wrap_pyfunction!(validate_data::validate_data, module)?)
 }

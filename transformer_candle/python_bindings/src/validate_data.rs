@@ -1,0 +1,43 @@
+//! What a run was trained on, proven from its ledger.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use training::commands::validate_data::{self as command, ValidateDataOptions};
+
+use crate::errors::raised;
+use crate::json;
+
+/// What was proven about a run's data; prints as `validate-data` does.
+#[pyclass(frozen, module = "orchestrator._native")]
+pub struct DataReport(command::DataReport);
+
+#[pymethods]
+impl DataReport {
+    /// What does not fit; empty where every document was used exactly once.
+    #[getter]
+    fn problems(&self) -> Vec<String> {
+        self.0.problems.clone()
+    }
+
+    /// Everything as plain values.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        json::to_python(py, &self.0)
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("DataReport(step={}, {} problems)", self.0.step, self.0.problems.len())
+    }
+}
+
+/// Prove from a run's ledger that every document of an epoch was used exactly once, and make steps' batches again.
+#[pyfunction]
+#[pyo3(signature = (run, replay = Vec::new()))]
+pub fn validate_data(py: Python<'_>, run: PathBuf, replay: Vec<u64>) -> PyResult<DataReport> {
+    let options = ValidateDataOptions { run, replay, json: false };
+    py.detach(|| command::run(&options)).map(DataReport).map_err(raised)
+}
