@@ -60,7 +60,8 @@ impl CachedFile {
 }
 
 impl BlockCache {
-    /// Blocks below `folder`, together at most `limit` bytes. Nothing is touched before the first block comes.
+    /// Blocks below `folder`, together at most `limit` bytes, which is room for one at least. Nothing is touched before the first
+    /// block comes.
     pub(crate) fn new(folder: PathBuf, limit: u64) -> Self {
         // Full at the start, so that the first block written makes it look.
         let written = AtomicU64::new(limit);
@@ -85,9 +86,6 @@ impl BlockCache {
 
     fn put(&self, file: &CachedFile, block: u64, bytes: &[u8]) {
         let size = (bytes.len() + CHECKSUM_BYTES) as u64;
-        if size > self.limit {
-            return;
-        }
         if self.written.fetch_add(size, Ordering::Relaxed) + size > self.limit / 20 {
             self.make_room(size);
         }
@@ -102,7 +100,8 @@ impl BlockCache {
         self.folder.join(&file.0).join(block.to_string())
     }
 
-    /// Removes the blocks not used for longest, if there is no room for so many bytes more. Another thread's looking is as good as one's own.
+    /// Removes the blocks not used for longest, if there is no room for so many bytes more. Another thread's looking is as good
+    /// as one's own.
     fn make_room(&self, bytes: u64) {
         let Ok(_looking) = self.looking.try_lock() else {
             return;

@@ -1,8 +1,9 @@
 //! What every step was trained on, written down so that it can be proven and repeated.
 //!
 //! A ledger is a file of JSON lines. A window's line says which rows it was made of; a step's line says which sequences of
-//! which window it took, and the checksum of the batch. The lines form a chain: `hash_k = SHA-256(hash_(k-1) || line_k)`
-//! with `hash_0` all zero, so that the last hash, kept in the checkpoint beside the weights, vouches for every line before.
+//! which window it took, and the checksum of the batch. The lines form a chain: `hash_k = SHA-256(hash_(k-1) || line_k)`,
+//! hashes in hexadecimal and `hash_0` all zero, so that the last hash, kept in the checkpoint beside the weights, vouches for
+//! every line before.
 //!
 //! [`audit`] follows the chain and says whether each row of each finished epoch was used exactly once; [`replay`] makes any
 //! step's batch again.
@@ -11,8 +12,8 @@ mod audit;
 mod replay;
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -121,24 +122,18 @@ impl LedgerHead {
 /// The checksum that a step's line holds.
 pub fn batch_hash(batch: &Batch) -> String {
     let mut hash = Sha256::new();
-    let mut bytes = Vec::with_capacity(4 * batch.sequence_length);
-    for row in batch.inputs.chunks(batch.sequence_length) {
-        bytes.clear();
-        bytes.extend(row.iter().flat_map(|id| id.to_le_bytes()));
-        hash.update(&bytes);
-    }
-    for row in batch.targets.chunks(batch.sequence_length) {
-        bytes.clear();
-        bytes.extend(row.iter().flat_map(|id| id.to_le_bytes()));
-        hash.update(&bytes);
-    }
+    let mut bytes = Vec::with_capacity(4 * batch.inputs.len());
+    bytes.extend(batch.inputs.iter().flat_map(|id| id.to_le_bytes()));
+    hash.update(&bytes);
+    bytes.clear();
+    bytes.extend(batch.targets.iter().flat_map(|id| id.to_le_bytes()));
+    hash.update(&bytes);
     hex(&hash.finalize())
 }
 
 /// A ledger open for writing.
 #[derive(Debug)]
 pub struct Ledger {
-    path: PathBuf,
     file: File,
     head: LedgerHead,
 }
@@ -147,72 +142,57 @@ impl Ledger {
     /// Goes on behind `head`; what the file holds beyond (steps that no checkpoint knows) is cut off. Refuses a file that is
     /// shorter or not the one that `head` vouches for.
     pub fn open(path: &Path, head: &LedgerHead) -> Result<Self, DataError> {
-        let vouched = Vouched::open(path, head)?;
-        vouched.for_each_line(|_| Ok(()))?;
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-        let mut file = file.map_err(DataError::io(path))?;
-        file.set_len(head.bytes).map_err(DataError::io(path))?;
-        std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).map_err(DataError::io(path))?;
-        Ok(Self { path: path.to_owned(), file, head: head.clone() })
+        for_each_line(path, head, |_| Ok(()))?;
+        let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path).and_then(|mut file| {
+            if file.metadata()?.len() > head.bytes {
+                file.set_len(head.bytes)?;
+            }
+            file.seek(SeekFrom::End(0))?;
+            Ok(file)
+        });
+        Ok(Self { file: opened.map_err(DataError::io(path))?, head: head.clone() })
     }
 
-    /// Appends a line.
-    pub fn append(&mut self, record: &LedgerRecord) -> Result<(), DataError> {
-        let mut line = serde_json::to_vec(record).map_err(|error| DataError::io(&self.path)(error.into()))?;
+    /// Appends a line. After an error the file may end in a part of it, which no head vouches for.
+    pub fn append(&mut self, record: &LedgerRecord) -> io::Result<()> {
+        let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');
-        self.file.write_all(&line).map_err(DataError::io(&self.path))?;
+        self.file.write_all(&line)?;
         self.head = self.head.after(&line);
         Ok(())
     }
 
     /// Makes sure that what was appended is on the disk; returns what vouches for it.
-    pub fn sync(&mut self) -> Result<LedgerHead, DataError> {
-        self.file.sync_data().map_err(DataError::io(&self.path))?;
+    pub fn sync(&mut self) -> io::Result<LedgerHead> {
+        self.file.sync_data()?;
         Ok(self.head.clone())
     }
 }
 
-/// The lines of a file that a head vouches for.
-struct Vouched<'a> {
-    path: &'a Path,
-    head: &'a LedgerHead,
-}
-
-impl<'a> Vouched<'a> {
-    fn open(path: &'a Path, head: &'a LedgerHead) -> Result<Self, DataError> {
-        let bytes = match std::fs::metadata(path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
-            Err(error) => return Err(DataError::io(path)(error)),
-        };
-        if bytes < head.bytes {
-            let message = format!("it has {bytes} bytes, the checkpoint vouches for {}", head.bytes);
-            return Err(DataError::Ledger { path: path.to_owned(), message });
-        }
-        Ok(Self { path, head })
-    }
-
-    /// Hands over each line in order; an error at the end if they are not the ones vouched for.
-    fn for_each_line(&self, mut of: impl FnMut(&[u8]) -> Result<(), DataError>) -> Result<(), DataError> {
-        let mut head = LedgerHead::empty();
-        if self.head.bytes > 0 {
-            let mut reader = BufReader::new(File::open(self.path).map_err(DataError::io(self.path))?);
-            let mut line = Vec::new();
-            while head.bytes < self.head.bytes {
-                line.clear();
-                if reader.read_until(b'\n', &mut line).map_err(DataError::io(self.path))? == 0 {
-                    break;
-                }
-                of(&line)?;
-                head = head.after(&line);
+/// Hands over each line that `head` vouches for, in order; an error at the end if they are others.
+fn for_each_line(
+    path: &Path,
+    head: &LedgerHead,
+    mut of: impl FnMut(&[u8]) -> Result<(), DataError>,
+) -> Result<(), DataError> {
+    let mut reached = LedgerHead::empty();
+    if head.bytes > 0 {
+        let mut reader = BufReader::new(File::open(path).map_err(DataError::io(path))?);
+        let mut line = Vec::new();
+        while reached.bytes < head.bytes {
+            line.clear();
+            if reader.read_until(b'\n', &mut line).map_err(DataError::io(path))? == 0 {
+                break;
             }
+            of(&line)?;
+            reached = reached.after(&line);
         }
-        if head == *self.head {
-            return Ok(());
-        }
-        let message = "its lines are not those that the checkpoint vouches for".to_owned();
-        Err(DataError::Ledger { path: self.path.to_owned(), message })
     }
+    if reached == *head {
+        return Ok(());
+    }
+    let message = "its lines are not those that the checkpoint vouches for".to_owned();
+    Err(DataError::Ledger { path: path.to_owned(), message })
 }
 
 /// Hands over every record that `head` vouches for. The last may come before it turns out that the chain does not hold:
@@ -222,7 +202,7 @@ pub fn for_each_record(
     head: &LedgerHead,
     mut of: impl FnMut(LedgerRecord) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
-    Vouched::open(path, head)?.for_each_line(|line| {
+    for_each_line(path, head, |line| {
         let record = serde_json::from_slice(line)
             .map_err(|error| DataError::Ledger { path: path.to_owned(), message: error.to_string() })?;
         of(record)

@@ -220,5 +220,5 @@ fn a_missing_ledger_is_refused_where_a_checkpoint_vouches_for_one() {
     let path = folder.path().join("ledger.jsonl");
     let (head, _) = whole(&path, &source, &settings(), 2);
     std::fs::remove_file(&path).unwrap();
-    assert!(matches!(Ledger::open(&path, &head), Err(DataError::Ledger { .. })));
+    assert!(matches!(Ledger::open(&path, &head), Err(DataError::Io { .. })));
 }

@@ -143,7 +143,7 @@ impl Trainer {
         let Some(Outcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)? else {
             return Ok(Step::Abandoned);
         };
-        self.ledger.step(step, &self.position.cursor, &batch, self.data.stream.opened_windows())?;
+        self.ledger.step(step, &self.position.cursor, &batch, self.data.stream.opened_windows());
         self.position.step = step;
         self.position.tokens += batch.target_count as u64;
         self.position.cursor = self.data.stream.cursor();

@@ -166,6 +166,23 @@ fn checkpoints_are_never_run_over() {
 }
 
 #[test]
+fn a_resume_does_what_a_kill_after_the_last_checkpoint_kept_the_run_from() {
+    let workshop = Workshop::new();
+    let every_five = ["runtime.evaluation.every_n_steps=5", "runtime.checkpoint.max_keep=1"];
+    train(&workshop, "run", &every_five, &QUIET);
+    assert_eq!(workshop.checkpoints("run"), ["step-00000010"]);
+    let folder = workshop.run_directory("run").join("checkpoints");
+    fs::remove_file(folder.join("best")).unwrap();
+    fs::create_dir(folder.join(".step-00000001.tmp-1")).unwrap();
+    fs::create_dir(folder.join("step-00000005")).unwrap();
+    fs::copy(folder.join("step-00000010/MANIFEST.json"), folder.join("step-00000005/MANIFEST.json")).unwrap();
+    train(&workshop, "run", &every_five, &resume(None));
+    assert_eq!(workshop.checkpoints("run"), ["step-00000010"]);
+    assert_eq!(fs::read_to_string(folder.join("best")).unwrap(), "step-00000010\n");
+    assert!(!folder.join(".step-00000001.tmp-1").exists());
+}
+
+#[test]
 fn a_resume_before_the_first_checkpoint_starts_at_the_beginning() {
     let workshop = Workshop::new();
     train(&workshop, "fresh", &[], &QUIET);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use run_config::DataConfig;
 
+use crate::block_cache::BLOCK_BYTES;
 use crate::cache::cache_root;
 
 /// How to talk to the Hub. [`HubSettings::from_environment`] reads what `huggingface_hub` reads.
@@ -57,8 +58,9 @@ impl HubSettings {
     /// With the patience and the cache of a run.
     #[must_use]
     pub fn of_run(self, data: &DataConfig) -> Self {
-        let folder = data.cache_dir.clone().unwrap_or_else(|| cache_root().join("blocks"));
-        let cache = Some((folder, data.cache_limit.bytes()));
+        let folder = || data.cache_dir.clone().unwrap_or_else(|| cache_root().join("blocks"));
+        let limit = data.cache_limit.bytes();
+        let cache = (limit >= BLOCK_BYTES).then(|| (folder(), limit));
         Self { patience: data.network_patience.duration(), cache, ..self }
     }
 }

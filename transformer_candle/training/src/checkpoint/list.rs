@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::aside::{remove_folder, replace_text};
+use super::aside::{remove_folder, remove_leftovers, replace_text};
 use super::error::{CheckpointError, Damaged, Result, failed};
 use super::manifest::Manifest;
 use super::restore::{load_state, verify};
@@ -117,6 +117,7 @@ pub(super) fn by_loss(checkpoints: &[Listed]) -> Vec<&Listed> {
 /// that `best` names. Those beyond `latest` belong to an abandoned future and do not count as newest. Returns the
 /// names of what it removed.
 pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<Vec<String>> {
+    remove_leftovers(directory)?;
     let checkpoints = list(directory)?;
     let latest = latest_step(directory, &checkpoints);
     let newest = checkpoints.iter().rev().filter(|checkpoint| checkpoint.step <= latest).take(keep_newest.max(1));

@@ -1,6 +1,9 @@
 //! What a trainer does between its steps: judge the weights as they are, keep them, let them write.
 
-use std::{ops::ControlFlow, path::PathBuf};
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
 
 use model::{Generator, SamplingSettings};
 
@@ -41,7 +44,7 @@ impl Trainer {
     /// Writes a checkpoint of the weights as they are, and removes old ones as the config has it.
     pub fn save(&mut self) -> Result<PathBuf> {
         self.metrics.flush()?;
-        let state = self.state()?;
+        let state = self.state();
         let config = &self.run.config;
         let path = checkpoint::save(
             self.checkpoint_directory(),
@@ -56,17 +59,25 @@ impl Trainer {
                 state: &state,
             },
         )?;
-        let best = &config.runtime.evaluation.best;
+        self.settle(&path)?;
+        self.saved = Some(path.clone());
+        Ok(path)
+    }
+
+    /// Names the latest checkpoint the best if it is, and removes those that the config does not keep. Doing it again changes
+    /// nothing, so that a resume can do what a kill kept the run from.
+    pub(super) fn settle(&self, latest: &Path) -> Result<()> {
+        let runtime = &self.run.config.runtime;
+        let best = &runtime.evaluation.best;
         if self.is_best() {
-            checkpoint::mark_best(self.checkpoint_directory(), &path)?;
+            checkpoint::mark_best(self.checkpoint_directory(), latest)?;
             if let Some(directory) = best.directory.as_deref().filter(|folder| *folder != self.checkpoint_directory()) {
-                checkpoint::keep_best_in(directory, &path, best.max_keep)?;
+                checkpoint::keep_best_in(directory, latest, best.max_keep)?;
             }
         }
         let keep_best = if best.directory.is_none() { best.max_keep } else { 0 };
-        checkpoint::prune(self.checkpoint_directory(), config.runtime.checkpoint.max_keep, keep_best)?;
-        self.saved = Some(path.clone());
-        Ok(path)
+        checkpoint::prune(self.checkpoint_directory(), runtime.checkpoint.max_keep, keep_best)?;
+        Ok(())
     }
 
     /// Continues a prompt with the weights as they are; an empty prompt starts a new text.
@@ -85,10 +96,10 @@ impl Trainer {
         })
     }
 
-    fn state(&mut self) -> Result<TrainerState> {
-        let ledger = Some(self.ledger.head()?);
+    fn state(&mut self) -> TrainerState {
+        let ledger = self.ledger.head();
         let Position { step, tokens, cursor, evaluation_loss, best, .. } = &self.position;
-        Ok(TrainerState {
+        TrainerState {
             format_version: checkpoint::FORMAT_VERSION,
             step: *step,
             tokens: *tokens,
@@ -99,6 +110,6 @@ impl Trainer {
             best: *best,
             products: products::of(self.engine.device()),
             ledger,
-        })
+        }
     }
 }

@@ -95,7 +95,7 @@ impl Trainer {
         let resumed = chosen.as_ref().map(|chosen| &chosen.state);
         let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes)?;
         let rewind_to = chosen.as_ref().map(|chosen| chosen.state.step);
-        Ok(Self {
+        let trainer = Self {
             saved: saved(&run, chosen.as_ref()),
             position: position(chosen.as_ref(), cursor),
             ledger,
@@ -111,7 +111,13 @@ impl Trainer {
             identity,
             notes,
             _lock: lock,
-        })
+        };
+        if let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
+            && trainer.saved.as_ref() == Some(&latest)
+        {
+            trainer.settle(&latest)?;
+        }
+        Ok(trainer)
     }
 }
 
