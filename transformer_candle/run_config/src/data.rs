@@ -26,6 +26,8 @@ pub struct DataConfig {
     /// Tokens of one training sequence. At most `model.max_position_embeddings`.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub sequence_length: usize,
+    /// What a token may look back at within its sequence, into which documents are packed end to end.
+    pub packing: Packing,
     /// Sequences of one micro-batch: what is in memory at once. `auto` takes the largest that fits
     /// and divides `sequences_per_step`. Left out: `sequences_per_step /
     /// gradient_accumulation_steps`, or `auto`.
@@ -69,6 +71,7 @@ impl Default for DataConfig {
             validation_shards: Vec::new(),
             text_column: "text".to_owned(),
             sequence_length: 256,
+            packing: Packing::Concat,
             batch_size: BatchSize::Fixed(8),
             gradient_accumulation_steps: Some(1),
             sequences_per_step: 8,
@@ -87,6 +90,18 @@ impl DataConfig {
     pub fn tokens_per_step(&self) -> usize {
         self.sequences_per_step * self.sequence_length
     }
+}
+
+/// How far attention and loss reach in a sequence that holds several documents.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Packing {
+    /// To the start of the sequence: across `<|endoftext|>` into the documents before. Every token is predicted.
+    #[default]
+    Concat,
+    /// To the start of the document (of a `.txt` file: of one of the pieces of at most 64 KiB that it is shuffled in). Every
+    /// token is predicted but a document's first, which nothing in the document tells.
+    Documents,
 }
 
 /// Sequences of a micro-batch: a number, or `auto` for what fits in memory.

@@ -33,7 +33,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use byte_size::ByteSize;
-pub use data::{BatchSize, DataConfig};
+pub use data::{BatchSize, DataConfig, Packing};
 pub use device::Device;
 pub use error::{ConfigError, Problem};
 pub use format::Format;

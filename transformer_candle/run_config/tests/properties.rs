@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use run_config::{
     ActivationRecompute, BatchSize, BestConfig, ByteSize, CheckpointConfig, DataConfig, Device, DivergenceGuardConfig,
-    EvaluationConfig, Format, LoggingConfig, ModelConfig, OptimizerConfig, Precision, RunConfig, RuntimeConfig,
-    ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
+    EvaluationConfig, Format, LoggingConfig, ModelConfig, OptimizerConfig, Packing, Precision, RunConfig,
+    RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -64,12 +64,14 @@ fn data() -> impl Strategy<Value = DataConfig> {
     ];
     let rest = (text(), 2..=4096usize, 1..1_000_000usize, 1..=256usize, path(), 1e-6..=0.5f64);
     let network = ((0..1_000_000u64).prop_map(TimeSpan), (1..u64::MAX / 2).prop_map(ByteSize));
-    (shards(), shards(), batch, rest, network).prop_map(|(train_shards, validation_shards, batch, rest, network)| {
-        DataConfig {
+    let packing = prop_oneof![Just(Packing::Concat), Just(Packing::Documents)];
+    (shards(), shards(), batch, rest, network, packing).prop_map(
+        |(train_shards, validation_shards, batch, rest, network, packing)| DataConfig {
             train_shards,
             validation_shards,
             text_column: rest.0,
             sequence_length: rest.1,
+            packing,
             batch_size: batch.0,
             gradient_accumulation_steps: batch.1,
             sequences_per_step: batch.2,
@@ -79,8 +81,8 @@ fn data() -> impl Strategy<Value = DataConfig> {
             cache_dir: rest.4,
             cache_limit: network.1,
             held_out_fraction: rest.5,
-        }
-    })
+        },
+    )
 }
 
 fn optimizer_and_scheduler() -> impl Strategy<Value = (OptimizerConfig, SchedulerConfig)> {
