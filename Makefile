@@ -157,6 +157,7 @@ lock:
 	$(LOCK) --python-version 3.10 pyproject.toml --group build -o requirements/build.txt
 	$(LOCK) --python-version 3.10 -c requirements/build.txt pyproject.toml --group build --group test --group lint -o requirements/dev.txt
 	$(LOCK) --python-version 3.11 -c requirements/dev.txt pyproject.toml --group oracle -o requirements/oracle.txt
+	$(LOCK) --python-version 3.11 -c requirements/dev.txt -c requirements/oracle.txt pyproject.toml --group oracle --group bench -o requirements/bench.txt
 	$(LOCK) --python-version 3.10 --no-deps --group pyproject.toml:cuda-compiler -o requirements/cuda-compiler.txt
 
 clean:

@@ -22,11 +22,3 @@ def test_the_demo_trains_on_this_machines_own_text_and_says_what_came_of_it(work
     again = [*TINY_MODEL, "--stream", "--dataset=demo", "--experiment=again", "--launch=none"]
     workspace.orchestrate(*again).succeeded()
     assert [path.stat().st_mtime_ns for path in shards] == written
-
-
-def test_the_same_text_makes_the_same_tokenizer(workspace: Workspace) -> None:
-    for experiment in ("one", "two"):
-        flags = [*TINY_MODEL, "--stream", "--dataset=demo", f"--experiment={experiment}", "--launch=none"]
-        workspace.orchestrate(*flags, "--tokenizer-max-lines=200").succeeded()
-    root = workspace.root / "artifacts" / "tokenizer"
-    assert (root / "one/tokenizer.json").read_bytes() == (root / "two/tokenizer.json").read_bytes()

@@ -15,6 +15,7 @@ from orchestrator import _native, base_config, demo_data, launch, run_files, sum
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import Place, Roots, shown
+from orchestrator.progress import reading
 from orchestrator.screen import amount, note, step, warn
 from orchestrator.settings import DEFAULT_DATASET, DEMO_DATASET, Launch, Settings
 
@@ -149,11 +150,22 @@ def _prepare_tokenizer(
         return found
     step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
     started = time.monotonic()
-    ready = tokenizer.train(place.tokenizer, request, source.documents(settings.max_samples))
+    with reading() as watch:
+        ready = tokenizer.train(place.tokenizer, request, source.documents(settings.max_samples), watch)
     if ready.facts is not None:
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
+        _tell_compression(ready.facts)
     return ready
+
+
+def _tell_compression(facts: tokenizer.Facts) -> None:
+    if facts.bytes_per_token is None:
+        return
+    words = f", {facts.tokens_per_word:.2f} tokens a word" if facts.tokens_per_word else ""
+    gpt2 = f"; GPT-2's: {facts.gpt2_bytes_per_token:.2f} bytes a token" if facts.gpt2_bytes_per_token else ""
+    text = f"on {amount(facts.held_out_bytes)} of text that it was not trained on"
+    step("", f"{facts.bytes_per_token:.2f} bytes a token{words} {text}{gpt2}")
 
 
 def _special_tokens(place: Place, base: BaseConfig) -> list[str]:

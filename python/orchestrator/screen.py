@@ -7,23 +7,23 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-_LABEL = 11
+LABEL_WIDTH = 11
 
 
 def step(label: str, text: str) -> None:
     """Print one step of the pipeline."""
-    _print(Text.assemble((f"{label:<{_LABEL}}", "bold cyan"), text))
+    _print(Text.assemble((f"{label:<{LABEL_WIDTH}}", "bold cyan"), text))
 
 
 def note(text: str) -> None:
     """Print a remark under the step it belongs to."""
-    _print(Text(" " * _LABEL + text, style="dim"))
+    _print(Text(" " * LABEL_WIDTH + text, style="dim"))
 
 
 def finding(topic: str, text: str, verdict: str) -> None:
     """Print what was found out about a topic: good, a remark, or bad."""
     mark, style = {"good": ("ok", "bold green"), "remark": ("note", "bold yellow"), "bad": ("BAD", "bold red")}[verdict]
-    _print(Text.assemble((f"{mark:<5}", style), (f"{topic:<{_LABEL}}", "bold cyan"), text))
+    _print(Text.assemble((f"{mark:<5}", style), (f"{topic:<{LABEL_WIDTH}}", "bold cyan"), text))
 
 
 def heading(text: str) -> None:

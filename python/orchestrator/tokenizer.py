@@ -2,6 +2,11 @@
 
 A folder `artifacts/tokenizer/EXPERIMENT/` holds what transformers loads (tokenizer.json, tokenizer_config.json,
 special_tokens_map.json), the vocabulary and merges as plain files, and a manifest that says what it was trained for.
+
+It is trained on the first documents of the source in listing order, up to a number of documents and of bytes, and tried
+on every fiftieth of them, which it is not trained on. The beginning, and not a sample drawn from everything (a
+reservoir): that would read a data set of terabytes to its end before the first step. Held in memory are the different
+words of at most 256 MB of text, never the text.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import shown
+from orchestrator.progress import Reading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,8 +37,12 @@ SPECIAL_TOKENS = (END_OF_TEXT, PADDING)
 ROLES = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": PADDING}
 LARGEST_SAMPLE = 256_000_000
 ENTROPY_SAMPLE = 2_000_000
+HELD_OUT_EVERY = 50
+LARGEST_HELD_OUT = 2_000_000
 BYTES_ALPHABET = 256
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+GPT2 = "openai-community/gpt2"
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Request:
     max_documents: int
     seed: int | None
     max_bytes: int = LARGEST_SAMPLE
-    format_version: int = 1
+    format_version: int = FORMAT_VERSION
 
     def check(self) -> None:
         """Raise a `CommandError` if no byte-level vocabulary can be that small."""
@@ -66,6 +76,14 @@ class Facts:
     tokens_per_document: float
     unigram_entropy: float
     """Nats a token that a model would need which knows only how often each token occurs."""
+    held_out_bytes: int
+    """Text that the tokenizer was not trained on but tried on; 0 where there were too few documents to spare one."""
+    bytes_per_token: float | None
+    """Of the held-out text."""
+    tokens_per_word: float | None
+    """Of the held-out text; a word is what lies between white space."""
+    gpt2_bytes_per_token: float | None
+    """GPT-2's on the same text, where its tokenizer lies in the Hugging Face cache."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +97,21 @@ class Ready:
 
 @dataclass
 class _Sample:
-    """Documents on their way to the trainer: bounded, counted, the first of them kept."""
+    """Documents on their way to the trainer: bounded, counted, the first of them kept, some held out."""
 
     documents: int = 0
     bytes: int = 0
     kept: list[str] = field(default_factory=list)
+    held_out: list[str] = field(default_factory=list)
+    held_out_bytes: int = 0
 
-    def take(self, texts: Iterable[str], request: Request) -> Iterator[str]:
+    def take(self, texts: Iterable[str], request: Request, reading: Reading) -> Iterator[str]:
         chosen = random.Random(request.seed)
-        for text in texts:
+        for number, text in enumerate(texts, start=1):
+            if number % HELD_OUT_EVERY == 0 and self.held_out_bytes < LARGEST_HELD_OUT:
+                self.held_out.append(text)
+                self.held_out_bytes += len(text.encode())
+                continue
             if request.seed is not None and chosen.random() < 0.5:
                 continue
             if self.bytes < ENTROPY_SAMPLE:
@@ -95,8 +119,11 @@ class _Sample:
             self.documents += 1
             self.bytes += len(text.encode())
             yield text
-            if self.documents >= request.max_documents or self.bytes >= request.max_bytes:
-                return
+            share = max(self.documents / request.max_documents, self.bytes / request.max_bytes)
+            reading.advance(share, self.documents, self.bytes)
+            if share >= 1:
+                break
+        reading.end()
 
 
 def reuse(folder: Path, request: Request) -> Ready | None:
@@ -113,8 +140,8 @@ def facts(folder: Path) -> Facts | None:
     return Facts(**manifest["facts"]) if manifest else None
 
 
-def train(folder: Path, request: Request, texts: Iterable[str]) -> Ready:
-    """Train a tokenizer on `texts` and write its folder, the manifest last."""
+def train(folder: Path, request: Request, texts: Iterable[str], reading: Reading) -> Ready:
+    """Train a tokenizer on `texts` and write its folder, the manifest last. `reading` hears how far it is."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -128,7 +155,7 @@ def train(folder: Path, request: Request, texts: Iterable[str]) -> Ready:
         show_progress=False,
     )
     sample = _Sample()
-    tokenizer.train_from_iterator(sample.take(texts, request), trainer)
+    tokenizer.train_from_iterator(sample.take(texts, request, reading), trainer)
     if not sample.documents:
         name, column = request.source["name"], request.source["text_column"]
         raise CommandError(
@@ -157,12 +184,37 @@ def _measure(tokenizer: Tokenizer, sample: _Sample) -> Facts:
     for encoding in tokenizer.encode_batch_fast(sample.kept):
         counts.update(encoding.ids)
     total = counts.total()
+    held_out_tokens = _tokens(tokenizer, sample.held_out)
+    held_out_words = sum(len(text.split()) for text in sample.held_out)
+    gpt2_tokens = _tokens(gpt2, sample.held_out) if (gpt2 := _cached_gpt2()) else None
     return Facts(
         documents=sample.documents,
         bytes=sample.bytes,
         tokens_per_document=total / len(sample.kept),
         unigram_entropy=-sum(count / total * math.log(count / total) for count in counts.values()),
+        held_out_bytes=sample.held_out_bytes,
+        bytes_per_token=sample.held_out_bytes / held_out_tokens if held_out_tokens else None,
+        tokens_per_word=held_out_tokens / held_out_words if held_out_words else None,
+        gpt2_bytes_per_token=sample.held_out_bytes / gpt2_tokens if gpt2_tokens else None,
     )
+
+
+def _tokens(tokenizer: Tokenizer, texts: list[str]) -> int:
+    return sum(len(encoding) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+
+
+def _cached_gpt2() -> Tokenizer | None:
+    """Return GPT-2's tokenizer if someone has downloaded it before; nothing is asked of the network."""
+    from huggingface_hub import try_to_load_from_cache
+    from tokenizers import Tokenizer
+
+    path = try_to_load_from_cache(GPT2, "tokenizer.json")
+    if not isinstance(path, str):
+        return None
+    try:
+        return Tokenizer.from_file(path)
+    except Exception:  # the library raises bare Exceptions, and a damaged file of a cache costs a figure only
+        return None
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
@@ -172,7 +224,8 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
         digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     except (OSError, ValueError):
         return None
-    return manifest if manifest.get("sha256") == digest else None
+    sound = manifest.get("sha256") == digest and manifest["request"]["format_version"] == FORMAT_VERSION
+    return manifest if sound else None
 
 
 def _write(folder: Path, tokenizer: Tokenizer, request: Request, known: Facts) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import orchestrator
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from workspace import TINY_MODEL, Workspace
 
@@ -56,3 +57,14 @@ def test_a_bf16_checkpoint_loads_in_bf16(workspace: Workspace) -> None:
     ours = orchestrator.logits(checkpoint, ids[0].tolist())
     error = np.linalg.norm(ours - exact) / np.linalg.norm(exact)
     assert error < 0.02
+
+
+def test_transformers_loads_the_experiments_tokenizer(workspace: Workspace) -> None:
+    flags = [*TINY_MODEL, "--stream", "--dataset=demo", "--experiment=made", "--launch=none"]
+    workspace.orchestrate(*flags).succeeded()
+    folder = workspace.root / "artifacts/tokenizer/made"
+    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in (PROMPT, "  It's 1 of 22 caf\u00e9s \u4e2d\u6587\U0001f642\r\n\t "):
+        assert theirs(text).input_ids == ours.encode(text).ids
+        assert theirs.decode(theirs(text).input_ids) == text
+    assert (theirs.eos_token, theirs.pad_token, len(theirs)) == ("<|endoftext|>", "<|pad|>", ours.get_vocab_size())

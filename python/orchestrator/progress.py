@@ -1,0 +1,69 @@
+"""How far a tokenizer's training is: a bar on a terminal, a line for each tenth elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from orchestrator.screen import LABEL_WIDTH, amount, note
+
+
+class Reading(Protocol):
+    """Hears how much of what is wanted at most has been read."""
+
+    def advance(self, share: float, documents: int, size: int) -> None:
+        """So many documents and bytes have been read, together this share of what is wanted at most."""
+
+    def end(self) -> None:
+        """All that there is or is wanted has been read; the work on it follows."""
+
+
+@contextmanager
+def reading() -> Iterator[Reading]:
+    """Show the reading and what follows it while the block runs."""
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (TextColumn(" " * LABEL_WIDTH + "{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Bar(progress, progress.add_task("reading", total=1.0))
+
+
+@dataclass
+class _Lines:
+    """Tenths of what is wanted at most, as plain lines."""
+
+    tenths: int = 0
+
+    def advance(self, share: float, documents: int, size: int) -> None:
+        if share * 10 >= self.tenths + 1:
+            self.tenths = int(share * 10)
+            note(_described(documents, size))
+
+    def end(self) -> None:
+        if self.tenths:
+            note("all read; merging pairs of tokens ...")
+
+
+@dataclass(frozen=True)
+class _Bar:
+    progress: Progress
+    task: TaskID
+
+    def advance(self, share: float, documents: int, size: int) -> None:
+        self.progress.update(self.task, completed=share, description=_described(documents, size))
+
+    def end(self) -> None:
+        # Without a total the bar moves and promises nothing: the library does not tell how far it is.
+        self.progress.update(self.task, total=None, description="merging pairs of tokens")
+
+
+def _described(documents: int, size: int) -> str:
+    return f"read {documents:,} documents, {amount(size)}"
