@@ -116,22 +116,32 @@ class Llama(nn.Module):
 
 
 class Trainer:
-    """A model with f32 masters and gradients beside its bf16 weights."""
+    """A model with f32 masters and gradients beside its weights."""
 
-    def __init__(self, shape: Shape, device: torch.device, compiled: bool, recompute: bool, attention: str) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        device: torch.device,
+        compiled: bool,
+        recompute: bool,
+        attention: str,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         self.shape, self.device = shape, device
         self.kernel = (lambda: sdpa_kernel(ATTENTION[attention])) if device.type == "cuda" else nullcontext
         torch.manual_seed(0)
         with device:
             model = Llama(shape, recompute)
         self.masters = [parameter.detach().clone() for parameter in model.parameters()]
-        model = model.bfloat16()
+        model = model.to(dtype)
         self.weights = list(model.parameters())
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = torch.zeros_like(master)
             weight.register_post_accumulate_grad_hook(into_master(master))
-        decayed = [master for master in self.masters if master.dim() == 2]
-        others = [master for master in self.masters if master.dim() != 2]
+        # As ours: matrices decay, but for the embedding, which a tied head is.
+        named = list(zip((name for name, _ in model.named_parameters()), self.masters, strict=True))
+        decayed = [master for name, master in named if master.dim() == 2 and not name.startswith("embedding")]
+        others = [master for name, master in named if master.dim() != 2 or name.startswith("embedding")]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
         self.model: Callable[[Tensor, Tensor], Tensor] = torch.compile(model, dynamic=False) if compiled else model
@@ -259,7 +269,12 @@ def read_shape(path: Path) -> Shape:
     """The shape of a config: YAML or JSON."""
     text = path.read_text(encoding="utf-8")
     config = json.loads(text) if path.suffix == ".json" else read_yaml(text)
-    model, data = config["model"], config["data"]
+    if "vocab_size" not in config["model"]:
+        sys.exit(f"{path} leaves model.vocab_size to the tokenizer, which nothing is read of: name it")
+    return shape_of(config["model"], config["data"])
+
+
+def shape_of(model: dict[str, Any], data: dict[str, Any]) -> Shape:
     known = {name: model[name] for name in Shape.__dataclass_fields__ if name in model}
     defaults = {"tie_embeddings": True, "rope_theta": 1e4, "norm_epsilon": 1e-5}
     sequences = data.get("sequences_per_step") or data["batch_size"] * data["gradient_accumulation_steps"]

@@ -9,14 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import orchestrator
 import pytest
 import torch
 import yaml
-from workspace import REPOSITORY, TRAINER
+from safetensors.torch import load_file
+from workspace import REPOSITORY, TINY_MODEL, TRAINER, Workspace
 
 sys.path.insert(0, str(REPOSITORY / "benches" / "gpu"))
 
-from torch_llama import Shape, Trainer, plain_yaml, read_shape
+from torch_llama import Shape, Trainer, plain_yaml, read_shape, shape_of
 
 PRESETS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 TINY = Shape(
@@ -25,8 +27,38 @@ TINY = Shape(
 )  # fmt: skip
 
 
-def trainer(shape: Shape = TINY, recompute: bool = False) -> Trainer:
-    return Trainer(shape, torch.device("cpu"), compiled=False, recompute=recompute, attention="flash")
+# What torch_llama.py trains with, and initial weights so large that decay shows, whose gradients are about as long as
+# they may be before they are clipped.
+PEER_SETTINGS = (
+    "--launch=none --steps=4 --learning-rate=3e-4 --weight-decay=0.1 --schedule=constant --warmup-steps=0 "
+    "--override=optimizer.beta1=0.9 --override=optimizer.beta2=0.95 --override=optimizer.epsilon=1e-8 "
+    "--override=optimizer.max_grad_norm=1.0 --override=model.init_std=0.05"
+).split()
+
+
+def trainer(shape: Shape = TINY, recompute: bool = False, dtype: torch.dtype = torch.bfloat16) -> Trainer:
+    return Trainer(shape, torch.device("cpu"), compiled=False, recompute=recompute, attention="flash", dtype=dtype)
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights by the names that torch_llama.py has for them."""
+    stored = load_file(checkpoint / "model.safetensors")
+    joined = {
+        "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
+        "out": ["self_attn.o_proj"],
+        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "down": ["mlp.down_proj"],
+        "norms.0": ["input_layernorm"],
+        "norms.1": ["post_attention_layernorm"],
+    }
+    whole = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+    found = {f"{ours}.weight": stored[f"{name}.weight"] for ours, name in whole.items() if f"{name}.weight" in stored}
+    layers = {name.split(".")[2] for name in stored if name.startswith("model.layers.")}
+    for layer in layers:
+        for ours, names in joined.items():
+            parts = [stored[f"model.layers.{layer}.{name}.weight"] for name in names]
+            found[f"blocks.{layer}.{ours}.weight"] = torch.cat(parts)
+    return found
 
 
 @pytest.mark.parametrize("config", [path for path in PRESETS if "rtx5090" in path.stem], ids=lambda path: path.stem)
@@ -45,6 +77,34 @@ def test_the_micro_batch_and_recomputing_change_only_the_rounding() -> None:
     assert whole[0] == pytest.approx(math.log(TINY.vocab_size), rel=0.02)
     for other in (trainer().step(1), trainer(recompute=True).step(4)):
         assert other == pytest.approx(whole, rel=2e-3)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_in_fp32_it_takes_the_very_steps_that_the_trainer_takes(workspace: Workspace, tied: bool) -> None:
+    flags = [*TINY_MODEL, *PEER_SETTINGS, f"--override=model.tie_embeddings={str(tied).lower()}"]
+    workspace.orchestrate(*flags, "--input", workspace.write_text(), "--experiment=same").succeeded()
+    config = orchestrator.RunConfig.load(workspace.run_folder("same") / "training.yaml")
+    ours = orchestrator.Trainer(config)
+    start = weights(Path(ours.save()))
+
+    values = config.to_dict()
+    theirs = trainer(shape_of(values["model"], values["data"]), dtype=torch.float32)
+    names = [name for name, _ in theirs.model.named_parameters()]
+    for name, weight, master in zip(names, theirs.weights, theirs.masters, strict=True):
+        master.copy_(start[name])
+        weight.data.copy_(master)
+    norms = []
+    for report, (inputs, targets) in zip(ours, orchestrator.TokenStream(config), strict=False):
+        theirs.tokens = torch.stack([torch.from_numpy(inputs), torch.from_numpy(targets)]).long()
+        assert (report.loss, report.grad_norm) == pytest.approx(theirs.step(2), rel=1e-5)
+        norms.append(report.grad_norm)
+    assert len(norms) == 4
+    assert min(norms) < 1.0 < max(norms), "clipping takes part, and changes what AdamW does"
+
+    end = weights(Path(ours.save()))
+    assert sorted(names) == sorted(end)
+    for name, master in zip(names, theirs.masters, strict=True):
+        assert (master - end[name]).norm() < 2e-3 * (end[name] - start[name]).norm(), name
 
 
 def test_it_learns_one_batch_by_heart() -> None:
