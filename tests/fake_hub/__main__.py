@@ -1,4 +1,4 @@
-"""`python -m fake_hub --root DIR [--fineweb] [--port P] [--token T]`: serve until interrupted."""
+"""`python -m fake_hub --root DIR [--fineweb] [--port P] [--token T] [--latency S]`: serve until interrupted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def main() -> None:
     parser.add_argument("--fineweb", action="store_true", help="first write a small FineWeb below the root")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--token", default=None)
+    parser.add_argument("--latency", type=float, default=0, help="seconds before every answer begins")
     arguments = parser.parse_args()
     if arguments.fineweb:
         write_fineweb(arguments.root)
-    with FakeHub(arguments.root, token=arguments.token, port=arguments.port) as hub:
+    with FakeHub(arguments.root, token=arguments.token, port=arguments.port, latency=arguments.latency) as hub:
         print(f"export HF_ENDPOINT={hub.endpoint}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()

@@ -66,7 +66,8 @@ def documents(mean_characters: int = 1500) -> Iterator[str]:
                 piece = ""
 
 
-def _row(text: str, dump: str) -> dict[str, object]:
+def row(text: str, dump: str) -> dict[str, object]:
+    """A document with FineWeb's other columns."""
     digest = hashlib.md5(text.encode()).hexdigest()
     return {
         "text": text, "id": f"<urn:uuid:{digest}>", "dump": dump, "url": f"https://example.org/{digest}",
@@ -84,7 +85,7 @@ def write_fineweb(
     random.Random(0).shuffle(texts)
     for index, (path, dump) in enumerate(FILES.items()):
         start = index * documents_per_file
-        rows = [_row(texts[(start + offset) % len(texts)], dump) for offset in range(documents_per_file)]
+        rows = [row(texts[(start + offset) % len(texts)], dump) for offset in range(documents_per_file)]
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         table = pa.Table.from_pylist(rows, schema=COLUMNS)

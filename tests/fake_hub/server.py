@@ -42,10 +42,13 @@ class FakeHub:
     """Serves the repositories below `root` on 127.0.0.1; large files redirect to the host name `localhost`.
 
     `token`: every request but those to signed addresses must carry it. `page_size`: tree entries a page.
+    `latency`: seconds before every answer begins.
     """
 
-    def __init__(self, root: Path, *, token: str | None = None, page_size: int = 1000, port: int = 0) -> None:
-        self.root, self.token, self.page_size = Path(root), token, page_size
+    def __init__(
+        self, root: Path, *, token: str | None = None, page_size: int = 1000, port: int = 0, latency: float = 0
+    ) -> None:
+        self.root, self.token, self.page_size, self.latency = Path(root), token, page_size, latency
         self.faults, self.requests = Faults(), list[Request]()
         self.closing = threading.Event()
         self._signature, self._kept = 0, set[str]()
@@ -107,6 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_request(self) -> None:
         self.status, self.injected = 0, self.hub.faults.take(unquote(urlsplit(self.path).path))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.hub.latency:
+            self.hub.closing.wait(self.hub.latency)
         try:
             self.route(body)
             self.wfile.flush()
