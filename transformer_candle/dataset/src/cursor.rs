@@ -1,6 +1,7 @@
 //! The state to resume from: a few numbers a lane, whatever the size of the data set, and what they belong to.
 
 use bytes::Bytes;
+use run_config::Packing;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -73,7 +74,7 @@ pub struct StreamIdentity {
     pub data: String,
     /// The tokenizer's file and the token that ends a document.
     pub tokenizer: String,
-    /// Seed, sequence length, window, lanes, `max_samples`, held-out fraction, and the version of the order itself.
+    /// Seed, sequence length, packing, window, lanes, `max_samples`, held-out fraction, and the version of the order itself.
     pub order: String,
 }
 
@@ -104,6 +105,10 @@ impl StreamIdentity {
         ] {
             order.number(number);
         }
+        // Without it the identity is that of streams from before there was a choice.
+        if settings.packing == Packing::Documents {
+            order.text("documents");
+        }
         Self { data: data.hash(), tokenizer: tokens.hash(), order: order.hash() }
     }
 
@@ -115,7 +120,7 @@ impl StreamIdentity {
             Some("the tokenizer")
         } else if self.order != other.order {
             Some(
-                "a setting of the data order (seed, sequence_length, shuffle_buffer_size, max_samples or held_out_fraction)",
+                "a setting of the data order (seed, sequence_length, packing, shuffle_buffer_size, max_samples or held_out_fraction)",
             )
         } else {
             None

@@ -1,6 +1,6 @@
 //! Documents that training never sees, packed in listing order, the same in every evaluation.
 
-use run_config::ResolvedRun;
+use run_config::{Packing, ResolvedRun};
 
 use crate::formats::{Document, Row};
 use crate::packing::PackedTokens;
@@ -32,7 +32,7 @@ impl HeldOut {
     pub fn from_run(run: &ResolvedRun, training: &DataSource, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let settings = StreamSettings::from_run(run);
         match DataSource::validation_from_run(run)? {
-            Some(validation) => Self::whole(&validation, settings.sequence_length, tokenizer),
+            Some(validation) => Self::whole(&validation, settings.sequence_length, settings.packing, tokenizer),
             None => Self::open(training, &settings, tokenizer),
         }
     }
@@ -40,15 +40,26 @@ impl HeldOut {
     /// What a [`crate::TokenStream`] of the same source with the same settings holds out.
     pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let selection = source.selection(settings.wanted(), &Stop::default())?;
-        Self::over(source, Walk::held_out(source, selection), settings.sequence_length, tokenizer)
+        Self::over(source, Walk::held_out(source, selection), settings.sequence_length, settings.packing, tokenizer)
     }
 
     /// All of `source`: a validation set of its own.
-    pub fn whole(source: &DataSource, sequence_length: usize, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        Self::over(source, Walk::all(source), sequence_length, tokenizer)
+    pub fn whole(
+        source: &DataSource,
+        sequence_length: usize,
+        packing: Packing,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, DataError> {
+        Self::over(source, Walk::all(source), sequence_length, packing, tokenizer)
     }
 
-    fn over(source: &DataSource, walk: Walk, sequence_length: usize, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+    fn over(
+        source: &DataSource,
+        walk: Walk,
+        sequence_length: usize,
+        packing: Packing,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, DataError> {
         if sequence_length == 0 {
             return Err(DataError::Setting { setting: "data.sequence_length", must: "at least 1" });
         }
@@ -56,7 +67,7 @@ impl HeldOut {
             name: source.name().to_owned(),
             walk,
             tokenizer: tokenizer.clone(),
-            packed: PackedTokens::new(sequence_length, tokenizer.end_of_text()),
+            packed: PackedTokens::new(sequence_length, packing, tokenizer.end_of_text()),
             skipped: SkippedRows::default(),
             complete: false,
         };
@@ -76,7 +87,7 @@ impl HeldOut {
 
     /// Reads until sequence `k` is complete; false if there is no such sequence.
     fn ready(&mut self, k: usize) -> Result<bool, DataError> {
-        while !self.complete && self.packed.targets() < (k + 1) * self.packed.sequence_length() {
+        while !self.complete && self.packed.positions() < (k + 1) * self.packed.sequence_length() {
             self.read_more()?;
         }
         Ok(k < self.packed.sequences())
@@ -96,7 +107,7 @@ impl HeldOut {
         for (ids, ends) in self.tokenizer.encode_batch(&texts)?.into_iter().zip(ends) {
             self.packed.push(&ids, ends);
         }
-        self.complete |= self.packed.targets() >= MOST_TOKENS;
+        self.complete |= self.packed.positions() >= MOST_TOKENS;
         Ok(())
     }
 }

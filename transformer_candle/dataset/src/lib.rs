@@ -22,7 +22,8 @@
 //!    row groups are permuted by (seed, epoch, file name).
 //! 3. A window is `shuffle_buffer_size` documents (or 64 MiB of text), taken evenly across the lanes; its documents are
 //!    shuffled by (seed, epoch, window), tokenised, joined with `<|endoftext|>` after each and one before the first, and cut
-//!    into sequences; every token of a document is a target exactly once. The last sequence is padded, so that windows do
+//!    into sequences; every token of a document is a target exactly once (with `packing: documents` every token but a
+//!    document's first, so that nothing is predicted from another document). The last sequence is padded, so that windows do
 //!    not depend on each other.
 //! 4. The sequences of the window are shuffled by (seed, epoch, window).
 //!

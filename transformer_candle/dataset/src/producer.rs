@@ -9,7 +9,7 @@ use crate::lanes::{EpochFiles, Lanes};
 use crate::selection::Selection;
 use crate::skipped::SkippedRows;
 use crate::stop::Stop;
-use crate::window::{Packing, Window, window_share};
+use crate::window::{Window, WindowSettings, window_share};
 use crate::{DataError, DataSource, StreamSettings, Tokenizer};
 
 /// Files read at the same moment; the threads mostly wait for disks and networks.
@@ -89,9 +89,10 @@ impl Producer {
         windows: &SyncSender<Message>,
     ) -> Result<Tally, DataError> {
         let files = EpochFiles::new(&self.source, selection, &self.stop, self.settings.seed, start.epoch);
-        let packing = Packing {
+        let settings = WindowSettings {
             tokenizer: &self.tokenizer,
             sequence_length: self.settings.sequence_length,
+            packing: self.settings.packing,
             seed: self.settings.seed,
             stop: &self.stop,
         };
@@ -107,7 +108,7 @@ impl Producer {
             }
             let (positions, next_file) = lanes.positions();
             let next = WindowStart { epoch: start.epoch, window: start.window + 1, next_file, lanes: positions };
-            let window = pools.workers.install(|| Window::prepare(start, next.clone(), taken, &packing))?;
+            let window = pools.workers.install(|| Window::prepare(start, next.clone(), taken, &settings))?;
             start = next;
             if window.sequences() > 0 {
                 tally.sequences += window.sequences();

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use run_config::ResolvedRun;
+use run_config::{Packing, ResolvedRun};
 
 use crate::cursor::WindowStart;
 use crate::ledger::WindowRecord;
@@ -26,6 +26,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 pub struct StreamSettings {
     /// Tokens in a sequence.
     pub sequence_length: usize,
+    /// Whether the first token of a document is a target.
+    pub packing: Packing,
     /// Documents in a window.
     pub shuffle_buffer_size: usize,
     /// Seed of every permutation.
@@ -47,6 +49,7 @@ impl Default for StreamSettings {
     fn default() -> Self {
         Self {
             sequence_length: 256,
+            packing: Packing::default(),
             shuffle_buffer_size: 8192,
             seed: 0,
             max_samples: None,
@@ -65,6 +68,7 @@ impl StreamSettings {
         let held_out_fraction = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
         Self {
             sequence_length: data.sequence_length,
+            packing: data.packing,
             shuffle_buffer_size: data.shuffle_buffer_size,
             seed: run.config.runtime.seed,
             max_samples: run.streaming.as_ref().and_then(|streaming| streaming.max_samples),

@@ -2,6 +2,7 @@
 //! of one long document do not follow each other.
 
 use rayon::prelude::*;
+use run_config::Packing;
 
 use crate::DataError;
 use crate::cursor::WindowStart;
@@ -27,9 +28,10 @@ pub(crate) struct Window {
 }
 
 /// What windows are made of and with.
-pub(crate) struct Packing<'a> {
+pub(crate) struct WindowSettings<'a> {
     pub tokenizer: &'a Tokenizer,
     pub sequence_length: usize,
+    pub packing: Packing,
     pub seed: u64,
     pub stop: &'a Stop,
 }
@@ -45,13 +47,13 @@ impl Window {
         start: WindowStart,
         next: WindowStart,
         taken: Taken,
-        packing: &Packing,
+        settings: &WindowSettings,
     ) -> Result<Self, DataError> {
-        let place = [packing.seed, start.epoch, start.window];
+        let place = [settings.seed, start.epoch, start.window];
         let mut documents = taken.documents;
         let count = documents.len() as u64;
         shuffle(&mut documents, key(Purpose::Documents, &place, ""));
-        let packed = pack(documents, packing)?;
+        let packed = pack(documents, settings)?;
         let order = permutation(packed.sequences(), key(Purpose::Sequences, &place, ""));
         let record = WindowRecord {
             start,
@@ -75,16 +77,17 @@ impl Window {
 }
 
 /// Tokenises and packs, in this order; texts are dropped as their tokens come.
-pub(crate) fn pack(documents: Vec<Document>, packing: &Packing) -> Result<PackedTokens, DataError> {
+pub(crate) fn pack(documents: Vec<Document>, settings: &WindowSettings) -> Result<PackedTokens, DataError> {
     let encoded: Vec<Result<(Vec<u32>, bool), DataError>> = documents
         .into_par_iter()
         .map(|document| {
-            packing.stop.check()?;
-            Ok((packing.tokenizer.encode(&document.text)?, document.ends))
+            settings.stop.check()?;
+            Ok((settings.tokenizer.encode(&document.text)?, document.ends))
         })
         .collect();
     let tokens = encoded.iter().flatten().map(|(ids, _)| ids.len() + 1).sum();
-    let mut packed = PackedTokens::with_capacity(packing.sequence_length, packing.tokenizer.end_of_text(), tokens);
+    let &WindowSettings { tokenizer, sequence_length, packing, .. } = settings;
+    let mut packed = PackedTokens::with_capacity(sequence_length, packing, tokenizer.end_of_text(), tokens);
     for document in encoded {
         let (ids, ends) = document?;
         packed.push(&ids, ends);

@@ -10,6 +10,7 @@ use material::{
     sorted, tokenizer, write,
 };
 use proptest::prelude::*;
+use run_config::Packing;
 use sha2::{Digest, Sha256};
 
 #[test]
@@ -43,6 +44,22 @@ fn every_token_is_a_target_exactly_once_whatever_the_sequence_length() {
         assert_eq!((counted, &targets), (expected.len(), &expected));
         assert_eq!(bytes as usize, documents.iter().map(String::len).sum::<usize>());
     }
+}
+
+#[test]
+fn packing_by_documents_changes_no_input_and_takes_the_targets_of_first_tokens_only() {
+    let (_folder, source, documents) = mixed();
+    let all = |packing| {
+        let settings = StreamSettings { packing, ..settings() };
+        sequences(&mut open(&source, &settings, None), 5).unwrap().into_iter().unzip()
+    };
+    let (inputs, targets): (Vec<_>, Vec<_>) = all(Packing::Concat);
+    let (same_inputs, fewer_targets): (Vec<_>, Vec<_>) = all(Packing::Documents);
+    assert_eq!(inputs, same_inputs);
+    let pairs = targets.concat().into_iter().zip(fewer_targets.concat());
+    let gone: Vec<i32> = pairs.filter(|(one, other)| one != other).map(|(target, _)| target).collect();
+    let first = |text: &String| tokenizer().encode(text).unwrap()[0] as i32;
+    assert_eq!(gone, documents.iter().map(first).collect::<Vec<_>>(), "all begin alike");
 }
 
 /// Whoever changes this changes the data of every run that is resumed: raise `ORDER_VERSION` with it.

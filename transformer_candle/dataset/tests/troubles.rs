@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use dataset::{DataError, DataSource, HeldOut, SkippedRows, StreamSettings, TokenStream};
 use material::{documents, epoch_texts, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
+use run_config::Packing;
 
 fn folder(files: &[(&str, Vec<u8>)]) -> (tempfile::TempDir, DataSource) {
     let folder = tempfile::tempdir().unwrap();
@@ -38,7 +39,7 @@ fn data_without_a_usable_document_is_an_error_that_counts_why() {
         "{message}"
     );
     assert!(matches!(stream.next_sequences(1), Err(DataError::Closed)));
-    let held_out = HeldOut::whole(&source, 8, &tokenizer()).err().unwrap();
+    let held_out = HeldOut::whole(&source, 8, Packing::Concat, &tokenizer()).err().unwrap();
     assert!(matches!(held_out, DataError::NothingHeldOut { .. }), "{held_out}");
 }
 
@@ -97,6 +98,7 @@ fn a_position_of_another_stream_is_refused_by_name() {
     for other in [
         StreamSettings { seed: 8, ..settings() },
         StreamSettings { sequence_length: 33, ..settings() },
+        StreamSettings { packing: Packing::Documents, ..settings() },
         StreamSettings { shuffle_buffer_size: 21, ..settings() },
         StreamSettings { max_samples: Some(50), ..settings() },
         StreamSettings { held_out_fraction: 0.5, ..settings() },

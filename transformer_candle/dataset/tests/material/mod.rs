@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use dataset::{Batch, Cursor, DataError, DataSource, HeldOut, IGNORED_TARGET, StreamSettings, TokenStream, Tokenizer};
+use run_config::Packing;
 
 #[path = "../../src/formats/writing.rs"]
 mod writing;
@@ -24,6 +25,7 @@ pub fn tokenizer() -> Tokenizer {
 pub fn settings() -> StreamSettings {
     StreamSettings {
         sequence_length: 32,
+        packing: Packing::Concat,
         shuffle_buffer_size: 20,
         seed: 7,
         max_samples: None,

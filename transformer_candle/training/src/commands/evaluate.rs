@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dataset::{DataSource, HeldOut, Tokenizer};
-use run_config::{Device, ResolvedRun, RunConfig};
+use run_config::{DataConfig, Device, ResolvedRun, RunConfig};
 
 use super::ModelSource;
 use crate::checkpoint::{self, StoredModel};
@@ -62,7 +62,7 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
         (run, patterns) => {
             let config =
                 run.map_or_else(|| Ok(usual(shape.max_position_embeddings)), |run| run.map(|run| run.config))?;
-            let text = local(patterns, &options.text_column, config.data.sequence_length, &tokenizer)?;
+            let text = local(patterns, &options.text_column, &config.data, &tokenizer)?;
             (config, text)
         }
     };
@@ -127,8 +127,8 @@ fn usual(max_position_embeddings: usize) -> RunConfig {
     config
 }
 
-fn local(patterns: &[String], text_column: &str, sequence_length: usize, tokenizer: &Tokenizer) -> Result<HeldOut> {
+fn local(patterns: &[String], text_column: &str, data: &DataConfig, tokenizer: &Tokenizer) -> Result<HeldOut> {
     let here = env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
     let source = DataSource::local(patterns, &here, text_column)?;
-    Ok(HeldOut::whole(&source, sequence_length, tokenizer)?)
+    Ok(HeldOut::whole(&source, data.sequence_length, data.packing, tokenizer)?)
 }
