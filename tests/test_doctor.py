@@ -25,6 +25,14 @@ class Card:
     name = "NVIDIA GeForce RTX 5090"
     total_bytes = 32607 << 20
     compute_capability = (12, 0)
+    refusal: str | None = None
+
+
+class OldCard(Card):
+    """One without bf16."""
+
+    compute_capability = (7, 5)
+    refusal = "Tesla T4 has compute capability 7.5, 8.0 is needed"
 
 
 def test_a_cpu_is_ready_and_the_json_says_what_was_found(hub_workspace: Workspace) -> None:
@@ -124,6 +132,18 @@ def test_without_cards_the_preset_is_the_cpus_and_a_card_that_is_named_is_an_err
     assert base_config.choose(Settings()).described == "preset smoke_cpu"
     with pytest.raises(_native.ConfigError, match="no NVIDIA driver"):
         base_config.choose(Settings(device="cuda"))
+
+
+def test_a_card_that_is_too_old_is_not_trained_on_and_the_reason_is_told(
+    workspace: Workspace, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_native, "cards", lambda: [OldCard()])
+    monkeypatch.setattr(_native, "open_device", lambda _device: {"device": "cpu"})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert base_config.choose(Settings()).described == "preset smoke_cpu"
+    assert OldCard.refusal in capsys.readouterr().out
+    found = doctor.examine("auto", Roots(workspace.root, workspace.root, None))
+    assert topic(found, "device").text == f"cpu; no card, because {OldCard.refusal}"
 
 
 def test_on_a_machine_with_a_card_the_build_for_cards_goes_first(workspace: Workspace, monkeypatch: Any) -> None:

@@ -359,8 +359,12 @@ class Card:
     def compute_capability(self) -> tuple[int, int]:
         """Major and minor."""
 
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing is trained on it, in a sentence; None where it can be."""
+
 def cards() -> list[Card]:
-    """Return the cards that this build can use; a `ConfigError` says what is missing. None is opened."""
+    """Return the cards that the driver lists, at least one; a `ConfigError` says what is missing. None is opened."""
 
 def open_device(device: str) -> dict[str, Any]:
     """Open a device as a run would, and tell what it is and what of its memory is free.

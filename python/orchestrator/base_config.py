@@ -162,10 +162,14 @@ def _card(device: str) -> _native.Card | None:
         if shows_a_card():
             note(f"No card is used: {missing}")
         return None
-    named = "cuda:0" if device in ("auto", "cuda") else device
-    if named not in cards and device != "auto":
-        _native.open_device(device)  # says in a sentence which there are
-    return cards.get(named)
+    card = cards.get("cuda:0" if device in ("auto", "cuda") else device)
+    if card is not None and card.refusal is None:
+        return card
+    if device != "auto":
+        _native.open_device(device)  # refuses in a sentence
+    if card is not None:
+        note(f"No card is used: {card.refusal}")
+    return None
 
 
 def _fits(preset: str, card: _native.Card) -> bool:

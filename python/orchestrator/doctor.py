@@ -95,21 +95,22 @@ def _why_no_card(asked: str) -> str:
     if asked == "cpu":
         return ""
     try:
-        _native.cards()
+        reason = _native.cards()[0].refusal
     except _native.TrainerError as error:
-        return f"; no card, because {error}"
-    return "; this machine has no card"
+        reason = str(error)
+    return f"; no card, because {reason}"
 
 
 def _libraries() -> Finding:
     """Name the files behind the libraries that the device's opening has loaded."""
-    loaded: dict[str, str] = {}
+    found: dict[str, str] = {}
     maps = Path("/proc/self/maps")
     for line in maps.read_text(encoding="utf-8").splitlines() if maps.exists() else []:
         path = line.split(maxsplit=5)[-1]
         name = re.match(r"(lib\w+\.so)\b", Path(path).name)
         if name and name[1] in LIBRARIES:
-            loaded[name[1]] = path
+            found[name[1]] = path
+    loaded = {name: found[name] for name in LIBRARIES if name in found}
     if not loaded:
         return Finding("libraries", Verdict.REMARK, "none of CUDA's libraries is loaded")
     missing = [name for name in LIBRARIES if name not in loaded]

@@ -19,13 +19,16 @@ pub struct Card {
     total_bytes: u64,
     /// Major and minor.
     compute_capability: (u32, u32),
+    /// Why nothing is trained on it, in a sentence; None where it can be.
+    refusal: Option<String>,
 }
 
-/// The cards that this build can use. None is opened.
+/// The cards that the driver lists, those that this build cannot train on among them. None is opened.
 #[pyfunction]
 pub fn cards(py: Python<'_>) -> PyResult<Vec<Card>> {
     let found = py.detach(training::device::cards).map_err(ConfigError::new_err)?;
     let cards = found.into_iter().map(|card| Card {
+        refusal: card.refusal(),
         ordinal: card.ordinal,
         name: card.name,
         total_bytes: card.total_bytes,
