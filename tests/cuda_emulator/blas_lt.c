@@ -48,6 +48,8 @@ EXPORTED int cublasLtCreate(void **handle) {
 }
 
 EXPORTED int cublasLtDestroy(void *handle) {
+    if (!context_is_current())
+        emulator_abort("cublasLtDestroy behind its context");
     free(handle);
     return SUCCESS;
 }

@@ -157,7 +157,7 @@ EXPORTED CUresult cuDevicePrimaryCtxRetain(void **handle, int device) {
         return CUDA_ERROR_INVALID_DEVICE;
     if (card.used_by_others + card.context > card.memory)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    contexts_retained++;
+    counters.contexts += contexts_retained++ == 0;
     *handle = &context;
     return card_failure;
 }
@@ -167,6 +167,11 @@ EXPORTED CUresult cuDevicePrimaryCtxRelease_v2(int device) {
     (void)device;
     contexts_retained--;
     return CUDA_SUCCESS;
+}
+
+bool context_is_current(void) {
+    LOCKED;
+    return current_context && contexts_retained;
 }
 
 EXPORTED CUresult cuCtxGetCurrent(void **handle) {
@@ -205,6 +210,7 @@ static const struct {
     {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
     {CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
     {CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",

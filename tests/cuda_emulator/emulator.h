@@ -24,6 +24,7 @@ enum {
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
     CUDA_ERROR_INVALID_PTX = 218,
     CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
@@ -47,7 +48,7 @@ EXPORTED void emulator_unlock(int *);
 #define LOCKED __attribute__((cleanup(emulator_unlock), unused)) int locked = emulator_lock()
 
 /* Prints a sentence about a misuse that the real driver would not notice or would answer with undefined behaviour, and aborts. */
-_Noreturn void emulator_abort(const char *format, ...) __attribute__((format(printf, 1, 2)));
+EXPORTED _Noreturn void emulator_abort(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Prints a sentence for whoever reads the test's output. */
 void emulator_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -65,13 +66,15 @@ extern struct card card;
 uint64_t emulator_setting(const char *name, uint64_t otherwise);
 /* Set by the first operation that failed on the card; every later call answers with it, as a lost context does. */
 extern CUresult card_failure;
+/* Whether the calling thread has a context that is still open. */
+EXPORTED bool context_is_current(void);
 
 /* report.c: what a test can count. */
 #define COUNTERS(X)                                                                                                        \
     X(launches) X(launches_in_graphs) X(products) X(products_in_graphs) X(graph_launches) X(captures) X(synchronizations)  \
     /* Waits that found work to do and left none: the card then idles until the program has asked for more. */              \
     X(drains)                                                                                                              \
-    X(allocations) X(frees) X(pinned_allocations) X(copies_to_card) X(copies_to_host) X(copies_on_card) X(pageable_copies) \
+    X(contexts) X(allocations) X(frees) X(pinned_allocations) X(copies_to_card) X(copies_to_host) X(copies_on_card) X(pageable_copies) \
     X(fills) X(event_queries) X(modules) X(allocated_high)
 struct counters {
 #define X(name) uint64_t name;

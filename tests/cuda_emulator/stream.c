@@ -157,9 +157,9 @@ CUresult stream_submit(CUstream handle, void *submitted) {
     struct operation *operation = submitted;
     struct stream *stream = stream_of(handle);
     struct graph *graph = capture_of(stream);
-    if (card_failure) {
+    if (card_failure || !context_is_current()) {
         free(operation);
-        return card_failure;
+        return card_failure ? card_failure : CUDA_ERROR_INVALID_CONTEXT;
     }
     if (graph) {
         *graph->last = operation;

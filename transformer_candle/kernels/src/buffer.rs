@@ -86,7 +86,7 @@ impl Buffer {
     /// The same elements under another shape, sharing memory.
     pub fn reshaped(&self, shape: &[usize]) -> Result<Self> {
         let tensor = self.tensor.reshape(shape)?;
-        Ok(Self { tensor, ..self.clone() })
+        Ok(Self { tensor, device: self.device.clone(), address: self.address, storage: self.storage })
     }
 
     /// Sets every element to zero.
@@ -181,6 +181,15 @@ impl Buffer {
 
     fn bytes(&self) -> usize {
         self.elements() * self.dtype().size_in_bytes()
+    }
+}
+
+impl Drop for Buffer {
+    /// Any thread may be the one that drops the last of a storage's buffers, and so frees its memory.
+    fn drop(&mut self) {
+        if let Device::Cuda(cuda) = &self.device {
+            cuda.enter_to_free();
+        }
     }
 }
 

@@ -94,6 +94,22 @@ fn memory_comes_back_and_a_limit_holds() {
 
 #[test]
 #[ignore = "needs a card"]
+fn a_thread_that_never_used_the_card_may_drop_what_lies_there() {
+    let device = card();
+    let opened = device.as_cuda().unwrap();
+    let before = opened.memory().unwrap();
+    let (buffer, mut recording) = (zeros(&[1 << 20], &device), Recording::default());
+    let mut target = zeros(&[1 << 20], &device);
+    for _ in 0..2 {
+        recording.run(&device, 1, || target.copy_from(&buffer)).unwrap();
+    }
+    std::thread::spawn(move || drop((buffer, target, recording))).join().unwrap();
+    opened.synchronize().unwrap();
+    assert_eq!(opened.memory().unwrap(), before);
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn a_plan_that_does_not_fit_allocates_nothing() {
     let device = card();
     let opened = device.as_cuda().unwrap();

@@ -34,7 +34,13 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub struct Cuda(Arc<Opened>);
 
+/// Fields are dropped in this order: what lives in the context goes before the last owner of the context.
 struct Opened {
+    library: library::Library,
+    kernels: kernels::Kernels,
+    products: products::Products,
+    /// While a graph is recorded: the tensors that it touches, by storage.
+    recorded: Mutex<Option<HashMap<usize, Tensor>>>,
     card: Card,
     /// Owns the memory of every tensor made here.
     candle: CudaDevice,
@@ -47,12 +53,7 @@ struct Opened {
     /// Bytes taken of the card, but for tensors, when the context and the libraries were open.
     memory_at_opening: u64,
     memory_limit: Mutex<Option<u64>>,
-    library: library::Library,
-    kernels: kernels::Kernels,
-    products: products::Products,
     turn: turn::Turn,
-    /// While a graph is recorded: the tensors that it touches, by storage.
-    recorded: Mutex<Option<HashMap<usize, Tensor>>>,
 }
 
 impl Cuda {
@@ -63,8 +64,9 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Self> {
         let refuse = |reason| Error::NoCuda { ordinal, reason };
         let card = choose(probe().map_err(refuse)?, ordinal).map_err(refuse)?;
-        // Candle opens the same context, but says less of what went wrong.
-        CudaContext::new(ordinal).map_err(|error| refuse(format!("it does not open: {}", failure::sentence(error))))?;
+        // Candle opens the same context, but says less of what went wrong. Kept until it has: the last owner's going closes a context.
+        let _first = CudaContext::new(ordinal)
+            .map_err(|error| refuse(format!("it does not open: {}", failure::sentence(error))))?;
         let candle = CudaDevice::new_with_stream(ordinal);
         let candle = candle.map_err(|error| refuse(format!("its libraries do not start: {}", first_line(&error))))?;
         // SAFETY: the events would order several streams' uses of a tensor. All tensors of this device are made, used and freed on
@@ -80,6 +82,10 @@ impl Cuda {
         // What the pool holds belongs to tensors, of this handle or an earlier one.
         let (_, reserved) = pool.used_and_reserved().during(ordinal, "cuMemPoolGetAttribute")?;
         Ok(Self(Arc::new(Opened {
+            library,
+            kernels,
+            products: products::Products::default(),
+            recorded: Mutex::default(),
             card,
             candle,
             context,
@@ -88,11 +94,7 @@ impl Cuda {
             pool,
             memory_at_opening: ((total - free) as u64).saturating_sub(reserved),
             memory_limit: Mutex::default(),
-            library,
-            kernels,
-            products: products::Products::default(),
             turn: turn::Turn::default(),
-            recorded: Mutex::default(),
         })))
     }
 
@@ -146,6 +148,12 @@ impl Cuda {
     /// Makes the card's context the calling thread's, which every bare call of the driver or of a library needs.
     fn enter(&self) -> Result<()> {
         self.0.context.bind_to_thread().during(self.ordinal(), "cuCtxSetCurrent")
+    }
+
+    /// For a thread that is about to free memory of the card: cudarc does so in whatever context the thread has. A failure stays with the
+    /// context, for the next call that can report it.
+    pub(crate) fn enter_to_free(&self) {
+        self.0.context.record_err(self.0.context.bind_to_thread());
     }
 
     fn stream(&self) -> &Arc<CudaStream> {

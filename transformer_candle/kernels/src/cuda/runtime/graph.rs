@@ -74,6 +74,12 @@ impl Graph {
     }
 }
 
+impl Drop for Graph {
+    fn drop(&mut self) {
+        self.cuda.enter_to_free();
+    }
+}
+
 /// A stream that records. Ends when dropped, so that a body that panics leaves the stream usable.
 struct Capture<'a> {
     cuda: &'a Cuda,
