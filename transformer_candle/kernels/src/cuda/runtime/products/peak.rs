@@ -25,6 +25,7 @@ impl Cuda {
         fill(&mut x, 1)?;
         fill(&mut w, 2)?;
 
+        let _turn = self.take_turn();
         let space = Workspace::of(&workspace);
         let product =
             Product::set(Operand::from(&y), [size; 3], Operand::from(&x), Operand::from(&w).transposed(), space);
