@@ -8,7 +8,7 @@ Bytes moved an element: 28, of which 16 are read (gradient 4, moments 8, F32 wei
 
 import triton
 import triton.language as tl
-from cast import join, split
+from cast import join, on_block, split
 from declaration import Kernel
 
 LEARNING_RATE = tl.constexpr(0)
@@ -33,9 +33,10 @@ def step_constants(scalars, weight_decay):
 
 
 @triton.jit
-def updated(weight, gradient, first, second, constants, beta1, beta2, rest1, rest2, epsilon):
+def updated(weight, gradient, first, second, constants, settings):
     """Weight and moments after the step; rest1 and rest2 are 1 - beta."""
     clip_scale, decay, rate, second_scale = constants
+    beta1, beta2, rest1, rest2, epsilon = settings
     gradient = clip_scale * gradient
     first = beta1 * first + rest1 * gradient
     second = beta2 * second + rest2 * gradient * gradient
@@ -44,61 +45,25 @@ def updated(weight, gradient, first, second, constants, beta1, beta2, rest1, res
 
 
 @triton.jit
-def step_block(weight, grad, first, second, at, mask, constants, beta1, beta2, rest1, rest2, epsilon):
-    """One block of F32 weights."""
+def step_block(arguments, at, mask):
+    """One block of F32 weights, or of those that bf16 weights and their remainders make up."""
+    weight, remainder, grad, first, second, constants, settings = arguments
+    is_split: tl.constexpr = weight.dtype.element_ty == tl.bfloat16
     value = tl.load(weight + at, mask=mask)
+    if is_split:
+        value = join(value, tl.load(remainder + at, mask=mask))
     gradient, one, two = tl.load(grad + at, mask=mask), tl.load(first + at, mask=mask), tl.load(second + at, mask=mask)
-    value, one, two = updated(value, gradient, one, two, constants, beta1, beta2, rest1, rest2, epsilon)
+    value, one, two = updated(value, gradient, one, two, constants, settings)
+    if is_split:
+        value, low = split(value)
+        tl.store(remainder + at, low, mask=mask)
     tl.store(weight + at, value, mask=mask)
     tl.store(first + at, one, mask=mask)
     tl.store(second + at, two, mask=mask)
 
 
 @triton.jit
-def step_split_block(weight, remainder, grad, first, second, at, mask, constants, beta1, beta2, rest1, rest2, epsilon):
-    """One block of bf16 weights with their remainders."""
-    value = join(tl.load(weight + at, mask=mask), tl.load(remainder + at, mask=mask))
-    gradient, one, two = tl.load(grad + at, mask=mask), tl.load(first + at, mask=mask), tl.load(second + at, mask=mask)
-    value, one, two = updated(value, gradient, one, two, constants, beta1, beta2, rest1, rest2, epsilon)
-    high, low = split(value)
-    tl.store(weight + at, high, mask=mask)
-    tl.store(remainder + at, low, mask=mask)
-    tl.store(first + at, one, mask=mask)
-    tl.store(second + at, two, mask=mask)
-
-
-@triton.jit
 def adamw_step(
-    weight,
-    grad,
-    first,
-    second,
-    scalars,
-    beta1,
-    beta2,
-    rest1,
-    rest2,
-    epsilon,
-    weight_decay,
-    elements,
-    BLOCK: tl.constexpr,
-    PIECE: tl.constexpr,
-):
-    """A piece a program, in blocks, so that F64 arithmetic is a small part of it; whole blocks go without masks."""
-    if tl.load(scalars + APPLY) != 0.0:
-        constants = step_constants(scalars, weight_decay)
-        piece = tl.program_id(0) * PIECE
-        for start in range(piece, min(piece + PIECE, elements), BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            if start + BLOCK <= elements:
-                step_block(weight, grad, first, second, at, None, constants, beta1, beta2, rest1, rest2, epsilon)
-            else:
-                inside = at < elements
-                step_block(weight, grad, first, second, at, inside, constants, beta1, beta2, rest1, rest2, epsilon)
-
-
-@triton.jit
-def adamw_step_split(
     weight,
     remainder,
     grad,
@@ -115,21 +80,14 @@ def adamw_step_split(
     BLOCK: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """As `adamw_step`, on the F32 value that a bf16 weight and its remainder make up."""
+    """A piece a program, in blocks, so that F64 arithmetic is a small part of it. F32 weights have no remainder."""
     if tl.load(scalars + APPLY) != 0.0:
         constants = step_constants(scalars, weight_decay)
+        settings = (beta1, beta2, rest1, rest2, epsilon)
+        arguments = (weight, remainder, grad, first, second, constants, settings)
         piece = tl.program_id(0) * PIECE
         for start in range(piece, min(piece + PIECE, elements), BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            if start + BLOCK <= elements:
-                step_split_block(
-                    weight, remainder, grad, first, second, at, None, constants, beta1, beta2, rest1, rest2, epsilon
-                )
-            else:
-                inside = at < elements
-                step_split_block(
-                    weight, remainder, grad, first, second, at, inside, constants, beta1, beta2, rest1, rest2, epsilon
-                )
+            on_block(step_block, arguments, start, elements, BLOCK)
 
 
 MOMENTS = {"grad": "*fp32:16", "first": "*fp32:16", "second": "*fp32:16", "scalars": "*fp32"}
@@ -139,12 +97,12 @@ KERNELS = [
         "adamw_step.f32",
         adamw_step,
         arguments={"weight": "*fp32:16", **MOMENTS, **SETTINGS, "elements": "i32"},
-        constants={"BLOCK": 1024, "PIECE": 8192},
+        constants={"remainder": None, "BLOCK": 1024, "PIECE": 8192},
         fused_multiply_add=False,
     ),
     Kernel(
         "adamw_step.bf16",
-        adamw_step_split,
+        adamw_step,
         arguments={"weight": "*bf16:16", "remainder": "*i16:16", **MOMENTS, **SETTINGS, "elements": "i32"},
         constants={"BLOCK": 1024, "PIECE": 8192},
         fused_multiply_add=False,

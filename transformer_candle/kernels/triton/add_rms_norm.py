@@ -107,67 +107,34 @@ KERNELS = [
         constants={"ROWS": 128, "BLOCK": 32},
     )
 ]
+ROW_STATISTIC, SIZES = {"inv_rms": "*fp32"}, {"width": "i32:16"}
 for dtype, pointer in (("bf16", "*bf16:16"), ("f32", "*fp32:16")):
     KERNELS.append(
         Kernel(
             f"add_rms_norm_normalize.{dtype}",
             add_rms_norm_normalize,
-            arguments={
-                "total": pointer,
-                "weight": pointer,
-                "inv_rms": "*fp32",
-                "normed": pointer,
-                "width": "i32:16",
-            },
+            arguments=dict.fromkeys(("total", "weight"), pointer) | ROW_STATISTIC | {"normed": pointer} | SIZES,
             constants={"BLOCK": 1024},
         )
     )
-    for block, warps in ((1024, 4), (2048, 4), (4096, 8), (8192, 16)):
-        KERNELS += [
-            Kernel(
-                f"add_rms_norm_forward.{dtype}.h{block}",
-                add_rms_norm_forward,
-                arguments={
-                    "x": pointer,
-                    "weight": pointer,
-                    "normed": pointer,
-                    "inv_rms": "*fp32",
-                    "width": "i32:16",
-                    "epsilon": "fp32",
-                },
-                constants={"BLOCK": block},
-                num_warps=warps,
-            ),
-            Kernel(
-                f"add_rms_norm_forward_add.{dtype}.h{block}",
-                add_rms_norm_forward_add,
-                arguments={
-                    "x": pointer,
-                    "branch": pointer,
-                    "weight": pointer,
-                    "total": pointer,
-                    "normed": pointer,
-                    "inv_rms": "*fp32",
-                    "width": "i32:16",
-                    "epsilon": "fp32",
-                },
-                constants={"BLOCK": block},
-                num_warps=warps,
-            ),
-            Kernel(
-                f"add_rms_norm_backward.{dtype}.h{block}",
-                add_rms_norm_backward,
-                arguments={
-                    "total": pointer,
-                    "weight": pointer,
-                    "inv_rms": "*fp32",
-                    "dnormed": pointer,
-                    "dtotal": pointer,
-                    "partials": "*fp32:16",
-                    "rows": "i32",
-                    "width": "i32:16",
-                },
-                constants={"BLOCK": block},
-                num_warps=warps,
-            ),
-        ]
+    forward = ROW_STATISTIC | SIZES | {"epsilon": "fp32"}
+    by_width = {
+        "forward": (add_rms_norm_forward, dict.fromkeys(("x", "weight", "normed"), pointer) | forward),
+        "forward_add": (
+            add_rms_norm_forward_add,
+            dict.fromkeys(("x", "branch", "weight", "total", "normed"), pointer) | forward,
+        ),
+        "backward": (
+            add_rms_norm_backward,
+            dict.fromkeys(("total", "weight"), pointer)
+            | ROW_STATISTIC
+            | dict.fromkeys(("dnormed", "dtotal"), pointer)
+            | {"partials": "*fp32:16", "rows": "i32"}
+            | SIZES,
+        ),
+    }
+    KERNELS += [
+        Kernel(f"add_rms_norm_{name}.{dtype}.h{block}", function, arguments, {"BLOCK": block}, num_warps=warps)
+        for name, (function, arguments) in by_width.items()
+        for block, warps in ((1024, 4), (2048, 4), (4096, 8), (8192, 16))
+    ]

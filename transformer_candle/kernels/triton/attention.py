@@ -133,11 +133,14 @@ def _attend(
 
 
 @triton.jit
-def attention_forward(
-    qkv_NP, documents_N, out_NHE, lse_BHT, T, heads, kv_heads, head_size_8, scale, DOCUMENTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    """A tile of positions of one head. Grid: (B * H, tiles of T); `scale` is 1 / sqrt(E)."""
+def query_tile(
+    qkv_NP, T, heads, kv_heads, head_size_8, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr
+):
+    """What a program of the grid (B * H, tiles of T) works on.
+
+    The tile's first position, its head and its sequence's first token; E and P; where that sequence's queries and keys
+    of this head begin.
+    """
     sequence = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
@@ -146,6 +149,18 @@ def attention_forward(
     token = sequence.to(tl.int64) * T
     queries = qkv_NP + token * P + head * E
     keys = qkv_NP + token * P + (heads + head // (heads // kv_heads)) * E
+    return first, head, token, E, P, queries, keys
+
+
+@triton.jit
+def attention_forward(
+    qkv_NP, documents_N, out_NHE, lse_BHT, T, heads, kv_heads, head_size_8, scale, DOCUMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """A tile of positions of one head. Grid: (B * H, tiles of T); `scale` is 1 / sqrt(E)."""
+    first, head, token, E, P, queries, keys = query_tile(
+        qkv_NP, T, heads, kv_heads, head_size_8, BLOCK_M, BLOCK_E, EXACT
+    )
     q_ME = load_rows(queries, P, first, T, E, BLOCK_M, BLOCK_E, EXACT)
     position_M = first + tl.arange(0, BLOCK_M)
     document_M = position_M

@@ -7,7 +7,7 @@ leaves it for `attention_backward_keys`.
 
 import triton
 import triton.language as tl
-from attention import LOG2_E, SIZES, document_limits, head_size, load_keys, load_rows, store_rows
+from attention import LOG2_E, SIZES, document_limits, head_size, load_keys, load_rows, query_tile, store_rows
 from attention_variants import Tile, Tiles, variants
 
 
@@ -40,14 +40,10 @@ def attention_backward_queries(
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Gradient and delta of a tile of positions of one head. Grid: (B * H, tiles of T)."""
-    sequence = tl.program_id(0) // heads
-    head = tl.program_id(0) % heads
-    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
-    E = head_size(head_size_8, BLOCK_E, EXACT)
-    P = (heads + 2 * kv_heads) * E
-    token = sequence.to(tl.int64) * T
+    first, head, token, E, P, queries, keys = query_tile(
+        qkv_NP, T, heads, kv_heads, head_size_8, BLOCK_M, BLOCK_E, EXACT
+    )
     row = tl.program_id(0).to(tl.int64) * T
-    keys = qkv_NP + token * P + (heads + head // (heads // kv_heads)) * E
     values = keys + kv_heads * E
     out = token * (heads * E) + head * E
     position_M = first + tl.arange(0, BLOCK_M)
@@ -56,7 +52,7 @@ def attention_backward_queries(
     out_ME = load_rows(out_NHE + out, heads * E, first, T, E, BLOCK_M, BLOCK_E, EXACT)
     delta_M = tl.sum(out_ME.to(tl.float32) * do_ME.to(tl.float32), 1)
     tl.store(delta_BHT + row + position_M, delta_M, mask=inside_M)
-    q_ME = load_rows(qkv_NP + token * P + head * E, P, first, T, E, BLOCK_M, BLOCK_E, EXACT)
+    q_ME = load_rows(queries, P, first, T, E, BLOCK_M, BLOCK_E, EXACT)
     lse_M = tl.load(lse_BHT + row + position_M, mask=inside_M, other=float("inf")) * LOG2_E
     dq_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     whole = first // BLOCK_L * BLOCK_L

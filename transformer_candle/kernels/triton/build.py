@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import filecmp
-import hashlib
 import importlib
 import json
 import os
@@ -100,7 +99,6 @@ def entry(kernel: Kernel, metadata: dict[str, Any]) -> dict[str, Any]:
         "entry": metadata["name"],
         "source": kernel.source,
         "function": kernel.function_name,
-        "source_sha256": hashlib.sha256((FOLDER / kernel.source).read_bytes()).hexdigest(),
         "arguments": [
             {"name": name, "type": kind.removesuffix(":16"), "divisible_by_16": kind.endswith(":16")}
             for name, kind in kernel.arguments.items()

@@ -26,25 +26,35 @@ def join(weight, remainder):
 
 
 @triton.jit
-def convert_block(source, target, at, mask):
+def on_block(function: tl.constexpr, arguments, start, elements, BLOCK: tl.constexpr):
+    """Calls `function(arguments, at, mask)`; whole blocks go without masks: they are read 16 bytes at a time.
+
+    They would not be with one, as nothing is promised of the length.
+    """
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= elements:
+        function(arguments, at, None)
+    else:
+        function(arguments, at, at < elements)
+
+
+@triton.jit
+def convert_block(buffers, at, mask):
     """Narrows to the nearest, ties to even; widens exactly."""
+    source, target = buffers
     tl.store(target + at, tl.load(source + at, mask=mask).to(target.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def cast_convert(source, target, elements, BLOCK: tl.constexpr):
-    """A block a program; whole blocks go without masks: they are read 16 bytes at a time whatever the length."""
-    start = tl.program_id(0) * BLOCK
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= elements:
-        convert_block(source, target, at, None)
-    else:
-        convert_block(source, target, at, at < elements)
+    """A block a program."""
+    on_block(convert_block, (source, target), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
 @triton.jit
-def split_block(master, weight, remainder, at, mask):
+def split_block(buffers, at, mask):
     """See `split`."""
+    master, weight, remainder = buffers
     high, low = split(tl.load(master + at, mask=mask))
     tl.store(weight + at, high, mask=mask)
     tl.store(remainder + at, low, mask=mask)
@@ -53,17 +63,13 @@ def split_block(master, weight, remainder, at, mask):
 @triton.jit
 def cast_split(master, weight, remainder, elements, BLOCK: tl.constexpr):
     """A block a program."""
-    start = tl.program_id(0) * BLOCK
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= elements:
-        split_block(master, weight, remainder, at, None)
-    else:
-        split_block(master, weight, remainder, at, at < elements)
+    on_block(split_block, (master, weight, remainder), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
 @triton.jit
-def join_block(weight, remainder, master, at, mask):
+def join_block(buffers, at, mask):
     """See `join`."""
+    weight, remainder, master = buffers
     value = join(tl.load(weight + at, mask=mask), tl.load(remainder + at, mask=mask))
     tl.store(master + at, value, mask=mask)
 
@@ -71,12 +77,7 @@ def join_block(weight, remainder, master, at, mask):
 @triton.jit
 def cast_join(weight, remainder, master, elements, BLOCK: tl.constexpr):
     """A block a program."""
-    start = tl.program_id(0) * BLOCK
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= elements:
-        join_block(weight, remainder, master, at, None)
-    else:
-        join_block(weight, remainder, master, at, at < elements)
+    on_block(join_block, (weight, remainder, master), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
 HALVES = {"weight": "*bf16:16", "remainder": "*i16:16"}

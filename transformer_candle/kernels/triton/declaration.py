@@ -49,8 +49,8 @@ class Kernel:
     """The `@triton.jit` function."""
     arguments: Mapping[str, str]
     """Types by name, in the order of the function's parameters without its constants."""
-    constants: Mapping[str, int | bool | str] = field(default_factory=dict)
-    """Values of the parameters annotated `tl.constexpr`."""
+    constants: Mapping[str, int | bool | str | None] = field(default_factory=dict)
+    """Values of the parameters annotated `tl.constexpr`; None for a buffer that this variant goes without."""
     num_warps: int = 4
     num_stages: int = 1
     """Iterations of a loop whose loads are in flight at once."""

@@ -175,7 +175,7 @@ mod tests {
 
     const SAMPLE: &str = r#"{"triton": "3.9.0", "families": {}, "kernels": [
         {"name": "scale.bf16", "family": "sm_80", "file": "sm_80/scale.bf16.ptx", "entry": "scale", "source": "scale.py",
-         "function": "scale", "source_sha256": "0", "arguments": [
+         "function": "scale", "arguments": [
             {"name": "x", "type": "*bf16", "divisible_by_16": true},
             {"name": "y", "type": "*fp32", "divisible_by_16": false},
             {"name": "n", "type": "i32", "divisible_by_16": true},
