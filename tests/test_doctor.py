@@ -53,7 +53,8 @@ def test_a_card_that_cannot_be_used_ends_with_2_and_a_sentence(workspace: Worksp
     workspace.extra_environment["HF_HUB_OFFLINE"] = "1"
     done = workspace.orchestrate("doctor", "--device=cuda").refused(2, "cuda:0")
     assert "BAD" in done.out
-    workspace.orchestrate("doctor", "--device=gpu").refused(2, "cuda:N")
+    for command in (["doctor"], ["generate", "--checkpoint=.", "--prompt=x"], ["evaluate", "--checkpoint=."]):
+        workspace.orchestrate(*command, "--device=gpu").refused(2, 'the device is "gpu"', "cuda:N")
 
 
 def test_a_folder_that_cannot_be_written_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ use training::commands::ModelSource;
 use training::commands::generate::{self as command, GenerateOptions, Prompt};
 use training::trained_model::TrainedModel;
 
-use crate::errors::{ConfigError, raised};
+use crate::errors::raised;
 use crate::json;
+use crate::machine::device_of;
 
 /// A continued text.
 #[pyclass(frozen, module = "orchestrator._native")]
@@ -86,7 +87,7 @@ pub fn generate(
         top_k,
         top_p,
         seed,
-        device: device.parse().map_err(ConfigError::new_err)?,
+        device: device_of(device)?,
         json: false,
     };
     let mut interrupted = None;
@@ -108,7 +109,7 @@ pub fn logits<'py>(
     tokens: Vec<u32>,
     device: &str,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-    let device = device.parse().map_err(ConfigError::new_err)?;
+    let device = device_of(device)?;
     let rows = py.detach(|| TrainedModel::open(Path::new(&checkpoint), device)?.logits(&tokens)).map_err(raised)?;
     Ok(PyArray2::from_vec2(py, &rows)?)
 }

@@ -40,7 +40,7 @@ pub fn cards(py: Python<'_>) -> PyResult<Vec<Card>> {
 /// Open a device as a run would, and tell what it is and what of its memory is free.
 #[pyfunction]
 pub fn open_device<'py>(py: Python<'py>, device: &str) -> PyResult<Bound<'py, PyAny>> {
-    let asked = device.parse::<Device>().map_err(|error| ConfigError::new_err(format!("the device {error}")))?;
+    let asked = device_of(device)?;
     let opened = py.detach(|| training::device::open(asked)).map_err(raised)?;
     let Some(card) = opened.as_cuda() else {
         return to_python(py, &json!({"device": opened.to_string()}));
@@ -55,6 +55,11 @@ pub fn open_device<'py>(py: Python<'py>, device: &str) -> PyResult<Bound<'py, Py
         "software": card.fingerprint(),
     });
     to_python(py, &described)
+}
+
+/// The device that an argument names.
+pub fn device_of(argument: &str) -> PyResult<Device> {
+    argument.parse().map_err(|problem| ConfigError::new_err(format!("the device is {argument:?}, but {problem}")))
 }
 
 /// What this build is and what it runs on, as environment.json has it.

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
-use run_config::Device;
 use training::commands::ModelSource;
 use training::commands::evaluate::{self, EvaluateOptions};
 use training::commands::train::{self, TrainOptions};
@@ -14,7 +13,8 @@ use training::progress::ProgressMode;
 use training::stop::{Signal, StopSignal};
 use training::trainer::ResumeFrom;
 
-use crate::errors::{ConfigError, raised};
+use crate::errors::raised;
+use crate::machine::device_of;
 use crate::trainer::EvaluationReport;
 
 /// How often the waiting thread looks for Ctrl-C.
@@ -36,7 +36,7 @@ pub fn train_run(
         overrides,
         resume: resume
             .map(|from| if from == "latest" { ResumeFrom::Latest } else { ResumeFrom::Directory(from.into()) }),
-        device: device.map(str::parse::<Device>).transpose().map_err(ConfigError::new_err)?,
+        device: device.map(device_of).transpose()?,
         max_steps,
     };
     let stop = StopSignal::new();
@@ -57,7 +57,7 @@ pub fn evaluate_model(
 ) -> PyResult<EvaluationReport> {
     let model = ModelSource { checkpoint: Some(checkpoint), experiment: None };
     let text_column = text_column.to_owned();
-    let device = device.parse().map_err(ConfigError::new_err)?;
+    let device = device_of(device)?;
     let options = EvaluateOptions { model, input, text_column, max_sequences, device, json: false };
     let stop = StopSignal::new();
     listening(py, &stop, || evaluate::run(&options, &stop)).map(EvaluationReport::from).map_err(raised)

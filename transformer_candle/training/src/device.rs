@@ -57,8 +57,8 @@ pub fn choose(run: &mut ResolvedRun) -> Result<Chosen> {
     Ok(Chosen { device, notes: decision.note.into_iter().collect() })
 }
 
-/// Chooses and opens the device that a trained model is used on, for which it needs so many bytes. With `auto` a card that is in use,
-/// by a training for example, is left alone.
+/// Chooses and opens the device that a trained model is used on, for which it needs so many bytes. With `auto` a card that has not so
+/// much left, beside a training for example, is left alone.
 ///
 /// # Errors
 /// As [`choose`].
