@@ -162,8 +162,9 @@ def test_what_a_stopped_and_resumed_run_was_trained_on_is_proven(workspace: Work
     assert (report["steps"], report["replayed"], report["problems"]) == (10, [1, 10], [])
     assert report == json.loads(workspace.trainer(*validate).succeeded().out)
     assert "10 steps" in workspace.orchestrate("validate-data", run).succeeded().out
+    workspace.orchestrate("validate-data", run, "--replay=11").refused(2, "step 11", "1 to 10")
 
     ledger = run / "ledger.jsonl"
     ledger.write_text(ledger.read_text().replace('"targets":128', '"targets":127', 1))
     workspace.orchestrate("validate-data", run).refused(3, "ledger.jsonl")
-    workspace.orchestrate("validate-data", workspace.root / "nowhere").refused(2, "nowhere")
+    workspace.orchestrate("validate-data", "nowhere").refused(2, str(workspace.root / "nowhere"), "no run's folder")

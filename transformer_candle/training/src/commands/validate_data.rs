@@ -1,7 +1,7 @@
 //! `validate-data`: proves from a run's ledger what it was trained on.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
 use clap::Args;
 use dataset::ledger::{Audit, audit, replay};
@@ -61,10 +61,19 @@ pub struct EpochReport {
 /// Audits a run.
 ///
 /// # Errors
-/// [`TrainerError::Data`] where the ledger is not what the checkpoint vouches for, or the data cannot be read.
+/// [`TrainerError::Request`] where this is no run, or a step to be made again is not in its ledger; [`TrainerError::Data`] where the
+/// ledger is not what the checkpoint vouches for, or the data cannot be read.
 pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
-    let directory = &options.run;
-    let mut run = RunConfig::load(&directory.join("resolved_config.json"), &[])?;
+    let directory = &absolute(&options.run).unwrap_or_else(|_| options.run.clone());
+    let config = directory.join("resolved_config.json");
+    if !config.exists() {
+        let message = format!(
+            "{} is no run's folder: it lacks the resolved_config.json that training writes",
+            directory.display()
+        );
+        return Err(TrainerError::Request(message));
+    }
+    let mut run = RunConfig::load(&config, &[])?;
     let state = newest_state(&run, directory)?;
     if let Some(streaming) = &mut run.streaming {
         streaming.revision = identity::revision(&state.identity);
@@ -75,7 +84,13 @@ pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data)?;
     let Audit { steps, targets, epochs, problems, .. } = audit(&path, &head, source, settings, ended)?;
+    let first = state.step + 1 - steps.min(state.step);
     for &step in &options.replay {
+        if !(first..=state.step).contains(&step) {
+            let (ledger, last) = (path.display(), state.step);
+            let message = format!("step {step} cannot be made again: {ledger} has the steps {first} to {last}");
+            return Err(TrainerError::Request(message));
+        }
         replay(&path, &head, step, source, settings, tokenizer)?;
     }
     let epochs = epochs.into_iter().map(|epoch| EpochReport {
