@@ -118,7 +118,8 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
         source = Source(data, None)
     data = source.data
     revision = f" at {data.revision[:12]}" if data.revision else ""
-    step("data", f"{data.name}{revision}: {data.files:,} files, {amount(data.bytes)}")
+    files = "1 file" if data.files == 1 else f"{data.files:,} files"
+    step("data", f"{data.name}{revision}: {files}, {amount(data.bytes)}")
     return source
 
 
