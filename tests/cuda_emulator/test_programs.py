@@ -53,6 +53,14 @@ def test_a_card_that_is_not_there_is_refused(runs: Runs) -> None:
     runs.train("run", device="cuda:1").refused(2, "cuda:1")
 
 
+def test_a_card_that_is_too_old_is_refused_and_auto_says_why_it_is_left_alone(runs: Runs) -> None:
+    runs.write("run", TINY)
+    old = runs.having(card="Tesla T4", capability="7.5")
+    old.train("run").refused(2, "Tesla T4 has compute capability 7.5")
+    done = old.train("run", device="auto").succeeded()
+    assert "on the CPU: Tesla T4 has compute capability 7.5" in done.out + done.err
+
+
 def test_a_card_that_is_too_small_is_refused_before_anything_is_allocated(runs: Runs) -> None:
     runs.write("run", TINY)
     small = runs.having(memory=96 << 20, report=runs.workspace.root / "report.json")
