@@ -16,7 +16,7 @@ CUDA := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cud
 	environment="$$(PYTHON=$(PYTHON) tools/cuda/toolchain.sh "$(TARGET)/cuda-toolchain")" && eval "$$environment" &&
 STAND_IN := environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libraries")" && eval "$$environment" &&
 
-.PHONY: help demo test build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu audit lock wheel binaries clean
+.PHONY: help demo test build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data audit lock wheel binaries clean
 .NOTPARALLEL:
 
 help:
@@ -27,7 +27,7 @@ help:
 	@echo "make lint    rustfmt, clippy (with and without CUDA), ruff, mypy, stubtest"
 	@echo "make oracle  compare with PyTorch and transformers (a second venv of 6 GB)"
 	@echo "make check-kernels check-cuda    the kernels for cards, and training with them, without a card"
-	@echo "make bench   training speed against PyTorch on this CPU"
+	@echo "make bench   training speed against PyTorch on this CPU, the data's against datasets and DataLoader"
 	@echo "make ci      lint, oracle, check-kernels, check-cuda and test, as .ci/run does"
 	@echo "make audit   licences and known holes of everything we depend on (compiles cargo-deny)"
 	@echo "make lock    renew requirements/*.txt from pyproject.toml"
@@ -105,9 +105,16 @@ learning-proof: $(ORACLE)/.extension binaries
 	PYTHONPATH=tests $(ORACLE)/bin/python tests/oracles/learning_proof.py --folder "$$(mktemp -d)"
 
 # Ours against PyTorch on this CPU, interleaved; leave the machine alone meanwhile.
-bench: bench-cpu
+bench: bench-cpu bench-data
 bench-cpu: $(ORACLE)/.extension build
 	$(ORACLE)/bin/python benches/cpu/run.py
+
+# Text of this machine through our stream and through datasets, tokenizers and PyTorch's DataLoader, half an hour; BENCH_TEXT keeps the text.
+BENCH_TEXT ?= $(TARGET)/bench-text
+bench-data: $(ORACLE)/.bench build
+	PYTHONPATH=tests $(ORACLE)/bin/python benches/data/run.py --root "$(BENCH_TEXT)"
+	PYTHONPATH=tests $(ORACLE)/bin/python benches/data/mixing.py
+	PYTHONPATH=tests $(ORACLE)/bin/python benches/data/memory.py --root "$(BENCH_TEXT)"
 
 # cargo-deny is compiled from source for some minutes, which is why CI does not run it.
 audit: $(VENV)/.dev
@@ -143,6 +150,10 @@ $(VENV)/.extension-dev: $(RUST_SOURCES) $(VENV)/.requirements
 $(ORACLE)/.requirements: requirements/oracle.txt
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python $(PIP) requirements/oracle.txt
+	touch $@
+
+$(ORACLE)/.bench: requirements/bench.txt $(ORACLE)/.extension
+	$(ORACLE)/bin/python $(PIP) requirements/bench.txt
 	touch $@
 
 $(ORACLE)/.extension: $(ORACLE)/.requirements $(VENV)/.extension-dev

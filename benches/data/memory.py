@@ -1,0 +1,122 @@
+"""The most memory that a stream takes, over files of one large row group each, beside the bound that the guide tells.
+
+Documents of a web page's length and of a megabyte, the default window and one that only its 64 MiB of text bound, from
+this disk and from a Hub on loopback. Each measurement is a process of its own; what the program takes without a window
+is measured first and taken off. Prints one JSON line a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import material
+import pyarrow as pa
+import pyarrow.parquet as pq
+from processes import fake_hub
+from setting import NAME, Setting
+
+LANES = 16
+WINDOW_BYTES = 64 << 20
+LANE_BYTES = 6 << 20
+ENCODER_BYTES = 100 << 20
+CASES = ((3_000, 8192), (3_000, 65_536), (1_000_000, 8192))
+"""Bytes of a document, `data.shuffle_buffer_size`."""
+
+
+def make(root: Path, document_bytes: int, megabytes: int) -> None:
+    """As many files as lanes, each of one row group, below `root`."""
+    folder = root / "datasets" / NAME / "data"
+    folder.mkdir(parents=True)
+    texts = cycle(_pieces(document_bytes, 50_000_000))
+    documents = megabytes * 1_000_000 // LANES // document_bytes
+    for file in range(LANES):
+        table = pa.table({"text": list(islice(texts, documents))})
+        pq.write_table(table, folder / f"train-{file:05}-of-{LANES:05}.parquet", row_group_size=documents)
+
+
+def _pieces(document_bytes: int, most: int) -> list[str]:
+    pieces, text, total = list[str](), "", 0
+    for source in material.documents():
+        text += source
+        while len(text) >= document_bytes and total < most:
+            pieces.append(text[:document_bytes])
+            text, total = text[document_bytes:], total + document_bytes
+        if total >= most:
+            break
+    return pieces
+
+
+def stream(setting: Setting, batches: int, address: str | None, answer: Any) -> None:
+    """Send the peak bytes of so many batches above those of a stream that holds next to nothing, and the latter."""
+    if address:
+        os.environ["HF_ENDPOINT"] = address
+    from orchestrator import RunConfig, TokenStream
+    from ours import config
+
+    def peak(shuffle_buffer_size: int, batches: int) -> int:
+        Path("/proc/self/clear_refs").write_text("5")
+        path = config(replace(setting, shuffle_buffer_size=shuffle_buffer_size))
+        for _ in islice(TokenStream(RunConfig.load(path)), batches):
+            pass
+        (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) << 10
+
+    base = peak(1, 1)
+    answer.send((peak(setting.shuffle_buffer_size, batches) - base, base))
+
+
+def bound(document_bytes: int, shuffle_buffer_size: int, tokens_per_byte: float, workers: int) -> int:
+    """As the page of the `dataset` crate has it."""
+    text = min(shuffle_buffer_size * document_bytes, WINDOW_BYTES)
+    tokens = int(4 * tokens_per_byte * text)
+    return tokens + max(text + tokens, 2 * tokens) + LANES * LANE_BYTES + workers * ENCODER_BYTES
+
+
+def measured(setting: Setting, batches: int, address: str | None) -> tuple[int, int]:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=stream, args=(setting, batches, address, there))
+    process.start()
+    there.close()
+    peak, base = here.recv()
+    process.join()
+    return peak, base
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=512)
+    parser.add_argument("--root", type=Path, required=True, help="material of run.py")
+    arguments = parser.parse_args()
+    made = json.loads((arguments.root / material.DESCRIPTION).read_text())
+    tokens_per_byte = made["tokens"] / made["text_bytes"]
+    for document_bytes, shuffle_buffer_size in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            (root / "tokenizer").symlink_to(arguments.root.resolve() / "tokenizer")
+            make(root, document_bytes, arguments.megabytes)
+            with fake_hub(root, 0) as address:
+                for source, hub in (("local", None), ("hub", NAME)):
+                    setting = Setting(root, root / source, hub, shuffle_buffer_size=shuffle_buffer_size)
+                    tokens = arguments.megabytes * 1_000_000 * tokens_per_byte
+                    batches = int(tokens / setting.sequences / setting.sequence_length)
+                    peak, base = measured(setting, batches, address if hub else None)
+                    most = bound(document_bytes, shuffle_buffer_size, tokens_per_byte, setting.workers)
+                    row = {
+                        "source": source, "document_bytes": document_bytes, "shuffle_buffer_size": shuffle_buffer_size,
+                        "row_group_megabytes": arguments.megabytes // LANES, "bound_mebibytes": most >> 20,
+                        "peak_mebibytes": peak >> 20, "program_mebibytes": base >> 20,
+                    }  # fmt: skip
+                    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Batches of packed tokens from text: this project against `datasets`, `tokenizers` and PyTorch's DataLoader.
+
+`make bench-data` calls it. Every round runs each contender once, one after the other, in a process of its own; ratios
+are taken inside a round and their median is told. Nearly an epoch of the material is read from a local folder and from
+a Hub on loopback that waits before each answer; then batches are taken at a trainer's pace; then comes what resuming
+costs (`resume.py`). Prints one JSON line a measurement, and one a ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import material
+from processes import fake_hub, run_worker
+from resume import resume
+from setting import NAME, Setting
+
+CONTENDERS = ("ours", "ours-tokenizers", "datasets")
+SHARE = 0.95
+"""Of the material that is read: a loader's workers do not end together."""
+Hubs = dict[str, tuple[str, str] | None]
+
+
+def say(**row: Any) -> None:
+    print(json.dumps({name: round(x, 4) if isinstance(x, float) else x for name, x in row.items()}), flush=True)
+
+
+def batches(made: dict[str, Any], share: float) -> int:
+    """Batches that this share of the material fills."""
+    setting = Setting(Path(), Path(), None)
+    return int(made["tokens"] * share / setting.sequences / setting.sequence_length)
+
+
+def read(root: Path, hubs: Hubs, rounds: int, made: dict[str, Any]) -> None:
+    options = {"batches": batches(made, SHARE)}
+    for source, hub in hubs.items():
+        speeds: list[dict[str, float]] = []
+        for number in range(rounds):
+            speeds.append({})
+            for contender in CONTENDERS:
+                answer = run_worker(contender, "read", root, hub, options)
+                speed = speeds[-1][contender] = answer["tokens"] / answer["seconds"]
+                megabytes = speed * made["text_bytes"] / made["tokens"] / 1e6
+                rates = {"megabytes_per_second": megabytes, "tokens_per_second": round(speed)}
+                say(task="read", source=source, round=number, contender=contender, **rates, **answer)
+        for ours in CONTENDERS[:-1]:
+            ratios = [speed[ours] / speed["datasets"] for speed in speeds]
+            say(task="read", source=source, ratio=f"{ours} / datasets", median=statistics.median(ratios))
+
+
+def pace(root: Path, hubs: Hubs, seconds: float) -> None:
+    for source, hub in hubs.items():
+        for contender in ("ours", "datasets"):
+            answer = run_worker(contender, "pace", root, hub, {"seconds": seconds})
+            say(task="pace", source=source, contender=contender, **answer)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=int, default=300, help="text of this machine to read")
+    parser.add_argument("--latency", type=float, default=0.02, help="seconds before each answer of the Hub")
+    parser.add_argument("--pace-seconds", type=float, default=90)
+    parser.add_argument("--depth-megabytes", type=int, default=200, help="text behind the point of resuming")
+    parser.add_argument("--root", type=Path, required=True, help="where the material is, or is made")
+    arguments = parser.parse_args()
+    root = arguments.root
+    made = material.make(root, arguments.megabytes)
+    say(task="material", load=os.getloadavg()[0], **made)
+    with fake_hub(root, arguments.latency) as address:
+        hubs: Hubs = {"local": None, "hub": (NAME, address)}
+        read(root, hubs, arguments.rounds, made)
+        pace(root, hubs, arguments.pace_seconds)
+    for row in resume(root, batches(made, arguments.depth_megabytes / arguments.megabytes)):
+        say(task="resume", **row)
+    say(task="end", load=os.getloadavg()[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""One contender at one task in a process of its own; prints one JSON line. `run.py` and `resume.py` call it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from setting import Setting
+
+Batches = Iterator[tuple[np.ndarray, np.ndarray]]
+CONTENDERS = ("ours", "ours-tokenizers", "datasets", "datasets-stateful")
+TASKS = ("read", "pace", "depart", "resume", "skip")
+COMPARED = 128
+
+
+def contender(name: str, setting: Setting) -> Any:
+    # Imported only where it is asked for: each would count as the other's memory and start.
+    if name.startswith("ours"):
+        from ours import Ours
+
+        return Ours(setting, "library.json" if name == "ours-tokenizers" else "tokenizer.json")
+    from theirs import Theirs
+
+    return Theirs(setting, stateful=name == "datasets-stateful")
+
+
+def read(batches: Batches, begin: float) -> dict[str, float]:
+    """Take batches as fast as they come."""
+    tokens, first = 0, 0.0
+    for _, targets in batches:
+        first = first or time.perf_counter() - begin
+        tokens += int((targets >= 0).sum())
+    return {"seconds": time.perf_counter() - begin, "first_batch_seconds": first, "tokens": tokens}
+
+
+def pace(batches: Batches, begin: float, tokens_per_second: int, seconds: float) -> dict[str, float]:
+    """Take batches as a trainer of that speed does, and tell its waiting after the first one as a share of the time."""
+    inputs, _ = next(batches)
+    first, waited, worked = time.perf_counter() - begin, 0.0, 0.0
+    while waited + worked < seconds:
+        worked += inputs.size / tokens_per_second
+        time.sleep(inputs.size / tokens_per_second)
+        asked = time.perf_counter()
+        inputs, _ = next(batches)
+        waited += time.perf_counter() - asked
+    return {"first_batch_seconds": first, "wait_share": waited / (waited + worked), "seconds": waited + worked}
+
+
+def digests(batches: Batches) -> list[str]:
+    """Of the next few batches."""
+    return [
+        hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()
+        for inputs, targets in itertools.islice(batches, COMPARED)
+    ]
+
+
+def following(batches: Batches, begin: float) -> dict[str, Any]:
+    """What comes after a point, the seconds to the first of it and to all."""
+    batches = itertools.chain([next(batches)], batches)
+    first = time.perf_counter() - begin
+    return {"first_batch_seconds": first, "digests": digests(batches), "seconds": time.perf_counter() - begin}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--contender", choices=CONTENDERS, required=True)
+    parser.add_argument("--task", choices=TASKS, required=True)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--hub")
+    parser.add_argument("--tokens-per-second", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--batches", type=int, default=0, help="to read, or before the state is taken")
+    parser.add_argument("--state", type=Path)
+    arguments = parser.parse_args()
+    setting = Setting(arguments.root, arguments.scratch, arguments.hub)
+    asked = contender(arguments.contender, setting)
+    begin = time.perf_counter()
+    answer: dict[str, Any]
+    match arguments.task:
+        case "read":
+            answer = read(itertools.islice(asked.batches(), arguments.batches), begin)
+        case "pace":
+            answer = pace(asked.batches(), begin, arguments.tokens_per_second, arguments.seconds)
+        case "depart":
+            batches = asked.batches()
+            for _ in itertools.islice(batches, arguments.batches):
+                pass
+            state = pickle.dumps(asked.state())
+            arguments.state.write_bytes(state)
+            answer = {"state_bytes": len(state), "digests": digests(batches)}
+        case "resume":
+            answer = following(asked.batches(pickle.loads(arguments.state.read_bytes())), begin)
+        case _:
+            answer = following(itertools.islice(asked.batches(), arguments.batches, None), begin)
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
