@@ -1,9 +1,12 @@
-"""Write `tests/golden/model_{tied,untied}.safetensors`: a tiny Llama of transformers, its loss, gradients and training.
+"""Write `tests/golden/model_*.safetensors`: a tiny Llama of transformers, its loss, gradients and training.
 
-Run `python tests/oracles/make_models.py` in an environment with torch, transformers and safetensors. Tensors:
+Run `python tests/oracles/make_models.py` in an environment with torch, transformers and safetensors. `model_tied` and
+`model_untied` train; in `model_documents` each sequence holds several documents that see themselves only (attention in
+blocks, positions from each document's start). Tensors:
 
     weights.<name>          float32, Hugging Face names (lm_head.weight only in the untied model)
     input_ids, targets      int64 [sequences, positions]; targets are already shifted, -100 = ignored
+    documents               int64 [sequences, positions]: where each token's document begins (model_documents only)
     loss                    float64 [1]: mean over the targets that are not ignored
     gradients.<name>        float64: of that loss
     bf16.loss_error         float64 [1]: |loss of PyTorch's bfloat16 run - loss|
@@ -34,6 +37,8 @@ CONFIG = {
     "num_key_value_heads": 2, "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
 }  # fmt: skip
 SEQUENCES, POSITIONS, STEPS, MICRO_BATCHES = 3, 13, 20, 2
+# Whether the head is tied to the embedding, and whether sequences hold documents.
+MODELS = {"tied": (True, False), "untied": (False, False), "documents": (False, True)}
 
 
 def build(tied: bool) -> LlamaForCausalLM:
@@ -46,11 +51,32 @@ def build(tied: bool) -> LlamaForCausalLM:
     return model
 
 
-def loss_sum(model: LlamaForCausalLM, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def loss_sum(
+    model: LlamaForCausalLM, ids: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None = None
+) -> torch.Tensor:
     """Summed loss in nats; logits are widened to float32 at least."""
-    logits = model(input_ids=ids).logits
+    apart = {} if documents is None else kept_apart(documents, model.dtype)
+    logits = model(input_ids=ids, **apart).logits
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+
+
+def kept_apart(documents: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Attention's mask in blocks, [sequences, 1, queries, keys], and positions from each document's start."""
+    positions = torch.arange(documents.shape[-1])
+    seen = (positions <= positions[:, None]) & (positions >= documents[..., None])
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    return {"attention_mask": mask[:, None], "position_ids": positions - documents}
+
+
+def draw_documents(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where documents of 1 to 6 tokens begin, and the targets without those that would reach into the next."""
+    first = torch.zeros_like(targets, dtype=torch.bool)
+    for sequence in first:
+        sequence[torch.randint(1, 7, (targets.shape[-1],)).cumsum(0).clamp(max=targets.shape[-1] - 1)] = True
+    begun = torch.where(first, torch.arange(targets.shape[-1]), 0)
+    last = torch.cat([first[:, 1:], torch.zeros_like(first[:, :1])], dim=1)
+    return begun.cummax(dim=1).values, targets.masked_fill(last, -100)
 
 
 def draw_batch(*shape: int, ignored: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,9 +84,11 @@ def draw_batch(*shape: int, ignored: float) -> tuple[torch.Tensor, torch.Tensor]
     return ids, targets.masked_fill(torch.rand(shape) < ignored, -100)
 
 
-def gradients(model: LlamaForCausalLM, ids: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, dict]:
+def gradients(
+    model: LlamaForCausalLM, ids: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None
+) -> tuple[torch.Tensor, dict]:
     model.zero_grad()
-    loss = loss_sum(model, ids, targets) / (targets != -100).sum()
+    loss = loss_sum(model, ids, targets, documents) / (targets != -100).sum()
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
@@ -98,13 +126,18 @@ def train(model: LlamaForCausalLM, ids: torch.Tensor, targets: torch.Tensor, rat
     return losses, norms
 
 
-def fixture(tied: bool) -> dict[str, torch.Tensor]:
+def fixture(name: str) -> dict[str, torch.Tensor]:
     torch.manual_seed(20_261_121)
+    tied, packed = MODELS[name]
     model = build(tied)
     out = {f"weights.{name}": p.detach().clone() for name, p in model.named_parameters()}
     ids, targets = draw_batch(SEQUENCES, POSITIONS, ignored=0.2)
+    documents = None
+    if packed:
+        documents, targets = draw_documents(targets)
+        out["documents"] = documents
     model = model.double()
-    loss, exact = gradients(model, ids, targets)
+    loss, exact = gradients(model, ids, targets, documents)
     out |= {"input_ids": ids, "targets": targets, "loss": loss.reshape(1)}
     out |= {f"gradients.{name}": grad for name, grad in exact.items()}
 
@@ -112,26 +145,32 @@ def fixture(tied: bool) -> dict[str, torch.Tensor]:
     half.load_state_dict(
         {n.removeprefix("weights."): t for n, t in out.items() if n.startswith("weights.")}, strict=False
     )
-    rough_loss, rough = gradients(half, ids, targets)
+    rough_loss, rough = gradients(half, ids, targets, documents)
     out["bf16.loss_error"] = (rough_loss.double() - loss).abs().reshape(1)
     for name, grad in exact.items():
         out[f"bf16.error.{name}"] = ((rough[name].double() - grad).norm() / grad.norm()).reshape(1)
 
+    if not packed:
+        out |= training(model)
+    return {name: tensor.contiguous().clone() for name, tensor in out.items()}
+
+
+def training(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     rates = learning_rates()
     drawn = draw_batch(1, MICRO_BATCHES, SEQUENCES, POSITIONS, ignored=0.3)
     batches = [tensor.expand(STEPS, -1, -1, -1) for tensor in drawn]  # one batch over and over: it is learnt
     losses, norms = train(model, *batches, rates)
-    out |= {"training.input_ids": batches[0], "training.targets": batches[1]}
+    out = {"training.input_ids": batches[0], "training.targets": batches[1]}
     for name, values in (("learning_rates", rates), ("losses", losses), ("grad_norms", norms)):
         out[f"training.{name}"] = torch.tensor(values, dtype=torch.float64)
-    return {name: tensor.contiguous().clone() for name, tensor in out.items()}
+    return out
 
 
 def main() -> None:
     GOLDEN.mkdir(exist_ok=True)
-    for name, tied in (("tied", True), ("untied", False)):
+    for name, (tied, _) in MODELS.items():
         path = GOLDEN / f"model_{name}.safetensors"
-        save_file(fixture(tied), path, metadata={"config": json.dumps(CONFIG | {"tie_word_embeddings": tied})})
+        save_file(fixture(name), path, metadata={"config": json.dumps(CONFIG | {"tie_word_embeddings": tied})})
         print(f"{path.name}: {path.stat().st_size} bytes")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from make_models import MODELS
 from make_models import fixture as model_fixture
 from make_operations import GOLDEN, OPERATIONS, Tensors
 from make_operations import fixture as operation_fixture
@@ -27,6 +28,6 @@ def test_operation_fixtures_are_pytorchs(operation: Callable[[], Tensors]) -> No
     assert_stored(operation.__name__, operation_fixture(operation), 1e-12)
 
 
-@pytest.mark.parametrize("name", ["tied", "untied"])
+@pytest.mark.parametrize("name", MODELS)
 def test_model_fixtures_are_transformers(name: str) -> None:
-    assert_stored(f"model_{name}", model_fixture(tied=name == "tied"), 1e-9)
+    assert_stored(f"model_{name}", model_fixture(name), 1e-9)

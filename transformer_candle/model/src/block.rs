@@ -30,17 +30,18 @@ pub struct BlockSettings {
 /// Runs the block on whole sequences.
 ///
 /// `incoming_ND` is the residual stream of the block before, whose last contribution is still in `branch_ND`; without one,
-/// `input_ND` holds the block's input already.
+/// `input_ND` holds the block's input already. `documents_N` is that of [`attention`].
 pub fn forward(
     weights: &BlockParameters,
     settings: &BlockSettings,
+    documents_N: Option<&Buffer>,
     incoming_ND: Option<&Buffer>,
     values: &mut BlockActivations<Buffer>,
     branch_ND: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
     project(weights, settings.epsilon, incoming_ND, values, branch_ND, workspace)?;
-    attend(settings, values, workspace)?;
+    attend(settings, documents_N, values, workspace)?;
     attention_output(weights, settings.epsilon, values, branch_ND, workspace)?;
     feed_forward(weights, values, branch_ND, workspace)
 }
@@ -73,11 +74,16 @@ pub(crate) fn project(
 }
 
 /// Rotation and attention over whole sequences.
-fn attend(settings: &BlockSettings, values: &mut BlockActivations<Buffer>, workspace: &mut Buffer) -> Result<()> {
+fn attend(
+    settings: &BlockSettings,
+    documents_N: Option<&Buffer>,
+    values: &mut BlockActivations<Buffer>,
+    workspace: &mut Buffer,
+) -> Result<()> {
     let &BlockSettings { ref heads, batch, sequence_length, .. } = settings;
     let BlockActivations { qkv_NP, attended_NA, log_sum_exp_BHT, .. } = values;
     rope::forward(qkv_NP, heads, &settings.rope, sequence_length, 0)?;
-    attention::forward(qkv_NP, None, heads, batch, sequence_length, attended_NA, log_sum_exp_BHT, workspace)?;
+    attention::forward(qkv_NP, documents_N, heads, batch, sequence_length, attended_NA, log_sum_exp_BHT, workspace)?;
     Ok(())
 }
 
@@ -115,13 +121,14 @@ pub(crate) fn feed_forward(
 pub fn recompute(
     weights: &BlockParameters,
     settings: &BlockSettings,
+    documents_N: Option<&Buffer>,
     values: &mut BlockActivations<Buffer>,
     branch_ND: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
     normalize_input(weights, values)?;
     linear::forward(&values.attention_normed_ND, &weights.qkv, &mut values.qkv_NP, workspace)?;
-    attend(settings, values, workspace)?;
+    attend(settings, documents_N, values, workspace)?;
     attention_output(weights, settings.epsilon, values, branch_ND, workspace)?;
     linear::forward(&values.mlp_normed_ND, &weights.gate_up, &mut values.gate_up_N2I, workspace)?;
     Ok(())
@@ -132,6 +139,7 @@ pub fn recompute(
 pub fn backward(
     weights: &BlockParameters,
     settings: &BlockSettings,
+    documents_N: Option<&Buffer>,
     values: &mut BlockActivations<Buffer>,
     gradients: &mut BlockParameters,
     scratch: &mut GradientScratch,
@@ -145,7 +153,7 @@ pub fn backward(
     if settings.recompute != ActivationRecompute::None {
         normalize_input(weights, values)?;
     }
-    attention_backward(weights, settings, values, gradients, scratch, workspace)
+    attention_backward(weights, settings, documents_N, values, gradients, scratch, workspace)
 }
 
 fn normalize_input(weights: &BlockParameters, values: &mut BlockActivations<Buffer>) -> Result<()> {
@@ -183,6 +191,7 @@ fn feed_forward_backward(
 fn attention_backward(
     weights: &BlockParameters,
     settings: &BlockSettings,
+    documents_N: Option<&Buffer>,
     values: &mut BlockActivations<Buffer>,
     gradients: &mut BlockParameters,
     scratch: &mut GradientScratch,
@@ -195,7 +204,18 @@ fn attention_backward(
     linear::backward_weight(residual_ND, attended_NA, &mut gradients.attention_output, workspace)?;
     linear::backward_input(residual_ND, &weights.attention_output, dattended_NA, workspace)?;
     let log_sum_exp_BHT = &values.log_sum_exp_BHT;
-    attention::backward(qkv_NP, None, attended_NA, log_sum_exp_BHT, dattended_NA, heads, batch, t, dqkv_NP, workspace)?;
+    attention::backward(
+        qkv_NP,
+        documents_N,
+        attended_NA,
+        log_sum_exp_BHT,
+        dattended_NA,
+        heads,
+        batch,
+        t,
+        dqkv_NP,
+        workspace,
+    )?;
     rope::backward(dqkv_NP, heads, &settings.rope, t, 0)?;
     linear::backward_weight(dqkv_NP, attention_normed_ND, &mut gradients.qkv, workspace)?;
     linear::backward_input(dqkv_NP, &weights.qkv, dnormed_ND, workspace)?;

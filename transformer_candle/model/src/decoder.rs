@@ -38,11 +38,19 @@ impl Decoder {
     /// Adds `scale` times the summed loss of all targets to [`Decoder::loss`], and its gradients to [`Decoder::gradients`].
     ///
     /// `inputs_N` are U32 token ids, `targets_N` I32 with -100 where there is nothing to predict; N = batch times
-    /// `sequence_length`. For a mean over an accumulated batch `scale` is one over the targets of all its micro-batches.
+    /// `sequence_length`. `documents_N`, I32, is for sequences that hold several documents which do not see each other: for
+    /// every token the position within its sequence at which its document begins. Positions count from the sequence's start all
+    /// the same; their rotations are relative, so that this changes a document's values by rounding only. For a mean over an accumulated batch `scale` is one over the targets of all its micro-batches.
     ///
     /// On a card nothing is waited for. From the second call with the same buffers on the card repeats what it was asked for as one
-    /// graph: ids and targets are written to these, and are not checked there.
-    pub fn forward_backward(&mut self, inputs_N: &Buffer, targets_N: &Buffer, scale: f32) -> Result<()> {
+    /// graph: what is new is written to these, and is not checked there.
+    pub fn forward_backward(
+        &mut self,
+        inputs_N: &Buffer,
+        documents_N: Option<&Buffer>,
+        targets_N: &Buffer,
+        scale: f32,
+    ) -> Result<()> {
         if self.gradient_views.is_none() {
             return Err(Error::EvaluationOnly);
         }
@@ -53,9 +61,10 @@ impl Decoder {
             self.scale = Some(scale);
         }
         let device = self.loss_1.device().clone();
-        let key = inputs_N.address() as u64 ^ (targets_N.address() as u64).rotate_left(32);
+        let addresses = [Some(inputs_N), documents_N, Some(targets_N)].map(|buffer| buffer.map_or(0, Buffer::address));
+        let key = addresses.iter().fold(0, |key: u64, &address| key.rotate_left(21) ^ address as u64);
         let mut recording = mem::take(&mut self.recording);
-        let done = recording.run(&device, key, || self.pass(inputs_N, targets_N));
+        let done = recording.run(&device, key, || self.pass(inputs_N, documents_N, targets_N));
         self.recording = recording;
         done
     }
@@ -66,16 +75,17 @@ impl Decoder {
     }
 
     /// Everything of a micro-batch that a card can repeat by itself.
-    fn pass(&mut self, inputs_N: &Buffer, targets_N: &Buffer) -> Result<()> {
-        self.forward(inputs_N)?;
+    fn pass(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<()> {
+        self.forward(inputs_N, documents_N)?;
         self.head_backward(targets_N)?;
-        self.blocks_backward()?;
+        self.blocks_backward(documents_N)?;
         self.embedding_backward(inputs_N)
     }
 
-    /// The loss of each target in nats, F32 `[N]`, zero where there is none. Gradients stay as they are.
-    pub fn evaluate(&mut self, inputs_N: &Buffer, targets_N: &Buffer) -> Result<&Buffer> {
-        self.forward(inputs_N)?;
+    /// The loss of each target in nats, F32 `[N]`, zero where there is none. Gradients stay as they are. The arguments are those of
+    /// [`Decoder::forward_backward`].
+    pub fn evaluate(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<&Buffer> {
+        self.forward(inputs_N, documents_N)?;
         head_cross_entropy::forward(
             &self.activations.final_normed_ND,
             &self.weights.head,
@@ -88,13 +98,13 @@ impl Decoder {
         Ok(&self.losses_N)
     }
 
-    fn forward(&mut self, inputs_N: &Buffer) -> Result<()> {
+    fn forward(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>) -> Result<()> {
         let Self { weights, activations, settings, .. } = self;
         let Activations { blocks, output_ND, final_inv_rms_N, final_normed_ND, branch_ND, workspace, .. } = activations;
         embedding::forward(&weights.embed_tokens, inputs_N, &mut blocks[0].input_ND)?;
         let mut residual_ND = None;
         for (weights, values) in weights.blocks.iter().zip(blocks) {
-            block::forward(weights, settings, residual_ND.as_ref(), values, branch_ND, workspace)?;
+            block::forward(weights, settings, documents_N, residual_ND.as_ref(), values, branch_ND, workspace)?;
             residual_ND = Some(values.middle_ND.clone());
         }
         let residual_ND = residual_ND.expect("a validated model has a block");
@@ -137,7 +147,7 @@ impl Decoder {
         Ok(())
     }
 
-    fn blocks_backward(&mut self) -> Result<()> {
+    fn blocks_backward(&mut self, documents_N: Option<&Buffer>) -> Result<()> {
         let Self { weights, gradient_views, activations, settings, .. } = self;
         let Activations { blocks, branch_ND, workspace, gradients: scratch, .. } = activations;
         let (Some(gradients), Some(scratch)) = (gradient_views, scratch) else {
@@ -148,9 +158,9 @@ impl Decoder {
             let (weights, gradients) = (&weights.blocks[layer], &mut gradients.blocks[layer]);
             // The last block's values are still there from the forward pass.
             if settings.recompute == ActivationRecompute::Block && layer != last {
-                block::recompute(weights, settings, values, branch_ND, workspace)?;
+                block::recompute(weights, settings, documents_N, values, branch_ND, workspace)?;
             }
-            block::backward(weights, settings, values, gradients, scratch, workspace)?;
+            block::backward(weights, settings, documents_N, values, gradients, scratch, workspace)?;
         }
         Ok(())
     }

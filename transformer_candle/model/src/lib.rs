@@ -27,7 +27,7 @@
 //! let mut targets = Buffer::zeros(&[4], DType::I32, &Device::Cpu)?;
 //! inputs.write(&[5u32, 6, 7, 8])?;
 //! targets.write(&[6i32, 7, 8, -100])?; // nothing to predict behind the last token
-//! decoder.forward_backward(&inputs, &targets, 1.0 / 3.0)?;
+//! decoder.forward_backward(&inputs, None, &targets, 1.0 / 3.0)?;
 //! let loss = decoder.loss().read::<f32>()?[0];
 //! assert!((loss - 1000f32.ln()).abs() < 0.5, "before training every token is as likely as another");
 //! # Ok::<(), model::Error>(())

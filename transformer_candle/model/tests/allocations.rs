@@ -32,7 +32,7 @@ fn allocations(batch: usize, precision: Precision, recompute: ActivationRecomput
     initialization::fill(&shape, 1, decoder.weights_mut(), None).unwrap();
     let inputs = Buffer::zeros(&[batch * 128], DType::U32, &Device::Cpu).unwrap();
     let targets = Buffer::zeros(&[batch * 128], DType::I32, &Device::Cpu).unwrap();
-    let mut step = || decoder.forward_backward(&inputs, &targets, 1.0).unwrap();
+    let mut step = || decoder.forward_backward(&inputs, None, &targets, 1.0).unwrap();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     pool.install(|| {
         step();

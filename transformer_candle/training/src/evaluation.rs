@@ -49,7 +49,7 @@ pub(crate) fn evaluate(
         }
         left -= batch.sequences();
         micro_batch.upload(&batch, 0..batch.sequences())?;
-        let losses = decoder.evaluate(&micro_batch.inputs_N, &micro_batch.targets_N)?.read_f32()?;
+        let losses = micro_batch.evaluate(decoder)?.read_f32()?;
         totals.nats += losses.iter().map(|loss| f64::from(*loss)).sum::<f64>();
         totals.tokens += batch.target_count as u64;
         totals.bytes = totals.bytes.zip(batch.target_bytes).map(|(sum, bytes)| sum + bytes);

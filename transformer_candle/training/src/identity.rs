@@ -6,13 +6,14 @@ use std::{
 };
 
 use dataset::SourceDescription;
-use run_config::{ResolvedRun, RunConfig};
+use run_config::{Packing, ResolvedRun, RunConfig};
 use serde_json::{Value, json};
 
 /// Config keys (and the tokenizer's and data's own marks) with the values a checkpoint was trained with.
 pub type Identity = BTreeMap<String, Value>;
 
 const REVISION: &str = "revision";
+const PACKING: &str = "data.packing";
 
 /// One key that differs.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,9 +32,14 @@ impl fmt::Display for Change {
     }
 }
 
+/// What runs did before there was a key for it: their checkpoints lack the key.
+fn before(key: &str) -> Value {
+    if key == PACKING { json!(Packing::Concat) } else { Value::Null }
+}
+
 /// The keys in which the config's identity differs from the checkpoint's.
 pub fn changes(checkpoint: &Identity, config: &Identity) -> Vec<Change> {
-    let value = |identity: &Identity, key: &str| identity.get(key).cloned().unwrap_or(Value::Null);
+    let value = |identity: &Identity, key: &str| identity.get(key).cloned().unwrap_or_else(|| before(key));
     let keys: BTreeSet<&String> = checkpoint.keys().chain(config.keys()).collect();
     keys.into_iter()
         .map(|key| Change { key: key.clone(), was: value(checkpoint, key), is: value(config, key) })
@@ -59,6 +65,7 @@ pub fn of(run: &ResolvedRun, tokenizer_hash: &str, source: &SourceDescription) -
     add("runtime.precision", json!(runtime.precision));
     add("runtime.seed", json!(runtime.seed));
     add("data.sequence_length", json!(data.sequence_length));
+    add(PACKING, json!(data.packing));
     add("data.shuffle_buffer_size", json!(data.shuffle_buffer_size));
     add("tokenizer.tokenizer_json (SHA-256)", json!(tokenizer_hash));
     let held_out = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
@@ -90,5 +97,14 @@ mod tests {
         let found = changes(&identity(&[("a", 1), ("b", 2), ("c", 3)]), &identity(&[("a", 1), ("b", 4), ("d", 5)]));
         let told: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(told, ["b was 2 and is 4", "c was 3 and is null", "d was null and is 5"]);
+    }
+
+    #[test]
+    fn checkpoints_from_before_there_was_a_choice_are_of_concatenated_documents() {
+        let now = |packing: Packing| Identity::from([(PACKING.to_owned(), json!(packing))]);
+        assert_eq!(changes(&Identity::new(), &now(Packing::Concat)), []);
+        let told: Vec<String> =
+            changes(&Identity::new(), &now(Packing::Documents)).iter().map(ToString::to_string).collect();
+        assert_eq!(told, ["data.packing was \"concat\" and is \"documents\""]);
     }
 }

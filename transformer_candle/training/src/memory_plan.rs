@@ -238,7 +238,7 @@ fn forward_buffers(
     };
     let decoder = Decoder::plan(shape, &settings, plan);
     let tokens = setting.micro_batch * config.data.sequence_length;
-    (decoder, MicroBatchPlan::add_to(plan, tokens, shape.vocab_size, setting.device))
+    (decoder, MicroBatchPlan::add_to(plan, tokens, config.data.packing, shape.vocab_size, setting.device))
 }
 
 /// What to tell a run whose device refused the buffers although they fitted the plan: something else took the memory meanwhile.

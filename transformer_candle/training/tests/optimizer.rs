@@ -86,7 +86,7 @@ impl Golden {
             for start in whole.step_by(tokens) {
                 device_ids.write(&ids[start..start + tokens]).unwrap();
                 device_targets.write(&targets[start..start + tokens]).unwrap();
-                decoder.forward_backward(&device_ids, &device_targets, 1.0 / count as f32).unwrap();
+                decoder.forward_backward(&device_ids, None, &device_targets, 1.0 / count as f32).unwrap();
             }
             let accumulated = decoder.loss().read_f32().unwrap()[0];
             let update = optimizer.step(&mut decoder, step as u64 + 1, *rate).unwrap();

@@ -46,20 +46,40 @@ fn the_loss_falls_from_uniform_to_below_what_single_tokens_can_give() {
 #[test]
 fn ten_steps_are_five_and_a_resume_and_five() {
     let workshop = Workshop::new();
-    for precision in ["fp32", "bf16"] {
-        let precision_override = format!("runtime.precision={precision}");
-        let overrides = [precision_override.as_str()];
-        let (straight, resumed) = (format!("straight-{precision}"), format!("resumed-{precision}"));
+    for (precision, packing) in [("fp32", "concat"), ("bf16", "concat"), ("bf16", "documents")] {
+        let overrides = [&*format!("runtime.precision={precision}"), &*format!("data.packing={packing}")];
+        let [straight, resumed] = ["straight", "resumed"].map(|way| format!("{way}-{precision}-{packing}"));
         train(&workshop, &straight, &overrides, &QUIET);
         train(&workshop, &resumed, &overrides, &RunOptions { max_steps: Some(5), ..QUIET });
         train(&workshop, &resumed, &overrides, &resume(None));
         for file in ["model.safetensors", "optimizer.safetensors", "trainer_state.json"] {
-            assert!(workshop.saved(&straight, 10, file) == workshop.saved(&resumed, 10, file), "{precision} {file}");
+            assert!(workshop.saved(&straight, 10, file) == workshop.saved(&resumed, 10, file), "{straight} {file}");
         }
         for kind in ["train", "evaluation"] {
-            assert_eq!(workshop.losses(&straight, kind), workshop.losses(&resumed, kind), "{precision}");
+            assert_eq!(workshop.losses(&straight, kind), workshop.losses(&resumed, kind), "{straight}");
         }
         assert_eq!(workshop.losses(&straight, "train").len(), 10);
+    }
+}
+
+#[test]
+fn documents_kept_apart_have_one_target_less_each_in_training_ledger_and_evaluation() {
+    let workshop = Workshop::new();
+    for packing in ["concat", "documents"] {
+        train(&workshop, packing, &[&format!("data.packing={packing}")], &QUIET);
+    }
+    let ledger = |name: &str, key: &str| -> Vec<u64> {
+        let text = fs::read_to_string(workshop.path().join(name).join("ledger.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.filter(|line| line["kind"] == "window").map(|line| line[key].as_u64().unwrap()).collect()
+    };
+    let targets = ledger("concat", "targets");
+    let fewer = ledger("documents", "targets").into_iter().zip(ledger("documents", "documents"));
+    assert_eq!(targets, fewer.map(|(targets, documents)| targets + documents).collect::<Vec<_>>());
+    for kind in ["train", "evaluation"] {
+        let tokens = |name: &str| workshop.metrics(name, kind).last().unwrap()["tokens"].as_u64().unwrap();
+        assert!((tokens("concat") * 9 / 10..tokens("concat")).contains(&tokens("documents")), "{kind}");
+        assert_ne!(workshop.losses("concat", kind), workshop.losses("documents", kind));
     }
 }
 
@@ -200,6 +220,7 @@ fn what_may_not_change_on_resume_is_named_and_what_may_does() {
         ("runtime.seed", "8"),
         ("runtime.precision", "bf16"),
         ("data.shuffle_buffer_size", "17"),
+        ("data.packing", "documents"),
     ] {
         let run = workshop.run("run", &[&format!("{key}={value}")]);
         let error = run_training(run, &resume(None), &StopSignal::new()).unwrap_err();

@@ -13,6 +13,7 @@ fn micro_batches_add_up_to_the_batch_however_their_targets_are_spread() {
     let whole = Batch {
         inputs: micro.iter().flat_map(|batch| batch.inputs.clone()).collect(),
         targets: micro.iter().flat_map(|batch| batch.targets.clone()).collect(),
+        documents: None,
     };
     assert!(micro[1].target_count() > 0 && micro[2].target_count() == 0);
     let scale = 1.0 / whole.target_count() as f32;
@@ -39,17 +40,17 @@ fn the_loss_is_the_sum_of_the_targets_losses_that_evaluation_finds() {
     let data = Batch::drawn(&shape, batch * t, 0.3, 5);
     let (inputs, targets) = data.buffers();
     let mut decoder = models::decoder(&shape, &plain(batch, t));
-    decoder.forward_backward(&inputs, &targets, 1.0).unwrap();
+    decoder.forward_backward(&inputs, None, &targets, 1.0).unwrap();
     let total = f64::from(models::loss(&decoder));
-    let losses = decoder.evaluate(&inputs, &targets).unwrap().read::<f32>().unwrap();
+    let losses = decoder.evaluate(&inputs, None, &targets).unwrap().read::<f32>().unwrap();
     assert!((losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / total - 1.0).abs() < 1e-6);
     for (loss, target) in losses.iter().zip(&data.targets) {
         assert_eq!(*loss == 0.0, *target < 0);
     }
 
     let mut evaluating = models::decoder(&shape, &model::DecoderSettings { training: false, ..plain(batch, t) });
-    assert_eq!(evaluating.evaluate(&inputs, &targets).unwrap().read::<f32>().unwrap(), losses);
-    let refusal = evaluating.forward_backward(&inputs, &targets, 1.0).unwrap_err();
+    assert_eq!(evaluating.evaluate(&inputs, None, &targets).unwrap().read::<f32>().unwrap(), losses);
+    let refusal = evaluating.forward_backward(&inputs, None, &targets, 1.0).unwrap_err();
     assert!(matches!(refusal, model::Error::EvaluationOnly));
     assert_eq!(evaluating.gradients().elements(), 0);
 }
@@ -75,9 +76,9 @@ fn inputs_that_are_no_tokens_of_the_batch_are_refused() {
     let shape = tiny(true);
     let mut decoder = models::decoder(&shape, &plain(2, 4));
     let (inputs, targets) = Batch::drawn(&shape, 12, 0.0, 3).buffers();
-    assert!(decoder.forward_backward(&inputs, &targets, 1.0).is_err(), "12 tokens where 8 are planned");
+    assert!(decoder.forward_backward(&inputs, None, &targets, 1.0).is_err(), "12 tokens where 8 are planned");
     let mut strange = Batch::drawn(&shape, 8, 0.0, 3);
     strange.targets[5] = 71;
     let (inputs, targets) = strange.buffers();
-    assert!(decoder.forward_backward(&inputs, &targets, 1.0).is_err(), "a target in the vocabulary's padding");
+    assert!(decoder.forward_backward(&inputs, None, &targets, 1.0).is_err(), "a target in the vocabulary's padding");
 }

@@ -46,7 +46,7 @@ fn a_prompt_of_several_passes_has_the_losses_that_evaluation_finds() {
     data.targets.rotate_left(1);
     let (inputs, targets) = data.buffers();
     let mut decoder = models::decoder(&shape, &plain(1, 290));
-    let losses = decoder.evaluate(&inputs, &targets).unwrap().read::<f32>().unwrap();
+    let losses = decoder.evaluate(&inputs, None, &targets).unwrap().read::<f32>().unwrap();
     let mut generator = generator(&shape, 1000);
     assert_eq!(generator.capacity(), 300);
     let loss = |logits: &[f32], target: i32| {

@@ -7,6 +7,7 @@ mod accumulation;
 mod autograd;
 mod cached_generation;
 mod determinism;
+mod documents;
 mod golden;
 mod hugging_face_files;
 mod models;

@@ -98,6 +98,8 @@ pub fn flat_weights(shape: &ModelShape, dtype: DType) -> Buffer {
 pub struct Batch {
     pub inputs: Vec<u32>,
     pub targets: Vec<i32>,
+    /// Where each token's document begins in its sequence; none where nothing keeps documents apart.
+    pub documents: Option<Vec<i32>>,
 }
 
 impl Batch {
@@ -108,7 +110,24 @@ impl Batch {
             let id = noise.below(shape.vocab_size) as i32;
             if noise.next() < 2.0 * ignored - 1.0 { -100 } else { id }
         };
-        Self { targets: (0..tokens).map(|_| target()).collect(), inputs }
+        Self { targets: (0..tokens).map(|_| target()).collect(), inputs, documents: None }
+    }
+
+    /// The same, every sequence cut into documents of these lengths, as many times as they fit.
+    pub fn with_documents(self, sequence_length: usize, lengths: &[usize]) -> Self {
+        let starts: Vec<i32> = lengths
+            .iter()
+            .cycle()
+            .scan(0, |end, length| {
+                let start = *end;
+                *end += length;
+                Some((start as i32, *length))
+            })
+            .flat_map(|(start, length)| vec![start; length])
+            .take(sequence_length)
+            .collect();
+        let sequences = self.inputs.len() / sequence_length;
+        Self { documents: Some(starts.repeat(sequences)), ..self }
     }
 
     pub fn target_count(&self) -> usize {
@@ -126,7 +145,22 @@ impl Batch {
     /// Adds this batch's loss and gradients.
     pub fn train(&self, decoder: &mut Decoder, scale: f32) {
         let (inputs, targets) = self.buffers();
-        decoder.forward_backward(&inputs, &targets, scale).unwrap();
+        decoder.forward_backward(&inputs, self.documents_buffer().as_ref(), &targets, scale).unwrap();
+    }
+
+    /// The loss of each target.
+    pub fn losses(&self, decoder: &mut Decoder) -> Vec<f32> {
+        let (inputs, targets) = self.buffers();
+        let losses = decoder.evaluate(&inputs, self.documents_buffer().as_ref(), &targets).unwrap();
+        losses.read::<f32>().unwrap()
+    }
+
+    fn documents_buffer(&self) -> Option<Buffer> {
+        self.documents.as_ref().map(|starts| {
+            let mut documents = Buffer::zeros(&[starts.len()], DType::I32, &Device::Cpu).unwrap();
+            documents.write(starts).unwrap();
+            documents
+        })
     }
 }
 

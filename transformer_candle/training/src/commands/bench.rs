@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use dataset::Batch;
+use dataset::{Batch, IGNORED_TARGET};
 use kernels::{Device, cuda::Cuda, timing};
 use model::initialization;
-use run_config::RunConfig;
+use run_config::{Packing, RunConfig};
 use serde::Serialize;
 
 use crate::Result;
@@ -22,6 +22,8 @@ use crate::trainer::{Engine, synthetic};
 const MEASURED_STEPS: u32 = 2;
 /// The largest product that a card's speed is measured with, rows and columns.
 const LARGEST_PRODUCT: usize = 8192;
+/// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
+const DOCUMENT_TOKENS: usize = 700;
 
 /// What `bench` takes.
 #[derive(Debug, Clone, Args)]
@@ -178,7 +180,11 @@ impl Bench {
         let Engine { decoder, optimizer, .. } = &mut engine;
         initialization::fill(&shape, config.runtime.seed, decoder.weights_mut(), optimizer.state_mut().0)?;
         engine.warm_up()?;
-        let batch = synthetic(config.data.sequences_per_step, config.data.sequence_length, shape.vocab_size);
+        let mut batch = synthetic(config.data.sequences_per_step, config.data.sequence_length, shape.vocab_size);
+        if config.data.packing == Packing::Documents {
+            let last_tokens = batch.targets.iter_mut().skip(DOCUMENT_TOKENS - 1).step_by(DOCUMENT_TOKENS);
+            batch.target_count -= last_tokens.map(|target| *target = IGNORED_TARGET).count();
+        }
         Ok(Self { engine, batch, learning_rate: config.optimizer.learning_rate, steps_done: 0 })
     }
 

@@ -189,12 +189,15 @@ fn auto_plans_for_the_cpu_where_a_card_does_not_take_the_model() {
 
 #[test]
 fn a_card_that_is_planned_for_has_landings_for_the_tokens_on_their_way() {
-    let run = run_of("rtx5090_1b", &RTX_5090);
-    let shape = shape_of(&run.config).unwrap();
-    let batch = |device| {
+    let batch = |packing, device| {
+        let run = run_of("rtx5090_1b", &[RTX_5090.as_slice(), &[packing]].concat());
+        let shape = shape_of(&run.config).unwrap();
         let setting = plan_of(&run).unwrap().setting(device);
         RunBuffers::of(&run.config, &shape, setting).plan.bytes_of(kernels::memory::Category::Batch)
     };
     // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a card also two pairs and a scale on their way.
-    assert_eq!([batch(DeviceKind::Cpu), batch(DeviceKind::Cuda)], [65_536 + 4, 3 * 65_536 + 8]);
+    let of = |packing| [DeviceKind::Cpu, DeviceKind::Cuda].map(|device| batch(packing, device));
+    assert_eq!(of("data.packing=concat"), [65_536 + 4, 3 * 65_536 + 8]);
+    // And where each one's document begins.
+    assert_eq!(of("data.packing=documents"), [98_304 + 4, 3 * 98_304 + 8]);
 }

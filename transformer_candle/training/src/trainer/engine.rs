@@ -58,8 +58,8 @@ impl Engine {
         let Self { pool, decoder, micro_batch, .. } = self;
         pool.install(|| {
             micro_batch.upload(&batch, 0..sequences)?;
-            decoder.forward_backward(&micro_batch.inputs_N, &micro_batch.targets_N, 1.0 / batch.target_count as f32)?;
-            decoder.evaluate(&micro_batch.inputs_N, &micro_batch.targets_N)?;
+            micro_batch.train(decoder, 1.0 / batch.target_count as f32)?;
+            micro_batch.evaluate(decoder)?;
             decoder.gradients_mut().zero()?;
             Ok(decoder.loss_mut().zero()?)
         })
@@ -77,8 +77,8 @@ impl Engine {
         pool.install(|| {
             optimizer.prepare(step, learning_rate)?;
             decoder.loss_mut().zero()?;
-            // The mean is over the targets of the whole batch, however it is cut.
-            let scale = 1.0 / batch.target_count as f32;
+            // The mean is over the targets of the whole batch, however it is cut. Where documents are kept apart it may have none.
+            let scale = 1.0 / batch.target_count.max(1) as f32;
             let mut pieces = micro_batch.cut(batch);
             let mut ahead = pieces.next();
             if let Some(first) = ahead.clone() {
@@ -90,7 +90,7 @@ impl Engine {
                     decoder.gradients_mut().zero()?;
                     return Ok(None);
                 }
-                decoder.forward_backward(&micro_batch.inputs_N, &micro_batch.targets_N, scale)?;
+                micro_batch.train(decoder, scale)?;
                 ahead = pieces.next();
                 if let Some(next) = ahead.clone() {
                     micro_batch.send(batch, next)?;

@@ -12,6 +12,8 @@ use kernels::{
     Buffer, DType, DeviceKind, Upload,
     memory::{Arena, BufferId, Category, Plan},
 };
+use model::Decoder;
+use run_config::Packing;
 
 use crate::{completion::refused, error::Result};
 
@@ -21,32 +23,53 @@ const LANES: usize = 2;
 /// The buffers of a [`MicroBatch`] in a memory plan.
 #[derive(Clone, Debug)]
 pub(crate) struct MicroBatchPlan {
-    inputs: BufferId,
-    targets: BufferId,
-    /// Where ids and targets land on a card before it is their turn, one pair a lane. A CPU needs none.
-    landings: Vec<(BufferId, BufferId)>,
+    batch: Columns,
+    /// Where a micro-batch lands on a card before it is its turn, one a lane. A CPU needs none.
+    landings: Vec<Columns>,
     vocab_size: usize,
 }
 
+/// What a micro-batch consists of.
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    inputs: BufferId,
+    targets: BufferId,
+    documents: Option<BufferId>,
+}
+
 impl MicroBatchPlan {
-    pub(crate) fn add_to(plan: &mut Plan, tokens: usize, vocab_size: usize, device: DeviceKind) -> Self {
-        let mut pair = |name: &str| {
-            let inputs = plan.add(format!("inputs{name}"), Category::Batch, DType::U32, &[tokens]);
-            (inputs, plan.add(format!("targets{name}"), Category::Batch, DType::I32, &[tokens]))
+    pub(crate) fn add_to(
+        plan: &mut Plan,
+        tokens: usize,
+        packing: Packing,
+        vocab_size: usize,
+        device: DeviceKind,
+    ) -> Self {
+        let mut columns = |name: &str| {
+            let mut add = |column, dtype| plan.add(format!("{column}{name}"), Category::Batch, dtype, &[tokens]);
+            Columns {
+                inputs: add("inputs", DType::U32),
+                targets: add("targets", DType::I32),
+                documents: (packing == Packing::Documents).then(|| add("documents", DType::I32)),
+            }
         };
-        let (inputs, targets) = pair("");
         let lanes = if device == DeviceKind::Cuda { LANES } else { 0 };
-        let landings = (0..lanes).map(|lane| pair(&format!(".landing.{lane}"))).collect();
-        Self { inputs, targets, landings, vocab_size }
+        Self {
+            batch: columns(""),
+            landings: (0..lanes).map(|lane| columns(&format!(".landing.{lane}"))).collect(),
+            vocab_size,
+        }
     }
 }
 
-/// The device's inputs and targets, and the ways that they come.
+/// The device's micro-batch, and the ways that it comes.
 pub(crate) struct MicroBatch {
     /// Token ids, U32.
-    pub(crate) inputs_N: Buffer,
+    inputs_N: Buffer,
     /// The token after each, I32, [`IGNORED_TARGET`] where there is none.
-    pub(crate) targets_N: Buffer,
+    targets_N: Buffer,
+    /// Where in its sequence each one's document begins, I32, if documents are kept apart.
+    documents_N: Option<Buffer>,
     sequences: usize,
     vocab_size: usize,
     lanes: [Lane; LANES],
@@ -59,24 +82,27 @@ pub(crate) struct MicroBatch {
 struct Lane {
     inputs: Upload<u32>,
     targets: Upload<i32>,
+    documents: Option<Upload<i32>>,
 }
 
 impl MicroBatch {
     pub(crate) fn bind(plan: &MicroBatchPlan, arena: &Arena, sequences: usize) -> Result<Self> {
-        let (inputs_N, targets_N) = (arena.buffer(plan.inputs), arena.buffer(plan.targets));
+        let of = |id: BufferId| arena.buffer(id);
+        let Columns { inputs, targets, documents } = plan.batch;
         let lane = |lane: usize| -> Result<Lane> {
-            let landing =
-                plan.landings.get(lane).map(|&(inputs, targets)| (arena.buffer(inputs), arena.buffer(targets)));
-            let (inputs, targets) = landing.unzip();
+            let landing = plan.landings.get(lane);
+            let landing_documents = landing.and_then(|landing| landing.documents);
             Ok(Lane {
-                inputs: Upload::new(inputs_N.clone(), inputs)?,
-                targets: Upload::new(targets_N.clone(), targets)?,
+                inputs: Upload::new(of(inputs), landing.map(|landing| of(landing.inputs)))?,
+                targets: Upload::new(of(targets), landing.map(|landing| of(landing.targets)))?,
+                documents: documents.map(|to| Upload::new(of(to), landing_documents.map(of))).transpose()?,
             })
         };
         Ok(Self {
             lanes: [lane(0)?, lane(1)?],
-            inputs_N,
-            targets_N,
+            inputs_N: of(inputs),
+            targets_N: of(targets),
+            documents_N: documents.map(of),
             sequences,
             vocab_size: plan.vocab_size,
             travelling: VecDeque::with_capacity(LANES),
@@ -110,6 +136,12 @@ impl MicroBatch {
         let staged = lane.targets.stage()?;
         staged[..targets.len()].copy_from_slice(targets);
         staged[targets.len()..].fill(IGNORED_TARGET);
+        if let Some(documents) = &mut lane.documents {
+            let staged = documents.stage()?;
+            batch.write_document_starts(sequences, staged);
+            staged[inputs.len()..].fill(0);
+            documents.send()?;
+        }
         lane.inputs.send()?;
         lane.targets.send()?;
         self.travelling.push_back(self.next);
@@ -120,14 +152,26 @@ impl MicroBatch {
     /// Makes the micro-batch that was sent first the one that the device works on next.
     pub(crate) fn receive(&mut self) -> Result<()> {
         let lane = self.travelling.pop_front().expect("what is received was sent before");
-        self.lanes[lane].inputs.receive()?;
-        Ok(self.lanes[lane].targets.receive()?)
+        let Lane { inputs, targets, documents } = &mut self.lanes[lane];
+        inputs.receive()?;
+        targets.receive()?;
+        Ok(documents.iter_mut().try_for_each(Upload::receive)?)
     }
 
     /// [`MicroBatch::send`] and [`MicroBatch::receive`] in one.
     pub(crate) fn upload(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
         self.send(batch, sequences)?;
         self.receive()
+    }
+
+    /// Adds `scale` times the summed loss of its targets to the decoder's loss, and its gradients to the decoder's.
+    pub(crate) fn train(&self, decoder: &mut Decoder, scale: f32) -> Result<()> {
+        Ok(decoder.forward_backward(&self.inputs_N, self.documents_N.as_ref(), &self.targets_N, scale)?)
+    }
+
+    /// The loss of each target in nats, F32 `[N]`, zero where there is none.
+    pub(crate) fn evaluate<'a>(&self, decoder: &'a mut Decoder) -> Result<&'a Buffer> {
+        Ok(decoder.evaluate(&self.inputs_N, self.documents_N.as_ref(), &self.targets_N)?)
     }
 
     fn check(&self, inputs: &[u32], targets: &[i32]) -> Result<()> {
@@ -149,9 +193,9 @@ mod tests {
     const T: usize = 3;
 
     /// Micro-batches of two sequences of three tokens, of a vocabulary of 100.
-    fn micro_batch() -> MicroBatch {
+    fn micro_batch(packing: Packing) -> MicroBatch {
         let mut plan = Plan::new();
-        let planned = MicroBatchPlan::add_to(&mut plan, 2 * T, 100, DeviceKind::Cpu);
+        let planned = MicroBatchPlan::add_to(&mut plan, 2 * T, packing, 100, DeviceKind::Cpu);
         MicroBatch::bind(&planned, &plan.allocate(&Device::Cpu).unwrap(), 2).unwrap()
     }
 
@@ -168,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_next_micro_batch_travels_while_one_is_worked_on() {
-        let (mut micro_batch, batch) = (micro_batch(), batch(3));
+        let (mut micro_batch, batch) = (micro_batch(Packing::Concat), batch(3));
         let pieces: Vec<_> = micro_batch.cut(&batch).collect();
         assert_eq!(pieces, [0..2, 2..3]);
         for _ in 0..2 {
@@ -185,8 +229,21 @@ mod tests {
     }
 
     #[test]
+    fn where_documents_begin_travels_only_where_they_are_kept_apart() {
+        assert!(micro_batch(Packing::Concat).documents_N.is_none());
+        let (mut micro_batch, mut batch) = (micro_batch(Packing::Documents), batch(3));
+        for border in [1, 3, 4, 8] {
+            batch.targets[border] = IGNORED_TARGET;
+        }
+        for (sequences, starts) in [(0..2, [0, 0, 2, 0, 1, 2]), (2..3, [0; 6])] {
+            micro_batch.upload(&batch, sequences).unwrap();
+            assert_eq!(micro_batch.documents_N.as_ref().unwrap().read::<i32>().unwrap(), starts);
+        }
+    }
+
+    #[test]
     fn a_token_that_the_model_does_not_have_never_travels() {
-        let mut micro_batch = micro_batch();
+        let mut micro_batch = micro_batch(Packing::Concat);
         for (token, target) in [(100, 1), (1, 100), (1, -1), (u32::MAX, 1)] {
             let batch = Batch { inputs: vec![token; T], targets: vec![target; T], ..batch(1) };
             let error = micro_batch.upload(&batch, 0..1).unwrap_err();

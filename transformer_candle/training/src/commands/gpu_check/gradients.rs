@@ -175,7 +175,7 @@ impl Problem {
         };
         let values = &mut blocks[0];
         input.write_to(&mut values.input_ND)?;
-        block::forward(&parameters.blocks[0], &settings, None, values, branch_ND, workspace)?;
+        block::forward(&parameters.blocks[0], &settings, None, None, values, branch_ND, workspace)?;
         let mut outcome = Outcome::new();
         let mut keep = |name: &str, buffer: &Buffer| {
             outcome.push((name.to_owned(), subject.read(name, run, buffer)?));
@@ -185,7 +185,7 @@ impl Problem {
         keep("branch", branch_ND)?;
         output_gradient.write_to(&mut scratch.residual_ND)?;
         let of_block = &mut gradients.blocks[0];
-        block::backward(&parameters.blocks[0], &settings, values, of_block, scratch, workspace)?;
+        block::backward(&parameters.blocks[0], &settings, None, values, of_block, scratch, workspace)?;
         keep("input_gradient", &scratch.residual_ND)?;
         keep("attention_norm", &of_block.attention_norm)?;
         keep("qkv", &of_block.qkv)?;
@@ -265,7 +265,7 @@ impl Problem {
                 _ => self.token(random).cast_signed(),
             };
             targets.write(&(0..n).map(|_| target(&mut random)).collect::<Vec<_>>())?;
-            decoder.forward_backward(&inputs, &targets, 1.0 / n as f32)?;
+            decoder.forward_backward(&inputs, None, &targets, 1.0 / n as f32)?;
         }
         let mut outcome = vec![("loss".to_owned(), subject.read("loss", run, decoder.loss())?)];
         for parameter in decoder.layout().parameters() {

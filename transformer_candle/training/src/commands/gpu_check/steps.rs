@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use dataset::Batch;
+use dataset::{Batch, IGNORED_TARGET};
 use kernels::Device;
 use model::{ModelShape, initialization};
 use run_config::{ActivationRecompute, Format, Precision, RunConfig};
@@ -28,8 +28,10 @@ const LEARNED: f64 = 0.98;
 
 /// The same for every step.
 const LEARNING_RATE: f64 = 1e-3;
+/// Tokens of a document, on average.
+const DOCUMENT: usize = 16;
 
-/// A small model with something to learn: nine tokens of ten follow from the one before.
+/// A small model with something to learn: nine tokens of ten follow from the one before, in documents kept apart.
 struct Task {
     text: String,
     shape: ModelShape,
@@ -112,7 +114,7 @@ impl Task {
         let text = format!(
             "model: {{vocab_size: {vocabulary}, hidden_size: {hidden}, intermediate_size: {}, num_layers: {layers}, \
              num_attention_heads: {heads}, num_key_value_heads: {kv_heads}, max_position_embeddings: {length}}}\n\
-             data: {{sequence_length: {length}, batch_size: 1, sequences_per_step: {sequences}}}\n\
+             data: {{sequence_length: {length}, packing: documents, batch_size: 1, sequences_per_step: {sequences}}}\n\
              scheduler: {{total_steps: {steps}}}\n",
             2 * hidden
         );
@@ -233,7 +235,7 @@ impl Trained {
     }
 }
 
-/// Tokens of which nine in ten follow from the one before by one rule.
+/// Tokens of which nine in ten follow from the one before by one rule. The last of a document has no target.
 fn following(random: &mut Random, sequences: usize, length: usize, vocabulary: usize) -> Batch {
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     for _ in 0..sequences {
@@ -242,10 +244,10 @@ fn following(random: &mut Random, sequences: usize, length: usize, vocabulary: u
             inputs.push(token as u32);
             let rule = (5 * token + 3) % vocabulary;
             token = if random.below(10) == 0 { random.below(vocabulary) } else { rule };
-            targets.push(token as i32);
+            targets.push(if random.below(DOCUMENT) == 0 { IGNORED_TARGET } else { token as i32 });
         }
     }
-    let target_count = targets.len();
+    let target_count = targets.iter().filter(|&&target| target != IGNORED_TARGET).count();
     Batch { inputs, targets, sequence_length: length, target_count, target_bytes: None }
 }
 
@@ -283,8 +285,10 @@ mod tests {
     fn most_tokens_follow_from_the_one_before() {
         let batch = following(&mut Random::new(1), 3, 200, 64);
         let follows = |(&input, &target): (&u32, &i32)| (5 * input + 3) % 64 == target as u32;
-        let share = batch.inputs.iter().zip(&batch.targets).filter(|&pair| follows(pair)).count() as f64 / 600.0;
-        assert!((0.85..0.96).contains(&share), "{share}");
-        assert!((0..600).all(|at| at % 200 == 199 || batch.targets[at] as u32 == batch.inputs[at + 1]));
+        let share = batch.inputs.iter().zip(&batch.targets).filter(|&pair| follows(pair)).count() as f64;
+        assert!((0.85..0.96).contains(&(share / batch.target_count as f64)), "{share}");
+        let last = |at: usize| at % 200 == 199 || batch.targets[at] == IGNORED_TARGET;
+        assert!((0..600).all(|at| last(at) || batch.targets[at] as u32 == batch.inputs[at + 1]));
+        assert!((500..590).contains(&batch.target_count), "{}", batch.target_count);
     }
 }
