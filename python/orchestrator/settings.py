@@ -42,6 +42,13 @@ class Schedule(str, enum.Enum):
     WSD = "wsd"
 
 
+class Packing(str, enum.Enum):
+    """How far attention and loss reach in a sequence that holds several documents."""
+
+    CONCAT = "concat"
+    DOCUMENTS = "documents"
+
+
 class Precision(str, enum.Enum):
     """What the arithmetic is done in."""
 
@@ -169,6 +176,14 @@ class Settings:
         int | None,
         Option(metavar="N", min=1, help="Documents shuffled together.", rich_help_panel=DATA),
         Key("data.shuffle_buffer_size"),
+    ] = None
+    packing: Annotated[
+        Packing | None,
+        Option(
+            help="What a token sees before it in a sequence of several documents: all, or its own document.",
+            rich_help_panel=DATA,
+        ),
+        Key("data.packing"),
     ] = None
     loader_workers: Annotated[
         int | None,
