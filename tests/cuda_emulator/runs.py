@@ -34,6 +34,7 @@ class Tiny:
     steps: int = 4
     checkpoint_every: int = 2
     seed: int = 7
+    packing: str = "concat"
 
     def config(self, text: Path) -> dict[str, Any]:
         """A config that `train` loads."""
@@ -53,6 +54,7 @@ class Tiny:
                 "train_shards": [str(text)],
                 "validation_shards": [str(text)],
                 "sequence_length": self.sequence,
+                "packing": self.packing,
                 "batch_size": self.batch,
                 "gradient_accumulation_steps": self.accumulation,
                 "shuffle_buffer_size": 16,
@@ -78,8 +80,13 @@ class Runs:
 
     @property
     def text(self) -> Path:
-        """What every run trains and evaluates on."""
+        """What a run trains and evaluates on: one long document."""
         return self.workspace.root / "book.txt"
+
+    @property
+    def lines(self) -> Path:
+        """Its lines, each a document: what a run that keeps documents apart trains and evaluates on."""
+        return self.workspace.root / "lines.jsonl"
 
     def having(self, **settings: Any) -> Runs:
         """The same folder, another card."""
@@ -95,10 +102,13 @@ class Runs:
     def write(self, name: str, tiny: Tiny) -> Path:
         """A run's folder with its config."""
         if not self.text.exists():
-            self.workspace.write_text(self.text.name, 40_000)
+            book = self.workspace.write_text(self.text.name, 40_000).read_text(encoding="utf-8")
+            documents = [json.dumps({"text": line}) for line in book.splitlines() if line]
+            self.lines.write_text("\n".join(documents))
         folder = self.workspace.run_folder(name)
         folder.mkdir(parents=True)
-        (folder / "training.json").write_text(json.dumps(tiny.config(self.text)))
+        text = self.lines if tiny.packing == "documents" else self.text
+        (folder / "training.json").write_text(json.dumps(tiny.config(text)))
         return folder
 
     def train(self, name: str, *arguments: str | Path, device: str = "cuda") -> Finished:

@@ -15,6 +15,7 @@ FP32 = Tiny(precision="fp32")
 LARGER = Tiny(hidden=128, heads=4, kv_heads=2, layers=2, sequence=24, batch=2, steps=3, checkpoint_every=1)
 # Heads of 40 are masked to 64; sequences of 23 and 3 of them fill no tile; all heads have keys of their own.
 RAGGED = Tiny(80, 2, 2, intermediate=112, sequence=23, batch=3, accumulation=1, steps=3, checkpoint_every=1)
+DOCUMENTS = replace(LARGER, packing="documents")
 # Relative errors of a loss and of a matrix of gradients. F32 sums differ by their order, bf16 values by a rounding here
 # and there, which training then carries on.
 TOLERANCE = {"fp32": (2e-5, 1e-5), "bf16": (4e-3, 3e-2)}
@@ -28,7 +29,7 @@ def errors(runs: Runs, one: str, other: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("tiny", [LARGER, RAGGED], ids=["larger", "ragged"])
+@pytest.mark.parametrize("tiny", [LARGER, RAGGED, DOCUMENTS], ids=["larger", "ragged", "documents"])
 def test_the_card_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: str) -> None:
     tiny = replace(tiny, precision=precision)
     of_a_loss, of_gradients = TOLERANCE[precision]
