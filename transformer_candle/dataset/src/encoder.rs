@@ -46,7 +46,12 @@ impl Encoder {
     /// Ids of one text in which nothing is special.
     pub(crate) fn encode(&self, reference: &Tokenizer, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
         match self {
-            Self::Fast(fast) => Ok(encode(fast, text)?),
+            Self::Fast(fast) => {
+                let mut ids = encode(fast, text)?;
+                // It reserves for the worst, which a window of documents would hold two times over.
+                ids.shrink_to_fit();
+                Ok(ids)
+            }
             Self::Library => Ok(reference.encode_fast(text, false)?.get_ids().to_vec()),
         }
     }

@@ -26,8 +26,9 @@ use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::skipped::SkipReason;
 
-/// Rows decoded at a time.
-const ROWS_AT_ONCE: usize = 64;
+/// Rows decoded at a time, fewer where so many would be more text than [`BYTES_AT_ONCE`].
+const ROWS_AT_ONCE: u64 = 64;
+const BYTES_AT_ONCE: u64 = 1 << 20;
 /// Bytes made sure of before a page header is read.
 const HEADER_BYTES: u64 = 4096;
 
@@ -46,6 +47,7 @@ struct Group {
 struct OpenGroup {
     reader: ColumnReaderImpl<ByteArrayType>,
     rows_left: u64,
+    rows_at_once: u64,
     decoded: VecDeque<Row>,
 }
 
@@ -73,7 +75,12 @@ impl ParquetFile {
         let bytes = ChunkBytes { source: Arc::clone(&self.source), end: start + length, block: Mutex::default() };
         let pages = SerializedPageReader::new(Arc::new(bytes), &group.chunk, group.rows as usize, None)?;
         let reader = ColumnReaderImpl::new(Arc::clone(&self.column), Box::new(pages));
-        Ok(OpenGroup { reader, rows_left: group.rows, decoded: VecDeque::new() })
+        Ok(OpenGroup {
+            reader,
+            rows_left: group.rows,
+            rows_at_once: rows_at_once(group.rows, group.chunk.uncompressed_size()),
+            decoded: VecDeque::new(),
+        })
     }
 
     fn decoder_error(&self, error: ParquetError) -> DataError {
@@ -125,7 +132,7 @@ impl OpenGroup {
     fn decode(&mut self, present: i16) -> Result<(), ParquetError> {
         let mut levels: Vec<i16> = Vec::new();
         let mut values: Vec<ByteArray> = Vec::new();
-        let wanted = ROWS_AT_ONCE.min(self.rows_left as usize);
+        let wanted = self.rows_at_once.min(self.rows_left) as usize;
         let (rows, _, _) = self.reader.read_records(wanted, Some(&mut levels), None, &mut values)?;
         self.rows_left -= rows as u64;
         let mut values = values.into_iter();
@@ -140,6 +147,12 @@ impl OpenGroup {
         }
         Ok(())
     }
+}
+
+/// How many rows of a group to decode at a time.
+fn rows_at_once(rows: u64, bytes: i64) -> u64 {
+    let row_bytes = u64::try_from(bytes).unwrap_or(0).checked_div(rows).unwrap_or(0);
+    BYTES_AT_ONCE.checked_div(row_bytes).unwrap_or(ROWS_AT_ONCE).clamp(1, ROWS_AT_ONCE)
 }
 
 /// Reads the footer with one read in nearly every case: it has about a kilobyte a row group, and row groups of a few

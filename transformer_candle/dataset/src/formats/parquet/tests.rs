@@ -62,6 +62,18 @@ fn any_row_can_be_sought() {
 }
 
 #[test]
+fn long_documents_are_decoded_a_megabyte_at_a_time() {
+    let long = vec![Some(vec![b'x'; 300 << 10]); 40];
+    for (rows, decoded) in [(documents(100), 64), (long, 3)] {
+        let mut file = open(write_parquet(&rows, &ParquetWriting::default()));
+        assert!(file.seek(0, 0).unwrap());
+        assert!(file.next_row().unwrap().is_some());
+        assert_eq!(file.open.as_ref().unwrap().decoded.len(), decoded - 1);
+        assert_eq!(rest_of_group(&mut file).len(), rows.len() - 1);
+    }
+}
+
+#[test]
 fn null_empty_and_broken_rows_keep_their_places() {
     let rows = [Some(b"a".to_vec()), None, Some(Vec::new()), Some(vec![0xc3]), Some(b"b".to_vec()), None];
     let mut file = open(write_parquet(&rows, &ParquetWriting::default()));
