@@ -9,11 +9,12 @@
 //! longest until a tenth of the limit is free. So the folder exceeds its limit only while more than two programs fill it
 //! from empty at once. What goes wrong with the disk costs speed, never a run: the block is read from its source.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -168,11 +169,13 @@ pub(crate) struct CachedSource<S> {
     source: S,
     cache: Arc<BlockCache>,
     file: CachedFile,
+    /// The blocks handed out.
+    trusted: Mutex<BTreeSet<u64>>,
 }
 
 impl<S: ByteSource> CachedSource<S> {
     pub(crate) fn new(source: S, cache: Arc<BlockCache>, file: CachedFile) -> Self {
-        Self { source, cache, file }
+        Self { source, cache, file, trusted: Mutex::default() }
     }
 
     /// Reads the missing blocks `first..end` with one request and keeps them.
@@ -201,9 +204,18 @@ impl<S: ByteSource> ByteSource for CachedSource<S> {
         self.source.preferred_read()
     }
 
+    fn distrust(&self) -> bool {
+        let blocks = std::mem::take(&mut *self.trusted.lock().unwrap_or_else(PoisonError::into_inner));
+        for &block in &blocks {
+            let _ = fs::remove_file(self.cache.path(&self.file, block));
+        }
+        self.source.distrust()
+    }
+
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         let end = start + length as u64;
         let (first, last) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+        self.trusted.lock().unwrap_or_else(PoisonError::into_inner).extend(first..last);
         let mut blocks: Vec<Bytes> = Vec::with_capacity((last - first) as usize);
         let mut missing = first;
         for block in first..last {
@@ -308,6 +320,17 @@ mod tests {
             assert_eq!(source.read(0, LENGTH).unwrap(), content());
             assert_eq!(memory.bytes_read(), BLOCK_BYTES);
         }
+    }
+
+    #[test]
+    fn what_is_distrusted_is_read_again_and_the_rest_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        cached(folder.path(), 1 << 30, "f").1.read(0, LENGTH).unwrap();
+        let (memory, source) = cached(folder.path(), 1 << 30, "f");
+        source.read(BLOCK_BYTES, 10).unwrap();
+        assert!(!source.distrust(), "the file in memory has no other bytes");
+        assert_eq!(source.read(0, LENGTH).unwrap(), content());
+        assert_eq!(memory.bytes_read(), BLOCK_BYTES, "only the block that was handed out");
     }
 
     #[test]

@@ -20,6 +20,12 @@ pub(crate) trait ByteSource: Send + Sync {
     /// How many bytes one read should ask for.
     fn preferred_read(&self) -> u64;
 
+    /// Says that what was read turned out to be damaged. Copies kept of it are forgotten; true if reading again may bring
+    /// other bytes.
+    fn distrust(&self) -> bool {
+        false
+    }
+
     /// Exactly the bytes from `start` on; the range lies inside the file.
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError>;
 }

@@ -11,7 +11,7 @@ use crate::DataError;
 use crate::byte_source::{ByteSource, LocalFile};
 use crate::cache::cache_root;
 use crate::formats::{DocumentFile, Format};
-use crate::hub::{HubSettings, Repository};
+use crate::hub::{HubSettings, Repository, Waiting};
 use crate::local;
 use crate::selection::{Selection, Wanted};
 use crate::stop::Stop;
@@ -174,8 +174,8 @@ impl DataSource {
         Ok(selection)
     }
 
-    /// What reading waits for, in words, while the Hub or the network fails.
-    pub fn waiting(&self) -> Option<String> {
+    /// What reading waits for while the Hub or the network fails.
+    pub fn waiting(&self) -> Option<Waiting> {
         match &self.0.place {
             Place::Hub(repository) => repository.waiting(),
             Place::Local(_) => None,

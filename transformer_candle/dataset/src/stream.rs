@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use run_config::{Packing, ResolvedRun};
 
 use crate::cursor::WindowStart;
+use crate::hub::Waiting;
 use crate::ledger::WindowRecord;
 use crate::producer::{Message, Producer};
 use crate::selection::Wanted;
@@ -263,8 +264,8 @@ impl TokenStream {
         self.data_wait
     }
 
-    /// What the preparation of data waits for, in words, while the Hub or the network fails.
-    pub fn waiting(&self) -> Option<String> {
+    /// What the preparation of data waits for while the Hub or the network fails.
+    pub fn waiting(&self) -> Option<Waiting> {
         self.source.waiting()
     }
 

@@ -7,6 +7,7 @@
 mod jsonl;
 mod jsonl_compressed;
 mod parquet;
+mod reread;
 mod text;
 #[cfg(test)]
 pub(crate) mod writing;
@@ -116,12 +117,16 @@ impl Format {
         }
     }
 
-    /// Opens `source` for reading the column or field `text_column`.
+    /// Opens `source` for reading the column or field `text_column`. Damage on the way is read again.
     pub(crate) fn open(
         self,
         source: Arc<dyn ByteSource>,
         text_column: &str,
     ) -> Result<Box<dyn DocumentFile>, DataError> {
+        Ok(Box::new(reread::Reread::open(self, source, text_column)?))
+    }
+
+    fn open_once(self, source: Arc<dyn ByteSource>, text_column: &str) -> Result<Box<dyn DocumentFile>, DataError> {
         Ok(match self {
             Self::Parquet => Box::new(parquet::ParquetFile::open(source, text_column)?),
             Self::Jsonl(Compression::None) => Box::new(jsonl::JsonlFile::open(source, text_column)?),

@@ -121,6 +121,9 @@ impl HubClient {
         stop: &Stop,
     ) -> Result<String, Failure> {
         let Answer { url, response } = self.follow(url, Some(&range))?;
+        if response.status() == StatusCode::RANGE_NOT_SATISFIABLE {
+            return Err(changed(&url, "fewer", length));
+        }
         if response.status() != StatusCode::PARTIAL_CONTENT {
             return Err(self.refusal(&url, &response));
         }
@@ -131,10 +134,7 @@ impl HubClient {
                 read_body(response, expected, buffer, stop).map_err(|message| passing(&url, message))?;
                 Ok(url)
             }
-            Some((_, _, Some(total))) if total != length => Err(Failure::Final(DataError::Answer {
-                url: shown(&url),
-                message: format!("the file has {total} bytes, its listing says {length}: the data set was changed"),
-            })),
+            Some((_, _, Some(total))) if total != length => Err(changed(&url, &format!("{total}"), length)),
             _ => Err(passing(&url, "the answer holds another part of the file than was asked for".to_owned())),
         }
     }
@@ -227,6 +227,13 @@ fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
 
 fn passing(url: &str, message: String) -> Failure {
     Failure::Passing { url: shown(url), message, wait: None }
+}
+
+/// The file is not the one of `length` bytes that was listed.
+fn changed(url: &str, found: &str, length: u64) -> Failure {
+    let message = format!("the file has {found} bytes, its listing says {length}: the data set was changed");
+    let url = shown(url);
+    Failure::Contradiction { url: url.clone(), error: DataError::Answer { url, message } }
 }
 
 fn answer(url: &str, message: &str) -> Failure {

@@ -15,3 +15,4 @@ mod waits;
 
 pub(crate) use repository::Repository;
 pub use settings::HubSettings;
+pub use waits::Waiting;

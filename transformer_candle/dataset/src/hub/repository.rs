@@ -9,6 +9,7 @@ use super::client::HubClient;
 use super::file::HubFile;
 use super::layout::{self, ListedFile};
 use super::settings::HubSettings;
+use super::waits::Waiting;
 use crate::DataError;
 use crate::block_cache::{BlockCache, CachedFile, CachedSource};
 use crate::byte_source::ByteSource;
@@ -66,7 +67,7 @@ impl Repository {
     }
 
     /// What a reader has been waiting for longest; none if all goes well.
-    pub(crate) fn waiting(&self) -> Option<String> {
+    pub(crate) fn waiting(&self) -> Option<Waiting> {
         self.client.waits().longest()
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::settings::HubSettings;
-use super::waits::Waits;
+use super::waits::{Waiting, Waits};
 use crate::DataError;
 use crate::stop::Stop;
 
@@ -16,7 +16,10 @@ const LONGEST_ORDERED_PAUSE: Duration = Duration::from_secs(310);
 
 /// Attempts at a Hub that has not answered at all: whoever waits hears within seconds that its address is wrong or the
 /// network down.
-const FIRST_ATTEMPTS: u32 = 5;
+const FIRST_ATTEMPTS: u32 = 6;
+
+/// Attempts at a file that is not the one that was listed: of many servers one may be wrong.
+const CONTRADICTED_ATTEMPTS: u32 = 4;
 
 /// A request that did not give what was asked for.
 #[derive(Debug)]
@@ -25,6 +28,9 @@ pub(super) enum Failure {
     Final(DataError),
     /// Trying again may help; the Hub may have said when.
     Passing { url: String, message: String, wait: Option<Duration> },
+    /// What came is not what the listing promised. That stays so where the data set was changed, and passes where a server
+    /// held a wrong copy.
+    Contradiction { url: String, error: DataError },
 }
 
 /// How a read has gone since its last progress.
@@ -59,26 +65,27 @@ impl<'a> Patience<'a> {
 
     /// Waits before the next attempt, or gives up.
     pub(super) fn wait(&mut self, failure: Failure) -> Result<(), DataError> {
-        let (url, message, ordered) = match failure {
-            Failure::Final(error) => return Err(error),
-            Failure::Passing { url, message, wait } => (url, message, wait),
-        };
         let (since, failures, number) = match &self.failing {
             Some(failing) => (failing.since, failing.failures + 1, Some(failing.number)),
             None => (Instant::now(), 1, None),
         };
-        let number = self.waits.note(number, since, &url, &message);
-        self.failing = Some(Failing { since, failures, number });
+        let (url, reason, ordered) = match failure {
+            Failure::Final(error) => return Err(error),
+            Failure::Contradiction { error, .. } if failures >= CONTRADICTED_ATTEMPTS => return Err(error),
+            Failure::Contradiction { url, error } => (url, error.to_string(), None),
+            Failure::Passing { url, message, wait } => (url, message, wait),
+        };
         let left = self.settings.patience.saturating_sub(since.elapsed());
         let unknown = !self.answered.load(Ordering::Relaxed);
         if left.is_zero() || (unknown && failures >= FIRST_ATTEMPTS) {
-            return Err(DataError::Network { url, attempts: failures, message });
+            return Err(DataError::Network { url, attempts: failures, message: reason });
         }
         // What the Hub orders is the least: one that goes on failing is not asked ever faster.
         let ordered = ordered.unwrap_or_default().min(LONGEST_ORDERED_PAUSE);
-        let pause = self.pause(failures).max(ordered);
-        tracing::warn!("{url}: {message}; trying again in {:.1} s", pause.as_secs_f64());
-        self.stop.wait(pause.min(left))
+        let pause = self.pause(failures).max(ordered).min(left);
+        let number = self.waits.note(number, Waiting { url, reason, since, next_attempt: Instant::now() + pause });
+        self.failing = Some(Failing { since, failures, number });
+        self.stop.wait(pause)
     }
 
     /// Doubles with each failure; between half and all of it, so that many readers do not come back at once.
@@ -129,7 +136,7 @@ mod tests {
     fn pauses_double_within_a_random_half_and_stay_under_a_minute() {
         let (settings, stop, waits) = (HubSettings::default(), Stop::default(), Waits::default());
         let patience = Patience::new(&settings, &stop, &ANSWERED, &waits);
-        for (failures, full) in [(1, 0.5), (2, 1.0), (5, 8.0), (8, 60.0), (100, 60.0)] {
+        for (failures, full) in [(1, 0.2), (2, 0.4), (5, 3.2), (10, 60.0), (100, 60.0)] {
             let pause = patience.pause(failures).as_secs_f64();
             assert!((full / 2.0..=full).contains(&pause), "{failures}: {pause}");
         }
@@ -162,7 +169,8 @@ mod tests {
         let mut first = Patience::new(&settings, &stop, &ANSWERED, &waits);
         assert_eq!(waits.longest(), None);
         first.wait(passing()).unwrap();
-        assert_eq!(waits.longest().unwrap(), "waiting 0 s for http://hub/x: reset");
+        let told = waits.longest().unwrap().to_string();
+        assert_eq!(told, "waiting for the Hub for 0 s: http://hub/x: reset; trying again");
         let mut second = Patience::new(&settings, &stop, &ANSWERED, &waits);
         second.wait(passing()).unwrap();
         first.progress();
@@ -172,12 +180,38 @@ mod tests {
     }
 
     #[test]
+    fn the_next_attempt_is_told_when_the_hub_says_to_wait() {
+        let (settings, stop, waits) = (HubSettings::default(), Stop::default(), Waits::default());
+        let mut patience = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        stop.order();
+        let Failure::Passing { url, message, .. } = passing() else { unreachable!() };
+        let ordered = Failure::Passing { url, message, wait: Some(Duration::from_secs(12)) };
+        patience.wait(ordered).unwrap_err();
+        let told = waits.longest().unwrap().to_string();
+        assert_eq!(told, "waiting for the Hub for 0 s: http://hub/x: reset; next try in 12 s");
+    }
+
+    #[test]
+    fn what_contradicts_the_listing_is_asked_for_a_few_times() {
+        let settings = HubSettings { pause: Duration::ZERO, ..HubSettings::default() };
+        let (stop, waits) = (Stop::default(), Waits::default());
+        let mut patience = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        let url = || "http://hub/x".to_owned();
+        let failure = || Failure::Contradiction {
+            url: url(),
+            error: DataError::Answer { url: url(), message: "shorter".to_owned() },
+        };
+        let failures = (0..100).take_while(|_| patience.wait(failure()).is_ok()).count();
+        assert_eq!(failures, 3);
+    }
+
+    #[test]
     fn a_hub_that_never_answered_is_given_up_sooner() {
         let settings = HubSettings { pause: Duration::ZERO, ..HubSettings::default() };
         let (stop, waits, answered) = (Stop::default(), Waits::default(), AtomicBool::new(false));
         let mut patience = Patience::new(&settings, &stop, &answered, &waits);
         let failures = (0..100).take_while(|_| patience.wait(passing()).is_ok()).count();
-        assert_eq!(failures, 4);
+        assert_eq!(failures, 5);
     }
 
     #[test]

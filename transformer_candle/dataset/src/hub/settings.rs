@@ -35,7 +35,7 @@ impl Default for HubSettings {
             token: None,
             offline: false,
             patience: Duration::from_hours(1),
-            pause: Duration::from_millis(500),
+            pause: Duration::from_millis(200),
             silence: Duration::from_secs(20),
             cache: None,
         }
@@ -43,7 +43,8 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
-    /// `HF_ENDPOINT`, `HF_TOKEN` (else the file that `hf auth login` writes below `HF_HOME`) and `HF_HUB_OFFLINE`.
+    /// `HF_ENDPOINT`, `HF_TOKEN` (else the file that `hf auth login` writes below `HF_HOME`), `HF_HUB_OFFLINE`, and the
+    /// seconds of `HF_HUB_DOWNLOAD_TIMEOUT`.
     pub fn from_environment() -> Self {
         let mut settings = Self::default();
         if let Some(endpoint) = variable("HF_ENDPOINT") {
@@ -52,6 +53,9 @@ impl HubSettings {
         settings.token = variable("HF_TOKEN").or_else(stored_token);
         settings.offline = variable("HF_HUB_OFFLINE")
             .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str()));
+        if let Some(silence) = variable("HF_HUB_DOWNLOAD_TIMEOUT").as_deref().and_then(seconds) {
+            settings.silence = silence;
+        }
         settings
     }
 
@@ -85,6 +89,11 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
+/// Whole seconds, as `huggingface_hub` takes them; at least one.
+fn seconds(value: &str) -> Option<Duration> {
+    value.parse().ok().filter(|&seconds| seconds > 0).map(Duration::from_secs)
+}
+
 fn stored_token() -> Option<String> {
     let path = match (variable("HF_TOKEN_PATH"), variable("HF_HOME")) {
         (Some(path), _) => PathBuf::from(path),
@@ -93,4 +102,17 @@ fn stored_token() -> Option<String> {
     };
     let token = std::fs::read_to_string(path).ok()?.trim().to_owned();
     (!token.is_empty()).then_some(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_is_a_whole_number_of_seconds_above_zero() {
+        assert_eq!(seconds("10"), Some(Duration::from_secs(10)));
+        for other in ["", "0", "-1", "soon", "0.5", "1e300"] {
+            assert_eq!(seconds(other), None, "{other}");
+        }
+    }
 }

@@ -1,0 +1,181 @@
+//! A file that is read again where what came turned out to be damaged.
+//!
+//! Between a sound file and its reader lie servers, networks and this machine's cache; a page's checksum tells that one of
+//! them changed a byte, and a fresh copy mends it. Rows handed out before were sound, so that reading goes on at the row
+//! reached.
+
+use std::sync::Arc;
+
+use super::{DocumentFile, Format, Row};
+use crate::DataError;
+use crate::byte_source::ByteSource;
+
+/// How often the same place is read before its damage counts as the file's own.
+const MOST_READINGS: u32 = 4;
+
+pub(super) struct Reread {
+    format: Format,
+    source: Arc<dyn ByteSource>,
+    text_column: String,
+    file: Box<dyn DocumentFile>,
+    /// Group and row before which the reader stands.
+    group: u64,
+    row: u64,
+}
+
+impl Reread {
+    pub(super) fn open(format: Format, source: Arc<dyn ByteSource>, text_column: &str) -> Result<Self, DataError> {
+        let file = readings(source.as_ref(), || format.open_once(Arc::clone(&source), text_column))?;
+        Ok(Self { format, source, text_column: text_column.to_owned(), file, group: 0, row: 0 })
+    }
+
+    /// What `read` gives of the file, opened anew at the place reached after each damage.
+    fn reading<T>(&mut self, read: impl Fn(&mut dyn DocumentFile) -> Result<T, DataError>) -> Result<T, DataError> {
+        let Self { format, source, text_column, file, group, row } = self;
+        let mut damaged = false;
+        readings(source.as_ref(), || {
+            if damaged {
+                *file = format.open_once(Arc::clone(source), text_column)?;
+                file.seek(*group, *row)?;
+            }
+            damaged = true;
+            read(file.as_mut())
+        })
+    }
+}
+
+impl DocumentFile for Reread {
+    fn groups(&self) -> Option<u64> {
+        self.file.groups()
+    }
+
+    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
+        (self.group, self.row) = (group, row);
+        self.reading(|file| file.seek(group, row))
+    }
+
+    fn next_row(&mut self) -> Result<Option<Row>, DataError> {
+        let row = self.reading(|file| file.next_row())?;
+        self.row += u64::from(row.is_some());
+        Ok(row)
+    }
+
+    fn rows(&mut self, group: u64) -> Result<Option<u64>, DataError> {
+        self.reading(|file| file.rows(group))
+    }
+}
+
+/// Tries again what ends in damage, as long as other bytes may come.
+fn readings<T>(source: &dyn ByteSource, mut read: impl FnMut() -> Result<T, DataError>) -> Result<T, DataError> {
+    for _ in 1..MOST_READINGS {
+        match read() {
+            Err(error @ DataError::Format { .. }) if source.distrust() => tracing::warn!("{error}; reading it again"),
+            result => return result,
+        }
+    }
+    read()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use bytes::Bytes;
+    use parquet::basic::{Compression, GzipLevel};
+
+    use super::super::testing::{all_rows, rest_of_group, texts};
+    use super::super::writing::{ParquetWriting, write_parquet};
+    use super::*;
+
+    /// Flips the byte `place(length)` of a few reads, from one number on.
+    struct Flipping {
+        bytes: Bytes,
+        place: fn(usize) -> usize,
+        from: u32,
+        times: u32,
+        reads: AtomicU32,
+        distrusted: AtomicU32,
+    }
+
+    impl ByteSource for Flipping {
+        fn name(&self) -> &'static str {
+            "flipping"
+        }
+
+        fn length(&self) -> u64 {
+            self.bytes.len() as u64
+        }
+
+        fn preferred_read(&self) -> u64 {
+            1000
+        }
+
+        fn distrust(&self) -> bool {
+            self.distrusted.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+
+        fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
+            let mut bytes = self.bytes[start as usize..start as usize + length].to_vec();
+            let number = self.reads.fetch_add(1, Ordering::Relaxed);
+            if (self.from..self.from + self.times).contains(&number) {
+                bytes[(self.place)(length)] ^= 0xff;
+            }
+            Ok(bytes.into())
+        }
+    }
+
+    fn documents() -> Vec<String> {
+        (0..300_u64)
+            .map(|i| format!("document {}", i.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_mul(i + 1)))
+            .collect()
+    }
+
+    fn parquet() -> Bytes {
+        let rows: Vec<_> = documents().into_iter().map(|text| Some(text.into_bytes())).collect();
+        // Each page is a gzip member, with a checksum behind it.
+        let codec = Compression::GZIP(GzipLevel::default());
+        write_parquet(&rows, &ParquetWriting { codec, group_rows: 100, ..ParquetWriting::default() }).into()
+    }
+
+    fn flipping(place: fn(usize) -> usize, from: u32, times: u32) -> Arc<Flipping> {
+        let (reads, distrusted) = (AtomicU32::new(0), AtomicU32::new(0));
+        Arc::new(Flipping { bytes: parquet(), place, from, times, reads, distrusted })
+    }
+
+    fn middle(length: usize) -> usize {
+        length / 2
+    }
+
+    #[test]
+    fn a_flipped_byte_in_any_read_of_pages_is_read_again() {
+        let whole = flipping(middle, 0, 0);
+        all_rows(&mut Reread::open(Format::Parquet, Arc::clone(&whole) as _, "text").unwrap());
+        let reads = whole.reads.load(Ordering::Relaxed);
+        assert!(reads > 10);
+        for from in 1..reads {
+            let source = flipping(middle, from, 1);
+            let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text").unwrap();
+            assert_eq!(texts(&all_rows(&mut file)), documents(), "read {from}");
+            assert_eq!(source.distrusted.load(Ordering::Relaxed), 1, "read {from}");
+        }
+    }
+
+    #[test]
+    fn a_footer_that_cannot_be_read_is_read_again() {
+        let source = flipping(|length| length - 6, 0, 1);
+        let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text").unwrap();
+        assert_eq!(source.distrusted.load(Ordering::Relaxed), 1);
+        file.seek(2, 50).unwrap();
+        assert_eq!(rest_of_group(&mut file).len(), 50);
+    }
+
+    #[test]
+    fn damage_that_stays_is_the_file_s_own() {
+        let source = flipping(middle, 1, u32::MAX - 1);
+        let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text").unwrap();
+        let error = file.seek(0, 0).and_then(|_| file.next_row()).unwrap_err();
+        assert!(matches!(error, DataError::Format { .. }), "{error}");
+        assert_eq!(source.distrusted.load(Ordering::Relaxed), 3);
+    }
+}
