@@ -4,9 +4,9 @@
 `python -m fake_hub --root DIR` does the same from a shell.
 """
 
-from fake_hub.faults import Fault, Faults
+from fake_hub.faults import KINDS, Fault, Faults, Kind
 from fake_hub.fineweb import write_fineweb
 from fake_hub.repository import Repository
 from fake_hub.server import FakeHub, Request
 
-__all__ = ["FakeHub", "Fault", "Faults", "Repository", "Request", "write_fineweb"]
+__all__ = ["KINDS", "FakeHub", "Fault", "Faults", "Kind", "Repository", "Request", "write_fineweb"]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import socket
 import struct
+import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +26,12 @@ RESOLVE = re.compile(r"^/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
 CDN = re.compile(r"^/cdn/(datasets|models)/([^/]+/[^/]+)/(.+)$")
 RANGE = re.compile(r"^bytes=(\d*)-(\d*)$")
 Headers = list[tuple[str, str]]
+# The top-level domain that RFC 6761 reserves for names without an address.
+NOWHERE = "cdn.invalid"
+
+
+def _ignore(_: str) -> None:
+    """What a hub does with its requests that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Request:
     """One line of the hub's log."""
 
     method: str
+    host: str
     path: str
     range: str | None
     authorization: str | None
@@ -42,7 +52,7 @@ class FakeHub:
     """Serves the repositories below `root` on 127.0.0.1; large files redirect to the host name `localhost`.
 
     `token`: every request but those to signed addresses must carry it. `page_size`: tree entries a page.
-    `latency`: seconds before every answer begins.
+    `latency`: seconds before every answer begins. `on_request` is called with every path before its answer.
     """
 
     def __init__(
@@ -50,11 +60,11 @@ class FakeHub:
     ) -> None:
         self.root, self.token, self.page_size, self.latency = Path(root), token, page_size, latency
         self.faults, self.requests = Faults(), list[Request]()
+        self.on_request: Callable[[str], None] = _ignore
         self.closing = threading.Event()
         self._signature, self._kept = 0, set[str]()
         handler = type("BoundHandler", (_Handler,), {"hub": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     @property
@@ -98,6 +108,15 @@ class FakeHub:
         self._server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that went away, or were killed."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     hub: FakeHub
     protocol_version, server_version = "HTTP/1.1", "fake-hub"
@@ -110,6 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_request(self) -> None:
         self.status, self.injected = 0, self.hub.faults.take(unquote(urlsplit(self.path).path))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.hub.on_request(self.path)
         if self.hub.latency:
             self.hub.closing.wait(self.hub.latency)
         try:
@@ -121,7 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
             header = self.headers.get
             fault = self.injected.kind if self.injected else None
             client = (header("Range"), header("Authorization"), header("User-Agent") or "")
-            self.hub.requests.append(Request(self.command, self.path, *client, self.status, fault))
+            host = header("Host") or ""
+            self.hub.requests.append(Request(self.command, host, self.path, *client, self.status, fault))
 
     do_GET = do_HEAD = do_POST = handle_request
 
@@ -131,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.injected
         if fault and fault.kind in ("500", "502", "503"):
             return self.refuse(int(fault.kind), "Injected", "injected server error")
-        if fault and fault.kind == "429":
+        if fault and fault.kind in ("429", "rate_limit"):
             return self.limit_rate(fault)
         if match := CDN.match(path):
             return self.serve_signed(match, query, path)
@@ -186,7 +207,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not repository.is_large(file):
             return self.serve_file(path, headers)
         signed = f"/cdn/{kind}/{name}/{file}"
-        location = f"http://localhost:{self.hub.port}{quote(signed)}?Signature={self.hub.signature(signed)}"
+        unresolved = self.injected is not None and self.injected.kind == "unresolved"
+        host = NOWHERE if unresolved else "localhost"
+        location = f"http://{host}:{self.hub.port}{quote(signed)}?Signature={self.hub.signature(signed)}"
         linked = [("X-Linked-Size", str(path.stat().st_size)), ("X-Linked-ETag", f'"{sha256(path)}"')]
         return self.answer(302, b"Found", [*headers, *linked, ("Location", location)])
 
@@ -208,6 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
             if first > last:
                 return self.answer(416, b"", [("Content-Range", f"bytes */{size}")])
             shift = 7 if kind == "wrong_content_range" else 0
+            if kind == "short_file":
+                last = (first + last) // 2
+                size = last + 1
             status, headers = 206, [*headers, ("Content-Range", f"bytes {first + shift}-{last}/{size}")]
         with path.open("rb") as file:
             file.seek(first)
@@ -215,15 +241,13 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "corrupt":
             middle = len(data) // 2
             data = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
-        cut = len(data) // 2 if kind in ("truncate", "reset", "stall") else None
-        return self.answer(status, data, headers, "application/octet-stream", cut)
+        return self.answer(status, data, headers, "application/octet-stream")
 
     def limit_rate(self, fault: Fault) -> None:
-        headers = [
-            ("Retry-After", str(fault.retry_after)),
-            ("RateLimit", f'"resolvers";r=0;t={fault.retry_after}'),
-            ("RateLimit-Policy", '"fixed window";"resolvers";q=3000;w=300'),
-        ]
+        headers = [("Retry-After", str(fault.retry_after))]
+        if fault.kind == "rate_limit":
+            policy = ("RateLimit-Policy", '"fixed window";"resolvers";q=3000;w=300')
+            headers = [("RateLimit", f'"resolvers";r=0;t={fault.retry_after}'), policy]
         self.answer_json({"error": "rate limited"}, 429, headers)
 
     def refuse(self, status: int, code: str, message: str) -> None:
@@ -232,10 +256,9 @@ class _Handler(BaseHTTPRequestHandler):
     def answer_json(self, value: object, status: int = 200, headers: Headers | None = None) -> None:
         self.answer(status, json.dumps(value).encode(), headers or [], "application/json; charset=utf-8")
 
-    def answer(
-        self, status: int, body: bytes, headers: Headers, content: str = "text/plain", cut: int | None = None
-    ) -> None:
-        """Send `body`, or its first `cut` bytes and then what the injected fault asks for."""
+    def answer(self, status: int, body: bytes, headers: Headers, content: str = "text/plain") -> None:
+        """Send `body`, or half of it and then what the injected fault asks for."""
+        kind = self.injected.kind if self.injected else None
         self.status = status
         self.send_response(status)
         for header in [*headers, ("Content-Type", content), ("Content-Length", str(len(body)))]:
@@ -243,12 +266,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        self.wfile.write(body[:cut])
-        if cut is not None and self.injected:
-            self.wfile.flush()
-            self.close_connection = True
-            if self.injected.kind == "stall":
-                self.hub.closing.wait(60)
-            if self.injected.kind == "reset":
-                linger = struct.pack("ii", 1, 0)
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        if kind not in ("truncate", "reset", "stall"):
+            self.wfile.write(body)
+            return
+        self.wfile.write(body[: len(body) // 2])
+        self.wfile.flush()
+        self.close_connection = True
+        if kind == "stall":
+            self.hub.closing.wait(60)
+        if kind == "reset":
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            os.close(self.connection.detach())
