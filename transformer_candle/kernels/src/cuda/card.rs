@@ -40,7 +40,8 @@ impl Card {
     }
 }
 
-/// By what the driver calls the card. The first entry that the name contains counts, so that longer names come first.
+/// By what the driver calls the card. The first entry counts that the name contains as whole words, so that longer names come first;
+/// a laptop's card shares its name with a faster one, and is not listed.
 ///
 /// Sources, all NVIDIA's: the data sheets of the data centre and workstation cards (the dense number, half of the sparse one), and the
 /// tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor TFLOPS with FP32 Accumulate",
@@ -81,8 +82,15 @@ fn nominal_bf16_flops(name: &str) -> Option<f64> {
         ("L40", 181.0),
         ("L4", 121.0),
     ];
-    let found = TERAFLOPS.iter().find(|(part, _)| name.contains(part));
-    found.map(|(_, teraflops)| teraflops * 1e12)
+    let found = TERAFLOPS.iter().find(|(part, _)| contains_words(name, part));
+    found.filter(|_| !contains_words(name, "Laptop")).map(|(_, teraflops)| teraflops * 1e12)
+}
+
+/// `A100` is in `NVIDIA A100-SXM4-80GB`, and not in `NVIDIA RTX A1000`.
+fn contains_words(name: &str, words: &str) -> bool {
+    let ends = |rest: &str| !rest.starts_with(char::is_alphanumeric);
+    let begins = |before: &str| !before.ends_with(char::is_alphanumeric);
+    name.match_indices(words).any(|(at, _)| begins(&name[..at]) && ends(&name[at + words.len()..]))
 }
 
 #[cfg(test)]
@@ -104,6 +112,20 @@ mod tests {
         assert_eq!(peak("NVIDIA L4"), Some(121e12));
         assert_eq!(peak("NVIDIA GeForce RTX 4070 Ti SUPER"), Some(88.2e12));
         assert_eq!(peak("a card of the future"), None);
+    }
+
+    #[test]
+    fn a_card_does_not_take_the_peak_of_another_with_a_name_like_its_own() {
+        for name in [
+            "NVIDIA RTX A1000",
+            "NVIDIA RTX A4000",
+            "NVIDIA RTX A3000 Laptop GPU",
+            "NVIDIA GeForce RTX 5090 Laptop GPU",
+            "NVIDIA GB200",
+        ] {
+            assert_eq!(card(name, (8, 6)).nominal_bf16_flops(), None, "{name}");
+        }
+        assert_eq!(card("NVIDIA GH200 480GB", (9, 0)).nominal_bf16_flops(), Some(989e12));
     }
 
     #[test]
