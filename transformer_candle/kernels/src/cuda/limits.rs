@@ -25,8 +25,8 @@ const LARGEST_HIDDEN_SIZE: usize = 8192;
 const HEAD_SIZES: RangeInclusive<usize> = 32..=128;
 /// Widths in between go to the next larger tile, masked in steps of this.
 const HEAD_SIZE_MULTIPLE: usize = 8;
-/// Attention counts positions, and a sequence's elements, in 32 bits.
-const MOST_POSITIONS: usize = 1 << 20;
+/// A grid has at most so many tiles of positions, and the smallest of attention's tiles have 16.
+const MOST_POSITIONS: usize = 65_535 * 16;
 
 /// Why a card cannot run a model of these sizes, as a clause that follows "a card"; none where it can.
 pub fn refusal(sizes: &Sizes) -> Option<String> {
