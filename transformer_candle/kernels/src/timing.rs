@@ -138,43 +138,50 @@ mod tests {
     use crate::testing::*;
     use crate::{DType, Error};
 
-    fn sleep(operation: &'static str, milliseconds: u64, then: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// An operation that takes a while, and then does something else. How long it was at work.
+    fn work(operation: &'static str, then: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
         let buffer = zeros(&[1], DType::F32);
         Arguments::of(operation).input("buffer", &buffer, DType::F32, &[1]).cpu(|_| {
-            std::thread::sleep(Duration::from_millis(milliseconds));
-            then()
+            let from = Instant::now();
+            std::hint::black_box(vec![1u8; 1 << 22].iter().map(|&one| u64::from(one)).sum::<u64>());
+            let own = from.elapsed();
+            Ok(own + then()?)
         })
+    }
+
+    fn nothing() -> Result<Duration> {
+        Ok(Duration::ZERO)
+    }
+
+    fn no() -> Result<Duration> {
+        Err(Error::Invalid { operation: "test", problem: "no".to_owned() })
     }
 
     #[test]
     fn times_are_added_up_by_name_and_an_inner_operation_belongs_to_the_outer() {
-        let ((), times) = measure(&Device::Cpu, || {
-            sleep("a", 10, || Ok(()))?;
-            sleep("a", 10, || sleep("inner", 10, || Ok(())))?;
-            sleep("b", 1, || Ok(()))
+        let ([a, b], times) = measure(&Device::Cpu, || {
+            let a = work("a", nothing)? + work("a", || work("inner", nothing))?;
+            Ok([a, work("b", nothing)?])
         })
         .unwrap();
         assert_eq!(times.keys().copied().collect::<Vec<_>>(), ["a", "b"]);
-        assert!(times["a"] >= Duration::from_millis(30), "{times:?}");
-        assert!(times["b"] >= Duration::from_millis(1), "{times:?}");
+        assert!(times["a"] >= a && times["b"] >= b, "{times:?} of {a:?} and {b:?}");
         assert!(!is_measuring());
     }
 
     #[test]
     fn an_error_ends_the_measurement() {
-        let no = || Err(Error::Invalid { operation: "test", problem: "no".to_owned() });
-        assert!(measure(&Device::Cpu, || sleep("a", 0, no)).is_err());
+        assert!(measure(&Device::Cpu, || work("a", no)).is_err());
         assert!(!is_measuring());
-        let ((), times) = measure(&Device::Cpu, || sleep("b", 0, || Ok(()))).unwrap();
+        let (_, times) = measure(&Device::Cpu, || work("b", nothing)).unwrap();
         assert_eq!(times.len(), 1);
     }
 
     #[test]
     fn an_operation_that_failed_does_not_hide_the_next() {
-        let ((), times) = measure(&Device::Cpu, || {
-            let no = || Err(Error::Invalid { operation: "test", problem: "no".to_owned() });
-            assert!(sleep("a", 0, no).is_err());
-            sleep("b", 0, || Ok(()))
+        let (_, times) = measure(&Device::Cpu, || {
+            assert!(work("a", no).is_err());
+            work("b", nothing)
         })
         .unwrap();
         assert!(times.contains_key("b"), "{times:?}");
