@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// The libraries whose versions decide what a run computes.
-const NAMED: [&str; 4] = ["candle-core", "gemm", "safetensors", "tokenizers"];
+const NAMED: [&str; 4] = ["candle-core", "pulp", "safetensors", "tokenizers"];
 
 fn main() {
     let folder = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
@@ -23,7 +23,7 @@ fn main() {
     println!("cargo::rustc-env=BUILT_FROM_COMMIT={}", env::var("TRANSFORMER_CANDLE_COMMIT").unwrap_or_default());
 }
 
-/// `candle-core 0.11.1, gemm 0.19.0`, from the lines `name = "..."` and `version = "..."` of Cargo.lock.
+/// `candle-core 0.11.1, pulp 0.22.3`, from the lines `name = "..."` and `version = "..."` of Cargo.lock.
 fn libraries(lock: &str) -> String {
     let value = |line: &str| line.split('"').nth(1).unwrap_or_default().to_owned();
     let lines: Vec<&str> = lock.lines().collect();

@@ -24,10 +24,8 @@ pub trait Element: Scalar + Default {
     fn widen(self) -> f32;
     /// The nearest value of this type, ties to even.
     fn narrow(value: f32) -> Self;
-    /// The slice itself where the type is f32, so that nothing needs widening.
-    fn as_f32(values: &[Self]) -> Option<&[f32]>;
-    /// The slice itself where the type is f32.
-    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]>;
+    /// The nearest bf16.
+    fn to_bf16(self) -> bf16;
 }
 
 impl Element for f32 {
@@ -39,11 +37,9 @@ impl Element for f32 {
     fn narrow(value: f32) -> Self {
         value
     }
-    fn as_f32(values: &[Self]) -> Option<&[f32]> {
-        Some(values)
-    }
-    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]> {
-        Some(values)
+    #[inline(always)]
+    fn to_bf16(self) -> bf16 {
+        bf16::narrow(self)
     }
 }
 
@@ -60,11 +56,9 @@ impl Element for bf16 {
         let quiet_nan = (bits >> 16) | 0x40;
         bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
     }
-    fn as_f32(_values: &[Self]) -> Option<&[f32]> {
-        None
-    }
-    fn as_f32_mut(_values: &mut [Self]) -> Option<&mut [f32]> {
-        None
+    #[inline(always)]
+    fn to_bf16(self) -> bf16 {
+        self
     }
 }
 

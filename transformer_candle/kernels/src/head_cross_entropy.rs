@@ -119,15 +119,9 @@ pub fn forward(
 }
 
 /// Elements of F32 workspace for logits of C rows and weights of so many columns and (padded) rows.
-pub fn workspace_elements(
-    chunk_rows: usize,
-    hidden_size: usize,
-    vocabulary: usize,
-    dtype: DType,
-    device: DeviceKind,
-) -> usize {
+pub fn workspace_elements(chunk_rows: usize, hidden_size: usize, vocabulary: usize, device: DeviceKind) -> usize {
     match device {
-        DeviceKind::Cpu => cpu::head_cross_entropy::workspace_elements(chunk_rows, hidden_size, vocabulary, dtype),
+        DeviceKind::Cpu => cpu::head_cross_entropy::workspace_elements(chunk_rows, hidden_size, vocabulary),
         DeviceKind::Cuda => cuda::head_cross_entropy::workspace_elements(chunk_rows),
     }
 }
@@ -169,7 +163,7 @@ impl Sizes {
             .input("weight_VD", weight_VD, dtype, &[v, d])
             .input("targets_N", targets_N, DType::I32, &[n])
             .output("logits_CV", logits_CV, DType::F32, &[c, v])
-            .workspace(workspace, workspace_elements(c, d, v, dtype, hidden_ND.device().kind()))
+            .workspace(workspace, workspace_elements(c, d, v, hidden_ND.device().kind()))
     }
 }
 

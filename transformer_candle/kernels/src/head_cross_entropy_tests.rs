@@ -41,7 +41,7 @@ impl Case {
         let [n, d, vocab_size, v] = self.sizes;
         let (hidden, weight) = (buffer(&self.hidden, &[n, d], dtype), buffer(&self.weight, &[v, d], dtype));
         let (targets, mut logits) = (integers(&self.targets), workspace(rows * v).reshaped(&[rows, v])?);
-        let mut space = workspace(workspace_elements(rows, d, v, dtype, DeviceKind::Cpu));
+        let mut space = workspace(workspace_elements(rows, d, v, DeviceKind::Cpu));
         let (mut loss, mut losses) = (zeros(&[1], DType::F32), zeros(&[n], DType::F32));
         let (mut dhidden, mut dweight) = (zeros(&[n, d], dtype), zeros(&[v, d], DType::F32));
         forward_backward(
@@ -146,7 +146,8 @@ fn loss_and_weight_gradient_accumulate() {
     let (hidden, weight) = (buffer(&case.hidden, &[6, 4], DType::F32), buffer(&case.weight, &[16, 4], DType::F32));
     let (mut loss, mut dhidden) = (integers(&[3f32]), zeros(&[6, 4], DType::F32));
     let mut dweight = buffer(&[0.5; 64], &[16, 4], DType::F32);
-    let (mut logits, mut space) = (workspace(32).reshaped(&[2, 16]).unwrap(), workspace(4));
+    let (mut logits, mut space) =
+        (workspace(32).reshaped(&[2, 16]).unwrap(), workspace(workspace_elements(2, 4, 16, DeviceKind::Cpu)));
     let targets = integers(&case.targets);
     forward_backward(
         &hidden,
@@ -226,7 +227,7 @@ fn gradients_in_the_memory_of_the_values_are_refused() {
         &mut hidden.clone(),
         &mut dweight,
         &mut zeros(&[2, 8], DType::F32),
-        &mut workspace(4),
+        &mut workspace(workspace_elements(2, 3, 8, DeviceKind::Cpu)),
     )
     .unwrap_err();
     assert!(matches!(error, Error::Aliased { output: "dhidden_ND", other: "hidden_ND", .. }), "{error}");

@@ -8,8 +8,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kernels::{
-    Buffer, DType, Device, DeviceKind, HeadLayout, adamw, add_rms_norm, attention, cast, embedding, grad_norm, rope,
-    swiglu,
+    Buffer, DType, Device, DeviceKind, HeadLayout, adamw, add_rms_norm, attention, cast, embedding, grad_norm,
+    head_cross_entropy, linear, rope, swiglu,
 };
 
 /// The largest allocation since it was last set to zero.
@@ -52,7 +52,6 @@ fn assert_none(name: &str, call: impl FnMut() -> kernels::Result<()>) {
     assert!(bytes <= 4096, "{name} allocates {bytes} bytes");
 }
 
-/// Crate `gemm` packs operands into buffers of its own, so `linear` and `head_cross_entropy` are not in here.
 #[test]
 fn operations_allocate_nothing() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build();
@@ -61,6 +60,7 @@ fn operations_allocate_nothing() {
         for dtype in [DType::F32, DType::BF16] {
             rows(dtype);
             heads(dtype);
+            products(dtype);
         }
     });
 }
@@ -104,6 +104,40 @@ fn rows(dtype: DType) {
     let (gate_up, mut dgate_up) = (zeros(&[N, 2 * D], dtype), zeros(&[N, 2 * D], dtype));
     assert_none("swiglu", || swiglu::forward(&gate_up, &mut out));
     assert_none("swiglu's gradient", || swiglu::backward(&gate_up, &dy, &mut dgate_up));
+}
+
+fn products(dtype: DType) {
+    const N: usize = 300;
+    const D: usize = 96;
+    const V: usize = 1100;
+    let [x, mut y, mut dx] = [(); 3].map(|()| zeros(&[N, D], dtype));
+    let (w, mut dw) = (zeros(&[D, D], dtype), zeros(&[D, D], DType::F32));
+    let mut workspace = zeros(&[linear::workspace_elements(N, D, D, DeviceKind::Cpu)], DType::F32);
+    assert_none("product", || linear::forward(&x, &w, &mut y, &mut workspace));
+    assert_none("product's input gradient", || linear::backward_input(&y, &w, &mut dx, &mut workspace));
+    assert_none("product's weight gradient", || linear::backward_weight(&y, &x, &mut dw, &mut workspace));
+
+    let (weight, mut dweight, targets) = (zeros(&[V, D], dtype), zeros(&[V, D], DType::F32), zeros(&[N], DType::I32));
+    let (mut logits, mut losses) = (zeros(&[64, V], DType::F32), zeros(&[N], DType::F32));
+    let (scale, mut loss) = (zeros(&[1], DType::F32), zeros(&[1], DType::F32));
+    let mut workspace = zeros(&[head_cross_entropy::workspace_elements(64, D, V, DeviceKind::Cpu)], DType::F32);
+    assert_none("head", || {
+        head_cross_entropy::forward(&x, &weight, &targets, V, &mut losses, &mut logits, &mut workspace)
+    });
+    assert_none("head's gradient", || {
+        head_cross_entropy::forward_backward(
+            &x,
+            &weight,
+            &targets,
+            V,
+            &scale,
+            &mut loss,
+            &mut dx,
+            &mut dweight,
+            &mut logits,
+            &mut workspace,
+        )
+    });
 }
 
 fn heads(dtype: DType) {

@@ -224,11 +224,10 @@ fn plan_block(
 
 /// The largest workspace of a block's operations.
 fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
-    let &ActivationSettings { batch, sequence_length, dtype, training, device, .. } = settings;
+    let &ActivationSettings { batch, sequence_length, training, device, .. } = settings;
     let (n, d, i, heads) = (batch * sequence_length, shape.hidden_size, shape.intermediate_size, shape.heads());
     let maps = [(d, heads.packed_width()), (heads.query_width(), d), (d, 2 * i), (i, d)];
-    let linear =
-        maps.iter().map(|&(inputs, outputs)| linear::workspace_elements(n, inputs, outputs, dtype, device)).max();
+    let linear = maps.iter().map(|&(inputs, outputs)| linear::workspace_elements(n, inputs, outputs, device)).max();
     let norm = if training { add_rms_norm::workspace_elements(n, d, device) } else { 0 };
     let attention = if training {
         attention::workspace_elements(&heads, batch, sequence_length, device)

@@ -47,13 +47,7 @@ impl GeneratorPlan {
             recompute: ActivationRecompute::None,
             training: false,
             positions: capacity,
-            workspace_elements: linear::workspace_elements(
-                1,
-                shape.hidden_size,
-                shape.padded_vocab_size,
-                dtype,
-                device,
-            ),
+            workspace_elements: linear::workspace_elements(1, shape.hidden_size, shape.padded_vocab_size, device),
             device,
         };
         let cached = [capacity, heads.key_width()];

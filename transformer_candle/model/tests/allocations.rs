@@ -40,17 +40,17 @@ fn allocations(batch: usize, precision: Precision, recompute: ActivationRecomput
     })
 }
 
-/// `gemm` packs panels of its operands into memory of its own while a product runs; nothing else may come near this.
-const PANELS: u64 = 1 << 20;
+/// What lists of arguments and rayon's queues may take for a moment.
+const LISTS: u64 = 1 << 12;
 
 #[test]
-fn a_step_keeps_nothing_and_borrows_no_more_than_a_product_s_panels() {
+fn a_step_allocates_nothing() {
     for precision in [Precision::Fp32, Precision::Bf16] {
         for recompute in [ActivationRecompute::None, ActivationRecompute::Selective, ActivationRecompute::Block] {
             for batch in [1, 8] {
                 let during = allocations(batch, precision, recompute);
                 assert_eq!(during.bytes_current, 0, "kept: {during:?}");
-                assert!(during.bytes_max < PANELS, "{precision:?} {recompute:?} batch {batch}: {during:?}");
+                assert!(during.bytes_max < LISTS, "{precision:?} {recompute:?} batch {batch}: {during:?}");
             }
         }
     }

@@ -58,7 +58,7 @@ pub(crate) fn step(weight: &mut [f32], grad: &[f32], moments: Moments<'_>, updat
         vectorised(
             #[inline(always)]
             || {
-                let moments = first.iter_mut().zip(second);
+                let moments = first.iter_mut().zip(second.iter_mut());
                 for ((weight, &gradient), (first, second)) in weight.iter_mut().zip(grad).zip(moments) {
                     *weight = update.apply(*weight, gradient, first, second);
                 }
@@ -78,7 +78,8 @@ pub(crate) fn step_split(
         vectorised(
             #[inline(always)]
             || {
-                let (master, moments) = (weight.iter_mut().zip(remainder), first.iter_mut().zip(second));
+                let (master, moments) =
+                    (weight.iter_mut().zip(remainder.iter_mut()), first.iter_mut().zip(second.iter_mut()));
                 for (((weight, remainder), &gradient), (first, second)) in master.zip(grad).zip(moments) {
                     let value = update.apply(join(*weight, *remainder), gradient, first, second);
                     (*weight, *remainder) = split(value);

@@ -17,8 +17,9 @@ use rayon::prelude::*;
 pub(crate) use backward::{Saved, backward, workspace_elements as backward_workspace_elements};
 use product::{COLUMNS, Left, Start, product};
 pub(crate) use tiles::Shape;
-use tiles::{ALIGNMENT, Disjoint, KEYS, LANES, Rows, Tile, aligned, take, transpose};
+use tiles::{KEYS, LANES, Rows, Tile, take, transpose};
 
+use super::disjoint::{ALIGNMENT, Disjoint, aligned};
 use super::exp::exp;
 use crate::Element;
 

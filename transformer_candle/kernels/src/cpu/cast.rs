@@ -14,10 +14,6 @@ pub(crate) fn narrow(source: &[f32], target: &mut [bf16]) {
         .for_each(|(target, source)| narrow_piece(source, target));
 }
 
-pub(crate) fn widen(source: &[bf16], target: &mut [f32]) {
-    target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE)).for_each(|(target, source)| widen_piece(source, target));
-}
-
 /// One thread's part of [`narrow`].
 pub(crate) fn narrow_piece<E: Element>(source: &[f32], target: &mut [E]) {
     vectorised(
@@ -30,16 +26,17 @@ pub(crate) fn narrow_piece<E: Element>(source: &[f32], target: &mut [E]) {
     );
 }
 
-/// One thread's part of [`widen`].
-pub(crate) fn widen_piece<E: Element>(source: &[E], target: &mut [f32]) {
-    vectorised(
-        #[inline(always)]
-        || {
-            for (target, &value) in target.iter_mut().zip(source) {
-                *target = value.widen();
-            }
-        },
-    );
+pub(crate) fn widen(source: &[bf16], target: &mut [f32]) {
+    target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE)).for_each(|(target, source)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                for (target, &value) in target.iter_mut().zip(source) {
+                    *target = value.widen();
+                }
+            },
+        );
+    });
 }
 
 pub(crate) fn split(master: &[f32], weight: &mut [bf16], remainder: &mut [i16]) {
@@ -48,7 +45,7 @@ pub(crate) fn split(master: &[f32], weight: &mut [bf16], remainder: &mut [i16]) 
         vectorised(
             #[inline(always)]
             || {
-                for ((weight, remainder), &master) in weight.iter_mut().zip(remainder).zip(master) {
+                for ((weight, remainder), &master) in weight.iter_mut().zip(remainder.iter_mut()).zip(master) {
                     (*weight, *remainder) = split_one(master);
                 }
             },

@@ -1,6 +1,5 @@
 //! Head and cross-entropy over chunks of rows. Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk.
 
-use candle_core::DType;
 use rayon::prelude::*;
 
 use super::exp::exp;
@@ -68,9 +67,9 @@ pub(crate) fn forward<E: Element>(
     }
 }
 
-pub(crate) fn workspace_elements(c: usize, d: usize, v: usize, dtype: DType) -> usize {
+pub(crate) fn workspace_elements(c: usize, d: usize, v: usize) -> usize {
     let products = [(c, v, d), (c, d, v), (v, d, c)].map(|(m, n, k)| workspace_for(m, n, k));
-    2 * c + if dtype == DType::F32 { 0 } else { products.into_iter().max().unwrap_or(0) }
+    2 * c + products.into_iter().fold(0, usize::max)
 }
 
 fn ignore(logits: &mut [f32]) -> f64 {

@@ -5,6 +5,7 @@ pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;
 pub(crate) mod attention;
 pub(crate) mod cast;
+pub(crate) mod disjoint;
 pub(crate) mod embedding;
 pub(crate) mod exp;
 pub(crate) mod gemm;

@@ -1,10 +1,23 @@
 //! Loops for the widest vectors that the machine at hand has.
 
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 
 /// Runs a body that was compiled once for each instruction set, as this machine's. Only what is inlined into the body
 /// profits: give it plain loops, in a closure marked `#[inline(always)]`.
 #[inline(always)]
-pub(crate) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
-    Arch::new().dispatch(body)
+pub(crate) fn vectorised<R>(body: impl FnMut() -> R) -> R {
+    Arch::new().dispatch(Body(body))
+}
+
+/// A closure to be compiled for an instruction set. `FnMut` because a closure that is called as `FnOnce` is called through a
+/// function of its own, which keeps to the instructions that every machine has.
+pub(crate) struct Body<F>(pub(crate) F);
+
+impl<R, F: FnMut() -> R> WithSimd for Body<F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) -> R {
+        (self.0)()
+    }
 }

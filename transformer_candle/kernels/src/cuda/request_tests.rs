@@ -191,7 +191,7 @@ fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] 
     let [hidden, weight, dhidden] = [n, v, n].map(|rows| zeros(&[rows, d], dtype));
     let (targets, losses) = (zeros(&[n], DType::I32), value(&[n], DType::F32));
     let (logits, dweight) = (zeros(&[c, v], DType::F32), zeros(&[v, d], DType::F32));
-    let elements = crate::head_cross_entropy::workspace_elements(c, d, v, dtype, DeviceKind::Cuda);
+    let elements = crate::head_cross_entropy::workspace_elements(c, d, v, DeviceKind::Cuda);
     let workspace = zeros(&[elements], DType::F32);
     let sizes = Sizes { n, d, v, vocab_size, c };
     let inputs = Inputs::of(&hidden, &weight, &targets, &logits, &workspace, sizes);
@@ -218,10 +218,7 @@ fn the_head_asks_for_every_chunk() {
 
 #[test]
 fn the_parts_of_the_heads_workspace_do_not_overlap() {
-    let whole = zeros(
-        &[crate::head_cross_entropy::workspace_elements(3, 16, 64, DType::F32, DeviceKind::Cuda) + 1],
-        DType::F32,
-    );
+    let whole = zeros(&[crate::head_cross_entropy::workspace_elements(3, 16, 64, DeviceKind::Cuda) + 1], DType::F32);
     let workspace = whole.view(1, &[whole.elements() - 1]).unwrap();
     let products = Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(&workspace) };
     let rest = whole.address() + (1 + WORKSPACE_ELEMENTS) * 4;

@@ -78,7 +78,7 @@ impl Decoder {
         let &DecoderSettings { batch, sequence_length, recompute, training, device, .. } = settings;
         let (dtype, n) = (settings.dtype(), batch * sequence_length);
         let (rows, v) = (chunk_rows(n, shape.padded_vocab_size, device), shape.padded_vocab_size);
-        let workspace_elements = head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, dtype, device);
+        let workspace_elements = head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, device);
         let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);
         let gradient_elements = if training { layout.elements() } else { 0 };
         let activations = ActivationSettings {

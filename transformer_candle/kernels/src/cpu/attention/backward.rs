@@ -12,9 +12,10 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::super::disjoint::{ALIGNMENT, Disjoint, aligned};
 use super::super::exp::exp;
 use super::product::{COLUMNS, Left, Start, product};
-use super::tiles::{ALIGNMENT, Disjoint, KEYS, LANES, Rows, Shape, Tile, aligned, take, transpose};
+use super::tiles::{KEYS, LANES, Rows, Shape, Tile, take, transpose};
 use crate::Element;
 
 /// Tasks that run at the same time, and pieces of scratch, at most.

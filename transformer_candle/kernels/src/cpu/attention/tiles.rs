@@ -3,8 +3,6 @@
 //! The rows of one key/value head are its group's query rows, position by position: row r is query head r % G of the group
 //! (G = H / K) at position r / G. So keys and values serve the whole group at once, and no head is repeated.
 
-use std::marker::PhantomData;
-
 use super::product::COLUMNS;
 use crate::{Element, HeadLayout};
 
@@ -202,40 +200,4 @@ pub(super) fn transpose(source: &[f32], padded: usize, columns: usize, target: &
 #[allow(clippy::mut_mut)] // the outer one moves on
 pub(super) fn take<'a>(space: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
     space.split_off_mut(..count).expect("workspace_elements covers every matrix of a task")
-}
-
-/// `workspace` from its first cache line on.
-pub(super) fn aligned(workspace: &mut [f32]) -> &mut [f32] {
-    let skipped = workspace.as_ptr().align_offset(64).min(ALIGNMENT);
-    &mut workspace[skipped..]
-}
-
-/// What [`aligned`] may skip.
-pub(super) const ALIGNMENT: usize = 15;
-
-/// A slice that several tasks write, each its own elements.
-pub(super) struct Disjoint<'a, T> {
-    first: *mut T,
-    length: usize,
-    slice: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: sharing it gives nothing but `part`, whose callers promise that no element is in two hands at a time.
-unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
-
-impl<'a, T> Disjoint<'a, T> {
-    pub(super) fn new(slice: &'a mut [T]) -> Self {
-        Self { first: slice.as_mut_ptr(), length: slice.len(), slice: PhantomData }
-    }
-
-    /// The elements from `start` on.
-    ///
-    /// # Safety
-    /// While the part lives, no other part that overlaps it does.
-    #[allow(clippy::mut_from_ref)] // what the safety condition is about
-    pub(super) unsafe fn part(&self, start: usize, count: usize) -> &mut [T] {
-        assert!(start <= self.length && count <= self.length - start, "a task reaches past the end");
-        // SAFETY: inside of the slice, which is borrowed mutably as long as `self` lives; unshared as the caller promises.
-        unsafe { std::slice::from_raw_parts_mut(self.first.add(start), count) }
-    }
 }

@@ -1,0 +1,39 @@
+//! Slices cut up: among tasks that each write their own part, and at a cache line.
+
+use std::marker::PhantomData;
+
+/// `workspace` from its first cache line on.
+pub(crate) fn aligned(workspace: &mut [f32]) -> &mut [f32] {
+    let skipped = workspace.as_ptr().align_offset(64).min(ALIGNMENT);
+    &mut workspace[skipped..]
+}
+
+/// What [`aligned`] may skip.
+pub(crate) const ALIGNMENT: usize = 15;
+
+/// A slice that several tasks write, each its own elements.
+pub(crate) struct Disjoint<'a, T> {
+    first: *mut T,
+    length: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: sharing it gives nothing but `part`, whose callers promise that no element is in two hands at a time.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+
+impl<'a, T> Disjoint<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Self { first: slice.as_mut_ptr(), length: slice.len(), slice: PhantomData }
+    }
+
+    /// The elements from `start` on.
+    ///
+    /// # Safety
+    /// While the part lives, no other part that overlaps it does.
+    #[allow(clippy::mut_from_ref)] // what the safety condition is about
+    pub(crate) unsafe fn part(&self, start: usize, count: usize) -> &mut [T] {
+        assert!(start <= self.length && count <= self.length - start, "a task reaches past the end");
+        // SAFETY: inside of the slice, which is borrowed mutably as long as `self` lives; unshared as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(start), count) }
+    }
+}

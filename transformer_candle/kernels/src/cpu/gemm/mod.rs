@@ -1,0 +1,157 @@
+//! Matrix products of f32 or bf16 operands, summed in f32.
+//!
+//! Legend: `out_MN = a_MK b_KN`. Operands are cut in blocks that the caches hold ([`blocks`]); a block is packed in panels, in
+//! which lies together what is multiplied together ([`panels`]); a tile of `out` is summed in registers ([`tile`]). A single row
+//! reads its matrix once and packs nothing ([`row`]).
+//!
+//! Every element of `out` is one sum over K in ascending order, begun anew every [`BLOCK_K`]. Two bf16 operands are multiplied
+//! as they are where the machine can ([`pairs`]), two elements of K at a time, else in f32. What the sums are depends on the
+//! operands and on that alone: threads share out tiles, never a sum.
+
+mod blocks;
+mod pairs;
+mod panels;
+mod row;
+mod tile;
+mod transpose;
+
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use self::blocks::Blocks;
+use self::tile::{Tile, Vectors};
+use super::cast::narrow_piece;
+use crate::{Element, bf16};
+
+/// Rows, columns and depth of the blocks that operands are packed in.
+const BLOCK_M: usize = 1024;
+const BLOCK_N: usize = 1024;
+const BLOCK_K: usize = 2048;
+
+/// A matrix in row-major storage, or the transpose of one.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a, E> {
+    values: &'a [E],
+    rows: usize,
+    columns: usize,
+    /// Elements from one stored row to the next.
+    stride: usize,
+    transposed: bool,
+}
+
+impl<'a, E: Element> Matrix<'a, E> {
+    pub(crate) fn new(values: &'a [E], rows: usize, columns: usize) -> Self {
+        Self::strided(values, rows, columns, columns)
+    }
+
+    /// The first `columns` elements of rows that lie `stride` elements apart.
+    pub(crate) fn strided(values: &'a [E], rows: usize, columns: usize, stride: usize) -> Self {
+        assert!(columns <= stride && values.len() >= extent(rows, columns, stride));
+        Self { values, rows, columns, stride, transposed: false }
+    }
+
+    pub(crate) fn transposed(self) -> Self {
+        Self { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
+    }
+
+    /// Some of the rows and columns.
+    fn part(self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let (first, from) = if self.transposed { (columns.start, rows.start) } else { (rows.start, columns.start) };
+        let values = &self.values[(first * self.stride + from).min(self.values.len())..];
+        Self { values, rows: rows.len(), columns: columns.len(), ..self }
+    }
+}
+
+/// `out_MN = a_MK b_KN`, rounded once. The rows of `out` lie `stride` elements apart.
+pub(crate) fn multiply<A: Element, B: Element, O: Element>(
+    a: Matrix<'_, A>,
+    b: Matrix<'_, B>,
+    out: &mut [O],
+    stride: usize,
+    workspace: &mut [f32],
+) {
+    if a.rows == 1 && !a.transposed && b.transposed {
+        return row::multiply(a, b, out);
+    }
+    if a.columns <= BLOCK_K || size_of::<O>() == size_of::<f32>() {
+        return product(a, b, out, stride, false, workspace);
+    }
+    // Sums of several blocks of K, of which only the whole is rounded.
+    let (sums, workspace) = workspace.split_at_mut(a.rows.min(BLOCK_M) * b.columns.min(BLOCK_N));
+    for rows in steps(a.rows, BLOCK_M) {
+        for columns in steps(b.columns, BLOCK_N) {
+            let sums = &mut sums[..rows.len() * columns.len()];
+            let (a, b) = (a.part(rows.clone(), 0..a.columns), b.part(0..b.rows, columns.clone()));
+            product(a, b, sums, columns.len(), false, workspace);
+            let out = &mut out[rows.start * stride + columns.start..];
+            out.par_chunks_mut(stride).zip(sums.par_chunks(columns.len())).for_each(|(out, sums)| {
+                narrow_piece(sums, &mut out[..sums.len()]);
+            });
+        }
+    }
+}
+
+/// `out_MN += a_MK b_KN`. The rows of `out` lie `stride` elements apart.
+pub(crate) fn multiply_add<A: Element, B: Element>(
+    a: Matrix<'_, A>,
+    b: Matrix<'_, B>,
+    out: &mut [f32],
+    stride: usize,
+    workspace: &mut [f32],
+) {
+    product(a, b, out, stride, true, workspace);
+}
+
+/// Elements of workspace that a product needs, at most 5.4 million.
+pub(crate) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
+    let sums = if k > BLOCK_K { m.min(BLOCK_M) * n.min(BLOCK_N) } else { 0 };
+    sums + blocks::workspace_for(m.min(BLOCK_M), n.min(BLOCK_N), k.min(BLOCK_K))
+}
+
+/// `out_MN = a_MK b_KN`, or added to it, with what multiplies fastest on this machine.
+fn product<A: Element, B: Element, O: Element>(
+    a: Matrix<'_, A>,
+    b: Matrix<'_, B>,
+    out: &mut [O],
+    stride: usize,
+    accumulate: bool,
+    workspace: &mut [f32],
+) {
+    assert_eq!(a.columns, b.rows);
+    let blocks = Blocks { a, b, out, stride, accumulate, workspace };
+    let of_bf16 = size_of::<A>() + size_of::<B>() == 2 * size_of::<bf16>();
+    match pairs::Pairs::of_this_machine() {
+        Some(pairs) if of_bf16 => blocks.multiply(pairs),
+        _ => Arch::new().dispatch(InVectors(blocks)),
+    }
+}
+
+/// A product in f32, in the vectors that the machine has.
+struct InVectors<'a, A, B, O>(Blocks<'a, A, B, O>);
+
+impl<A: Element, B: Element, O: Element> WithSimd for InVectors<'_, A, B, O> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        if S::REGISTER_COUNT >= 32 {
+            self.0.multiply(Vectors::<S, 14, 2>(simd));
+        } else {
+            self.0.multiply(Vectors::<S, 6, 2>(simd));
+        }
+    }
+}
+
+/// Elements from the first to the last of so many rows.
+fn extent(rows: usize, columns: usize, stride: usize) -> usize {
+    if rows == 0 || columns == 0 { 0 } else { (rows - 1) * stride + columns }
+}
+
+fn steps(size: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..size).step_by(step).map(move |start| start..size.min(start + step))
+}
+
+#[cfg(test)]
+mod tests;

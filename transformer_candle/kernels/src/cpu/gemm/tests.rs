@@ -1,0 +1,102 @@
+//! Every tile of every machine that this one can play, against the plain loop.
+
+use pulp::Scalar;
+
+use super::*;
+
+/// Small integers, which bf16 holds and of which every order of summing gives the same f32.
+fn integers<E: Element>(count: usize, seed: usize) -> Vec<E> {
+    (0..count).map(|i| E::narrow(((i * 7 + seed * 13) % 17) as f32 - 8.0)).collect()
+}
+
+/// A matrix whose stored rows lie further apart than they are long.
+fn matrix<E: Element>(values: &[E], rows: usize, columns: usize, transposed: bool) -> Matrix<'_, E> {
+    if transposed {
+        Matrix::strided(values, columns, rows, rows + 3).transposed()
+    } else {
+        Matrix::strided(values, rows, columns, columns + 3)
+    }
+}
+
+fn at<E: Element>(matrix: Matrix<'_, E>, row: usize, column: usize) -> f32 {
+    let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
+    matrix.values[row * matrix.stride + column].widen()
+}
+
+fn equals_the_plain_loop<T: Tile, E: Element>(tile: T) {
+    for [m, n, k] in [[1, 1, 1], [3, 40, 5], [14, 32, 2], [31, 70, 33], [70, 200, 16], [129, 33, 64], [5, 9, 0]] {
+        let room = (m + 3) * (k + 3) + (n + 3) * (k + 3);
+        let (a, b, before) = (integers::<E>(room, 1), integers::<E>(room, 2), integers::<f32>(m * (n + 1), 3));
+        for layout in 0..4 {
+            let (a, b) = (matrix(&a, m, k, layout & 1 != 0), matrix(&b, k, n, layout & 2 != 0));
+            for accumulate in [false, true] {
+                let mut out = before.clone();
+                let mut workspace = vec![f32::NAN; workspace_for(m, n, k)];
+                Blocks { a, b, out: &mut out, stride: n + 1, accumulate, workspace: &mut workspace }.multiply(tile);
+                for (index, &value) in out.iter().enumerate() {
+                    let (row, column) = (index / (n + 1), index % (n + 1));
+                    let sum: f32 = (0..k).map(|depth| at(a, row, depth) * at(b, depth, column.min(n - 1))).sum();
+                    let start = if accumulate { before[index] } else { 0.0 };
+                    let expected = if column < n { start + sum } else { before[index] };
+                    assert_eq!(value, expected, "{m} {n} {k}, layout {layout}, element {row} {column}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_in_f32_equal_the_plain_loop_in_the_vectors_of_any_machine() {
+    equals_the_plain_loop::<_, f32>(Vectors::<Scalar, 6, 2>(Scalar));
+    equals_the_plain_loop::<_, bf16>(Vectors::<Scalar, 14, 2>(Scalar));
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = pulp::x86::V3::try_new() {
+        equals_the_plain_loop::<_, f32>(Vectors::<_, 6, 2>(simd));
+        equals_the_plain_loop::<_, bf16>(Vectors::<_, 6, 2>(simd));
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = pulp::x86::V4::try_new() {
+        equals_the_plain_loop::<_, f32>(Vectors::<_, 14, 2>(simd));
+        equals_the_plain_loop::<_, bf16>(Vectors::<_, 14, 2>(simd));
+    }
+}
+
+#[test]
+fn products_of_pairs_equal_the_plain_loop() {
+    if let Some(pairs) = pairs::Pairs::of_this_machine() {
+        equals_the_plain_loop::<_, bf16>(pairs);
+    }
+}
+
+#[test]
+fn sums_in_f32_are_the_same_in_vectors_of_any_width() {
+    let (m, n, k) = (20, 50, 300);
+    let (a, b) = (
+        crate::testing::to_f32(&crate::testing::numbers(1, m * k)),
+        crate::testing::to_f32(&crate::testing::numbers(2, k * n)),
+    );
+    let product = |multiply: &dyn Fn(Blocks<'_, f32, f32, f32>)| {
+        let (mut out, mut workspace) = (vec![0f32; m * n], vec![0f32; workspace_for(m, n, k)]);
+        let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
+        multiply(Blocks { a, b, out: &mut out, stride: n, accumulate: false, workspace: &mut workspace });
+        out
+    };
+    let here = product(&|blocks| Arch::new().dispatch(InVectors(blocks)));
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = pulp::x86::V3::try_new() {
+        assert_eq!(product(&|blocks| blocks.multiply(Vectors::<_, 6, 2>(simd))), here);
+    }
+    assert_eq!(product(&|blocks| Arch::new().dispatch(InVectors(blocks))), here);
+}
+
+#[test]
+fn a_row_equals_the_same_row_of_a_product() {
+    let (n, k) = (70, 150);
+    let (a, b) = (integers::<bf16>(k, 1), integers::<bf16>(n * k, 2));
+    let (a, b) = (Matrix::new(&a, 1, k), Matrix::new(&b, n, k).transposed());
+    let mut out = vec![0f32; n];
+    multiply(a, b, &mut out, n, &mut []);
+    let expected: Vec<f32> =
+        (0..n).map(|column| (0..k).map(|depth| at(a, 0, depth) * at(b, depth, column)).sum()).collect();
+    assert_eq!(out, expected);
+}
