@@ -1,11 +1,12 @@
-//! The state to resume from: a few numbers a lane, whatever the size of the data set, and what they belong to.
+//! The state to resume from: a few numbers for each lane of each component, whatever the size of the data, and what they
+//! belong to.
 
 use bytes::Bytes;
 use run_config::Packing;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{DataError, DataSource, StreamSettings, Tokenizer};
+use crate::{DataError, Mixture, StreamSettings, Tokenizer};
 
 /// Where a lane stands: after `row` rows of a group. Files and groups are counted in their permuted order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,16 +32,25 @@ pub struct WindowStart {
     pub lanes: Vec<Option<LanePosition>>,
 }
 
-/// A position between two sequences of the stream. As JSON it has under 2 KiB with 16 lanes.
+/// Where a component of the stream stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cursor {
-    /// The stream that the position belongs to.
-    pub identity: StreamIdentity,
-    /// The window.
+pub struct ComponentPosition {
+    /// The window that its next sequence is in.
     #[serde(flatten)]
     pub start: WindowStart,
     /// Sequences of the window already delivered.
     pub sequence: u64,
+    /// Sequences of the component delivered in all. Together with the other components' it says whose turn is next.
+    pub given: u64,
+}
+
+/// A position between two sequences of the stream. As JSON it has under 2 KiB for a component with 16 lanes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// The stream that the position belongs to.
+    pub identity: StreamIdentity,
+    /// Where each component stands, in their order.
+    pub components: Vec<ComponentPosition>,
 }
 
 impl WindowStart {
@@ -50,31 +60,53 @@ impl WindowStart {
     }
 }
 
-impl Cursor {
-    /// Refuses a position of another stream, and numbers that no stream of `lanes` lanes over `files` files comes to.
-    pub(crate) fn checked(self, identity: &StreamIdentity, lanes: usize, files: usize) -> Result<Self, DataError> {
-        if let Some(difference) = self.identity.difference(identity) {
-            return Err(DataError::Cursor { difference });
-        }
+impl ComponentPosition {
+    /// Refuses numbers that no stream of `lanes` lanes over `files` files comes to.
+    fn is_possible(&self, lanes: usize, files: usize) -> bool {
         let WindowStart { epoch, window, next_file, lanes: positions } = &self.start;
         let small = [*epoch, *window, self.sequence].iter().all(|&number| u32::try_from(number).is_ok());
         let places = positions.iter().flatten().all(|position| position.file < *next_file);
-        if small && places && positions.len() == lanes && *next_file <= files as u64 {
+        small && places && positions.len() == lanes && *next_file <= files as u64
+    }
+}
+
+impl Cursor {
+    /// Before the first sequence.
+    pub(crate) fn at_start(identity: StreamIdentity, components: usize, lanes: usize) -> Self {
+        let start = ComponentPosition { start: WindowStart::of_epoch(0, lanes), sequence: 0, given: 0 };
+        Self { identity, components: vec![start; components] }
+    }
+
+    /// Refuses a position of another stream, and numbers that this stream does not come to.
+    pub(crate) fn checked(self, identity: &StreamIdentity, mixture: &Mixture, lanes: usize) -> Result<Self, DataError> {
+        if let Some(difference) = self.identity.difference(identity) {
+            return Err(DataError::Cursor { difference });
+        }
+        let parts = self.components.iter().zip(mixture.sources());
+        if mixture.shares().lead_to(&self.given())
+            && parts.into_iter().all(|(position, source)| position.is_possible(lanes, source.files().len()))
+        {
             Ok(self)
         } else {
             Err(DataError::Cursor { difference: "the position itself" })
         }
+    }
+
+    /// How many sequences each component has given.
+    pub(crate) fn given(&self) -> Vec<u64> {
+        self.components.iter().map(|component| component.given).collect()
     }
 }
 
 /// Everything that the order of the stream depends on, as three hashes. A run may be resumed only where they are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamIdentity {
-    /// The files' names and sizes in listing order, the revision, the text column.
+    /// Of each component the files' names and sizes in listing order, the revision, the text column.
     pub data: String,
     /// The tokenizer's file and the token that ends a document.
     pub tokenizer: String,
-    /// Seed, sequence length, packing, window, lanes, `max_samples`, held-out fraction, and the version of the order itself.
+    /// Seed, sequence length, packing, window, lanes, `max_samples`, held-out fraction, the components' shares, and the version
+    /// of the order itself.
     pub order: String,
 }
 
@@ -82,13 +114,16 @@ pub struct StreamIdentity {
 const ORDER_VERSION: u64 = 1;
 
 impl StreamIdentity {
-    pub(crate) fn of(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Self {
+    pub(crate) fn of(mixture: &Mixture, settings: &StreamSettings, tokenizer: &Tokenizer) -> Self {
         let mut data = Parts::default();
-        data.text(source.describe().revision.as_deref().unwrap_or(""));
-        data.text(source.text_column());
-        for file in source.files() {
-            data.text(&file.name);
-            data.number(file.bytes);
+        for source in mixture.sources() {
+            data.text(source.describe().revision.as_deref().unwrap_or(""));
+            data.text(source.text_column());
+            data.number(source.files().len() as u64);
+            for file in source.files() {
+                data.text(&file.name);
+                data.number(file.bytes);
+            }
         }
         let mut tokens = Parts::default();
         tokens.text(tokenizer.content_hash());
@@ -105,6 +140,9 @@ impl StreamIdentity {
         ] {
             order.number(number);
         }
+        for &share in mixture.shares().numbers() {
+            order.number(share);
+        }
         // Without it the identity is that of streams from before there was a choice.
         if settings.packing == Packing::Documents {
             order.text("documents");
@@ -120,7 +158,8 @@ impl StreamIdentity {
             Some("the tokenizer")
         } else if self.order != other.order {
             Some(
-                "a setting of the data order (seed, sequence_length, packing, shuffle_buffer_size, max_samples or held_out_fraction)",
+                "a setting of the data order (seed, sequence_length, packing, shuffle_buffer_size, max_samples, held_out_fraction \
+                 or the weights of a mixture)",
             )
         } else {
             None

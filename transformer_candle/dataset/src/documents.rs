@@ -3,25 +3,90 @@
 use crate::formats::Row;
 use crate::skipped::SkippedRows;
 use crate::walk::Walk;
-use crate::{DataError, DataSource};
+use crate::{DataError, DataSource, Mixture};
 
 /// The documents of a source in listing order, one file open at a time, a few rows in memory. A text file comes as its
 /// pieces. Ends after an error.
+///
+/// Of a mixture the next document is that of the component with the least text so far for its share, so that texts come in the
+/// proportions of training. A component that ends begins again, until each has ended once.
 pub struct Documents {
-    walk: Walk,
+    components: Vec<Component>,
     rows_left: u64,
     skipped: SkippedRows,
 }
 
+struct Component {
+    source: DataSource,
+    walk: Walk,
+    share: u64,
+    /// Of the documents handed out.
+    bytes: u64,
+    /// Of the documents of this pass.
+    pass_bytes: u64,
+    ended: bool,
+}
+
 impl Documents {
     /// Starts at the first document; stops after `max_samples` rows, skipped ones included.
-    pub fn open(source: &DataSource, max_samples: Option<u64>) -> Self {
-        Self { walk: Walk::all(source), rows_left: max_samples.unwrap_or(u64::MAX), skipped: SkippedRows::default() }
+    pub fn open(data: impl Into<Mixture>, max_samples: Option<u64>) -> Self {
+        let mixture: Mixture = data.into();
+        let components = mixture.sources().iter().zip(mixture.shares().numbers());
+        let component = |(source, &share): (&DataSource, &u64)| Component {
+            source: source.clone(),
+            walk: Walk::all(source),
+            share,
+            bytes: 0,
+            pass_bytes: 0,
+            ended: false,
+        };
+        Self {
+            components: components.map(component).collect(),
+            rows_left: max_samples.unwrap_or(u64::MAX),
+            skipped: SkippedRows::default(),
+        }
     }
 
     /// Rows left out so far.
     pub fn skipped(&self) -> SkippedRows {
         self.skipped
+    }
+
+    fn next_document(&mut self) -> Result<Option<String>, DataError> {
+        while self.rows_left > 0 && self.components.iter().any(|component| !component.ended) {
+            let of_share =
+                |component: &&mut Component| (u128::from(component.bytes) << 64) / u128::from(component.share);
+            let Some(component) = self.components.iter_mut().min_by_key(of_share) else {
+                break;
+            };
+            match component.walk.next_row()? {
+                None => component.begin_again(),
+                Some(row) => {
+                    self.rows_left -= 1;
+                    match row {
+                        Row::Document(document) => {
+                            component.bytes += document.text.len() as u64;
+                            component.pass_bytes += document.text.len() as u64;
+                            return Ok(Some(document.text));
+                        }
+                        Row::Skipped(reason) => self.skipped.count(reason),
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Component {
+    fn begin_again(&mut self) {
+        self.ended = true;
+        if self.pass_bytes == 0 {
+            // There is nothing in it: its turn never comes again.
+            self.bytes = u64::MAX;
+        }
+        self.pass_bytes = 0;
+        self.walk = Walk::all(&self.source);
     }
 }
 
@@ -29,19 +94,11 @@ impl Iterator for Documents {
     type Item = Result<String, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while self.rows_left > 0 {
-            self.rows_left -= 1;
-            match self.walk.next_row() {
-                Ok(Some(Row::Document(document))) => return Some(Ok(document.text)),
-                Ok(Some(Row::Skipped(reason))) => self.skipped.count(reason),
-                Ok(None) => self.rows_left = 0,
-                Err(error) => {
-                    self.rows_left = 0;
-                    return Some(Err(error));
-                }
-            }
+        let next = self.next_document();
+        if next.is_err() {
+            self.rows_left = 0;
         }
-        None
+        next.transpose()
     }
 }
 
@@ -76,5 +133,20 @@ mod tests {
         let mut documents = Documents::open(&source(folder.path()), None);
         assert_eq!(documents.by_ref().take_while(Result::is_ok).count(), 3);
         assert!(documents.next().is_none());
+    }
+
+    #[test]
+    fn documents_of_a_mixture_come_in_the_proportions_of_its_weights_until_each_component_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = |name: &str, documents: usize, text: &str| {
+            let lines = format!("{{\"text\": \"{text}\"}}\n").repeat(documents);
+            std::fs::write(folder.path().join(name), lines).unwrap();
+            DataSource::local(&[name.to_owned()], folder.path(), "text").unwrap()
+        };
+        let (short, long, none) = (source("s.jsonl", 5, "aa"), source("l.jsonl", 30, "bbbb"), source("n.jsonl", 3, ""));
+        let mixture = Mixture::new(vec![(short, 1.0), (long, 3.0), (none, 5.0)]).unwrap();
+        let texts = Documents::open(&mixture, None).collect::<Result<Vec<_>, _>>().unwrap();
+        let count = |wanted: &str| texts.iter().filter(|text| *text == wanted).count();
+        assert_eq!((count("aa"), count("bbbb")), (21, 30), "{texts:?}");
     }
 }

@@ -7,7 +7,7 @@ use crate::packing::PackedTokens;
 use crate::skipped::SkippedRows;
 use crate::stop::Stop;
 use crate::walk::Walk;
-use crate::{Batch, DataError, DataSource, StreamSettings, Tokenizer};
+use crate::{Batch, DataError, DataSource, Mixture, StreamSettings, Tokenizer};
 
 /// Documents tokenised at a time.
 const DOCUMENTS_AT_ONCE: usize = 64;
@@ -18,6 +18,7 @@ const MOST_TOKENS: usize = 16 << 20;
 /// An evaluation set. Read as far as it is asked for, and only once.
 pub struct HeldOut {
     name: String,
+    share: f64,
     walk: Walk,
     tokenizer: Tokenizer,
     packed: PackedTokens,
@@ -27,14 +28,17 @@ pub struct HeldOut {
 }
 
 impl HeldOut {
-    /// The evaluation set of a run: `data.validation_shards` if there are any, else what the run's stream holds out of
-    /// `training`.
-    pub fn from_run(run: &ResolvedRun, training: &DataSource, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+    /// The evaluation sets of a run: `data.validation_shards` if there are any, else what the run's stream holds out of each
+    /// component of `training`, with the component's share.
+    pub fn from_run(run: &ResolvedRun, training: &Mixture, tokenizer: &Tokenizer) -> Result<Vec<Self>, DataError> {
         let settings = StreamSettings::from_run(run);
-        match DataSource::validation_from_run(run)? {
-            Some(validation) => Self::whole(&validation, settings.sequence_length, settings.packing, tokenizer),
-            None => Self::open(training, &settings, tokenizer),
+        if let Some(validation) = DataSource::validation_from_run(run)? {
+            return Ok(vec![Self::whole(&validation, settings.sequence_length, settings.packing, tokenizer)?]);
         }
+        let component = |(component, source): (usize, &DataSource)| {
+            Ok(Self { share: training.share(component), ..Self::open(source, &settings, tokenizer)? })
+        };
+        training.sources().iter().enumerate().map(component).collect()
     }
 
     /// What a [`crate::TokenStream`] of the same source with the same settings holds out.
@@ -65,6 +69,7 @@ impl HeldOut {
         }
         let mut held_out = Self {
             name: source.name().to_owned(),
+            share: 1.0,
             walk,
             tokenizer: tokenizer.clone(),
             packed: PackedTokens::new(sequence_length, packing, tokenizer.end_of_text()),
@@ -74,10 +79,20 @@ impl HeldOut {
         if held_out.ready(0)? { Ok(held_out) } else { Err(DataError::NothingHeldOut { name: held_out.name }) }
     }
 
-    /// Batches of `sequences` sequences (at least one) from the start; the last may be smaller. Texts are tokenised in the
-    /// threads of the current rayon pool.
-    pub fn batches(&mut self, sequences: usize) -> HeldOutBatches<'_> {
-        HeldOutBatches { held_out: self, sequences: sequences.max(1), next: 0, failed: false }
+    /// The data set's name, or the patterns.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its weight among the evaluation sets of a run, whose sum is 1.
+    pub fn share(&self) -> f64 {
+        self.share
+    }
+
+    /// Batches of `sequences` sequences (at least one) from the start, of at most `most` sequences together; the last may be
+    /// smaller. Texts are tokenised in the threads of the current rayon pool.
+    pub fn batches(&mut self, sequences: usize, most: usize) -> HeldOutBatches<'_> {
+        HeldOutBatches { held_out: self, sequences: sequences.max(1), most, next: 0, failed: false }
     }
 
     /// Rows left out so far.
@@ -116,6 +131,7 @@ impl HeldOut {
 pub struct HeldOutBatches<'a> {
     held_out: &'a mut HeldOut,
     sequences: usize,
+    most: usize,
     next: usize,
     failed: bool,
 }
@@ -129,7 +145,7 @@ impl Iterator for HeldOutBatches<'_> {
         }
         let tokenizer = self.held_out.tokenizer.clone();
         let mut batch = Batch::new(self.held_out.packed.sequence_length(), tokenizer.token_bytes().is_some());
-        while batch.sequences() < self.sequences {
+        while batch.sequences() < self.sequences && self.next < self.most {
             match self.held_out.ready(self.next) {
                 Ok(true) => {
                     let packed = &self.held_out.packed;

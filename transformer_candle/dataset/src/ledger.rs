@@ -1,7 +1,7 @@
 //! What every step was trained on, written down so that it can be proven and repeated.
 //!
-//! A ledger is a file of JSON lines. A window's line says which rows it was made of; a step's line says which sequences of
-//! which window it took, and the checksum of the batch. The lines form a chain: `hash_k = SHA-256(hash_(k-1) || line_k)`,
+//! A ledger is a file of JSON lines. A window's line says which rows of which component it was made of; a step's line says which
+//! sequences of which windows it took, and the checksum of the batch. The lines form a chain: `hash_k = SHA-256(hash_(k-1) || line_k)`,
 //! hashes in hexadecimal and `hash_0` all zero, so that the last hash, kept in the checkpoint beside the weights, vouches for
 //! every line before.
 //!
@@ -18,10 +18,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub use self::audit::{Audit, AuditedEpoch, audit};
+pub use self::audit::{Audit, AuditedComponent, AuditedEpoch, audit};
 pub use self::replay::replay;
-use crate::cursor::WindowStart;
-use crate::{Batch, DataError, SkippedRows};
+use crate::cursor::{ComponentPosition, WindowStart};
+use crate::{Batch, Cursor, DataError, SkippedRows};
 
 /// Rows of one group that a window took, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,8 @@ pub struct Piece {
 /// What a window was made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowRecord {
+    /// The component's place in the mixture; 0 where there is but one source.
+    pub component: u64,
     /// Where it starts.
     #[serde(flatten)]
     pub start: WindowStart,
@@ -59,31 +61,97 @@ pub struct WindowRecord {
 pub struct StepRecord {
     /// The optimizer step.
     pub step: u64,
-    /// Where its first sequence lies.
-    pub epoch: u64,
-    /// The window of the epoch.
-    pub window: u64,
-    /// The sequence of the window.
-    pub sequence: u64,
-    /// How many sequences, from there on.
-    pub sequences: u64,
+    /// What it took of the components, without those of which it took nothing.
+    pub taken: Vec<TakenSequences>,
     /// How many targets.
     pub targets: u64,
     /// SHA-256 of the batch: its inputs, then its targets, four little-endian bytes each.
     pub batch: String,
 }
 
-/// Where a ledger begins that does not begin with its run: what was trained on before is not in it.
+/// Sequences of a component, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BeginRecord {
-    /// Optimizer steps taken before.
-    pub step: u64,
-    /// Where the next step's first sequence lies.
+pub struct TakenSequences {
+    /// The component's place in the mixture.
+    pub component: u64,
+    /// Where the first one lies.
     pub epoch: u64,
     /// The window of the epoch.
     pub window: u64,
     /// The sequence of the window.
     pub sequence: u64,
+    /// How many, from there on.
+    pub sequences: u64,
+}
+
+/// Where a ledger begins that does not begin with its run: what was trained on before is not in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BeginRecord {
+    /// Optimizer steps taken before.
+    pub step: u64,
+    /// Where each component stands.
+    pub components: Vec<BeginPosition>,
+}
+
+/// Where a component's next sequence lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BeginPosition {
+    /// The epoch.
+    pub epoch: u64,
+    /// The window of the epoch.
+    pub window: u64,
+    /// The sequence of the window.
+    pub sequence: u64,
+    /// Sequences of the component that were taken before.
+    pub given: u64,
+}
+
+impl StepRecord {
+    /// Of a step that took `batch` and moved the stream from one position to another.
+    pub fn of(step: u64, from: &Cursor, to: &Cursor, batch: &Batch) -> Self {
+        let taken = from.components.iter().zip(&to.components).enumerate().map(|(component, (from, to))| {
+            let ComponentPosition { start, sequence, given } = from;
+            TakenSequences {
+                component: component as u64,
+                epoch: start.epoch,
+                window: start.window,
+                sequence: *sequence,
+                sequences: to.given - given,
+            }
+        });
+        Self {
+            step,
+            taken: taken.filter(|taken| taken.sequences > 0).collect(),
+            targets: batch.target_count as u64,
+            batch: batch_hash(batch),
+        }
+    }
+
+    /// How many sequences it took of all components.
+    pub fn sequences(&self) -> u64 {
+        self.taken.iter().map(|taken| taken.sequences).sum()
+    }
+}
+
+impl BeginRecord {
+    /// Of a ledger that begins after `step` steps, where the stream stands at `cursor`.
+    pub fn of(step: u64, cursor: &Cursor) -> Self {
+        let components = cursor.components.iter().map(|ComponentPosition { start, sequence, given }| BeginPosition {
+            epoch: start.epoch,
+            window: start.window,
+            sequence: *sequence,
+            given: *given,
+        });
+        Self { step, components: components.collect() }
+    }
+}
+
+impl WindowRecord {
+    /// Whether the stream was opened in the middle of it, so that a ledger that led to `cursor` has it already.
+    pub fn is_cut_by(&self, cursor: &Cursor) -> bool {
+        let position = cursor.components.get(self.component as usize);
+        position.is_some_and(|position| position.sequence > 0 && position.start == self.start)
+    }
 }
 
 /// A line of the ledger.
@@ -223,7 +291,8 @@ mod tests {
 
     fn record(step: u64) -> LedgerRecord {
         let batch = "b".repeat(64);
-        LedgerRecord::Step(StepRecord { step, epoch: 0, window: 0, sequence: step, sequences: 1, targets: 8, batch })
+        let taken = vec![TakenSequences { component: 0, epoch: 0, window: 0, sequence: step, sequences: 1 }];
+        LedgerRecord::Step(StepRecord { step, taken, targets: 8, batch })
     }
 
     fn written(path: &Path, steps: u64) -> LedgerHead {

@@ -1,15 +1,15 @@
-//! The thread that prepares windows: read, shuffle, tokenise, pack, hand over.
+//! The thread that prepares a component's windows: read, shuffle, tokenise, pack, hand over.
 
 use std::sync::mpsc::SyncSender;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::cursor::WindowStart;
-use crate::lanes::{EpochFiles, Lanes};
+use crate::lanes::{EpochFiles, Lanes, Share};
 use crate::selection::Selection;
 use crate::skipped::SkippedRows;
 use crate::stop::Stop;
-use crate::window::{Window, WindowSettings, window_share};
+use crate::window::{Window, WindowSettings};
 use crate::{DataError, DataSource, StreamSettings, Tokenizer};
 
 /// Files read at the same moment; the threads mostly wait for disks and networks.
@@ -20,17 +20,25 @@ pub(crate) type Message = Result<Option<Window>, DataError>;
 
 /// What the thread works with.
 pub(crate) struct Producer {
-    source: DataSource,
+    part: Part,
     settings: StreamSettings,
     tokenizer: Tokenizer,
-    start: WindowStart,
     stop: Stop,
 }
 
-/// The threads below the thread.
-struct Pools {
+/// The component that windows are made of.
+pub(crate) struct Part {
+    /// Its place in the mixture.
+    pub component: usize,
+    pub source: DataSource,
+    /// How much a window holds.
+    pub window: Share,
+}
+
+/// The threads below the thread: its own that read, and those that tokenise for all components.
+struct Pools<'a> {
     readers: ThreadPool,
-    workers: ThreadPool,
+    workers: &'a ThreadPool,
 }
 
 /// What an epoch amounted to.
@@ -42,34 +50,33 @@ struct Tally {
 }
 
 impl Producer {
-    pub(crate) fn new(
-        source: &DataSource,
-        settings: &StreamSettings,
-        tokenizer: &Tokenizer,
-        start: WindowStart,
-        stop: Stop,
-    ) -> Self {
-        Self { source: source.clone(), settings: settings.clone(), tokenizer: tokenizer.clone(), start, stop }
+    pub(crate) fn new(part: Part, settings: &StreamSettings, tokenizer: &Tokenizer, stop: Stop) -> Self {
+        Self { part, settings: settings.clone(), tokenizer: tokenizer.clone(), stop }
     }
 
-    /// Sends windows until the last epoch ends, something goes wrong, or nobody receives.
-    pub(crate) fn run(self, windows: &SyncSender<Message>) {
-        let end = self.produce(windows);
+    /// Sends windows from `start` on until the last epoch ends, something goes wrong, or nobody receives.
+    pub(crate) fn run(self, start: WindowStart, workers: &ThreadPool, windows: &SyncSender<Message>) {
+        let end = self.produce(start, workers, windows);
         // Where nobody receives any more there is nobody to tell.
         let _ = windows.send(end.map(|()| None));
     }
 
-    fn produce(&self, windows: &SyncSender<Message>) -> Result<(), DataError> {
-        let readers = READERS.min(self.settings.lanes).min(self.source.files().len()).max(1);
-        let pools = Pools { readers: pool("data-read", readers)?, workers: pool("data-work", self.settings.workers)? };
-        let selection = self.source.selection(self.settings.wanted(), &self.stop)?;
-        let mut start = self.start.clone();
+    fn produce(
+        &self,
+        mut start: WindowStart,
+        workers: &ThreadPool,
+        windows: &SyncSender<Message>,
+    ) -> Result<(), DataError> {
+        let source = &self.part.source;
+        let readers = READERS.min(self.settings.lanes).min(source.files().len()).max(1);
+        let pools = Pools { readers: thread_pool("data-read", readers)?, workers };
+        let selection = source.selection(self.settings.wanted(), &self.stop)?;
         while self.settings.epochs.is_none_or(|epochs| start.epoch < epochs) {
             let (epoch, whole) = (start.epoch, start.window == 0);
             let tally = self.epoch(start, &selection, &pools, windows)?;
             if whole && tally.sequences == 0 {
                 return Err(DataError::NoDocuments {
-                    name: self.source.name().to_owned(),
+                    name: source.name().to_owned(),
                     rows: tally.documents + tally.skipped.total(),
                     skipped: tally.skipped,
                     held_out: !selection.held_out_files().is_empty(),
@@ -88,19 +95,19 @@ impl Producer {
         pools: &Pools,
         windows: &SyncSender<Message>,
     ) -> Result<Tally, DataError> {
-        let files = EpochFiles::new(&self.source, selection, &self.stop, self.settings.seed, start.epoch);
+        let files = EpochFiles::new(&self.part.source, selection, &self.stop, self.settings.seed, start.epoch);
         let settings = WindowSettings {
+            component: self.part.component,
             tokenizer: &self.tokenizer,
             sequence_length: self.settings.sequence_length,
             packing: self.settings.packing,
             seed: self.settings.seed,
             stop: &self.stop,
         };
-        let share = window_share(self.settings.shuffle_buffer_size);
         let mut lanes = Lanes::at(&start.lanes, start.next_file);
         let mut tally = Tally::default();
         loop {
-            let taken = pools.readers.install(|| lanes.take(&files, share))?;
+            let taken = pools.readers.install(|| lanes.take(&files, self.part.window))?;
             tally.documents += taken.documents.len() as u64;
             tally.skipped += taken.skipped;
             if taken.documents.is_empty() {
@@ -119,7 +126,8 @@ impl Producer {
     }
 }
 
-fn pool(name: &'static str, threads: usize) -> Result<ThreadPool, DataError> {
+/// A pool of so many threads.
+pub(crate) fn thread_pool(name: &'static str, threads: usize) -> Result<ThreadPool, DataError> {
     ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(move |index| format!("{name}-{index}"))

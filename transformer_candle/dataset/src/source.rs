@@ -60,15 +60,6 @@ pub struct SourceDescription {
 }
 
 impl DataSource {
-    /// The training data of a run: what it streams, else `data.train_shards`. Asks the Hub at `HF_ENDPOINT`.
-    pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
-        match &run.streaming {
-            Some(streaming) => Self::streaming(streaming, HubSettings::from_environment().of_run(&run.config.data)),
-            None if run.config.data.train_shards.is_empty() => Err(DataError::NoSource),
-            None => Self::local(&run.config.data.train_shards, Path::new(""), &run.config.data.text_column),
-        }
-    }
-
     /// The validation data of a run, where `data.validation_shards` names some.
     pub fn validation_from_run(run: &ResolvedRun) -> Result<Option<Self>, DataError> {
         let data = &run.config.data;

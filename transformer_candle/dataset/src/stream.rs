@@ -1,45 +1,43 @@
 //! The endless stream of packed sequences, handed out in batches; its order is defined on the crate's first page.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use run_config::{Packing, ResolvedRun};
 
-use crate::cursor::WindowStart;
+use crate::component_stream::ComponentStream;
+use crate::cursor::ComponentPosition;
 use crate::hub::Waiting;
 use crate::ledger::WindowRecord;
-use crate::producer::{Message, Producer};
+use crate::producer::{Part, Producer, thread_pool};
 use crate::selection::Wanted;
 use crate::stop::Stop;
-use crate::window::Window;
-use crate::{Batch, Cursor, DataError, DataSource, SkippedRows, StreamIdentity, Tokenizer};
+use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamIdentity, Tokenizer};
 
 /// Files open at the same time, where a run does not say otherwise.
 const LANES: usize = 16;
-/// How long a stream that is dropped waits for its thread; one that hangs in a dead connection ends at its timeout.
+/// How long a stream that is dropped waits for its threads; one that hangs in a dead connection ends at its timeout.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
-/// How often whoever waits for data looks whether it is still wanted.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-/// What the order of the stream depends on, besides the source and the tokenizer; and how it is prepared.
+/// What the order of the stream depends on, besides the sources and the tokenizer; and how it is prepared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamSettings {
     /// Tokens in a sequence.
     pub sequence_length: usize,
     /// Whether the first token of a document is a target.
     pub packing: Packing,
-    /// Documents in a window.
+    /// Documents in a window; of a mixture, in the windows of all components together.
     pub shuffle_buffer_size: usize,
     /// Seed of every permutation.
     pub seed: u64,
-    /// Train on the first so many rows in listing order.
+    /// Train on the first so many rows in listing order, of each component.
     pub max_samples: Option<u64>,
-    /// Files open at the same time.
+    /// Files of a component that are open at the same time.
     pub lanes: usize,
     /// Fraction of the row groups to hold out; 0 for none.
     pub held_out_fraction: f64,
-    /// Passes over the data; none for no end. Not part of the stream's identity.
+    /// Passes over the data; none for no end. A mixture ends where a component that has ended would come next. Not part of the
+    /// stream's identity.
     pub epochs: Option<u64>,
     /// Threads that tokenise. Not part of the stream's identity.
     pub workers: usize,
@@ -99,67 +97,57 @@ impl StreamSettings {
     }
 }
 
-/// Whether anything can still come.
-enum State {
-    Open,
-    /// The last epoch is over.
-    Ended,
-    /// An error was told.
-    Failed,
-}
-
-/// The stream of packed sequences. Dropping it ends its thread.
+/// The stream of packed sequences. Dropping it ends its threads.
 pub struct TokenStream {
-    windows: Receiver<Message>,
-    /// The window in use, and how many of its sequences were delivered.
-    window: Option<(Window, usize)>,
-    state: State,
+    mixture: Mixture,
+    components: Vec<ComponentStream>,
+    /// How many sequences each component has given.
+    given: Vec<u64>,
     /// Where the next call starts.
     cursor: Cursor,
+    /// An error was told.
+    failed: bool,
     tokenizer: Tokenizer,
     sequence_length: usize,
-    skipped: SkippedRows,
-    opened: Vec<WindowRecord>,
-    data_wait: Duration,
-    source: DataSource,
     stop: Stop,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl TokenStream {
     /// Starts at the beginning, or exactly at `cursor`; refuses a cursor of another stream. Nothing is read yet when this
     /// returns; what goes wrong with the data is told by [`Self::next_sequences`].
     pub fn open(
-        source: &DataSource,
+        data: impl Into<Mixture>,
         settings: &StreamSettings,
         tokenizer: &Tokenizer,
         cursor: Option<Cursor>,
     ) -> Result<Self, DataError> {
         settings.check()?;
-        let identity = StreamIdentity::of(source, settings, tokenizer);
+        let mixture: Mixture = data.into();
+        let identity = StreamIdentity::of(&mixture, settings, tokenizer);
         let cursor = match cursor {
-            Some(cursor) => cursor.checked(&identity, settings.lanes, source.files().len())?,
-            None => Cursor { identity, start: WindowStart::of_epoch(0, settings.lanes), sequence: 0 },
+            Some(cursor) => cursor.checked(&identity, &mixture, settings.lanes)?,
+            None => Cursor::at_start(identity, mixture.sources().len(), settings.lanes),
         };
         let stop = Stop::default();
-        // Nothing waits in the channel: one window is in use while the next is prepared or held ready by its thread.
-        let (sender, windows) = sync_channel(0);
-        let producer = Producer::new(source, settings, tokenizer, cursor.start.clone(), stop.clone());
-        let thread = std::thread::Builder::new().name("data".to_owned()).spawn(move || producer.run(&sender));
-        let thread = thread.map_err(|error| DataError::Threads { message: error.to_string() })?;
+        let workers = Arc::new(thread_pool("data-work", settings.workers)?);
+        let start = |(component, position): (usize, &ComponentPosition)| {
+            let part = Part {
+                component,
+                source: mixture.sources()[component].clone(),
+                window: mixture.window_share(component, settings.shuffle_buffer_size),
+            };
+            let producer = Producer::new(part, settings, tokenizer, stop.clone());
+            ComponentStream::start(producer, Arc::clone(&workers), position)
+        };
         Ok(Self {
-            windows,
-            window: None,
-            state: State::Open,
+            components: cursor.components.iter().enumerate().map(start).collect::<Result<_, _>>()?,
+            given: cursor.given(),
+            mixture,
             cursor,
+            failed: false,
             tokenizer: tokenizer.clone(),
             sequence_length: settings.sequence_length,
-            skipped: SkippedRows::default(),
-            opened: Vec::new(),
-            data_wait: Duration::ZERO,
-            source: source.clone(),
             stop,
-            thread: Some(thread),
         })
     }
 
@@ -172,81 +160,38 @@ impl TokenStream {
     /// As [`Self::next_sequences`], but gives up waiting for data soon after `interrupted` says so. That is an error like
     /// any other: [`DataError::Interrupted`].
     pub fn next_sequences_unless(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
-        self.opened.clear();
-        let tokenizer = self.tokenizer.clone();
-        let mut batch = Batch::new(self.sequence_length, tokenizer.token_bytes().is_some());
-        let mut cursor = None;
+        if self.failed {
+            return Err(DataError::Closed);
+        }
+        self.components.iter_mut().for_each(ComponentStream::forget_opened);
+        let batch = self.take(n, interrupted);
+        self.failed = batch.is_err();
+        if !self.failed {
+            self.cursor.components = self.positions();
+        }
+        batch
+    }
+
+    fn take(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
+        let token_bytes = self.tokenizer.token_bytes();
+        let mut batch = Batch::new(self.sequence_length, token_bytes.is_some());
         while batch.sequences() < n {
-            let Some((window, delivered)) = self.current_window(interrupted)? else {
+            let component = self.mixture.shares().next(&self.given);
+            let Some((tokens, place)) = self.components[component].next_sequence(interrupted)? else {
                 break;
             };
-            let (tokens, place) = window.sequence(*delivered);
-            tokens.write(place, tokenizer.token_bytes(), &mut batch);
-            *delivered += 1;
-            cursor = Some(if *delivered == window.sequences() {
-                (window.next.clone(), 0)
-            } else {
-                (window.record.start.clone(), *delivered as u64)
-            });
-        }
-        if let Some((start, sequence)) = cursor {
-            self.cursor.start = start;
-            self.cursor.sequence = sequence;
+            tokens.write(place, token_bytes, &mut batch);
+            self.given[component] += 1;
         }
         Ok(batch)
     }
 
-    /// The window that the next sequence is in; none when the stream has ended.
-    fn current_window(&mut self, interrupted: &dyn Fn() -> bool) -> Result<Option<&mut (Window, usize)>, DataError> {
-        if self.window.as_ref().is_some_and(|(window, delivered)| *delivered == window.sequences()) {
-            self.window = None;
-        }
-        if self.window.is_none() {
-            let Some(window) = self.receive(interrupted)? else {
-                return Ok(None);
-            };
-            self.skipped += window.record.skipped;
-            // Only the window that the cursor is in starts behind its first sequence.
-            let delivered = if window.record.start == self.cursor.start { self.cursor.sequence as usize } else { 0 };
-            if delivered >= window.sequences() {
-                return Err(DataError::Cursor { difference: "the content of the files" });
-            }
-            self.opened.push(window.record.clone());
-            self.window = Some((window, delivered));
-        }
-        Ok(self.window.as_mut())
-    }
-
-    fn receive(&mut self, interrupted: &dyn Fn() -> bool) -> Result<Option<Window>, DataError> {
-        match self.state {
-            State::Open => {}
-            State::Ended => return Ok(None),
-            State::Failed => return Err(DataError::Closed),
-        }
-        let began = Instant::now();
-        let message = loop {
-            match self.windows.recv_timeout(BETWEEN_LOOKS) {
-                Ok(message) => break message,
-                Err(RecvTimeoutError::Timeout) if interrupted() => break Err(DataError::Interrupted),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    let message = "the data thread broke off; this is a fault of the program, please report it";
-                    break Err(DataError::Threads { message: message.to_owned() });
-                }
-            }
-        };
-        self.data_wait += began.elapsed();
-        match message {
-            Ok(Some(window)) => Ok(Some(window)),
-            Ok(None) => {
-                self.state = State::Ended;
-                Ok(None)
-            }
-            Err(error) => {
-                self.state = State::Failed;
-                Err(error)
-            }
-        }
+    fn positions(&self) -> Vec<ComponentPosition> {
+        let positions = self.components.iter().zip(&self.given).map(|(stream, &given)| {
+            let (start, sequence) = stream.position();
+            ComponentPosition { start, sequence, given }
+        });
+        positions.collect()
     }
 
     /// Where the next call starts. Small: a few numbers a lane.
@@ -259,42 +204,39 @@ impl TokenStream {
         &self.cursor.identity
     }
 
+    /// What is read.
+    pub fn mixture(&self) -> &Mixture {
+        &self.mixture
+    }
+
     /// How long calls have waited for data so far.
     pub fn data_wait(&self) -> Duration {
-        self.data_wait
+        self.components.iter().map(ComponentStream::waited).sum()
     }
 
     /// What the preparation of data waits for while the Hub or the network fails.
     pub fn waiting(&self) -> Option<Waiting> {
-        self.source.waiting()
+        self.mixture.waiting()
     }
 
     /// The windows that the last call was the first to deliver from, for the ledger. Where the stream was opened in the middle of a
     /// window, that window is among them.
-    pub fn opened_windows(&self) -> &[WindowRecord] {
-        &self.opened
+    pub fn opened_windows(&self) -> impl Iterator<Item = &WindowRecord> {
+        self.components.iter().flat_map(ComponentStream::opened)
     }
 
-    /// Rows left out of the windows that were delivered from so far.
-    pub fn skipped(&self) -> SkippedRows {
-        self.skipped
+    /// Rows left out of the windows that were delivered from so far, for each component.
+    pub fn skipped(&self) -> Vec<SkippedRows> {
+        self.components.iter().map(ComponentStream::skipped).collect()
     }
 }
 
 impl Drop for TokenStream {
-    /// The thread is told to stop, and what it still sends is taken so that it can.
     fn drop(&mut self) {
         self.stop.order();
         let until = Instant::now() + LONGEST_FAREWELL;
-        while self.thread.is_some() {
-            match self.windows.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) => self.thread = None,
-                Err(RecvTimeoutError::Disconnected) => {
-                    // That the thread broke off was told where its message was missing.
-                    let _ = self.thread.take().map(JoinHandle::join);
-                }
-            }
+        for component in &mut self.components {
+            component.join(until);
         }
     }
 }

@@ -7,15 +7,12 @@ use run_config::Packing;
 use crate::DataError;
 use crate::cursor::WindowStart;
 use crate::formats::Document;
-use crate::lanes::{Share, Taken};
+use crate::lanes::Taken;
 use crate::ledger::WindowRecord;
 use crate::order::{Purpose, key, permutation, shuffle};
 use crate::packing::PackedTokens;
 use crate::stop::Stop;
 use crate::tokenizer::Tokenizer;
-
-/// Text of a window, whatever the number of documents asked for: it bounds memory where documents are long.
-pub(crate) const WINDOW_BYTES: usize = 64 << 20;
 
 /// A window ready to be cut into batches.
 pub(crate) struct Window {
@@ -29,16 +26,13 @@ pub(crate) struct Window {
 
 /// What windows are made of and with.
 pub(crate) struct WindowSettings<'a> {
+    /// The component's place in the mixture.
+    pub component: usize,
     pub tokenizer: &'a Tokenizer,
     pub sequence_length: usize,
     pub packing: Packing,
     pub seed: u64,
     pub stop: &'a Stop,
-}
-
-/// How much a window holds.
-pub(crate) fn window_share(documents: usize) -> Share {
-    Share { documents, bytes: WINDOW_BYTES }
 }
 
 impl Window {
@@ -56,6 +50,7 @@ impl Window {
         let packed = pack(documents, settings)?;
         let order = permutation(packed.sequences(), key(Purpose::Sequences, &place, ""));
         let record = WindowRecord {
+            component: settings.component as u64,
             start,
             pieces: taken.pieces,
             documents: count,

@@ -77,12 +77,14 @@ fn of_a_single_group_the_last_eighth_is_held_out() {
 fn a_validation_source_of_its_own_is_read_whole() {
     let (_folder, source, documents) = mixed();
     let mut held_out = HeldOut::whole(&source, 16, Packing::Concat, &tokenizer()).unwrap();
-    let batches = held_out.batches(3).collect::<Result<Vec<_>, _>>().unwrap();
+    let batches = held_out.batches(3, usize::MAX).collect::<Result<Vec<_>, _>>().unwrap();
     let bytes: u64 = batches.iter().map(|batch| batch.target_bytes.unwrap()).sum();
     assert_eq!(bytes as usize, documents.iter().map(String::len).sum::<usize>());
     assert!(batches[..batches.len() - 1].iter().all(|batch| batch.sequences() == 3));
     let mut by_documents = HeldOut::whole(&source, 16, Packing::Documents, &tokenizer()).unwrap();
-    let targets = |held_out: &mut HeldOut| held_out.batches(3).map(|batch| batch.unwrap().target_count).sum::<usize>();
+    let targets = |held_out: &mut HeldOut| {
+        held_out.batches(3, usize::MAX).map(|batch| batch.unwrap().target_count).sum::<usize>()
+    };
     assert_eq!(targets(&mut by_documents) + documents.len(), targets(&mut held_out));
-    assert_eq!(held_out.batches(3).take(2).map(Result::unwrap).collect::<Vec<_>>(), batches[..2]);
+    assert_eq!(held_out.batches(3, usize::MAX).take(2).map(Result::unwrap).collect::<Vec<_>>(), batches[..2]);
 }

@@ -7,7 +7,7 @@ mod material;
 use std::path::Path;
 
 use dataset::ledger::{
-    Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, batch_hash, for_each_record, replay,
+    Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay,
 };
 use dataset::{Batch, Cursor, DataError, DataSource, StreamSettings};
 use material::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
@@ -43,20 +43,15 @@ fn train(
     let mut stream = open(source, settings, from);
     let mut batches = Vec::new();
     for step in steps {
-        let Cursor { start, sequence, .. } = stream.cursor();
+        let before = stream.cursor();
         let batch = stream.next_sequences(sequences).unwrap();
         if batch.is_empty() {
             break;
         }
-        // The window that the run was cut in is in the ledger already.
-        let new = stream.opened_windows().iter().filter(|window| !(sequence > 0 && window.start == start));
-        for window in new {
+        for window in stream.opened_windows().filter(|window| !window.is_cut_by(&before)) {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
-        let (sequences, targets) = (batch.sequences() as u64, batch.target_count as u64);
-        let (epoch, window, hash) = (start.epoch, start.window, batch_hash(&batch));
-        let record = StepRecord { step, epoch, window, sequence, sequences, targets, batch: hash };
-        ledger.append(&LedgerRecord::Step(record)).unwrap();
+        ledger.append(&LedgerRecord::Step(StepRecord::of(step, &before, &stream.cursor(), &batch))).unwrap();
         batches.push(batch);
     }
     (stream.cursor(), batches)
@@ -107,8 +102,9 @@ fn every_document_of_every_epoch_is_proven_to_be_used_once() {
         assert_eq!(audit.problems, [""; 0]);
         assert_eq!(audit.steps, batches.len() as u64);
         assert_eq!(audit.targets, batches.iter().map(|batch| batch.target_count as u64).sum::<u64>());
-        assert_eq!(audit.epochs.len(), 2);
-        assert!(audit.epochs.iter().all(|epoch| epoch.finished && epoch.documents == audit.epochs[0].documents));
+        let epochs = &audit.components[0].epochs;
+        assert_eq!(epochs.len(), 2);
+        assert!(epochs.iter().all(|epoch| epoch.finished && epoch.documents == epochs[0].documents));
     }
 }
 
@@ -200,17 +196,15 @@ fn a_ledger_that_begins_late_proves_what_it_has() {
         let (cursor, _) = train(&source, &settings, &mut lost, None, 1..=steps, 2);
         let mut ledger = Ledger::open(&path, &LedgerHead::empty()).unwrap();
         let mut stream = open(&source, &settings, Some(cursor.clone()));
-        let Cursor { start, sequence, .. } = &cursor;
-        let begin = BeginRecord { step: steps, epoch: start.epoch, window: start.window, sequence: *sequence };
-        ledger.append(&LedgerRecord::Begin(begin)).unwrap();
+        ledger.append(&LedgerRecord::Begin(BeginRecord::of(steps, &cursor))).unwrap();
         stream.next_sequences(1).unwrap();
-        if *sequence > 0 {
-            ledger.append(&LedgerRecord::Window(stream.opened_windows()[0].clone())).unwrap();
+        for window in stream.opened_windows().filter(|window| window.is_cut_by(&cursor)) {
+            ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
         train(&source, &settings, &mut ledger, Some(cursor), steps + 1..=u64::MAX, 2);
         let audit = audited(&path, &ledger.sync().unwrap(), &source, &settings);
         assert_eq!(audit.problems, [""; 0]);
-        assert_eq!(audit.epochs.iter().map(|epoch| epoch.whole).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(audit.components[0].epochs.iter().map(|epoch| epoch.whole).collect::<Vec<_>>(), [false, true]);
     }
 }
 

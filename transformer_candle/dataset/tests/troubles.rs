@@ -24,7 +24,7 @@ fn bad_rows_are_counted_and_left_out() {
     let (_folder, source) = folder(&[("a.parquet", parquet_rows(&rows, 2)), ("b.jsonl", lines)]);
     let mut stream = open(&source, &settings(), None);
     stream.next_sequences(1000).unwrap();
-    assert_eq!(stream.skipped(), SkippedRows { null: 3, empty: 1, not_utf8: 1, malformed: 2, too_long: 0 });
+    assert_eq!(stream.skipped(), [SkippedRows { null: 3, empty: 1, not_utf8: 1, malformed: 2, too_long: 0 }]);
     assert_eq!(material::sorted(epoch_texts(&source, &settings()).unwrap()), ["first", "last", "third"]);
 }
 
@@ -82,7 +82,7 @@ fn an_error_comes_after_what_was_read_before_it_and_the_cursor_stays() {
         }
         cursor = stream.cursor();
     };
-    assert!(cursor.start.window >= 4, "{cursor:?}");
+    assert!(cursor.components[0].start.window >= 4, "{cursor:?}");
     assert_eq!(stream.cursor(), cursor);
     assert!(error.to_string().contains("b.parquet"), "{error}");
 }
@@ -123,13 +123,13 @@ fn a_position_that_no_stream_comes_to_is_refused() {
         ("lanes", serde_json::json!([{"file": 7, "group": 0, "row": 0}, null, null])),
     ] {
         let mut stored = stored.clone();
-        stored[key] = value;
+        stored["components"][0][key] = value;
         let cursor = serde_json::from_value(stored).unwrap();
         let error = TokenStream::open(&source, &settings(), &tokenizer(), Some(cursor)).err().unwrap();
         assert!(matches!(error, DataError::Cursor { .. }), "{key}: {error}");
     }
     let mut behind = cursor;
-    behind.sequence = 10_000;
+    behind.components[0].sequence = 10_000;
     let error = open(&source, &settings(), Some(behind)).next_sequences(1).unwrap_err();
     assert!(matches!(error, DataError::Cursor { .. }), "{error}");
 }
@@ -153,7 +153,7 @@ fn an_endless_stream_goes_on_over_epochs_and_ends_when_dropped() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 30)))]);
     let mut stream = open(&source, &StreamSettings { epochs: None, ..settings() }, None);
     let batch = stream.next_sequences(500).unwrap();
-    assert_eq!((batch.sequences(), stream.cursor().start.epoch > 2), (500, true));
+    assert_eq!((batch.sequences(), stream.cursor().components[0].start.epoch > 2), (500, true));
     let began = Instant::now();
     drop(stream);
     assert!(began.elapsed() < Duration::from_secs(1));

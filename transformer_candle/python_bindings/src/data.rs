@@ -29,23 +29,14 @@ impl DataSource {
     #[pyo3(signature = (dataset, split = "train", config = None, revision = None, text_column = "text"))]
     fn streaming(
         py: Python<'_>,
-        dataset: String,
+        dataset: &str,
         split: &str,
         config: Option<String>,
         revision: Option<String>,
         text_column: &str,
     ) -> PyResult<Self> {
-        let streaming = StreamingConfig {
-            dataset,
-            split: split.to_owned(),
-            max_samples: None,
-            stream_batch_size: 1,
-            experiment: String::new(),
-            config,
-            revision,
-            text_column: text_column.to_owned(),
-            tokenizer: None,
-        };
+        let text_column = text_column.to_owned();
+        let streaming = StreamingConfig { config, revision, text_column, ..StreamingConfig::of(dataset, split) };
         let hub = HubSettings::from_environment().of_run(&DataConfig::default());
         py.detach(|| dataset::DataSource::streaming(&streaming, hub)).map(Self::of).map_err(raised)
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use dataset::{Cursor, DataSource, StreamSettings, Tokenizer};
+use dataset::{Cursor, Mixture, StreamSettings, Tokenizer};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
@@ -30,7 +30,7 @@ impl TokenStream {
         let opened = py.detach(|| {
             let tokenizer = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
             let tokenizer = Tokenizer::load(tokenizer, &run.special_tokens)?;
-            dataset::TokenStream::open(&DataSource::from_run(run)?, &StreamSettings::from_run(run), &tokenizer, cursor)
+            dataset::TokenStream::open(Mixture::from_run(run)?, &StreamSettings::from_run(run), &tokenizer, cursor)
         });
         let stream = Mutex::new(opened.map_err(raised)?);
         Ok(Self { stream, sequences: run.config.data.sequences_per_step })

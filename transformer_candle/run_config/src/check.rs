@@ -68,6 +68,23 @@ impl Findings {
         section.shift_remove(key);
     }
 
+    /// A section of a list of sections.
+    fn item(&mut self, schema: &Value, item: &mut Value, path: &str) {
+        let Value::Object(item) = item else {
+            let message = format!("is {}, but must be {}", shown(item), expectation(schema));
+            self.problems.push(Problem::new(path, message));
+            return;
+        };
+        self.section(schema, item, path);
+        for key in schema::required(schema) {
+            let path = schema::join(path, key);
+            if !self.given.contains(&path) && !self.rejected.contains(&path) {
+                let message = format!("is missing; it must be {}", expectation(&schema["properties"][key]));
+                self.problems.push(Problem::new(path, message));
+            }
+        }
+    }
+
     /// Marks a key, or all keys of a section, as reported.
     fn reject(&mut self, schema: &Value, path: &str) {
         self.rejected.insert(path.to_owned());
@@ -85,6 +102,18 @@ impl Findings {
                 }
                 if !allows(schema, "null") {
                     section.shift_remove(key);
+                }
+            }
+            Some(Value::Array(items)) if schema::item(schema).is_some() => {
+                let problems = self.problems.len();
+                for (index, item) in items.iter_mut().enumerate() {
+                    self.item(&schema["items"], item, &format!("{path}[{index}]"));
+                }
+                if self.problems.len() == problems {
+                    self.given.insert(path.to_owned());
+                } else {
+                    section.shift_remove(key);
+                    self.rejected.insert(path.to_owned());
                 }
             }
             Some(value) => match check_value(schema, value, path) {
@@ -168,7 +197,9 @@ fn refusal(schema: &Value, value: &Value, path: &str) -> Problem {
             number if numeric && number.parse::<f64>().is_ok_and(f64::is_finite) => {
                 problem.suggest(format!("remove the quotes: {text}"))
             }
-            _ if allows(schema, "array") => problem.suggest(format!("write a list: [{text:?}]")),
+            _ if allows(schema, "array") && schema::item(schema).is_none() => {
+                problem.suggest(format!("write a list: [{text:?}]"))
+            }
             _ => problem,
         },
         Value::Number(number) if number.as_f64() == Some(0.0) && allows(schema, "null") => {
@@ -250,6 +281,13 @@ pub(crate) fn expectation(schema: &Value) -> String {
     }
     if let Some(Err(expected)) = own_format(schema).map(|format| format("")) {
         return expected.trim_start_matches("must be ").to_owned();
+    }
+    if schema::is_section(schema) {
+        let keys: Vec<_> = schema::properties(schema).map(|(key, _)| key).collect();
+        return format!("a section with the keys {}", keys.join(", "));
+    }
+    if let Some(item) = schema::item(schema) {
+        return format!("a list, each item {}", expectation(item));
     }
     match (allows(schema, "array"), allows(schema, "string")) {
         (true, true) => "a list of texts or the path of a file".to_owned(),

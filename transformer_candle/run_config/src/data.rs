@@ -6,7 +6,7 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{ByteSize, TimeSpan};
+use crate::{ByteSize, MixtureComponent, TimeSpan};
 
 /// Which text is read and how it becomes batches. With a `streaming_config.json` beside the config
 /// the text is streamed from the Hugging Face Hub, and `train_shards` is not read.
@@ -16,6 +16,10 @@ pub struct DataConfig {
     /// Local text to train on: files, folders or globs of `.parquet`, `.jsonl` (also `.gz`, `.zst`)
     /// and `.txt`.
     pub train_shards: Vec<String>,
+    /// Several sources to train on instead, each with its share of the sequences: data sets of the Hub and local
+    /// files, such as `[{dataset: HuggingFaceFW/fineweb, weight: 0.7}, {shards: [code/*.parquet], weight: 0.3}]`. A
+    /// source that is read to its end begins again while the others go on. Needs `scheduler.total_steps`.
+    pub mixture: Vec<MixtureComponent>,
     /// Local text to evaluate on, written like `train_shards`. Left out: held-out parts of the
     /// training text, see `held_out_fraction`.
     pub validation_shards: Vec<String>,
@@ -42,7 +46,7 @@ pub struct DataConfig {
     #[schemars(range(min = 1, max = 1_048_576))]
     pub sequences_per_step: usize,
     /// Documents of the window in which the order is shuffled. More mixes better and holds more
-    /// text in memory (FineWeb: about 3 KB a document).
+    /// text in memory (FineWeb: about 3 KB a document). The sources of a mixture share them.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub shuffle_buffer_size: usize,
     /// Threads that read and tokenise ahead of training. The order of the data does not depend on
@@ -68,6 +72,7 @@ impl Default for DataConfig {
     fn default() -> Self {
         Self {
             train_shards: Vec::new(),
+            mixture: Vec::new(),
             validation_shards: Vec::new(),
             text_column: "text".to_owned(),
             sequence_length: 256,

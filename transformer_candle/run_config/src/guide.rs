@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use crate::check::expectation;
-use crate::schema::{self, DERIVED, REQUIRED};
+use crate::schema::{self, DERIVED};
 use crate::yaml;
 
 /// The part of the guide that no key describes.
@@ -21,25 +21,26 @@ pub(crate) fn markdown() -> String {
 fn write_section(text: &mut String, schema: &Value, path: &str) {
     let (sections, keys): (Vec<_>, Vec<_>) =
         schema::properties(schema).partition(|(_, schema)| schema::is_section(schema));
+    let lists = keys.iter().filter_map(|(key, schema)| Some((format!("{key}[]"), schema::item(schema)?)));
+    let inner: Vec<_> = lists.chain(sections.iter().map(|(key, schema)| ((*key).to_owned(), *schema))).collect();
     if !path.is_empty() {
         let level = "#".repeat(path.matches('.').count() + 3);
         let _ = writeln!(text, "\n{level} `{path}`\n\n{}\n", yaml::description(schema));
         text.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
     }
-    for (key, schema) in keys {
+    let required: Vec<_> = schema::required(schema).collect();
+    for (key, schema) in &keys {
         let path = schema::join(path, key);
         let meaning = yaml::description(schema).replace('|', "\\|");
-        let _ = writeln!(text, "| `{key}` | {} | {} | {meaning} |", expectation(schema), default(schema, &path));
+        let default = if required.contains(key) { "**required**".to_owned() } else { default(schema, &path) };
+        let _ = writeln!(text, "| `{key}` | {} | {default} | {meaning} |", expectation(schema));
     }
-    for (key, schema) in sections {
-        write_section(text, schema, &schema::join(path, key));
+    for (key, schema) in inner {
+        write_section(text, schema, &schema::join(path, &key));
     }
 }
 
 fn default(schema: &Value, path: &str) -> String {
-    if REQUIRED.contains(&path) {
-        return "**required**".to_owned();
-    }
     match schema.get("default") {
         _ if DERIVED.contains(&path) => "see text".to_owned(),
         None | Some(Value::Null) => "none".to_owned(),

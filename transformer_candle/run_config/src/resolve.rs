@@ -60,7 +60,9 @@ pub(crate) fn resolve(run: &mut ResolvedRun, surroundings: &Surroundings, reject
 pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
     let mut problems = Vec::new();
     let streaming_config = run.run_directory.join(StreamingConfig::FILE_NAME);
-    if run.streaming.is_none() && run.config.data.train_shards.is_empty() && !streaming_config.exists() {
+    let data = &run.config.data;
+    let named = !data.train_shards.is_empty() || !data.mixture.is_empty();
+    if run.streaming.is_none() && !named && !streaming_config.exists() {
         let message = format!(
             "names no files, and there is no {} to stream from: nothing to train on",
             streaming_config.display()
@@ -111,7 +113,9 @@ fn make_paths_absolute(run: &mut ResolvedRun) {
     for path in paths.into_iter().flatten() {
         *path = whole(path);
     }
-    for pattern in config.data.train_shards.iter_mut().chain(&mut config.data.validation_shards) {
+    let data = &mut config.data;
+    let mixed = data.mixture.iter_mut().flat_map(|component| &mut component.shards);
+    for pattern in data.train_shards.iter_mut().chain(&mut data.validation_shards).chain(mixed) {
         *pattern = whole(Path::new(pattern)).to_string_lossy().into_owned();
     }
 }
@@ -131,6 +135,13 @@ fn find_streaming(run: &mut ResolvedRun, problems: &mut Vec<Problem>) {
             streaming.tokenizer = streaming.tokenizer.map(|tokenizer| whole(&tokenizer));
             if !run.config.data.train_shards.is_empty() {
                 run.notes.push(format!("data.train_shards is not read: {} says what is streamed", path.display()));
+            }
+            if !run.config.data.mixture.is_empty() {
+                let message = format!("names sources to train on, but {} says what is streamed", path.display());
+                problems.push(
+                    Problem::new("data.mixture", message)
+                        .suggest("remove the one or the other: a mixture can name it too"),
+                );
             }
             run.streaming = Some(streaming);
         }

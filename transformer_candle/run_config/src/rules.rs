@@ -18,6 +18,8 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.sequence_fits_positions();
     rules.vocab_and_merges_together();
     rules.special_tokens_differ();
+    rules.mixture_stands_alone();
+    rules.components_have_one_source();
     rules.one_length();
     rules.epochs_are_constant();
     rules.warmup_ends();
@@ -107,6 +109,43 @@ impl Rules<'_> {
             let problem =
                 Problem::new("tokenizer.special_tokens", format!("names {twice:?} twice")).suggest("remove one");
             self.report(&["tokenizer.special_tokens"], problem);
+        }
+    }
+
+    fn mixture_stands_alone(&mut self) {
+        let (data, scheduler) = (&self.config.data, &self.config.scheduler);
+        if data.mixture.is_empty() {
+            return;
+        }
+        let shards = (!data.train_shards.is_empty()).then(|| {
+            Problem::new("data.train_shards", "names files to train on, but so does data.mixture")
+                .suggest("remove it, or put the files into the mixture: {shards: [...], weight: ...}")
+        });
+        let epochs = scheduler.total_epochs.map(|epochs| {
+            let message = format!("is {epochs}, but the sources of data.mixture end at different times");
+            Problem::new("scheduler.total_epochs", message).suggest("give scheduler.total_steps instead")
+        });
+        for problem in [shards, epochs].into_iter().flatten() {
+            let path = problem.path.clone();
+            self.report(&["data.mixture", &path], problem);
+        }
+    }
+
+    fn components_have_one_source(&mut self) {
+        for (index, component) in self.config.data.mixture.iter().enumerate() {
+            let of_the_hub = [&component.config, &component.split, &component.revision].iter().any(|key| key.is_some());
+            let (message, suggestion) = match (&component.dataset, component.shards.is_empty()) {
+                (Some(_), false) => {
+                    ("names both a dataset and shards", "make two sources of them, each with its weight")
+                }
+                (None, true) => ("names no text", "give it a dataset (of the Hub) or shards (local files)"),
+                (None, false) if of_the_hub => {
+                    ("has local shards, which have no config, split or revision", "remove these keys")
+                }
+                _ => continue,
+            };
+            let problem = Problem::new(format!("data.mixture[{index}]"), message).suggest(suggestion);
+            self.report(&["data.mixture"], problem);
         }
     }
 

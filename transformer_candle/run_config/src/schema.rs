@@ -48,6 +48,16 @@ pub(crate) fn is_section(schema: &Value) -> bool {
     schema.get("properties").is_some()
 }
 
+/// What a list holds, where that are sections.
+pub(crate) fn item(schema: &Value) -> Option<&Value> {
+    schema.get("items").filter(|item| is_section(item))
+}
+
+/// The keys that a section of a list must have.
+pub(crate) fn required(schema: &Value) -> impl Iterator<Item = &str> {
+    schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+}
+
 /// `section.key`, or `key` at the top.
 pub(crate) fn join(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
@@ -69,6 +79,9 @@ fn tidy(schema: &mut Value, path: &str) {
     };
     if let Some(Value::String(description)) = object.get_mut("description") {
         *description = description.split_whitespace().collect::<Vec<_>>().join(" ");
+    }
+    if let Some(item) = object.get_mut("items") {
+        tidy(item, path);
     }
     for variant in object.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten() {
         tidy(variant, path);

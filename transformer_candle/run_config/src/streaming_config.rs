@@ -42,6 +42,21 @@ impl StreamingConfig {
     /// The file's name in a run's folder.
     pub const FILE_NAME: &str = "streaming_config.json";
 
+    /// A data set of which nothing but the name and the split is said.
+    pub fn of(dataset: &str, split: &str) -> Self {
+        Self {
+            dataset: dataset.to_owned(),
+            split: split.to_owned(),
+            max_samples: None,
+            stream_batch_size: 1,
+            experiment: String::new(),
+            config: None,
+            revision: None,
+            text_column: default_text_column(),
+            tokenizer: None,
+        }
+    }
+
     /// Reads and checks a `streaming_config.json`.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = crate::format::read_text(path, crate::format::LARGEST_CONFIG)

@@ -30,6 +30,11 @@ fn write_section(text: &mut String, schema: &Value, section: &Value, level: usiz
         if schema::is_section(schema) {
             let _ = writeln!(text, "{indent}{key}:");
             write_section(text, schema, value, level + 1);
+        } else if let (Some(_), Some(items @ [_, ..])) = (schema::item(schema), value.as_array().map(Vec::as_slice)) {
+            let _ = writeln!(text, "{indent}{key}:");
+            for item in items {
+                let _ = writeln!(text, "{indent}  - {}", scalar(item));
+            }
         } else {
             let _ = writeln!(text, "{indent}{key}: {}", scalar(value));
         }
@@ -65,6 +70,13 @@ pub(crate) fn scalar(value: &Value) -> String {
         Value::Number(number) => number.as_f64().filter(|_| number.is_f64()).map_or_else(|| number.to_string(), float),
         Value::String(text) => quoted_if_needed(text),
         Value::Array(items) => format!("[{}]", items.iter().map(scalar).collect::<Vec<_>>().join(", ")),
+        Value::Object(keys) => {
+            let said = keys.iter().filter(|(_, value)| !value.is_null() && **value != Value::Array(Vec::new()));
+            format!(
+                "{{{}}}",
+                said.map(|(key, value)| format!("{key}: {}", scalar(value))).collect::<Vec<_>>().join(", ")
+            )
+        }
         other => other.to_string(),
     }
 }

@@ -5,7 +5,7 @@
 use run_config::{Format, RunConfig, presets};
 
 /// Key of the smoke config, a value it may not have, and a word that the message must hold.
-const BAD_VALUES: [(&str, &str, &str); 94] = [
+const BAD_VALUES: [(&str, &str, &str); 105] = [
     ("model.vocab_size", "0", "from 1"),
     ("model.vocab_size", "1e9", "16777216"),
     ("model.vocab_size", "many", "whole number"),
@@ -51,6 +51,17 @@ const BAD_VALUES: [(&str, &str, &str); 94] = [
     ("data.train_shards", "corpus.txt", "write a list"),
     ("data.train_shards", "[a.txt, null]", "must be a text"),
     ("data.train_shards", "[a.txt, \" \"]", "empty"),
+    ("data.mixture", "fineweb", "a list"),
+    ("data.mixture", "[fineweb]", "a section with the keys dataset"),
+    ("data.mixture", "[{dataset: a/b}]", "data.mixture[0].weight: is missing"),
+    ("data.mixture", "[{dataset: a/b, weight: 0}]", "greater than 0"),
+    ("data.mixture", "[{dataset: a/b, weight: .inf}]", "data.mixture[0].weight"),
+    ("data.mixture", "[{dataset: a/b, wieght: 1}]", "data.mixture[0].weight"),
+    ("data.mixture", "[{weight: 1}]", "names no text"),
+    ("data.mixture", "[{dataset: a/b, shards: [c.txt], weight: 1}]", "both"),
+    ("data.mixture", "[{shards: [c.txt], split: test, weight: 1}]", "no config, split or revision"),
+    ("data.mixture", "[{shards: c.txt, weight: 1}]", "write a list"),
+    ("data.mixture", "[{shards: [3], weight: 1}]", "data.mixture[0].shards[0]"),
     ("data.validation_shards", "7", "list"),
     ("data.text_column", "\"\"", "empty"),
     ("data.sequence_length", "1", "from 2"),
@@ -138,7 +149,7 @@ const UNKNOWN_KEYS: [(&str, &str); 14] = [
 ];
 
 /// Overrides that only together are wrong, the key that is named, and a word of the message.
-const BAD_TOGETHER: [(&[&str], &str, &str); 9] = [
+const BAD_TOGETHER: [(&[&str], &str, &str); 11] = [
     (
         &["data.batch_size=4", "data.gradient_accumulation_steps=4", "data.sequences_per_step=8"],
         "data.sequences_per_step",
@@ -154,6 +165,21 @@ const BAD_TOGETHER: [(&[&str], &str, &str); 9] = [
     (&["scheduler.strategy=wsd", "scheduler.decay_steps=590"], "scheduler.decay_steps", "do not fit"),
     (&["scheduler.strategy=wsd", "scheduler.decay_fraction=1"], "scheduler.decay_fraction", "do not fit"),
     (&["scheduler.total_steps=null", "scheduler.total_epochs=1"], "scheduler.strategy", "beforehand"),
+    (
+        &["data.mixture=[{dataset: a/b, weight: 1}]", "data.train_shards=[c.txt]"],
+        "data.train_shards",
+        "put the files into the mixture",
+    ),
+    (
+        &[
+            "data.mixture=[{dataset: a/b, weight: 1}]",
+            "scheduler.total_steps=null",
+            "scheduler.total_epochs=1",
+            "scheduler.strategy=constant",
+        ],
+        "scheduler.total_epochs",
+        "end at different times",
+    ),
     (&["tokenizer.vocab=vocab.json"], "tokenizer.merges", "give both"),
     (&["tokenizer.merges=merges.txt"], "tokenizer.vocab", "give both"),
 ];

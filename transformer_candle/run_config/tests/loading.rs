@@ -179,6 +179,20 @@ fn what_is_wrong_in_the_folder_is_reported_with_what_is_wrong_in_the_file() {
 }
 
 #[test]
+fn a_mixture_beside_a_streaming_config_is_refused_and_alone_is_enough() {
+    let (folder, config) = streaming_run("smoke_cpu");
+    let mixture = ["data.mixture=[{dataset: a/b, weight: 7}, {shards: [more/*.txt], weight: 3}]"];
+    let error = load(&config, &mixture).unwrap_err().to_string();
+    assert!(error.contains("data.mixture") && error.contains("streaming_config.json says what is streamed"), "{error}");
+    fs::remove_file(folder.path().join("streaming_config.json")).unwrap();
+    let named = format!("tokenizer.tokenizer_json={}", folder.path().join("bpe.json").display());
+    let run = load(&config, &[mixture[0], &named]).unwrap();
+    let [hub, local] = run.config.data.mixture.as_slice() else { panic!("two sources") };
+    assert_eq!((hub.dataset.as_deref(), hub.split(), hub.weight), (Some("a/b"), "train", 7.0));
+    assert!(Path::new(&local.shards[0]).is_absolute() && local.weight == 3.0);
+}
+
+#[test]
 fn local_shards_beside_a_streaming_config_are_noted() {
     let (_folder, config) = streaming_run("smoke_cpu");
     let run = load(&config, &["data.train_shards=[a.txt]"]).unwrap();

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use run_config::{
     ActivationRecompute, BatchSize, BestConfig, ByteSize, CheckpointConfig, DataConfig, Device, DivergenceGuardConfig,
-    EvaluationConfig, Format, LoggingConfig, ModelConfig, OptimizerConfig, Packing, Precision, RunConfig,
-    RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
+    EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, OptimizerConfig, Packing, Precision,
+    RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -56,6 +56,26 @@ fn tokenizer() -> impl Strategy<Value = TokenizerConfig> {
     })
 }
 
+/// Sources of a mixture, of the Hub and local.
+fn mixture() -> impl Strategy<Value = Vec<MixtureComponent>> {
+    let option = || proptest::option::of(text());
+    let hub = (text(), option(), option(), option())
+        .prop_map(|(dataset, config, split, revision)| (Some(dataset), config, split, revision, Vec::new()));
+    let local = proptest::collection::vec(text(), 1..3).prop_map(|shards| (None, None, None, None, shards));
+    let component = (prop_oneof![hub, local], option(), 1e-6..1e12_f64).prop_map(
+        |((dataset, config, split, revision, shards), text_column, weight)| MixtureComponent {
+            dataset,
+            config,
+            split,
+            revision,
+            shards,
+            text_column,
+            weight,
+        },
+    );
+    proptest::collection::vec(component, 0..4)
+}
+
 fn data() -> impl Strategy<Value = DataConfig> {
     let shards = || proptest::collection::vec(text(), 0..3);
     let batch = prop_oneof![
@@ -68,6 +88,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
     (shards(), shards(), batch, rest, network, packing).prop_map(
         |(train_shards, validation_shards, batch, rest, network, packing)| DataConfig {
             train_shards,
+            mixture: Vec::new(),
             validation_shards,
             text_column: rest.0,
             sequence_length: rest.1,
@@ -159,14 +180,13 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
 }
 
 fn config() -> impl Strategy<Value = RunConfig> {
-    (model(), tokenizer(), data(), optimizer_and_scheduler(), runtime()).prop_map(
-        |(model, tokenizer, data, (optimizer, scheduler), runtime)| RunConfig {
-            model,
-            tokenizer,
-            data,
-            optimizer,
-            scheduler,
-            runtime,
+    (model(), tokenizer(), (data(), mixture()), optimizer_and_scheduler(), runtime()).prop_map(
+        |(model, tokenizer, (mut data, mixture), (optimizer, scheduler), runtime)| {
+            // A mixture stands alone and needs a number of steps.
+            if scheduler.total_epochs.is_none() && !mixture.is_empty() {
+                data = DataConfig { train_shards: Vec::new(), mixture, ..data };
+            }
+            RunConfig { model, tokenizer, data, optimizer, scheduler, runtime }
         },
     )
 }

@@ -19,57 +19,105 @@ pub struct EvaluationReport {
     pub bits_per_byte: Option<f64>,
     /// Target tokens evaluated.
     pub tokens: u64,
+    /// Of a mixture, what its components' held-out texts say one by one; the numbers above weigh them by their shares.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub components: Vec<ComponentEvaluation>,
 }
 
-/// The sums an evaluation is made of.
-#[derive(Default)]
+/// What one evaluation found on the held-out text of a component.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ComponentEvaluation {
+    /// The data set's name, or the patterns.
+    pub name: String,
+    /// The component's weight, of 1.
+    pub share: f64,
+    /// As for the whole.
+    pub loss: f64,
+    /// As for the whole.
+    pub bits_per_byte: Option<f64>,
+    /// As for the whole.
+    pub tokens: u64,
+}
+
+/// The sums over one held-out text.
 struct Totals {
+    share: f64,
     nats: f64,
     tokens: u64,
     bytes: Option<u64>,
 }
 
-/// Runs the first `most` held-out sequences through the decoder, the same ones every time. None if there is not one target,
-/// or if the signal is raised meanwhile.
+/// Runs the first `most` held-out sequences through the decoder, of a mixture's texts their shares of them, the same ones every
+/// time. None if there is not one target, or if the signal is raised meanwhile.
 pub(crate) fn evaluate(
     decoder: &mut Decoder,
     micro_batch: &mut MicroBatch,
-    held_out: &mut HeldOut,
+    held_out: &mut [HeldOut],
     most: usize,
     step: u64,
     stop: &StopSignal,
 ) -> Result<Option<EvaluationReport>> {
-    let mut totals = Totals { bytes: Some(0), ..Totals::default() };
-    let mut left = most;
-    for batch in held_out.batches(micro_batch.sequences()) {
-        let batch = batch?;
-        // A batch is taken whole or not at all, so that its bytes are those of its targets.
-        if batch.sequences() > left || stop.requested().is_some() {
-            break;
+    let (mut all, mut components) = (Vec::new(), Vec::new());
+    for text in held_out {
+        let totals = Totals::of(decoder, micro_batch, text, most, stop)?;
+        if stop.requested().is_some() {
+            return Ok(None);
         }
-        left -= batch.sequences();
-        micro_batch.upload(&batch, 0..batch.sequences())?;
-        let losses = micro_batch.evaluate(decoder)?.read_f32()?;
-        totals.nats += losses.iter().map(|loss| f64::from(*loss)).sum::<f64>();
-        totals.tokens += batch.target_count as u64;
-        totals.bytes = totals.bytes.zip(batch.target_bytes).map(|(sum, bytes)| sum + bytes);
+        if totals.tokens > 0 {
+            components.push(totals.component(text.name()));
+            all.push(totals);
+        }
     }
-    if totals.tokens == 0 || stop.requested().is_some() {
-        return Ok(None);
+    if components.len() == 1 {
+        components.clear();
     }
-    Ok(Some(totals.report(step)))
+    Ok((!all.is_empty()).then(|| report(step, &all, components)))
 }
 
 impl Totals {
-    fn report(&self, step: u64) -> EvaluationReport {
-        let loss = self.nats / self.tokens as f64;
-        let bits_per_byte = |bytes: u64| self.nats / std::f64::consts::LN_2 / bytes as f64;
-        EvaluationReport {
-            step,
-            loss,
-            perplexity: loss.exp(),
-            bits_per_byte: self.bytes.filter(|bytes| *bytes > 0).map(bits_per_byte),
-            tokens: self.tokens,
+    fn of(
+        decoder: &mut Decoder,
+        micro_batch: &mut MicroBatch,
+        text: &mut HeldOut,
+        most: usize,
+        stop: &StopSignal,
+    ) -> Result<Self> {
+        let mut totals = Self { share: text.share(), nats: 0.0, tokens: 0, bytes: Some(0) };
+        let most = (most as f64 * totals.share).ceil() as usize;
+        for batch in text.batches(micro_batch.sequences(), most) {
+            let batch = batch?;
+            if stop.requested().is_some() {
+                break;
+            }
+            micro_batch.upload(&batch, 0..batch.sequences())?;
+            let losses = micro_batch.evaluate(decoder)?.read_f32()?;
+            totals.nats += losses.iter().map(|loss| f64::from(*loss)).sum::<f64>();
+            totals.tokens += batch.target_count as u64;
+            totals.bytes = totals.bytes.zip(batch.target_bytes).map(|(sum, bytes)| sum + bytes);
         }
+        Ok(totals)
     }
+
+    fn component(&self, name: &str) -> ComponentEvaluation {
+        let (loss, bits_per_byte) = means(std::slice::from_ref(self));
+        ComponentEvaluation { name: name.to_owned(), share: self.share, loss, bits_per_byte, tokens: self.tokens }
+    }
+}
+
+fn report(step: u64, all: &[Totals], components: Vec<ComponentEvaluation>) -> EvaluationReport {
+    let (loss, bits_per_byte) = means(all);
+    let tokens = all.iter().map(|totals| totals.tokens).sum();
+    EvaluationReport { step, loss, perplexity: loss.exp(), bits_per_byte, tokens, components }
+}
+
+/// Nats a token and bits a byte of a text of which each part has its share of the tokens, however many of them were evaluated.
+fn means(parts: &[Totals]) -> (f64, Option<f64>) {
+    let shares: f64 = parts.iter().map(|part| part.share).sum();
+    let a_token = |sum: &dyn Fn(&Totals) -> f64| {
+        parts.iter().map(|part| part.share * sum(part) / part.tokens as f64).sum::<f64>() / shares
+    };
+    let loss = a_token(&|part| part.nats);
+    let known = parts.iter().all(|part| part.bytes.is_some());
+    let bytes = a_token(&|part| part.bytes.unwrap_or(0) as f64);
+    (loss, (known && bytes > 0.0).then(|| loss / bytes / std::f64::consts::LN_2))
 }

@@ -14,6 +14,7 @@ pub type Identity = BTreeMap<String, Value>;
 
 const REVISION: &str = "revision";
 const PACKING: &str = "data.packing";
+const MIXTURE: &str = "data.mixture";
 
 /// One key that differs.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,13 +48,30 @@ pub fn changes(checkpoint: &Identity, config: &Identity) -> Vec<Change> {
         .collect()
 }
 
-/// The commit of the streamed data set that a checkpoint was trained with.
-pub fn revision(checkpoint: &Identity) -> Option<String> {
-    checkpoint.get(REVISION)?.as_str().map(str::to_owned)
+/// Names the commits that a checkpoint was trained with, where the run does not name any itself: the data sets may have moved on
+/// since, and a run goes on with what it began with.
+pub fn recall_revisions(checkpoint: &Identity, run: &mut ResolvedRun) {
+    let recall = |key: &str, revision: &mut Option<String>| {
+        let began_with = checkpoint.get(key).and_then(Value::as_str);
+        *revision = revision.take().or(began_with.map(str::to_owned));
+    };
+    if let Some(streaming) = &mut run.streaming {
+        recall(REVISION, &mut streaming.revision);
+    }
+    for (index, component) in run.config.data.mixture.iter_mut().enumerate() {
+        recall(&format!("{MIXTURE}[{index}].{REVISION}"), &mut component.revision);
+    }
+}
+
+/// Writes the commits that a run reads into its config.
+pub fn pin_revisions(run: &mut ResolvedRun, sources: &[SourceDescription]) {
+    for (component, source) in run.config.data.mixture.iter_mut().zip(sources) {
+        component.revision.clone_from(&source.revision);
+    }
 }
 
 /// The identity of a run: the model's sizes, the arithmetic, and everything that the order of its data follows from.
-pub fn of(run: &ResolvedRun, tokenizer_hash: &str, source: &SourceDescription) -> Identity {
+pub fn of(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescription]) -> Identity {
     let RunConfig { model, data, runtime, .. } = &run.config;
     let mut identity = Identity::new();
     let Value::Object(sizes) = json!(model) else { unreachable!("a struct is an object") };
@@ -74,13 +92,27 @@ pub fn of(run: &ResolvedRun, tokenizer_hash: &str, source: &SourceDescription) -
         add("dataset", json!(streaming.dataset));
         add("split", json!(streaming.split));
         add("config", json!(streaming.config));
-        add(REVISION, json!(source.revision));
+        add(REVISION, json!(sources[0].revision));
         add("max_samples", json!(streaming.max_samples));
         add("text_column", json!(streaming.text_column));
-    } else {
-        add("data.train_shards (files)", json!(source.files));
-        add("data.train_shards (bytes)", json!(source.bytes));
+    } else if data.mixture.is_empty() {
+        add("data.train_shards (files)", json!(sources[0].files));
+        add("data.train_shards (bytes)", json!(sources[0].bytes));
         add("data.text_column", json!(data.text_column));
+    }
+    for (index, (component, source)) in data.mixture.iter().zip(sources).enumerate() {
+        let mut add = |key: &str, value: Value| add(&format!("{MIXTURE}[{index}].{key}"), value);
+        add("weight", json!(component.weight));
+        add("text_column", json!(component.text_column.as_ref().unwrap_or(&data.text_column)));
+        if let Some(dataset) = &component.dataset {
+            add("dataset", json!(dataset));
+            add("split", json!(component.split()));
+            add("config", json!(component.config));
+            add(REVISION, json!(source.revision));
+        } else {
+            add("shards (files)", json!(source.files));
+            add("shards (bytes)", json!(source.bytes));
+        }
     }
     identity
 }

@@ -69,8 +69,8 @@ struct Session {
     max_steps: Option<u64>,
     evaluate_every: Option<u64>,
     save_every: u64,
-    /// Passes over the data after which the next note is due.
-    next_noted_epoch: u64,
+    /// Passes over each component of the data after which the next note is due.
+    next_noted_epochs: Vec<u64>,
 }
 
 impl Session {
@@ -82,7 +82,7 @@ impl Session {
             max_steps,
             evaluate_every: config.runtime.evaluation.every_n_steps,
             save_every: config.runtime.checkpoint.every_n_steps,
-            next_noted_epoch: (trainer.epochs_done() + 1).next_power_of_two(),
+            next_noted_epochs: trainer.epochs_done().iter().map(|done| (done + 1).next_power_of_two()).collect(),
             trainer,
         }
     }
@@ -121,7 +121,7 @@ impl Session {
             match self.trainer.step_unless(stop) {
                 Ok(Step::Done(report)) => {
                     self.progress.step(&report);
-                    self.note_epoch();
+                    self.note_epochs();
                 }
                 Ok(Step::Abandoned) => {}
                 Ok(Step::Finished) => return self.end(stop),
@@ -131,21 +131,32 @@ impl Session {
         }
     }
 
-    /// Tells when the data begin again, for whoever thought there were enough: the first time, the second, the fourth, ...
-    fn note_epoch(&mut self) {
-        let done = self.trainer.epochs_done();
-        if done >= self.next_noted_epoch {
-            let step = grouped(self.trainer.steps_done());
-            self.progress.say(&format!("step {step}: the training data end here and begin again (epoch {})", done + 1));
-            self.next_noted_epoch = (done + 1).next_power_of_two();
+    /// Tells when data begin again, for whoever thought there were enough: the first time, the second, the fourth, ...
+    fn note_epochs(&mut self) {
+        for (component, done) in self.trainer.epochs_done().into_iter().enumerate() {
+            if done >= self.next_noted_epochs[component] {
+                let step = grouped(self.trainer.steps_done());
+                let data = self.component_name(component).unwrap_or("the training text".to_owned());
+                let epoch = done + 1;
+                self.progress.say(&format!("step {step}: {data} ends here and begins again (epoch {epoch})"));
+                self.next_noted_epochs[component] = (done + 1).next_power_of_two();
+            }
         }
     }
 
     fn note_skipped_rows(&self) {
-        let skipped = self.trainer.skipped_rows();
-        if skipped.total() > 0 {
-            self.progress.say(&format!("rows left out of training: {skipped}"));
+        for (component, skipped) in self.trainer.skipped_rows().into_iter().enumerate() {
+            if skipped.total() > 0 {
+                let of = self.component_name(component).map_or_else(String::new, |name| format!(" of {name}"));
+                self.progress.say(&format!("rows{of} left out of training: {skipped}"));
+            }
         }
+    }
+
+    /// The name of a component of a mixture; none where there is but one source.
+    fn component_name(&self, component: usize) -> Option<String> {
+        let sources = self.trainer.mixture().sources();
+        (sources.len() > 1).then(|| sources[component].describe().name)
     }
 
     /// A resumed run finds here what the stop kept it from.

@@ -17,7 +17,7 @@ use std::{
     time::Instant,
 };
 
-use dataset::{Cursor, DataError, SkippedRows};
+use dataset::{Cursor, DataError, Mixture, SkippedRows};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
@@ -143,10 +143,11 @@ impl Trainer {
         let Some(Outcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)? else {
             return Ok(Step::Abandoned);
         };
-        self.ledger.step(step, &self.position.cursor, &batch, self.data.stream.opened_windows());
+        let cursor = self.data.stream.cursor();
+        self.ledger.step(step, (&self.position.cursor, &cursor), &batch, self.data.stream.opened_windows());
         self.position.step = step;
         self.position.tokens += batch.target_count as u64;
-        self.position.cursor = self.data.stream.cursor();
+        self.position.cursor = cursor;
         self.position.evaluation_loss = None;
         self.saved = None;
         let step_seconds = started.elapsed().as_secs_f64();
@@ -232,13 +233,18 @@ impl Trainer {
         self.position.step
     }
 
-    /// Times that the training data have been read to their end.
-    pub fn epochs_done(&self) -> u64 {
-        self.position.cursor.start.epoch
+    /// What it trains on.
+    pub fn mixture(&self) -> &Mixture {
+        self.data.stream.mixture()
     }
 
-    /// Rows of the data that were left out since the trainer was made, and why.
-    pub fn skipped_rows(&self) -> SkippedRows {
+    /// Times that each component of the training data has been read to its end.
+    pub fn epochs_done(&self) -> Vec<u64> {
+        self.position.cursor.components.iter().map(|component| component.start.epoch).collect()
+    }
+
+    /// Rows of each component that were left out since the trainer was made, and why.
+    pub fn skipped_rows(&self) -> Vec<SkippedRows> {
         self.data.stream.skipped()
     }
 

@@ -123,7 +123,7 @@ fn what_a_run_was_trained_on_is_proven_and_made_again() {
     );
     let report = answer(&workshop, &["validate-data", "run", "--replay", "3", "--json"]);
     assert_eq!((&report["problems"], &report["replayed"]), (&serde_json::json!([]), &serde_json::json!([3])));
-    let epochs = report["epochs"].as_array().unwrap();
+    let epochs = report["components"][0]["epochs"].as_array().unwrap();
     assert_eq!(epochs.len(), 2);
     assert!(epochs.iter().all(|epoch| epoch["finished"] == true && epoch["documents"] == epochs[0]["documents"]));
     let text = succeeds(&workshop, &["validate-data", "run"]);

@@ -19,10 +19,10 @@ const OVERRIDES: [&str; 4] = [
     "runtime.seed=1",
 ];
 
-fn start(workshop: &Workshop, name: &str) -> Child {
+fn start(workshop: &Workshop, name: &str, data: &[String]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
     command.arg("--config").arg(workshop.run_directory(name).join("training.yaml")).arg("--resume");
-    for value in OVERRIDES {
+    for value in OVERRIDES.into_iter().chain(data.iter().map(String::as_str)) {
         command.args(["--override", value]);
     }
     command.stdout(Stdio::null()).spawn().unwrap()
@@ -30,15 +30,24 @@ fn start(workshop: &Workshop, name: &str) -> Child {
 
 #[test]
 fn a_run_killed_again_and_again_ends_with_the_weights_and_metrics_of_one_left_alone() {
+    kill_again_and_again(&Workshop::new(), &[]);
+}
+
+#[test]
+fn so_does_a_run_on_a_mixture_of_which_one_source_begins_again_and_again() {
     let workshop = Workshop::new();
+    kill_again_and_again(&workshop, &workshop.mixture());
+}
+
+fn kill_again_and_again(workshop: &Workshop, data: &[String]) {
     let began = Instant::now();
-    assert!(start(&workshop, "left-alone").wait().unwrap().success());
+    assert!(start(workshop, "left-alone", data).wait().unwrap().success());
     let alone = began.elapsed();
 
     // Each life is a little longer than the last, so that kills fall at different instants and the run still ends.
     let mut kills = 0;
     for life in 1.. {
-        let mut child = start(&workshop, "killed");
+        let mut child = start(workshop, "killed", data);
         let deadline = Instant::now() + alone.mul_f64(0.1 * f64::from(life));
         let ended = loop {
             match child.try_wait().unwrap() {

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use super::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_each_record};
-use crate::{Batch, Cursor, DataError, DataSource, StreamIdentity, StreamSettings, TokenStream, Tokenizer};
+use crate::cursor::WindowStart;
+use crate::{Batch, Cursor, DataError, Mixture, StreamIdentity, StreamSettings, TokenStream, Tokenizer};
 
-/// Makes the batch of `step` again and compares it with the checksum in the ledger. Reads at most the windows that the step
-/// took from.
+/// Makes the batch of `step` again and compares it with the checksum in the ledger. Uses no window that the step did not take
+/// from.
 ///
 /// # Errors
 /// [`DataError::Ledger`] where the ledger has no such step, or its checksum is another batch's.
@@ -14,34 +15,75 @@ pub fn replay(
     path: &Path,
     head: &LedgerHead,
     step: u64,
-    source: &DataSource,
+    data: impl Into<Mixture>,
     settings: &StreamSettings,
     tokenizer: &Tokenizer,
 ) -> Result<Batch, DataError> {
+    let mixture: Mixture = data.into();
     let wrong = |message: String| DataError::Ledger { path: path.to_owned(), message };
-    let (window, record) = find(path, head, step)?.ok_or_else(|| wrong(format!("it has no step {step}")))?;
-    let identity = StreamIdentity::of(source, settings, tokenizer);
-    let cursor = Cursor { identity, start: window.start, sequence: record.sequence };
-    let mut stream = TokenStream::open(source, settings, tokenizer, Some(cursor))?;
-    let batch = stream.next_sequences(record.sequences as usize)?;
+    let components = mixture.sources().len();
+    let (before, record) =
+        find(path, head, step, components)?.ok_or_else(|| wrong(format!("it has no step {step}")))?;
+    let mut cursor = Cursor::at_start(StreamIdentity::of(&mixture, settings, tokenizer), components, settings.lanes);
+    for (position, before) in cursor.components.iter_mut().zip(before) {
+        position.given = before.given;
+        if let Some((start, sequence)) = before.first {
+            (position.start, position.sequence) = (start, sequence);
+        }
+    }
+    let mut stream = TokenStream::open(mixture, settings, tokenizer, Some(cursor))?;
+    let batch = stream.next_sequences(record.sequences() as usize)?;
     if batch_hash(&batch) == record.batch {
         return Ok(batch);
     }
     Err(wrong(format!("step {step} was trained on another batch than the data give today")))
 }
 
-/// The step's line and that of the window it starts in.
-fn find(path: &Path, head: &LedgerHead, step: u64) -> Result<Option<(WindowRecord, StepRecord)>, DataError> {
-    // A step starts in the window of the step before, or in a newer one.
-    let (mut recent, mut found) = (Vec::<WindowRecord>::new(), None);
+/// Where a component stands before a step.
+#[derive(Clone, Default)]
+struct Before {
+    given: u64,
+    /// The start of the window that the step takes from, and the place of its first sequence there; none if the step takes
+    /// nothing.
+    first: Option<(WindowStart, u64)>,
+    /// Windows that were not left behind: a step starts in the window of the step before, or in a newer one.
+    recent: Vec<WindowRecord>,
+}
+
+/// The step's line, and where each of so many components stood before it.
+fn find(
+    path: &Path,
+    head: &LedgerHead,
+    step: u64,
+    components: usize,
+) -> Result<Option<(Vec<Before>, StepRecord)>, DataError> {
+    let (mut at, mut found) = (vec![Before::default(); components], None);
+    let message = format!("it names more than the run's {components} components");
+    let unknown = || DataError::Ledger { path: path.to_owned(), message: message.clone() };
     for_each_record(path, head, |record| {
         match record {
-            LedgerRecord::Begin(_) => {}
-            LedgerRecord::Window(window) => recent.push(window),
+            LedgerRecord::Begin(begin) => {
+                for (at, begun) in at.iter_mut().zip(&begin.components) {
+                    at.given = begun.given;
+                }
+            }
+            LedgerRecord::Window(window) => {
+                at.get_mut(window.component as usize).ok_or_else(unknown)?.recent.push(window);
+            }
             LedgerRecord::Step(record) => {
-                recent.retain(|window| (window.start.epoch, window.start.window) >= (record.epoch, record.window));
+                for taken in &record.taken {
+                    let at = at.get_mut(taken.component as usize).ok_or_else(unknown)?;
+                    at.recent.retain(|recent| (recent.start.epoch, recent.start.window) >= (taken.epoch, taken.window));
+                    if record.step == step {
+                        at.first = at.recent.first().map(|window| (window.start.clone(), taken.sequence));
+                    }
+                }
                 if record.step == step {
-                    found = recent.first().cloned().map(|window| (window, record));
+                    found = Some((at.clone(), record));
+                } else {
+                    for taken in &record.taken {
+                        at[taken.component as usize].given += taken.sequences;
+                    }
                 }
             }
         }

@@ -150,7 +150,7 @@ pub fn held_out_texts(source: &DataSource, settings: &StreamSettings) -> Vec<Str
     let settings = StreamSettings { sequence_length: 1 << 16, ..settings.clone() };
     let mut held_out = HeldOut::open(source, &settings, &tokenizer()).unwrap();
     let mut texts = || -> Vec<String> {
-        let batches = held_out.batches(1).collect::<Result<Vec<_>, _>>().unwrap();
+        let batches = held_out.batches(1, usize::MAX).collect::<Result<Vec<_>, _>>().unwrap();
         batches.iter().flat_map(|batch| split_texts(&batch.targets, &tokenizer())).collect()
     };
     let first = texts();

@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use dataset::{DataSource, HeldOut, Tokenizer};
+use dataset::{DataSource, HeldOut, Mixture, Tokenizer};
 use run_config::{DataConfig, Device, ResolvedRun, RunConfig};
 
 use super::ModelSource;
@@ -55,14 +55,14 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
     let (mut config, mut text) = match (run, options.input.as_slice()) {
         (Some(run), []) => {
             let run = run?;
-            let text = HeldOut::from_run(&run, &DataSource::from_run(&run)?, &tokenizer)?;
+            let text = HeldOut::from_run(&run, &Mixture::from_run(&run)?, &tokenizer)?;
             (run.config, text)
         }
         (None, []) => return Err(no_text(&directory)),
         (run, patterns) => {
             let config =
                 run.map_or_else(|| Ok(usual(shape.max_position_embeddings)), |run| run.map(|run| run.config))?;
-            let text = local(patterns, &options.text_column, &config.data, &tokenizer)?;
+            let text = vec![local(patterns, &options.text_column, &config.data, &tokenizer)?];
             (config, text)
         }
     };

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf, absolute};
 
 use clap::Args;
-use dataset::ledger::{Audit, audit, replay};
-use dataset::{DataSource, StreamSettings, TokenStream, Tokenizer};
+use dataset::ledger::{Audit, AuditedComponent, audit, replay};
+use dataset::{Mixture, StreamSettings, TokenStream, Tokenizer};
 use run_config::{ResolvedRun, RunConfig};
 use serde::Serialize;
 
@@ -37,15 +37,28 @@ pub struct DataReport {
     pub steps: u64,
     /// Targets that they were trained on.
     pub targets: u64,
-    /// The epochs begun.
-    pub epochs: Vec<EpochReport>,
+    /// What they took of each component; one where the data are no mixture.
+    pub components: Vec<ComponentReport>,
     /// Steps whose batch was made again, equal.
     pub replayed: Vec<u64>,
     /// What does not fit; empty where every document was used exactly once.
     pub problems: Vec<String>,
 }
 
-/// An epoch of a run.
+/// What a run took of a component.
+#[derive(Debug, Clone, Serialize)]
+pub struct ComponentReport {
+    /// The data set's name, or the patterns.
+    pub name: String,
+    /// The share of the sequences that its weight gives it, of 1.
+    pub share: f64,
+    /// Sequences that steps of the ledger took of it.
+    pub sequences: u64,
+    /// The epochs begun.
+    pub epochs: Vec<EpochReport>,
+}
+
+/// An epoch of a component.
 #[derive(Debug, Clone, Serialize)]
 pub struct EpochReport {
     /// From 0.
@@ -75,15 +88,13 @@ pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
     }
     let mut run = RunConfig::load(&config, &[])?;
     let state = newest_state(&run, directory)?;
-    if let Some(streaming) = &mut run.streaming {
-        streaming.revision = identity::revision(&state.identity);
-    }
+    identity::recall_revisions(&state.identity, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
     let data = RunData::of(&run)?;
-    let RunData { source, settings, tokenizer } = &data;
+    let RunData { mixture, settings, tokenizer } = &data;
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data)?;
-    let Audit { steps, targets, epochs, problems, .. } = audit(&path, &head, source, settings, ended)?;
+    let Audit { steps, targets, components, problems } = audit(&path, &head, mixture, settings, ended)?;
     let first = state.step + 1 - steps.min(state.step);
     for &step in &options.replay {
         if !(first..=state.step).contains(&step) {
@@ -91,16 +102,24 @@ pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
             let message = format!("step {step} cannot be made again: {ledger} has the steps {first} to {last}");
             return Err(TrainerError::Request(message));
         }
-        replay(&path, &head, step, source, settings, tokenizer)?;
+        replay(&path, &head, step, mixture, settings, tokenizer)?;
     }
-    let epochs = epochs.into_iter().map(|epoch| EpochReport {
-        epoch: epoch.epoch,
-        documents: epoch.documents,
-        finished: epoch.finished,
-        whole: epoch.whole,
-    });
+    let component = |(index, audited): (usize, AuditedComponent)| ComponentReport::of(audited, mixture.share(index));
+    let components = components.into_iter().enumerate().map(component).collect();
     let replayed = options.replay.clone();
-    Ok(DataReport { step: state.step, steps, targets, epochs: epochs.collect(), replayed, problems })
+    Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
+}
+
+impl ComponentReport {
+    fn of(AuditedComponent { name, sequences, epochs }: AuditedComponent, share: f64) -> Self {
+        let epochs = epochs.into_iter().map(|epoch| EpochReport {
+            epoch: epoch.epoch,
+            documents: epoch.documents,
+            finished: epoch.finished,
+            whole: epoch.whole,
+        });
+        Self { name, share, sequences, epochs: epochs.collect() }
+    }
 }
 
 pub(super) fn main(options: &ValidateDataOptions) -> Result<u8> {
@@ -117,14 +136,26 @@ pub(super) fn main(options: &ValidateDataOptions) -> Result<u8> {
 impl fmt::Display for DataReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} steps up to step {}, {} target tokens", self.steps, self.step, self.targets)?;
-        for EpochReport { epoch, documents, finished, whole } in &self.epochs {
-            let state = match (finished, whole) {
-                (true, true) => "every document used exactly once",
-                (true, false) => "no document used twice; it began before the ledger",
-                (false, _) => "not finished; no document used twice",
-            };
-            let state = if self.problems.is_empty() { state } else { "see the problems below" };
-            writeln!(f, "epoch {epoch}: {documents} documents, {state}")?;
+        let all: u64 = self.components.iter().map(|component| component.sequences).sum();
+        for ComponentReport { name, share, sequences, epochs } in &self.components {
+            if self.components.len() > 1 {
+                let taken = *sequences as f64 / all.max(1) as f64;
+                writeln!(
+                    f,
+                    "{name}: {sequences} of {all} sequences, {:.2} % (its weight: {:.2} %)",
+                    100.0 * taken,
+                    100.0 * share
+                )?;
+            }
+            for EpochReport { epoch, documents, finished, whole } in epochs {
+                let state = match (finished, whole) {
+                    (true, true) => "every document used exactly once",
+                    (true, false) => "no document used twice; it began before the ledger",
+                    (false, _) => "not finished; no document used twice",
+                };
+                let state = if self.problems.is_empty() { state } else { "see the problems below" };
+                writeln!(f, "epoch {epoch}: {documents} documents, {state}")?;
+            }
         }
         for step in &self.replayed {
             writeln!(f, "step {step}: its batch was made again, equal")?;
@@ -135,7 +166,7 @@ impl fmt::Display for DataReport {
 
 /// What a run reads.
 struct RunData {
-    source: DataSource,
+    mixture: Mixture,
     settings: StreamSettings,
     tokenizer: Tokenizer,
 }
@@ -144,7 +175,7 @@ impl RunData {
     fn of(run: &ResolvedRun) -> Result<Self> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
         let tokenizer = Tokenizer::load(path, &run.special_tokens)?;
-        Ok(Self { source: DataSource::from_run(run)?, settings: StreamSettings::from_run(run), tokenizer })
+        Ok(Self { mixture: Mixture::from_run(run)?, settings: StreamSettings::from_run(run), tokenizer })
     }
 }
 
@@ -163,8 +194,8 @@ fn ended(run: &ResolvedRun, state: &TrainerState, data: &RunData) -> Result<bool
     let cursor = serde_json::from_value(state.cursor.clone()).map_err(|error| {
         TrainerError::Request(format!("the checkpoint of step {} has no readable data position: {error}", state.step))
     })?;
-    let RunData { source, settings, tokenizer } = data;
-    Ok(TokenStream::open(source, settings, tokenizer, Some(cursor))?.next_sequences(1)?.is_empty())
+    let RunData { mixture, settings, tokenizer } = data;
+    Ok(TokenStream::open(mixture, settings, tokenizer, Some(cursor))?.next_sequences(1)?.is_empty())
 }
 
 fn no_ledger(directory: &Path) -> TrainerError {

@@ -59,6 +59,9 @@ impl MetricsWriter {
         };
         let mut scalars = vec![("loss/validation", report.loss), ("perplexity/validation", report.perplexity)];
         scalars.extend(report.bits_per_byte.map(|bits| ("bits_per_byte/validation", bits)));
+        let tags: Vec<String> =
+            report.components.iter().map(|component| format!("loss/validation/{}", component.name)).collect();
+        scalars.extend(tags.iter().map(String::as_str).zip(report.components.iter().map(|component| component.loss)));
         events.write(report.step, &scalars)
     }
 
@@ -94,7 +97,14 @@ mod tests {
     }
 
     fn evaluation(step: u64) -> EvaluationReport {
-        EvaluationReport { step, loss: 2.0, perplexity: 2f64.exp(), bits_per_byte: Some(1.1), tokens: 512 }
+        EvaluationReport {
+            step,
+            loss: 2.0,
+            perplexity: 2f64.exp(),
+            bits_per_byte: Some(1.1),
+            tokens: 512,
+            components: Vec::new(),
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dataset::{Cursor, DataError, DataSource, HeldOut, StreamSettings, TokenStream, Tokenizer};
+use dataset::{Cursor, DataError, HeldOut, Mixture, StreamSettings, TokenStream, Tokenizer};
 use run_config::ResolvedRun;
 
 use crate::error::{Result, TrainerError};
@@ -10,7 +10,7 @@ use crate::error::{Result, TrainerError};
 /// What a run reads, found but not opened.
 pub(super) struct DataPlan {
     pub(super) tokenizer: Tokenizer,
-    pub(super) source: DataSource,
+    pub(super) mixture: Mixture,
     settings: StreamSettings,
 }
 
@@ -18,8 +18,7 @@ pub(super) struct DataPlan {
 pub(super) struct Data {
     pub(super) tokenizer: Tokenizer,
     pub(super) stream: TokenStream,
-    held_out: Option<HeldOut>,
-    source: DataSource,
+    held_out: Vec<HeldOut>,
 }
 
 impl DataPlan {
@@ -34,15 +33,15 @@ impl DataPlan {
                 tokenizer.vocab_size()
             )));
         }
-        Ok(Self { tokenizer, source: DataSource::from_run(run)?, settings: StreamSettings::from_run(run) })
+        Ok(Self { tokenizer, mixture: Mixture::from_run(run)?, settings: StreamSettings::from_run(run) })
     }
 
     /// Opens the stream, where a checkpoint left it if there is one; and the held-out text if the run will evaluate, so that
     /// it cannot fail on that hours later. A text too small to hold out a part of it is trained on without evaluation.
     pub(super) fn open(self, run: &mut ResolvedRun, cursor: Option<Cursor>, notes: &mut Vec<String>) -> Result<Data> {
-        let Self { tokenizer, source, settings } = self;
-        let stream = TokenStream::open(&source, &settings, &tokenizer, cursor)?;
-        let mut data = Data { tokenizer, stream, held_out: None, source };
+        let Self { tokenizer, mixture, settings } = self;
+        let stream = TokenStream::open(mixture, &settings, &tokenizer, cursor)?;
+        let mut data = Data { tokenizer, stream, held_out: Vec::new() };
         if run.config.runtime.evaluation.every_n_steps.is_some() {
             match data.held_out(run) {
                 Err(TrainerError::Data(problem @ DataError::NothingHeldOut { .. })) => {
@@ -57,11 +56,11 @@ impl DataPlan {
 }
 
 impl Data {
-    /// The text that training never sees, opened when it is first asked for.
-    pub(super) fn held_out(&mut self, run: &ResolvedRun) -> Result<&mut HeldOut> {
-        if self.held_out.is_none() {
-            self.held_out = Some(HeldOut::from_run(run, &self.source, &self.tokenizer)?);
+    /// The texts that training never sees, opened when they are first asked for.
+    pub(super) fn held_out(&mut self, run: &ResolvedRun) -> Result<&mut [HeldOut]> {
+        if self.held_out.is_empty() {
+            self.held_out = HeldOut::from_run(run, self.stream.mixture(), &self.tokenizer)?;
         }
-        Ok(self.held_out.as_mut().expect("opened above"))
+        Ok(&mut self.held_out)
     }
 }

@@ -3,8 +3,8 @@
 use std::{io, path::Path};
 
 use dataset::{
-    Batch, Cursor, WindowStart,
-    ledger::{BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash},
+    Batch, Cursor,
+    ledger::{BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, WindowRecord},
 };
 
 use crate::{checkpoint::TrainerState, error::Result};
@@ -16,8 +16,8 @@ pub const LEDGER: &str = "ledger.jsonl";
 pub(super) struct RunLedger {
     /// None once it could not be written.
     ledger: Option<Ledger>,
-    /// The window that the run was cut in, where the ledger has it already.
-    known: Option<WindowStart>,
+    /// Where the run was cut, if the ledger led there: it has the windows begun there already.
+    cut: Option<Cursor>,
 }
 
 impl RunLedger {
@@ -31,44 +31,36 @@ impl RunLedger {
         let path = run_directory.join(LEDGER);
         let new = || Ledger::open(&path, &LedgerHead::empty());
         let Some(state) = resumed else {
-            return Ok(Self { ledger: Some(new()?), known: None });
+            return Ok(Self { ledger: Some(new()?), cut: None });
         };
         let refusal = match &state.ledger {
             None => "the checkpoint vouches for none".to_owned(),
             Some(head) => match Ledger::open(&path, head) {
-                Ok(ledger) => {
-                    let known = (cursor.sequence > 0).then(|| cursor.start.clone());
-                    return Ok(Self { ledger: Some(ledger), known });
-                }
+                Ok(ledger) => return Ok(Self { ledger: Some(ledger), cut: Some(cursor.clone()) }),
                 Err(error) => error.to_string(),
             },
         };
         let step = state.step;
         notes.push(format!("the ledger begins anew at step {step}, earlier steps can no longer be proven: {refusal}"));
-        let mut ledger = Self { ledger: Some(new()?), known: None };
-        let Cursor { start, sequence, .. } = cursor;
-        let begin = BeginRecord { step, epoch: start.epoch, window: start.window, sequence: *sequence };
-        ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(begin)));
+        let mut ledger = Self { ledger: Some(new()?), cut: None };
+        ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(BeginRecord::of(step, cursor))));
         Ok(ledger)
     }
 
-    /// Writes down a step that took `batch` from `from` on, and the windows that it was the first to take from.
-    pub(super) fn step(&mut self, step: u64, from: &Cursor, batch: &Batch, opened: &[WindowRecord]) {
-        let known = self.known.take();
+    /// Writes down a step that took `batch` from one position to another, and the windows that it was the first to take from.
+    pub(super) fn step<'a>(
+        &mut self,
+        step: u64,
+        (from, to): (&Cursor, &Cursor),
+        batch: &Batch,
+        opened: impl Iterator<Item = &'a WindowRecord>,
+    ) {
+        let cut = self.cut.take();
         self.write(|ledger| {
-            for window in opened.iter().filter(|window| known.as_ref() != Some(&window.start)) {
+            for window in opened.filter(|window| !cut.as_ref().is_some_and(|cut| window.is_cut_by(cut))) {
                 ledger.append(&LedgerRecord::Window(window.clone()))?;
             }
-            let Cursor { start, sequence, .. } = from;
-            ledger.append(&LedgerRecord::Step(StepRecord {
-                step,
-                epoch: start.epoch,
-                window: start.window,
-                sequence: *sequence,
-                sequences: batch.sequences() as u64,
-                targets: batch.target_count as u64,
-                batch: batch_hash(batch),
-            }))
+            ledger.append(&LedgerRecord::Step(StepRecord::of(step, from, to, batch)))
         });
     }
 

@@ -66,14 +66,14 @@ impl Trainer {
         let lock = RunLock::acquire(&run.run_directory)?;
         let mut notes = [run.notes.clone(), of_device].concat();
         let chosen = choose(&run, from, &mut notes)?;
-        if let (Some(streaming), Some(chosen)) = (&mut run.streaming, &chosen) {
-            // The data set may have moved on since; the run goes on with what it began with.
-            let began_with = identity::revision(&chosen.state.identity);
-            streaming.revision = streaming.revision.take().or(began_with);
+        if let Some(chosen) = &chosen {
+            identity::recall_revisions(&chosen.state.identity, &mut run);
         }
         let data = DataPlan::of(&run, shape.vocab_size)?;
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
-        let identity = identity::of(&run, data.tokenizer.content_hash(), &data.source.describe());
+        let sources = data.mixture.describe();
+        identity::pin_revisions(&mut run, &sources);
+        let identity = identity::of(&run, data.tokenizer.content_hash(), &sources);
         if let Some(Chosen { directory, state }) = &chosen {
             let changes = identity::changes(&state.identity, &identity);
             if !changes.is_empty() {

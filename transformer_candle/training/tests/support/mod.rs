@@ -60,6 +60,20 @@ impl Workshop {
         RunConfig::load(&self.run_directory(name).join("training.yaml"), &overrides).unwrap()
     }
 
+    /// Overrides with which a run trains on three parts of the run's text and one of a smaller one.
+    pub fn mixture(&self) -> [String; 2] {
+        self.weighed(3.0, 1.0)
+    }
+
+    /// The same with other weights.
+    pub fn weighed(&self, large: f64, small: f64) -> [String; 2] {
+        let [text, few] = ["text.jsonl", "few.jsonl"].map(|name| self.path().join(name));
+        fs::write(&few, documents(60)).unwrap();
+        let (text, few) = (text.display(), few.display());
+        let sources = format!("{{shards: [{text}], weight: {large}}}, {{shards: [{few}], weight: {small}}}");
+        ["data.train_shards=[]".to_owned(), format!("data.mixture=[{sources}]")]
+    }
+
     /// The lines of a run's metrics of one kind.
     pub fn metrics(&self, name: &str, kind: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.path().join(name).join("metrics.jsonl")).unwrap();

@@ -1,0 +1,118 @@
+//! What a run reads: one source, or several with weights. One source is the mixture of one component.
+
+use std::path::Path;
+
+use run_config::{MixtureComponent, ResolvedRun, StreamingConfig};
+
+use crate::hub::{HubSettings, Waiting};
+use crate::lanes::Share;
+use crate::shares::Shares;
+use crate::{DataError, DataSource, SourceDescription};
+
+/// Text of a mixture's window, whatever the number of documents asked for: it bounds memory where documents are long.
+const WINDOW_BYTES: usize = 64 << 20;
+/// What a component's window holds at least, however small its share: with less there is little to shuffle, and the padding at
+/// the window's end takes more of it.
+const LEAST: Share = Share { documents: 256, bytes: 4 << 20 };
+
+/// One or more sources and their shares of the sequences that are trained on. Cheap to clone; cloning shares.
+#[derive(Clone, Debug)]
+pub struct Mixture {
+    sources: Vec<DataSource>,
+    shares: Shares,
+}
+
+impl Mixture {
+    /// Sources with their weights. A weight is a source's share of the sequences, and so of the tokens, in proportion to the
+    /// sum of all weights.
+    pub fn new(components: Vec<(DataSource, f64)>) -> Result<Self, DataError> {
+        if components.is_empty() {
+            return Err(DataError::NoSource);
+        }
+        let (sources, weights): (Vec<_>, Vec<_>) = components.into_iter().unzip();
+        let usable = weights.iter().all(|&weight: &f64| weight > 0.0) && weights.iter().sum::<f64>().is_finite();
+        if !usable {
+            return Err(DataError::Setting { setting: "data.mixture[].weight", must: "a number greater than 0" });
+        }
+        Ok(Self { sources, shares: Shares::of(&weights) })
+    }
+
+    /// The training data of a run: what it streams, `data.mixture`, or `data.train_shards`. Asks the Hub at `HF_ENDPOINT`.
+    pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
+        let data = &run.config.data;
+        if let Some(streaming) = &run.streaming {
+            let hub = HubSettings::from_environment().of_run(data);
+            return DataSource::streaming(streaming, hub).map(Self::from);
+        }
+        if data.mixture.is_empty() && !data.train_shards.is_empty() {
+            return DataSource::local(&data.train_shards, Path::new(""), &data.text_column).map(Self::from);
+        }
+        let component = |component: &MixtureComponent| {
+            let text_column = component.text_column.as_deref().unwrap_or(&data.text_column);
+            let source = match &component.dataset {
+                None => DataSource::local(&component.shards, Path::new(""), text_column),
+                Some(dataset) => {
+                    let hub = HubSettings::from_environment().of_run(data);
+                    let streaming = StreamingConfig {
+                        config: component.config.clone(),
+                        revision: component.revision.clone(),
+                        text_column: text_column.to_owned(),
+                        ..StreamingConfig::of(dataset, component.split())
+                    };
+                    DataSource::streaming(&streaming, hub)
+                }
+            };
+            Ok((source?, component.weight))
+        };
+        Self::new(data.mixture.iter().map(component).collect::<Result<_, DataError>>()?)
+    }
+
+    /// The components, in their order.
+    pub fn sources(&self) -> &[DataSource] {
+        &self.sources
+    }
+
+    /// A component's share of the sequences, between 0 and 1.
+    pub fn share(&self, component: usize) -> f64 {
+        self.shares.of_component(component)
+    }
+
+    /// The name, revision and size of each component.
+    pub fn describe(&self) -> Vec<SourceDescription> {
+        self.sources.iter().map(DataSource::describe).collect()
+    }
+
+    /// What reading has waited for longest while the Hub or the network fails.
+    pub fn waiting(&self) -> Option<Waiting> {
+        self.sources.iter().filter_map(DataSource::waiting).min_by_key(|waiting| waiting.since)
+    }
+
+    pub(crate) fn shares(&self) -> &Shares {
+        &self.shares
+    }
+
+    /// How much a window of a component holds where those of all hold `documents`.
+    pub(crate) fn window_share(&self, component: usize, documents: usize) -> Share {
+        let part =
+            |whole: usize, least: usize| ((whole as f64 * self.share(component)).ceil() as usize).max(least.min(whole));
+        Share { documents: part(documents, LEAST.documents), bytes: part(WINDOW_BYTES, LEAST.bytes) }
+    }
+}
+
+impl From<DataSource> for Mixture {
+    fn from(source: DataSource) -> Self {
+        Self { sources: vec![source], shares: Shares::of(&[1.0]) }
+    }
+}
+
+impl From<&DataSource> for Mixture {
+    fn from(source: &DataSource) -> Self {
+        source.clone().into()
+    }
+}
+
+impl From<&Self> for Mixture {
+    fn from(mixture: &Self) -> Self {
+        mixture.clone()
+    }
+}

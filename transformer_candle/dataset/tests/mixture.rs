@@ -1,0 +1,194 @@
+//! A stream over several sources: each is read as it would be alone, and their sequences alternate by their weights.
+
+#![allow(clippy::unwrap_used, clippy::format_collect)]
+
+mod material;
+
+use std::collections::BTreeSet;
+
+use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay};
+use dataset::{Batch, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream};
+use material::{
+    Sequence, documents, folder_source, held_out_texts, jsonl, mixed, parquet, rows, settings, split_texts, tokenizer,
+    write,
+};
+use proptest::prelude::*;
+
+/// 200 documents in many files, 40 in one, and 3.
+fn sources() -> (Vec<tempfile::TempDir>, Vec<DataSource>) {
+    let (many_folder, many, _) = mixed();
+    let [few_folder, least_folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    write(few_folder.path(), &[("few.jsonl", jsonl(&documents(300, 40)))]);
+    write(least_folder.path(), &[("least.parquet", parquet(&documents(400, 3), 2))]);
+    let sources = vec![many, folder_source(few_folder.path()), folder_source(least_folder.path())];
+    (vec![many_folder, few_folder, least_folder], sources)
+}
+
+fn mixture(sources: &[DataSource], weights: &[f64]) -> Mixture {
+    Mixture::new(sources.iter().cloned().zip(weights.iter().copied()).collect()).unwrap()
+}
+
+fn open(mixture: &Mixture, settings: &StreamSettings, cursor: Option<Cursor>) -> TokenStream {
+    TokenStream::open(mixture, settings, &tokenizer(), cursor).unwrap()
+}
+
+fn endless() -> StreamSettings {
+    StreamSettings { epochs: None, ..settings() }
+}
+
+fn taken(stream: &mut TokenStream, sequences: usize) -> Vec<Sequence> {
+    rows(&stream.next_sequences(sequences).unwrap())
+}
+
+/// The steps of a run with their ledger.
+fn train(
+    mixture: &Mixture,
+    settings: &StreamSettings,
+    ledger: &mut Ledger,
+    steps: u64,
+    sequences: usize,
+) -> Vec<Batch> {
+    let mut stream = open(mixture, settings, None);
+    let step = |step| {
+        let before = stream.cursor();
+        let batch = stream.next_sequences(sequences).unwrap();
+        for window in stream.opened_windows() {
+            ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
+        }
+        ledger.append(&LedgerRecord::Step(StepRecord::of(step, &before, &stream.cursor(), &batch))).unwrap();
+        batch
+    };
+    (1..=steps).map(step).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn each_component_gives_its_own_stream_s_sequences_and_its_share_of_all(
+        weights in prop::collection::vec(0.01..1.0_f64, 1..4),
+        length in 1_usize..400,
+    ) {
+        let (_folders, sources) = sources();
+        let mixture = mixture(&sources[..weights.len()], &weights);
+        let mut stream = open(&mixture, &endless(), None);
+        let mut given = vec![Vec::new(); weights.len()];
+        for k in 1..=length {
+            let before = stream.cursor();
+            let sequence = taken(&mut stream, 1);
+            let cursors = stream.cursor().components.into_iter().zip(before.components);
+            let turn = cursors.into_iter().position(|(after, before)| after.given > before.given).unwrap();
+            given[turn].extend(sequence);
+            for (component, given) in given.iter().enumerate() {
+                prop_assert!((given.len() as f64 - mixture.share(component) * k as f64).abs() < 1.0);
+            }
+        }
+        for (source, given) in sources.iter().zip(given) {
+            let mut alone = TokenStream::open(source, &endless(), &tokenizer(), None).unwrap();
+            prop_assert_eq!(taken(&mut alone, given.len()), given);
+        }
+    }
+}
+
+#[test]
+fn from_every_position_and_with_any_threads_it_goes_on_as_if_nothing_had_been() {
+    let (_folders, sources) = sources();
+    let mixture = mixture(&sources, &[0.5, 0.3, 0.2]);
+    let mut stream = open(&mixture, &endless(), None);
+    let (mut cursors, mut undisturbed) = (vec![stream.cursor()], Vec::new());
+    for _ in 0..120 {
+        undisturbed.extend(taken(&mut stream, 1));
+        cursors.push(stream.cursor());
+    }
+    assert!(stream.cursor().components[2].start.epoch >= 2, "the smallest begins again while others go on");
+    for (position, cursor) in cursors.into_iter().enumerate() {
+        let stored = serde_json::to_string(&cursor).unwrap();
+        let settings = StreamSettings { workers: 1 + position % 8, ..endless() };
+        let mut resumed = open(&mixture, &settings, Some(serde_json::from_str(&stored).unwrap()));
+        let left = undisturbed.len() - position;
+        let rest: Vec<Sequence> = [left.min(5), left.saturating_sub(5)].map(|n| taken(&mut resumed, n)).concat();
+        assert_eq!(rest, undisturbed[position..], "from position {position}: {stored}");
+    }
+}
+
+#[test]
+fn it_ends_where_a_component_that_has_ended_would_come_next() {
+    let (_folders, sources) = sources();
+    let mixture = mixture(&sources[1..], &[0.5, 0.5]);
+    let mut stream = open(&mixture, &settings(), None);
+    let all = taken(&mut stream, 100_000);
+    let alone = taken(&mut material::open(&sources[2], &settings(), None), 1000).len();
+    assert_eq!(all.len(), 2 * alone + 1, "the smaller one ends it");
+    assert!(stream.next_sequences(1).unwrap().is_empty());
+    assert!(open(&mixture, &settings(), Some(stream.cursor())).next_sequences(1).unwrap().is_empty());
+}
+
+#[test]
+fn a_position_of_other_weights_or_sources_is_refused_by_name() {
+    let (_folders, sources) = sources();
+    let cursor = open(&mixture(&sources, &[0.6, 0.3, 0.1]), &settings(), None).cursor();
+    let refused = |mixture: &Mixture, cursor: &Cursor| {
+        let opened = TokenStream::open(mixture, &settings(), &tokenizer(), Some(cursor.clone()));
+        opened.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(refused(&mixture(&sources, &[6.0, 3.0, 1.0]), &cursor), "");
+    assert!(refused(&mixture(&sources, &[0.5, 0.4, 0.1]), &cursor).contains("weights of a mixture"));
+    let [first, second, third] = sources.clone().try_into().unwrap();
+    assert!(refused(&mixture(&[second, first, third], &[0.6, 0.3, 0.1]), &cursor).contains("data set"));
+    let mut elsewhere = cursor;
+    elsewhere.components[0].given = 7;
+    assert!(refused(&mixture(&sources, &[0.6, 0.3, 0.1]), &elsewhere).contains("the position itself"));
+}
+
+#[test]
+fn weights_must_be_positive_and_finite() {
+    let (_folders, sources) = sources();
+    for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let error = Mixture::new(vec![(sources[0].clone(), weight), (sources[1].clone(), 1.0)]).unwrap_err();
+        assert!(error.to_string().contains("weight"), "{weight}: {error}");
+    }
+    assert!(matches!(Mixture::new(Vec::new()), Err(DataError::NoSource)));
+}
+
+#[test]
+fn each_component_holds_out_what_it_would_alone() {
+    let (_folders, sources) = sources();
+    let settings = StreamSettings { held_out_fraction: 0.2, sequence_length: 1 << 16, ..endless() };
+    let mut stream = open(&mixture(&sources[..2], &[0.5, 0.5]), &settings, None);
+    let trained: BTreeSet<String> =
+        taken(&mut stream, 60).iter().flat_map(|(_, targets)| split_texts(targets, &tokenizer())).collect();
+    let held_out: BTreeSet<String> = sources[..2].iter().flat_map(|source| held_out_texts(source, &settings)).collect();
+    assert!(trained.is_disjoint(&held_out) && trained.len() + held_out.len() == 240);
+}
+
+#[test]
+fn the_ledger_proves_each_component_s_epochs_and_shares_and_makes_every_step_again() {
+    let (folders, sources) = sources();
+    let mixture = mixture(&sources, &[0.6, 0.3, 0.1]);
+    let path = folders[0].path().join("ledger");
+    let mut ledger = Ledger::open(&path, &LedgerHead::empty()).unwrap();
+    let batches = train(&mixture, &endless(), &mut ledger, 60, 7);
+    let head = ledger.sync().unwrap();
+    let found = audit(&path, &head, &mixture, &endless(), false).unwrap();
+    assert_eq!(found.problems, [""; 0]);
+    assert_eq!(found.components.iter().map(|component| component.sequences).sum::<u64>(), 60 * 7);
+    for (component, documents) in found.components.iter().zip([200, 40, 3]) {
+        let finished: Vec<_> = component.epochs.iter().filter(|epoch| epoch.finished).collect();
+        assert!(finished.iter().all(|epoch| epoch.whole && epoch.documents == documents), "{component:?}");
+        assert_eq!(component.epochs.len(), finished.len() + 1);
+    }
+    assert!(found.components[2].epochs.len() > 3);
+    for (step, batch) in (1..).zip(&batches) {
+        assert_eq!(&replay(&path, &head, step, &mixture, &endless(), &tokenizer()).unwrap(), batch, "step {step}");
+    }
+    let other = path.with_extension("other");
+    let mut unfair = Ledger::open(&other, &LedgerHead::empty()).unwrap();
+    for_each_record(&path, &head, |mut record| {
+        if let LedgerRecord::Step(step) = &mut record {
+            step.taken.truncate(1);
+        }
+        unfair.append(&record).map_err(|source| DataError::Io { path: other.clone(), source })
+    })
+    .unwrap();
+    let problems = audit(&other, &unfair.sync().unwrap(), &mixture, &endless(), false).unwrap().problems;
+    assert!(problems.iter().any(|problem| problem.contains("their shares")), "{problems:?}");
+}
