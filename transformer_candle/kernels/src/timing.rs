@@ -149,9 +149,7 @@ mod tests {
         })
     }
 
-    fn nothing() -> Result<Duration> {
-        Ok(Duration::ZERO)
-    }
+    const NOTHING: fn() -> Result<Duration> = || Ok(Duration::ZERO);
 
     fn no() -> Result<Duration> {
         Err(Error::Invalid { operation: "test", problem: "no".to_owned() })
@@ -160,8 +158,8 @@ mod tests {
     #[test]
     fn times_are_added_up_by_name_and_an_inner_operation_belongs_to_the_outer() {
         let ([a, b], times) = measure(&Device::Cpu, || {
-            let a = work("a", nothing)? + work("a", || work("inner", nothing))?;
-            Ok([a, work("b", nothing)?])
+            let a = work("a", NOTHING)? + work("a", || work("inner", NOTHING))?;
+            Ok([a, work("b", NOTHING)?])
         })
         .unwrap();
         assert_eq!(times.keys().copied().collect::<Vec<_>>(), ["a", "b"]);
@@ -173,7 +171,7 @@ mod tests {
     fn an_error_ends_the_measurement() {
         assert!(measure(&Device::Cpu, || work("a", no)).is_err());
         assert!(!is_measuring());
-        let (_, times) = measure(&Device::Cpu, || work("b", nothing)).unwrap();
+        let (_, times) = measure(&Device::Cpu, || work("b", NOTHING)).unwrap();
         assert_eq!(times.len(), 1);
     }
 
@@ -181,7 +179,7 @@ mod tests {
     fn an_operation_that_failed_does_not_hide_the_next() {
         let (_, times) = measure(&Device::Cpu, || {
             assert!(work("a", no).is_err());
-            work("b", nothing)
+            work("b", NOTHING)
         })
         .unwrap();
         assert!(times.contains_key("b"), "{times:?}");
