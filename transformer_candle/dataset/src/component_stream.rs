@@ -59,8 +59,8 @@ impl ComponentStream {
         })
     }
 
-    /// The next sequence: tokens and its place in them; none when the last epoch is over. After an error the stream is of no
-    /// more use.
+    /// The next sequence: tokens and its place in them; none when the last epoch is over. After an error the stream is
+    /// of no more use.
     pub(crate) fn next_sequence(
         &mut self,
         interrupted: &dyn Fn() -> bool,
@@ -140,8 +140,8 @@ impl ComponentStream {
         self.waited
     }
 
-    /// Waits for the end of the thread, which was told to stop, but no longer than `until`. What it still sends is taken so that
-    /// it can end.
+    /// Waits for the end of the thread, which was told to stop, but no longer than `until`. What it still sends is
+    /// taken so that it can end.
     pub(crate) fn join(&mut self, until: Instant) {
         while self.thread.is_some() {
             match self.windows.recv_timeout(until.saturating_duration_since(Instant::now())) {

@@ -1,5 +1,5 @@
-//! The state to resume from: a few numbers for each lane of each component, whatever the size of the data, and what they
-//! belong to.
+//! The state to resume from: a few numbers for each lane of each component, whatever the size of the data, and what
+//! they belong to.
 
 use bytes::Bytes;
 use run_config::Packing;
@@ -105,8 +105,8 @@ pub struct StreamIdentity {
     pub data: String,
     /// The tokenizer's file and the token that ends a document.
     pub tokenizer: String,
-    /// Seed, sequence length, packing, window, lanes, `max_samples`, held-out fraction, the components' shares, and the version
-    /// of the order itself.
+    /// Seed, sequence length, packing, window, lanes, `max_samples`, held-out fraction, the components' shares, and the
+    /// version of the order itself.
     pub order: String,
 }
 

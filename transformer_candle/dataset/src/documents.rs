@@ -8,8 +8,8 @@ use crate::{DataError, DataSource, Mixture};
 /// The documents of a source in listing order, one file open at a time, a few rows in memory. A text file comes as its
 /// pieces. Ends after an error.
 ///
-/// Of a mixture the next document is that of the component with the least text so far for its share, so that texts come in the
-/// proportions of training. A component that ends begins again, until each has ended once.
+/// Of a mixture the next document is that of the component with the least text so far for its share, so that texts come
+/// in the proportions of training. A component that ends begins again, until each has ended once.
 pub struct Documents {
     components: Vec<Component>,
     rows_left: u64,

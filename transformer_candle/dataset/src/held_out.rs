@@ -28,8 +28,8 @@ pub struct HeldOut {
 }
 
 impl HeldOut {
-    /// The evaluation sets of a run: `data.validation_shards` if there are any, else what the run's stream holds out of each
-    /// component of `training`, with the component's share.
+    /// The evaluation sets of a run: `data.validation_shards` if there are any, else what the run's stream holds out of
+    /// each component of `training`, with the component's share.
     pub fn from_run(run: &ResolvedRun, training: &Mixture, tokenizer: &Tokenizer) -> Result<Vec<Self>, DataError> {
         let settings = StreamSettings::from_run(run);
         if let Some(validation) = DataSource::validation_from_run(run)? {
@@ -89,8 +89,8 @@ impl HeldOut {
         self.share
     }
 
-    /// Batches of `sequences` sequences (at least one) from the start, of at most `most` sequences together; the last may be
-    /// smaller. Texts are tokenised in the threads of the current rayon pool.
+    /// Batches of `sequences` sequences (at least one) from the start, of at most `most` sequences together; the last
+    /// may be smaller. Texts are tokenised in the threads of the current rayon pool.
     pub fn batches(&mut self, sequences: usize, most: usize) -> HeldOutBatches<'_> {
         HeldOutBatches { held_out: self, sequences: sequences.max(1), most, next: 0, failed: false }
     }
@@ -102,7 +102,7 @@ impl HeldOut {
 
     /// Reads until sequence `k` is complete; false if there is no such sequence.
     fn ready(&mut self, k: usize) -> Result<bool, DataError> {
-        while !self.complete && self.packed.positions() < (k + 1) * self.packed.sequence_length() {
+        while !self.complete && self.packed.targets() < (k + 1) * self.packed.sequence_length() {
             self.read_more()?;
         }
         Ok(k < self.packed.sequences())
@@ -122,7 +122,7 @@ impl HeldOut {
         for (ids, ends) in self.tokenizer.encode_batch(&texts)?.into_iter().zip(ends) {
             self.packed.push(&ids, ends);
         }
-        self.complete |= self.packed.positions() >= MOST_TOKENS;
+        self.complete |= self.packed.targets() >= MOST_TOKENS;
         Ok(())
     }
 }

@@ -1,12 +1,12 @@
 //! What every step was trained on, written down so that it can be proven and repeated.
 //!
-//! A ledger is a file of JSON lines. A window's line says which rows of which component it was made of; a step's line says which
-//! sequences of which windows it took, and the checksum of the batch. The lines form a chain: `hash_k = SHA-256(hash_(k-1) || line_k)`,
-//! hashes in hexadecimal and `hash_0` all zero, so that the last hash, kept in the checkpoint beside the weights, vouches for
-//! every line before.
+//! A ledger is a file of JSON lines. A window's line says which rows of which component it was made of; a step's line
+//! says which sequences of which windows it took, and the checksum of the batch. The lines form a chain: `hash_k =
+//! SHA-256(hash_(k-1) || line_k)`, hashes in hexadecimal and `hash_0` all zero, so that the last hash, kept in the
+//! checkpoint beside the weights, vouches for every line before.
 //!
-//! [`audit`] follows the chain and says whether each row of each finished epoch was used exactly once; [`replay`] makes any
-//! step's batch again.
+//! [`audit`] follows the chain and says whether each row of each finished epoch was used exactly once; [`replay`] makes
+//! any step's batch again.
 
 mod audit;
 mod replay;
@@ -207,8 +207,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Goes on behind `head`; what the file holds beyond (steps that no checkpoint knows) is cut off. Refuses a file that is
-    /// shorter or not the one that `head` vouches for.
+    /// Goes on behind `head`; what the file holds beyond (steps that no checkpoint knows) is cut off. Refuses a file
+    /// that is shorter or not the one that `head` vouches for.
     pub fn open(path: &Path, head: &LedgerHead) -> Result<Self, DataError> {
         for_each_line(path, head, |_| Ok(()))?;
         let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path).and_then(|mut file| {

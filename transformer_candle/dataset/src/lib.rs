@@ -2,12 +2,12 @@
 //!
 //! The way of a batch, file by file:
 //!
-//! - `source`: a name or patterns become a listing ([`DataSource`]). `hub` asks the Hugging Face Hub, `local` this machine.
-//!   `mixture`: one or several sources, the components, with their `shares`.
+//! - `source`: a name or patterns become a listing ([`DataSource`]). `hub` asks the Hugging Face Hub, `local` this
+//!   machine. `mixture`: one or several sources, the components, with their `shares`.
 //! - `byte_source`, `block_cache`, `formats`: a file's bytes by range, kept on disk, become rows of its groups.
 //! - `selection`: which rows are trained on, and which are held out.
-//! - `order`, `lanes`: which files and groups come when. `window`: documents shuffled, tokenised, packed (`packing`) and
-//!   shuffled again.
+//! - `order`, `lanes`: which files and groups come when. `window`: documents shuffled, tokenised, packed (`packing`)
+//!   and shuffled again.
 //! - `producer`: the thread that prepares a component's windows; `component_stream`: its sequences one after the other;
 //!   `stream`: the [`TokenStream`] that hands out batches of all. `cursor`: where it goes on.
 //! - `ledger`: what each step was trained on, to prove and to repeat it.
@@ -15,36 +15,37 @@
 //!
 //! # The order
 //!
-//! Everything below is a pure function of the [`StreamIdentity`]: the files with their sizes and revision, the shares, the
-//! tokenizer, and the [`StreamSettings`] without `workers` and `epochs`. Threads, timing, retries, restarts and batch sizes
-//! change nothing.
+//! Everything below is a pure function of the [`StreamIdentity`]: the files with their sizes and revision, the shares,
+//! the tokenizer, and the [`StreamSettings`] without `workers` and `epochs`. Threads, timing, retries, restarts and
+//! batch sizes change nothing.
 //!
 //! Each component has an order of its own, 1 to 4:
 //!
 //! 1. The training set is the first `max_samples` rows in listing order, or all, without what is held out.
-//! 2. In each epoch the files stand in a line permuted by (seed, epoch). `lanes` of them are open at a time, and each file's
-//!    row groups are permuted by (seed, epoch, file name).
-//! 3. A window is the component's share of `shuffle_buffer_size` documents (or of 64 MiB of text; at least 256 documents, or
-//!    4 MiB, if the whole has as many), taken evenly across the lanes; its documents are
-//!    shuffled by (seed, epoch, window), tokenised, joined with `<|endoftext|>` after each and one before the first, and cut
-//!    into sequences; every token of a document is a target exactly once (with `packing: documents` every token but a
-//!    document's first, so that nothing is predicted from another document). The last sequence is padded, so that windows do
-//!    not depend on each other.
+//! 2. In each epoch the files stand in a line permuted by (seed, epoch). `lanes` of them are open at a time, and each
+//!    file's row groups are permuted by (seed, epoch, file name).
+//! 3. A window is the component's share of `shuffle_buffer_size` documents (or of 64 MiB of text; at least 256
+//!    documents, or 4 MiB, if the whole has as many), taken evenly across the lanes; its documents are shuffled by
+//!    (seed, epoch, window), tokenised, joined with `<|endoftext|>` after each and one before the first, and cut into
+//!    sequences; every token of a document is a target exactly once (with `packing: documents` every token but a
+//!    document's first, so that nothing is predicted from another document). The last sequence is padded, so that
+//!    windows do not depend on each other.
 //! 4. The sequences of the window are shuffled by (seed, epoch, window).
 //!
-//! The components take turns, in `shares` of the sequences: after any number of them no component has given a whole sequence
-//! more or less than its weight says. One that ends begins its next epoch while the others go on.
+//! The components take turns, in `shares` of the sequences: after any number of them no component has given a whole
+//! sequence more or less than its weight says. One that ends begins its next epoch while the others go on.
 //!
-//! The position between two sequences is a [`Cursor`]: for each component the window's place, the lanes' places at the window's
-//! start and the numbers of sequences delivered. Going on from it reads at most one window of each again.
+//! The position between two sequences is a [`Cursor`]: for each component the window's place, the lanes' places at the
+//! window's start and the numbers of sequences delivered. Going on from it reads at most one window of each again.
 //!
 //! # Memory
 //!
-//! One window of each component in use and one ready or in preparation: those of all components together at most 64 MiB of text
-//! (4 MiB more for each whose share is smaller than that) as tokens (4 bytes each, about as much as the text), and while one is
-//! in preparation its text; for each lane of each component a block of at most 4 MiB of the file, a page, and of a Parquet
-//! footer one entry a row group. With web text and 8192 documents a window (28 MB of text) that is 130 MB for one component;
-//! glibc's allocator, with its arena a thread, keeps up to as much again (measured: 250 MB resident in all).
+//! One window of each component in use and one ready or in preparation: those of all components together at most 64 MiB
+//! of text (4 MiB more for each whose share is smaller than that) as tokens (4 bytes each, about as much as the text),
+//! and while one is in preparation its text; for each lane of each component a block of at most 4 MiB of the file, a
+//! page, and of a Parquet footer one entry a row group. With web text and 8192 documents a window (28 MB of text) that
+//! is 130 MB for one component; glibc's allocator, with its arena a thread, keeps up to as much again (measured: 250 MB
+//! resident in all).
 //!
 //! # Example
 //!

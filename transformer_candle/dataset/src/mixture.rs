@@ -11,8 +11,8 @@ use crate::{DataError, DataSource, SourceDescription};
 
 /// Text of a mixture's window, whatever the number of documents asked for: it bounds memory where documents are long.
 const WINDOW_BYTES: usize = 64 << 20;
-/// What a component's window holds at least, however small its share: with less there is little to shuffle, and the padding at
-/// the window's end takes more of it.
+/// What a component's window holds at least, however small its share: with less there is little to shuffle, and the
+/// padding at the window's end takes more of it.
 const LEAST: Share = Share { documents: 256, bytes: 4 << 20 };
 
 /// One or more sources and their shares of the sequences that are trained on. Cheap to clone; cloning shares.
@@ -23,8 +23,8 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// Sources with their weights. A weight is a source's share of the sequences, and so of the tokens, in proportion to the
-    /// sum of all weights.
+    /// Sources with their weights. A weight is a source's share of the sequences, and so of the tokens, in proportion
+    /// to the sum of all weights.
     pub fn new(components: Vec<(DataSource, f64)>) -> Result<Self, DataError> {
         if components.is_empty() {
             return Err(DataError::NoSource);
@@ -37,7 +37,8 @@ impl Mixture {
         Ok(Self { sources, shares: Shares::of(&weights) })
     }
 
-    /// The training data of a run: what it streams, `data.mixture`, or `data.train_shards`. Asks the Hub at `HF_ENDPOINT`.
+    /// The training data of a run: what it streams, `data.mixture`, or `data.train_shards`. Asks the Hub at
+    /// `HF_ENDPOINT`.
     pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
         let data = &run.config.data;
         if let Some(streaming) = &run.streaming {

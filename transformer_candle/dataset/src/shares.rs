@@ -1,11 +1,13 @@
-//! Which component of a mixture gives the next sequence: a pure function of the weights and of how many each gave so far.
+//! Which component of a mixture gives the next sequence: a pure function of the weights and of how many each gave so
+//! far.
 //!
-//! Let component `i` have the share `w_i` and have given `n_i` of the first `k` sequences. Its `n_i`-th sequence may come from
-//! position `floor(n_i / w_i)` on and must have come before position `ceil((n_i + 1) / w_i)`; of the components that may
-//! come, the one that must come first is next, and of equals the first in the list. These windows are those of proportionate
-//! fairness (Baruah, Cohen, Plaxton, Varvel, "Proportionate progress: a notion of fairness in resource allocation",
-//! Algorithmica 1996): a schedule that keeps to them exists, serving the earliest deadline finds it, and keeping to them means
-//! that `n_i` is never a whole sequence away from `k * w_i`. Shares are whole numbers, so that nothing drifts.
+//! Let component `i` have the share `w_i` and have given `n_i` of the first `k` sequences. Its `n_i`-th sequence may
+//! come from position `floor(n_i / w_i)` on and must have come before position `ceil((n_i + 1) / w_i)`; of the
+//! components that may come, the one that must come first is next, and of equals the first in the list. These windows
+//! are those of proportionate fairness (Baruah, Cohen, Plaxton, Varvel, "Proportionate progress: a notion of fairness
+//! in resource allocation", Algorithmica 1996): a schedule that keeps to them exists, serving the earliest deadline
+//! finds it, and keeping to them means that `n_i` is never a whole sequence away from `k * w_i`. Shares are whole
+//! numbers, so that nothing drifts.
 
 /// Shares are counted in this part of the whole: finer than any run is long.
 const WHOLE: f64 = (1_u64 << 40) as f64;

@@ -24,7 +24,7 @@ const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
 pub struct StreamSettings {
     /// Tokens in a sequence.
     pub sequence_length: usize,
-    /// Whether the first token of a document is a target.
+    /// Whether batches say where documents begin.
     pub packing: Packing,
     /// Documents in a window; of a mixture, in the windows of all components together.
     pub shuffle_buffer_size: usize,
@@ -36,8 +36,8 @@ pub struct StreamSettings {
     pub lanes: usize,
     /// Fraction of the row groups to hold out; 0 for none.
     pub held_out_fraction: f64,
-    /// Passes over the data; none for no end. A mixture ends where a component that has ended would come next. Not part of the
-    /// stream's identity.
+    /// Passes over the data; none for no end. A mixture ends where a component that has ended would come next. Not part
+    /// of the stream's identity.
     pub epochs: Option<u64>,
     /// Threads that tokenise. Not part of the stream's identity.
     pub workers: usize,
@@ -113,8 +113,8 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// Starts at the beginning, or exactly at `cursor`; refuses a cursor of another stream. Nothing is read yet when this
-    /// returns; what goes wrong with the data is told by [`Self::next_sequences`].
+    /// Starts at the beginning, or exactly at `cursor`; refuses a cursor of another stream. Nothing is read yet when
+    /// this returns; what goes wrong with the data is told by [`Self::next_sequences`].
     pub fn open(
         data: impl Into<Mixture>,
         settings: &StreamSettings,
@@ -151,14 +151,14 @@ impl TokenStream {
         })
     }
 
-    /// The next `n` sequences; fewer, then none, when the last epoch ends. An error comes after everything that was read
-    /// before it; the cursor then stands where the call started, and the stream is closed.
+    /// The next `n` sequences; fewer, then none, when the last epoch ends. An error comes after everything that was
+    /// read before it; the cursor then stands where the call started, and the stream is closed.
     pub fn next_sequences(&mut self, n: usize) -> Result<Batch, DataError> {
         self.next_sequences_unless(n, &|| false)
     }
 
-    /// As [`Self::next_sequences`], but gives up waiting for data soon after `interrupted` says so. That is an error like
-    /// any other: [`DataError::Interrupted`].
+    /// As [`Self::next_sequences`], but gives up waiting for data soon after `interrupted` says so. That is an error
+    /// like any other: [`DataError::Interrupted`].
     pub fn next_sequences_unless(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
         if self.failed {
             return Err(DataError::Closed);
@@ -219,8 +219,8 @@ impl TokenStream {
         self.mixture.waiting()
     }
 
-    /// The windows that the last call was the first to deliver from, for the ledger. Where the stream was opened in the middle of a
-    /// window, that window is among them.
+    /// The windows that the last call was the first to deliver from, for the ledger. Where the stream was opened in the
+    /// middle of a window, that window is among them.
     pub fn opened_windows(&self) -> impl Iterator<Item = &WindowRecord> {
         self.components.iter().flat_map(ComponentStream::opened)
     }

@@ -25,8 +25,8 @@ pub struct MixtureComponent {
     /// The column or field that holds the text. Left out: `data.text_column`.
     #[serde(default)]
     pub text_column: Option<String>,
-    /// The source's share of the training sequences, in proportion to the sum of all weights. Sequences have one length, so
-    /// it is its share of the tokens as well.
+    /// The source's share of the training sequences, in proportion to the sum of all weights. Sequences have one
+    /// length, so it is its share of the tokens as well.
     #[schemars(range(max = 1e12), extend("exclusiveMinimum" = 0))]
     pub weight: f64,
 }

@@ -15,7 +15,8 @@ pub struct EvaluationReport {
     pub loss: f64,
     /// `exp(loss)`.
     pub perplexity: f64,
-    /// Nats of all targets over the bytes of their text, in bits. None where the tokenizer's tokens have no length in bytes.
+    /// Nats of all targets over the bytes of their text, in bits. None where the tokenizer's tokens have no length in
+    /// bytes.
     pub bits_per_byte: Option<f64>,
     /// Target tokens evaluated.
     pub tokens: u64,
@@ -47,8 +48,8 @@ struct Totals {
     bytes: Option<u64>,
 }
 
-/// Runs the first `most` held-out sequences through the decoder, of a mixture's texts their shares of them, the same ones every
-/// time. None if there is not one target, or if the signal is raised meanwhile.
+/// Runs the first `most` held-out sequences through the decoder, of a mixture's texts their shares of them, the same
+/// ones every time. None if there is not one target, or if the signal is raised meanwhile.
 pub(crate) fn evaluate(
     decoder: &mut Decoder,
     micro_batch: &mut MicroBatch,
@@ -110,7 +111,8 @@ fn report(step: u64, all: &[Totals], components: Vec<ComponentEvaluation>) -> Ev
     EvaluationReport { step, loss, perplexity: loss.exp(), bits_per_byte, tokens, components }
 }
 
-/// Nats a token and bits a byte of a text of which each part has its share of the tokens, however many of them were evaluated.
+/// Nats a token and bits a byte of a text of which each part has its share of the tokens, however many of them were
+/// evaluated.
 fn means(parts: &[Totals]) -> (f64, Option<f64>) {
     let shares: f64 = parts.iter().map(|part| part.share).sum();
     let a_token = |sum: &dyn Fn(&Totals) -> f64| {

@@ -48,8 +48,8 @@ pub fn changes(checkpoint: &Identity, config: &Identity) -> Vec<Change> {
         .collect()
 }
 
-/// Names the commits that a checkpoint was trained with, where the run does not name any itself: the data sets may have moved on
-/// since, and a run goes on with what it began with.
+/// Names the commits that a checkpoint was trained with, where the run does not name any itself: the data sets may have
+/// moved on since, and a run goes on with what it began with.
 pub fn recall_revisions(checkpoint: &Identity, run: &mut ResolvedRun) {
     let recall = |key: &str, revision: &mut Option<String>| {
         let began_with = checkpoint.get(key).and_then(Value::as_str);

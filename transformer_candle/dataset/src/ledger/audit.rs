@@ -31,9 +31,9 @@ const MOST_PROBLEMS: usize = 20;
 #[derive(Default)]
 struct Problems(Vec<String>);
 
-/// Follows the chain to `head` and checks that steps follow each other without a gap and take of each component its share, that
-/// no row was read twice in an epoch, and that no document of a finished epoch was left out. `ended` says that the data had
-/// ended after the last step.
+/// Follows the chain to `head` and checks that steps follow each other without a gap and take of each component its
+/// share, that no row was read twice in an epoch, and that no document of a finished epoch was left out. `ended` says
+/// that the data had ended after the last step.
 ///
 /// Holds a few numbers for each group read in an epoch, and reads the footers of all files for a finished one.
 ///

@@ -6,8 +6,8 @@ use super::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_
 use crate::cursor::WindowStart;
 use crate::{Batch, Cursor, DataError, Mixture, StreamIdentity, StreamSettings, TokenStream, Tokenizer};
 
-/// Makes the batch of `step` again and compares it with the checksum in the ledger. Uses no window that the step did not take
-/// from.
+/// Makes the batch of `step` again and compares it with the checksum in the ledger. Uses no window that the step did
+/// not take from.
 ///
 /// # Errors
 /// [`DataError::Ledger`] where the ledger has no such step, or its checksum is another batch's.
@@ -43,8 +43,8 @@ pub fn replay(
 #[derive(Clone, Default)]
 struct Before {
     given: u64,
-    /// The start of the window that the step takes from, and the place of its first sequence there; none if the step takes
-    /// nothing.
+    /// The start of the window that the step takes from, and the place of its first sequence there; none if the step
+    /// takes nothing.
     first: Option<(WindowStart, u64)>,
     /// Windows that were not left behind: a step starts in the window of the step before, or in a newer one.
     recent: Vec<WindowRecord>,

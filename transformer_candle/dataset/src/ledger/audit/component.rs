@@ -31,7 +31,8 @@ pub struct AuditedEpoch {
     pub rows: u64,
     /// Whether the epoch is over, so that every row of the training set had to be there.
     pub finished: bool,
-    /// Whether the ledger has it from its first window on. Of one that began before the ledger, only what was used twice is found.
+    /// Whether the ledger has it from its first window on. Of one that began before the ledger, only what was used
+    /// twice is found.
     pub whole: bool,
 }
 
@@ -148,7 +149,8 @@ impl<'a> ComponentAuditor<'a> {
         Ok(())
     }
 
-    /// The first row among these that holds a document: rows without one leave no trace where a window has nothing else.
+    /// The first row among these that holds a document: rows without one leave no trace where a window has nothing
+    /// else.
     fn first_document(&self, rows: &Piece) -> Result<Option<u64>, DataError> {
         let mut file = self.source.open(rows.file as usize, &Stop::default())?;
         file.seek(rows.group, rows.row)?;
