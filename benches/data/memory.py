@@ -25,7 +25,10 @@ from setting import NAME, Setting
 
 LANES = 16
 WINDOW_BYTES = 64 << 20
-LANE_BYTES = 6 << 20
+BLOCK_BYTES = 8 << 20
+DECODED_BYTES = 2 << 20
+ROWS_IN_A_PAGE = 1024
+"""At least, whatever its size: how pyarrow writes."""
 ENCODER_BYTES = 100 << 20
 CASES = ((3_000, 8192), (3_000, 65_536), (1_000_000, 8192))
 """Bytes of a document, `data.shuffle_buffer_size`."""
@@ -73,11 +76,12 @@ def stream(setting: Setting, batches: int, address: str | None, answer: Any) -> 
     answer.send((peak(setting.shuffle_buffer_size, batches) - base, base))
 
 
-def bound(document_bytes: int, shuffle_buffer_size: int, tokens_per_byte: float, workers: int) -> int:
-    """As the page of the `dataset` crate has it."""
-    text = min(shuffle_buffer_size * document_bytes, WINDOW_BYTES)
+def bound(document_bytes: int, rows: int, setting: Setting, tokens_per_byte: float) -> int:
+    """As the page of the `dataset` crate has it, for row groups of so many rows."""
+    text = min(setting.shuffle_buffer_size * document_bytes, WINDOW_BYTES + LANES * document_bytes)
     tokens = int(4 * tokens_per_byte * text)
-    return tokens + max(text + tokens, 2 * tokens) + LANES * LANE_BYTES + workers * ENCODER_BYTES
+    lane = BLOCK_BYTES + min(rows, ROWS_IN_A_PAGE) * document_bytes + DECODED_BYTES
+    return tokens + max(text + tokens, 2 * tokens) + LANES * lane + setting.workers * ENCODER_BYTES
 
 
 def measured(setting: Setting, batches: int, address: str | None) -> tuple[int, int]:
@@ -109,7 +113,8 @@ def main() -> None:
                     tokens = arguments.megabytes * 1_000_000 * tokens_per_byte
                     batches = int(tokens / setting.sequences / setting.sequence_length)
                     peak, base = measured(setting, batches, address if hub else None)
-                    most = bound(document_bytes, shuffle_buffer_size, tokens_per_byte, setting.workers)
+                    rows = arguments.megabytes * 1_000_000 // LANES // document_bytes
+                    most = bound(document_bytes, rows, setting, tokens_per_byte)
                     row = {
                         "source": source, "document_bytes": document_bytes, "shuffle_buffer_size": shuffle_buffer_size,
                         "row_group_megabytes": arguments.megabytes // LANES, "bound_mebibytes": most >> 20,

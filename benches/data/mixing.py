@@ -104,7 +104,7 @@ def resumed(take: Take, batches: int, documents: int) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=40)
-    parser.add_argument("--documents", type=int, default=10_240, help="in each file; a multiple of 64")
+    parser.add_argument("--documents", type=int, default=10_240, help="in each file; all together a multiple of 64")
     parser.add_argument("--shuffle-buffer", type=int, default=8192)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
