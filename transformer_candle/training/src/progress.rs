@@ -3,15 +3,27 @@
 use std::{
     io::{self, IsTerminal, Write},
     path::Path,
-    time::Duration,
+    sync::{
+        Mutex, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::{Duration, Instant},
 };
 
+use dataset::hub::Waiting;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{evaluation::EvaluationReport, trainer::StepReport};
 
 /// Weight of the newest step in the smoothed time a step takes.
 const SMOOTHING: f64 = 0.1;
+
+/// A failure that passes sooner is not worth a plain line; one that stays gets a line this often.
+const WORTH_A_LINE: Duration = Duration::from_secs(1);
+const BETWEEN_LINES: Duration = Duration::from_mins(1);
+/// How often work that may wait for data is looked at.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// Where progress goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +46,16 @@ pub struct Progress {
     smoothed_step_seconds: Option<f64>,
     /// Steps shown so far.
     steps_seen: u64,
+    /// The wait for data that plain lines tell of.
+    wait: Mutex<Option<ToldWait>>,
+}
+
+/// A wait for data as far as it was told.
+#[derive(Debug)]
+struct ToldWait {
+    began: Instant,
+    reason: String,
+    told: Instant,
 }
 
 #[derive(Debug)]
@@ -51,11 +73,19 @@ impl Progress {
             ProgressMode::Auto if io::stdout().is_terminal() => Sink::Live(live_line(done, total_steps)),
             ProgressMode::Auto | ProgressMode::Plain => Sink::Plain,
         };
-        Self { sink, total_steps, log_every: log_every.max(1), smoothed_step_seconds: None, steps_seen: 0 }
+        Self {
+            sink,
+            total_steps,
+            log_every: log_every.max(1),
+            smoothed_step_seconds: None,
+            steps_seen: 0,
+            wait: Mutex::default(),
+        }
     }
 
     /// Shows a step.
     pub fn step(&mut self, report: &StepReport) {
+        self.waited();
         let smoothed = match self.smoothed_step_seconds {
             // The first step waits for the first data: it says nothing about those that follow.
             Some(before) if self.steps_seen > 1 => before + SMOOTHING * (report.step_seconds - before),
@@ -73,8 +103,53 @@ impl Progress {
         }
     }
 
+    /// Shows what training stands still for. To be called again and again meanwhile: a live line follows each call, plain lines
+    /// come when the reason changes, and once a minute.
+    pub fn waiting(&self, waiting: &Waiting) {
+        match &self.sink {
+            Sink::Live(bar) => bar.set_message(waiting.to_string()),
+            Sink::Plain if self.is_news(waiting) => print_line(&waiting.to_string()),
+            Sink::Plain | Sink::Silent => {}
+        }
+    }
+
+    /// Does work that may wait for data without saying so, and looks meanwhile what it waits for.
+    pub(crate) fn watching<R>(&self, waiting: impl Fn() -> Option<Waiting> + Send, work: impl FnOnce() -> R) -> R {
+        thread::scope(|scope| {
+            let (_until_dropped, working) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                while working.recv_timeout(BETWEEN_LOOKS) == Err(RecvTimeoutError::Timeout) {
+                    waiting().iter().for_each(|waiting| self.waiting(waiting));
+                }
+            });
+            work()
+        })
+    }
+
+    /// Whether a plain line is due; counts it as told.
+    fn is_news(&self, waiting: &Waiting) -> bool {
+        let mut wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = |told: &ToldWait| told.reason == waiting.reason && told.told.elapsed() < BETWEEN_LINES;
+        if waiting.since.elapsed() < WORTH_A_LINE || wait.as_ref().is_some_and(known) {
+            return false;
+        }
+        let told = Instant::now();
+        let began = wait.as_ref().map_or(told, |told| told.began);
+        *wait = Some(ToldWait { began, reason: waiting.reason.clone(), told });
+        true
+    }
+
+    /// Ends a wait that was told of.
+    fn waited(&self) {
+        let told = self.wait.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(told) = told {
+            self.say(&format!("data again after {}", duration(told.began.elapsed())));
+        }
+    }
+
     /// Shows an evaluation.
     pub fn evaluation(&self, report: &EvaluationReport) {
+        self.waited();
         let mut parts = vec![
             format!("step {}", grouped(report.step)),
             format!("held-out loss {:.4}", report.loss),
@@ -213,6 +288,26 @@ mod tests {
         let progress = Progress::new(ProgressMode::Plain, 0, Some(25), 10);
         let shown: Vec<u64> = (1..=25).filter(|step| progress.is_shown(*step)).collect();
         assert_eq!(shown, [1, 10, 20, 25]);
+    }
+
+    #[test]
+    fn a_wait_is_told_when_it_lasts_once_a_minute_and_when_its_reason_changes() {
+        let progress = Progress::new(ProgressMode::Silent, 0, None, 10);
+        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
+        let waiting = |since, reason: &str| Waiting {
+            url: "http://hub/x".to_owned(),
+            reason: reason.to_owned(),
+            since: ago(since),
+            next_attempt: Instant::now(),
+        };
+        assert!(!progress.is_news(&waiting(0, "reset")), "it may pass in a moment");
+        assert!(progress.is_news(&waiting(2, "reset")));
+        assert!(!progress.is_news(&waiting(3, "reset")));
+        assert!(progress.is_news(&waiting(3, "it answered 503")));
+        progress.wait.lock().unwrap().as_mut().unwrap().told = ago(61);
+        assert!(progress.is_news(&waiting(70, "it answered 503")));
+        progress.waited();
+        assert!(progress.is_news(&waiting(2, "it answered 503")), "another wait");
     }
 
     #[test]

@@ -118,7 +118,9 @@ impl Session {
                 self.save()?;
                 return Ok(Outcome::Finished);
             }
-            match self.trainer.step_unless(stop) {
+            let progress = &self.progress;
+            let step = self.trainer.step_unless(stop, &|waiting| progress.waiting(waiting));
+            match step {
                 Ok(Step::Done(report)) => {
                     self.progress.step(&report);
                     self.note_epochs();
@@ -195,7 +197,10 @@ impl Session {
         if self.trainer.is_evaluated() {
             return Ok(());
         }
-        if let Some(report) = self.trainer.evaluate_unless(stop)? {
+        let mixture = self.trainer.mixture().clone();
+        let trainer = &mut self.trainer;
+        let report = self.progress.watching(|| mixture.waiting(), || trainer.evaluate_unless(stop))?;
+        if let Some(report) = report {
             self.progress.evaluation(&report);
         }
         Ok(())

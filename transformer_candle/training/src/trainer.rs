@@ -17,7 +17,7 @@ use std::{
     time::Instant,
 };
 
-use dataset::{Cursor, DataError, Mixture, SkippedRows};
+use dataset::{Cursor, DataError, Mixture, SkippedRows, hub::Waiting};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
@@ -117,20 +117,26 @@ impl Trainer {
     /// [`TrainerError::Data`] leaves the trainer as it was before the call, so that it can still be saved;
     /// [`TrainerError::Diverged`] as the guard says.
     pub fn step(&mut self) -> Result<Option<StepReport>> {
-        match self.step_unless(&StopSignal::new())? {
+        match self.step_unless(&StopSignal::new(), &|_| ())? {
             Step::Done(report) => Ok(Some(report)),
             Step::Finished | Step::Abandoned => Ok(None),
         }
     }
 
-    /// Takes one optimizer step unless the signal is raised before its last micro-batch.
-    pub(crate) fn step_unless(&mut self, stop: &StopSignal) -> Result<Step> {
+    /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data, `on_wait`
+    /// hears again and again for what, if the Hub or the network fails.
+    pub(crate) fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&Waiting)) -> Result<Step> {
         if self.is_finished() {
             return Ok(Step::Finished);
         }
         let (started, waited) = (Instant::now(), self.data.stream.data_wait().as_secs_f64());
         let wanted = self.run.config.data.sequences_per_step;
-        let batch = match self.data.stream.next_sequences_unless(wanted, &|| stop.requested().is_some()) {
+        let mixture = self.data.stream.mixture().clone();
+        let interrupted = || {
+            mixture.waiting().iter().for_each(on_wait);
+            stop.requested().is_some()
+        };
+        let batch = match self.data.stream.next_sequences_unless(wanted, &interrupted) {
             Err(DataError::Interrupted) => return Ok(Step::Abandoned),
             batch => batch?,
         };
