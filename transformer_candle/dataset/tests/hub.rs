@@ -8,7 +8,7 @@ mod material;
 use std::time::{Duration, Instant};
 
 use dataset::hub::HubSettings;
-use dataset::{DataError, DataSource, Documents, StreamSettings};
+use dataset::{DataError, DataSource, Documents};
 use loopback_hub::{Fault, LoopbackHub, SHA, streaming};
 use material::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, write};
 
@@ -176,27 +176,6 @@ fn a_card_s_config_chooses_the_files() {
     let source = DataSource::streaming(&small, hub.settings(None)).unwrap();
     assert_eq!(texts(&source).unwrap(), documents(40, 40));
     assert!(hub.asked().iter().any(|asked| asked.path.contains("/tree/") && asked.path.contains("/b?")));
-}
-
-#[test]
-fn the_first_batch_of_a_data_set_of_24_000_files_takes_a_few_dozen_requests() {
-    let bytes = bytes::Bytes::from(parquet(&documents(0, 2000), 100));
-    let file = |i| (format!("data/CC-{}/{i:05}.parquet", i / 250), bytes.clone());
-    let hub = LoopbackHub::serve_shared((0..24_000).map(file).collect());
-    let source = hub.source().unwrap();
-    let listing = hub.asked().len();
-    assert_eq!((listing, source.describe().files), (2 + 24, 24_000));
-    let settings = StreamSettings { lanes: 16, shuffle_buffer_size: 1600, held_out_fraction: 0.05, ..settings() };
-    let mut stream = open(&source, &settings, None);
-    let batch = stream.next_sequences(8).unwrap();
-    let cursor = stream.cursor();
-    drop(stream);
-    assert_eq!(batch.sequences(), 8);
-    assert!(serde_json::to_string(&cursor).unwrap().len() < 2048);
-    // A lane: one resolve, one footer, one row group. A window is prepared ahead.
-    let asked = hub.asked();
-    assert_eq!(asked.iter().filter(|asked| asked.path.contains("/resolve/")).count(), 16 + 1);
-    assert!(asked.iter().filter(|asked| asked.cdn).count() <= 16 + 3 * 16 + 1, "{}", asked.len());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -40,9 +41,50 @@ pub struct Asked {
     pub token: Option<String>,
 }
 
+/// A file's bytes. A large one has a middle that repeats, so that a data set of any size fits in memory.
+#[derive(Clone, Default)]
+pub struct Content {
+    pub head: Bytes,
+    pub middle: Bytes,
+    pub times: usize,
+    pub tail: Bytes,
+}
+
+impl From<Vec<u8>> for Content {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { head: bytes.into(), ..Self::default() }
+    }
+}
+
+impl Content {
+    pub fn length(&self) -> usize {
+        self.head.len() + self.times * self.middle.len() + self.tail.len()
+    }
+
+    fn read(&self, range: Range<usize>) -> Bytes {
+        if range.end <= self.head.len() {
+            return self.head.slice(range);
+        }
+        let tail = self.length() - self.tail.len();
+        let mut bytes = Vec::with_capacity(range.len());
+        let mut at = range.start;
+        while at < range.end {
+            let (part, place) = match at {
+                _ if at < self.head.len() => (&self.head, at),
+                _ if at < tail => (&self.middle, (at - self.head.len()) % self.middle.len()),
+                _ => (&self.tail, at - tail),
+            };
+            let length = (part.len() - place).min(range.end - at);
+            bytes.extend_from_slice(&part[place..place + length]);
+            at += length;
+        }
+        bytes.into()
+    }
+}
+
 #[derive(Default)]
 struct State {
-    files: BTreeMap<String, Bytes>,
+    files: BTreeMap<String, Content>,
     /// Entries of a listing's page.
     page: usize,
     token: Option<String>,
@@ -62,7 +104,7 @@ impl LoopbackHub {
         Self::serve_shared(files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone().into())).collect())
     }
 
-    pub fn serve_shared(files: BTreeMap<String, Bytes>) -> Self {
+    pub fn serve_shared(files: BTreeMap<String, Content>) -> Self {
         let state = Arc::new(Mutex::new(State { files, page: 1000, ..State::default() }));
         let endpoint = listen(&state, false);
         let cdn = listen(&state, true);
@@ -204,7 +246,7 @@ impl State {
             return self.tree(folder.trim_start_matches('/'), query);
         } else if let Some(file) = path.strip_prefix(&resolve) {
             if file == "README.md" && self.files.contains_key(file) {
-                return ("200 OK\r\n".to_owned(), self.files[file].clone());
+                return ("200 OK\r\n".to_owned(), self.files[file].head.clone());
             } else if self.files.contains_key(file) {
                 let location = format!("{}/cdn/{file}?signature=s3cret", self.cdn);
                 return (format!("302 Found\r\nLocation: {location}\r\n"), Bytes::from_static(b"Found"));
@@ -219,7 +261,7 @@ impl State {
         let names: Vec<&String> = self.files.keys().filter(below).collect();
         let mut body = "[{\"type\": \"directory\", \"path\": \"data\", \"size\": 0}".to_owned();
         for name in names.iter().skip(first).take(self.page) {
-            let size = self.files[*name].len();
+            let size = self.files[*name].length();
             write!(body, ", {{\"type\": \"file\", \"path\": \"{name}\", \"size\": {size}, \"oid\": \"x\"}}").unwrap();
         }
         let mut head = "200 OK\r\n".to_owned();
@@ -235,12 +277,12 @@ impl State {
         let bytes = &self.files[file];
         let wanted = asked.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
         let Some((first, last)) = wanted.filter(|_| fault != Some(Fault::NoRange)) else {
-            return ("200 OK\r\n".to_owned(), bytes.clone());
+            return ("200 OK\r\n".to_owned(), bytes.read(0..bytes.length()));
         };
         let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
         let shift = usize::from(fault == Some(Fault::WrongRange)) * 7;
-        let total = bytes.len() + usize::from(fault == Some(Fault::OtherSize));
+        let total = bytes.length() + usize::from(fault == Some(Fault::OtherSize));
         let head = format!("206 Partial\r\nContent-Range: bytes {}-{}/{total}\r\n", first + shift, last + shift);
-        (head, bytes.slice(first..=last))
+        (head, bytes.read(first..last + 1))
     }
 }

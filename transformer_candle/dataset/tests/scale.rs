@@ -1,0 +1,150 @@
+//! A data set of FineWeb's size: 24,000 files of 1,000 row groups of 1,000 documents. Its listing, its footers and its row
+//! groups are made as they are asked for.
+
+#![allow(clippy::unwrap_used, clippy::format_collect)]
+
+mod loopback_hub;
+mod material;
+
+use std::sync::Arc;
+
+use dataset::{Cursor, StreamSettings};
+use loopback_hub::{Asked, Content, LoopbackHub};
+use material::{open, parquet};
+use parquet::file::metadata::{ParquetMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData};
+
+const FILES: usize = 24_000;
+const GROUPS: usize = 1000;
+const GROUP_ROWS: usize = 1000;
+const LANES: usize = 16;
+/// Documents of a window; each lane gives its share.
+const WINDOW: usize = 1024;
+/// What a document of FineWeb is to GPT-2's tokenizer: 3 KB of text.
+const TOKENS_A_DOCUMENT: f64 = 700.0;
+
+fn main_settings() -> StreamSettings {
+    StreamSettings {
+        sequence_length: 1024,
+        shuffle_buffer_size: WINDOW,
+        held_out_fraction: 0.001,
+        lanes: LANES,
+        workers: 4,
+        epochs: None,
+        ..StreamSettings::default()
+    }
+}
+
+/// Words that do not compress to nothing. A quarter of FineWeb's length: a row group comes with one request up to 4 MiB, so that
+/// longer ones would change no count.
+fn documents() -> Vec<String> {
+    let mut state = 1_u64;
+    let mut word = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        format!("{:x} ", state >> 40)
+    };
+    (0..GROUP_ROWS).map(|_| (0..110).map(|_| word()).collect()).collect()
+}
+
+/// One row group and its footer, repeated.
+fn file() -> Content {
+    let one = parquet(&documents(), GROUP_ROWS);
+    let metadata = ParquetMetaDataReader::new().parse_and_finish(&bytes::Bytes::from(one.clone())).unwrap();
+    let group = metadata.row_group(0);
+    let size: usize = group.columns().iter().map(|column| column.byte_range().1 as usize).sum();
+    let groups = (0..GROUPS).map(|place| shifted(group, (place * size) as i64)).collect();
+    let file = metadata.file_metadata();
+    let repeated = ParquetMetaDataBuilder::new(file.clone()).set_row_groups(groups).build();
+    let mut tail = Vec::new();
+    ParquetMetaDataWriter::new(&mut tail, &repeated).finish().unwrap();
+    let one = bytes::Bytes::from(one);
+    Content { head: one.slice(..4), middle: one.slice(4..4 + size), times: GROUPS, tail: tail.into() }
+}
+
+fn shifted(group: &RowGroupMetaData, by: i64) -> RowGroupMetaData {
+    let columns = group.columns().iter().map(|column| {
+        let offset = column.data_page_offset() + by;
+        column.clone().into_builder().set_data_page_offset(offset).build().unwrap()
+    });
+    let columns = columns.collect();
+    RowGroupMetaData::builder(Arc::clone(&group.schema_descr_ptr()))
+        .set_num_rows(group.num_rows())
+        .set_total_byte_size(group.total_byte_size())
+        .set_column_metadata(columns)
+        .build()
+        .unwrap()
+}
+
+fn fineweb() -> LoopbackHub {
+    let file = file();
+    let files = (0..FILES).map(|i| (format!("data/CC-{:03}/{i:05}.parquet", i / 250), file.clone()));
+    LoopbackHub::serve_shared(files.collect())
+}
+
+fn resolved(asked: &[Asked]) -> usize {
+    asked.iter().filter(|asked| asked.path.contains("/resolve/")).count()
+}
+
+fn content(asked: &[Asked]) -> usize {
+    asked.iter().filter(|asked| asked.cdn).count()
+}
+
+/// Reads until so many windows have been opened since.
+fn read_windows(stream: &mut dataset::TokenStream, windows: usize) {
+    let mut opened = 0;
+    while opened < windows {
+        assert!(!stream.next_sequences(64).unwrap().is_empty());
+        opened += stream.opened_windows().count();
+    }
+}
+
+#[test]
+fn fineweb_starts_goes_on_and_resumes_with_a_few_dozen_requests() {
+    let hub = fineweb();
+    let source = hub.source().unwrap();
+    let asked = hub.asked();
+    assert_eq!(source.describe().files, FILES as u64);
+    assert!(source.describe().bytes > 10 << 40, "terabytes");
+    assert_eq!(asked.len(), 2 + FILES / 1000, "the commit, the card, and a thousand files a page");
+
+    // A lane asks for the place of its file, its footer and its row group; a second window is prepared ahead.
+    let mut stream = open(&source, &main_settings(), None);
+    assert_eq!(stream.next_sequences(64).unwrap().sequences(), 64);
+    let first = hub.asked();
+    assert!(resolved(&first) <= LANES + 1, "{}", resolved(&first));
+    assert!(content(&first) <= 2 * LANES + 2, "{}", content(&first));
+
+    // Sixteen windows later each lane has come to its second row group.
+    let windows = 1 + GROUP_ROWS * LANES / WINDOW;
+    read_windows(&mut stream, windows);
+    let later = hub.asked();
+    let documents = (windows * WINDOW) as f64;
+    let five_minutes = 300.0 * 25_000.0 / TOKENS_A_DOCUMENT;
+    let requests = later.len() as f64 / documents * five_minutes;
+    assert_eq!(resolved(&later), 0, "a signed address serves until it expires");
+    assert!(content(&later) <= 2 * LANES, "{}", content(&later));
+    // The Hub lets anyone ask 500 times in five minutes for its listing and 3,000 times for a file; what comes from the CDN does
+    // not count.
+    assert!(requests < 30.0, "{requests:.1} requests in five minutes");
+
+    // Nearly at the end of the epoch.
+    let mut cursor = serde_json::to_value(stream.cursor()).unwrap();
+    drop(stream);
+    let component = &mut cursor["components"][0];
+    component["window"] = (FILES * GROUPS * GROUP_ROWS / WINDOW - 100).into();
+    component["next_file"] = (FILES - 10).into();
+    let lanes = (0..LANES).map(|lane| {
+        serde_json::json!({"file": FILES - 10 - LANES + lane, "group": GROUPS - 1, "row": GROUP_ROWS - WINDOW / LANES - 7})
+    });
+    component["lanes"] = lanes.collect();
+    assert!(cursor.to_string().len() < 4096, "{} bytes", cursor.to_string().len());
+    let cursor: Cursor = serde_json::from_value(cursor).unwrap();
+    hub.asked();
+    let mut resumed = open(&source, &main_settings(), Some(cursor));
+    assert!(!resumed.next_sequences(64).unwrap().is_empty());
+    assert_eq!(resumed.opened_windows().count(), 1, "one window is read again");
+    drop(resumed);
+    let resumed = hub.asked();
+    // As at the beginning: the window's lanes, then the window ahead, in which they come to their next files.
+    assert!(resolved(&resumed) <= LANES + 10, "{}", resolved(&resumed));
+    assert!(content(&resumed) <= 2 * (LANES + 10), "{}", content(&resumed));
+}
