@@ -55,10 +55,15 @@ fn a_mixture_is_trained_on_judged_and_proven_source_by_source() {
     let told = text(&run(&workshop, &["validate-data", "run"]).stdout);
     assert!(told.contains("text.jsonl: 240 of 320 sequences, 75.00 % (its weight: 75.00 %)"), "{told}");
 
-    let checkpoint = "run/checkpoints/latest";
+    let checkpoint = "run/checkpoints/step-00000040";
     let found = run(&workshop, &["evaluate", "--checkpoint", checkpoint, "--json"]);
     let found: Value = serde_json::from_slice(&found.stdout).unwrap_or_else(|_| panic!("{}", text(&found.stderr)));
-    assert_eq!(found["components"], workshop.metrics("run", "evaluation").last().unwrap()["components"]);
+    let evaluations = workshop.metrics("run", "evaluation");
+    for (of_run, alone) in [0, 1].map(|i| (&evaluations.last().unwrap()["components"][i], &found["components"][i])) {
+        assert_eq!((&of_run["name"], &of_run["tokens"]), (&alone["name"], &alone["tokens"]));
+        let difference = of_run["loss"].as_f64().unwrap() - alone["loss"].as_f64().unwrap();
+        assert!(difference.abs() < 1e-5, "{of_run} {alone}");
+    }
 }
 
 #[test]

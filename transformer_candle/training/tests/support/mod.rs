@@ -68,7 +68,7 @@ impl Workshop {
     /// The same with other weights.
     pub fn weighed(&self, large: f64, small: f64) -> [String; 2] {
         let [text, few] = ["text.jsonl", "few.jsonl"].map(|name| self.path().join(name));
-        fs::write(&few, documents(60)).unwrap();
+        fs::write(&few, documents(20)).unwrap();
         let (text, few) = (text.display(), few.display());
         let sources = format!("{{shards: [{text}], weight: {large}}}, {{shards: [{few}], weight: {small}}}");
         ["data.train_shards=[]".to_owned(), format!("data.mixture=[{sources}]")]
