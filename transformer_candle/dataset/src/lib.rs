@@ -40,12 +40,17 @@
 //!
 //! # Memory
 //!
-//! One window of each component in use and one ready or in preparation: those of all components together at most 64 MiB
-//! of text (4 MiB more for each whose share is smaller than that) as tokens (4 bytes each, about as much as the text),
-//! and while one is in preparation its text; for each lane of each component a block of at most 4 MiB of the file, a
-//! page, and of a Parquet footer one entry a row group. With web text and 8192 documents a window (28 MB of text) that
-//! is 130 MB for one component; glibc's allocator, with its arena a thread, keeps up to as much again (measured: 250 MB
-//! resident in all).
+//! However large files and row groups are, a stream holds at most the sum of ([`memory_bound`]):
+//!
+//! - the window in use, as tokens, and the one in preparation, as text and then as tokens twice (by document and in a
+//!   line): together four times the text of a window, which is `shuffle_buffer_size` documents and at most 64 MiB, plus
+//!   one document a lane. The components of a mixture share it (4 MiB of text more for each whose part is smaller);
+//! - for each of the 16 lanes of a component a block of at most 4 MiB of the file and a copy of it, a page, decoded
+//!   rows, and of a Parquet footer one entry a row group. A page is what its writer made it: pyarrow puts 1024
+//!   documents into one at least;
+//! - for each of `num_workers` up to 100 MiB of words that the encoder has met.
+//!
+//! Measured beside it: `benches/data/memory.py`, figures in `docs/guide/data.md`.
 //!
 //! # Example
 //!
@@ -88,6 +93,7 @@ pub mod hub;
 mod lanes;
 pub mod ledger;
 mod local;
+mod memory;
 mod mixture;
 mod order;
 mod packing;
@@ -108,6 +114,7 @@ pub use cursor::{ComponentPosition, Cursor, LanePosition, StreamIdentity, Window
 pub use documents::Documents;
 pub use error::DataError;
 pub use held_out::{HeldOut, HeldOutBatches};
+pub use memory::memory_bound;
 pub use mixture::Mixture;
 pub use skipped::SkippedRows;
 pub use source::{DataSource, SourceDescription};

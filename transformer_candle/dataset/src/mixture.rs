@@ -10,7 +10,7 @@ use crate::shares::Shares;
 use crate::{DataError, DataSource, SourceDescription};
 
 /// Text of a mixture's window, whatever the number of documents asked for: it bounds memory where documents are long.
-const WINDOW_BYTES: usize = 64 << 20;
+pub(crate) const WINDOW_BYTES: usize = 64 << 20;
 /// What a component's window holds at least, however small its share: with less there is little to shuffle, and the
 /// padding at the window's end takes more of it.
 const LEAST: Share = Share { documents: 256, bytes: 4 << 20 };

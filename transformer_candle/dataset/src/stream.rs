@@ -15,7 +15,7 @@ use crate::stop::Stop;
 use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamIdentity, Tokenizer};
 
 /// Files open at the same time, where a run does not say otherwise.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 /// How long a stream that is dropped waits for its threads; one that hangs in a dead connection ends at its timeout.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
 

@@ -17,8 +17,6 @@ const CUDA_CONTEXT_BYTES: u64 = 600_000_000;
 const CARD_MARGIN_BYTES: u64 = 256 << 20;
 /// What the program takes on a CPU besides its planned buffers: code, tokenizer, threads.
 const HOST_BASE_BYTES: u64 = 256 << 20;
-/// Text and tokens of a document in the windows being shuffled and prepared; FineWeb's mean is 3 KB of text.
-const HOST_BYTES_PER_SHUFFLED_DOCUMENT: u64 = 8 << 10;
 
 /// An amount of memory and where the number comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -92,7 +90,7 @@ impl Budget {
     }
 
     fn of_machine(config: &RunConfig) -> Option<Self> {
-        let reserve = HOST_BASE_BYTES + config.data.shuffle_buffer_size as u64 * HOST_BYTES_PER_SHUFFLED_DOCUMENT;
+        let reserve = HOST_BASE_BYTES + dataset::memory_bound(&config.data);
         let bytes = available_memory()?.saturating_sub(reserve);
         Some(Self { bytes, origin: "free on this machine, less what the data stream needs".into() })
     }
