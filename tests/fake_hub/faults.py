@@ -13,7 +13,7 @@ Kind = Literal[
     "rate_limit",           # rate limited, with the RateLimit headers alone
     "truncate",             # half of the body, then an orderly close
     "reset",                # half of the body, then a TCP reset
-    "stall",                # half of the body, then silence until the hub closes
+    "stall",                # half of the body, then silence until the client leaves
     "no_range",             # the whole file with status 200 for a range request
     "wrong_content_range",  # the right status with another range's header
     "short_file",           # a file that ends before the range does

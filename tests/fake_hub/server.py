@@ -60,6 +60,8 @@ class FakeHub:
     ) -> None:
         self.root, self.token, self.page_size, self.latency = Path(root), token, page_size, latency
         self.faults, self.requests = Faults(), list[Request]()
+        # Whether the token's owner has not yet accepted the conditions of the data sets.
+        self.gated = False
         self.on_request: Callable[[str], None] = _ignore
         self.closing = threading.Event()
         self._signature, self._kept = 0, set[str]()
@@ -203,6 +205,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not path.is_file():
             missing = [("X-Error-Code", "EntryNotFound"), ("X-Repo-Commit", commit)]
             return self.answer_json({"error": "Entry not found"}, 404, missing)
+        if self.hub.gated:
+            return self.refuse(403, "GatedRepo", "Access to this dataset is restricted: accept its conditions")
         headers = [("X-Repo-Commit", commit), ("Accept-Ranges", "bytes")]
         if not repository.is_large(file):
             return self.serve_file(path, headers)
@@ -273,7 +277,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         self.close_connection = True
         if kind == "stall":
-            self.hub.closing.wait(60)
+            self.connection.settimeout(60)
+            self.connection.recv(1)
         if kind == "reset":
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

@@ -1,0 +1,102 @@
+"""Training runs that are killed: at a moment drawn by lot, counted in what can be seen of the run from outside."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import signal
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fake_hub import FakeHub
+from workspace import TRAINER, Workspace
+
+CONFIG = """
+model: {hidden_size: 32, intermediate_size: 64, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1,
+        max_position_embeddings: 64}
+data: {sequence_length: 64, batch_size: 2, gradient_accumulation_steps: 4, shuffle_buffer_size: 40, cache_limit: 1B}
+optimizer: {learning_rate: 3.0e-3}
+scheduler: {strategy: constant, warmup_steps: 2, total_epochs: 1}
+runtime: {device: cpu, seed: 7, threads: 1, log_every_n_steps: 1, checkpoint: {every_n_steps: 8, max_keep: 2},
+          evaluation: {every_n_steps: 100, max_batches: 1}}
+"""
+
+
+@dataclass
+class KilledRun:
+    """A run in `workspace` started again and again. Moments are the lines it prints and its requests to the Hub."""
+
+    workspace: Workspace
+    experiment: str
+    moments: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
+    printed: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.workspace.run_folder(self.experiment)
+
+    def watch(self, hub: FakeHub) -> None:
+        """Let the requests to the Hub be moments too."""
+        hub.on_request = self.moments.put
+
+    def live(self, moments: int | None = None) -> bool:
+        """Start or resume the run, and kill it after so many moments; False if it was done before."""
+        config = self.folder / "training.yaml"
+        process = self.workspace.start(TRAINER, "train", "--config", config, "--resume")
+        reader = threading.Thread(target=self._read, args=(process.stdout,))
+        reader.start()
+        seen = 0
+        while moments is None or seen < moments:
+            moment = self.moments.get(timeout=240)
+            if moment is None:
+                break
+            seen += 1
+        else:
+            process.kill()
+        code = process.wait(timeout=60)
+        reader.join()
+        while not self.moments.empty():
+            self.moments.get()
+        if moment is None:
+            assert code == 0, "".join(self.printed[-30:])
+            return False
+        assert code == -signal.SIGKILL, "the kill hit a living process"
+        return True
+
+    def _read(self, output: Any) -> None:
+        for line in output:
+            self.printed.append(line)
+            self.moments.put(line)
+        self.moments.put(None)
+
+    def proof(self) -> dict[str, Any]:
+        """What validate-data says of the run."""
+        done = self.workspace.trainer("validate-data", self.folder, "--replay=1", "--json").succeeded()
+        report = json.loads(done.out)
+        assert isinstance(report, dict)
+        return report
+
+    def results(self) -> dict[str, bytes]:
+        """What a run leaves that must not depend on how often it was killed."""
+        latest = (self.folder / "checkpoints" / "latest").read_text().strip()
+        names = ("model.safetensors", "optimizer.safetensors", "trainer_state.json")
+        checkpoint = {name: (self.folder / "checkpoints" / latest / name).read_bytes() for name in names}
+        return {"ledger": (self.folder / "ledger.jsonl").read_bytes(), **checkpoint}
+
+
+def prepare(workspace: Workspace, dataset: str, samples: int, *experiments: str) -> list[KilledRun]:
+    """Runs of CONFIG that stream one epoch of `samples` documents with one tokenizer, made but not started."""
+    stream = ("--stream", f"--dataset={dataset}", f"--max-samples={samples}", "--vocab-size=384")
+    flags = ("--preset=smoke_cpu", "--steps=1", "--launch=none", "--experiment=template")
+    workspace.orchestrate(*stream, *flags).succeeded()
+    template = workspace.run_folder("template")
+    for experiment in experiments:
+        folder = workspace.run_folder(experiment)
+        folder.mkdir()
+        for name in ("streaming_config.json", "special_tokens.txt"):
+            shutil.copy(template / name, folder)
+        (folder / "training.yaml").write_text(CONFIG)
+    return [KilledRun(workspace, experiment) for experiment in experiments]

@@ -1,0 +1,190 @@
+"""Killed again and again while the Hub fails in every way, a run ends where one ends that was left alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fake_hub import KINDS, FakeHub, Kind
+from fake_hub.fineweb import documents
+from killing import KilledRun, prepare
+from workspace import TRAINER, Workspace
+
+DATASET = "owner/texts"
+FILES, GROUPS, GROUP_ROWS = 8, 6, 10
+# What is left of the last group is held out.
+SAMPLES = FILES * GROUPS * GROUP_ROWS - 5
+KILLS = 40
+FAULTS_OF_A_KIND = 9
+# Moments of a life: about thirty pass before the first step.
+LONGEST_LIFE = 90
+
+CONTENT, ANSWERS_WITH_A_BODY, ANYTHING, REDIRECTS = r"^/cdn/", r"^/(cdn|api)/", "", r"/resolve/.*\.parquet"
+PLACES: dict[Kind, str] = {
+    "500": ANYTHING, "502": ANYTHING, "503": ANYTHING, "429": ANYTHING, "rate_limit": ANYTHING,
+    "truncate": ANSWERS_WITH_A_BODY, "reset": ANSWERS_WITH_A_BODY, "stall": ANSWERS_WITH_A_BODY,
+    "no_range": CONTENT, "wrong_content_range": CONTENT, "short_file": CONTENT, "corrupt": CONTENT, "expired": CONTENT,
+    "unresolved": REDIRECTS,
+}  # fmt: skip
+# What a proxy hands on of the faults behind it; the others it must find itself.
+PROXIED: tuple[Kind, ...] = ("429", "rate_limit", "500", "502", "503", "truncate", "reset")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of Parquet files with checksums of their pages."""
+    root = tmp_path_factory.mktemp("hub")
+    texts = documents(mean_characters=300)
+    for number in range(FILES):
+        path = root / "datasets" / DATASET / f"data/train-{number:05}-of-{FILES:05}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pa.table({"text": [next(texts) for _ in range(GROUPS * GROUP_ROWS)]})
+        pq.write_table(table, path, row_group_size=GROUP_ROWS, use_dictionary=False, write_page_checksum=True)
+    return root
+
+
+@pytest.fixture
+def hub(root: Path) -> Iterator[FakeHub]:
+    with FakeHub(root) as hub:
+        yield hub
+
+
+@pytest.fixture
+def proxy(hub: FakeHub, tmp_path: Path) -> Iterator[str]:
+    """The address of olah, a caching proxy of the Hub that was not written for us, in front of the fake Hub."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    hub_address, address = f"127.0.0.1:{hub.port}", f"127.0.0.1:{port}"
+    flags = (f"--host=127.0.0.1 --port={port} --hf-scheme=http --hf-netloc={hub_address} --hf-lfs-netloc={hub_address} "
+             f"--mirror-netloc={address} --mirror-lfs-netloc={address} --repos-path={tmp_path}/repos "
+             f"--log-path={tmp_path}/logs").split()  # fmt: skip
+    command = [str(Path(sys.executable).parent / "olah-cli"), *flags]
+    process = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout
+    assert any("Uvicorn running" in line for line in process.stdout), "olah serves"
+    drain = threading.Thread(target=process.stdout.read)
+    drain.start()
+    yield f"http://{address}"
+    process.terminate()
+    process.wait(timeout=60)
+    drain.join()
+
+
+def add_faults(hub: FakeHub, chance: random.Random) -> None:
+    """Every kind of fault, in an order drawn by lot, with sound answers between."""
+    kinds = [kind for kind in KINDS for _ in range(FAULTS_OF_A_KIND)]
+    chance.shuffle(kinds)
+    for number, kind in enumerate(kinds):
+        hub.faults.add(PLACES[kind], kind, retry_after=int(number % 8 == 0), skip=chance.randint(0, 8))
+
+
+def starved(workspace: Workspace, hub: FakeHub, kind: Kind, retry_after: int = 0) -> tuple[subprocess.Popen[str], str]:
+    """A run in training whose Hub begins to fail, and the first line it prints about that."""
+    (run,) = prepare(workspace, DATASET, SAMPLES, "starved")
+    process = workspace.start(TRAINER, "train", "--config", run.folder / "training.yaml")
+    assert process.stdout
+    assert any(line.startswith("training ") for line in process.stdout)
+    hub.faults.add(ANYTHING, kind, count=10_000, retry_after=retry_after)
+    return process, next(line for line in process.stdout if line.startswith("waiting for the Hub"))
+
+
+def used_rows(run: KilledRun) -> Counter[tuple[int, int, int]]:
+    """How often the ledger names each row, as (file, group, row)."""
+    rows: Counter[tuple[int, int, int]] = Counter()
+    for record in map(json.loads, (run.folder / "ledger.jsonl").read_text().splitlines()):
+        for piece in record.get("pieces", []):
+            rows.update((piece["file"], piece["group"], piece["row"] + i) for i in range(piece["rows"]))
+    return rows
+
+
+def assert_used_once(run: KilledRun) -> None:
+    """Every document of the epoch was trained on exactly once, by validate-data and by our own count."""
+    proof = run.proof()
+    assert proof["problems"] == []
+    (epoch,) = proof["components"][0]["epochs"]
+    assert epoch["finished"]
+    assert epoch["whole"]
+    rows = used_rows(run)
+    assert set(rows.values()) == {1}
+    assert len(rows) == epoch["documents"] == SAMPLES
+
+
+def test_forty_kills_and_a_hundred_faults_change_no_byte(tmp_path: Path, hub: FakeHub) -> None:
+    # A stalled connection is given up after a second, so that the test needs no patience.
+    workspace = Workspace(tmp_path, {**hub.environment(tmp_path / "hf"), "HF_HUB_DOWNLOAD_TIMEOUT": "1"})
+    alone, killed = prepare(workspace, DATASET, SAMPLES, "alone", "killed")
+    assert not alone.live()
+
+    chance = random.Random(7)
+    hub.requests.clear()
+    add_faults(hub, chance)
+    killed.watch(hub)
+    for number in range(KILLS):
+        assert killed.live(chance.randint(1, LONGEST_LIFE)), f"done after {number} kills"
+    assert not killed.live()
+
+    served = Counter(request.fault for request in hub.requests if request.fault)
+    assert served == dict.fromkeys(KINDS, FAULTS_OF_A_KIND)
+    assert served.total() >= 100
+    assert any("is damaged" in line for line in killed.printed), "wrong bytes were noticed"
+    assert killed.results() == alone.results()
+    assert_used_once(killed)
+
+
+def test_through_a_proxy_that_others_wrote_kills_and_faults_change_no_byte(
+    tmp_path: Path, hub: FakeHub, proxy: str
+) -> None:
+    directly = Workspace(tmp_path, hub.environment(tmp_path / "hf"))
+    alone, _ = prepare(directly, DATASET, SAMPLES, "alone", "killed")
+    assert not alone.live()
+
+    environment = {**directly.extra_environment, "HF_ENDPOINT": proxy, "HF_HUB_DOWNLOAD_TIMEOUT": "3"}
+    killed = KilledRun(Workspace(tmp_path, environment), "killed")
+    chance = random.Random(7)
+    hub.requests.clear()
+    for kind in PROXIED:
+        hub.faults.add(PLACES[kind], kind, skip=chance.randint(2, 6))
+    killed.watch(hub)
+    for number in range(KILLS // 4):
+        assert killed.live(chance.randint(1, LONGEST_LIFE // 2)), f"done after {number} kills"
+    assert not killed.live()
+
+    assert all("olah" in request.user_agent or "python" in request.user_agent for request in hub.requests)
+    assert Counter(request.fault for request in hub.requests if request.fault) == dict.fromkeys(PROXIED, 1)
+    assert killed.results() == alone.results()
+    killed.workspace.extra_environment["HF_ENDPOINT"] = hub.endpoint
+    assert_used_once(killed)
+
+
+def test_training_says_what_it_waits_for_and_goes_on(tmp_path: Path, hub: FakeHub) -> None:
+    process, told = starved(Workspace(tmp_path, hub.environment(tmp_path / "hf")), hub, "503")
+    assert "it answered 503" in told
+    assert ".parquet" in told
+    assert "Signature" not in told
+    hub.faults.clear()
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, rest
+    assert "data again after" in rest
+    assert rest.count("\nwaiting for the Hub") <= 1, "not a line for each attempt"
+
+
+def test_training_says_when_a_limited_hub_is_tried_again_and_can_be_stopped(tmp_path: Path, hub: FakeHub) -> None:
+    process, told = starved(Workspace(tmp_path, hub.environment(tmp_path / "hf")), hub, "429", retry_after=200)
+    match = re.search(r"it answered 429 Too Many Requests; next try in (\d+) s$", told)
+    assert match
+    assert 100 < int(match[1]) <= 200
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, rest
