@@ -1,0 +1,51 @@
+"""What was read once is read from this machine's disk afterwards: by a second epoch, and by runs side by side."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from fake_hub import FakeHub
+from killing import prepare
+from workspace import Workspace
+
+DATASET, SAMPLES = "HuggingFaceFW/fineweb", 150
+
+
+def content_requests(hub: FakeHub) -> int:
+    return sum(".parquet" in request.path for request in hub.requests)
+
+
+def test_a_second_epoch_and_a_second_run_ask_for_no_content(hub_workspace: Workspace, hub: FakeHub) -> None:
+    once, twice = prepare(hub_workspace, DATASET, SAMPLES, "once", "twice")
+    for run, epochs in ((once, 1), (twice, 2)):
+        config = run.folder / "training.yaml"
+        config.write_text(config.read_text().replace("cache_limit: 1B", "").replace("epochs: 1", f"epochs: {epochs}"))
+    hub.requests.clear()
+    assert not once.live()
+    assert content_requests(hub) > 0
+    hub.requests.clear()
+    assert not twice.live()
+    assert content_requests(hub) == 0
+    assert [epoch["finished"] for epoch in twice.proof()["components"][0]["epochs"]] == [True, True]
+
+
+def test_runs_side_by_side_share_a_small_cache(hub_workspace: Workspace, hub: FakeHub) -> None:
+    names = ("alone", "left", "middle", "right")
+    alone, *beside = prepare(hub_workspace, DATASET, SAMPLES, *names)
+    for run in beside:
+        config = run.folder / "training.yaml"
+        config.write_text(config.read_text().replace("cache_limit: 1B", "cache_limit: 2MiB"))
+    assert not alone.live()
+    runs = [threading.Thread(target=run.live) for run in beside]
+    for thread in runs:
+        thread.start()
+    for thread in runs:
+        thread.join()
+    for run in beside:
+        assert run.results() == alone.results()
+        assert run.proof()["problems"] == []
+    blocks = [path for path in (Path(hub_workspace.root) / "cache" / "blocks").rglob("*") if path.is_file()]
+    assert blocks
+    assert not any(path.suffix == ".part" for path in blocks)
+    assert sum(path.stat().st_size for path in blocks) <= 2 << 20
