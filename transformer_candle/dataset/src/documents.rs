@@ -130,7 +130,7 @@ mod tests {
     fn an_error_comes_in_its_place_and_ends_it() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("z.parquet"), "not Parquet at all").unwrap();
-        let mut documents = Documents::open(&source(folder.path()), None);
+        let mut documents = Documents::open(source(folder.path()), None);
         assert_eq!(documents.by_ref().take_while(Result::is_ok).count(), 3);
         assert!(documents.next().is_none());
     }

@@ -119,7 +119,9 @@ impl Progress {
             let (_until_dropped, working) = mpsc::channel::<()>();
             scope.spawn(move || {
                 while working.recv_timeout(BETWEEN_LOOKS) == Err(RecvTimeoutError::Timeout) {
-                    waiting().iter().for_each(|waiting| self.waiting(waiting));
+                    if let Some(waiting) = waiting() {
+                        self.waiting(&waiting);
+                    }
                 }
             });
             work()
