@@ -49,10 +49,15 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
                 let (b_panels, a_panels) =
                     aligned(workspace).split_at_mut(columns.len().next_multiple_of(T::COLUMNS) * places);
                 let b = b.part(depth.clone(), columns.clone()).transposed();
-                pack_all(tile, b, b_panels, T::COLUMNS, places);
                 for rows in steps(a.rows, BLOCK_M) {
                     let a_panels = &mut a_panels[..rows.len().next_multiple_of(T::ROWS) * places];
-                    pack_all(tile, a.part(rows.clone(), depth.clone()), a_panels, T::ROWS, places);
+                    let mut pack_a = || pack_all(tile, a.part(rows.clone(), depth.clone()), a_panels, T::ROWS, places);
+                    let pack_b = || pack_all(tile, b, b_panels, T::COLUMNS, places);
+                    if rows.start == 0 {
+                        rayon::join(pack_a, pack_b);
+                    } else {
+                        pack_a();
+                    }
                     let target = Target {
                         out: &out,
                         first: rows.start * stride + columns.start,

@@ -21,34 +21,36 @@ pub(super) fn pack<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32]
 #[inline(always)]
 fn pack_rows<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], width: usize) {
     let mut square = [[0f32; SIDE]; SIDE];
-    for (index, panel) in panel.chunks_mut(SIDE * width).enumerate() {
-        let first = index * SIDE * T::DEPTH;
-        let count = (SIDE * T::DEPTH).min(matrix.columns - first);
+    for first in (0..panel.len() / width).step_by(SIDE) {
         for top in (0..width).step_by(SIDE) {
             let rows = SIDE.min(matrix.rows.saturating_sub(top));
             for (row, places) in square[..rows].iter_mut().enumerate() {
-                let elements = &matrix.values[(top + row) * matrix.stride + first..][..count];
-                if count == SIDE * T::DEPTH {
-                    places.iter_mut().zip(elements.chunks_exact(T::DEPTH)).for_each(|(place, elements)| {
-                        *place = T::place(elements);
-                    });
+                let elements = &matrix.values[(top + row) * matrix.stride..][first * T::DEPTH..matrix.columns];
+                if let Some(elements) = elements.get(..SIDE * T::DEPTH) {
+                    fill::<T, E>(places, elements);
                 } else {
-                    places.iter_mut().zip(elements.chunks(T::DEPTH)).for_each(|(place, elements)| {
-                        *place = T::place(elements);
-                    });
+                    fill::<T, E>(places, elements);
                 }
             }
             square[rows..].fill([0.0; SIDE]);
             transpose(&mut square);
-            let wide = SIDE.min(width - top);
-            for (places, column) in panel.chunks_exact_mut(width).zip(&square) {
-                if wide == SIDE {
-                    places[top..][..SIDE].copy_from_slice(column);
+            // Whole vectors: what reaches into the next place is written again with that one.
+            for (place, column) in square.iter().enumerate() {
+                let Some(places) = panel.get_mut((first + place) * width + top..) else { break };
+                if let Some(places) = places.first_chunk_mut::<SIDE>() {
+                    *places = *column;
                 } else {
-                    places[top..].copy_from_slice(&column[..wide]);
+                    places.copy_from_slice(&column[..places.len()]);
                 }
             }
         }
+    }
+}
+
+#[inline(always)]
+fn fill<T: Tile, E: Element>(places: &mut [f32; SIDE], elements: &[E]) {
+    for (place, elements) in places.iter_mut().zip(elements.chunks(T::DEPTH)) {
+        *place = T::place(elements);
     }
 }
 

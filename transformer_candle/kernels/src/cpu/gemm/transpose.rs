@@ -70,3 +70,20 @@ fn exchange_quarters<const SIZE: usize>(rows: &mut [std::arch::x86_64::__m512; S
         rows[row + SIZE] = _mm512_permutex2var_ps(a, lower, b);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_square_is_transposed_with_vectors_and_without() {
+        let square = |of: fn(usize, usize) -> usize| -> [[f32; SIDE]; SIDE] {
+            std::array::from_fn(|row| std::array::from_fn(|column| of(row, column) as f32))
+        };
+        for transpose in [transpose, plain] {
+            let mut values = square(|row, column| row * SIDE + column);
+            transpose(&mut values);
+            assert_eq!(values, square(|row, column| column * SIDE + row));
+        }
+    }
+}
