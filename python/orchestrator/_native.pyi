@@ -276,7 +276,8 @@ class TokenStream:
     """The batches of a run, one optimizer step's sequences at a time.
 
     Iterating gives `(inputs, targets)`, two arrays of shape [sequences_per_step, sequence_length]; a target of -100
-    counts for nothing. With `data.packing: documents` a document begins behind each of those.
+    counts for nothing. They are the same whatever `data.packing` is: with `documents` a document begins at each
+    `<|endoftext|>` of the inputs.
     """
 
     def __new__(cls, config: RunConfig, state: dict[str, Any] | None = None) -> TokenStream:

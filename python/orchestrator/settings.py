@@ -43,7 +43,7 @@ class Schedule(str, enum.Enum):
 
 
 class Packing(str, enum.Enum):
-    """How far attention and loss reach in a sequence that holds several documents."""
+    """How far attention reaches in a sequence that holds several documents."""
 
     CONCAT = "concat"
     DOCUMENTS = "documents"

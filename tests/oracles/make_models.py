@@ -69,14 +69,12 @@ def kept_apart(documents: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.T
     return {"attention_mask": mask[:, None], "position_ids": positions - documents}
 
 
-def draw_documents(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where documents of 1 to 6 tokens begin, and the targets without those that would reach into the next."""
-    first = torch.zeros_like(targets, dtype=torch.bool)
+def draw_documents(sequences: int, positions: int) -> torch.Tensor:
+    """Where documents of 1 to 6 tokens begin, [sequences, positions]."""
+    first = torch.zeros(sequences, positions, dtype=torch.bool)
     for sequence in first:
-        sequence[torch.randint(1, 7, (targets.shape[-1],)).cumsum(0).clamp(max=targets.shape[-1] - 1)] = True
-    begun = torch.where(first, torch.arange(targets.shape[-1]), 0)
-    last = torch.cat([first[:, 1:], torch.zeros_like(first[:, :1])], dim=1)
-    return begun.cummax(dim=1).values, targets.masked_fill(last, -100)
+        sequence[torch.randint(1, 7, (positions,)).cumsum(0).clamp(max=positions - 1)] = True
+    return torch.where(first, torch.arange(positions), 0).cummax(dim=1).values
 
 
 def draw_batch(*shape: int, ignored: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,9 +130,8 @@ def fixture(name: str) -> dict[str, torch.Tensor]:
     model = build(tied)
     out = {f"weights.{name}": p.detach().clone() for name, p in model.named_parameters()}
     ids, targets = draw_batch(SEQUENCES, POSITIONS, ignored=0.2)
-    documents = None
-    if packed:
-        documents, targets = draw_documents(targets)
+    documents = draw_documents(SEQUENCES, POSITIONS) if packed else None
+    if documents is not None:
         out["documents"] = documents
     model = model.double()
     loss, exact = gradients(model, ids, targets, documents)

@@ -1,8 +1,6 @@
 //! What a training step takes: `[sequences, sequence_length]` input ids and their targets.
 
-use std::ops::Range;
-
-/// The target of a position that counts for nothing (padding, or the end of a document), as in PyTorch's cross-entropy.
+/// The target of a position that counts for nothing (padding), as in PyTorch's cross-entropy.
 pub const IGNORED_TARGET: i32 = -100;
 
 /// Packed sequences, row after row; `targets[i]` is the token that follows `inputs[i]`.
@@ -12,6 +10,9 @@ pub struct Batch {
     pub inputs: Vec<u32>,
     /// The next token of every position, or [`IGNORED_TARGET`], `[sequences * sequence_length]`.
     pub targets: Vec<i32>,
+    /// Where each position's document begins, as an index within its sequence, `[sequences * sequence_length]`; none where
+    /// documents are not kept apart.
+    pub document_starts: Option<Vec<i32>>,
     /// Tokens in a sequence.
     pub sequence_length: usize,
     /// How many targets are not ignored.
@@ -27,6 +28,7 @@ impl Batch {
         Self {
             inputs: Vec::new(),
             targets: Vec::new(),
+            document_starts: None,
             sequence_length,
             target_count: 0,
             target_bytes: counts_bytes.then_some(0),
@@ -36,22 +38,6 @@ impl Batch {
     /// How many sequences there are.
     pub fn sequences(&self) -> usize {
         self.inputs.len().checked_div(self.sequence_length).unwrap_or(0)
-    }
-
-    /// Writes for every position of these sequences the index within its sequence at which its document begins, of a batch
-    /// that was packed by documents: behind the last position before it that has no target.
-    pub fn write_document_starts(&self, sequences: Range<usize>, starts: &mut [i32]) {
-        let length = self.sequence_length;
-        let targets = &self.targets[sequences.start * length..sequences.end * length];
-        for (targets, starts) in targets.chunks(length).zip(starts.chunks_mut(length)) {
-            let mut start = 0;
-            for (position, (&target, of_position)) in targets.iter().zip(starts).enumerate() {
-                *of_position = start;
-                if target == IGNORED_TARGET {
-                    start = position as i32 + 1;
-                }
-            }
-        }
     }
 
     /// True when the stream has ended: there are no sequences.

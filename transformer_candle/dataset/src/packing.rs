@@ -4,12 +4,9 @@
 //! `k` has tokens `kT .. kT + T` as inputs and `kT + 1 .. kT + T + 1` as targets: what one sequence ends with as a target
 //! the next starts with as an input. Where the line ends within a sequence the rest is padding that counts for nothing.
 //!
-//! With [`Packing::Documents`] the tokens are the same, but a document's first token is no target: it would be predicted from
-//! the document before, to which the end-of-text between them belongs. So a document begins behind each position without a
-//! target, and nowhere else: [`Batch::document_starts`]. A piece of a text file counts as a document, for the shuffled line has
-//! other neighbours for it than the file.
-
-use std::ops::Range;
+//! With [`Packing::Documents`] each end-of-text, as an input, opens the document behind it, which does not look back
+//! further. Borders are the ends that were put here. A text that has the same id among its own is not cut, and pieces of a
+//! text file, of which only the last has an end, are one document with what the line has around them.
 
 use run_config::Packing;
 
@@ -20,8 +17,8 @@ use crate::batch::{Batch, IGNORED_TARGET};
 pub(crate) struct PackedTokens {
     /// Starts with end-of-text.
     tokens: Vec<u32>,
-    /// Where documents begin, if their first tokens are no targets.
-    beginnings: Option<Vec<usize>>,
+    /// The places of end-of-text in the line, rising, if documents are kept apart.
+    ends: Option<Vec<usize>>,
     sequence_length: usize,
     end_of_text: u32,
 }
@@ -31,23 +28,22 @@ impl PackedTokens {
         Self::with_capacity(sequence_length, packing, end_of_text, 0)
     }
 
-    /// With room for a line of `tokens` behind the first end-of-text.
-    pub(crate) fn with_capacity(sequence_length: usize, packing: Packing, end_of_text: u32, tokens: usize) -> Self {
-        let mut line = Vec::with_capacity(tokens + 1);
-        line.push(end_of_text);
-        let beginnings = (packing == Packing::Documents).then(Vec::new);
-        Self { tokens: line, beginnings, sequence_length, end_of_text }
+    /// With room for `targets` tokens.
+    pub(crate) fn with_capacity(sequence_length: usize, packing: Packing, end_of_text: u32, targets: usize) -> Self {
+        let tokens = Vec::with_capacity(targets + 1);
+        let ends = (packing == Packing::Documents).then(Vec::new);
+        let mut packed = Self { tokens, ends, sequence_length, end_of_text };
+        packed.push(&[], true);
+        packed
     }
 
     /// Appends a document; `ends` says whether end-of-text follows.
     pub(crate) fn push(&mut self, ids: &[u32], ends: bool) {
-        if let Some(beginnings) = &mut self.beginnings
-            && (ends || !ids.is_empty())
-        {
-            beginnings.push(self.tokens.len());
-        }
         self.tokens.extend_from_slice(ids);
         if ends {
+            if let Some(places) = &mut self.ends {
+                places.push(self.tokens.len());
+            }
             self.tokens.push(self.end_of_text);
         }
     }
@@ -56,47 +52,47 @@ impl PackedTokens {
         self.sequence_length
     }
 
-    /// Positions that the sequences have between them, padding apart.
-    pub(crate) fn positions(&self) -> usize {
-        self.tokens.len() - 1
-    }
-
     /// Tokens that are targets.
     pub(crate) fn targets(&self) -> usize {
-        self.positions() - self.beginnings.as_ref().map_or(0, Vec::len)
+        self.tokens.len() - 1
     }
 
     /// How many sequences the line fills, the last perhaps in part.
     pub(crate) fn sequences(&self) -> usize {
-        self.positions().div_ceil(self.sequence_length)
+        self.targets().div_ceil(self.sequence_length)
     }
 
     /// Appends sequence `k` to a batch.
     pub(crate) fn write(&self, k: usize, token_bytes: Option<&[u32]>, batch: &mut Batch) {
         let start = k * self.sequence_length;
-        let end = (start + self.sequence_length).min(self.positions());
+        let end = (start + self.sequence_length).min(self.targets());
         let padding = self.sequence_length - (end - start);
         batch.inputs.extend_from_slice(&self.tokens[start..end]);
         batch.inputs.extend(std::iter::repeat_n(self.end_of_text, padding));
-        let first = batch.targets.len();
-        batch.targets.extend(self.tokens[start + 1..=end].iter().map(|&id| id as i32));
-        let without = self.beginnings_among(start + 1..end + 1);
-        for &beginning in without {
-            batch.targets[first + beginning - start - 1] = IGNORED_TARGET;
-        }
-        batch.target_count += end - start - without.len();
-        if let (Some(total), Some(bytes)) = (&mut batch.target_bytes, token_bytes) {
-            let counted = batch.targets[first..].iter().filter(|&&id| id != IGNORED_TARGET);
-            *total += counted.map(|&id| u64::from(bytes[id as usize])).sum::<u64>();
-        }
+        let targets = &self.tokens[start + 1..=end];
+        batch.targets.extend(targets.iter().map(|&id| id as i32));
         batch.targets.extend(std::iter::repeat_n(IGNORED_TARGET, padding));
+        batch.target_count += end - start;
+        if let (Some(total), Some(bytes)) = (&mut batch.target_bytes, token_bytes) {
+            *total += targets.iter().map(|&id| u64::from(bytes[id as usize])).sum::<u64>();
+        }
+        if let Some(ends) = &self.ends {
+            let starts = document_starts(ends, start, self.sequence_length);
+            batch.document_starts.get_or_insert_default().extend(starts);
+        }
     }
+}
 
-    /// The beginnings of documents among these places in the line.
-    fn beginnings_among(&self, places: Range<usize>) -> &[usize] {
-        let all = self.beginnings.as_deref().unwrap_or_default();
-        &all[all.partition_point(|&at| at < places.start)..all.partition_point(|&at| at < places.end)]
-    }
+/// Where the documents of the `length` positions from the line's place `start` on begin, counted from there.
+fn document_starts(ends: &[usize], start: usize, length: usize) -> impl Iterator<Item = i32> {
+    let mut ends = ends[ends.partition_point(|&place| place < start)..].iter().peekable();
+    let mut begins = 0;
+    (0..length).map(move |position| {
+        if ends.next_if_eq(&&(start + position)).is_some() {
+            begins = position as i32;
+        }
+        begins
+    })
 }
 
 #[cfg(test)]
@@ -120,31 +116,23 @@ mod tests {
         (packed, batch)
     }
 
-    fn starts(batch: &Batch) -> Vec<i32> {
-        let mut starts = vec![-1; batch.inputs.len()];
-        batch.write_document_starts(0..batch.sequences(), &mut starts);
-        starts
-    }
-
-    const NONE: i32 = IGNORED_TARGET;
-
     #[test]
     fn two_short_documents_fill_two_sequences() {
         let documents = [(vec![1, 2, 3], true), (vec![4], true)];
         let (_, batch) = pack(&documents, 4, Packing::Concat);
         assert_eq!(batch.inputs, [END, 1, 2, 3, END, 4, END, END]);
-        assert_eq!(batch.targets, [1, 2, 3, END as i32, 4, END as i32, NONE, NONE]);
+        assert_eq!(batch.targets, [1, 2, 3, END as i32, 4, END as i32, IGNORED_TARGET, IGNORED_TARGET]);
         assert_eq!((batch.target_count, batch.target_bytes, batch.sequences()), (6, Some(8), 2));
+        assert_eq!(batch.document_starts, None);
     }
 
     #[test]
-    fn packed_by_documents_no_first_token_is_a_target_and_none_looks_back_across_a_border() {
-        let documents = [(vec![1, 2, 3], true), (vec![4, 5], false), (vec![6], true)];
-        let (packed, batch) = pack(&documents, 4, Packing::Documents);
-        assert_eq!(batch.inputs, [END, 1, 2, 3, END, 4, 5, 6]);
-        assert_eq!(batch.targets, [NONE, 2, 3, END as i32, NONE, 5, NONE, END as i32]);
-        assert_eq!(starts(&batch), [0, 1, 1, 1, 0, 1, 1, 3]);
-        assert_eq!((batch.target_count, packed.targets(), batch.target_bytes), (5, 5, Some(6)));
+    fn by_documents_an_end_opens_the_document_behind_it_and_what_has_no_end_or_spells_one_is_not_cut() {
+        let documents =
+            [(vec![1, 2, 3], true), (vec![4, 5], false), (vec![6, END, 7], true), (vec![], true), (vec![8], true)];
+        let (_, batch) = pack(&documents, 5, Packing::Documents);
+        assert_eq!(batch.inputs, [END, 1, 2, 3, END, 4, 5, 6, END, 7, END, END, 8, END, END]);
+        assert_eq!(batch.document_starts.unwrap(), [0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 1, 1, 3, 3]);
     }
 
     #[test]
@@ -171,28 +159,23 @@ mod tests {
         }
 
         #[test]
-        fn by_documents_every_other_token_is_a_target_once_and_sees_its_document_only(
-            documents in prop::collection::vec((prop::collection::vec(0..END, 0..20), any::<bool>()), 0..30),
+        fn by_documents_the_batch_is_the_same_and_each_position_begins_where_the_last_end_before_it_stands(
+            documents in prop::collection::vec((prop::collection::vec(0..=END, 0..20), any::<bool>()), 0..30),
             sequence_length in 1_usize..17,
         ) {
-            let (packed, batch) = pack(&documents, sequence_length, Packing::Documents);
+            let (_, mut batch) = pack(&documents, sequence_length, Packing::Documents);
+            let starts = batch.document_starts.take().unwrap_or_default();
             let (_, concat) = pack(&documents, sequence_length, Packing::Concat);
-            prop_assert_eq!(&batch.inputs, &concat.inputs);
-            // What each place in the line belongs to, from 1; the end-of-text before the first document to none.
-            let lengths = documents.iter().map(|(ids, ends)| ids.len() + usize::from(*ends));
-            let of: Vec<usize> = std::iter::once(0).chain((1..).zip(lengths).flat_map(|(i, n)| vec![i; n])).collect();
-            let mut counted = 0;
-            for (place, (&target, &start)) in batch.targets.iter().zip(&starts(&batch)).enumerate() {
+            prop_assert_eq!(&batch, &concat);
+            let of_document = |(ids, ends): &(Vec<u32>, bool)| [vec![false; ids.len()], vec![true; usize::from(*ends)]];
+            let of_line: Vec<bool> = documents.iter().flat_map(of_document).flatten().collect();
+            let opens: Vec<bool> = std::iter::once(true).chain(of_line).collect();
+            prop_assert_eq!(starts.len(), batch.inputs.len());
+            for (place, &start) in starts.iter().enumerate() {
                 let first = place / sequence_length * sequence_length;
-                let inside = of.get(place + 1).is_some_and(|next| *next == of[place]);
-                prop_assert_eq!(target, if inside { concat.targets[place] } else { IGNORED_TARGET });
-                counted += usize::from(inside);
-                if place + 1 < of.len() {
-                    let begins = (first..=place).find(|&before| of[before] == of[place]).map(|begins| begins - first);
-                    prop_assert_eq!(Some(start as usize), begins);
-                }
+                let opened = (first..=place).rev().find(|&before| opens.get(before) == Some(&true));
+                prop_assert_eq!(start as usize, opened.map_or(0, |opened| opened - first));
             }
-            prop_assert_eq!((batch.target_count, packed.targets()), (counted, counted));
         }
     }
 }

@@ -82,9 +82,13 @@ fn a_validation_source_of_its_own_is_read_whole() {
     assert_eq!(bytes as usize, documents.iter().map(String::len).sum::<usize>());
     assert!(batches[..batches.len() - 1].iter().all(|batch| batch.sequences() == 3));
     let mut by_documents = HeldOut::whole(&source, 16, Packing::Documents, &tokenizer()).unwrap();
-    let targets = |held_out: &mut HeldOut| {
-        held_out.batches(3, usize::MAX).map(|batch| batch.unwrap().target_count).sum::<usize>()
-    };
-    assert_eq!(targets(&mut by_documents) + documents.len(), targets(&mut held_out));
+    let mut starts = Vec::new();
+    for (batch, by_documents) in batches.iter().zip(by_documents.batches(3, usize::MAX)) {
+        let mut by_documents = by_documents.unwrap();
+        starts.extend(by_documents.document_starts.take().unwrap());
+        assert_eq!(&by_documents, batch);
+    }
+    assert_eq!(starts.len(), batches.iter().map(|batch| batch.inputs.len()).sum::<usize>());
+    assert!(starts.iter().any(|&start| start > 0));
     assert_eq!(held_out.batches(3, usize::MAX).take(2).map(Result::unwrap).collect::<Vec<_>>(), batches[..2]);
 }

@@ -97,15 +97,15 @@ impl DataConfig {
     }
 }
 
-/// How far attention and loss reach in a sequence that holds several documents.
+/// How far attention reaches in a sequence that holds several documents. Every token is predicted once in both.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Packing {
-    /// To the start of the sequence: across `<|endoftext|>` into the documents before. Every token is predicted.
+    /// To the start of the sequence: across `<|endoftext|>` into the documents before.
     #[default]
     Concat,
-    /// To the start of the document (of a `.txt` file: of one of the pieces of at most 64 KiB that it is shuffled in). Every
-    /// token is predicted but a document's first, which nothing in the document tells.
+    /// To the `<|endoftext|>` before the document, from which its first token is predicted. The pieces of at most
+    /// 64 KiB in which a `.txt` file is shuffled have none between them and are not kept apart.
     Documents,
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use dataset::{Batch, IGNORED_TARGET};
+use dataset::Batch;
 use kernels::{Device, cuda::Cuda, timing};
 use model::initialization;
 use run_config::{Packing, RunConfig};
@@ -182,8 +182,9 @@ impl Bench {
         engine.warm_up()?;
         let mut batch = synthetic(config.data.sequences_per_step, config.data.sequence_length, shape.vocab_size);
         if config.data.packing == Packing::Documents {
-            let last_tokens = batch.targets.iter_mut().skip(DOCUMENT_TOKENS - 1).step_by(DOCUMENT_TOKENS);
-            batch.target_count -= last_tokens.map(|target| *target = IGNORED_TARGET).count();
+            let start = |position: usize| (position - position % DOCUMENT_TOKENS) as i32;
+            let starts: Vec<i32> = (0..batch.sequence_length).map(start).collect();
+            batch.document_starts = Some(starts.repeat(batch.sequences()));
         }
         Ok(Self { engine, batch, learning_rate: config.optimizer.learning_rate, steps_done: 0 })
     }

@@ -77,8 +77,8 @@ impl Engine {
         pool.install(|| {
             optimizer.prepare(step, learning_rate)?;
             decoder.loss_mut().zero()?;
-            // The mean is over the targets of the whole batch, however it is cut. Where documents are kept apart it may have none.
-            let scale = 1.0 / batch.target_count.max(1) as f32;
+            // The mean is over the targets of the whole batch, however it is cut.
+            let scale = 1.0 / batch.target_count as f32;
             let mut pieces = micro_batch.cut(batch);
             let mut ahead = pieces.next();
             if let Some(first) = ahead.clone() {
@@ -131,6 +131,7 @@ pub(crate) fn synthetic(sequences: usize, sequence_length: usize, vocab_size: us
     Batch {
         inputs: (0..tokens).map(|_| token()).collect(),
         targets: (0..tokens).map(|_| token().cast_signed()).collect(),
+        document_starts: None,
         sequence_length,
         target_count: tokens,
         target_bytes: None,

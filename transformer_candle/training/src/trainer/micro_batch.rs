@@ -127,7 +127,7 @@ impl MicroBatch {
     /// Tokens are checked here, once: a card could not refuse them later.
     pub(crate) fn send(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
         let tokens = sequences.start * batch.sequence_length..sequences.end * batch.sequence_length;
-        let (inputs, targets) = (&batch.inputs[tokens.clone()], &batch.targets[tokens]);
+        let (inputs, targets) = (&batch.inputs[tokens.clone()], &batch.targets[tokens.clone()]);
         self.check(inputs, targets)?;
         let lane = &mut self.lanes[self.next];
         let staged = lane.inputs.stage()?;
@@ -138,8 +138,10 @@ impl MicroBatch {
         staged[targets.len()..].fill(IGNORED_TARGET);
         if let Some(documents) = &mut lane.documents {
             let staged = documents.stage()?;
-            batch.write_document_starts(sequences, staged);
-            staged[inputs.len()..].fill(0);
+            staged.fill(0);
+            if let Some(starts) = &batch.document_starts {
+                staged[..inputs.len()].copy_from_slice(&starts[tokens]);
+            }
             documents.send()?;
         }
         lane.inputs.send()?;
@@ -204,6 +206,7 @@ mod tests {
         Batch {
             inputs: (0..tokens).collect(),
             targets: (1..=tokens).map(u32::cast_signed).collect(),
+            document_starts: None,
             sequence_length: T,
             target_count: tokens as usize,
             target_bytes: None,
@@ -231,11 +234,9 @@ mod tests {
     #[test]
     fn where_documents_begin_travels_only_where_they_are_kept_apart() {
         assert!(micro_batch(Packing::Concat).documents_N.is_none());
-        let (mut micro_batch, mut batch) = (micro_batch(Packing::Documents), batch(3));
-        for border in [1, 3, 4, 8] {
-            batch.targets[border] = IGNORED_TARGET;
-        }
-        for (sequences, starts) in [(0..2, [0, 0, 2, 0, 1, 2]), (2..3, [0; 6])] {
+        let mut micro_batch = micro_batch(Packing::Documents);
+        let batch = Batch { document_starts: Some(vec![0, 0, 2, 0, 1, 2, 0, 1, 1]), ..batch(3) };
+        for (sequences, starts) in [(0..2, [0, 0, 2, 0, 1, 2]), (2..3, [0, 1, 1, 0, 0, 0])] {
             micro_batch.upload(&batch, sequences).unwrap();
             assert_eq!(micro_batch.documents_N.as_ref().unwrap().read::<i32>().unwrap(), starts);
         }
