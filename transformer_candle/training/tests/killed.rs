@@ -39,6 +39,11 @@ fn so_does_a_run_on_a_mixture_of_which_one_source_begins_again_and_again() {
     kill_again_and_again(&workshop, &workshop.mixture());
 }
 
+#[test]
+fn so_does_a_run_that_keeps_documents_apart() {
+    kill_again_and_again(&Workshop::new(), &["data.packing=documents".to_owned()]);
+}
+
 fn kill_again_and_again(workshop: &Workshop, data: &[String]) {
     let began = Instant::now();
     assert!(start(workshop, "left-alone", data).wait().unwrap().success());
