@@ -303,13 +303,17 @@ class DataSource:
     def local(patterns: Sequence[str], text_column: str = "text") -> DataSource:
         """Find local files: paths, folders and globs, relative to the current folder."""
 
+    @staticmethod
+    def mixture(components: Sequence[tuple[DataSource, float]]) -> DataSource:
+        """Mix sources with their weights, which are their shares of the text."""
+
     @property
     def name(self) -> str:
         """The data set's name, or the patterns."""
 
     @property
     def revision(self) -> str | None:
-        """The commit that is read; None for local files."""
+        """The commit that is read; None for local files and mixtures."""
 
     @property
     def files(self) -> int:
@@ -320,7 +324,11 @@ class DataSource:
         """Their size together."""
 
     def documents(self, max_samples: int | None = None) -> Documents:
-        """Iterate over the documents in listing order, at most `max_samples`."""
+        """Iterate over the documents in listing order, at most `max_samples`.
+
+        Those of a mixture come in the proportions of its weights, each source from its beginning again until all have
+        been read.
+        """
 
 @final
 class Documents:

@@ -54,6 +54,12 @@ class BaseConfig:
         return shards
 
     @property
+    def mixture(self) -> list[dict[str, Any]]:
+        """The sources that the config mixes."""
+        mixture: list[dict[str, Any]] = self.values["data"]["mixture"]
+        return mixture
+
+    @property
     def text_column(self) -> str:
         """The column or field that holds the text."""
         return str(self.values["data"]["text_column"])
@@ -98,14 +104,21 @@ def preset_file(name: str, folder: Path) -> Path:
     return path
 
 
-def complete(base: BaseConfig, settings: Settings, tokenizer: Ready, shards: list[str] | None) -> dict[str, Any]:
-    """Return the config with the tokenizer, its vocabulary and the local files in it.
+def complete(
+    base: BaseConfig,
+    settings: Settings,
+    tokenizer: Ready,
+    shards: list[str] | None,
+    mixture: list[dict[str, Any]] | None,
+) -> dict[str, Any]:
+    """Return the config with the tokenizer, its vocabulary and the text to train on in it.
 
     Args:
         base: What the run starts from.
         settings: The flags.
         tokenizer: The tokenizer that is ready.
         shards: The local files to train on; none when a data set is streamed.
+        mixture: The sources to mix, each pinned; none where there is but one.
     """
     values = copy.deepcopy(base.values)
     values["tokenizer"]["tokenizer_json"] = shown(tokenizer.path)
@@ -114,6 +127,8 @@ def complete(base: BaseConfig, settings: Settings, tokenizer: Ready, shards: lis
         values["model"]["vocab_size"] = tokenizer.vocab_size
     if shards is not None:
         values["data"]["train_shards"] = shards
+    if mixture is not None:
+        values["data"]["mixture"] = mixture
     if settings.validation:
         values["data"]["validation_shards"] = absolute(settings.validation)
     return values

@@ -156,6 +156,8 @@ def evaluate(
         return
     bits = f", {report.bits_per_byte:.3f} bits a byte" if report.bits_per_byte is not None else ""
     print(f"loss {report.loss:.4f}, perplexity {report.perplexity:.2f}{bits} ({report.tokens:,} tokens)")
+    for part in report.to_dict().get("components", []):
+        print(f"  {part['share']:.1%} {part['name']}: loss {part['loss']:.4f} ({part['tokens']:,} tokens)")
 
 
 @app.command("validate-data")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator import _native, base_config, demo_data, launch, run_files, summary, tokenizer
 from orchestrator.base_config import BaseConfig
@@ -24,10 +25,11 @@ DEFAULT_VOCAB_SIZE = 4096
 
 @dataclass(frozen=True)
 class Source:
-    """The text of a run: a data set that is streamed, or local files."""
+    """The text of a run: a data set that is streamed, local files, or a mixture of several of these."""
 
     data: _native.DataSource
-    shards: list[str] | None
+    shards: list[str] | None = None
+    mixture: list[dict[str, Any]] | None = None
 
 
 def run(settings: Settings) -> int:
@@ -41,7 +43,7 @@ def run(settings: Settings) -> int:
     _refuse_an_earlier_run(place, base, settings)
     with ended_at_once_by_interrupts():
         source = _open_source(settings, base)
-        ready = _prepare_tokenizer(settings, place, base, source.data)
+        ready = _prepare_tokenizer(settings, place, base, source)
         config = _write_files(settings, place, base, source, ready)
     if settings.max_samples:
         _warn_of_epochs(settings.max_samples, base, ready)
@@ -64,16 +66,21 @@ def ended_at_once_by_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _check_conflicts(settings: Settings) -> None:
-    streamed = {
+def _streamed(settings: Settings) -> list[str]:
+    """Return the flags that were typed about a data set that is streamed."""
+    flags = {
         "--stream": settings.stream,
         "--dataset": settings.dataset,
         "--data-config": settings.data_config,
         "--revision": settings.revision,
         "--max-samples": settings.max_samples,
     }
-    if settings.input and any(streamed.values()):
-        flags = ", ".join(flag for flag, value in streamed.items() if value)
+    return [flag for flag, value in flags.items() if value]
+
+
+def _check_conflicts(settings: Settings) -> None:
+    if settings.input and _streamed(settings):
+        flags = ", ".join(_streamed(settings))
         raise CommandError(
             f"--input reads local files, and {flags} is for a data set that is streamed: give one or the other"
         )
@@ -105,27 +112,55 @@ def _refuse_an_earlier_run(place: Place, base: BaseConfig, settings: Settings) -
 
 def _open_source(settings: Settings, base: BaseConfig) -> Source:
     """Find the files of the data set, or those that --input or the config names."""
+    if base.mixture:
+        return _open_mixture(settings, base)
     shards = settings.input or ([] if settings.stream or settings.dataset else base.train_shards)
     if shards:
         source = Source(_native.DataSource.local(shards, base.text_column), base_config.absolute(shards))
     else:
         dataset = settings.dataset or DEFAULT_DATASET
-        if dataset == DEMO_DATASET:
-            demo_data.ensure(_native.cache_root() / DEMO_DATASET)
-        data = _native.DataSource.streaming(
-            dataset, settings.split, settings.data_config, settings.revision, base.text_column
-        )
-        source = Source(data, None)
-    data = source.data
-    revision = f" at {data.revision[:12]}" if data.revision else ""
-    files = "1 file" if data.files == 1 else f"{data.files:,} files"
-    step("data", f"{data.name}{revision}: {files}, {amount(data.bytes)}")
+        source = Source(_stream(dataset, settings.split, settings.data_config, settings.revision, base.text_column))
+    step("data", _described(source.data))
     return source
 
 
-def _prepare_tokenizer(
-    settings: Settings, place: Place, base: BaseConfig, source: _native.DataSource
-) -> tokenizer.Ready:
+def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
+    """Find the files of every source that the config mixes, and pin their commits."""
+    typed = _streamed(settings) + (["--input"] if settings.input else [])
+    if typed:
+        raise CommandError(
+            f"the config's data.mixture says what to train on, and so does {', '.join(typed)}: give one or the other"
+        )
+    sources, pinned = [], []
+    weights = sum(component["weight"] for component in base.mixture)
+    for component in base.mixture:
+        column = component["text_column"] or base.text_column
+        if component["dataset"] is None:
+            data = _native.DataSource.local(component["shards"], column)
+            pinned.append({**component, "shards": base_config.absolute(component["shards"])})
+        else:
+            split = component["split"] or "train"
+            data = _stream(component["dataset"], split, component["config"], component["revision"], column)
+            pinned.append({**component, "revision": data.revision})
+        sources.append((data, component["weight"]))
+        step("" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} {_described(data)}")
+    return Source(_native.DataSource.mixture(sources), mixture=pinned)
+
+
+def _stream(dataset: str, split: str, config: str | None, revision: str | None, column: str) -> _native.DataSource:
+    """Find a data set by name; the demo is written where it is missing."""
+    if dataset == DEMO_DATASET:
+        demo_data.ensure(_native.cache_root() / DEMO_DATASET)
+    return _native.DataSource.streaming(dataset, split, config, revision, column)
+
+
+def _described(data: _native.DataSource) -> str:
+    revision = f" at {data.revision[:12]}" if data.revision else ""
+    files = "1 file" if data.files == 1 else f"{data.files:,} files"
+    return f"{data.name}{revision}: {files}, {amount(data.bytes)}"
+
+
+def _prepare_tokenizer(settings: Settings, place: Place, base: BaseConfig, source: Source) -> tokenizer.Ready:
     """Return the tokenizer that was named, the experiment's if it fits, or one trained on the source."""
     named = settings.tokenizer_json or base.tokenizer_json
     if settings.skip_tokenizer and named is None:
@@ -134,12 +169,14 @@ def _prepare_tokenizer(
         ready = tokenizer.read(named)
         step("tokenizer", f"{ready.vocab_size:,} tokens: {shown(named)}")
         return ready
+    data = source.data
     request = tokenizer.Request(
         vocab_size=settings.vocab_size or base.vocab_size or DEFAULT_VOCAB_SIZE,
         special_tokens=_special_tokens(place, base),
         source={
-            "name": source.name, "revision": source.revision, "files": source.files, "bytes": source.bytes,
+            "name": data.name, "revision": data.revision, "files": data.files, "bytes": data.bytes,
             "config": settings.data_config, "split": settings.split, "text_column": base.text_column,
+            **({"mixture": source.mixture} if source.mixture else {}),
         },
         max_documents=min(settings.tokenizer_max_lines, settings.max_samples or settings.tokenizer_max_lines),
         seed=settings.tokenizer_seed,
@@ -152,7 +189,7 @@ def _prepare_tokenizer(
     step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
     started = time.monotonic()
     with reading() as watch:
-        ready = tokenizer.train(place.tokenizer, request, source.documents(settings.max_samples), watch)
+        ready = tokenizer.train(place.tokenizer, request, data.documents(settings.max_samples), watch)
     if ready.facts is not None:
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
@@ -179,10 +216,10 @@ def _special_tokens(place: Place, base: BaseConfig) -> list[str]:
 
 def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Source, ready: tokenizer.Ready) -> Path:
     """Write what describes the run into its folder and return the config's path."""
-    text = _native.config_to_yaml(base_config.complete(base, settings, ready, source.shards))
+    text = _native.config_to_yaml(base_config.complete(base, settings, ready, source.shards, source.mixture))
     place.folder.mkdir(parents=True, exist_ok=True)
     streaming = None
-    if source.shards is None:
+    if source.shards is None and source.mixture is None:
         streaming = run_files.StreamingConfig(
             dataset=source.data.name,
             split=settings.split,
@@ -224,7 +261,7 @@ def _resume(settings: Settings, place: Place, roots: Roots) -> int:
     streamed = run_files.read_streamed_dataset(place.folder)
     if settings.dataset and settings.dataset != streamed:
         raise CommandError(
-            f"{shown(place.folder)} trains on {streamed or 'local files'}, "
+            f"{shown(place.folder)} trains on {streamed or 'what its training.yaml names'}, "
             f"so it cannot go on with --dataset {settings.dataset}"
         )
     job = launch.Job(config, settings.config_overrides(), settings.resume)

@@ -9,8 +9,9 @@
 //! finds it, and keeping to them means that `n_i` is never a whole sequence away from `k * w_i`. Shares are whole
 //! numbers, so that nothing drifts.
 
-/// Shares are counted in this part of the whole: finer than any run is long.
-const WHOLE: f64 = (1_u64 << 40) as f64;
+/// The parts of the whole in which shares are counted: more than any run has sequences, and decimal as the weights that
+/// people write.
+const WHOLE: f64 = 1e12;
 
 /// The components' shares of the sequences, as whole numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +81,7 @@ mod tests {
     fn weights_a_person_can_follow_give_schedules_a_person_can_follow() {
         assert_eq!(schedule(&[3.0], 4), [0, 0, 0, 0]);
         assert_eq!(schedule(&[1.0, 1.0], 6), [0, 1, 0, 1, 0, 1]);
-        assert_eq!(schedule(&[0.7, 0.3], 10), [0, 0, 1, 0, 0, 1, 0, 0, 1, 0]);
+        assert_eq!(schedule(&[0.7, 0.3], 10), [0, 0, 1, 0, 0, 1, 0, 0, 0, 1]);
         assert_eq!(schedule(&[7.0, 3.0], 1000), schedule(&[0.7, 0.3], 1000));
     }
 

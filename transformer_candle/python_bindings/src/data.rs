@@ -12,13 +12,13 @@ use crate::errors::raised;
 /// A data set whose files are known.
 #[pyclass(frozen, module = "orchestrator._native")]
 pub struct DataSource {
-    source: dataset::DataSource,
+    mixture: dataset::Mixture,
     description: dataset::SourceDescription,
 }
 
 impl DataSource {
     fn of(source: dataset::DataSource) -> Self {
-        Self { description: source.describe(), source }
+        Self { description: source.describe(), mixture: source.into() }
     }
 }
 
@@ -48,13 +48,32 @@ impl DataSource {
         py.detach(|| dataset::DataSource::local(&patterns, Path::new(""), text_column)).map(Self::of).map_err(raised)
     }
 
+    /// Mix sources with their weights, which are their shares of the text.
+    #[staticmethod]
+    fn mixture(components: Vec<(PyRef<'_, Self>, f64)>) -> PyResult<Self> {
+        let parts = components.iter().flat_map(|(source, weight)| {
+            let inner = &source.mixture;
+            inner.sources().iter().enumerate().map(move |(index, part)| (part.clone(), weight * inner.share(index)))
+        });
+        let mixture = dataset::Mixture::new(parts.collect()).map_err(raised)?;
+        let described = mixture.describe();
+        let names: Vec<String> = described.iter().map(|part| part.name.clone()).collect();
+        let description = dataset::SourceDescription {
+            name: names.join(" and "),
+            revision: None,
+            files: described.iter().map(|part| part.files).sum(),
+            bytes: described.iter().map(|part| part.bytes).sum(),
+        };
+        Ok(Self { mixture, description })
+    }
+
     /// The data set's name, or the patterns.
     #[getter]
     fn name(&self) -> &str {
         &self.description.name
     }
 
-    /// The commit that is read; None for local files.
+    /// The commit that is read; None for local files and mixtures.
     #[getter]
     fn revision(&self) -> Option<&str> {
         self.description.revision.as_deref()
@@ -72,10 +91,11 @@ impl DataSource {
         self.description.bytes
     }
 
-    /// Iterate over the documents in listing order, at most `max_samples`.
+    /// Iterate over the documents in listing order, at most `max_samples`; those of a mixture in the proportions of its
+    /// weights, each source from its beginning again until all have been read.
     #[pyo3(signature = (max_samples = None))]
     fn documents(&self, max_samples: Option<u64>) -> Documents {
-        Documents(Mutex::new(dataset::Documents::open(&self.source, max_samples)))
+        Documents(Mutex::new(dataset::Documents::open(&self.mixture, max_samples)))
     }
 
     fn __repr__(&self) -> String {

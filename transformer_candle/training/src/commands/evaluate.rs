@@ -10,7 +10,7 @@ use run_config::{DataConfig, Device, ResolvedRun, RunConfig};
 use super::ModelSource;
 use crate::checkpoint::{self, StoredModel};
 use crate::device::{self, Chosen};
-use crate::evaluation::{self, EvaluationReport};
+use crate::evaluation::{self, ComponentEvaluation, EvaluationReport};
 use crate::memory_plan::EvaluationBuffers;
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
@@ -100,9 +100,12 @@ pub(super) fn main(options: &EvaluateOptions) -> Result<u8> {
         super::print_json(&report)?;
         return Ok(0);
     }
-    let EvaluationReport { loss, perplexity, bits_per_byte, tokens, .. } = report;
+    let EvaluationReport { loss, perplexity, bits_per_byte, tokens, components, .. } = report;
     let bits = bits_per_byte.map_or_else(String::new, |bits| format!("  {bits:.3} bits a byte"));
     super::print(&format!("loss {loss:.4}  perplexity {perplexity:.2}{bits}  ({tokens} tokens)\n"))?;
+    for ComponentEvaluation { name, share, loss, tokens, .. } in components {
+        super::print(&format!("  {:.1} % {name}: loss {loss:.4}  ({tokens} tokens)\n", 100.0 * share))?;
+    }
     Ok(0)
 }
 
