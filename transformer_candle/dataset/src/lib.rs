@@ -27,9 +27,9 @@
 //! 3. A window is the component's share of `shuffle_buffer_size` documents (or of 64 MiB of text; at least 256
 //!    documents, or 4 MiB, if the whole has as many), taken evenly across the lanes; its documents are shuffled by
 //!    (seed, epoch, window), tokenised, joined with `<|endoftext|>` after each and one before the first, and cut into
-//!    sequences; every token of a document is a target exactly once (with `packing: documents` every token but a
-//!    document's first, so that nothing is predicted from another document). The last sequence is padded, so that
-//!    windows do not depend on each other.
+//!    sequences; every token of a document is a target exactly once. With `packing: documents` the same sequences say
+//!    which of those `<|endoftext|>` each position looks back to. The last sequence is padded, so that windows do not
+//!    depend on each other.
 //! 4. The sequences of the window are shuffled by (seed, epoch, window).
 //!
 //! The components take turns, in `shares` of the sequences: after any number of them no component has given a whole
