@@ -125,10 +125,10 @@ mod tests {
         }
     }
 
+    /// Digits enough that a group is more than one read.
     fn documents() -> Vec<String> {
-        (0..300_u64)
-            .map(|i| format!("document {}", i.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_mul(i + 1)))
-            .collect()
+        let digits = |i: u64| (1..20).map(move |j| (i * 20 + j).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_string());
+        (0..300).map(|i| digits(i).collect()).collect()
     }
 
     fn parquet() -> Bytes {
