@@ -188,8 +188,8 @@ fn a_mixture_beside_a_streaming_config_is_refused_and_alone_is_enough() {
     let named = format!("tokenizer.tokenizer_json={}", folder.path().join("bpe.json").display());
     let run = load(&config, &[mixture[0], &named]).unwrap();
     let [hub, local] = run.config.data.mixture.as_slice() else { panic!("two sources") };
-    assert_eq!((hub.dataset.as_deref(), hub.split(), hub.weight), (Some("a/b"), "train", 7.0));
-    assert!(Path::new(&local.shards[0]).is_absolute() && local.weight == 3.0);
+    assert_eq!((hub.dataset.as_deref(), hub.split()), (Some("a/b"), "train"));
+    assert!(Path::new(&local.shards[0]).is_absolute() && hub.weight > 2.0 * local.weight);
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod support;
 
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::Workshop;
 
 fn run(workshop: &Workshop, arguments: &[&str]) -> Output {
@@ -40,14 +40,14 @@ fn a_mixture_is_trained_on_judged_and_proven_source_by_source() {
         let parts = line["components"].as_array().unwrap();
         let number = |value: &Value| value.as_f64().unwrap();
         assert!(parts[0]["name"].as_str().unwrap().ends_with("text.jsonl"));
-        assert_eq!([&parts[0], &parts[1]].map(|part| number(&part["share"])), [0.75, 0.25]);
+        assert_eq!([&parts[0]["share"], &parts[1]["share"]], [&json!(0.75), &json!(0.25)]);
         let mean = 0.75 * number(&parts[0]["loss"]) + 0.25 * number(&parts[1]["loss"]);
         assert!((number(&line["loss"]) - mean).abs() < 1e-12, "{line}");
     }
 
     let report = run(&workshop, &["validate-data", "run", "--replay", "1", "--replay", "33", "--json"]);
     let report: Value = serde_json::from_slice(&report.stdout).unwrap();
-    assert_eq!(report["problems"], serde_json::json!([]));
+    assert_eq!(report["problems"], json!([]));
     let taken: Vec<u64> = (0..2).map(|i| report["components"][i]["sequences"].as_u64().unwrap()).collect();
     assert_eq!(taken, [240, 80], "of 40 steps of 8 sequences");
     let epochs = report["components"][1]["epochs"].as_array().unwrap();
