@@ -1,0 +1,223 @@
+//! What the machine can do at best, on all threads of the pool.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use kernels::DType;
+use pulp::{Arch, Simd, WithSimd};
+use rayon::ThreadPool;
+use rayon::prelude::*;
+use serde::Serialize;
+
+/// Sums that depend on nothing but themselves: enough to keep two units busy at a latency of four cycles, and few enough for
+/// the 16 registers of AVX2.
+const SUMS: usize = 12;
+/// Times round a loop of arithmetic: some milliseconds.
+const TURNS: usize = 1 << 20;
+/// Bytes that are read or copied in one measurement.
+const TRAFFIC: usize = 1 << 28;
+/// Bytes of memory that are gone through again and again: what a core's own cache holds, what all share, and main memory.
+const WORKING_SETS: [usize; 3] = [1 << 20, 1 << 24, 1 << 28];
+
+/// Reading a working set, copying one half of it to the other, and changing it in place. What is read and written counts twice.
+#[derive(Serialize)]
+struct Bandwidth {
+    working_set_bytes: usize,
+    read_gigabytes_per_second: f64,
+    copy_gigabytes_per_second: f64,
+    update_gigabytes_per_second: f64,
+}
+
+impl Bandwidth {
+    fn measure(pool: &ThreadPool, working_set_bytes: usize, seconds: f64) -> Self {
+        let mut memory = vec![1.0_f32; working_set_bytes / size_of::<f32>()];
+        let (turns, threads) = (TRAFFIC / working_set_bytes, pool.current_num_threads());
+        let gigabytes = (turns * working_set_bytes) as f64 / 1e9;
+        let part = memory.len().div_ceil(threads);
+        let read = fastest(seconds, || {
+            let parts = memory.par_chunks(part);
+            pool.install(|| parts.for_each(|part| (0..turns).for_each(|_| Arch::new().dispatch(Read(part)))));
+        });
+        let update = fastest(seconds, || {
+            let parts = memory.par_chunks_mut(part);
+            pool.install(|| parts.for_each(|part| (0..turns).for_each(|_| Arch::new().dispatch(Update(part)))));
+        });
+        let half = memory.len() / 2;
+        let (source, target) = memory.split_at_mut(half);
+        let part = source.len().div_ceil(threads);
+        let copy = fastest(seconds, || {
+            let copy = |(target, source): (&mut [f32], &[f32])| {
+                (0..turns).for_each(|_| black_box(&mut *target).copy_from_slice(black_box(source)));
+            };
+            pool.install(|| target.par_chunks_mut(part).zip(source.par_chunks(part)).for_each(copy));
+        });
+        Self {
+            working_set_bytes,
+            read_gigabytes_per_second: gigabytes / read,
+            copy_gigabytes_per_second: gigabytes / copy,
+            update_gigabytes_per_second: 2.0 * gigabytes / update,
+        }
+    }
+
+    /// Bytes a second of the fastest of the three.
+    fn best(&self) -> f64 {
+        let written = self.copy_gigabytes_per_second.max(self.update_gigabytes_per_second);
+        self.read_gigabytes_per_second.max(written) * 1e9
+    }
+}
+
+/// The limits, as measured in this process.
+#[derive(Serialize)]
+pub struct Machine {
+    threads: usize,
+    f32_gigaflops: f64,
+    /// With the processor's own instruction for products of bf16, where it has one.
+    bf16_gigaflops: Option<f64>,
+    bandwidths: [Bandwidth; WORKING_SETS.len()],
+}
+
+impl Machine {
+    /// Takes `seconds` for each limit.
+    pub fn measure(pool: &ThreadPool, seconds: f64) -> Self {
+        let threads = pool.current_num_threads();
+        let gigaflops = |turn: fn() -> usize| {
+            let flops = turn() * threads;
+            flops as f64 / 1e9 / fastest(seconds, || drop(pool.broadcast(|_| turn())))
+        };
+        Self {
+            threads,
+            f32_gigaflops: gigaflops(|| Arch::new().dispatch(MultiplyAdd)),
+            bf16_gigaflops: bf16::turn().map(gigaflops),
+            bandwidths: WORKING_SETS.map(|bytes| Bandwidth::measure(pool, bytes, seconds)),
+        }
+    }
+
+    /// Prints the limits as one JSON line.
+    pub fn print(&self) -> serde_json::Result<()> {
+        println!("{}", serde_json::to_string(&serde_json::json!({ "machine": self }))?);
+        Ok(())
+    }
+
+    /// Multiplications and additions a second with operands of a type.
+    pub fn flops(&self, dtype: DType) -> f64 {
+        let bf16 = self.bf16_gigaflops.filter(|_| dtype == DType::BF16);
+        bf16.unwrap_or(self.f32_gigaflops) * 1e9
+    }
+
+    /// Bytes a second of main memory.
+    pub fn memory(&self) -> f64 {
+        self.cache(usize::MAX)
+    }
+
+    /// Bytes a second of memory that so many bytes are gone through of again and again.
+    pub fn cache(&self, bytes: usize) -> f64 {
+        let [.., memory] = &self.bandwidths;
+        self.bandwidths.iter().find(|set| bytes <= set.working_set_bytes).unwrap_or(memory).best()
+    }
+}
+
+/// Seconds of the fastest of as many calls as fit into `seconds`, after one to warm up.
+fn fastest(seconds: f64, mut call: impl FnMut()) -> f64 {
+    call();
+    let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
+    while fastest.is_infinite() || begin.elapsed().as_secs_f64() < seconds {
+        let from = Instant::now();
+        call();
+        fastest = fastest.min(from.elapsed().as_secs_f64());
+    }
+    fastest
+}
+
+/// Multiplies and adds in the widest vectors there are. Returns the floating-point operations.
+struct MultiplyAdd;
+
+impl WithSimd for MultiplyAdd {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> usize {
+        let factor = simd.splat_f32s(black_box(0.5));
+        let mut sums = [factor; SUMS];
+        for _ in 0..TURNS {
+            for sum in &mut sums {
+                *sum = simd.mul_add_f32s(*sum, factor, factor);
+            }
+        }
+        black_box(sums);
+        TURNS * SUMS * S::F32_LANES * 2
+    }
+}
+
+/// Reads every element, in two streams: a core fetches more of two than of one.
+struct Read<'a>(&'a [f32]);
+
+impl WithSimd for Read<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let vectors = S::as_simd_f32s(black_box(self.0)).0;
+        let (front, back) = vectors.split_at(vectors.len() / 2);
+        let mut sums = [simd.splat_f32s(0.0); SUMS];
+        for (front, back) in front.chunks_exact(SUMS / 2).zip(back.chunks_exact(SUMS / 2)) {
+            for (sum, &vector) in sums.iter_mut().zip(front.iter().chain(back)) {
+                *sum = simd.add_f32s(*sum, vector);
+            }
+        }
+        black_box(sums);
+    }
+}
+
+/// Reads and writes every element.
+struct Update<'a>(&'a mut [f32]);
+
+impl WithSimd for Update<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let half = simd.splat_f32s(0.5);
+        for vector in S::as_mut_simd_f32s(self.0).0 {
+            *vector = simd.mul_add_f32s(*vector, half, half);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod bf16 {
+    use std::arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_set1_ps};
+    use std::hint::black_box;
+
+    use super::{SUMS, TURNS};
+
+    /// The same loop with products of pairs of bf16, where the processor has them.
+    pub(super) fn turn() -> Option<fn() -> usize> {
+        let known = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
+        // SAFETY: given away only where the processor has the instructions.
+        let turn: fn() -> usize = || unsafe { multiply_add_pairs() };
+        known.then_some(turn)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn multiply_add_pairs() -> usize {
+        const FLOPS: usize = 32 * 2;
+        let half = _mm512_set1_ps(black_box(0.5));
+        let pairs = _mm512_cvtne2ps_pbh(half, half);
+        let mut sums = [half; SUMS];
+        for _ in 0..TURNS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, pairs, pairs);
+            }
+        }
+        black_box(sums);
+        TURNS * SUMS * FLOPS
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod bf16 {
+    /// No other processor has such an instruction that Rust could call.
+    pub(super) fn turn() -> Option<fn() -> usize> {
+        None
+    }
+}

@@ -1,0 +1,70 @@
+//! Times the operations of a training step one by one on the CPU, beside what the machine itself can do. Prints one JSON line a row.
+//!
+//! ```sh
+//! cargo bench -p kernels --bench operations -- --threads 2
+//! ```
+//! `make bench-cpu` puts the rows beside PyTorch's.
+
+// Names such as x_ND carry their shape.
+#![allow(non_snake_case)]
+// One call: a target function of the processor's own instruction for bf16 (`machine.rs`).
+#![allow(unsafe_code)]
+// Loops reach wide vectors only where they are inlined into a function compiled for them.
+#![allow(clippy::inline_always)]
+
+mod machine;
+mod meter;
+mod rows;
+mod sizes;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use kernels::DType;
+
+use machine::Machine;
+use meter::Meter;
+use sizes::Sizes;
+
+/// Times the operations of a training step one by one.
+#[derive(Debug, Parser)]
+struct Options {
+    /// The config whose sizes the operations have.
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/cpu/s2.yaml"))]
+    config: PathBuf,
+    /// Threads to compute with. [default: one a core]
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    threads: usize,
+    /// Seconds that a row is measured for.
+    #[arg(long, default_value_t = 0.3)]
+    seconds: f64,
+    /// What `cargo bench` says to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("operations: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let sizes = Sizes::load(&options.config)?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build()?;
+    let machine = Machine::measure(&pool, options.seconds);
+    machine.print()?;
+    for dtype in [DType::F32, DType::BF16] {
+        let meter = Meter { machine: &machine, dtype, seconds: options.seconds };
+        // In the pool, where the trainer's operations run too.
+        pool.install(|| rows::all(&sizes, &meter))?;
+    }
+    Ok(())
+}

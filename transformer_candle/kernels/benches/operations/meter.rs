@@ -1,0 +1,98 @@
+//! Takes an operation's time and prints its row.
+
+use std::time::{Duration, Instant};
+
+use kernels::{DType, Result};
+use serde::Serialize;
+
+use crate::machine::Machine;
+
+/// Calls of a row at least, however long they take.
+const CALLS: usize = 3;
+
+/// What one call has to do at the least: every argument read or written once, and its products' multiplications and additions.
+#[derive(Clone, Copy)]
+pub struct Work {
+    pub flops: usize,
+    pub bytes: usize,
+}
+
+/// Measures operations on elements of one type.
+pub struct Meter<'a> {
+    pub machine: &'a Machine,
+    pub dtype: DType,
+    pub seconds: f64,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    operation: &'a str,
+    dtype: &'a str,
+    milliseconds: f64,
+    best_milliseconds: f64,
+    /// Calls in a training step; 0 for what is part of another row, or of no step.
+    per_step: usize,
+    flops: usize,
+    bytes: usize,
+    /// Milliseconds that the bytes take at the machine's bandwidth: from main memory, and from the cache that holds as many.
+    memory_milliseconds: f64,
+    cache_milliseconds: f64,
+    /// GFLOP/s where the processor's peak bounds the operation, GB/s where its memory does.
+    rate: f64,
+    unit: &'a str,
+    /// The time at that bound over the time taken.
+    of_peak: f64,
+}
+
+impl Meter<'_> {
+    /// Bytes of an element.
+    pub fn element_size(&self) -> usize {
+        self.dtype.size_in_bytes()
+    }
+
+    /// Calls an operation for a while, and prints how long it takes.
+    pub fn row(
+        &self,
+        operation: &str,
+        per_step: usize,
+        work: Work,
+        mut call: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let times = self.times(&mut call)?;
+        let (median, best) = (times[times.len() / 2].as_secs_f64(), times[0].as_secs_f64());
+        let Work { flops, bytes } = work;
+        let compute = flops as f64 / self.machine.flops(self.dtype);
+        let (memory, cache) = (bytes as f64 / self.machine.memory(), bytes as f64 / self.machine.cache(bytes));
+        let (amount, unit, bound) = if compute > cache { (flops, "GFLOP/s", compute) } else { (bytes, "GB/s", cache) };
+        let row = Row {
+            operation,
+            dtype: self.dtype.as_str(),
+            milliseconds: median * 1e3,
+            best_milliseconds: best * 1e3,
+            per_step,
+            flops,
+            bytes,
+            memory_milliseconds: memory * 1e3,
+            cache_milliseconds: cache * 1e3,
+            rate: amount as f64 / median / 1e9,
+            unit,
+            of_peak: bound / median,
+        };
+        println!("{}", serde_json::to_string(&row).expect("a row is plain numbers and names"));
+        Ok(())
+    }
+
+    /// The times of the calls, in ascending order; the first call warms up.
+    fn times(&self, call: &mut impl FnMut() -> Result<()>) -> Result<Vec<Duration>> {
+        call()?;
+        let mut times = Vec::new();
+        let begin = Instant::now();
+        while times.len() < CALLS || begin.elapsed().as_secs_f64() < self.seconds {
+            let from = Instant::now();
+            call()?;
+            times.push(from.elapsed());
+        }
+        times.sort_unstable();
+        Ok(times)
+    }
+}

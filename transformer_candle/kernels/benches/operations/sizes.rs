@@ -1,0 +1,112 @@
+//! The sizes of a model and of its batch, read from the config that trains it.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+
+use kernels::HeadLayout;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Config {
+    model: Model,
+    data: Data,
+    runtime: Runtime,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+}
+
+#[derive(Deserialize)]
+struct Data {
+    sequence_length: usize,
+    batch_size: usize,
+}
+
+#[derive(Deserialize)]
+struct Runtime {
+    activation_recompute: Recompute,
+}
+
+/// What the backward pass recomputes.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// The norms' outputs and the `SwiGLU` product.
+    Selective,
+}
+
+/// A linear map of a block, [outputs, inputs].
+pub struct LinearMap {
+    pub name: &'static str,
+    pub inputs: usize,
+    pub outputs: usize,
+}
+
+/// Legend: B sequences, T positions, N = B * T tokens, D hidden, I intermediate, V vocabulary.
+pub struct Sizes {
+    pub batch: usize,
+    pub length: usize,
+    pub n: usize,
+    pub d: usize,
+    pub i: usize,
+    pub v: usize,
+    pub heads: HeadLayout,
+    pub layers: usize,
+    pub recompute: Recompute,
+}
+
+impl Sizes {
+    /// Those of a YAML config that names them all.
+    pub fn load(path: &Path) -> Result<Self, Box<dyn Error>> {
+        let explain = |error: &dyn Error| format!("cannot read sizes from {}: {error}", path.display());
+        let text = fs::read_to_string(path).map_err(|error| explain(&error))?;
+        let Config { model, data, runtime } = serde_saphyr::from_str(&text).map_err(|error| explain(&error))?;
+        Ok(Self {
+            batch: data.batch_size,
+            length: data.sequence_length,
+            n: data.batch_size * data.sequence_length,
+            d: model.hidden_size,
+            i: model.intermediate_size,
+            v: model.vocab_size,
+            heads: HeadLayout {
+                heads: model.num_attention_heads,
+                kv_heads: model.num_key_value_heads,
+                head_size: model.hidden_size / model.num_attention_heads,
+            },
+            layers: model.num_layers,
+            recompute: runtime.activation_recompute,
+        })
+    }
+
+    /// The linear maps of a block.
+    pub fn linear_maps(&self) -> [LinearMap; 4] {
+        let map = |name, inputs, outputs| LinearMap { name, inputs, outputs };
+        [
+            map("qkv", self.d, self.heads.packed_width()),
+            map("attention output", self.heads.query_width(), self.d),
+            map("gate and up", self.d, 2 * self.i),
+            map("down", self.i, self.d),
+        ]
+    }
+
+    /// Weights of all matrix products: the blocks' and the head's.
+    pub fn product_weights(&self) -> usize {
+        let block: usize = self.linear_maps().iter().map(|map| map.inputs * map.outputs).sum();
+        self.layers * block + self.v * self.d
+    }
+
+    /// Parameters: the products' weights, the embedding, two norms a block and the last.
+    pub fn parameters(&self) -> usize {
+        self.product_weights() + self.v * self.d + (2 * self.layers + 1) * self.d
+    }
+}
