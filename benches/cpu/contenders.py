@@ -1,0 +1,99 @@
+"""The programs that are measured, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parents[1] / "target"))
+PROFILES = {"release": "release", "debug": "dev"}
+"""Folders of the target directory, and the profiles whose programs lie there."""
+UNLOCKED = "unlocked"
+"""Ends the name of a contender that MKL treats as if it ran on Intel's processors, and that keeps freed memory."""
+STEPS = {"s1": 150, "s2": 6}
+OURS = {"ours-fp32": "fp32", "ours-bf16": "bf16"}
+PEERS = {
+    "eager-fp32": "eager",
+    "compile-fp32": "compile",
+    "compile-fp32-unlocked": "compile",
+    "compile-bf16-autocast": "compile-autocast-bf16",
+    "compile-bf16-weights": "compile-bf16-weights",
+}
+OPERATIONS = ("ours", "torch", "torch-unlocked")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What was built for a run."""
+
+    trainer: Path
+    operations: Path
+    mkl_unlock: Path
+    scratch: Path
+    threads: int
+
+    @classmethod
+    def build(cls, scratch: Path, threads: int) -> Programs:
+        """The newest build of the trainer, and the rest to go with it; `scratch` is an empty folder."""
+        builds = [TARGET / folder / "transformer-candle" for folder in PROFILES]
+        trainer = max((path for path in builds if path.exists()), key=lambda path: path.stat().st_mtime, default=None)
+        if trainer is None:
+            sys.exit(f"there is no trainer in {TARGET}: `make build` builds it")
+        library = scratch / "mkl_unlock.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, HERE / "mkl_unlock.c"], check=True)
+        return cls(trainer, operations(PROFILES[trainer.parent.name]), library, scratch, threads)
+
+    def step(self, contender: str, shape: str) -> Row:
+        """Trains; tells the speed and the most memory that was resident, and of ours where the time goes."""
+        config = ["--config", str(HERE / f"{shape}.yaml"), "--steps", str(STEPS[shape])]
+        if contender in OURS:
+            overrides = [f"runtime.precision={OURS[contender]}", f"runtime.threads={self.threads}"]
+            options = [word for override in overrides for word in ("--override", override)]
+            command = [str(self.trainer), "bench", *config, *options]
+        else:
+            peer = [sys.executable, str(HERE / "peer.py"), "--threads", str(self.threads)]
+            command = [*peer, *config, "--mode", PEERS[contender]]
+        rows, peak = self.run(contender, command)
+        kept: Row = {name: rows[-1][name] for name in ("tokens_per_second", "milliseconds") if name in rows[-1]}
+        return {**kept, "peak_mebibytes": peak}
+
+    def operation_rows(self, contender: str, shape: str, seconds: float) -> list[Row]:
+        """Times the operations one by one, each for so many seconds. Ours come after a row about the machine."""
+        options = ["--config", HERE / f"{shape}.yaml", "--threads", self.threads, "--seconds", seconds]
+        program = [self.operations] if contender == "ours" else [sys.executable, HERE / "operations.py"]
+        rows, _ = self.run(contender, [str(word) for word in [*program, *options]])
+        return rows
+
+    def run(self, contender: str, command: list[str]) -> tuple[list[Row], int]:
+        """The JSON lines that a command prints, and the mebibytes that it had resident at most."""
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
+        if contender.endswith(UNLOCKED):
+            keeping = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
+            environment |= {"LD_PRELOAD": str(self.mkl_unlock), **keeping}
+        complaints = self.scratch / "stderr"
+        with complaints.open("w") as stderr:
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
+            assert process.stdout
+            lines = process.stdout.read().splitlines()
+            # Not `wait`, which would not tell this one process's memory.
+            _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"{contender} ended with {process.returncode}: {' '.join(command)}\n{complaints.read_text()}")
+        return [json.loads(line) for line in lines if line.startswith("{")], usage.ru_maxrss // 1024
+
+
+def operations(profile: str) -> Path:
+    """Builds the benchmark of the kernels' operations."""
+    options = ["--profile", profile, "--locked", "--no-run", "--message-format", "json-render-diagnostics"]
+    command = ["cargo", "bench", "-p", "kernels", "--bench", "operations", *options]
+    built = subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.PIPE, text=True)
+    messages = [json.loads(line) for line in built.stdout.splitlines()]
+    return next(Path(it["executable"]) for it in messages if it.get("target", {}).get("kind") == ["bench"])

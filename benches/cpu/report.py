@@ -1,0 +1,158 @@
+"""Tables of what `run.py` measured: `python benches/cpu/report.py FILE` prints them again."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from contenders import OPERATIONS, OURS, PEERS, Row
+
+DTYPES = {"ours-fp32": "f32", "ours-bf16": "bf16"}
+"""The operations' element type in our steps."""
+
+
+class Round(list[Row]):
+    """What one round measured of one shape."""
+
+    def select(self, field: str, **values: str) -> list[Row]:
+        """The rows that have the field, and these values."""
+        return [row for row in self if field in row and all(row[name] == value for name, value in values.items())]
+
+    def speed(self, contender: str) -> float:
+        """Tokens a second."""
+        return float(self.select("tokens_per_second", contender=contender)[0]["tokens_per_second"])
+
+    def peak(self, contender: str) -> float:
+        """Mebibytes."""
+        return float(self.select("peak_mebibytes", contender=contender)[0]["peak_mebibytes"])
+
+    def parts(self, contender: str) -> dict[str, float]:
+        """Milliseconds of our step and of its parts."""
+        return dict(self.select("tokens_per_second", contender=contender)[0]["milliseconds"])
+
+    def milliseconds(self, contender: str, **operation: str) -> float:
+        """Of the faster, where it was measured both eager and compiled."""
+        return min(float(row["milliseconds"]) for row in self.select("operation", contender=contender, **operation))
+
+    def limits(self, dtype: str) -> tuple[float, float, float]:
+        """A step's milliseconds: its operations one by one; each at its limit with bytes from memory; and from caches.
+
+        An operation is bound by its products, at the best rate that any contender reached in one of this shape, or by
+        its bytes, whichever take longer.
+        """
+        ours = self.select("per_step", dtype=dtype)
+        flops = {row["operation"]: row["flops"] for row in ours}
+        timed = [row for row in self.select("operation", dtype=dtype) if row["operation"] in flops]
+        rate = max(flops[row["operation"]] / row["milliseconds"] for row in timed)
+
+        def total(milliseconds: Iterable[float]) -> float:
+            return float(sum(row["per_step"] * time for row, time in zip(ours, milliseconds, strict=True)))
+
+        def bound(source: str) -> float:
+            return total(max(row["flops"] / rate, row[f"{source}_milliseconds"]) for row in ours)
+
+        return total(row["milliseconds"] for row in ours), bound("memory"), bound("cache")
+
+
+def report(rows: list[Row]) -> str:
+    """Tables of every shape: steps against PyTorch's, where ours go, and single operations."""
+    lines: list[str] = []
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        numbered: dict[int, Round] = {}
+        for row in rows:
+            if row["shape"] == shape:
+                numbered.setdefault(row["round"], Round()).append(row)
+        rounds = list(numbered.values())
+        stepped, operated = (rounds[0].select(field) for field in ("tokens_per_second", "operation"))
+        if stepped:
+            lines += ["", *steps(shape, rounds)]
+        for contender, dtype in DTYPES.items():
+            lines += ["", *where(contender, rounds)] if stepped else []
+            lines += limits(contender, dtype, rounds) if stepped and operated else []
+        if operated:
+            lines += ["", *machine(rounds)]
+            for dtype in DTYPES.values():
+                lines += ["", *operations(shape, dtype, rounds)]
+    return "\n".join(lines)
+
+
+def median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def steps(shape: str, rounds: list[Round]) -> Iterator[str]:
+    yield f"{shape + ', training':<30}{'tokens/s':>10}{'peak MiB':>10}{'speed of ours / its':>22}"
+    for contender in [*OURS, *PEERS]:
+        speed, peak = median(it.speed(contender) for it in rounds), median(it.peak(contender) for it in rounds)
+        line = f"    {contender:<26}{speed:>10.0f}{peak:>10.0f}"
+        if contender in PEERS:
+            ours = "ours-fp32" if "fp32" in contender else "ours-bf16"
+            line += f"{median(it.speed(ours) / it.speed(contender) for it in rounds):>22.2f}"
+        yield line
+
+
+def where(contender: str, rounds: list[Round]) -> Iterator[str]:
+    """The parts of our step, the largest first."""
+    parts = {name: median(it.parts(contender)[name] for it in rounds) for name in rounds[0].parts(contender)}
+    step = parts.pop("step")
+    shares = sorted(((time / step, name) for name, time in parts.items()), reverse=True)
+    yield f"{contender}, a step: {step:.1f} ms, {', '.join(f'{name} {share:.0%}' for share, name in shares)}"
+
+
+def limits(contender: str, dtype: str, rounds: list[Round]) -> Iterator[str]:
+    """Our step beside its operations measured alone, and beside what the machine's limits would make of them."""
+    names = (
+        "its operations, measured one by one",
+        "their limits: products at the best rate measured here, the rest at main memory's",
+        "their limits, with the rest at the rate of the cache that can hold as many bytes",
+    )
+    steps = [it.parts(contender)["step"] for it in rounds]
+    for name, sums in zip(names, zip(*(it.limits(dtype) for it in rounds), strict=True), strict=True):
+        share = median(limit / step for limit, step in zip(sums, steps, strict=True))
+        yield f"    {median(sums):8.1f} ms, {share:4.0%}: {name}"
+
+
+def machine(rounds: list[Round]) -> Iterator[str]:
+    """The machine's limits, the best of all rounds."""
+    measured = [row["machine"] for it in rounds for row in it.select("machine")]
+    f32, bf16 = (max(it[f"{dtype}_gigaflops"] or 0 for it in measured) for dtype in DTYPES.values())
+    yield f"the machine at its best, on {measured[0]['threads']} threads: f32 {f32:.0f} GFLOP/s, " + (
+        f"bf16 {bf16:.0f} GFLOP/s" if bf16 else "no instruction for bf16"
+    )
+    for sets in zip(*(it["bandwidths"] for it in measured), strict=True):
+        ways = {way: max(it[f"{way}_gigabytes_per_second"] for it in sets) for way in ("read", "copy", "update")}
+        rates = ", ".join(f"{way} {rate:.0f} GB/s" for way, rate in ways.items())
+        yield f"    {sets[0]['working_set_bytes'] >> 20:4} MiB: {rates}"
+
+
+def operations(shape: str, dtype: str, rounds: list[Round]) -> Iterator[str]:
+    """Each operation of ours beside the faster of PyTorch's, eager or compiled.
+
+    What caches keep from call to call takes a rate above the peak.
+    """
+    ours, *peers = OPERATIONS
+    columns = (
+        f"{'ms':>9}{'rate':>9}{'of peak':>15}{'torch ms':>11}{'unlocked':>10}{'speed / torch':>16}{'/ unlocked':>12}"
+    )
+    yield f"{shape + ', ' + dtype:<40}{columns}"
+    for row in rounds[0].select("per_step", dtype=dtype):
+        key = {"dtype": dtype, "operation": row["operation"]}
+        ms, rate, peak = (
+            median(it.select("per_step", **key)[0][field] for it in rounds)
+            for field in ("milliseconds", "rate", "of_peak")
+        )
+        line = f"    {row['operation']:<36}{ms:>9.3f}{rate:>9.1f} {row['unit']:<8}{peak:>6.0%}"
+        if rounds[0].select("operation", contender=peers[0], **key):
+            theirs = [median(it.milliseconds(peer, **key) for it in rounds) for peer in peers]
+            ratios = [
+                median(it.milliseconds(peer, **key) / it.milliseconds(ours, **key) for it in rounds) for peer in peers
+            ]
+            line += f"{theirs[0]:>11.3f}{theirs[1]:>10.3f}{ratios[0]:>16.2f}{ratios[1]:>12.2f}"
+        yield line
+
+
+if __name__ == "__main__":
+    print(report([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]))
