@@ -33,7 +33,7 @@ fn all([n, i, o]: [usize; 3], dtype: DType, device: &Device) -> [Vec<f32>; 3] {
         y = buffer(&vec![f32::NAN; n * o], &[n, o], dtype, device);
         dx = buffer(&vec![f32::NAN; n * i], &[n, i], dtype, device);
     }
-    let needed = linear::workspace_elements(n, i, o, dtype, device.kind());
+    let needed = linear::workspace_elements(n, i, o, device.kind());
     let mut workspace = Buffer::zeros(&[needed], DType::F32, device).unwrap();
     linear::forward(&x, &w, &mut y, &mut workspace).unwrap();
     linear::backward_input(&dy, &w, &mut dx, &mut workspace).unwrap();
@@ -94,7 +94,7 @@ fn a_product_has_the_same_bits_every_time() {
         let (dy, x) = (buffer(&uneven(n * o), &[n, o], dtype, &card), buffer(&uneven(n * i), &[n, i], dtype, &card));
         let start = buffer(&uneven(o * i), &[o, i], DType::F32, &card);
         let mut dw = Buffer::zeros(&[o, i], DType::F32, &card).unwrap();
-        let needed = linear::workspace_elements(n, i, o, dtype, card.kind());
+        let needed = linear::workspace_elements(n, i, o, card.kind());
         let mut workspace = Buffer::zeros(&[needed], DType::F32, &card).unwrap();
         let mut results = (0..20).map(|_| {
             dw.copy_from(&start).unwrap();
@@ -121,7 +121,7 @@ fn a_product_is_replayed_and_one_that_was_never_run_cannot_be_recorded() {
     let operands = |n: usize| {
         let (x, w) = (whole(1, n * 16), whole(2, 8 * 16));
         let (x, w) = (buffer(&x, &[n, 16], DType::F32, &card), buffer(&w, &[8, 16], DType::F32, &card));
-        let workspace = linear::workspace_elements(n, 16, 8, DType::F32, card.kind());
+        let workspace = linear::workspace_elements(n, 16, 8, card.kind());
         let [y, workspace] =
             [vec![n, 8], vec![workspace]].map(|shape| Buffer::zeros(&shape, DType::F32, &card).unwrap());
         (x, w, y, workspace)
