@@ -92,12 +92,6 @@ impl Machine {
         }
     }
 
-    /// Prints the limits as one JSON line.
-    pub fn print(&self) -> serde_json::Result<()> {
-        println!("{}", serde_json::to_string(&serde_json::json!({ "machine": self }))?);
-        Ok(())
-    }
-
     /// Multiplications and additions a second with operands of a type.
     pub fn flops(&self, dtype: DType) -> f64 {
         let bf16 = self.bf16_gigaflops.filter(|_| dtype == DType::BF16);

@@ -18,11 +18,14 @@ mod rows;
 mod sizes;
 
 use std::error::Error;
+use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use clap::Parser;
 use kernels::DType;
+use serde::Serialize;
+use serde_json::json;
 
 use machine::Machine;
 use meter::Meter;
@@ -60,11 +63,24 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let sizes = Sizes::load(&options.config)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build()?;
     let machine = Machine::measure(&pool, options.seconds);
-    machine.print()?;
+    print(&json!({ "machine": machine }));
     for dtype in [DType::F32, DType::BF16] {
         let meter = Meter { machine: &machine, dtype, seconds: options.seconds };
         // In the pool, where the trainer's operations run too.
         pool.install(|| rows::all(&sizes, &meter))?;
     }
     Ok(())
+}
+
+/// Prints a row as one line of JSON. A reader that has gone away (`| head`) ends the program quietly.
+fn print(row: &impl Serialize) {
+    let line = serde_json::to_string(row).expect("a row is plain numbers and names");
+    match writeln!(io::stdout(), "{line}") {
+        Ok(()) => (),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(0),
+        Err(error) => {
+            eprintln!("operations: cannot write to stdout: {error}");
+            process::exit(1)
+        }
+    }
 }

@@ -6,6 +6,7 @@ use kernels::{DType, Result};
 use serde::Serialize;
 
 use crate::machine::Machine;
+use crate::print;
 
 /// Calls of a row at least, however long they take.
 const CALLS: usize = 3;
@@ -78,7 +79,7 @@ impl Meter<'_> {
             unit,
             of_peak: bound / median,
         };
-        println!("{}", serde_json::to_string(&row).expect("a row is plain numbers and names"));
+        print(&row);
         Ok(())
     }
 
