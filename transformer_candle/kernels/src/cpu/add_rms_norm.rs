@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::simd::vectorised;
+use super::simd::{total, vectorised};
 use crate::Element;
 use crate::buffer::PIECE;
 
@@ -178,17 +178,4 @@ fn products<E: Element>(x: &[E], y: &[E], weight: &[E]) -> f32 {
     }
     add(rest.0, rest.1, rest.2);
     total(partial)
-}
-
-/// The sum of the partial sums, always in the same order.
-#[inline(always)]
-fn total(mut partial: [f32; PARTIAL]) -> f32 {
-    let mut half = PARTIAL / 2;
-    while half > 0 {
-        for j in 0..half {
-            partial[j] += partial[j + half];
-        }
-        half /= 2;
-    }
-    partial[0]
 }

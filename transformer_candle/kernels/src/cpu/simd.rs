@@ -21,3 +21,16 @@ impl<R, F: FnMut() -> R> WithSimd for Body<F> {
         (self.0)()
     }
 }
+
+/// The sum of a power of two of partial sums, always in the same order: halves are added to each other.
+#[inline(always)]
+pub(crate) fn total<const L: usize>(mut partial: [f32; L]) -> f32 {
+    let mut half = L / 2;
+    while half > 0 {
+        for j in 0..half {
+            partial[j] += partial[j + half];
+        }
+        half /= 2;
+    }
+    partial[0]
+}

@@ -7,9 +7,6 @@ use super::simd::vectorised;
 use crate::Element;
 use crate::buffer::PIECE;
 
-/// Elements that the gradient is computed for at a time.
-const LANES: usize = 16;
-
 pub(crate) fn forward<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
     if i == 0 {
         return;
@@ -76,40 +73,16 @@ fn forward_rows<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
 fn backward_rows<E: Element>(gate_up: &[E], dout: &[E], dgate_up: &mut [E], i: usize) {
     let rows = gate_up.chunks_exact(2 * i).zip(dout.chunks_exact(i));
     for ((gate_up, dout), dgate_up) in rows.zip(dgate_up.chunks_exact_mut(2 * i)) {
-        let (gate, up) = gate_up.split_at(i);
+        let (gate, up) = (&gate_up[..i], &gate_up[i..][..i]);
         let (dgate, dup) = dgate_up.split_at_mut(i);
-        let (gates, gate) = gate.as_chunks::<LANES>();
-        let (ups, up) = up.as_chunks::<LANES>();
-        let (douts, dout) = dout.as_chunks::<LANES>();
-        let (dgates, dgate) = dgate.as_chunks_mut::<LANES>();
-        let (dups, dup) = dup.as_chunks_mut::<LANES>();
-        let inputs = gates.iter().zip(ups).zip(douts);
-        for (((gate, up), dout), (dgate, dup)) in inputs.zip(dgates.iter_mut().zip(dups)) {
-            backward_lanes(gate, up, dout, dgate, dup);
+        let (dgate, dup) = (&mut dgate[..i], &mut dup[..i]);
+        // Of zipped slices the compiler makes no vectors here.
+        for j in 0..i {
+            let (gate, up, dout) = (gate[j].widen(), up[j].widen(), dout[j].widen());
+            let s = sigmoid(gate);
+            dgate[j] = E::narrow(dout * up * s * (1.0 + gate * (1.0 - s)));
+            dup[j] = E::narrow(dout * gate * s);
         }
-        let inputs = gate.iter().zip(up).zip(dout);
-        for (((&gate, &up), &dout), (dgate, dup)) in inputs.zip(dgate.iter_mut().zip(dup)) {
-            let ([dgate, dup], one) = ([dgate, dup].map(std::array::from_mut), |value: E| [value]);
-            backward_lanes(&one(gate), &one(up), &one(dout), dgate, dup);
-        }
-    }
-}
-
-/// Arrays and a plain loop: of zipped slices in f32 the compiler made no vectors.
-#[allow(clippy::needless_range_loop)] // five arrays of one length
-#[inline(always)]
-fn backward_lanes<E: Element, const L: usize>(
-    gate: &[E; L],
-    up: &[E; L],
-    dout: &[E; L],
-    dgate: &mut [E; L],
-    dup: &mut [E; L],
-) {
-    for j in 0..L {
-        let (gate, up, dout) = (gate[j].widen(), up[j].widen(), dout[j].widen());
-        let s = sigmoid(gate);
-        dgate[j] = E::narrow(dout * up * s * (1.0 + gate * (1.0 - s)));
-        dup[j] = E::narrow(dout * gate * s);
     }
 }
 

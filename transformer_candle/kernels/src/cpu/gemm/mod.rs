@@ -4,9 +4,9 @@
 //! which lies together what is multiplied together ([`panels`]); a tile of `out` is summed in registers ([`tile`]). A single row
 //! reads its matrix once and packs nothing ([`row`]).
 //!
-//! Every element of `out` is one sum over K in ascending order, begun anew every [`BLOCK_K`]. Two bf16 operands are multiplied
-//! as they are where the machine can ([`pairs`]), two elements of K at a time, else in f32. What the sums are depends on the
-//! operands and on that alone: threads share out tiles, never a sum.
+//! Every element of `out` is one sum over K in ascending order, begun anew every [`BLOCK_K`]; of a single row, several sums beside
+//! each other. Two bf16 operands are multiplied as they are where the machine can ([`pairs`]), two elements of K at a time, else
+//! in f32. What the sums are depends on the operands and on that alone: threads share out tiles, never a sum.
 
 mod blocks;
 mod pairs;
@@ -17,13 +17,14 @@ mod transpose;
 
 use std::ops::Range;
 
+use candle_core::DType;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use self::blocks::Blocks;
 use self::tile::{Tile, Vectors};
 use super::cast::narrow_piece;
-use crate::{Element, bf16};
+use crate::Element;
 
 /// Rows, columns and depth of the blocks that operands are packed in.
 const BLOCK_M: usize = 1024;
@@ -75,7 +76,7 @@ pub(crate) fn multiply<A: Element, B: Element, O: Element>(
     if a.rows == 1 && !a.transposed && b.transposed {
         return row::multiply(a, b, out);
     }
-    if a.columns <= BLOCK_K || size_of::<O>() == size_of::<f32>() {
+    if a.columns <= BLOCK_K || O::DTYPE == DType::F32 {
         return product(a, b, out, stride, false, workspace);
     }
     // Sums of several blocks of K, of which only the whole is rounded.
@@ -121,9 +122,8 @@ fn product<A: Element, B: Element, O: Element>(
 ) {
     assert_eq!(a.columns, b.rows);
     let blocks = Blocks { a, b, out, stride, accumulate, workspace };
-    let of_bf16 = size_of::<A>() + size_of::<B>() == 2 * size_of::<bf16>();
     match pairs::Pairs::of_this_machine() {
-        Some(pairs) if of_bf16 => blocks.multiply(pairs),
+        Some(pairs) if (A::DTYPE, B::DTYPE) == (DType::BF16, DType::BF16) => blocks.multiply(pairs),
         _ => Arch::new().dispatch(InVectors(blocks)),
     }
 }

@@ -26,6 +26,7 @@ fn pack_rows<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], widt
             let rows = SIDE.min(matrix.rows.saturating_sub(top));
             for (row, places) in square[..rows].iter_mut().enumerate() {
                 let elements = &matrix.values[(top + row) * matrix.stride..][first * T::DEPTH..matrix.columns];
+                // The compiler knows the length of a whole side, and makes vectors of loops over it.
                 if let Some(elements) = elements.get(..SIDE * T::DEPTH) {
                     fill::<T, E>(places, elements);
                 } else {

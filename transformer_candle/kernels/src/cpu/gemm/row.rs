@@ -4,12 +4,12 @@ use rayon::prelude::*;
 
 use super::Matrix;
 use crate::Element;
-use crate::cpu::simd::vectorised;
+use crate::cpu::simd::{total, vectorised};
 
 /// Columns of `out` that are one piece of work.
 const PIECE: usize = 64;
-/// Sums that run beside each other, a vector of the widest machine.
-const LANES: usize = 16;
+/// Sums that run beside each other: four vectors of the widest machine.
+const LANES: usize = 64;
 
 /// `out_N = a_K b_KN` with `b` the transpose of stored rows.
 pub(super) fn multiply<A: Element, B: Element, O: Element>(a: Matrix<'_, A>, b: Matrix<'_, B>, out: &mut [O]) {
@@ -30,20 +30,14 @@ pub(super) fn multiply<A: Element, B: Element, O: Element>(a: Matrix<'_, A>, b: 
 
 #[inline(always)]
 fn dot<A: Element, B: Element>(a: &[A], b: &[B]) -> f32 {
-    let mut lanes = [[0f32; LANES]; 4];
-    let (a_blocks, a_rest) = a.as_chunks::<{ 4 * LANES }>();
-    let (b_blocks, b_rest) = b.as_chunks::<{ 4 * LANES }>();
+    let mut lanes = [0f32; LANES];
+    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
+    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
     for (a, b) in a_blocks.iter().zip(b_blocks) {
-        for ((sum, a), b) in lanes.as_flattened_mut().iter_mut().zip(a).zip(b) {
+        for ((sum, a), b) in lanes.iter_mut().zip(a).zip(b) {
             *sum += a.widen() * b.widen();
         }
     }
     let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a.widen() * b.widen()).sum();
-    let mut sum = [0f32; LANES];
-    for lanes in lanes {
-        for (sum, lane) in sum.iter_mut().zip(lanes) {
-            *sum += lane;
-        }
-    }
-    sum.iter().sum::<f32>() + rest
+    total(lanes) + rest
 }

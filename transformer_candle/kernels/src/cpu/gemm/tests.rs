@@ -3,6 +3,7 @@
 use pulp::Scalar;
 
 use super::*;
+use crate::bf16;
 
 /// Small integers, which bf16 holds and of which every order of summing gives the same f32.
 fn integers<E: Element>(count: usize, seed: usize) -> Vec<E> {
