@@ -11,11 +11,9 @@ use crate::cursor::{ComponentPosition, WindowStart};
 use crate::ledger::WindowRecord;
 use crate::packing::PackedTokens;
 use crate::producer::{Message, Producer};
+use crate::stop::receive;
 use crate::window::Window;
 use crate::{DataError, SkippedRows};
-
-/// How often whoever waits for data looks whether it is still wanted.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// One component's stream.
 pub(crate) struct ComponentStream {
@@ -96,17 +94,7 @@ impl ComponentStream {
             return Ok(None);
         }
         let began = Instant::now();
-        let message = loop {
-            match self.windows.recv_timeout(BETWEEN_LOOKS) {
-                Ok(message) => break message,
-                Err(RecvTimeoutError::Timeout) if interrupted() => break Err(DataError::Interrupted),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    let message = "the data thread broke off; this is a fault of the program, please report it";
-                    break Err(DataError::Threads { message: message.to_owned() });
-                }
-            }
-        };
+        let message = receive(&self.windows, interrupted);
         self.waited += began.elapsed();
         self.ended = matches!(message, Ok(None));
         message

@@ -2,15 +2,15 @@
 
 use run_config::{Packing, ResolvedRun};
 
-use crate::formats::{Document, Row};
+use crate::formats::Row;
 use crate::packing::PackedTokens;
 use crate::skipped::SkippedRows;
 use crate::stop::Stop;
-use crate::walk::Walk;
+use crate::walk::{Walk, WalkThread};
 use crate::{Batch, DataError, DataSource, Mixture, StreamSettings, Tokenizer};
 
-/// Documents tokenised at a time.
-const DOCUMENTS_AT_ONCE: usize = 64;
+/// Rows read and tokenised at a time.
+const ROWS_AT_ONCE: usize = 64;
 /// An evaluation set ends at the first document behind so many tokens: more tell nothing more about the loss, and those
 /// that were read once stay in memory (64 MiB).
 const MOST_TOKENS: usize = 16 << 20;
@@ -19,7 +19,7 @@ const MOST_TOKENS: usize = 16 << 20;
 pub struct HeldOut {
     name: String,
     share: f64,
-    walk: Walk,
+    walk: WalkThread,
     tokenizer: Tokenizer,
     packed: PackedTokens,
     skipped: SkippedRows,
@@ -70,13 +70,17 @@ impl HeldOut {
         let mut held_out = Self {
             name: source.name().to_owned(),
             share: 1.0,
-            walk,
+            walk: WalkThread::start(walk, ROWS_AT_ONCE)?,
             tokenizer: tokenizer.clone(),
             packed: PackedTokens::new(sequence_length, packing, tokenizer.end_of_text()),
             skipped: SkippedRows::default(),
             complete: false,
         };
-        if held_out.ready(0)? { Ok(held_out) } else { Err(DataError::NothingHeldOut { name: held_out.name }) }
+        if held_out.ready(0, &|| false)? {
+            Ok(held_out)
+        } else {
+            Err(DataError::NothingHeldOut { name: held_out.name })
+        }
     }
 
     /// The data set's name, or the patterns.
@@ -92,7 +96,14 @@ impl HeldOut {
     /// Batches of `sequences` sequences (at least one) from the start, of at most `most` sequences together; the last
     /// may be smaller. Texts are tokenised in the threads of the current rayon pool.
     pub fn batches(&mut self, sequences: usize, most: usize) -> HeldOutBatches<'_> {
-        HeldOutBatches { held_out: self, sequences: sequences.max(1), most, next: 0, failed: false }
+        HeldOutBatches {
+            held_out: self,
+            sequences: sequences.max(1),
+            most,
+            next: 0,
+            failed: false,
+            interrupted: &|| false,
+        }
     }
 
     /// Rows left out so far.
@@ -101,24 +112,26 @@ impl HeldOut {
     }
 
     /// Reads until sequence `k` is complete; false if there is no such sequence.
-    fn ready(&mut self, k: usize) -> Result<bool, DataError> {
+    fn ready(&mut self, k: usize, interrupted: &dyn Fn() -> bool) -> Result<bool, DataError> {
         while !self.complete && self.packed.targets() < (k + 1) * self.packed.sequence_length() {
-            self.read_more()?;
+            self.read_more(interrupted)?;
         }
         Ok(k < self.packed.sequences())
     }
 
-    fn read_more(&mut self) -> Result<(), DataError> {
-        let mut documents: Vec<Document> = Vec::with_capacity(DOCUMENTS_AT_ONCE);
-        while documents.len() < DOCUMENTS_AT_ONCE && !self.complete {
-            match self.walk.next_row()? {
-                Some(Row::Document(document)) => documents.push(document),
-                Some(Row::Skipped(reason)) => self.skipped.count(reason),
-                None => self.complete = true,
+    fn read_more(&mut self, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
+        let rows = self.walk.next_rows(interrupted)?;
+        self.complete = rows.is_empty();
+        let (mut texts, mut ends) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        for row in rows {
+            match row {
+                Row::Document(document) => {
+                    texts.push(document.text);
+                    ends.push(document.ends);
+                }
+                Row::Skipped(reason) => self.skipped.count(reason),
             }
         }
-        let (texts, ends): (Vec<String>, Vec<bool>) =
-            documents.into_iter().map(|document| (document.text, document.ends)).unzip();
         for (ids, ends) in self.tokenizer.encode_batch(&texts)?.into_iter().zip(ends) {
             self.packed.push(&ids, ends);
         }
@@ -134,6 +147,16 @@ pub struct HeldOutBatches<'a> {
     most: usize,
     next: usize,
     failed: bool,
+    interrupted: &'a dyn Fn() -> bool,
+}
+
+impl<'a> HeldOutBatches<'a> {
+    /// Gives up waiting for data soon after `interrupted` says so, with [`DataError::Interrupted`]. Another pass goes on
+    /// where it waited.
+    #[must_use]
+    pub fn unless(self, interrupted: &'a dyn Fn() -> bool) -> Self {
+        Self { interrupted, ..self }
+    }
 }
 
 impl Iterator for HeldOutBatches<'_> {
@@ -146,7 +169,7 @@ impl Iterator for HeldOutBatches<'_> {
         let tokenizer = self.held_out.tokenizer.clone();
         let mut batch = Batch::new(self.held_out.packed.sequence_length(), tokenizer.token_bytes().is_some());
         while batch.sequences() < self.sequences && self.next < self.most {
-            match self.held_out.ready(self.next) {
+            match self.held_out.ready(self.next, self.interrupted) {
                 Ok(true) => {
                     let packed = &self.held_out.packed;
                     packed.write(self.next, tokenizer.token_bytes(), &mut batch);

@@ -1,9 +1,31 @@
-//! A word to the threads that read and prepare data: end now.
+//! A word to the threads that read and prepare data: end now. And waiting for them, which can be interrupted.
 
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::DataError;
+
+/// How often whoever waits for data looks whether it is still wanted.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// What a thread sends next; gives up soon after `interrupted` says so, and loses nothing by that.
+pub(crate) fn receive<T>(
+    from: &Receiver<Result<T, DataError>>,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<T, DataError> {
+    loop {
+        match from.recv_timeout(BETWEEN_LOOKS) {
+            Ok(message) => return message,
+            Err(RecvTimeoutError::Timeout) if interrupted() => return Err(DataError::Interrupted),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                let message = "the data thread broke off; this is a fault of the program, please report it";
+                return Err(DataError::Threads { message: message.to_owned() });
+            }
+        }
+    }
+}
 
 /// Shared by a stream and everything that works or waits for it.
 #[derive(Clone, Default)]

@@ -29,6 +29,7 @@ struct Loaded {
     encoder: Encoder,
     content_hash: String,
     end_of_text: u32,
+    end_of_text_name: &'static str,
     vocab_size: usize,
     /// UTF-8 bytes that each token stands for, where that is a property of the token alone.
     token_bytes: Option<Vec<u32>>,
@@ -45,8 +46,9 @@ impl Tokenizer {
         tokenizer.with_padding(None);
         tokenizer.set_encode_special_tokens(true);
         let named = OTHER_NAMES.into_iter().filter(|name| special_tokens.iter().any(|token| token == name));
-        let end_of_text = [END_OF_TEXT].into_iter().chain(named).find_map(|name| tokenizer.token_to_id(name));
-        let end_of_text = end_of_text.ok_or_else(|| {
+        let mut names = [END_OF_TEXT].into_iter().chain(named);
+        let found = names.find_map(|name| Some((tokenizer.token_to_id(name)?, name)));
+        let (end_of_text, end_of_text_name) = found.ok_or_else(|| {
             unusable(format!(
                 "it has no token `{END_OF_TEXT}` to end a document with; train it with that token, or name its own \
                  (such as `</s>`) in tokenizer.special_tokens"
@@ -62,6 +64,7 @@ impl Tokenizer {
             encoder,
             content_hash,
             end_of_text,
+            end_of_text_name,
             vocab_size,
             token_bytes,
         })))
@@ -90,6 +93,11 @@ impl Tokenizer {
     /// The id that ends a document.
     pub fn end_of_text(&self) -> u32 {
         self.0.end_of_text
+    }
+
+    /// The name of that id.
+    pub fn end_of_text_name(&self) -> &str {
+        self.0.end_of_text_name
     }
 
     /// SHA-256 of the file, in hexadecimal.
@@ -173,7 +181,7 @@ mod tests {
         let error = Tokenizer::load(&path, &[]).err().unwrap().to_string();
         assert!(error.contains("<|endoftext|>") && error.contains("tokenizer.json"), "{error}");
         let tokenizer = Tokenizer::load(&path, &["<pad>".to_owned(), "</s>".to_owned()]).unwrap();
-        assert_eq!(tokenizer.end_of_text(), 261);
+        assert_eq!((tokenizer.end_of_text(), tokenizer.end_of_text_name()), (261, "</s>"));
     }
 
     #[test]

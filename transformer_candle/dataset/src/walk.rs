@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use crate::formats::{DocumentFile, Row};
 use crate::selection::Selection;
-use crate::stop::Stop;
+use crate::stop::{Stop, receive};
 use crate::{DataError, DataSource};
 
 /// Which rows are walked.
@@ -20,6 +21,7 @@ pub(crate) struct Walk {
     which: Which,
     files: Range<usize>,
     open: Option<Open>,
+    stop: Stop,
 }
 
 struct Open {
@@ -34,13 +36,22 @@ impl Walk {
     /// Every row.
     pub(crate) fn all(source: &DataSource) -> Self {
         let files = 0..source.files().len();
-        Self { source: source.clone(), which: Which::All, files, open: None }
+        Self::over(source, Which::All, files)
     }
 
     /// The rows that a selection holds out.
     pub(crate) fn held_out(source: &DataSource, selection: Arc<Selection>) -> Self {
         let files = selection.held_out_files();
-        Self { source: source.clone(), which: Which::HeldOut(selection), files, open: None }
+        Self::over(source, Which::HeldOut(selection), files)
+    }
+
+    fn over(source: &DataSource, which: Which, files: Range<usize>) -> Self {
+        Self { source: source.clone(), which, files, open: None, stop: Stop::default() }
+    }
+
+    /// The next `most` rows; fewer, then none, at the end.
+    fn next_rows(&mut self, most: usize) -> Result<Vec<Row>, DataError> {
+        std::iter::from_fn(|| self.next_row().transpose()).take(most).collect()
     }
 
     /// The next row; none after the last.
@@ -50,7 +61,7 @@ impl Walk {
                 Some(open) => open,
                 None => match self.files.next() {
                     Some(index) => {
-                        let file = self.source.open(index, &Stop::default())?;
+                        let file = self.source.open(index, &self.stop)?;
                         Open { file, index, group: 0, there: false }
                     }
                     None => return Ok(None),
@@ -62,6 +73,46 @@ impl Walk {
                 return Ok(row);
             }
         }
+    }
+}
+
+/// A walk in a thread of its own, so that waiting for it can be interrupted. Reads once ahead.
+pub(crate) struct WalkThread {
+    rows: Receiver<Result<Vec<Row>, DataError>>,
+    stop: Stop,
+}
+
+impl WalkThread {
+    /// Reads `most` rows at a time.
+    pub(crate) fn start(mut walk: Walk, most: usize) -> Result<Self, DataError> {
+        let (sender, rows) = sync_channel(0);
+        let stop = walk.stop.clone();
+        let read = move || {
+            let mut failed = false;
+            // Ends where nobody receives any more.
+            while !failed {
+                let rows = walk.next_rows(most);
+                failed = rows.is_err();
+                if sender.send(rows).is_err() {
+                    return;
+                }
+            }
+            while sender.send(Err(DataError::Closed)).is_ok() {}
+        };
+        let started = std::thread::Builder::new().name("held-out".to_owned()).spawn(read);
+        started.map_err(|error| DataError::Threads { message: error.to_string() })?;
+        Ok(Self { rows, stop })
+    }
+
+    /// The next rows, none at the end. After an error there are no more; [`DataError::Interrupted`] loses nothing.
+    pub(crate) fn next_rows(&self, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>, DataError> {
+        receive(&self.rows, interrupted)
+    }
+}
+
+impl Drop for WalkThread {
+    fn drop(&mut self) {
+        self.stop.order();
     }
 }
 

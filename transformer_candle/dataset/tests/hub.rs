@@ -8,9 +8,10 @@ mod material;
 use std::time::{Duration, Instant};
 
 use dataset::hub::HubSettings;
-use dataset::{DataError, DataSource, Documents};
+use dataset::{Batch, DataError, DataSource, Documents, HeldOut};
 use loopback_hub::{Fault, LoopbackHub, SHA, streaming};
-use material::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, write};
+use material::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, tokenizer, write};
+use run_config::Packing;
 
 fn files() -> Vec<(&'static str, Vec<u8>)> {
     vec![
@@ -194,6 +195,25 @@ fn a_stream_that_waits_for_a_dead_hub_is_dropped_without_waiting() {
     let began = Instant::now();
     drop(stream);
     assert!(began.elapsed() < Duration::from_secs(3));
+}
+
+#[test]
+fn waiting_for_held_out_text_can_be_interrupted_and_loses_nothing() {
+    let files: Vec<(String, Vec<u8>)> =
+        (0..8).map(|i| (format!("data/{i}.parquet"), parquet(&documents(100 * i, 100), 50))).collect();
+    let hub = LoopbackHub::serve(&files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect::<Vec<_>>());
+    let patient = HubSettings { patience: Duration::from_hours(1), ..hub.settings(None) };
+    let source = DataSource::streaming(&streaming("owner/name"), patient).unwrap();
+    let held_out = || HeldOut::whole(&source, 32, Packing::Concat, &tokenizer()).unwrap();
+    let undisturbed: Vec<Batch> = held_out().batches(4, usize::MAX).map(Result::unwrap).collect();
+    let mut disturbed = held_out();
+    hub.fail("/cdn/", Fault::Hang, usize::MAX);
+    for _ in 0..2 {
+        let end = disturbed.batches(4, usize::MAX).unless(&|| true).last().unwrap();
+        assert!(matches!(end, Err(DataError::Interrupted)), "{end:?}");
+    }
+    hub.mend();
+    assert_eq!(disturbed.batches(4, usize::MAX).map(Result::unwrap).collect::<Vec<_>>(), undisturbed);
 }
 
 #[test]

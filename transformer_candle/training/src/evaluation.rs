@@ -1,6 +1,6 @@
 //! Evaluation on held-out text: mean loss a token, perplexity, and bits a byte, which tokenizers cannot flatter.
 
-use dataset::HeldOut;
+use dataset::{DataError, HeldOut};
 use model::Decoder;
 use serde::{Deserialize, Serialize};
 
@@ -85,9 +85,13 @@ impl Totals {
     ) -> Result<Self> {
         let mut totals = Self { share: text.share(), nats: 0.0, tokens: 0, bytes: Some(0) };
         let most = (most as f64 * totals.share).ceil() as usize;
-        for batch in text.batches(micro_batch.sequences(), most) {
-            let batch = batch?;
-            if stop.requested().is_some() {
+        let interrupted = || stop.requested().is_some();
+        for batch in text.batches(micro_batch.sequences(), most).unless(&interrupted) {
+            let batch = match batch {
+                Err(DataError::Interrupted) => break,
+                batch => batch?,
+            };
+            if interrupted() {
                 break;
             }
             micro_batch.upload(&batch, 0..batch.sequences())?;

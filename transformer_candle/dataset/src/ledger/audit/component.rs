@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use super::Problems;
 use crate::formats::Row;
 use crate::ledger::{BeginPosition, Piece, TakenSequences, WindowRecord};
@@ -10,7 +12,7 @@ use crate::stop::Stop;
 use crate::{DataError, DataSource};
 
 /// What an audit found of a component.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AuditedComponent {
     /// The data set's name, or the patterns.
     pub name: String,
@@ -21,7 +23,7 @@ pub struct AuditedComponent {
 }
 
 /// An epoch of the ledger.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AuditedEpoch {
     /// From 0.
     pub epoch: u64,
