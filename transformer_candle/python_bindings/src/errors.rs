@@ -48,20 +48,13 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 pub fn raised(error: impl Into<RustTrainerError>) -> PyErr {
     let error = error.into();
     let (message, exit_code) = (error.to_string(), error.exit_code());
-    let exception = match error {
-        RustTrainerError::Config(_)
-        | RustTrainerError::Request(_)
-        | RustTrainerError::Locked { .. }
-        | RustTrainerError::ChangedOnResume { .. } => ConfigError::new_err(message),
-        RustTrainerError::Data(_) => DataError::new_err(message),
-        RustTrainerError::OutOfMemory(_) => OutOfMemoryError::new_err(message),
-        RustTrainerError::Checkpoint(_) => CheckpointError::new_err(message),
-        RustTrainerError::Diverged { .. } => DivergenceError::new_err(message),
-        _ => match exit_code {
-            2 => ConfigError::new_err(message),
-            4 => OutOfMemoryError::new_err(message),
-            _ => TrainerError::new_err(message),
-        },
+    let exception = match (error, exit_code) {
+        (RustTrainerError::Checkpoint(_), _) => CheckpointError::new_err(message),
+        (_, 2) => ConfigError::new_err(message),
+        (_, 3) => DataError::new_err(message),
+        (_, 4) => OutOfMemoryError::new_err(message),
+        (_, 6) => DivergenceError::new_err(message),
+        _ => TrainerError::new_err(message),
     };
     Python::attach(|py| {
         exception.value(py).setattr("exit_code", exit_code).map_or_else(|error| error, |()| exception.clone_ref(py))

@@ -92,12 +92,19 @@ impl TrainerError {
     /// The exit code of a program that ends with this error, as the README's table has them.
     pub fn exit_code(&self) -> u8 {
         match self {
-            // The last two: what the data were asked to be is wrong, rather than the data.
+            // Among the data's errors, those of what was asked for rather than of what was found.
             Self::Request(_)
             | Self::Config(_)
             | Self::Locked { .. }
             | Self::ChangedOnResume { .. }
-            | Self::Data(DataError::Cursor { .. } | DataError::Setting { .. }) => 2,
+            | Self::Data(
+                DataError::NoSource
+                | DataError::DatasetName { .. }
+                | DataError::Pattern { .. }
+                | DataError::HubSetting { .. }
+                | DataError::Setting { .. }
+                | DataError::Cursor { .. },
+            ) => 2,
             Self::Data(_) => 3,
             Self::OutOfMemory(_) => 4,
             Self::Kernel(error) | Self::Model(model::Error::Kernel(error)) => match error {
@@ -164,8 +171,13 @@ mod tests {
             reason: "the gradients of 10 steps in a row were not finite".into(),
             last_checkpoint: Some("/runs/e/checkpoints/step-00000100".into()),
         };
-        let told: Vec<String> =
-            [&changed, &locked, &diverged].iter().map(|error| format!("{}: {error}", error.exit_code())).collect();
+        let name = DataError::DatasetName { name: "fine web".into() };
+        let problem = "is `huggingface.co`, which is not an address like https://huggingface.co".into();
+        let endpoint = DataError::HubSetting { setting: "HF_ENDPOINT", problem };
+        let told: Vec<String> = [&changed, &locked, &diverged, &name.into(), &endpoint.into()]
+            .iter()
+            .map(|error| format!("{}: {error}", error.exit_code()))
+            .collect();
         insta::assert_snapshot!(told.join("\n"));
     }
 }

@@ -24,10 +24,12 @@ use run_config::ResolvedRun;
 use serde::{Deserialize, Serialize};
 
 use self::data::Data;
+pub(crate) use self::data::{DataPlan, cursor_of};
 pub(crate) use self::engine::{Engine, synthetic};
 pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
 pub(crate) use self::micro_batch::{MicroBatch, MicroBatchPlan};
+pub(crate) use self::start::RESOLVED_CONFIG;
 pub use self::start::ResumeFrom;
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},

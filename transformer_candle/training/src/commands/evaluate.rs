@@ -8,13 +8,14 @@ use dataset::{DataSource, HeldOut, Mixture, Tokenizer};
 use run_config::{DataConfig, Device, ResolvedRun, RunConfig};
 
 use super::ModelSource;
-use crate::checkpoint::{self, StoredModel};
+use crate::checkpoint::{self, StoredModel, TrainerState};
 use crate::device::{self, Chosen};
 use crate::evaluation::{self, ComponentEvaluation, EvaluationReport};
+use crate::identity;
 use crate::memory_plan::EvaluationBuffers;
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
-use crate::trainer::MicroBatch;
+use crate::trainer::{MicroBatch, RESOLVED_CONFIG};
 use crate::{Result, TrainerError};
 
 /// Sequences at a time for a model whose run is not known.
@@ -51,7 +52,8 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
     let directory = options.model.directory()?;
     let StoredModel { shape, precision, .. } = checkpoint::stored_model(&directory)?;
     let tokenizer = load_tokenizer(&directory)?;
-    let run = run_of(&directory);
+    let state = checkpoint::load_state(&directory).ok();
+    let run = run_of(&directory, state.as_ref());
     let (mut config, mut text) = match (run, options.input.as_slice()) {
         (Some(run), []) => {
             let run = run?;
@@ -83,7 +85,7 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
         [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,
         _ => usize::MAX,
     });
-    let step = checkpoint::load_state(&directory).map_or(0, |state| state.step);
+    let step = state.map_or(0, |state| state.step);
     let report = evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, stop)?;
     report.ok_or_else(|| match stop.requested() {
         Some(signal) => TrainerError::Interrupted(signal),
@@ -109,11 +111,16 @@ pub(super) fn main(options: &EvaluateOptions) -> Result<u8> {
     Ok(0)
 }
 
-/// The run that a checkpoint belongs to: the first folder above it that holds a resolved config.
-fn run_of(checkpoint: &Path) -> Option<Result<ResolvedRun>> {
+/// The run that a checkpoint belongs to, on the commits that it was trained with: the first folder above it that holds
+/// a resolved config.
+fn run_of(checkpoint: &Path, state: Option<&TrainerState>) -> Option<Result<ResolvedRun>> {
     let config =
-        checkpoint.ancestors().take(3).map(|folder| folder.join("resolved_config.json")).find(|path| path.exists())?;
-    Some(RunConfig::load(&config, &[]).map_err(TrainerError::from))
+        checkpoint.ancestors().take(3).map(|folder| folder.join(RESOLVED_CONFIG)).find(|path| path.exists())?;
+    let mut run = RunConfig::load(&config, &[]).map_err(TrainerError::from);
+    if let (Ok(run), Some(state)) = (&mut run, state) {
+        identity::recall_revisions(&state.identity, run);
+    }
+    Some(run)
 }
 
 fn no_text(directory: &Path) -> TrainerError {

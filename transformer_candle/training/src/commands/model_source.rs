@@ -8,6 +8,7 @@ use clap::Args;
 use run_config::check_experiment_name;
 
 use crate::checkpoint;
+use crate::trainer::RESOLVED_CONFIG;
 use crate::{Result, TrainerError};
 
 /// A trained model, named one way or the other.
@@ -63,7 +64,7 @@ pub fn experiment_folder(name: &str) -> Result<PathBuf> {
 
 /// The folder of checkpoints of a run directory; a folder of checkpoints is its own.
 pub fn checkpoints_in(folder: &Path) -> PathBuf {
-    let configured = fs::read(folder.join("resolved_config.json"))
+    let configured = fs::read(folder.join(RESOLVED_CONFIG))
         .ok()
         .and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok())
         .and_then(|config| Some(PathBuf::from(config.pointer("/runtime/checkpoint/directory")?.as_str()?)));

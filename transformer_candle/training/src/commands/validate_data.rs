@@ -4,14 +4,16 @@ use std::fmt;
 use std::path::{Path, PathBuf, absolute};
 
 use clap::Args;
-use dataset::ledger::{Audit, AuditedComponent, audit, replay};
-use dataset::{Mixture, StreamSettings, TokenStream, Tokenizer};
+use dataset::TokenStream;
+use dataset::ledger::{Audit, AuditedComponent, AuditedEpoch, audit, replay};
 use run_config::{ResolvedRun, RunConfig};
 use serde::Serialize;
 
+use super::model_source::checkpoints_in;
 use crate::checkpoint::{self, TrainerState};
 use crate::identity;
-use crate::trainer::LEDGER;
+use crate::memory_plan::shape_of;
+use crate::trainer::{DataPlan, LEDGER, RESOLVED_CONFIG, cursor_of};
 use crate::{Result, TrainerError};
 
 /// What `validate-data` takes.
@@ -48,50 +50,32 @@ pub struct DataReport {
 /// What a run took of a component.
 #[derive(Debug, Clone, Serialize)]
 pub struct ComponentReport {
-    /// The data set's name, or the patterns.
-    pub name: String,
+    /// Its name, sequences and epochs.
+    #[serde(flatten)]
+    pub audited: AuditedComponent,
     /// The share of the sequences that its weight gives it, of 1.
     pub share: f64,
-    /// Sequences that steps of the ledger took of it.
-    pub sequences: u64,
-    /// The epochs begun.
-    pub epochs: Vec<EpochReport>,
-}
-
-/// An epoch of a component.
-#[derive(Debug, Clone, Serialize)]
-pub struct EpochReport {
-    /// From 0.
-    pub epoch: u64,
-    /// Documents used.
-    pub documents: u64,
-    /// Whether every document of the training set had to be among them.
-    pub finished: bool,
-    /// Whether the ledger has the epoch from its beginning.
-    pub whole: bool,
 }
 
 /// Audits a run.
 ///
 /// # Errors
-/// [`TrainerError::Request`] where this is no run, or a step to be made again is not in its ledger; [`TrainerError::Data`] where the
-/// ledger is not what the checkpoint vouches for, or the data cannot be read.
+/// [`TrainerError::Request`] where this is no run, or a step to be made again is not in its ledger;
+/// [`TrainerError::Data`] where the ledger is not what the checkpoint vouches for, or the data cannot be read.
 pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
     let directory = &absolute(&options.run).unwrap_or_else(|_| options.run.clone());
-    let config = directory.join("resolved_config.json");
+    let config = directory.join(RESOLVED_CONFIG);
     if !config.exists() {
-        let message = format!(
-            "{} is no run's folder: it lacks the resolved_config.json that training writes",
-            directory.display()
-        );
+        let message =
+            format!("{} is no run's folder: it lacks the {RESOLVED_CONFIG} that training writes", directory.display());
         return Err(TrainerError::Request(message));
     }
     let mut run = RunConfig::load(&config, &[])?;
-    let state = newest_state(&run, directory)?;
+    let state = checkpoint::load_state(&checkpoint::newest_sound(&checkpoints_in(directory))?.path)?;
     identity::recall_revisions(&state.identity, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
-    let data = RunData::of(&run)?;
-    let RunData { mixture, settings, tokenizer } = &data;
+    let data = DataPlan::of(&run, shape_of(&run.config)?.vocab_size)?;
+    let DataPlan { mixture, settings, tokenizer } = &data;
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data)?;
     let Audit { steps, targets, components, problems } = audit(&path, &head, mixture, settings, ended)?;
@@ -104,22 +88,10 @@ pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
         }
         replay(&path, &head, step, mixture, settings, tokenizer)?;
     }
-    let component = |(index, audited): (usize, AuditedComponent)| ComponentReport::of(audited, mixture.share(index));
+    let component = |(index, audited)| ComponentReport { audited, share: mixture.share(index) };
     let components = components.into_iter().enumerate().map(component).collect();
     let replayed = options.replay.clone();
     Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
-}
-
-impl ComponentReport {
-    fn of(AuditedComponent { name, sequences, epochs }: AuditedComponent, share: f64) -> Self {
-        let epochs = epochs.into_iter().map(|epoch| EpochReport {
-            epoch: epoch.epoch,
-            documents: epoch.documents,
-            finished: epoch.finished,
-            whole: epoch.whole,
-        });
-        Self { name, share, sequences, epochs: epochs.collect() }
-    }
 }
 
 pub(super) fn main(options: &ValidateDataOptions) -> Result<u8> {
@@ -136,8 +108,8 @@ pub(super) fn main(options: &ValidateDataOptions) -> Result<u8> {
 impl fmt::Display for DataReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} steps up to step {}, {} target tokens", self.steps, self.step, self.targets)?;
-        let all: u64 = self.components.iter().map(|component| component.sequences).sum();
-        for ComponentReport { name, share, sequences, epochs } in &self.components {
+        let all: u64 = self.components.iter().map(|component| component.audited.sequences).sum();
+        for ComponentReport { audited: AuditedComponent { name, sequences, epochs }, share } in &self.components {
             if self.components.len() > 1 {
                 let taken = *sequences as f64 / all.max(1) as f64;
                 writeln!(
@@ -147,7 +119,7 @@ impl fmt::Display for DataReport {
                     100.0 * share
                 )?;
             }
-            for EpochReport { epoch, documents, finished, whole } in epochs {
+            for AuditedEpoch { epoch, documents, finished, whole, .. } in epochs {
                 let state = match (finished, whole) {
                     (true, true) => "every document used exactly once",
                     (true, false) => "no document used twice; it began before the ledger",
@@ -164,38 +136,14 @@ impl fmt::Display for DataReport {
     }
 }
 
-/// What a run reads.
-struct RunData {
-    mixture: Mixture,
-    settings: StreamSettings,
-    tokenizer: Tokenizer,
-}
-
-impl RunData {
-    fn of(run: &ResolvedRun) -> Result<Self> {
-        let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
-        let tokenizer = Tokenizer::load(path, &run.special_tokens)?;
-        Ok(Self { mixture: Mixture::from_run(run)?, settings: StreamSettings::from_run(run), tokenizer })
-    }
-}
-
-/// The state of the newest sound checkpoint.
-fn newest_state(run: &ResolvedRun, directory: &Path) -> Result<TrainerState> {
-    let checkpoints = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(directory);
-    let newest = checkpoint::newest_sound(checkpoints)?.path;
-    Ok(checkpoint::load_state(&newest)?)
-}
-
 /// Whether the data had ended at the checkpoint: the run takes so many epochs, and nothing of them is left.
-fn ended(run: &ResolvedRun, state: &TrainerState, data: &RunData) -> Result<bool> {
+fn ended(run: &ResolvedRun, state: &TrainerState, data: &DataPlan) -> Result<bool> {
     if run.config.scheduler.total_epochs.is_none() {
         return Ok(false);
     }
-    let cursor = serde_json::from_value(state.cursor.clone()).map_err(|error| {
-        TrainerError::Request(format!("the checkpoint of step {} has no readable data position: {error}", state.step))
-    })?;
-    let RunData { mixture, settings, tokenizer } = data;
-    Ok(TokenStream::open(mixture, settings, tokenizer, Some(cursor))?.next_sequences(1)?.is_empty())
+    let DataPlan { mixture, settings, tokenizer } = data;
+    let mut stream = TokenStream::open(mixture, settings, tokenizer, Some(cursor_of(state)?))?;
+    Ok(stream.next_sequences(1)?.is_empty())
 }
 
 fn no_ledger(directory: &Path) -> TrainerError {

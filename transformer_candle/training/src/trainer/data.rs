@@ -5,13 +5,14 @@ use std::path::Path;
 use dataset::{Cursor, DataError, HeldOut, Mixture, StreamSettings, TokenStream, Tokenizer};
 use run_config::ResolvedRun;
 
+use crate::checkpoint::TrainerState;
 use crate::error::{Result, TrainerError};
 
 /// What a run reads, found but not opened.
-pub(super) struct DataPlan {
-    pub(super) tokenizer: Tokenizer,
-    pub(super) mixture: Mixture,
-    settings: StreamSettings,
+pub(crate) struct DataPlan {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) mixture: Mixture,
+    pub(crate) settings: StreamSettings,
 }
 
 /// Everything a trainer reads.
@@ -23,7 +24,7 @@ pub(super) struct Data {
 
 impl DataPlan {
     /// Loads the tokenizer and lists the files.
-    pub(super) fn of(run: &ResolvedRun, vocab_size: usize) -> Result<Self> {
+    pub(crate) fn of(run: &ResolvedRun, vocab_size: usize) -> Result<Self> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
         let tokenizer = Tokenizer::load(path, &run.special_tokens)?;
         if tokenizer.vocab_size() > vocab_size {
@@ -53,6 +54,17 @@ impl DataPlan {
         }
         Ok(data)
     }
+}
+
+/// Where a checkpoint left the stream.
+pub(crate) fn cursor_of(state: &TrainerState) -> Result<Cursor> {
+    serde_json::from_value(state.cursor.clone()).map_err(|error| {
+        TrainerError::Request(format!(
+            "the checkpoint of step {} has a data position that this program cannot read ({error}): it was written by \
+             another version",
+            state.step
+        ))
+    })
 }
 
 impl Data {

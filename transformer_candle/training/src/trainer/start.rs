@@ -6,7 +6,7 @@ use dataset::{Cursor, Tokenizer};
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, ResolvedRun};
 
-use super::{Engine, Position, RunLedger, Trainer, data::DataPlan, products};
+use super::{Engine, Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, products};
 use crate::{
     checkpoint::{self, TokenizerFiles, TrainerState},
     device,
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The config as it is trained, in the run directory.
-const RESOLVED_CONFIG: &str = "resolved_config.json";
+pub const RESOLVED_CONFIG: &str = "resolved_config.json";
 
 /// Where a run goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +66,9 @@ impl Trainer {
         let lock = RunLock::acquire(&run.run_directory)?;
         let mut notes = [run.notes.clone(), of_device].concat();
         let chosen = choose(&run, from, &mut notes)?;
-        if let Some(chosen) = &chosen {
-            identity::recall_revisions(&chosen.state.identity, &mut run);
+        let resumed = chosen.as_ref().map(|chosen| &chosen.state);
+        if let Some(state) = resumed {
+            identity::recall_revisions(&state.identity, &mut run);
         }
         let data = DataPlan::of(&run, shape.vocab_size)?;
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
@@ -80,11 +81,11 @@ impl Trainer {
                 return Err(TrainerError::ChangedOnResume { checkpoint: directory.clone(), changes });
             }
         }
-        let data = data.open(&mut run, chosen.as_ref().map(cursor).transpose()?, &mut notes)?;
+        let data = data.open(&mut run, resumed.map(cursor_of).transpose()?, &mut notes)?;
 
         let mut engine = Engine::new(&run.config, &shape, plan.setting(device.kind()), &device)?;
         fill(&mut engine, &shape, run.config.runtime.seed, chosen.as_ref())?;
-        if let Some(Chosen { state, .. }) = &chosen {
+        if let Some(state) = resumed {
             notes.extend(products::recall(&device, state.products.as_ref())?);
         }
         engine.warm_up()?;
@@ -92,9 +93,8 @@ impl Trainer {
         let logging = &run.config.runtime.logging;
         let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
         let cursor = data.stream.cursor();
-        let resumed = chosen.as_ref().map(|chosen| &chosen.state);
         let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes)?;
-        let rewind_to = chosen.as_ref().map(|chosen| chosen.state.step);
+        let rewind_to = resumed.map(|state| state.step);
         let trainer = Self {
             saved: saved(&run, chosen.as_ref()),
             position: position(chosen.as_ref(), cursor),
@@ -171,15 +171,6 @@ fn choose(run: &ResolvedRun, from: Option<&ResumeFrom>, notes: &mut Vec<String>)
     Ok(Some(Chosen { directory: chosen, state }))
 }
 
-fn cursor(chosen: &Chosen) -> Result<Cursor> {
-    serde_json::from_value(chosen.state.cursor.clone()).map_err(|error| {
-        TrainerError::Request(format!(
-            "checkpoint {} has a data position that this program cannot read ({error}): it was written by another version",
-            chosen.directory.display()
-        ))
-    })
-}
-
 fn position(chosen: Option<&Chosen>, cursor: Cursor) -> Position {
     let state = chosen.map(|chosen| &chosen.state);
     Position {
@@ -199,10 +190,8 @@ fn saved(run: &ResolvedRun, chosen: Option<&Chosen>) -> Option<PathBuf> {
 }
 
 fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<TokenizerFiles> {
-    let (path, end_of_text) = (tokenizer.path(), tokenizer.end_of_text());
-    let name = tokenizers::Tokenizer::from_file(path).ok().and_then(|tokenizer| tokenizer.id_to_token(end_of_text));
     let longest = run.config.model.max_position_embeddings;
-    Ok(TokenizerFiles::read(path, &name.unwrap_or_default(), end_of_text, longest)?)
+    Ok(TokenizerFiles::read(tokenizer.path(), tokenizer.end_of_text_name(), tokenizer.end_of_text(), longest)?)
 }
 
 /// What was run, with what, for whoever comes later.

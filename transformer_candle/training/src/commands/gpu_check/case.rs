@@ -26,8 +26,8 @@ enum Role {
     Updated(f64),
     /// Written by whatever way; compared through another argument or not at all.
     Scratch,
-    /// As many F32 elements as the operation asks for, by the type of activations and the device.
-    Workspace(Box<dyn Fn(DType, DeviceKind) -> usize>),
+    /// As many F32 elements as the operation asks for on the device.
+    Workspace(Box<dyn Fn(DeviceKind) -> usize>),
 }
 
 struct Argument {
@@ -89,7 +89,7 @@ impl Case {
         self.argument(name, Role::Scratch, shape, content)
     }
 
-    pub(super) fn workspace(self, elements: impl Fn(DType, DeviceKind) -> usize + 'static) -> Self {
+    pub(super) fn workspace(self, elements: impl Fn(DeviceKind) -> usize + 'static) -> Self {
         self.argument("workspace", Role::Workspace(Box::new(elements)), &[], poison(DType::F32, &[0]))
     }
 
@@ -142,30 +142,23 @@ impl Case {
 
     /// Makes the call in new memory, and returns that memory, guards included.
     fn run(&self, device: &Device, widened: bool) -> Result<Vec<Buffer>> {
-        let activations = if widened { DType::F32 } else { self.activations() };
         let mut views = Vec::with_capacity(self.arguments.len());
         let mut memories = Vec::with_capacity(self.arguments.len());
         for argument in &self.arguments {
-            let (memory, view) = argument.place(device, widened, activations)?;
+            let (memory, view) = argument.place(device, widened)?;
             memories.push(memory);
             views.push(view);
         }
         (self.call)(&mut views)?;
         Ok(memories)
     }
-
-    /// BF16 where any argument is.
-    fn activations(&self) -> DType {
-        let any = self.arguments.iter().any(|argument| argument.content.dtype == DType::BF16);
-        if any { DType::BF16 } else { DType::F32 }
-    }
 }
 
 impl Argument {
-    fn place(&self, device: &Device, widened: bool, activations: DType) -> Result<(Buffer, Buffer)> {
+    fn place(&self, device: &Device, widened: bool) -> Result<(Buffer, Buffer)> {
         let (shape, content) = match &self.role {
             Role::Workspace(elements) => {
-                let shape = vec![elements(activations, device.kind())];
+                let shape = vec![elements(device.kind())];
                 (shape.clone(), poison(DType::F32, &shape))
             }
             _ if widened => (self.shape.clone(), self.content.widened()),
@@ -332,7 +325,7 @@ mod tests {
     #[test]
     fn an_operation_that_computes_from_its_workspace_yields_nan() {
         let case = Case::new("copy", "4")
-            .workspace(|_, _| 4)
+            .workspace(|_| 4)
             .output("out", &[4], DType::F32, 1.0)
             .call(|[workspace, out]| out.copy_from(workspace));
         assert!(case.check(&Subject::new(Device::Cpu)).unwrap().failure.is_some());

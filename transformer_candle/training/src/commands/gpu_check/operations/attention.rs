@@ -97,7 +97,7 @@ fn forward(inputs: &mut Inputs, sizes: Sizes) -> Case {
         .input("documents", &[sizes.tokens()], documents(inputs, sizes))
         .output("out", &out, inputs.dtype, bound(inputs))
         .output("log_sum_exp", &[batch, layout.heads, length], DType::F32, F32)
-        .workspace(move |_, device| attention::forward_workspace_elements(&layout, batch, length, device))
+        .workspace(move |device| attention::forward_workspace_elements(&layout, batch, length, device))
         .call(move |[qkv, documents, out, lse, workspace]| {
             let documents = packed.then_some(&*documents);
             attention::forward(qkv, documents, &layout, batch, length, out, lse, workspace)
@@ -116,7 +116,7 @@ fn backward(inputs: &mut Inputs, sizes: Sizes) -> Result<Case> {
         .input("log_sum_exp", &[batch, layout.heads, length], lse)
         .input("dout", &narrow, inputs.numbers(&narrow))
         .output("dqkv", &wide, inputs.dtype, bound(inputs))
-        .workspace(move |_, device| attention::backward_workspace_elements(&layout, batch, length, device))
+        .workspace(move |device| attention::backward_workspace_elements(&layout, batch, length, device))
         .call(move |[qkv, documents, out, lse, dout, dqkv, workspace]| {
             let documents = packed.then_some(&*documents);
             attention::backward(qkv, documents, out, lse, dout, &layout, batch, length, dqkv, workspace)
@@ -148,7 +148,7 @@ fn decode(inputs: &mut Inputs, sizes: Sizes, past: usize) -> Case {
         .updated("keys", &cache, inputs.numbers(&cache), EXACT)
         .updated("values", &cache, inputs.numbers(&cache), EXACT)
         .output("out", &out, inputs.dtype, bound(inputs))
-        .workspace(move |_, device| attention::forward_workspace_elements(&layout, 1, new, device))
+        .workspace(move |device| attention::forward_workspace_elements(&layout, 1, new, device))
         .call(move |[qkv, keys, values, out, workspace]| {
             attention::decode(qkv, &layout, past, keys, values, out, workspace)
         })

@@ -37,7 +37,7 @@ fn norm(inputs: &mut Inputs, elements: usize) -> Case {
     Case::new("grad_norm::forward f32", elements.to_string())
         .input("grads", &[elements], inputs.f32(&[elements]))
         .output("norm", &[1], DType::F32, F32)
-        .workspace(move |_, device| grad_norm::workspace_elements(elements, device))
+        .workspace(move |device| grad_norm::workspace_elements(elements, device))
         .call(|[grads, norm, workspace]| grad_norm::forward(grads, norm, workspace))
 }
 

@@ -52,7 +52,7 @@ fn forward(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
         .input("x", &[n, i], inputs.numbers(&[n, i]))
         .input("w", &[o, i], inputs.numbers(&[o, i]))
         .output("y", &[n, o], inputs.dtype, inputs.bound())
-        .workspace(move |_, device| linear::workspace_elements(n, i, o, device))
+        .workspace(move |device| linear::workspace_elements(n, i, o, device))
         .call(|[x, w, y, workspace]| linear::forward(x, w, y, workspace))
 }
 
@@ -61,7 +61,7 @@ fn backward_input(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
         .input("dy", &[n, o], inputs.numbers(&[n, o]))
         .input("w", &[o, i], inputs.numbers(&[o, i]))
         .output("dx", &[n, i], inputs.dtype, inputs.bound())
-        .workspace(move |_, device| linear::workspace_elements(n, i, o, device))
+        .workspace(move |device| linear::workspace_elements(n, i, o, device))
         .call(|[dy, w, dx, workspace]| linear::backward_input(dy, w, dx, workspace))
 }
 
@@ -70,7 +70,7 @@ fn backward_weight(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
         .input("dy", &[n, o], inputs.numbers(&[n, o]))
         .input("x", &[n, i], inputs.numbers(&[n, i]))
         .updated("dw", &[o, i], inputs.f32(&[o, i]), F32_SUM)
-        .workspace(move |_, device| linear::workspace_elements(n, i, o, device))
+        .workspace(move |device| linear::workspace_elements(n, i, o, device))
         .call(|[dy, x, dw, workspace]| linear::backward_weight(dy, x, dw, workspace))
 }
 
@@ -87,7 +87,7 @@ impl Head {
             .input("weight", &[v, d], inputs.numbers(&[v, d]))
             .input("targets", &[n], Bits { dtype: DType::I32, bits: targets })
             .scratch("logits", &[c, v], DType::F32)
-            .workspace(move |_, device| head_cross_entropy::workspace_elements(c, d, v, device))
+            .workspace(move |device| head_cross_entropy::workspace_elements(c, d, v, device))
     }
 }
 

@@ -62,7 +62,7 @@ fn embedding_backward(inputs: &mut Inputs, [n, v, d]: [usize; 3]) -> Case {
         .input("ids", &[n], inputs.ids(n, v))
         .input("dout", &[n, d], inputs.numbers(&[n, d]))
         .updated("dtable", &[v, d], inputs.f32(&[v, d]), F32)
-        .workspace(move |_, device| embedding::workspace_elements(n, device))
+        .workspace(move |device| embedding::workspace_elements(n, device))
         .call(|[ids, dout, dtable, workspace]| embedding::backward(ids, dout, dtable, workspace))
 }
 
@@ -119,7 +119,7 @@ fn norm_backward(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
         .input("dnormed", &[n, d], inputs.numbers(&[n, d]))
         .updated("dsum", &[n, d], inputs.numbers(&[n, d]), inputs.bound())
         .updated("dweight", &[d], inputs.f32(&[d]), F32)
-        .workspace(move |_, device| add_rms_norm::workspace_elements(n, d, device))
+        .workspace(move |device| add_rms_norm::workspace_elements(n, d, device))
         .call(|[sum, weight, inv_rms, dnormed, dsum, dweight, workspace]| {
             add_rms_norm::backward(sum, weight, inv_rms, dnormed, dsum, dweight, workspace)
         })
