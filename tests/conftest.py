@@ -17,16 +17,16 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture(scope="session")
-def fineweb_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the Hub serves: a small FineWeb, unless a module has something else."""
     root = tmp_path_factory.mktemp("hub")
     write_fineweb(root)
     return root
 
 
 @pytest.fixture
-def hub(fineweb_root: Path) -> Iterator[FakeHub]:
-    """A Hub that serves a small FineWeb."""
-    with FakeHub(fineweb_root) as hub:
+def hub(hub_root: Path) -> Iterator[FakeHub]:
+    with FakeHub(hub_root) as hub:
         yield hub
 
 

@@ -43,7 +43,7 @@ PROXIED: tuple[Kind, ...] = ("429", "rate_limit", "500", "502", "503", "truncate
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of Parquet files with checksums of their pages."""
     root = tmp_path_factory.mktemp("hub")
     texts = documents(mean_characters=300)
@@ -53,12 +53,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table = pa.table({"text": [next(texts) for _ in range(GROUPS * GROUP_ROWS)]})
         pq.write_table(table, path, row_group_size=GROUP_ROWS, use_dictionary=False, write_page_checksum=True)
     return root
-
-
-@pytest.fixture
-def hub(root: Path) -> Iterator[FakeHub]:
-    with FakeHub(root) as hub:
-        yield hub
 
 
 @pytest.fixture
@@ -121,10 +115,10 @@ def assert_used_once(run: KilledRun) -> None:
     assert len(rows) == epoch["documents"] == SAMPLES
 
 
-def test_forty_kills_and_a_hundred_faults_change_no_byte(tmp_path: Path, hub: FakeHub) -> None:
+def test_forty_kills_and_a_hundred_faults_change_no_byte(hub_workspace: Workspace, hub: FakeHub) -> None:
     # A stalled connection is given up after a second, so that the test needs no patience.
-    workspace = Workspace(tmp_path, {**hub.environment(tmp_path / "hf"), "HF_HUB_DOWNLOAD_TIMEOUT": "1"})
-    alone, killed = prepare(workspace, DATASET, SAMPLES, "alone", "killed")
+    hub_workspace.extra_environment["HF_HUB_DOWNLOAD_TIMEOUT"] = "1"
+    alone, killed = prepare(hub_workspace, DATASET, SAMPLES, "alone", "killed")
     assert not alone.live()
 
     chance = random.Random(7)
@@ -144,14 +138,12 @@ def test_forty_kills_and_a_hundred_faults_change_no_byte(tmp_path: Path, hub: Fa
 
 
 def test_through_a_proxy_that_others_wrote_kills_and_faults_change_no_byte(
-    tmp_path: Path, hub: FakeHub, proxy: str
+    hub_workspace: Workspace, hub: FakeHub, proxy: str
 ) -> None:
-    directly = Workspace(tmp_path, hub.environment(tmp_path / "hf"))
-    alone, _ = prepare(directly, DATASET, SAMPLES, "alone", "killed")
+    alone, killed = prepare(hub_workspace, DATASET, SAMPLES, "alone", "killed")
     assert not alone.live()
 
-    environment = {**directly.extra_environment, "HF_ENDPOINT": proxy, "HF_HUB_DOWNLOAD_TIMEOUT": "3"}
-    killed = KilledRun(Workspace(tmp_path, environment), "killed")
+    hub_workspace.extra_environment |= {"HF_ENDPOINT": proxy, "HF_HUB_DOWNLOAD_TIMEOUT": "3"}
     chance = random.Random(7)
     hub.requests.clear()
     for kind in PROXIED:
@@ -164,12 +156,12 @@ def test_through_a_proxy_that_others_wrote_kills_and_faults_change_no_byte(
     assert all("olah" in request.user_agent or "python" in request.user_agent for request in hub.requests)
     assert Counter(request.fault for request in hub.requests if request.fault) == dict.fromkeys(PROXIED, 1)
     assert killed.results() == alone.results()
-    killed.workspace.extra_environment["HF_ENDPOINT"] = hub.endpoint
+    hub_workspace.extra_environment["HF_ENDPOINT"] = hub.endpoint
     assert_used_once(killed)
 
 
-def test_training_says_what_it_waits_for_and_goes_on(tmp_path: Path, hub: FakeHub) -> None:
-    process, told = starved(Workspace(tmp_path, hub.environment(tmp_path / "hf")), hub, "503")
+def test_training_says_what_it_waits_for_and_goes_on(hub_workspace: Workspace, hub: FakeHub) -> None:
+    process, told = starved(hub_workspace, hub, "503")
     assert "it answered 503" in told
     assert ".parquet" in told
     assert "Signature" not in told
@@ -180,8 +172,10 @@ def test_training_says_what_it_waits_for_and_goes_on(tmp_path: Path, hub: FakeHu
     assert rest.count("\nwaiting for the Hub") <= 1, "not a line for each attempt"
 
 
-def test_training_says_when_a_limited_hub_is_tried_again_and_can_be_stopped(tmp_path: Path, hub: FakeHub) -> None:
-    process, told = starved(Workspace(tmp_path, hub.environment(tmp_path / "hf")), hub, "429", retry_after=200)
+def test_training_says_when_a_limited_hub_is_tried_again_and_can_be_stopped(
+    hub_workspace: Workspace, hub: FakeHub
+) -> None:
+    process, told = starved(hub_workspace, hub, "429", retry_after=200)
     match = re.search(r"it answered 429 Too Many Requests; next try in (\d+) s$", told)
     assert match
     assert 100 < int(match[1]) <= 200

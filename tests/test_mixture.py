@@ -46,12 +46,12 @@ def mixed(workspace: Workspace) -> Path:
     return config
 
 
-def test_a_mixture_is_trained_on_from_config_to_proof(hub_workspace: Workspace, fineweb_root: Path) -> None:
+def test_a_mixture_is_trained_on_from_config_to_proof(hub_workspace: Workspace, hub_root: Path) -> None:
     config = mixed(hub_workspace)
     told = hub_workspace.orchestrate(
         "--config", config, "--experiment=mix", "--vocab-size=384", "--steps=8"
     ).succeeded()
-    commit = Repository(fineweb_root, "datasets", "HuggingFaceFW/fineweb").commit()
+    commit = Repository(hub_root, "datasets", "HuggingFaceFW/fineweb").commit()
     for words in ("50.0% HuggingFaceFW/fineweb at " + commit[:12], "30.0% book.txt", "20.0% notes/*.jsonl: 2 files"):
         assert words in told.out, told.out
     run = hub_workspace.run_folder("mix")

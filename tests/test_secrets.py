@@ -20,9 +20,9 @@ IMPATIENT = "data.network_patience=1s"
 
 
 @pytest.fixture(params=["environment", "file"])
-def private(request: pytest.FixtureRequest, fineweb_root: Path, tmp_path: Path) -> Iterator[tuple[FakeHub, Workspace]]:
+def private(request: pytest.FixtureRequest, hub_root: Path, tmp_path: Path) -> Iterator[tuple[FakeHub, Workspace]]:
     """A Hub whose data sets need the token, and a workspace that has it in HF_TOKEN or in its usual file."""
-    with FakeHub(fineweb_root, token=CANARY) as hub:
+    with FakeHub(hub_root, token=CANARY) as hub:
         home = tmp_path / "hf"
         environment = {**hub.environment(home), "RUST_LOG": LOG}
         if request.param == "file":

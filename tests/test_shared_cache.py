@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 from fake_hub import FakeHub
-from killing import prepare
+from killing import KilledRun, prepare
 from workspace import Workspace
 
 DATASET, SAMPLES = "HuggingFaceFW/fineweb", 150
@@ -37,15 +36,12 @@ def test_runs_side_by_side_share_a_small_cache(hub_workspace: Workspace, hub: Fa
         config = run.folder / "training.yaml"
         config.write_text(config.read_text().replace("cache_limit: 1B", "cache_limit: 2MiB"))
     assert not alone.live()
-    runs = [threading.Thread(target=run.live) for run in beside]
-    for thread in runs:
-        thread.start()
-    for thread in runs:
-        thread.join()
+    with ThreadPoolExecutor() as threads:
+        assert not any(threads.map(KilledRun.live, beside))
     for run in beside:
         assert run.results() == alone.results()
         assert run.proof()["problems"] == []
-    blocks = [path for path in (Path(hub_workspace.root) / "cache" / "blocks").rglob("*") if path.is_file()]
+    blocks = [path for path in (hub_workspace.root / "cache/blocks").rglob("*") if path.is_file()]
     assert blocks
     assert not any(path.suffix == ".part" for path in blocks)
     assert sum(path.stat().st_size for path in blocks) <= 2 << 20

@@ -1,15 +1,17 @@
-"""Tables of what `run.py` measured: `python benches/cpu/report.py FILE` prints them again."""
+"""Prints the tables of what `run.py` measured once more."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from contenders import OPERATIONS, OURS, PEERS, Row
+from contenders import OPERATIONS, OURS, PEERS, TARGET, Row
 
+ROWS = TARGET / "bench-cpu.jsonl"
+"""Where `run.py` puts the measurements unless it is told."""
 DTYPES = {"ours-fp32": "f32", "ours-bf16": "bf16"}
 """The operations' element type in our steps."""
 
@@ -155,4 +157,11 @@ def operations(shape: str, dtype: str, rounds: list[Round]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(report([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, nargs="?", default=ROWS, help="of measurements; %(default)s")
+    file = parser.parse_args().file
+    try:
+        tables = report([json.loads(line) for line in file.read_text().splitlines()])
+    except (OSError, ValueError, LookupError) as error:
+        parser.error(f"{file} does not hold all measurements of a run: {error!r}")
+    print(tables)

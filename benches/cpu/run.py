@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contenders import OPERATIONS, OURS, PEERS, STEPS, TARGET, Programs, Row
-from report import report
+from contenders import OPERATIONS, OURS, PEERS, STEPS, Programs, Row
+from report import ROWS, report
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(STEPS), nargs="+", default=sorted(STEPS))
     parser.add_argument("--measure", choices=("steps", "operations"), nargs="+", default=["steps", "operations"])
     parser.add_argument("--seconds", type=float, default=0.3, help="that an operation is measured for")
-    parser.add_argument("--rows", type=Path, default=TARGET / "bench-cpu.jsonl", help="where the measurements go")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="where the measurements go")
     arguments = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, arguments.rows.open("w") as file:

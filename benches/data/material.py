@@ -36,6 +36,7 @@ def make(root: Path, megabytes: int) -> dict[str, Any]:
     described = root / DESCRIPTION
     if described.exists() and (found := json.loads(described.read_text()))["megabytes"] == megabytes:
         return dict(found)
+    described.unlink(missing_ok=True)
     folder = root / "datasets" / NAME / "data"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

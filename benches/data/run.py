@@ -66,9 +66,12 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=300, help="text of this machine to read")
     parser.add_argument("--latency", type=float, default=0.02, help="seconds before each answer of the Hub")
     parser.add_argument("--pace-seconds", type=float, default=90)
-    parser.add_argument("--depth-megabytes", type=int, default=200, help="text behind the point of resuming")
+    parser.add_argument("--depth-megabytes", type=int, help="text behind the point of resuming; two thirds of all")
     parser.add_argument("--root", type=Path, required=True, help="where the material is, or is made")
     arguments = parser.parse_args()
+    depth = arguments.depth_megabytes or arguments.megabytes * 2 // 3
+    if depth >= arguments.megabytes:
+        parser.error(f"behind {depth} of {arguments.megabytes} megabytes nothing is left to resume with")
     root = arguments.root
     made = material.make(root, arguments.megabytes)
     say(task="material", load=os.getloadavg()[0], **made)
@@ -76,7 +79,7 @@ def main() -> None:
         hubs: Hubs = {"local": None, "hub": (NAME, address)}
         read(root, hubs, arguments.rounds, made)
         pace(root, hubs, arguments.pace_seconds)
-    for row in resume(root, batches(made, arguments.depth_megabytes / arguments.megabytes)):
+    for row in resume(root, batches(made, depth / arguments.megabytes)):
         say(task="resume", **row)
     say(task="end", load=os.getloadavg()[0])
 

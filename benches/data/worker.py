@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 from setting import Setting
 
-Batches = Iterator[tuple[np.ndarray, np.ndarray]]
+Batch = tuple[np.ndarray, np.ndarray]
+Batches = Iterator[Batch]
 CONTENDERS = ("ours", "ours-tokenizers", "datasets", "datasets-stateful")
 TASKS = ("read", "pace", "depart", "resume", "skip")
 COMPARED = 128
+TOKENS_PER_SECOND = 100_000
+"""Of the trainer whose pace batches are taken at."""
 
 
 def contender(name: str, setting: Setting) -> Any:
@@ -41,15 +44,16 @@ def read(batches: Batches, begin: float) -> dict[str, float]:
     return {"seconds": time.perf_counter() - begin, "first_batch_seconds": first, "tokens": tokens}
 
 
-def pace(batches: Batches, begin: float, tokens_per_second: int, seconds: float) -> dict[str, float]:
-    """Take batches as a trainer of that speed does, and tell its waiting after the first one as a share of the time."""
-    inputs, _ = next(batches)
+def pace(batches: Batches, begin: float, seconds: float) -> dict[str, float]:
+    """Take batches as a trainer does, and tell its waiting after the first one as a share of the time."""
+    batch: Batch | None = next(batches)
     first, waited, worked = time.perf_counter() - begin, 0.0, 0.0
-    while waited + worked < seconds:
-        worked += inputs.size / tokens_per_second
-        time.sleep(inputs.size / tokens_per_second)
+    while batch and waited + worked < seconds:
+        computing = batch[0].size / TOKENS_PER_SECOND
+        worked += computing
+        time.sleep(computing)
         asked = time.perf_counter()
-        inputs, _ = next(batches)
+        batch = next(batches, None)
         waited += time.perf_counter() - asked
     return {"first_batch_seconds": first, "wait_share": waited / (waited + worked), "seconds": waited + worked}
 
@@ -76,7 +80,6 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--hub")
-    parser.add_argument("--tokens-per-second", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--batches", type=int, default=0, help="to read, or before the state is taken")
     parser.add_argument("--state", type=Path)
@@ -89,7 +92,7 @@ def main() -> None:
         case "read":
             answer = read(itertools.islice(asked.batches(), arguments.batches), begin)
         case "pace":
-            answer = pace(asked.batches(), begin, arguments.tokens_per_second, arguments.seconds)
+            answer = pace(asked.batches(), begin, arguments.seconds)
         case "depart":
             batches = asked.batches()
             for _ in itertools.islice(batches, arguments.batches):
