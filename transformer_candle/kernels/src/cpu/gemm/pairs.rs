@@ -65,8 +65,8 @@ mod imp {
         }
         let (places, _) = sums.as_chunks_mut::<LANES>();
         // Rows of constant length, so that the sums stay in registers until here.
-        for (places, registers) in places.as_chunks_mut::<VECTORS>().0.iter_mut().zip(registers) {
-            for (place, register) in places.iter_mut().zip(registers) {
+        for (places, registers) in places.as_chunks_mut::<VECTORS>().0.iter_mut().zip(&registers) {
+            for (place, &register) in places.iter_mut().zip(registers) {
                 // SAFETY: `place` is a whole vector.
                 unsafe { _mm512_storeu_ps(place.as_mut_ptr(), register) };
             }
