@@ -32,8 +32,14 @@ impl<'a, T> Disjoint<'a, T> {
     /// While the part lives, no other part that overlaps it does.
     #[allow(clippy::mut_from_ref)] // what the safety condition is about
     pub(crate) unsafe fn part(&self, start: usize, count: usize) -> &mut [T] {
-        assert!(start <= self.length && count <= self.length - start, "a task reaches past the end");
         // SAFETY: inside of the slice, which is borrowed mutably as long as `self` lives; unshared as the caller promises.
-        unsafe { std::slice::from_raw_parts_mut(self.first.add(start), count) }
+        unsafe { std::slice::from_raw_parts_mut(self.address(start, count), count) }
+    }
+
+    /// Where element `start` lies, and behind it at least `count` elements.
+    pub(crate) fn address(&self, start: usize, count: usize) -> *mut T {
+        assert!(start <= self.length && count <= self.length - start, "a task reaches past the end");
+        // SAFETY: inside of the slice.
+        unsafe { self.first.add(start) }
     }
 }

@@ -1,21 +1,33 @@
-//! A product cut in blocks, blocks in cells, cells in tiles.
+//! A product cut in blocks that the caches hold.
+//!
+//! All threads pack a block of the right operand. Then each takes strips of rows until none is left: it packs the strip of the left
+//! operand in memory of its own and multiplies it with the whole block.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::panels::pack;
-use super::tile::{SUMS, Tile};
-use super::{BLOCK_K, BLOCK_M, BLOCK_N, Matrix, extent, steps};
+use super::panels::{pack, pack_columns, pack_rows};
+use super::target::{Place, Start, Target};
+use super::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
+use super::{Matrix, extent, piece, steps};
 use crate::Element;
 use crate::cpu::disjoint::{ALIGNMENT, Disjoint, aligned};
 use crate::cpu::simd::Body;
 
-/// Panels of either operand that a thread multiplies at a time: what its second-level cache holds.
-const CELL_ROWS: usize = 4;
-const CELL_COLUMNS: usize = 8;
-/// Cells that a block is cut in at least, if it has the rows, so that all threads have something to do.
-const CELLS: usize = 16;
-/// The widest panels of any tile.
+/// Places of a block of the right operand: 4 MiB, a part of a third-level cache.
+const RIGHT: usize = 1 << 20;
+/// Places of a strip of the left operand: 256 KiB, a part of a second-level cache.
+const STRIP: usize = 1 << 16;
+/// Panels of a strip: the rows of more would lie in more pages than the processor remembers.
+const STRIP_PANELS: usize = 4;
+/// Rows that the strips of a moment have together.
+const STRIP_ROWS: usize = 896;
+/// Sums over blocks of K that wait for the next where `out` cannot hold them.
+const WAITING: usize = 1 << 20;
+/// The widest panels of any tile; all others divide it.
 const WIDEST: usize = 32;
 
 /// A product: `out_MN = a_MK b_KN`, or added to it.
@@ -29,9 +41,11 @@ pub(super) struct Blocks<'a, A, B, O> {
     pub(super) workspace: &'a mut [f32],
 }
 
-/// Elements for the panels of a block.
-pub(super) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
-    ALIGNMENT + (m + n + 2 * WIDEST).next_multiple_of(16) * k
+/// Elements of workspace that a product of any tile needs, at most 3 million.
+pub(crate) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
+    let right = RIGHT.min(n.next_multiple_of(WIDEST) * k.min(PLACES));
+    let waiting = if k > PLACES { WAITING.min(m * n) } else { 0 };
+    ALIGNMENT + right + STRIP_ROWS * ROW_STRIDE + waiting
 }
 
 impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
@@ -41,114 +55,141 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
         if a.rows == 0 || b.columns == 0 || (a.columns == 0 && accumulate) {
             return;
         }
-        let out = Disjoint::new(out);
-        for columns in steps(b.columns, BLOCK_N) {
-            for depth in steps(a.columns.max(1), BLOCK_K) {
-                let depth = depth.start..depth.end.min(a.columns);
-                let places = depth.len().div_ceil(T::DEPTH);
-                let (b_panels, a_panels) =
-                    aligned(workspace).split_at_mut(columns.len().next_multiple_of(T::COLUMNS) * places);
-                let b = b.part(depth.clone(), columns.clone()).transposed();
-                for rows in steps(a.rows, BLOCK_M) {
-                    let a_panels = &mut a_panels[..rows.len().next_multiple_of(T::ROWS) * places];
-                    let mut pack_a = || pack_all(tile, a.part(rows.clone(), depth.clone()), a_panels, T::ROWS, places);
-                    let pack_b = || pack_all(tile, b, b_panels, T::COLUMNS, places);
-                    if rows.start == 0 {
-                        rayon::join(pack_a, pack_b);
+        let depth = even_step(a.columns, PLACES * T::DEPTH, WIDEST);
+        let places = depth.min(a.columns).div_ceil(T::DEPTH);
+        let width = even_step(b.columns, RIGHT / places.max(1), T::COLUMNS);
+        let waits = depth < a.columns && size_of::<O>() < size_of::<f32>();
+        let height = if waits { WAITING / width.min(b.columns) } else { a.rows };
+        let (right, rest) = aligned(workspace).split_at_mut(width * places);
+        let (strips, waiting) = rest.split_at_mut(STRIP_ROWS * ROW_STRIDE);
+        let (out, waiting) = (Disjoint::new(out), Disjoint::new(waiting));
+        for rows in steps(a.rows, height) {
+            for columns in steps(b.columns, width) {
+                let place = Place { first: rows.start * stride + columns.start, stride };
+                let wait = Place { first: 0, stride: columns.len() };
+                for depth in steps(a.columns.max(1), depth) {
+                    let depth = depth.start..depth.end.min(a.columns);
+                    let right = pack_right(tile, b.part(depth.clone(), columns.clone()).transposed(), right);
+                    let a = a.part(rows.clone(), depth.clone());
+                    let product =
+                        Product { tile, a, right, columns: columns.len(), places: a.columns.div_ceil(T::DEPTH) };
+                    let again = if depth.start > 0 { Start::Kept } else { Start::Zero };
+                    if !waits {
+                        let start = if accumulate { Start::Kept } else { again };
+                        product.sum(strips, &Target { out: &out, place, start });
+                    } else if depth.end < b.rows {
+                        product.sum(strips, &Target { out: &waiting, place: wait, start: again });
                     } else {
-                        pack_a();
+                        product.sum(strips, &Target { out: &out, place, start: Start::Waiting(&waiting, wait) });
                     }
-                    let target = Target {
-                        out: &out,
-                        first: rows.start * stride + columns.start,
-                        stride,
-                        rows: rows.len(),
-                        columns: columns.len(),
-                        accumulate: accumulate || depth.start > 0,
-                    };
-                    multiply_panels(tile, a_panels, b_panels, places, &target);
                 }
             }
         }
     }
 }
 
-fn pack_all<T: Tile, E: Element>(tile: T, matrix: Matrix<'_, E>, panels: &mut [f32], width: usize, places: usize) {
-    if places == 0 {
-        return;
+/// A multiple of `unit`, at most `most`, that cuts `size` in pieces as few and as even as possible.
+fn even_step(size: usize, most: usize, unit: usize) -> usize {
+    let pieces = size.div_ceil(most / unit * unit).max(1);
+    size.div_ceil(pieces).next_multiple_of(unit).max(unit)
+}
+
+/// Packs the columns of the right operand, which are the rows of its transpose.
+fn pack_right<'a, T: Tile, B: Element>(tile: T, b: Matrix<'_, B>, panels: &'a mut [f32]) -> &'a [f32] {
+    let places = b.columns.div_ceil(T::DEPTH);
+    let panels = &mut panels[..b.rows.next_multiple_of(T::COLUMNS) * places];
+    if places > 0 {
+        panels.par_chunks_exact_mut(T::COLUMNS * places).enumerate().for_each(|(index, panel)| {
+            let columns = b.part(piece(index, T::COLUMNS, b.rows), 0..b.columns);
+            tile.simd().vectorize(Body(
+                #[inline(always)]
+                || pack::<T, B>(columns, panel, T::COLUMNS),
+            ));
+        });
     }
-    panels.par_chunks_exact_mut(width * places).enumerate().for_each(|(index, panel)| {
-        let first = index * width;
-        let rows = matrix.part(first..matrix.rows.min(first + width), 0..matrix.columns);
-        tile.simd().vectorize(Body(
-            #[inline(always)]
-            || pack::<T, E>(rows, panel, width),
-        ));
-    });
+    panels
 }
 
-/// Where the sums of a block go.
-struct Target<'a, O> {
-    out: &'a Disjoint<'a, O>,
-    /// The element of `out` that the block begins with.
-    first: usize,
-    stride: usize,
-    rows: usize,
+/// The rows of a left operand times a packed block.
+struct Product<'a, T, A> {
+    tile: T,
+    a: Matrix<'a, A>,
+    right: &'a [f32],
     columns: usize,
-    accumulate: bool,
+    places: usize,
 }
 
-fn multiply_panels<T: Tile, O: Element>(tile: T, a: &[f32], b: &[f32], places: usize, target: &Target<'_, O>) {
-    let (tall, wide) = (target.rows.div_ceil(T::ROWS), target.columns.div_ceil(T::COLUMNS));
-    let across = wide.div_ceil(CELL_COLUMNS);
-    let cell_rows = CELL_ROWS.min((tall * across).div_ceil(CELLS));
-    let cells = tall.div_ceil(cell_rows) * across;
-    (0..cells).into_par_iter().with_max_len(1).for_each(|cell| {
-        let (top, left) = (cell / across * cell_rows, cell % across * CELL_COLUMNS);
-        tile.simd().vectorize(Body(
-            #[inline(always)]
-            || {
-                let mut sums = Sums([0.0; SUMS]);
-                for column in left..wide.min(left + CELL_COLUMNS) {
-                    for row in top..tall.min(top + cell_rows) {
-                        let (a, b) = (panel(a, row, T::ROWS * places), panel(b, column, T::COLUMNS * places));
-                        tile.sum(a, b, &mut sums.0);
-                        target.keep::<T>(&sums.0, row * T::ROWS, column * T::COLUMNS);
-                    }
+impl<T: Tile, A: Element> Product<'_, T, A> {
+    /// Sums in all threads, each in its part of `strips`.
+    fn sum<O: Element>(&self, strips: &mut [f32], target: &Target<'_, O>) {
+        let threads = rayon::current_num_threads();
+        let (tall, wide) = (self.a.rows.div_ceil(T::ROWS), self.columns.div_ceil(T::COLUMNS));
+        // Where there are few rows, their columns are shared out too.
+        let groups = if tall < 2 * threads { wide.min((2 * threads).div_ceil(tall)) } else { 1 };
+        let fitting = (STRIP / (T::ROWS * self.places.max(1))).min(STRIP_ROWS / T::ROWS / threads);
+        let longest = if groups > 1 { 1 } else { fitting.clamp(1, STRIP_PANELS) };
+        let shares = Shares { next: AtomicUsize::new(0), all: tall * groups, longest, threads };
+        let strips = strips.par_chunks_exact_mut(longest * T::ROWS * ROW_STRIDE).take(threads);
+        strips.with_max_len(1).for_each(|strip| {
+            while let Some(share) = shares.take() {
+                let (rows, group) = (share.start / groups..share.end.div_ceil(groups), share.start % groups);
+                let columns = group * wide / groups..(group + 1) * wide / groups;
+                self.tile.simd().vectorize(Body(
+                    #[inline(always)]
+                    || self.sum_strip(rows.clone(), columns.clone(), strip, target),
+                ));
+            }
+        });
+    }
+
+    /// Sums the tiles in these panels of rows and of columns.
+    #[inline(always)]
+    fn sum_strip<O: Element>(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        strip: &mut [f32],
+        target: &Target<'_, O>,
+    ) {
+        let Self { tile, a, right, places, .. } = *self;
+        let part = a.part(rows.start * T::ROWS..a.rows.min(rows.end * T::ROWS), 0..a.columns);
+        if a.transposed {
+            pack_columns::<T, A>(part, strip, T::ROWS, T::ROWS * ROW_STRIDE);
+        } else {
+            pack_rows::<T, A>(part, strip);
+        }
+        let mut sums = Sums([0.0; SUMS]);
+        for column in columns {
+            let b = &right[column * T::COLUMNS * places..][..T::COLUMNS * places];
+            for (row, left) in rows.clone().zip(strip.chunks_exact(T::ROWS * ROW_STRIDE)) {
+                if a.transposed {
+                    tile.sum::<false>(left, b, &mut sums.0);
+                } else {
+                    tile.sum::<true>(left, b, &mut sums.0);
                 }
-            },
-        ));
-    });
+                let (rows, columns) = (piece(row, T::ROWS, a.rows), piece(column, T::COLUMNS, self.columns));
+                // SAFETY: a tile belongs to one share.
+                unsafe { target.keep(tile, &sums.0, rows, columns) };
+            }
+        }
+    }
 }
 
-fn panel(panels: &[f32], index: usize, size: usize) -> &[f32] {
-    &panels[index * size..][..size]
+/// Panels of rows, taken by threads: many at a time first, single ones at the end, so that all threads end together.
+struct Shares {
+    next: AtomicUsize,
+    all: usize,
+    longest: usize,
+    threads: usize,
+}
+
+impl Shares {
+    fn take(&self) -> Option<Range<usize>> {
+        let end = |start: usize| start + ((self.all - start) / (2 * self.threads)).clamp(1, self.longest);
+        let taken = self.next.fetch_update(Relaxed, Relaxed, |start| (start < self.all).then(|| end(start)));
+        taken.ok().map(|start| start..end(start))
+    }
 }
 
 #[repr(align(64))]
 struct Sums([f32; SUMS]);
-
-impl<O: Element> Target<'_, O> {
-    /// Writes a tile's sums from this row and column of the block on.
-    #[inline(always)]
-    fn keep<T: Tile>(&self, sums: &[f32; SUMS], row: usize, column: usize) {
-        let (rows, columns) = (T::ROWS.min(self.rows - row), T::COLUMNS.min(self.columns - column));
-        for (i, sums) in sums.chunks_exact(T::COLUMNS).take(rows).enumerate() {
-            // SAFETY: an element belongs to one tile, and a tile to one cell.
-            let out = unsafe { self.out.part(self.first + (row + i) * self.stride + column, columns) };
-            // The compiler knows the length of a whole row, and makes vectors of loops over it.
-            if columns == T::COLUMNS {
-                self.keep_row(&mut out[..T::COLUMNS], sums);
-            } else {
-                self.keep_row(out, sums);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn keep_row(&self, out: &mut [O], sums: &[f32]) {
-        for (out, &sum) in out.iter_mut().zip(sums) {
-            *out = O::narrow(if self.accumulate { out.widen() + sum } else { sum });
-        }
-    }
-}

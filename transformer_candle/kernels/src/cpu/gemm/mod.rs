@@ -1,17 +1,18 @@
 //! Matrix products of f32 or bf16 operands, summed in f32.
 //!
 //! Legend: `out_MN = a_MK b_KN`. Operands are cut in blocks that the caches hold ([`blocks`]); a block is packed in panels, in
-//! which lies together what is multiplied together ([`panels`]); a tile of `out` is summed in registers ([`tile`]). A single row
-//! reads its matrix once and packs nothing ([`row`]).
+//! which lies together what is multiplied together ([`panels`]); a tile of `out` is summed in registers ([`tile`]) and written
+//! ([`target`]). A single row reads its matrix once and packs nothing ([`row`]).
 //!
-//! Every element of `out` is one sum over K in ascending order, begun anew every [`BLOCK_K`]; of a single row, several sums beside
-//! each other. Two bf16 operands are multiplied as they are where the machine can ([`pairs`]), two elements of K at a time, else
+//! Every element of `out` is one sum over K in ascending order, begun anew with every block of K; of a single row, several sums
+//! beside each other. Two bf16 operands are multiplied as they are where the machine can ([`pairs`]), two elements of K at a time, else
 //! in f32. What the sums are depends on the operands and on that alone: threads share out tiles, never a sum.
 
 mod blocks;
 mod pairs;
 mod panels;
 mod row;
+mod target;
 mod tile;
 mod transpose;
 
@@ -19,17 +20,11 @@ use std::ops::Range;
 
 use candle_core::DType;
 use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
 
 use self::blocks::Blocks;
-use self::tile::{Tile, Vectors};
-use super::cast::narrow_piece;
+pub(crate) use self::blocks::workspace_for;
+use self::tile::Vectors;
 use crate::Element;
-
-/// Rows, columns and depth of the blocks that operands are packed in.
-const BLOCK_M: usize = 1024;
-const BLOCK_N: usize = 1024;
-const BLOCK_K: usize = 2048;
 
 /// A matrix in row-major storage, or the transpose of one.
 #[derive(Clone, Copy)]
@@ -76,22 +71,7 @@ pub(crate) fn multiply<A: Element, B: Element, O: Element>(
     if a.rows == 1 && !a.transposed && b.transposed {
         return row::multiply(a, b, out);
     }
-    if a.columns <= BLOCK_K || O::DTYPE == DType::F32 {
-        return product(a, b, out, stride, false, workspace);
-    }
-    // Sums of several blocks of K, of which only the whole is rounded.
-    let (sums, workspace) = workspace.split_at_mut(a.rows.min(BLOCK_M) * b.columns.min(BLOCK_N));
-    for rows in steps(a.rows, BLOCK_M) {
-        for columns in steps(b.columns, BLOCK_N) {
-            let sums = &mut sums[..rows.len() * columns.len()];
-            let (a, b) = (a.part(rows.clone(), 0..a.columns), b.part(0..b.rows, columns.clone()));
-            product(a, b, sums, columns.len(), false, workspace);
-            let out = &mut out[rows.start * stride + columns.start..];
-            out.par_chunks_mut(stride).zip(sums.par_chunks(columns.len())).for_each(|(out, sums)| {
-                narrow_piece(sums, &mut out[..sums.len()]);
-            });
-        }
-    }
+    product(a, b, out, stride, false, workspace);
 }
 
 /// `out_MN += a_MK b_KN`. The rows of `out` lie `stride` elements apart.
@@ -103,12 +83,6 @@ pub(crate) fn multiply_add<A: Element, B: Element>(
     workspace: &mut [f32],
 ) {
     product(a, b, out, stride, true, workspace);
-}
-
-/// Elements of workspace that a product needs, at most 5.4 million.
-pub(crate) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
-    let sums = if k > BLOCK_K { m.min(BLOCK_M) * n.min(BLOCK_N) } else { 0 };
-    sums + blocks::workspace_for(m.min(BLOCK_M), n.min(BLOCK_N), k.min(BLOCK_K))
 }
 
 /// `out_MN = a_MK b_KN`, or added to it, with what multiplies fastest on this machine.
@@ -151,6 +125,11 @@ fn extent(rows: usize, columns: usize, stride: usize) -> usize {
 
 fn steps(size: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..size).step_by(step).map(move |start| start..size.min(start + step))
+}
+
+/// Piece `index` of `size` of what ends at `end`.
+fn piece(index: usize, size: usize, end: usize) -> Range<usize> {
+    index * size..end.min((index + 1) * size)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ mod imp {
     use pulp::x86::V4;
 
     use crate::Element;
-    use crate::cpu::gemm::tile::{SUMS, Tile};
+    use crate::cpu::gemm::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
 
     const ROWS: usize = 14;
     const VECTORS: usize = 2;
@@ -38,29 +38,37 @@ mod imp {
         }
 
         #[inline(always)]
-        fn place<E: Element>(elements: &[E]) -> f32 {
-            let half = |index: usize| elements.get(index).map_or(0, |element| u32::from(element.to_bf16().to_bits()));
-            f32::from_bits(half(1) << 16 | half(0))
+        fn place<E: Element>(first: E, second: E) -> f32 {
+            let bits = |element: E| u32::from(element.to_bf16().to_bits());
+            f32::from_bits(bits(second) << 16 | bits(first))
         }
 
         #[inline(always)]
-        fn sum(self, a: &[f32], b: &[f32], sums: &mut [f32; SUMS]) {
+        fn sum<const IN_ROWS: bool>(self, a: &[f32], b: &[f32], sums: &mut [f32; SUMS]) {
             // SAFETY: the machine has the instructions, or there would be no `Pairs`.
-            unsafe { sum(a, b, sums) }
+            unsafe { sum::<IN_ROWS>(a, b, sums) }
         }
     }
 
     #[target_feature(enable = "avx512f,avx512bf16")]
-    fn sum(a: &[f32], b: &[f32], sums: &mut [f32; SUMS]) {
+    fn sum<const IN_ROWS: bool>(a: &[f32], b: &[f32], sums: &mut [f32; SUMS]) {
         let mut registers = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-        for (a, b) in a.as_chunks::<ROWS>().0.iter().zip(b.as_chunks::<{ VECTORS * LANES }>().0) {
-            let (left, right) = (b[..LANES].as_ptr(), b[LANES..].as_ptr());
-            // SAFETY: both halves are whole vectors.
-            let vectors = unsafe { [pairs(_mm512_loadu_ps(left)), pairs(_mm512_loadu_ps(right))] };
-            for (registers, &a) in registers.iter_mut().zip(a) {
-                let a = pairs(_mm512_set1_ps(a));
-                registers[0] = _mm512_dpbf16_ps(registers[0], a, vectors[0]);
-                registers[1] = _mm512_dpbf16_ps(registers[1], a, vectors[1]);
+        let b = b.as_chunks::<{ VECTORS * LANES }>().0;
+        if IN_ROWS {
+            let rows: &[[f32; ROW_STRIDE]; ROWS] =
+                a.as_chunks().0.first_chunk().expect("a panel has all rows of a tile");
+            for (place, b) in b.iter().take(PLACES).enumerate() {
+                let b = vectors(b);
+                for (registers, row) in registers.iter_mut().zip(rows) {
+                    add(registers, row[place], b);
+                }
+            }
+        } else {
+            for (a, b) in a.as_chunks::<ROWS>().0.iter().zip(b) {
+                let b = vectors(b);
+                for (registers, &a) in registers.iter_mut().zip(a) {
+                    add(registers, a, b);
+                }
             }
         }
         let (places, _) = sums.as_chunks_mut::<LANES>();
@@ -71,6 +79,22 @@ mod imp {
                 unsafe { _mm512_storeu_ps(place.as_mut_ptr(), register) };
             }
         }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn vectors(places: &[f32; VECTORS * LANES]) -> [__m512bh; VECTORS] {
+        let (left, right) = (places[..LANES].as_ptr(), places[LANES..].as_ptr());
+        // SAFETY: both halves are whole vectors.
+        unsafe { [pairs(_mm512_loadu_ps(left)), pairs(_mm512_loadu_ps(right))] }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn add(sums: &mut [__m512; VECTORS], a: f32, b: [__m512bh; VECTORS]) {
+        let a = pairs(_mm512_set1_ps(a));
+        sums[0] = _mm512_dpbf16_ps(sums[0], a, b[0]);
+        sums[1] = _mm512_dpbf16_ps(sums[1], a, b[1]);
     }
 
     #[inline]
@@ -108,11 +132,11 @@ mod imp {
             match self {}
         }
 
-        fn place<E: Element>(_elements: &[E]) -> f32 {
+        fn place<E: Element>(_: E, _: E) -> f32 {
             unreachable!("there are no pairs here")
         }
 
-        fn sum(self, _a: &[f32], _b: &[f32], _sums: &mut [f32; SUMS]) {
+        fn sum<const IN_ROWS: bool>(self, _a: &[f32], _b: &[f32], _sums: &mut [f32; SUMS]) {
             match self {}
         }
     }

@@ -1,41 +1,50 @@
-//! Panels: `width` rows of an operand, in which what a tile takes at a time lies together.
+//! Panels: rows of an operand, in which what a tile takes at a time lies together.
 //!
-//! `panel[place * width + row]`, where a place holds one element of K or two (`Tile::DEPTH`); rows and elements that the matrix
-//! does not have are zero. The other operand's columns are the rows of its transpose.
+//! A place holds one element of K or two (`Tile::DEPTH`); elements of K that a matrix does not have are zero. The right operand's
+//! columns are the rows of its transpose. Whole vectors are written wherever there is room: what reaches too far is written again
+//! with what follows, or never read.
 
+use super::tile::{ROW_STRIDE, Tile};
 use super::transpose::{SIDE, transpose};
-use super::{Matrix, Tile};
+use super::{Matrix, steps};
 use crate::Element;
+use crate::cpu::simd::prefetch;
 
-/// Packs all rows of a matrix, at most `width`, in a panel.
+/// Places packed for one panel after the other, so that a line of the matrix is read by all of them while it is near.
+const NEAR: usize = 64;
+
+/// Packs at most `width` rows in `panel[place * width + row]`.
 #[inline(always)]
 pub(super) fn pack<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], width: usize) {
     if matrix.transposed {
-        pack_columns::<T, E>(matrix, panel, width);
+        pack_columns::<T, E>(matrix, panel, width, panel.len());
     } else {
-        pack_rows::<T, E>(matrix, panel, width);
+        pack_squares::<T, E>(matrix, panel, width);
     }
 }
 
-/// Of a matrix whose rows lie in one piece each: square by square through its transpose.
+/// Packs rows that lie in one piece each in `panel[row * ROW_STRIDE + place]`.
 #[inline(always)]
-fn pack_rows<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], width: usize) {
+pub(super) fn pack_rows<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32]) {
+    for (row, packed) in (0..matrix.rows).zip(panel.chunks_exact_mut(ROW_STRIDE)) {
+        let elements = &matrix.values[row * matrix.stride..][..matrix.columns];
+        for (elements, places) in elements.chunks(SIDE * T::DEPTH).zip(packed.as_chunks_mut().0) {
+            fill_row::<T, E>(places, elements);
+        }
+    }
+}
+
+/// Packs rows that lie in one piece each, square by square through its transpose.
+#[inline(always)]
+fn pack_squares<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], width: usize) {
     let mut square = [[0f32; SIDE]; SIDE];
     for first in (0..panel.len() / width).step_by(SIDE) {
-        for top in (0..width).step_by(SIDE) {
-            let rows = SIDE.min(matrix.rows.saturating_sub(top));
-            for (row, places) in square[..rows].iter_mut().enumerate() {
-                let elements = &matrix.values[(top + row) * matrix.stride..][first * T::DEPTH..matrix.columns];
-                // The compiler knows the length of a whole side, and makes vectors of loops over it.
-                if let Some(elements) = elements.get(..SIDE * T::DEPTH) {
-                    fill::<T, E>(places, elements);
-                } else {
-                    fill::<T, E>(places, elements);
-                }
+        for top in (0..width.min(matrix.rows)).step_by(SIDE) {
+            for (row, places) in (top..matrix.rows).zip(&mut square) {
+                let elements = &matrix.values[row * matrix.stride..][first * T::DEPTH..matrix.columns];
+                fill_row::<T, E>(places, elements);
             }
-            square[rows..].fill([0.0; SIDE]);
             transpose(&mut square);
-            // Whole vectors: what reaches into the next place is written again with that one.
             for (place, column) in square.iter().enumerate() {
                 let Some(places) = panel.get_mut((first + place) * width + top..) else { break };
                 if let Some(places) = places.first_chunk_mut::<SIDE>() {
@@ -48,39 +57,82 @@ fn pack_rows<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], widt
     }
 }
 
+/// Packs panels of `width` rows each, `panel_stride` apart, of a matrix whose columns lie in one piece each.
 #[inline(always)]
-fn fill<T: Tile, E: Element>(places: &mut [f32; SIDE], elements: &[E]) {
-    for (place, elements) in places.iter_mut().zip(elements.chunks(T::DEPTH)) {
-        *place = T::place(elements);
+pub(super) fn pack_columns<T: Tile, E: Element>(
+    matrix: Matrix<'_, E>,
+    panels: &mut [f32],
+    width: usize,
+    panel_stride: usize,
+) {
+    let (whole, stride) = (matrix.columns / T::DEPTH, matrix.stride);
+    for near in steps(whole, NEAR) {
+        for k in near.end * T::DEPTH..matrix.columns.min((near.end + NEAR) * T::DEPTH) {
+            prefetch(&matrix.values[k * stride..][..matrix.rows]);
+        }
+        for (rows, panel) in steps(matrix.rows, width).zip(panels.chunks_mut(panel_stride)) {
+            for piece in steps(rows.len(), SIDE) {
+                let values = &matrix.values[rows.start + piece.start..];
+                let pair = |place: usize| {
+                    let (first, second) = (place * T::DEPTH, place * T::DEPTH + T::DEPTH - 1);
+                    (&values[first * stride..], &values[second * stride..])
+                };
+                let mut place = near.start;
+                while place < near.end {
+                    let (first, second) = pair(place);
+                    let places = panel[place * width + piece.start..].first_chunk_mut();
+                    let (Some(places), Some(first), Some(second)) = (places, first.first_chunk(), second.first_chunk())
+                    else {
+                        break;
+                    };
+                    fill_column::<T, E>(places, first, second);
+                    place += 1;
+                }
+                // Near the end of the matrix.
+                for place in place..near.end {
+                    let (first, second) = pair(place);
+                    let places = &mut panel[place * width + piece.start..][..piece.len()];
+                    for (place, (&first, &second)) in places.iter_mut().zip(first.iter().zip(second)) {
+                        *place = T::place(first, second);
+                    }
+                }
+            }
+        }
+    }
+    if whole * T::DEPTH < matrix.columns {
+        let last = &matrix.values[whole * T::DEPTH * stride..][..matrix.rows];
+        for (elements, panel) in last.chunks(width).zip(panels.chunks_mut(panel_stride)) {
+            for (place, &element) in panel[whole * width..].iter_mut().zip(elements) {
+                *place = T::place(element, E::default());
+            }
+        }
     }
 }
 
-/// Of a matrix whose columns lie in one piece each.
 #[inline(always)]
-fn pack_columns<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], width: usize) {
-    // The compiler knows `width`, and makes vectors of loops over it.
-    if matrix.rows == width {
-        pack_columns_of::<T, E>(matrix, panel, width, width);
+fn fill_column<T: Tile, E: Element>(places: &mut [f32; SIDE], first: &[E; SIDE], second: &[E; SIDE]) {
+    for j in 0..SIDE {
+        places[j] = T::place(first[j], second[j]);
+    }
+}
+
+/// Zeros follow the last element.
+#[inline(always)]
+fn fill_row<T: Tile, E: Element>(places: &mut [f32; SIDE], elements: &[E]) {
+    if T::DEPTH == 1
+        && let Some(elements) = elements.first_chunk::<SIDE>()
+    {
+        fill_column::<T, E>(places, elements, elements);
+    } else if T::DEPTH == 2
+        && let Some(pairs) = elements.as_chunks::<2>().0.first_chunk::<SIDE>()
+    {
+        for j in 0..SIDE {
+            places[j] = T::place(pairs[j][0], pairs[j][1]);
+        }
     } else {
-        pack_columns_of::<T, E>(matrix, panel, width, matrix.rows);
-    }
-}
-
-#[inline(always)]
-fn pack_columns_of<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], width: usize, rows: usize) {
-    let column = |k: usize| &matrix.values[k * matrix.stride..][..rows];
-    for (place, places) in panel.chunks_exact_mut(width).enumerate() {
-        let (places, rest) = places.split_at_mut(rows);
-        rest.fill(0.0);
-        let k = place * T::DEPTH;
-        if T::DEPTH == 2 && k + 1 < matrix.columns {
-            for (place, (&first, &second)) in places.iter_mut().zip(column(k).iter().zip(column(k + 1))) {
-                *place = T::place(&[first, second]);
-            }
-        } else {
-            for (place, &element) in places.iter_mut().zip(column(k)) {
-                *place = T::place(&[element]);
-            }
+        let element = |k: usize| elements.get(k).copied().unwrap_or_default();
+        for (j, place) in places.iter_mut().enumerate() {
+            *place = T::place(element(j * T::DEPTH), element(j * T::DEPTH + T::DEPTH - 1));
         }
     }
 }

@@ -1,7 +1,10 @@
 //! Every tile of every machine that this one can play, against the plain loop.
 
+use std::fmt::Debug;
+
 use pulp::Scalar;
 
+use super::tile::Tile;
 use super::*;
 use crate::bf16;
 
@@ -24,21 +27,40 @@ fn at<E: Element>(matrix: Matrix<'_, E>, row: usize, column: usize) -> f32 {
     matrix.values[row * matrix.stride + column].widen()
 }
 
+/// Among them several blocks of K and of columns.
+const SIZES: [[usize; 3]; 10] = [
+    [1, 1, 1],
+    [3, 40, 5],
+    [14, 32, 2],
+    [31, 70, 33],
+    [70, 200, 16],
+    [129, 33, 64],
+    [5, 9, 0],
+    [17, 35, 2101],
+    [2, 1100, 1030],
+    [1300, 1, 1025],
+];
+
 fn equals_the_plain_loop<T: Tile, E: Element>(tile: T) {
-    for [m, n, k] in [[1, 1, 1], [3, 40, 5], [14, 32, 2], [31, 70, 33], [70, 200, 16], [129, 33, 64], [5, 9, 0]] {
+    product_equals_the_plain_loop::<T, E, f32>(tile, &[false, true]);
+    product_equals_the_plain_loop::<T, E, bf16>(tile, &[false]);
+}
+
+fn product_equals_the_plain_loop<T: Tile, E: Element, O: Element + PartialEq + Debug>(tile: T, accumulations: &[bool]) {
+    for [m, n, k] in SIZES {
         let room = (m + 3) * (k + 3) + (n + 3) * (k + 3);
-        let (a, b, before) = (integers::<E>(room, 1), integers::<E>(room, 2), integers::<f32>(m * (n + 1), 3));
+        let (a, b, before) = (integers::<E>(room, 1), integers::<E>(room, 2), integers::<O>(m * (n + 1), 3));
         for layout in 0..4 {
             let (a, b) = (matrix(&a, m, k, layout & 1 != 0), matrix(&b, k, n, layout & 2 != 0));
-            for accumulate in [false, true] {
+            for &accumulate in accumulations {
                 let mut out = before.clone();
                 let mut workspace = vec![f32::NAN; workspace_for(m, n, k)];
                 Blocks { a, b, out: &mut out, stride: n + 1, accumulate, workspace: &mut workspace }.multiply(tile);
                 for (index, &value) in out.iter().enumerate() {
                     let (row, column) = (index / (n + 1), index % (n + 1));
                     let sum: f32 = (0..k).map(|depth| at(a, row, depth) * at(b, depth, column.min(n - 1))).sum();
-                    let start = if accumulate { before[index] } else { 0.0 };
-                    let expected = if column < n { start + sum } else { before[index] };
+                    let start = if accumulate { before[index].widen() } else { 0.0 };
+                    let expected = if column < n { O::narrow(start + sum) } else { before[index] };
                     assert_eq!(value, expected, "{m} {n} {k}, layout {layout}, element {row} {column}");
                 }
             }
@@ -67,6 +89,18 @@ fn products_of_pairs_equal_the_plain_loop() {
     if let Some(pairs) = pairs::Pairs::of_this_machine() {
         equals_the_plain_loop::<_, bf16>(pairs);
     }
+}
+
+#[test]
+fn sums_that_wait_for_more_blocks_are_those_that_f32_holds() {
+    let (m, n, k) = (1100, 1000, 1100);
+    let numbers = |seed, count| crate::testing::to_f32(&crate::testing::numbers(seed, count));
+    let (a, b, mut workspace) = (numbers(1, m * k), numbers(2, n * k), vec![f32::NAN; workspace_for(m, n, k)]);
+    let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, n, k).transposed());
+    let (mut waited, mut held) = (vec![bf16::ZERO; m * n], vec![0f32; m * n]);
+    multiply(a, b, &mut waited, n, &mut workspace);
+    multiply(a, b, &mut held, n, &mut workspace);
+    assert!(waited.iter().zip(&held).all(|(&waited, &held)| waited == bf16::narrow(held)));
 }
 
 #[test]

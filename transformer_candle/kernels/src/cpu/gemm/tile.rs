@@ -7,6 +7,12 @@ use crate::Element;
 /// The most sums that a tile has.
 pub(super) const SUMS: usize = 512;
 
+/// The most places of a panel.
+pub(super) const PLACES: usize = 1024;
+/// From row to row of a panel whose rows lie one behind the other: rows would share the lines of a cache if they lay a power of
+/// two apart.
+pub(super) const ROW_STRIDE: usize = PLACES + 16;
+
 /// How one tile is multiplied.
 pub(super) trait Tile: Copy + Send + Sync {
     /// The vectors of everything around the sums.
@@ -19,11 +25,12 @@ pub(super) trait Tile: Copy + Send + Sync {
 
     fn simd(self) -> Self::Simd;
 
-    /// What a place holds of `DEPTH` successive elements; behind the last of K come zeros.
-    fn place<E: Element>(elements: &[E]) -> f32;
+    /// What a place holds of one element, or of two successive ones.
+    fn place<E: Element>(first: E, second: E) -> f32;
 
-    /// `sums[i * COLUMNS + j] = sum over places of a[place * ROWS + i] * b[place * COLUMNS + j]`.
-    fn sum(self, a: &[f32], b: &[f32], sums: &mut [f32; SUMS]);
+    /// `sums[i * COLUMNS + j] = sum over places of a_i_place * b[place * COLUMNS + j]`, where `a_i_place` is
+    /// `a[i * ROW_STRIDE + place]` if the left panel lies in `IN_ROWS`, else `a[place * ROWS + i]`.
+    fn sum<const IN_ROWS: bool>(self, a: &[f32], b: &[f32], sums: &mut [f32; SUMS]);
 }
 
 /// R rows of V vectors of f32.
@@ -41,23 +48,23 @@ impl<S: Simd, const R: usize, const V: usize> Tile for Vectors<S, R, V> {
     }
 
     #[inline(always)]
-    fn place<E: Element>(elements: &[E]) -> f32 {
-        elements[0].widen()
+    fn place<E: Element>(first: E, _: E) -> f32 {
+        first.widen()
     }
 
     #[inline(always)]
-    fn sum(self, a: &[f32], b: &[f32], sums: &mut [f32; SUMS]) {
-        self.0.vectorize(Sum::<R, V> { a, b, sums });
+    fn sum<const IN_ROWS: bool>(self, a: &[f32], b: &[f32], sums: &mut [f32; SUMS]) {
+        self.0.vectorize(Sum::<IN_ROWS, R, V> { a, b, sums });
     }
 }
 
-struct Sum<'a, const R: usize, const V: usize> {
+struct Sum<'a, const IN_ROWS: bool, const R: usize, const V: usize> {
     a: &'a [f32],
     b: &'a [f32],
     sums: &'a mut [f32; SUMS],
 }
 
-impl<const R: usize, const V: usize> WithSimd for Sum<'_, R, V> {
+impl<const IN_ROWS: bool, const R: usize, const V: usize> WithSimd for Sum<'_, IN_ROWS, R, V> {
     type Output = ();
 
     #[inline(always)]
@@ -65,11 +72,25 @@ impl<const R: usize, const V: usize> WithSimd for Sum<'_, R, V> {
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
         let (b, rest) = S::as_simd_f32s(self.b);
         assert!(rest.is_empty());
-        for (a, b) in self.a.as_chunks::<R>().0.iter().zip(b.as_chunks::<V>().0) {
-            for (sums, &a) in sums.iter_mut().zip(a) {
-                let a = simd.splat_f32s(a);
-                for (sum, &b) in sums.iter_mut().zip(b) {
-                    *sum = simd.mul_add_e_f32s(a, b, *sum);
+        let b = b.as_chunks::<V>().0;
+        if IN_ROWS {
+            let rows: &[[f32; ROW_STRIDE]; R] =
+                self.a.as_chunks().0.first_chunk().expect("a panel has all rows of a tile");
+            for (place, b) in b.iter().take(PLACES).enumerate() {
+                for (sums, row) in sums.iter_mut().zip(rows) {
+                    let a = simd.splat_f32s(row[place]);
+                    for (sum, &b) in sums.iter_mut().zip(b) {
+                        *sum = simd.mul_add_e_f32s(a, b, *sum);
+                    }
+                }
+            }
+        } else {
+            for (a, b) in self.a.as_chunks::<R>().0.iter().zip(b) {
+                for (sums, &a) in sums.iter_mut().zip(a) {
+                    let a = simd.splat_f32s(a);
+                    for (sum, &b) in sums.iter_mut().zip(b) {
+                        *sum = simd.mul_add_e_f32s(a, b, *sum);
+                    }
                 }
             }
         }
