@@ -73,7 +73,7 @@ fn slots(shape: &Shape) -> usize {
 /// A tile's queries and outputs, scores, a tile of keys and of values, and three numbers a row.
 fn slot_elements(shape: &Shape) -> usize {
     let size = shape.layout.head_size;
-    LANES * (size + size.next_multiple_of(COLUMNS)) + KEYS * LANES + 2 * KEYS * size + 3 * LANES
+    2 * LANES * size.next_multiple_of(COLUMNS) + KEYS * LANES + 2 * KEYS * size + 3 * LANES
 }
 
 fn attend<'a, E: Element>(
@@ -120,14 +120,14 @@ impl<E: Element> WithSimd for Attend<'_, E> {
         let (size, token) = (layout.head_size, layout.packed_width());
         let padded = size.next_multiple_of(COLUMNS);
         let mut part = |count| take(&mut space, count);
-        let (q_EL, rows_LE, scores_CL) = (part(size * width), part(width * padded), part(KEYS * width));
+        let (q_EL, rows_LE, scores_CL) = (part(padded * width), part(width * padded), part(KEYS * width));
         let (keys_CE, values_CE) = (part(KEYS * size), part(KEYS * size));
         let mut softmax = Softmax { peak: part(width), sum: part(width), factor: part(width) };
 
         tile.gather(self.qkv, token, tile.shape.scale(), rows_LE, padded);
-        transpose(rows_LE, padded, size, q_EL);
+        transpose(rows_LE, padded, q_EL);
         // The gathered rows have served; the outputs take their place.
-        let out_EL = &mut rows_LE[..size * width];
+        let out_EL = rows_LE;
         out_EL.fill(0.0);
         // Below any score, and yet a number: before its document a row meets none, and its sums have to stay 0.
         softmax.peak.fill(f32::MIN);
@@ -147,13 +147,9 @@ impl<E: Element> WithSimd for Attend<'_, E> {
             let start = Start::Scaled(softmax.factor);
             product(simd, [size, width, count], values_EC, scores_CL, out_EL, start);
         }
+        // SAFETY: a row belongs to one tile, and a tile to one task.
+        unsafe { tile.scatter(out_EL, |lane| 1.0 / softmax.sum[lane], self.out, layout.query_width()) };
         for lane in 0..tile.rows {
-            let share = 1.0 / softmax.sum[lane];
-            // SAFETY: a row belongs to one tile, and a tile to one task.
-            let out = unsafe { self.out.part(tile.offset(lane, layout.query_width()), size) };
-            for (out, column_L) in out.iter_mut().zip(out_EL.chunks_exact(width)) {
-                *out = E::narrow(column_L[lane] * share);
-            }
             if let Some(lse) = self.lse {
                 // SAFETY: as above.
                 let lse = unsafe { lse.part(tile.statistic(lane), 1) };

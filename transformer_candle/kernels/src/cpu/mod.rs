@@ -16,3 +16,4 @@ pub(crate) mod partials;
 pub(crate) mod rope;
 pub(crate) mod simd;
 pub(crate) mod swiglu;
+mod transpose;

@@ -49,7 +49,7 @@ impl Cut {
         let padded = size.next_multiple_of(COLUMNS);
         let parts = (TASKS / shape.pairs().max(1)).clamp(1, shape.tiles().max(1));
         let rounds = shape.pairs().div_ceil(TASKS).max(1);
-        let tile = LANES * (2 * padded + 3 * size) + 2 * KEYS * LANES + 2 * KEYS * size + 2 * LANES;
+        let tile = 5 * LANES * padded + 2 * KEYS * LANES + 2 * KEYS * size + 2 * LANES;
         let accumulator = shape.length * padded;
         Self { parts, pairs: shape.pairs().div_ceil(rounds), space: tile + 2 * accumulator, accumulator }
     }
@@ -125,7 +125,7 @@ impl<E: Element> WithSimd for Backward<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { tile, saved, .. } = self;
-        let (layout, width) = (tile.shape.layout, tile.width());
+        let layout = tile.shape.layout;
         let (size, token) = (layout.head_size, layout.packed_width());
         let mut matrices = Matrices::carve(&tile, self.space);
         matrices.load(&tile, saved);
@@ -137,17 +137,12 @@ impl<E: Element> WithSimd for Backward<'_, E> {
             matrices.meet(simd, &tile, saved.documents, first..first + count, self.dkeys, self.dvalues);
         }
         let scale = tile.shape.scale();
-        for lane in 0..tile.rows {
-            // SAFETY: a row belongs to one tile, and a tile to one task.
-            let dq = unsafe { self.dqkv.part(tile.offset(lane, token), size) };
-            for (dq, column_L) in dq.iter_mut().zip(matrices.dq_EL.chunks_exact(width)) {
-                *dq = E::narrow(column_L[lane] * scale);
-            }
-        }
+        // SAFETY: a row belongs to one tile, and a tile to one task.
+        unsafe { tile.scatter(matrices.dq_EL, |_| scale, self.dqkv, token) };
     }
 }
 
-/// A task's scratch: L query rows, C keys, E head size (in `_LE` padded to whole vectors).
+/// A task's scratch: L query rows, C keys, E head size (beside L padded to whole vectors).
 struct Matrices<'a> {
     q_LE: &'a mut [f32],
     q_EL: &'a mut [f32],
@@ -170,16 +165,16 @@ impl<'a> Matrices<'a> {
         let mut part = |count| take(&mut space, count);
         Self {
             q_LE: part(width * padded),
-            q_EL: part(size * width),
+            q_EL: part(padded * width),
             dout_LE: part(width * padded),
-            dout_EL: part(size * width),
+            dout_EL: part(padded * width),
             lse_L: part(width),
             delta_L: part(width),
             keys_CE: part(KEYS * size),
             values_CE: part(KEYS * size),
             p_CL: part(KEYS * width),
             ds_CL: part(KEYS * width),
-            dq_EL: part(size * width),
+            dq_EL: part(padded * width),
         }
     }
 
@@ -191,9 +186,9 @@ impl<'a> Matrices<'a> {
         let padded = size.next_multiple_of(COLUMNS);
         let scale = tile.shape.scale();
         tile.gather(saved.qkv, layout.packed_width(), scale, self.q_LE, padded);
-        transpose(self.q_LE, padded, size, self.q_EL);
+        transpose(self.q_LE, padded, self.q_EL);
         tile.gather(saved.dout, query_width, 1.0, self.dout_LE, padded);
-        transpose(self.dout_LE, padded, size, self.dout_EL);
+        transpose(self.dout_LE, padded, self.dout_EL);
         self.dq_EL.fill(0.0);
         self.lse_L.fill(0.0);
         self.delta_L.fill(0.0);

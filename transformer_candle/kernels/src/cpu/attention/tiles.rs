@@ -3,6 +3,8 @@
 //! The rows of one key/value head are its group's query rows, position by position: row r is query head r % G of the group
 //! (G = H / K) at position r / G. So keys and values serve the whole group at once, and no head is repeated.
 
+use super::super::disjoint::Disjoint;
+use super::super::transpose::{SIDE, transpose as square};
 use super::product::COLUMNS;
 use crate::{Element, HeadLayout};
 
@@ -130,6 +132,35 @@ impl Tile {
         head * self.shape.length + self.position(lane)
     }
 
+    /// Writes the columns of `values_EL` (padded to multiples of [`SIDE`]), each times its row's factor, to the rows' heads among tokens of `token_width`
+    /// elements.
+    ///
+    /// # Safety
+    /// No other task uses these heads.
+    #[inline(always)]
+    pub(super) unsafe fn scatter<E: Element>(
+        &self,
+        values_EL: &[f32],
+        factor: impl Fn(usize) -> f32,
+        target: &Disjoint<'_, E>,
+        token_width: usize,
+    ) {
+        let (size, width) = (self.shape.layout.head_size, self.width());
+        let mut turned = [[0.0; SIDE]; SIDE];
+        for first in (0..self.rows).step_by(SIDE) {
+            let lanes = SIDE.min(self.rows - first);
+            let offsets: [usize; SIDE] = std::array::from_fn(|i| self.offset(first + i.min(lanes - 1), token_width));
+            for e in (0..size).step_by(SIDE) {
+                square(&values_EL[e * width + first..], width, turned.as_flattened_mut(), SIDE);
+                for (i, row) in turned[..lanes].iter().enumerate() {
+                    // SAFETY: as promised by the caller.
+                    let target = unsafe { target.part(offsets[i] + e, SIDE.min(size - e)) };
+                    narrow_times(row, factor(first + i), target);
+                }
+            }
+        }
+    }
+
     /// Copies the rows' heads into rows of `padded` elements, times `factor`; what is left of `target` becomes zero.
     #[inline(always)]
     pub(super) fn gather<E: Element>(
@@ -185,13 +216,27 @@ impl<'a, E: Element> Rows<'a, E> {
     }
 }
 
-/// The transpose: `target[j][i] = source[i][j]` for the first `columns` of rows of `padded` elements.
+/// The transpose of rows of `padded` elements. Both sizes are multiples of [`SIDE`].
 #[inline(always)]
-pub(super) fn transpose(source: &[f32], padded: usize, columns: usize, target: &mut [f32]) {
+pub(super) fn transpose(source: &[f32], padded: usize, target: &mut [f32]) {
     let rows = source.len() / padded;
-    for (i, source) in source.chunks_exact(padded).enumerate() {
-        for (value, target) in source[..columns].iter().zip(target.chunks_exact_mut(rows)) {
-            target[i] = *value;
+    for i in (0..rows).step_by(SIDE) {
+        for j in (0..padded).step_by(SIDE) {
+            square(&source[i * padded + j..], padded, &mut target[j * rows + i..], rows);
+        }
+    }
+}
+
+/// Where there are fewer, the first.
+#[inline(always)]
+fn narrow_times<E: Element>(values: &[f32; SIDE], factor: f32, target: &mut [E]) {
+    if let Some(target) = target.first_chunk_mut::<SIDE>() {
+        for j in 0..SIDE {
+            target[j] = E::narrow(values[j] * factor);
+        }
+    } else {
+        for (j, target) in target.iter_mut().enumerate() {
+            *target = E::narrow(values[j] * factor);
         }
     }
 }

@@ -14,7 +14,6 @@ mod panels;
 mod row;
 mod target;
 mod tile;
-mod transpose;
 
 use std::ops::Range;
 

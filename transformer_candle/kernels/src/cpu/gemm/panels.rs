@@ -5,10 +5,10 @@
 //! with what follows, or never read.
 
 use super::tile::{ROW_STRIDE, Tile};
-use super::transpose::{SIDE, transpose};
 use super::{Matrix, steps};
 use crate::Element;
 use crate::cpu::simd::prefetch;
+use crate::cpu::transpose::{SIDE, transpose};
 
 /// Places packed for one panel after the other, so that a line of the matrix is read by all of them while it is near.
 const NEAR: usize = 64;
@@ -37,20 +37,21 @@ pub(super) fn pack_rows<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut 
 /// Packs rows that lie in one piece each, square by square through its transpose.
 #[inline(always)]
 fn pack_squares<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], width: usize) {
-    let mut square = [[0f32; SIDE]; SIDE];
+    let (mut square, mut turned) = ([[0f32; SIDE]; SIDE], [0f32; SIDE * SIDE]);
     for first in (0..panel.len() / width).step_by(SIDE) {
         for top in (0..width.min(matrix.rows)).step_by(SIDE) {
             for (row, places) in (top..matrix.rows).zip(&mut square) {
                 let elements = &matrix.values[row * matrix.stride..][first * T::DEPTH..matrix.columns];
                 fill_row::<T, E>(places, elements);
             }
-            transpose(&mut square);
-            for (place, column) in square.iter().enumerate() {
-                let Some(places) = panel.get_mut((first + place) * width + top..) else { break };
-                if let Some(places) = places.first_chunk_mut::<SIDE>() {
-                    *places = *column;
-                } else {
-                    places.copy_from_slice(&column[..places.len()]);
+            let target = &mut panel[first * width + top..];
+            if target.len() >= (SIDE - 1) * width + SIDE {
+                transpose(square.as_flattened(), SIDE, target, width);
+            } else {
+                transpose(square.as_flattened(), SIDE, &mut turned, SIDE);
+                for (places, column) in target.chunks_mut(width).zip(turned.chunks_exact(SIDE)) {
+                    let count = places.len().min(SIDE);
+                    places[..count].copy_from_slice(&column[..count]);
                 }
             }
         }

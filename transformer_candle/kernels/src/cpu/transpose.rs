@@ -1,45 +1,49 @@
-//! The transpose of a small square of 32-bit values, which packing spends its time on.
+//! The transpose of a small square of f32, which packing and attention turn their rows with.
 
-pub(super) const SIDE: usize = 16;
+pub(crate) const SIDE: usize = 16;
 
-/// Transposes a square in place.
+/// Writes the transpose of the square that `source` begins with to the one that `target` begins with; their rows lie `from` and
+/// `to` elements apart.
 #[inline(always)]
-pub(super) fn transpose(square: &mut [[f32; SIDE]; SIDE]) {
+pub(crate) fn transpose(source: &[f32], from: usize, target: &mut [f32], to: usize) {
+    assert!(source.len() >= (SIDE - 1) * from + SIDE && target.len() >= (SIDE - 1) * to + SIDE);
     #[cfg(target_arch = "x86_64")]
     if pulp::x86::V4::is_available() {
-        // SAFETY: the machine has AVX-512.
-        return unsafe { in_vectors(square) };
+        // SAFETY: the machine has AVX-512, and both slices have a square.
+        return unsafe { in_vectors(source.as_ptr(), from, target.as_mut_ptr(), to) };
     }
-    plain(square);
+    plain(source, from, target, to);
 }
 
-fn plain(square: &mut [[f32; SIDE]; SIDE]) {
-    for row in 1..SIDE {
-        for column in 0..row {
-            let (above, below) = square.split_at_mut(row);
-            std::mem::swap(&mut above[column][row], &mut below[0][column]);
+fn plain(source: &[f32], from: usize, target: &mut [f32], to: usize) {
+    for row in 0..SIDE {
+        for column in 0..SIDE {
+            target[column * to + row] = source[row * from + column];
         }
     }
 }
 
 /// By squares of 2, 4, 8 and 16: in each, the upper right and the lower left quarter change places.
+///
+/// # Safety
+/// Squares lie at both places, as for [`transpose`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn in_vectors(square: &mut [[f32; SIDE]; SIDE]) {
+unsafe fn in_vectors(source: *const f32, from: usize, target: *mut f32, to: usize) {
     use std::arch::x86_64::{_mm512_loadu_ps, _mm512_setzero_ps, _mm512_storeu_ps};
 
     let mut rows = [_mm512_setzero_ps(); SIDE];
-    for (row, values) in rows.iter_mut().zip(&*square) {
-        // SAFETY: a row is a whole vector.
-        *row = unsafe { _mm512_loadu_ps(values.as_ptr()) };
+    for (i, row) in rows.iter_mut().enumerate() {
+        // SAFETY: a row of the square.
+        *row = unsafe { _mm512_loadu_ps(source.add(i * from)) };
     }
     exchange_quarters::<1>(&mut rows);
     exchange_quarters::<2>(&mut rows);
     exchange_quarters::<4>(&mut rows);
     exchange_quarters::<8>(&mut rows);
-    for (row, values) in rows.into_iter().zip(square) {
+    for (i, row) in rows.into_iter().enumerate() {
         // SAFETY: as above.
-        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), row) };
+        unsafe { _mm512_storeu_ps(target.add(i * to), row) };
     }
 }
 
@@ -77,13 +81,14 @@ mod tests {
 
     #[test]
     fn a_square_is_transposed_with_vectors_and_without() {
-        let square = |of: fn(usize, usize) -> usize| -> [[f32; SIDE]; SIDE] {
-            std::array::from_fn(|row| std::array::from_fn(|column| of(row, column) as f32))
-        };
+        let source: Vec<f32> = (0..SIDE * 20).map(|i| i as f32).collect();
         for transpose in [transpose, plain] {
-            let mut values = square(|row, column| row * SIDE + column);
-            transpose(&mut values);
-            assert_eq!(values, square(|row, column| column * SIDE + row));
+            let mut target = [-1.0; SIDE * 18];
+            transpose(&source, 20, &mut target, 18);
+            for (index, &value) in target.iter().enumerate() {
+                let (row, column) = (index / 18, index % 18);
+                assert_eq!(value, if column < SIDE { source[column * 20 + row] } else { -1.0 });
+            }
         }
     }
 }
