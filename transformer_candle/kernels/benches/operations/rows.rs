@@ -175,7 +175,10 @@ fn embed(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     })
 }
 
-/// Head and loss: three products; the logits, which a chunk of rows at a time could keep in a cache, are not counted.
+/// Rows of logits that exist at one time, as the model has them on a CPU.
+const HEAD_ROWS: usize = 512;
+
+/// Head and loss: three products a chunk of rows; the logits, which a cache could keep, are not counted.
 fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let &Sizes { n, d, v, .. } = sizes;
     let (hidden_ND, weight_VD) = (filled(&[n, d], meter.dtype)?, filled(&[v, d], meter.dtype)?);
@@ -184,8 +187,9 @@ fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     scale_1.write(&[1.0 / n as f32])?;
     let mut targets_N = zeros(&[n], DType::I32)?;
     targets_N.write(&tokens(n, v).map(u32::cast_signed).collect::<Vec<_>>())?;
-    let mut logits_CV = zeros(&[n, v], DType::F32)?;
-    let mut workspace = workspace(head_cross_entropy::workspace_elements(n, d, v, DeviceKind::Cpu))?;
+    let c = HEAD_ROWS.min(n);
+    let mut logits_CV = zeros(&[c, v], DType::F32)?;
+    let mut workspace = workspace(head_cross_entropy::workspace_elements(c, d, v, DeviceKind::Cpu))?;
     let work = Work { flops: 6 * n * d * v, bytes: meter.element_size() * (2 * n * d + v * d) + 2 * F32 * v * d };
     meter.row("head, cross-entropy: both", 1, work, || {
         head_cross_entropy::forward_backward(
