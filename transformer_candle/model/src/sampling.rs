@@ -1,5 +1,7 @@
 //! The next token from its logits: greedy, or drawn after temperature, top-k and top-p.
 
+use std::cmp::Ordering;
+
 use crate::initialization::mix;
 use crate::{Error, Result};
 
@@ -46,55 +48,74 @@ impl Default for SamplingSettings {
 ///
 /// Of equal logits the lower id counts as more likely; a logit that is not a number is never chosen while there is another.
 pub fn sample(logits: &[f32], settings: &SamplingSettings, index: u64) -> u32 {
-    let mut ranked: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|&logit| rank_key(logit))).collect();
-    ranked.sort_unstable_by(|(a_id, a), (b_id, b)| b.total_cmp(a).then(a_id.cmp(b_id)));
-    let Some(&(best, largest)) = ranked.first() else {
+    let mut tokens: Vec<Token> = (0..).zip(logits.iter().map(|&logit| rank_key(logit))).collect();
+    let Some((best, largest)) = tokens.iter().copied().reduce(|best, next| if next.1 > best.1 { next } else { best })
+    else {
         return 0;
     };
     if settings.temperature == 0.0 || largest.is_infinite() {
         return best;
     }
-    if settings.top_k > 0 {
-        ranked.truncate(settings.top_k);
-    }
-    for (_, weight) in &mut ranked {
+    keep_likeliest(&mut tokens, settings.top_k);
+    for (_, weight) in &mut tokens {
         *weight = ((*weight - largest) / settings.temperature).exp();
     }
-    keep_nucleus(&mut ranked, settings.top_p);
-    draw(&ranked, unit(settings.seed, index))
+    keep_nucleus(&mut tokens, settings.top_p);
+    draw(&tokens, unit(settings.seed, index))
+}
+
+/// An id, and its logit or weight.
+type Token = (u32, f64);
+
+fn likelier((a_id, a): &Token, (b_id, b): &Token) -> Ordering {
+    b.total_cmp(a).then(a_id.cmp(b_id))
+}
+
+/// Drops all but the `count` most likely; 0 keeps all.
+fn keep_likeliest(tokens: &mut Vec<Token>, count: usize) {
+    if 0 < count && count < tokens.len() {
+        tokens.select_nth_unstable_by(count - 1, likelier);
+        tokens.truncate(count);
+        tokens.sort_unstable_by_key(|&(id, _)| id);
+    }
 }
 
 fn rank_key(logit: f32) -> f64 {
     if logit.is_nan() { f64::NEG_INFINITY } else { f64::from(logit) }
 }
 
-/// Drops what comes after the first tokens that reach `top_p` of the whole weight.
-fn keep_nucleus(ranked: &mut Vec<(u32, f64)>, top_p: f64) {
+/// Keeps the most likely tokens that reach `top_p` of the whole weight.
+fn keep_nucleus(tokens: &mut Vec<Token>, top_p: f64) {
     if top_p >= 1.0 {
         return;
     }
-    let enough = top_p * ranked.iter().map(|(_, weight)| weight).sum::<f64>();
+    let all: f64 = tokens.iter().map(|(_, weight)| weight).sum();
+    // Half of what may be left out, in equal parts: the tokens below one are not needed, and most of a large vocabulary's
+    // are there. Only the others need to be put in order.
+    let least = 0.5 * (1.0 - top_p) * all / tokens.len() as f64;
+    tokens.retain(|&(_, weight)| weight >= least);
+    tokens.sort_unstable_by(likelier);
     let mut sum = 0.0;
-    let kept = ranked.iter().take_while(|(_, weight)| {
-        let wanted = sum < enough;
+    let kept = tokens.iter().take_while(|(_, weight)| {
+        let wanted = sum < top_p * all;
         sum += weight;
         wanted
     });
     let kept = kept.count();
-    ranked.truncate(kept.max(1));
+    tokens.truncate(kept.max(1));
 }
 
 /// The token at the fraction `at` of the weights laid end to end.
-fn draw(ranked: &[(u32, f64)], at: f64) -> u32 {
-    let mut left = at * ranked.iter().map(|(_, weight)| weight).sum::<f64>();
-    for &(id, weight) in ranked {
+fn draw(tokens: &[Token], at: f64) -> u32 {
+    let mut left = at * tokens.iter().map(|(_, weight)| weight).sum::<f64>();
+    for &(id, weight) in tokens {
         left -= weight;
         if left < 0.0 {
             return id;
         }
     }
     // Rounding may leave a crumb beyond the last token that has any weight.
-    ranked.iter().rfind(|(_, weight)| *weight > 0.0).map_or(0, |&(id, _)| id)
+    tokens.iter().rfind(|(_, weight)| *weight > 0.0).map_or(0, |&(id, _)| id)
 }
 
 /// A number in [0, 1) from a counter.

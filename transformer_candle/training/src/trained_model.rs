@@ -62,7 +62,7 @@ impl TrainedModel {
         prompt: &str,
         max_tokens: usize,
         settings: &SamplingSettings,
-        on_text: impl FnMut(&str) -> ControlFlow<()>,
+        on_text: impl FnMut(&str) -> ControlFlow<()> + Send,
     ) -> Result<Completion> {
         let mut prompt_tokens = self.tokenizer.encode(prompt)?;
         if prompt_tokens.is_empty() {
@@ -70,16 +70,11 @@ impl TrainedModel {
         }
         let mut generator =
             Generator::new(&self.shape, self.weights.clone(), prompt_tokens.len().saturating_add(max_tokens))?;
-        complete(
-            &mut generator,
-            &self.tokenizer,
-            prompt,
-            &prompt_tokens,
-            max_tokens,
-            self.stop_token,
-            settings,
-            on_text,
-        )
+        let (tokenizer, stop_token) = (&self.tokenizer, self.stop_token);
+        // In the pool: from outside, each operation would wait for one of its threads to wake up.
+        rayon::scope(|_| {
+            complete(&mut generator, tokenizer, prompt, &prompt_tokens, max_tokens, stop_token, settings, on_text)
+        })
     }
 
     /// The logits behind each of these tokens, one row of `vocab_size` a token.

@@ -70,7 +70,7 @@ impl Prompt {
 }
 
 /// Continues the text; `on_text` gets it as it grows and may break off.
-pub fn run(options: &GenerateOptions, on_text: impl FnMut(&str) -> ControlFlow<()>) -> Result<Completion> {
+pub fn run(options: &GenerateOptions, on_text: impl FnMut(&str) -> ControlFlow<()> + Send) -> Result<Completion> {
     let Prepared { model, prompt, settings } = Prepared::from(options)?;
     model.complete(&prompt, options.max_tokens, &settings, on_text)
 }
