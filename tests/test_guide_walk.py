@@ -81,7 +81,7 @@ def test_without_max_samples_the_stream_has_no_end(hub_workspace: Workspace) -> 
 
 
 def test_a_guides_config_goes_on_with_the_revision_it_began_with(tmp_path: Path) -> None:
-    """Five keys name no revision; the checkpoint remembers it, whatever the data set's branch says by then."""
+    """Five keys name no revision; the checkpoint remembers it for training and evaluation, whatever the branch says."""
     write_fineweb(tmp_path / "hub")
     with FakeHub(tmp_path / "hub") as hub:
         workspace = Workspace(tmp_path, hub.environment(tmp_path / "hf"))
@@ -91,8 +91,14 @@ def test_a_guides_config_goes_on_with_the_revision_it_began_with(tmp_path: Path)
         path.write_text(json.dumps(five))
         train = ("train", "--config", workspace.run_folder("moved") / "training.yaml")
         workspace.trainer(*train, "--max-steps=3").succeeded()
+        began = Repository(tmp_path / "hub", "datasets", "HuggingFaceFW/fineweb").commit()
         hub.keep_commit("HuggingFaceFW/fineweb")
         with (tmp_path / "hub/datasets/HuggingFaceFW/fineweb/README.md").open("a") as card:
             card.write("Another commit.\n")
         workspace.trainer(*train, "--resume").succeeded()
+        hub.requests.clear()
+        workspace.trainer("evaluate", "--experiment", "moved").succeeded()
+        revisions = [request.path for request in hub.requests if "/revision/" in request.path]
+    assert revisions, "an evaluation asks for its commit"
+    assert all(began in path for path in revisions)
     assert [row["step"] for row in workspace.metrics("moved")] == list(range(1, 7))
