@@ -27,7 +27,7 @@ FILES, GROUPS, GROUP_ROWS = 8, 6, 10
 # What is left of the last group is held out.
 SAMPLES = FILES * GROUPS * GROUP_ROWS - 5
 KILLS = 40
-FAULTS_OF_A_KIND = 9
+FAULTS_OF_A_KIND, LAST_CORRUPT = 9, 3
 # Moments of a life: sixty pass before the first step while much fails.
 LONGEST_LIFE = 100
 
@@ -127,10 +127,12 @@ def test_forty_kills_and_a_hundred_faults_change_no_byte(hub_workspace: Workspac
     killed.watch(hub)
     for number in range(KILLS):
         assert killed.live(chance.randint(1, LONGEST_LIFE)), f"done after {number} kills"
+    # A kill may come before wrong bytes are looked at; the last life lasts.
+    hub.faults.add(CONTENT, "corrupt", count=LAST_CORRUPT)
     assert not killed.live()
 
     served = Counter(request.fault for request in hub.requests if request.fault)
-    assert served == dict.fromkeys(KINDS, FAULTS_OF_A_KIND)
+    assert served == {**dict.fromkeys(KINDS, FAULTS_OF_A_KIND), "corrupt": FAULTS_OF_A_KIND + LAST_CORRUPT}
     assert served.total() >= 100
     assert any("is damaged" in line for line in killed.printed), "wrong bytes were noticed"
     assert killed.results() == alone.results()
