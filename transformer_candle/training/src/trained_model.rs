@@ -13,6 +13,7 @@ use crate::Result;
 use crate::checkpoint::{self, StoredModel};
 use crate::completion::{Completion, complete, refused};
 use crate::device::{self, Chosen};
+use crate::pool::in_pool;
 
 /// The token that ends a text where a tokenizer's files name none.
 const USUAL_END_OF_TEXT: &str = "<|endoftext|>";
@@ -71,8 +72,7 @@ impl TrainedModel {
         let mut generator =
             Generator::new(&self.shape, self.weights.clone(), prompt_tokens.len().saturating_add(max_tokens))?;
         let (tokenizer, stop_token) = (&self.tokenizer, self.stop_token);
-        // In the pool: from outside, each operation would wait for one of its threads to wake up.
-        rayon::scope(|_| {
+        in_pool(|| {
             complete(&mut generator, tokenizer, prompt, &prompt_tokens, max_tokens, stop_token, settings, on_text)
         })
     }
@@ -80,7 +80,7 @@ impl TrainedModel {
     /// The logits behind each of these tokens, one row of `vocab_size` a token.
     pub fn logits(&self, tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
         let mut generator = Generator::new(&self.shape, self.weights.clone(), tokens.len())?;
-        tokens.iter().map(|&token| generator.step(token).map_err(refused)).collect()
+        in_pool(|| tokens.iter().map(|&token| generator.step(token).map_err(refused)).collect())
     }
 }
 

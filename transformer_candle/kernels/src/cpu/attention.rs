@@ -149,12 +149,11 @@ impl<E: Element> WithSimd for Attend<'_, E> {
         }
         // SAFETY: a row belongs to one tile, and a tile to one task.
         unsafe { tile.scatter(out_EL, |lane| 1.0 / softmax.sum[lane], self.out, layout.query_width()) };
+        let Some(lse) = self.lse else { return };
         for lane in 0..tile.rows {
-            if let Some(lse) = self.lse {
-                // SAFETY: as above.
-                let lse = unsafe { lse.part(tile.statistic(lane), 1) };
-                lse[0] = softmax.peak[lane] + softmax.sum[lane].ln();
-            }
+            // SAFETY: as above.
+            let lse = unsafe { lse.part(tile.statistic(lane), 1) };
+            lse[0] = softmax.peak[lane] + softmax.sum[lane].ln();
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::device::{self, Chosen};
 use crate::evaluation::{self, ComponentEvaluation, EvaluationReport};
 use crate::identity;
 use crate::memory_plan::EvaluationBuffers;
+use crate::pool::in_pool;
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
 use crate::trainer::{MicroBatch, RESOLVED_CONFIG};
@@ -86,7 +87,7 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
         _ => usize::MAX,
     });
     let step = state.map_or(0, |state| state.step);
-    let report = evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, stop)?;
+    let report = in_pool(|| evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, stop))?;
     report.ok_or_else(|| match stop.requested() {
         Some(signal) => TrainerError::Interrupted(signal),
         None => TrainerError::Request("there is not one token to evaluate on: give more text with --input".to_owned()),

@@ -132,8 +132,8 @@ impl Tile {
         head * self.shape.length + self.position(lane)
     }
 
-    /// Writes the columns of `values_EL` (padded to multiples of [`SIDE`]), each times its row's factor, to the rows' heads among tokens of `token_width`
-    /// elements.
+    /// Writes the columns of `values_EL` (padded to multiples of [`SIDE`]), each times its row's factor, to the rows' heads
+    /// among tokens of `token_width` elements.
     ///
     /// # Safety
     /// No other task uses these heads.
@@ -149,13 +149,15 @@ impl Tile {
         let mut turned = [[0.0; SIDE]; SIDE];
         for first in (0..self.rows).step_by(SIDE) {
             let lanes = SIDE.min(self.rows - first);
-            let offsets: [usize; SIDE] = std::array::from_fn(|i| self.offset(first + i.min(lanes - 1), token_width));
+            let lane = |i: usize| first + i.min(lanes - 1);
+            let offsets: [usize; SIDE] = std::array::from_fn(|i| self.offset(lane(i), token_width));
+            let factors: [f32; SIDE] = std::array::from_fn(|i| factor(lane(i)));
             for e in (0..size).step_by(SIDE) {
                 square(&values_EL[e * width + first..], width, turned.as_flattened_mut(), SIDE);
                 for (i, row) in turned[..lanes].iter().enumerate() {
                     // SAFETY: as promised by the caller.
                     let target = unsafe { target.part(offsets[i] + e, SIDE.min(size - e)) };
-                    narrow_times(row, factor(first + i), target);
+                    narrow_times(row, factors[i], target);
                 }
             }
         }

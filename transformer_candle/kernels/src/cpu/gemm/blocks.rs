@@ -10,12 +10,13 @@ use pulp::Simd;
 use rayon::prelude::*;
 
 use super::panels::{pack, pack_columns, pack_rows};
-use super::target::{Place, Start, Target};
+use super::target::{Corner, Start, Target};
 use super::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
 use super::{Matrix, extent, piece, steps};
 use crate::Element;
 use crate::cpu::disjoint::{ALIGNMENT, Disjoint, aligned};
 use crate::cpu::simd::Body;
+use crate::cpu::transpose::SIDE;
 
 /// Places of a block of the right operand: 4 MiB, a part of a third-level cache.
 const RIGHT: usize = 1 << 20;
@@ -55,7 +56,7 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
         if a.rows == 0 || b.columns == 0 || (a.columns == 0 && accumulate) {
             return;
         }
-        let depth = even_step(a.columns, PLACES * T::DEPTH, WIDEST);
+        let depth = even_step(a.columns, PLACES * T::DEPTH, SIDE * T::DEPTH);
         let places = depth.min(a.columns).div_ceil(T::DEPTH);
         let width = even_step(b.columns, RIGHT / places.max(1), T::COLUMNS);
         let waits = depth < a.columns && size_of::<O>() < size_of::<f32>();
@@ -65,8 +66,8 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
         let (out, waiting) = (Disjoint::new(out), Disjoint::new(waiting));
         for rows in steps(a.rows, height) {
             for columns in steps(b.columns, width) {
-                let place = Place { first: rows.start * stride + columns.start, stride };
-                let wait = Place { first: 0, stride: columns.len() };
+                let corner = Corner { first: rows.start * stride + columns.start, stride };
+                let wait = Corner { first: 0, stride: columns.len() };
                 for depth in steps(a.columns.max(1), depth) {
                     let depth = depth.start..depth.end.min(a.columns);
                     let right = pack_right(tile, b.part(depth.clone(), columns.clone()).transposed(), right);
@@ -76,11 +77,11 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
                     let again = if depth.start > 0 { Start::Kept } else { Start::Zero };
                     if !waits {
                         let start = if accumulate { Start::Kept } else { again };
-                        product.sum(strips, &Target { out: &out, place, start });
+                        product.sum(strips, &Target { out: &out, corner, start });
                     } else if depth.end < b.rows {
-                        product.sum(strips, &Target { out: &waiting, place: wait, start: again });
+                        product.sum(strips, &Target { out: &waiting, corner: wait, start: again });
                     } else {
-                        product.sum(strips, &Target { out: &out, place, start: Start::Waiting(&waiting, wait) });
+                        product.sum(strips, &Target { out: &out, corner, start: Start::Waiting(&waiting, wait) });
                     }
                 }
             }
@@ -103,7 +104,7 @@ fn pack_right<'a, T: Tile, B: Element>(tile: T, b: Matrix<'_, B>, panels: &'a mu
             let columns = b.part(piece(index, T::COLUMNS, b.rows), 0..b.columns);
             tile.simd().vectorize(Body(
                 #[inline(always)]
-                || pack::<T, B>(columns, panel, T::COLUMNS),
+                || pack::<T, B>(columns, panel),
             ));
         });
     }

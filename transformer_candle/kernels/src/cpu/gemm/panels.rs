@@ -13,13 +13,13 @@ use crate::cpu::transpose::{SIDE, transpose};
 /// Places packed for one panel after the other, so that a line of the matrix is read by all of them while it is near.
 const NEAR: usize = 64;
 
-/// Packs at most `width` rows in `panel[place * width + row]`.
+/// Packs the rows of a right operand's transpose, `Tile::COLUMNS` or fewer, in `panel[place * COLUMNS + row]`.
 #[inline(always)]
-pub(super) fn pack<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], width: usize) {
+pub(super) fn pack<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32]) {
     if matrix.transposed {
-        pack_columns::<T, E>(matrix, panel, width, panel.len());
+        pack_columns::<T, E>(matrix, panel, T::COLUMNS, panel.len());
     } else {
-        pack_squares::<T, E>(matrix, panel, width);
+        pack_squares::<T, E>(matrix, panel);
     }
 }
 
@@ -34,9 +34,10 @@ pub(super) fn pack_rows<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut 
     }
 }
 
-/// Packs rows that lie in one piece each, square by square through its transpose.
+/// As [`pack`], rows that lie in one piece each: square by square through its transpose.
 #[inline(always)]
-fn pack_squares<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], width: usize) {
+fn pack_squares<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32]) {
+    let width = T::COLUMNS;
     let (mut square, mut turned) = ([[0f32; SIDE]; SIDE], [0f32; SIDE * SIDE]);
     for first in (0..panel.len() / width).step_by(SIDE) {
         for top in (0..width.min(matrix.rows)).step_by(SIDE) {
@@ -58,7 +59,8 @@ fn pack_squares<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32], w
     }
 }
 
-/// Packs panels of `width` rows each, `panel_stride` apart, of a matrix whose columns lie in one piece each.
+/// Packs panels of `width` rows each in `panel[place * width + row]`, `panel_stride` apart, of a matrix whose columns lie in one
+/// piece each.
 #[inline(always)]
 pub(super) fn pack_columns<T: Tile, E: Element>(
     matrix: Matrix<'_, E>,
@@ -66,6 +68,7 @@ pub(super) fn pack_columns<T: Tile, E: Element>(
     width: usize,
     panel_stride: usize,
 ) {
+    assert!(width <= SIDE || width.is_multiple_of(SIDE), "whole vectors would reach into what is written already");
     let (whole, stride) = (matrix.columns / T::DEPTH, matrix.stride);
     for near in steps(whole, NEAR) {
         for k in near.end * T::DEPTH..matrix.columns.min((near.end + NEAR) * T::DEPTH) {

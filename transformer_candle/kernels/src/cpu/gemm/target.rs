@@ -10,9 +10,9 @@ use crate::Element;
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::simd::Body;
 
-/// Where an element of a block lies: at `first + row * stride + column`.
+/// Where a block lies: its elements at `first + row * stride + column`.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Corner {
     pub(super) first: usize,
     pub(super) stride: usize,
 }
@@ -23,13 +23,13 @@ pub(super) enum Start<'a> {
     /// What lies in `out`.
     Kept,
     /// Sums over the blocks of K before.
-    Waiting(&'a Disjoint<'a, f32>, Place),
+    Waiting(&'a Disjoint<'a, f32>, Corner),
 }
 
 /// A block of `out`, of which each tile belongs to one task.
 pub(super) struct Target<'a, O> {
     pub(super) out: &'a Disjoint<'a, O>,
-    pub(super) place: Place,
+    pub(super) corner: Corner,
     pub(super) start: Start<'a>,
 }
 
@@ -40,24 +40,24 @@ impl<O: Element> Target<'_, O> {
     /// No other task uses this tile.
     pub(super) unsafe fn keep<T: Tile>(&self, tile: T, sums: &[f32; SUMS], rows: Range<usize>, columns: Range<usize>) {
         let whole = rows.len() == T::ROWS && columns.len() == T::COLUMNS;
-        let tile_of = TileOf { sums, rows, columns };
+        let of = TileOf { sums, rows, columns };
         // SAFETY: as promised by the caller.
         unsafe {
             match self.start {
-                Start::Zero if whole && O::DTYPE == DType::F32 => self.keep_vectors(tile, &tile_of, false),
-                Start::Kept if whole && O::DTYPE == DType::F32 => self.keep_vectors(tile, &tile_of, true),
-                Start::Zero => self.keep_rows(tile, &tile_of, |out, sums, _| {
+                Start::Zero if whole && O::DTYPE == DType::F32 => self.keep_vectors(tile, &of, false),
+                Start::Kept if whole && O::DTYPE == DType::F32 => self.keep_vectors(tile, &of, true),
+                Start::Zero => self.keep_rows(tile, &of, |out, sums, _| {
                     for (out, &sum) in out.iter_mut().zip(sums) {
                         *out = O::narrow(sum);
                     }
                 }),
-                Start::Kept => self.keep_rows(tile, &tile_of, |out, sums, _| {
+                Start::Kept => self.keep_rows(tile, &of, |out, sums, _| {
                     for (out, &sum) in out.iter_mut().zip(sums) {
                         *out = O::narrow(out.widen() + sum);
                     }
                 }),
-                Start::Waiting(waiting, place) => self.keep_rows(tile, &tile_of, |out, sums, row| {
-                    let before = waiting.part(place.first + row * place.stride + tile_of.columns.start, out.len());
+                Start::Waiting(waiting, corner) => self.keep_rows(tile, &of, |out, sums, row| {
+                    let before = waiting.part(corner.first + row * corner.stride + of.columns.start, out.len());
                     for ((out, &sum), &before) in out.iter_mut().zip(sums).zip(before.iter()) {
                         *out = O::narrow(before + sum);
                     }
@@ -72,7 +72,7 @@ impl<O: Element> Target<'_, O> {
     /// No other task uses the tile.
     #[inline(always)]
     unsafe fn keep_rows<T: Tile>(&self, tile: T, of: &TileOf<'_>, write: impl Fn(&mut [O], &[f32], usize)) {
-        let Place { first, stride } = self.place;
+        let Corner { first, stride } = self.corner;
         let rows = || of.rows.clone().zip(of.sums.chunks_exact(T::COLUMNS));
         // SAFETY: as promised by the caller.
         let out = |row: usize| unsafe { self.out.part(first + row * stride + of.columns.start, of.columns.len()) };
@@ -91,7 +91,7 @@ impl<O: Element> Target<'_, O> {
     /// # Safety
     /// No other task uses the tile, and `O` is f32.
     unsafe fn keep_vectors<T: Tile>(&self, tile: T, of: &TileOf<'_>, add: bool) {
-        let Place { first, stride } = self.place;
+        let Corner { first, stride } = self.corner;
         let (first, count) = (first + of.rows.start * stride + of.columns.start, (T::ROWS - 1) * stride + T::COLUMNS);
         let out = self.out.address(first, count).cast();
         let sums = of.sums.chunks_exact(T::COLUMNS).take(T::ROWS);
