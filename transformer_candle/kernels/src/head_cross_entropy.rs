@@ -10,7 +10,8 @@
 //! dlogit_v = scale (softmax_v - [v = t])
 //! ```
 //! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient. Their gradient
-//! takes their place; on a card it is rounded to the weights' type on the way, like every operand of a product there.
+//! takes their place. Beside weights in BF16 a card rounds it on the way, like every operand of a product there; a CPU that multiplies
+//! BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
 //!
 //! On a card the padding's rows of the weight are multiplied too, with gradients of zero: they must be finite.
 

@@ -150,10 +150,10 @@ impl<E: Element> WithSimd for Attend<'_, E> {
         // SAFETY: a row belongs to one tile, and a tile to one task.
         unsafe { tile.scatter(out_EL, |lane| 1.0 / softmax.sum[lane], self.out, layout.query_width()) };
         let Some(lse) = self.lse else { return };
-        for lane in 0..tile.rows {
+        for ((place, peak), sum) in tile.places().zip(&*softmax.peak).zip(&*softmax.sum) {
             // SAFETY: as above.
-            let lse = unsafe { lse.part(tile.statistic(lane), 1) };
-            lse[0] = softmax.peak[lane] + softmax.sum[lane].ln();
+            let lse = unsafe { lse.part(place.statistic(), 1) };
+            lse[0] = peak + sum.ln();
         }
     }
 }
@@ -172,22 +172,38 @@ impl Softmax<'_> {
     /// Takes in the scores of more keys and makes them `e^(score - peak)`.
     #[inline(always)]
     fn step(&mut self, scores_CL: &mut [f32]) {
+        if self.peak.len() == LANES {
+            return self.step_columns::<LANES>(scores_CL, 0);
+        }
+        for first in (0..self.peak.len()).step_by(COLUMNS) {
+            self.step_columns::<COLUMNS>(scores_CL, first);
+        }
+    }
+
+    /// As [`Self::step`] for W rows, whose numbers stay in registers.
+    #[inline(always)]
+    fn step_columns<const W: usize>(&mut self, scores_CL: &mut [f32], first: usize) {
         let width = self.peak.len();
-        self.factor.copy_from_slice(self.peak);
-        for scores_L in scores_CL.chunks_exact(width) {
-            for (peak, &score) in self.peak.iter_mut().zip(scores_L) {
-                *peak = if score > *peak { score } else { *peak };
+        let places = [&mut *self.peak, &mut *self.sum, &mut *self.factor];
+        let [peaks, sums, factors] = places.map(|it| it[first..].first_chunk_mut::<W>().expect("W rows"));
+        let (before, mut peak, mut sum) = (*peaks, *peaks, *sums);
+        for scores in scores_CL.chunks_exact(width) {
+            let scores: &[f32; W] = scores[first..].first_chunk().expect("W rows");
+            for j in 0..W {
+                peak[j] = if scores[j] > peak[j] { scores[j] } else { peak[j] };
             }
         }
-        for ((factor, peak), sum) in self.factor.iter_mut().zip(&*self.peak).zip(&mut *self.sum) {
-            *factor = exp(*factor - peak);
-            *sum *= *factor;
+        for j in 0..W {
+            factors[j] = exp(before[j] - peak[j]);
+            sum[j] *= factors[j];
         }
-        for scores_L in scores_CL.chunks_exact_mut(width) {
-            for ((score, peak), sum) in scores_L.iter_mut().zip(&*self.peak).zip(&mut *self.sum) {
-                *score = exp(*score - peak);
-                *sum += *score;
+        for scores in scores_CL.chunks_exact_mut(width) {
+            let scores: &mut [f32; W] = scores[first..].first_chunk_mut().expect("W rows");
+            for j in 0..W {
+                scores[j] = exp(scores[j] - peak[j]);
+                sum[j] += scores[j];
             }
         }
+        (*peaks, *sums) = (peak, sum);
     }
 }

@@ -14,8 +14,9 @@ use rayon::prelude::*;
 
 use super::super::disjoint::{ALIGNMENT, Disjoint, aligned};
 use super::super::exp::exp;
+use super::super::simd::{total, vectorised};
 use super::product::{COLUMNS, Left, Start, product};
-use super::tiles::{KEYS, LANES, Rows, Shape, Tile, take, transpose};
+use super::tiles::{KEYS, LANES, Rows, Shape, Tile, narrow_times, take, transpose};
 use crate::Element;
 
 /// Tasks that run at the same time, and pieces of scratch, at most.
@@ -102,12 +103,28 @@ fn collect<E: Element>(shape: &Shape, cut: &Cut, pairs: Range<usize>, space: &[f
                 let row = cut.space - (2 - gradient) * cut.accumulator + position * padded;
                 // SAFETY: a position of a pair belongs to one task, and tasks of `Backward` write none but query heads.
                 let target = unsafe { dqkv.part(token + head * size, size) };
-                for (j, target) in target.iter_mut().enumerate() {
-                    *target = E::narrow(spaces.chunks_exact(cut.space).map(|part| part[row + j]).sum());
-                }
+                vectorised(
+                    #[inline(always)]
+                    || add_up(&spaces.chunks_exact(cut.space).map(|part| &part[row..][..padded]), target),
+                );
             }
         }
     });
+}
+
+/// Writes the sum of rows that are whole vectors.
+#[inline(always)]
+fn add_up<'a, E: Element>(rows: &(impl Iterator<Item = &'a [f32]> + Clone), target: &mut [E]) {
+    for (at, target) in target.chunks_mut(COLUMNS).enumerate() {
+        let mut sum = [0.0; COLUMNS];
+        for row in rows.clone() {
+            let values = &row.as_chunks::<COLUMNS>().0[at];
+            for j in 0..COLUMNS {
+                sum[j] += values[j];
+            }
+        }
+        narrow_times(&sum, 1.0, target);
+    }
 }
 
 struct Backward<'a, E> {
@@ -192,9 +209,9 @@ impl<'a> Matrices<'a> {
         self.dq_EL.fill(0.0);
         self.lse_L.fill(0.0);
         self.delta_L.fill(0.0);
-        for lane in 0..tile.rows {
-            let out = &saved.out[tile.offset(lane, query_width)..][..size];
-            self.lse_L[lane] = saved.lse[tile.statistic(lane)];
+        for (lane, place) in tile.places().enumerate() {
+            let out = &saved.out[place.offset(query_width)..][..size];
+            self.lse_L[lane] = saved.lse[place.statistic()];
             self.delta_L[lane] = dot(&self.dout_LE[lane * padded..][..size], out);
         }
     }
@@ -244,10 +261,14 @@ impl<'a> Matrices<'a> {
 #[inline(always)]
 fn dot<E: Element>(a: &[f32], b: &[E]) -> f32 {
     let mut partial = [0.0; COLUMNS];
-    for (a, b) in a.chunks(COLUMNS).zip(b.chunks(COLUMNS)) {
-        for ((partial, a), b) in partial.iter_mut().zip(a).zip(b) {
-            *partial += a * b.widen();
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<COLUMNS>(), b.as_chunks::<COLUMNS>());
+    for (a, b) in a.iter().zip(b) {
+        for j in 0..COLUMNS {
+            partial[j] += a[j] * b[j].widen();
         }
     }
-    partial.iter().sum()
+    for (j, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
+        partial[j] += a * b.widen();
+    }
+    total(partial)
 }

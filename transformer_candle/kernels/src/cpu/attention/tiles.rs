@@ -78,11 +78,6 @@ impl Tile {
         (self.first + lane) / self.shape.layout.group_size()
     }
 
-    fn head(&self, lane: usize) -> usize {
-        let group = self.shape.layout.group_size();
-        self.kv_head * group + (self.first + lane) % group
-    }
-
     /// Keys that the last row attends to.
     pub(super) fn keys(&self) -> usize {
         self.shape.past + self.position(self.rows - 1) + 1
@@ -120,16 +115,18 @@ impl Tile {
         documents[token].unsigned_abs() as usize
     }
 
-    /// Where the row's head begins among tokens of `token_width` elements, H * E (outputs) or P (packed QKV).
-    pub(super) fn offset(&self, lane: usize, token_width: usize) -> usize {
-        let token = self.sequence * self.shape.length + self.position(lane);
-        token * token_width + self.head(lane) * self.shape.layout.head_size
-    }
-
-    /// Where the row lies in `lse_BHT`.
-    pub(super) fn statistic(&self, lane: usize) -> usize {
-        let head = self.sequence * self.shape.layout.heads + self.head(lane);
-        head * self.shape.length + self.position(lane)
+    /// The rows' places in order, counted: a division for each would take as long as copying the row.
+    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+        let (tile, group) = (*self, self.shape.layout.group_size());
+        let (mut position, mut member) = (tile.first / group, tile.first % group);
+        (0..tile.rows).map(move |_| {
+            let place = Place { tile, position, head: tile.kv_head * group + member };
+            member += 1;
+            if member == group {
+                (position, member) = (position + 1, 0);
+            }
+            place
+        })
     }
 
     /// Writes the columns of `values_EL` (padded to multiples of [`SIDE`]), each times its row's factor, to the rows' heads
@@ -147,11 +144,14 @@ impl Tile {
     ) {
         let (size, width) = (self.shape.layout.head_size, self.width());
         let mut turned = [[0.0; SIDE]; SIDE];
+        let mut places = self.places();
         for first in (0..self.rows).step_by(SIDE) {
             let lanes = SIDE.min(self.rows - first);
-            let lane = |i: usize| first + i.min(lanes - 1);
-            let offsets: [usize; SIDE] = std::array::from_fn(|i| self.offset(lane(i), token_width));
-            let factors: [f32; SIDE] = std::array::from_fn(|i| factor(lane(i)));
+            let mut offsets = [0; SIDE];
+            for (offset, place) in offsets.iter_mut().zip(&mut places) {
+                *offset = place.offset(token_width);
+            }
+            let factors: [f32; SIDE] = std::array::from_fn(|i| factor(first + i.min(lanes - 1)));
             for e in (0..size).step_by(SIDE) {
                 square(&values_EL[e * width + first..], width, turned.as_flattened_mut(), SIDE);
                 for (i, row) in turned[..lanes].iter().enumerate() {
@@ -174,16 +174,35 @@ impl Tile {
         padded: usize,
     ) {
         let size = self.shape.layout.head_size;
-        for (lane, target) in target.chunks_exact_mut(padded).enumerate() {
+        let (rows, empty) = target.split_at_mut(self.rows * padded);
+        for (place, target) in self.places().zip(rows.chunks_exact_mut(padded)) {
             let (head, padding) = target.split_at_mut(size);
+            let source = &source[place.offset(token_width)..][..size];
+            head.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen() * factor);
             padding.fill(0.0);
-            if lane < self.rows {
-                let source = &source[self.offset(lane, token_width)..][..size];
-                head.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen() * factor);
-            } else {
-                head.fill(0.0);
-            }
         }
+        empty.fill(0.0);
+    }
+}
+
+/// The position and the query head of a tile's row.
+pub(super) struct Place {
+    tile: Tile,
+    position: usize,
+    head: usize,
+}
+
+impl Place {
+    /// Where the head begins among tokens of `token_width` elements, H * E (outputs) or P (packed QKV).
+    pub(super) fn offset(&self, token_width: usize) -> usize {
+        let Tile { sequence, shape, .. } = self.tile;
+        (sequence * shape.length + self.position) * token_width + self.head * shape.layout.head_size
+    }
+
+    /// Where the row lies in `lse_BHT`.
+    pub(super) fn statistic(&self) -> usize {
+        let Tile { sequence, shape, .. } = self.tile;
+        (sequence * shape.layout.heads + self.head) * shape.length + self.position
     }
 }
 
@@ -231,7 +250,7 @@ pub(super) fn transpose(source: &[f32], padded: usize, target: &mut [f32]) {
 
 /// Where there are fewer, the first.
 #[inline(always)]
-fn narrow_times<E: Element>(values: &[f32; SIDE], factor: f32, target: &mut [E]) {
+pub(super) fn narrow_times<E: Element>(values: &[f32; SIDE], factor: f32, target: &mut [E]) {
     if let Some(target) = target.first_chunk_mut::<SIDE>() {
         for j in 0..SIDE {
             target[j] = E::narrow(values[j] * factor);

@@ -6,7 +6,8 @@
 //!
 //! Every element of `out` is one sum over K in ascending order, begun anew with every block of K; of a single row, several sums
 //! beside each other. Two bf16 operands are multiplied as they are where the machine can ([`pairs`]), two elements of K at a time, else
-//! in f32. What the sums are depends on the operands and on that alone: threads share out tiles, never a sum.
+//! in f32. An f32 operand beside a bf16 one is rounded for that if the result is bf16 too. What the sums are depends on the operands
+//! and on the machine's instructions alone: threads share out tiles, never a sum.
 
 mod blocks;
 mod pairs;
@@ -59,7 +60,7 @@ impl<'a, E: Element> Matrix<'a, E> {
     }
 }
 
-/// `out_MN = a_MK b_KN`, rounded once. The rows of `out` lie `stride` elements apart.
+/// `out_MN = a_MK b_KN`. The rows of `out` lie `stride` elements apart.
 pub(crate) fn multiply<A: Element, B: Element, O: Element>(
     a: Matrix<'_, A>,
     b: Matrix<'_, B>,
@@ -95,8 +96,9 @@ fn product<A: Element, B: Element, O: Element>(
 ) {
     assert_eq!(a.columns, b.rows);
     let blocks = Blocks { a, b, out, stride, accumulate, workspace };
+    let in_bf16 = B::DTYPE == DType::BF16 && (A::DTYPE == DType::BF16 || O::DTYPE == DType::BF16);
     match pairs::Pairs::of_this_machine() {
-        Some(pairs) if (A::DTYPE, B::DTYPE) == (DType::BF16, DType::BF16) => blocks.multiply(pairs),
+        Some(pairs) if in_bf16 => blocks.multiply(pairs),
         _ => Arch::new().dispatch(InVectors(blocks)),
     }
 }

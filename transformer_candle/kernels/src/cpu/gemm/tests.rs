@@ -88,7 +88,21 @@ fn products_in_f32_equal_the_plain_loop_in_the_vectors_of_any_machine() {
 fn products_of_pairs_equal_the_plain_loop() {
     if let Some(pairs) = pairs::Pairs::of_this_machine() {
         equals_the_plain_loop::<_, bf16>(pairs);
+        equals_the_plain_loop::<_, f32>(pairs);
     }
+}
+
+#[test]
+fn an_f32_operand_beside_a_bf16_one_is_rounded_for_a_result_in_bf16_only() {
+    let small = 2f32.powi(-10);
+    let (a, b) = ([1.0 + small, -1.0, 1.0 + small, -1.0], [bf16::ONE; 2]);
+    let (a, b, mut workspace) = (Matrix::new(&a, 2, 2), Matrix::new(&b, 2, 1), vec![0f32; workspace_for(2, 1, 2)]);
+    let (mut exact, mut rounded) = ([0f32; 2], [bf16::ONE; 2]);
+    multiply(a, b, &mut exact, 1, &mut workspace);
+    multiply(a, b, &mut rounded, 1, &mut workspace);
+    assert_eq!(exact, [small; 2]);
+    let expected = if pairs::Pairs::of_this_machine().is_some() { 0.0 } else { small };
+    assert_eq!(rounded, [bf16::from_f32(expected); 2]);
 }
 
 #[test]

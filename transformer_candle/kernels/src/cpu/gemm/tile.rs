@@ -77,19 +77,21 @@ impl<const IN_ROWS: bool, const R: usize, const V: usize> WithSimd for Sum<'_, I
             let rows: &[[f32; ROW_STRIDE]; R] =
                 self.a.as_chunks().0.first_chunk().expect("a panel has all rows of a tile");
             for (place, b) in b.iter().take(PLACES).enumerate() {
-                for (sums, row) in sums.iter_mut().zip(rows) {
-                    let a = simd.splat_f32s(row[place]);
-                    for (sum, &b) in sums.iter_mut().zip(b) {
-                        *sum = simd.mul_add_e_f32s(a, b, *sum);
+                let b = *b;
+                for i in 0..R {
+                    let a = simd.splat_f32s(rows[i][place]);
+                    for j in 0..V {
+                        sums[i][j] = simd.mul_add_e_f32s(a, b[j], sums[i][j]);
                     }
                 }
             }
         } else {
             for (a, b) in self.a.as_chunks::<R>().0.iter().zip(b) {
-                for (sums, &a) in sums.iter_mut().zip(a) {
-                    let a = simd.splat_f32s(a);
-                    for (sum, &b) in sums.iter_mut().zip(b) {
-                        *sum = simd.mul_add_e_f32s(a, b, *sum);
+                let b = *b;
+                for i in 0..R {
+                    let a = simd.splat_f32s(a[i]);
+                    for j in 0..V {
+                        sums[i][j] = simd.mul_add_e_f32s(a, b[j], sums[i][j]);
                     }
                 }
             }
