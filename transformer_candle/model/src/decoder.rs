@@ -6,7 +6,7 @@ use std::mem;
 
 use kernels::{Buffer, Recording, Upload, add_rms_norm, embedding, head_cross_entropy};
 
-pub use plan::{DecoderPlan, DecoderSettings};
+pub use plan::{DecoderPlan, DecoderSettings, dtype_of};
 
 use crate::activations::Activations;
 use crate::block::{self, BlockSettings};

@@ -54,7 +54,7 @@ pub mod sampling;
 mod shape;
 pub mod tensor_file;
 
-pub use decoder::{Decoder, DecoderPlan, DecoderSettings};
+pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of};
 pub use error::{Error, Result};
 pub use generation::Generator;
 pub use parameters::{ParameterLayout, Parameters};

@@ -4,6 +4,7 @@
 //! that cannot fit is refused before it starts, and told what would.
 
 mod budget;
+mod cpu_speed;
 mod display;
 mod estimate;
 mod fit;
@@ -18,6 +19,7 @@ use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 pub use budget::Budget;
+use cpu_speed::CpuSpeed;
 pub(crate) use display::bytes;
 pub use estimate::Estimate;
 use estimate::Work;
@@ -74,7 +76,7 @@ pub struct MemoryPlan {
     pub checkpoints: u64,
     /// Host memory that saving takes besides the buffers.
     pub saving_bytes: u64,
-    /// How long the run takes at an assumed speed: this machine's CPU's, or a card's for runs that are meant for one.
+    /// How long the run takes at a speed that follows from this machine's CPU, or from a card's peak for runs that are meant for one.
     pub estimate: Estimate,
     /// Why it does not fit and what would; none where it fits, or where nobody knows.
     pub shortage: Option<Shortage>,
@@ -101,7 +103,7 @@ impl MemoryPlan {
     pub fn of(run: &ResolvedRun) -> Result<Self> {
         // Without a driver or a build for it there is no card to plan for; training will say so.
         let cards = if run.config.runtime.device == run_config::Device::Cpu { Ok(Vec::new()) } else { device::cards() };
-        Self::among(&run.config, &cards.unwrap_or_default(), device::memory_of)
+        Self::among(&run.config, &cards.unwrap_or_default(), device::memory_of, CpuSpeed::measure)
     }
 
     /// Like [`MemoryPlan::of`] for a device at hand, and never more than it has free: what a trainer may allocate here.
@@ -109,13 +111,18 @@ impl MemoryPlan {
     /// # Errors
     /// As [`MemoryPlan::of`], and when a card does not tell its memory.
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
-        let place = Place::here(device)?;
+        let place = Place::here(device, &run.config)?;
         Self::at(&run.config, &place, Budget::here(&run.config, &place))
     }
 
-    /// Where these cards are found.
-    fn among(config: &RunConfig, cards: &[Card], look: impl Fn(&Card) -> CardMemory) -> Result<Self> {
-        let place = Place::of(config, cards, look)?;
+    /// Where these cards are found, with ways to look at one and to measure the CPU.
+    fn among(
+        config: &RunConfig,
+        cards: &[Card],
+        look: impl Fn(&Card) -> CardMemory,
+        measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
+    ) -> Result<Self> {
+        let place = Place::of(config, cards, look, measure)?;
         Self::at(config, &place, Budget::planned(config, &place))
     }
 
@@ -154,7 +161,7 @@ impl MemoryPlan {
             checkpoint_bytes: parameters * CHECKPOINT_BYTES_PER_PARAMETER,
             checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
             saving_bytes: SAVING_BYTES,
-            estimate: work.estimate(config, place),
+            estimate: work.estimate(place),
             shortage,
         })
     }
@@ -249,7 +256,7 @@ pub(crate) fn does_not_fit(
     setting: Setting,
     device: &Device,
 ) -> TrainerError {
-    let left = Place::here(device).ok().and_then(|place| Budget::here(config, &place));
+    let left = Place::here(device, config).ok().and_then(|place| Budget::here(config, &place));
     match (error, left) {
         (kernels::Error::OutOfMemory { .. }, Some(mut budget)) => {
             let needed = RunBuffers::of(config, shape, setting).plan.bytes();

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use dataset::Tokenizer;
-use kernels::{Buffer, DType, Device};
-use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings};
+use kernels::{Buffer, Device};
+use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings, dtype_of};
 use serde_json::Value;
 
 use crate::Result;
@@ -37,10 +37,7 @@ impl TrainedModel {
     pub fn open(directory: &Path, asked: run_config::Device) -> Result<Self> {
         let StoredModel { shape, precision, end_of_text } = checkpoint::stored_model(directory)?;
         let tokenizer = load_tokenizer(directory)?;
-        let dtype = match precision {
-            Precision::Fp32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-        };
+        let dtype = dtype_of(precision);
         let elements = ParameterLayout::new(&shape).elements();
         let needed = |device: &Device| {
             let weights = (elements * dtype.size_in_bytes()) as u64;

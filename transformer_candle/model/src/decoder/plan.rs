@@ -46,12 +46,11 @@ pub struct DecoderSettings {
     pub training: bool,
 }
 
-impl DecoderSettings {
-    fn dtype(&self) -> DType {
-        match self.precision {
-            Precision::Fp32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-        }
+/// The element type that a precision stands for.
+pub fn dtype_of(precision: Precision) -> DType {
+    match precision {
+        Precision::Fp32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
     }
 }
 
@@ -77,7 +76,7 @@ impl Decoder {
     pub fn plan(shape: &ModelShape, settings: &DecoderSettings, plan: &mut Plan) -> DecoderPlan {
         let layout = ParameterLayout::new(shape);
         let &DecoderSettings { batch, sequence_length, recompute, training, device, .. } = settings;
-        let (dtype, n) = (settings.dtype(), batch * sequence_length);
+        let (dtype, n) = (dtype_of(settings.precision), batch * sequence_length);
         let (rows, v) = (chunk_rows(n, shape.padded_vocab_size, device), shape.padded_vocab_size);
         let workspace_elements = head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, device);
         let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);

@@ -32,12 +32,12 @@ impl Budget {
     /// CPU without a limit what this machine has free. None where the system does not tell.
     pub(super) fn planned(config: &RunConfig, place: &Place) -> Option<Self> {
         match (config.runtime.memory_limit, place) {
-            (Some(limit), Place::Cpu) => Some(Self::of_limit(limit)),
+            (Some(limit), Place::Cpu(_)) => Some(Self::of_limit(limit)),
             (Some(limit), Place::AssumedCard) => Some(Self::of_card_limit(limit)),
             (None, Place::AssumedCard) => {
                 Some(Self::less_context(RTX_5090, &format!("an RTX 5090, assumed: {RTX_5090}")))
             }
-            (_, Place::Cpu | Place::Card(_)) => Self::here(config, place),
+            (_, Place::Cpu(_) | Place::Card(_)) => Self::here(config, place),
         }
     }
 
@@ -45,7 +45,7 @@ impl Budget {
     pub(super) fn here(config: &RunConfig, place: &Place) -> Option<Self> {
         let limit = config.runtime.memory_limit;
         let bounds: Vec<Self> = match place {
-            Place::Cpu | Place::AssumedCard => {
+            Place::Cpu(_) | Place::AssumedCard => {
                 limit.map(Self::of_limit).into_iter().chain(Self::of_machine(config)).collect()
             }
             Place::Card(card) => {

@@ -1,9 +1,8 @@
-//! How long a run takes, at speeds that are assumed and say so.
+//! How long a run takes, at speeds that are measured or assumed and say so.
 
-use run_config::RunConfig;
 use serde::Serialize;
 
-use super::{CardMemory, Place};
+use super::{CardMemory, CpuSpeed, Place};
 
 /// bf16 products with f32 sums on an RTX 5090, nominal.
 const RTX_5090_FLOPS: f64 = 209.5e12;
@@ -11,8 +10,8 @@ const RTX_5090_FLOPS: f64 = 209.5e12;
 const RTX_5090_SHARE: f64 = 0.8;
 /// The share that one reaches of any other card's peak: less, where memory is slower beside the arithmetic.
 const OTHER_CARDS_SHARE: f64 = 0.5;
-/// What a core with 512-bit vectors sustains over a whole step.
-const FLOPS_PER_CPU_THREAD: f64 = 40e9;
+/// The share of a CPU's rate in matrix products that whole steps sustain.
+const CPU_SHARE: f64 = 0.75;
 /// A run that takes a CPU longer than this is not meant for one.
 const LONGEST_CPU_RUN_SECONDS: f64 = 30.0 * 86_400.0;
 
@@ -41,11 +40,10 @@ impl Work {
         Estimate { tokens_per_second, seconds, assumption }
     }
 
-    fn on_cpu(self, config: &RunConfig) -> Estimate {
-        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = config.runtime.threads.unwrap_or_else(cores);
-        let assumption = format!("on {threads} CPU threads, assuming 40 GFLOP/s each");
-        self.at(FLOPS_PER_CPU_THREAD * threads as f64, assumption)
+    fn on_cpu(self, CpuSpeed { threads, flops }: CpuSpeed) -> Estimate {
+        let (percent, gigaflops) = (100.0 * CPU_SHARE, flops / 1e9);
+        let products = format!("the {gigaflops:.0} GFLOP/s that its matrix products reach now");
+        self.at(flops * CPU_SHARE, format!("on {threads} CPU threads, assuming {percent:.0} % of {products}"))
     }
 
     fn on_assumed_card(self) -> Estimate {
@@ -64,14 +62,14 @@ impl Work {
     }
 
     /// Whether the run would take this machine's CPU months.
-    pub(super) fn is_too_long_for_cpu(self, config: &RunConfig) -> bool {
-        self.on_cpu(config).seconds.is_some_and(|seconds| seconds > LONGEST_CPU_RUN_SECONDS)
+    pub(super) fn is_too_long_for_cpu(self, speed: CpuSpeed) -> bool {
+        self.on_cpu(speed).seconds.is_some_and(|seconds| seconds > LONGEST_CPU_RUN_SECONDS)
     }
 
     /// Nobody has measured this run: a guess for the place where it would be trained.
-    pub(super) fn estimate(self, config: &RunConfig, place: &Place) -> Estimate {
+    pub(super) fn estimate(self, place: &Place) -> Estimate {
         match place {
-            Place::Cpu => self.on_cpu(config),
+            Place::Cpu(speed) => self.on_cpu(*speed),
             Place::Card(card) => self.on_card(card),
             Place::AssumedCard => self.on_assumed_card(),
         }

@@ -6,7 +6,7 @@ use kernels::{
 };
 use run_config::RunConfig;
 
-use super::work;
+use super::{cpu_speed::CpuSpeed, work};
 use crate::{
     device::{self, refusal},
     error::{Result, TrainerError},
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Place {
     /// This machine's CPU.
-    Cpu,
+    Cpu(CpuSpeed),
     /// A card of this machine.
     Card(CardMemory),
     /// The card that the presets are made for, on some other machine.
@@ -55,34 +55,43 @@ impl Place {
     ///
     /// # Errors
     /// [`TrainerError::Request`] where the run names a card and a card does not take it.
-    pub(super) fn of(config: &RunConfig, cards: &[Card], look: impl Fn(&Card) -> CardMemory) -> Result<Self> {
+    pub(super) fn of(
+        config: &RunConfig,
+        cards: &[Card],
+        look: impl Fn(&Card) -> CardMemory,
+        measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
+    ) -> Result<Self> {
         let refusal = refusal(config)?;
         let found = |ordinal| cards.iter().find(|card| card.ordinal == ordinal && card.refusal().is_none());
         let place = |card: Option<&Card>| card.map_or(Self::AssumedCard, |card| Self::Card(look(card)));
         match (config.runtime.device, refusal) {
-            (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => Ok(Self::Cpu),
+            (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => Ok(Self::Cpu(measure(config)?)),
             (run_config::Device::Cuda(ordinal), None) => Ok(place(found(ordinal))),
             (named @ run_config::Device::Cuda(_), Some(clause)) => {
                 Err(TrainerError::Request(device::refused(named, &clause)))
             }
             (run_config::Device::Auto, None) => match found(0) {
-                None if !work(config)?.is_too_long_for_cpu(config) => Ok(Self::Cpu),
+                None => {
+                    let speed = measure(config)?;
+                    let too_long = work(config)?.is_too_long_for_cpu(speed);
+                    Ok(if too_long { Self::AssumedCard } else { Self::Cpu(speed) })
+                }
                 card => Ok(place(card)),
             },
         }
     }
 
     /// A device at hand.
-    pub(super) fn here(device: &Device) -> Result<Self> {
+    pub(super) fn here(device: &Device, config: &RunConfig) -> Result<Self> {
         match device {
-            Device::Cpu => Ok(Self::Cpu),
+            Device::Cpu => Ok(Self::Cpu(CpuSpeed::measure(config)?)),
             Device::Cuda(card) => Ok(Self::Card(CardMemory::now(card)?)),
         }
     }
 
     pub(super) fn kind(&self) -> DeviceKind {
         match self {
-            Self::Cpu => DeviceKind::Cpu,
+            Self::Cpu(_) => DeviceKind::Cpu,
             Self::Card(_) | Self::AssumedCard => DeviceKind::Cuda,
         }
     }

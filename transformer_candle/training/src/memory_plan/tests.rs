@@ -21,14 +21,16 @@ fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
     }
 }
 
+const CPU: CpuSpeed = CpuSpeed { threads: 2, flops: 420e9 };
+
 /// The plan on a machine without a card.
 fn plan_of(run: &ResolvedRun) -> Result<MemoryPlan> {
-    MemoryPlan::among(&run.config, &[], CardMemory::unopened)
+    MemoryPlan::among(&run.config, &[], CardMemory::unopened, |_| Ok(CPU))
 }
 
 /// The plan on a machine with these cards, each with so much free.
 fn plan_among(run: &ResolvedRun, cards: &[Card], free: Option<u64>) -> Result<MemoryPlan> {
-    MemoryPlan::among(&run.config, cards, |card| CardMemory { free, ..CardMemory::unopened(card) })
+    MemoryPlan::among(&run.config, cards, |card| CardMemory { free, ..CardMemory::unopened(card) }, |_| Ok(CPU))
 }
 
 fn card(ordinal: usize, name: &str, total_bytes: u64) -> Card {
@@ -149,6 +151,20 @@ fn a_run_that_would_take_a_cpu_months_is_planned_for_a_card() {
     insta::assert_snapshot!(open.budget.unwrap());
     let here = MemoryPlan::here(&run_of("rtx5090_1b", &[]), &kernels::Device::Cpu).unwrap();
     assert!(here.budget.unwrap().origin.contains("this machine"));
+}
+
+#[test]
+fn the_time_on_a_cpu_follows_from_how_fast_it_multiplies_now() {
+    for precision in ["fp32", "bf16"] {
+        let precision = format!("runtime.precision={precision}");
+        let mut run = run_of("smoke_cpu", &[&precision]);
+        run.config.runtime.threads = Some(3);
+        let plan = MemoryPlan::here(&run, &kernels::Device::Cpu).unwrap();
+        let Estimate { tokens_per_second, seconds, assumption } = plan.estimate;
+        assert!(assumption.starts_with("on 3 CPU threads"), "{assumption}");
+        assert!(tokens_per_second > 0.0 && tokens_per_second.is_finite());
+        assert_eq!(seconds, Some(plan.total_tokens.unwrap() as f64 / tokens_per_second));
+    }
 }
 
 #[test]

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use dataset::Batch;
 use kernels::Device;
 use model::{Decoder, ModelShape};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPool;
 use run_config::RunConfig;
 
 use super::MicroBatch;
 use crate::{
-    error::{Result, TrainerError},
+    error::Result,
     memory_plan::{RunBuffers, Setting, does_not_fit},
     optimizer::{Optimizer, Outcome},
+    pool,
     stop::StopSignal,
 };
 
@@ -33,7 +34,7 @@ impl Engine {
     /// # Errors
     /// [`TrainerError::OutOfMemory`] if the device has less left than the plan was made against.
     pub(crate) fn new(config: &RunConfig, shape: &ModelShape, setting: Setting, device: &Device) -> Result<Self> {
-        let pool = thread_pool(config)?;
+        let pool = pool::of(config)?;
         let buffers = RunBuffers::of(config, shape, setting);
         let arena =
             buffers.plan.allocate(device).map_err(|error| does_not_fit(error, config, shape, setting, device))?;
@@ -110,14 +111,6 @@ impl Engine {
     pub(crate) fn pool(&self) -> Arc<ThreadPool> {
         Arc::clone(&self.pool)
     }
-}
-
-/// Zero threads mean `RAYON_NUM_THREADS`, else all cores.
-fn thread_pool(config: &RunConfig) -> Result<ThreadPool> {
-    let threads = config.runtime.threads.unwrap_or(0);
-    ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("trainer-{index}")).build().map_err(
-        |error| TrainerError::Request(format!("cannot start the {threads} threads of runtime.threads: {error}")),
-    )
 }
 
 /// Tokens that follow no pattern a cache could like: a multiplicative generator (Lehmer's, MINSTD).

@@ -9,7 +9,8 @@ use kernels::{Buffer, DType, Device, head_cross_entropy};
 use model::activations::{ActivationPlan, ActivationSettings, Activations};
 use model::block::{self, BlockSettings};
 use model::{
-    ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Parameters, Precision, initialization,
+    ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Parameters, Precision, dtype_of,
+    initialization,
 };
 
 use super::Size;
@@ -286,13 +287,6 @@ struct Block {
     gradients: Parameters,
     settings: BlockSettings,
     activations: Activations,
-}
-
-fn dtype_of(precision: Precision) -> DType {
-    match precision {
-        Precision::Fp32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-    }
 }
 
 fn dtype_name(precision: Precision) -> &'static str {

@@ -1,0 +1,49 @@
+//! How fast this machine's CPU multiplies matrices, measured.
+
+use std::time::{Duration, Instant};
+
+use kernels::{Buffer, DType, Device, DeviceKind, linear};
+use model::dtype_of;
+use run_config::RunConfig;
+
+use crate::{error::Result, pool};
+
+/// Rows, columns and sums of the product: three matrices that caches hold.
+const SIZE: usize = 768;
+/// How long it is repeated for; where a product takes longer, there are two.
+const TIME: Duration = Duration::from_millis(30);
+
+/// What a run's threads do together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CpuSpeed {
+    pub(crate) threads: usize,
+    /// Operations a second in matrix products of the run's precision.
+    pub(crate) flops: f64,
+}
+
+impl CpuSpeed {
+    /// That of the fastest of a few products.
+    ///
+    /// # Errors
+    /// If the threads cannot be started.
+    pub(super) fn measure(config: &RunConfig) -> Result<Self> {
+        let pool = pool::of(config)?;
+        let fastest = pool.install(|| fastest_product(dtype_of(config.runtime.precision)))?;
+        let flops = 2.0 * (SIZE * SIZE * SIZE) as f64 / fastest.as_secs_f64();
+        Ok(Self { threads: pool.current_num_threads(), flops })
+    }
+}
+
+fn fastest_product(dtype: DType) -> kernels::Result<Duration> {
+    let zeros = |elements: &[usize], dtype| Buffer::zeros(elements, dtype, &Device::Cpu);
+    let (x, w, mut y) = (zeros(&[SIZE; 2], dtype)?, zeros(&[SIZE; 2], dtype)?, zeros(&[SIZE; 2], dtype)?);
+    let mut workspace = zeros(&[linear::workspace_elements(SIZE, SIZE, SIZE, DeviceKind::Cpu)], DType::F32)?;
+    let (begin, mut fastest, mut calls) = (Instant::now(), Duration::MAX, 0);
+    while calls < 2 || begin.elapsed() < TIME {
+        let from = Instant::now();
+        linear::forward(&x, &w, &mut y, &mut workspace)?;
+        fastest = fastest.min(from.elapsed());
+        calls += 1;
+    }
+    Ok(fastest)
+}
