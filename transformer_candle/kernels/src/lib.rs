@@ -8,7 +8,8 @@
 //! E head size, P packed QKV width (H + 2K) * E, I intermediate (or inputs of a linear map), O outputs, V padded
 //! vocabulary, C rows of a chunk.
 
-// The one crate that may: it turns Candle's storage into slices (`access.rs`) and calls `gemm` (`cpu/gemm.rs`).
+// The one crate that may: it turns Candle's storage into slices (`access.rs`) and multiplies with the processor's own
+// instructions (`cpu/gemm`).
 #![allow(unsafe_code)]
 // Names such as x_ND carry their shape.
 #![allow(non_snake_case)]

@@ -46,10 +46,7 @@ pub(crate) fn backward_recomputing<E: Element>(gate_up: &[E], out: &mut [E], dga
     outputs.zip(gate_up.par_chunks(rows * 2 * i)).for_each(|((out, dgate_up), gate_up)| {
         vectorised(
             #[inline(always)]
-            || {
-                backward_rows(gate_up, out, dgate_up, i);
-                forward_rows(gate_up, out, i);
-            },
+            || recompute_rows(gate_up, out, dgate_up, i),
         );
     });
 }
@@ -78,11 +75,39 @@ fn backward_rows<E: Element>(gate_up: &[E], dout: &[E], dgate_up: &mut [E], i: u
         let (dgate, dup) = (&mut dgate[..i], &mut dup[..i]);
         // Of zipped slices the compiler makes no vectors here.
         for j in 0..i {
-            let (gate, up, dout) = (gate[j].widen(), up[j].widen(), dout[j].widen());
-            let s = sigmoid(gate);
-            dgate[j] = E::narrow(dout * up * s * (1.0 + gate * (1.0 - s)));
-            dup[j] = E::narrow(dout * gate * s);
+            let gradient = Gradient::of(gate[j].widen(), up[j].widen(), dout[j].widen());
+            (dgate[j], dup[j]) = (E::narrow(gradient.gate), E::narrow(gradient.up));
         }
+    }
+}
+
+#[inline(always)]
+fn recompute_rows<E: Element>(gate_up: &[E], out: &mut [E], dgate_up: &mut [E], i: usize) {
+    let rows = gate_up.chunks_exact(2 * i).zip(out.chunks_exact_mut(i));
+    for ((gate_up, out), dgate_up) in rows.zip(dgate_up.chunks_exact_mut(2 * i)) {
+        let (gate, up) = (&gate_up[..i], &gate_up[i..][..i]);
+        let (dgate, dup) = dgate_up.split_at_mut(i);
+        let (dgate, dup) = (&mut dgate[..i], &mut dup[..i]);
+        for j in 0..i {
+            let gradient = Gradient::of(gate[j].widen(), up[j].widen(), out[j].widen());
+            (dgate[j], dup[j]) = (E::narrow(gradient.gate), E::narrow(gradient.up));
+            out[j] = E::narrow(gradient.out);
+        }
+    }
+}
+
+/// What one gate and one factor get back, and what they gave.
+struct Gradient {
+    gate: f32,
+    up: f32,
+    out: f32,
+}
+
+impl Gradient {
+    #[inline(always)]
+    fn of(gate: f32, up: f32, dout: f32) -> Self {
+        let s = sigmoid(gate);
+        Self { gate: dout * up * s * (1.0 + gate * (1.0 - s)), up: dout * gate * s, out: gate * s * up }
     }
 }
 
