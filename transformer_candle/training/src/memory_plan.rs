@@ -76,8 +76,9 @@ pub struct MemoryPlan {
     pub checkpoints: u64,
     /// Host memory that saving takes besides the buffers.
     pub saving_bytes: u64,
-    /// How long the run takes at a speed that follows from this machine's CPU, or from a card's peak for runs that are meant for one.
-    pub estimate: Estimate,
+    /// How long the run takes at a speed that follows from this machine's CPU, or from a card's peak for runs that are meant for
+    /// one; none for a trainer on a CPU, which need not guess.
+    pub estimate: Option<Estimate>,
     /// Why it does not fit and what would; none where it fits, or where nobody knows.
     pub shortage: Option<Shortage>,
 }
@@ -111,7 +112,7 @@ impl MemoryPlan {
     /// # Errors
     /// As [`MemoryPlan::of`], and when a card does not tell its memory.
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
-        let place = Place::here(device, &run.config)?;
+        let place = Place::here(device)?;
         Self::at(&run.config, &place, Budget::here(&run.config, &place))
     }
 
@@ -256,7 +257,7 @@ pub(crate) fn does_not_fit(
     setting: Setting,
     device: &Device,
 ) -> TrainerError {
-    let left = Place::here(device, config).ok().and_then(|place| Budget::here(config, &place));
+    let left = Place::here(device).ok().and_then(|place| Budget::here(config, &place));
     match (error, left) {
         (kernels::Error::OutOfMemory { .. }, Some(mut budget)) => {
             let needed = RunBuffers::of(config, shape, setting).plan.bytes();

@@ -51,7 +51,7 @@ impl fmt::Display for MemoryPlan {
         let saving = (self.saving_bytes, "of host memory while saving");
         rows.extend(categories.chain([saving]).map(|(size, what)| ("", format!("{:>10}  {what}", bytes(size)))));
         rows.push(("disk", self.disk()));
-        rows.push(("time", self.time()));
+        rows.extend(self.estimate.as_ref().map(|estimate| ("time", time(estimate))));
         rows.extend(self.shortage.as_ref().map(|shortage| ("", shortage.to_string())));
         let lines: Vec<String> = rows.iter().map(|(name, text)| format!("{name:<11}{text}")).collect();
         f.write_str(&lines.join("\n"))
@@ -88,10 +88,10 @@ impl MemoryPlan {
         let (one, all) = (bytes(self.checkpoint_bytes), bytes(self.checkpoint_bytes * self.checkpoints));
         format!("{one} a checkpoint, at most {} at a time: {all}", self.checkpoints)
     }
+}
 
-    fn time(&self) -> String {
-        let Estimate { tokens_per_second, seconds, assumption } = &self.estimate;
-        let time = seconds.map(|seconds| format!("{} at ", duration(Duration::from_secs_f64(seconds))));
-        format!("{}{} tokens/s {assumption}", time.unwrap_or_default(), grouped(*tokens_per_second as u64))
-    }
+fn time(estimate: &Estimate) -> String {
+    let Estimate { tokens_per_second, seconds, assumption } = estimate;
+    let time = seconds.map(|seconds| format!("{} at ", duration(Duration::from_secs_f64(seconds))));
+    format!("{}{} tokens/s {assumption}", time.unwrap_or_default(), grouped(*tokens_per_second as u64))
 }

@@ -43,7 +43,8 @@ impl Work {
     fn on_cpu(self, CpuSpeed { threads, flops }: CpuSpeed) -> Estimate {
         let (percent, gigaflops) = (100.0 * CPU_SHARE, flops / 1e9);
         let products = format!("the {gigaflops:.0} GFLOP/s that its matrix products reach now");
-        self.at(flops * CPU_SHARE, format!("on {threads} CPU threads, assuming {percent:.0} % of {products}"))
+        let plural = if threads == 1 { "" } else { "s" };
+        self.at(flops * CPU_SHARE, format!("on {threads} CPU thread{plural}, assuming {percent:.0} % of {products}"))
     }
 
     fn on_assumed_card(self) -> Estimate {
@@ -66,12 +67,12 @@ impl Work {
         self.on_cpu(speed).seconds.is_some_and(|seconds| seconds > LONGEST_CPU_RUN_SECONDS)
     }
 
-    /// Nobody has measured this run: a guess for the place where it would be trained.
-    pub(super) fn estimate(self, place: &Place) -> Estimate {
+    /// Nobody has measured this run: a guess for the place where it would be trained, if that place's speed is known.
+    pub(super) fn estimate(self, place: &Place) -> Option<Estimate> {
         match place {
-            Place::Cpu(speed) => self.on_cpu(*speed),
-            Place::Card(card) => self.on_card(card),
-            Place::AssumedCard => self.on_assumed_card(),
+            Place::Cpu(speed) => speed.map(|speed| self.on_cpu(speed)),
+            Place::Card(card) => Some(self.on_card(card)),
+            Place::AssumedCard => Some(self.on_assumed_card()),
         }
     }
 }

@@ -15,8 +15,8 @@ use crate::{
 /// Where a run would be trained.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Place {
-    /// This machine's CPU.
-    Cpu(CpuSpeed),
+    /// This machine's CPU, and how fast it is where somebody has measured.
+    Cpu(Option<CpuSpeed>),
     /// A card of this machine.
     Card(CardMemory),
     /// The card that the presets are made for, on some other machine.
@@ -65,7 +65,7 @@ impl Place {
         let found = |ordinal| cards.iter().find(|card| card.ordinal == ordinal && card.refusal().is_none());
         let place = |card: Option<&Card>| card.map_or(Self::AssumedCard, |card| Self::Card(look(card)));
         match (config.runtime.device, refusal) {
-            (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => Ok(Self::Cpu(measure(config)?)),
+            (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => Ok(Self::Cpu(Some(measure(config)?))),
             (run_config::Device::Cuda(ordinal), None) => Ok(place(found(ordinal))),
             (named @ run_config::Device::Cuda(_), Some(clause)) => {
                 Err(TrainerError::Request(device::refused(named, &clause)))
@@ -74,17 +74,17 @@ impl Place {
                 None => {
                     let speed = measure(config)?;
                     let too_long = work(config)?.is_too_long_for_cpu(speed);
-                    Ok(if too_long { Self::AssumedCard } else { Self::Cpu(speed) })
+                    Ok(if too_long { Self::AssumedCard } else { Self::Cpu(Some(speed)) })
                 }
                 card => Ok(place(card)),
             },
         }
     }
 
-    /// A device at hand.
-    pub(super) fn here(device: &Device, config: &RunConfig) -> Result<Self> {
+    /// A device at hand; a CPU's speed is not measured.
+    pub(super) fn here(device: &Device) -> Result<Self> {
         match device {
-            Device::Cpu => Ok(Self::Cpu(CpuSpeed::measure(config)?)),
+            Device::Cpu => Ok(Self::Cpu(None)),
             Device::Cuda(card) => Ok(Self::Card(CardMemory::now(card)?)),
         }
     }

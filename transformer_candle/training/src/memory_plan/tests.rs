@@ -151,6 +151,7 @@ fn a_run_that_would_take_a_cpu_months_is_planned_for_a_card() {
     insta::assert_snapshot!(open.budget.unwrap());
     let here = MemoryPlan::here(&run_of("rtx5090_1b", &[]), &kernels::Device::Cpu).unwrap();
     assert!(here.budget.unwrap().origin.contains("this machine"));
+    assert_eq!(here.estimate, None, "a trainer does not spend time on a guess");
 }
 
 #[test]
@@ -158,9 +159,9 @@ fn the_time_on_a_cpu_follows_from_how_fast_it_multiplies_now() {
     for precision in ["fp32", "bf16"] {
         let precision = format!("runtime.precision={precision}");
         let mut run = run_of("smoke_cpu", &[&precision]);
-        run.config.runtime.threads = Some(3);
-        let plan = MemoryPlan::here(&run, &kernels::Device::Cpu).unwrap();
-        let Estimate { tokens_per_second, seconds, assumption } = plan.estimate;
+        (run.config.runtime.device, run.config.runtime.threads) = (run_config::Device::Cpu, Some(3));
+        let plan = MemoryPlan::of(&run).unwrap();
+        let Estimate { tokens_per_second, seconds, assumption } = plan.estimate.unwrap();
         assert!(assumption.starts_with("on 3 CPU threads"), "{assumption}");
         assert!(tokens_per_second > 0.0 && tokens_per_second.is_finite());
         assert_eq!(seconds, Some(plan.total_tokens.unwrap() as f64 / tokens_per_second));
@@ -179,7 +180,7 @@ fn what_counts_is_what_a_card_has_free_now() {
     let limited = run_of("rtx5090_1b", &["runtime.device=cuda:0", "runtime.memory_limit=28GB"]);
     let plan = plan_among(&limited, &[card(0, "NVIDIA H200", 150_000_000_000)], Some(149_000_000_000)).unwrap();
     assert!(plan.budget.as_ref().unwrap().origin.starts_with("runtime.memory_limit: 28GB"));
-    assert!(plan.bytes < 27_000_000_000 && plan.estimate.assumption.contains("H200"));
+    assert!(plan.bytes < 27_000_000_000 && plan.estimate.unwrap().assumption.contains("H200"));
     let plan = plan_among(&limited, &[card(0, "NVIDIA H200", 150_000_000_000)], Some(145_000_000_000)).unwrap();
     assert_eq!(plan.budget.unwrap().bytes, 23_000_000_000, "others have 5 GB of the 28 already");
 }
@@ -195,7 +196,7 @@ fn auto_plans_for_the_cpu_where_a_card_does_not_take_the_model() {
     ];
     let heads_of_16 = run_of("rtx5090_1b", &[&["runtime.device=auto"], narrow.as_slice()].concat());
     let plan = plan_among(&heads_of_16, &cards, None).unwrap();
-    assert!(plan.estimate.assumption.contains("CPU"), "{plan}");
+    assert!(plan.estimate.unwrap().assumption.contains("CPU"));
     let error =
         plan_among(&run_of("rtx5090_1b", &[&["runtime.device=cuda:0"], narrow.as_slice()].concat()), &cards, None)
             .unwrap_err();
