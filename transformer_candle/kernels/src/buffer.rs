@@ -1,9 +1,11 @@
 //! A contiguous, dense view of memory that was allocated once.
 
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
+use half::vec::HalfBitsVecExt;
 use rayon::prelude::*;
 
 use crate::access::{Access, Arguments};
+use crate::cpu::huge_pages;
 use crate::element::Scalar;
 use crate::{Device, Element, Error, Result, bf16};
 
@@ -26,11 +28,14 @@ pub struct Buffer {
 impl Buffer {
     /// A buffer of its own memory, all zero.
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        let tensor = match device {
-            Device::Cpu => Tensor::zeros(shape, dtype, &candle_core::Device::Cpu)?,
-            Device::Cuda(cuda) => cuda.tensor(shape, dtype)?,
-        };
-        Self::from_tensor(tensor, device)
+        match device {
+            Device::Cpu => {
+                let buffer = Self::from_tensor(untouched_zeros(shape, dtype)?, device)?;
+                huge_pages::ask_for(buffer.address, buffer.bytes());
+                Ok(buffer)
+            }
+            Device::Cuda(cuda) => Self::from_tensor(cuda.tensor(shape, dtype)?, device),
+        }
     }
 
     /// The memory of a contiguous tensor on this device, shared with it.
@@ -230,6 +235,15 @@ pub(crate) fn as_scalars_mut<T: Scalar>(bytes: &mut [u8]) -> &mut [T] {
     assert!(bytes.as_ptr().cast::<T>().is_aligned() && bytes.len().is_multiple_of(size_of::<T>()));
     // SAFETY: as in `as_scalars`; and any scalar is valid bytes.
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
+/// Zeros in CPU memory that nobody has written to: the system has yet to find the pages. Candle would write zeros of bf16.
+fn untouched_zeros(shape: &[usize], dtype: DType) -> Result<Tensor> {
+    let device = &candle_core::Device::Cpu;
+    Ok(match dtype {
+        DType::BF16 => Tensor::from_vec(vec![0u16; shape.iter().product()].reinterpret_into::<bf16>(), shape, device)?,
+        _ => Tensor::zeros(shape, dtype, device)?,
+    })
 }
 
 fn unknown(operation: &'static str, actual: DType) -> Error {

@@ -1,0 +1,60 @@
+//! Fewer, larger pages: products read operands row by row, and every row of 4 KiB and more lies in a page of its own.
+
+/// Bytes of a huge page on the processors that Linux has them for by default.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Asks the system to back this memory, which nobody has written to yet, with huge pages. It may have none, or be told to give
+/// none: then nothing changes.
+#[cfg(target_os = "linux")]
+pub(crate) fn ask_for(address: usize, bytes: usize) {
+    use rustix::mm::{Advice, madvise};
+
+    let (first, end) = (address.next_multiple_of(HUGE_PAGE), (address + bytes) / HUGE_PAGE * HUGE_PAGE);
+    if first < end {
+        // SAFETY: advice changes no contents, and the range lies inside of the caller's memory.
+        let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(first), end - first, Advice::LinuxHugepage) };
+    }
+}
+
+/// Only Linux is asked.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn ask_for(_: usize, _: usize) {}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::HUGE_PAGE;
+    use crate::testing::zeros;
+    use crate::{DType, bf16};
+
+    /// Whether the kernel was asked to back the mapping that holds an address with huge pages.
+    fn is_asked_for(address: usize) -> bool {
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in smaps.lines() {
+            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            let ends = range.map(|(first, end)| [first, end].map(|end| usize::from_str_radix(end, 16)));
+            if let Some([Ok(first), Ok(end)]) = ends {
+                inside = (first..end).contains(&address);
+            } else if let Some(flags) = line.strip_prefix("VmFlags:")
+                && inside
+            {
+                return flags.split(' ').any(|flag| flag == "hg");
+            }
+        }
+        panic!("no mapping holds {address:x}");
+    }
+
+    #[test]
+    fn large_buffers_of_zeros_lie_in_huge_pages_where_there_are_any() {
+        for dtype in [DType::F32, DType::BF16] {
+            let buffer = zeros(&[8 * HUGE_PAGE / dtype.size_in_bytes()], dtype);
+            let middle = buffer.address() + 4 * HUGE_PAGE;
+            assert_eq!(is_asked_for(middle), Path::new("/sys/kernel/mm/transparent_hugepage").exists());
+            assert!(buffer.read_f32().unwrap().iter().all(|&zero| zero == 0.0));
+        }
+        assert_eq!(zeros(&[3], DType::BF16).read::<bf16>().unwrap(), [bf16::ZERO; 3]);
+    }
+}
