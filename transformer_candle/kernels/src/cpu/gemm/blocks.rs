@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::panels::{pack, pack_columns, pack_rows};
+use super::panels::{pack, pack_columns, pack_rows, rows_in_place};
 use super::target::{Corner, Start, Target};
-use super::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
+use super::tile::{PLACES, Panel, ROW_STRIDE, Rows, SUMS, Tile};
 use super::{Matrix, extent, piece, steps};
 use crate::Element;
 use crate::cpu::disjoint::{ALIGNMENT, Disjoint, aligned};
@@ -154,19 +154,19 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
     ) {
         let Self { tile, a, right, places, .. } = *self;
         let part = a.part(rows.start * T::ROWS..a.rows.min(rows.end * T::ROWS), 0..a.columns);
-        if a.transposed {
+        let left = if a.transposed {
             pack_columns::<T, A>(part, strip, T::ROWS, T::ROWS * ROW_STRIDE);
+            Strip::Panels(strip)
         } else {
-            pack_rows::<T, A>(part, strip);
-        }
+            Strip::Rows(rows_in_place::<T, A>(part).unwrap_or_else(|| pack_rows::<T, A>(part, strip)))
+        };
         let mut sums = Sums([0.0; SUMS]);
         for column in columns {
             let b = &right[column * T::COLUMNS * places..][..T::COLUMNS * places];
-            for (row, left) in rows.clone().zip(strip.chunks_exact(T::ROWS * ROW_STRIDE)) {
-                if a.transposed {
-                    tile.sum::<false>(left, b, &mut sums.0);
-                } else {
-                    tile.sum::<true>(left, b, &mut sums.0);
+            for (panel, row) in rows.clone().enumerate() {
+                match left {
+                    Strip::Rows(rows) => tile.sum(rows.part(piece(panel, T::ROWS, rows.count)), b, &mut sums.0),
+                    Strip::Panels(panels) => tile.sum(Panel(&panels[panel * T::ROWS * ROW_STRIDE..]), b, &mut sums.0),
                 }
                 let (rows, columns) = (piece(row, T::ROWS, a.rows), piece(column, T::COLUMNS, self.columns));
                 // SAFETY: a tile belongs to one share.
@@ -174,6 +174,14 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
             }
         }
     }
+}
+
+/// A strip of the left operand.
+#[derive(Clone, Copy)]
+enum Strip<'a> {
+    Rows(Rows<'a>),
+    /// [`Panel`]s, `T::ROWS * ROW_STRIDE` apart.
+    Panels(&'a [f32]),
 }
 
 /// Panels of rows, taken by threads: many at a time first, single ones at the end, so that all threads end together.

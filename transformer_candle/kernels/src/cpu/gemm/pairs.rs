@@ -11,7 +11,7 @@ mod imp {
     use pulp::x86::V4;
 
     use crate::Element;
-    use crate::cpu::gemm::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
+    use crate::cpu::gemm::tile::{Left, SUMS, Tile};
 
     const ROWS: usize = 14;
     const VECTORS: usize = 2;
@@ -44,31 +44,21 @@ mod imp {
         }
 
         #[inline(always)]
-        fn sum<const IN_ROWS: bool>(self, a: &[f32], b: &[f32], sums: &mut [f32; SUMS]) {
+        fn sum(self, a: impl Left, b: &[f32], sums: &mut [f32; SUMS]) {
             // SAFETY: the machine has the instructions, or there would be no `Pairs`.
-            unsafe { sum::<IN_ROWS>(a, b, sums) }
+            unsafe { sum(a, b, sums) }
         }
     }
 
     #[target_feature(enable = "avx512f,avx512bf16")]
-    fn sum<const IN_ROWS: bool>(a: &[f32], b: &[f32], sums: &mut [f32; SUMS]) {
+    fn sum(a: impl Left, b: &[f32], sums: &mut [f32; SUMS]) {
         let mut registers = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let b = b.as_chunks::<{ VECTORS * LANES }>().0;
-        if IN_ROWS {
-            let rows: &[[f32; ROW_STRIDE]; ROWS] =
-                a.as_chunks().0.first_chunk().expect("a panel has all rows of a tile");
-            for (place, b) in b.iter().take(PLACES).enumerate() {
-                let b = vectors(b);
-                for (registers, row) in registers.iter_mut().zip(rows) {
-                    add(registers, row[place], b);
-                }
-            }
-        } else {
-            for (a, b) in a.as_chunks::<ROWS>().0.iter().zip(b) {
-                let b = vectors(b);
-                for (registers, &a) in registers.iter_mut().zip(a) {
-                    add(registers, a, b);
-                }
+        let a = a.reader::<ROWS>(b.len());
+        for place in 0..b.len() {
+            let b = vectors(&b[place]);
+            for i in 0..ROWS {
+                add(&mut registers[i], a(place, i), b);
             }
         }
         let (places, _) = sums.as_chunks_mut::<LANES>();
@@ -110,7 +100,7 @@ mod imp {
     use pulp::Scalar;
 
     use crate::Element;
-    use crate::cpu::gemm::tile::{SUMS, Tile};
+    use crate::cpu::gemm::tile::{Left, SUMS, Tile};
 
     /// No other machine has such an instruction that Rust could call.
     #[derive(Clone, Copy)]
@@ -136,7 +126,7 @@ mod imp {
             unreachable!("there are no pairs here")
         }
 
-        fn sum<const IN_ROWS: bool>(self, _a: &[f32], _b: &[f32], _sums: &mut [f32; SUMS]) {
+        fn sum(self, _a: impl Left, _b: &[f32], _sums: &mut [f32; SUMS]) {
             match self {}
         }
     }

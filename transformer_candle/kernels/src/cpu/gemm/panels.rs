@@ -4,7 +4,7 @@
 //! columns are the rows of its transpose. Whole vectors are written wherever there is room: what reaches too far is written again
 //! with what follows, or never read.
 
-use super::tile::{ROW_STRIDE, Tile};
+use super::tile::{ROW_STRIDE, Rows, Tile};
 use super::{Matrix, steps};
 use crate::Element;
 use crate::cpu::simd::prefetch;
@@ -23,15 +23,28 @@ pub(super) fn pack<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32]
     }
 }
 
-/// Packs rows that lie in one piece each in `panel[row * ROW_STRIDE + place]`.
+/// Rows that are places as they lie in memory.
+pub(super) fn rows_in_place<T: Tile, E: Element>(matrix: Matrix<'_, E>) -> Option<Rows<'_>> {
+    let whole = |elements: usize| elements.is_multiple_of(T::DEPTH);
+    if matrix.transposed || size_of::<E>() * T::DEPTH != size_of::<f32>() || !whole(matrix.columns) {
+        return None;
+    }
+    // SAFETY: elements are plain numbers: so many of them have the bits of an f32, whatever these are.
+    let (before, places, _) = unsafe { matrix.values.align_to() };
+    let aligned = before.is_empty() && whole(matrix.stride);
+    aligned.then_some(Rows { places, stride: matrix.stride / T::DEPTH, count: matrix.rows })
+}
+
+/// Packs rows that lie in one piece each in `places[row * ROW_STRIDE + place]`.
 #[inline(always)]
-pub(super) fn pack_rows<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32]) {
-    for (row, packed) in (0..matrix.rows).zip(panel.chunks_exact_mut(ROW_STRIDE)) {
+pub(super) fn pack_rows<'a, T: Tile, E: Element>(matrix: Matrix<'_, E>, places: &'a mut [f32]) -> Rows<'a> {
+    for (row, packed) in (0..matrix.rows).zip(places.chunks_exact_mut(ROW_STRIDE)) {
         let elements = &matrix.values[row * matrix.stride..][..matrix.columns];
         for (elements, places) in elements.chunks(SIDE * T::DEPTH).zip(packed.as_chunks_mut().0) {
             fill_row::<T, E>(places, elements);
         }
     }
+    Rows { places, stride: ROW_STRIDE, count: matrix.rows }
 }
 
 /// As [`pack`], rows that lie in one piece each: square by square through its transpose.
