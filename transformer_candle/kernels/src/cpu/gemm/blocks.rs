@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::panels::{pack, pack_columns, pack_rows, rows_in_place};
+use super::panels::{pack, pack_columns, pack_rows};
+use super::places::{Columns, Rows};
 use super::target::{Corner, Start, Target};
-use super::tile::{PLACES, Panel, ROW_STRIDE, Rows, SUMS, Tile};
+use super::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
 use super::{Matrix, extent, piece, steps};
 use crate::Element;
 use crate::cpu::disjoint::{ALIGNMENT, Disjoint, aligned};
@@ -70,7 +71,7 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
                 let wait = Corner { first: 0, stride: columns.len() };
                 for depth in steps(a.columns.max(1), depth) {
                     let depth = depth.start..depth.end.min(a.columns);
-                    let right = pack_right(tile, b.part(depth.clone(), columns.clone()).transposed(), right);
+                    let right = Right::of(tile, b.part(depth.clone(), columns.clone()).transposed(), right);
                     let a = a.part(rows.clone(), depth.clone());
                     let product =
                         Product { tile, a, right, columns: columns.len(), places: a.columns.div_ceil(T::DEPTH) };
@@ -95,6 +96,28 @@ fn even_step(size: usize, most: usize, unit: usize) -> usize {
     size.div_ceil(pieces).next_multiple_of(unit).max(unit)
 }
 
+/// A block of the right operand.
+#[derive(Clone, Copy)]
+struct Right<'a> {
+    columns: Columns<'a>,
+    /// Places from panel to panel.
+    stride: usize,
+}
+
+impl<'a> Right<'a> {
+    /// Of the block's transpose, in place or packed.
+    fn of<T: Tile, B: Element>(tile: T, b: Matrix<'a, B>, panels: &'a mut [f32]) -> Self {
+        match Columns::of::<T, B>(b, T::COLUMNS) {
+            Some(columns) => Self { columns, stride: T::COLUMNS },
+            None => {
+                let panels = pack_right(tile, b, panels);
+                let columns = Columns { places: panels, stride: T::COLUMNS };
+                Self { columns, stride: b.columns.div_ceil(T::DEPTH) * T::COLUMNS }
+            }
+        }
+    }
+}
+
 /// Packs the columns of the right operand, which are the rows of its transpose.
 fn pack_right<'a, T: Tile, B: Element>(tile: T, b: Matrix<'_, B>, panels: &'a mut [f32]) -> &'a [f32] {
     let places = b.columns.div_ceil(T::DEPTH);
@@ -115,7 +138,7 @@ fn pack_right<'a, T: Tile, B: Element>(tile: T, b: Matrix<'_, B>, panels: &'a mu
 struct Product<'a, T, A> {
     tile: T,
     a: Matrix<'a, A>,
-    right: &'a [f32],
+    right: Right<'a>,
     columns: usize,
     places: usize,
 }
@@ -154,19 +177,14 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
     ) {
         let Self { tile, a, right, places, .. } = *self;
         let part = a.part(rows.start * T::ROWS..a.rows.min(rows.end * T::ROWS), 0..a.columns);
-        let left = if a.transposed {
-            pack_columns::<T, A>(part, strip, T::ROWS, T::ROWS * ROW_STRIDE);
-            Strip::Panels(strip)
-        } else {
-            Strip::Rows(rows_in_place::<T, A>(part).unwrap_or_else(|| pack_rows::<T, A>(part, strip)))
-        };
+        let left = Strip::of::<T, A>(part, strip);
         let mut sums = Sums([0.0; SUMS]);
         for column in columns {
-            let b = &right[column * T::COLUMNS * places..][..T::COLUMNS * places];
+            let b = right.columns.from(column * right.stride);
             for (panel, row) in rows.clone().enumerate() {
                 match left {
-                    Strip::Rows(rows) => tile.sum(rows.part(piece(panel, T::ROWS, rows.count)), b, &mut sums.0),
-                    Strip::Panels(panels) => tile.sum(Panel(&panels[panel * T::ROWS * ROW_STRIDE..]), b, &mut sums.0),
+                    Strip::Rows(rows) => tile.sum(places, rows.part(piece(panel, T::ROWS, rows.count)), b, &mut sums.0),
+                    Strip::Columns(columns, stride) => tile.sum(places, columns.from(panel * stride), b, &mut sums.0),
                 }
                 let (rows, columns) = (piece(row, T::ROWS, a.rows), piece(column, T::COLUMNS, self.columns));
                 // SAFETY: a tile belongs to one share.
@@ -180,8 +198,25 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
 #[derive(Clone, Copy)]
 enum Strip<'a> {
     Rows(Rows<'a>),
-    /// [`Panel`]s, `T::ROWS * ROW_STRIDE` apart.
-    Panels(&'a [f32]),
+    /// The columns of its transpose, and the places from panel to panel.
+    Columns(Columns<'a>, usize),
+}
+
+impl<'a> Strip<'a> {
+    /// Some rows of the left operand, in place or packed.
+    #[inline(always)]
+    fn of<T: Tile, A: Element>(a: Matrix<'a, A>, packed: &'a mut [f32]) -> Self {
+        if !a.transposed {
+            return Self::Rows(Rows::of::<T, A>(a).unwrap_or_else(|| pack_rows::<T, A>(a, packed)));
+        }
+        match Columns::of::<T, A>(a, T::ROWS) {
+            Some(columns) => Self::Columns(columns, T::ROWS),
+            None => {
+                pack_columns::<T, A>(a, packed, T::ROWS, T::ROWS * ROW_STRIDE);
+                Self::Columns(Columns { places: packed, stride: T::ROWS }, T::ROWS * ROW_STRIDE)
+            }
+        }
+    }
 }
 
 /// Panels of rows, taken by threads: many at a time first, single ones at the end, so that all threads end together.

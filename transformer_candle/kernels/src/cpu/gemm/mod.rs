@@ -12,6 +12,7 @@
 mod blocks;
 mod pairs;
 mod panels;
+mod places;
 mod row;
 mod target;
 mod tile;

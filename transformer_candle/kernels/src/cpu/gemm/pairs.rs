@@ -11,7 +11,8 @@ mod imp {
     use pulp::x86::V4;
 
     use crate::Element;
-    use crate::cpu::gemm::tile::{Left, SUMS, Tile};
+    use crate::cpu::gemm::places::{Columns, Left};
+    use crate::cpu::gemm::tile::{SUMS, Tile};
 
     const ROWS: usize = 14;
     const VECTORS: usize = 2;
@@ -44,19 +45,18 @@ mod imp {
         }
 
         #[inline(always)]
-        fn sum(self, a: impl Left, b: &[f32], sums: &mut [f32; SUMS]) {
+        fn sum(self, places: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]) {
             // SAFETY: the machine has the instructions, or there would be no `Pairs`.
-            unsafe { sum(a, b, sums) }
+            unsafe { sum(places, a, b, sums) }
         }
     }
 
     #[target_feature(enable = "avx512f,avx512bf16")]
-    fn sum(a: impl Left, b: &[f32], sums: &mut [f32; SUMS]) {
+    fn sum(count: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]) {
         let mut registers = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-        let b = b.as_chunks::<{ VECTORS * LANES }>().0;
-        let a = a.reader::<ROWS>(b.len());
-        for place in 0..b.len() {
-            let b = vectors(&b[place]);
+        let (a, b) = (a.reader::<ROWS>(count), b.pieces(count, VECTORS * LANES));
+        for place in 0..count {
+            let b = vectors(b(place));
             for i in 0..ROWS {
                 add(&mut registers[i], a(place, i), b);
             }
@@ -73,7 +73,7 @@ mod imp {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bf16")]
-    fn vectors(places: &[f32; VECTORS * LANES]) -> [__m512bh; VECTORS] {
+    fn vectors(places: &[f32]) -> [__m512bh; VECTORS] {
         let (left, right) = (places[..LANES].as_ptr(), places[LANES..].as_ptr());
         // SAFETY: both halves are whole vectors.
         unsafe { [pairs(_mm512_loadu_ps(left)), pairs(_mm512_loadu_ps(right))] }
@@ -100,7 +100,8 @@ mod imp {
     use pulp::Scalar;
 
     use crate::Element;
-    use crate::cpu::gemm::tile::{Left, SUMS, Tile};
+    use crate::cpu::gemm::places::{Columns, Left};
+    use crate::cpu::gemm::tile::{SUMS, Tile};
 
     /// No other machine has such an instruction that Rust could call.
     #[derive(Clone, Copy)]
@@ -126,7 +127,7 @@ mod imp {
             unreachable!("there are no pairs here")
         }
 
-        fn sum(self, _a: impl Left, _b: &[f32], _sums: &mut [f32; SUMS]) {
+        fn sum(self, _places: usize, _a: impl Left, _b: Columns<'_>, _sums: &mut [f32; SUMS]) {
             match self {}
         }
     }

@@ -4,7 +4,8 @@
 //! columns are the rows of its transpose. Whole vectors are written wherever there is room: what reaches too far is written again
 //! with what follows, or never read.
 
-use super::tile::{ROW_STRIDE, Rows, Tile};
+use super::places::Rows;
+use super::tile::{ROW_STRIDE, Tile};
 use super::{Matrix, steps};
 use crate::Element;
 use crate::cpu::simd::prefetch;
@@ -21,18 +22,6 @@ pub(super) fn pack<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32]
     } else {
         pack_squares::<T, E>(matrix, panel);
     }
-}
-
-/// Rows that are places as they lie in memory.
-pub(super) fn rows_in_place<T: Tile, E: Element>(matrix: Matrix<'_, E>) -> Option<Rows<'_>> {
-    let whole = |elements: usize| elements.is_multiple_of(T::DEPTH);
-    if matrix.transposed || size_of::<E>() * T::DEPTH != size_of::<f32>() || !whole(matrix.columns) {
-        return None;
-    }
-    // SAFETY: elements are plain numbers: so many of them have the bits of an f32, whatever these are.
-    let (before, places, _) = unsafe { matrix.values.align_to() };
-    let aligned = before.is_empty() && whole(matrix.stride);
-    aligned.then_some(Rows { places, stride: matrix.stride / T::DEPTH, count: matrix.rows })
 }
 
 /// Packs rows that lie in one piece each in `places[row * ROW_STRIDE + place]`.

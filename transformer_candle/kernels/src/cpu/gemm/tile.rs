@@ -1,9 +1,8 @@
 //! Tiles of a product: as many sums as the registers hold.
 
-use std::ops::Range;
-
 use pulp::{Simd, WithSimd};
 
+use super::places::{Columns, Left};
 use crate::Element;
 
 /// The most sums that a tile has.
@@ -29,58 +28,8 @@ pub(super) trait Tile: Copy + Send + Sync {
     /// What a place holds of one element, or of two successive ones.
     fn place<E: Element>(first: E, second: E) -> f32;
 
-    /// `sums[i * COLUMNS + j] = sum over places of a(place, i) * b[place * COLUMNS + j]`.
-    fn sum(self, a: impl Left, b: &[f32], sums: &mut [f32; SUMS]);
-}
-
-/// What a tile reads of the left operand.
-pub(super) trait Left: Copy {
-    /// A reader of so many places of `R` rows: `(place, row)`.
-    fn reader<const R: usize>(self, places: usize) -> impl Fn(usize, usize) -> f32;
-}
-
-/// Panels in which the rows of a place lie together.
-#[derive(Clone, Copy)]
-pub(super) struct Panel<'a>(pub(super) &'a [f32]);
-
-impl Left for Panel<'_> {
-    #[inline(always)]
-    fn reader<const R: usize>(self, places: usize) -> impl Fn(usize, usize) -> f32 {
-        let rows = &self.0.as_chunks::<R>().0[..places];
-        #[inline(always)]
-        move |place, row| rows[place][row]
-    }
-}
-
-/// Rows of places, each in one piece.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    pub(super) places: &'a [f32],
-    /// Places from row to row.
-    pub(super) stride: usize,
-    pub(super) count: usize,
-}
-
-impl<'a> Rows<'a> {
-    /// Some of them.
-    pub(super) fn part(self, rows: Range<usize>) -> Self {
-        Self { places: &self.places[rows.start * self.stride..], count: rows.len(), ..self }
-    }
-
-}
-
-impl Left for Rows<'_> {
-    /// The last row stands in for those that a tile has beyond it, whose sums nobody wants.
-    #[inline(always)]
-    fn reader<const R: usize>(self, places: usize) -> impl Fn(usize, usize) -> f32 {
-        let last = (self.count - 1).min(R - 1);
-        assert!(last * self.stride + places <= self.places.len());
-        // SAFETY: no row lies behind the last, which ends inside of the slice.
-        let row = |row: usize| unsafe { self.places.get_unchecked(row.min(last) * self.stride..).get_unchecked(..places) };
-        let rows: [&[f32]; R] = std::array::from_fn(row);
-        #[inline(always)]
-        move |place, row| rows[row][place]
-    }
+    /// `sums[i * COLUMNS + j] = sum over so many places of a(place, i) * b(place, j)`.
+    fn sum(self, places: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]);
 }
 
 /// R rows of V vectors of f32.
@@ -103,14 +52,15 @@ impl<S: Simd, const R: usize, const V: usize> Tile for Vectors<S, R, V> {
     }
 
     #[inline(always)]
-    fn sum(self, a: impl Left, b: &[f32], sums: &mut [f32; SUMS]) {
-        self.0.vectorize(Sum::<_, R, V> { a, b, sums });
+    fn sum(self, places: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]) {
+        self.0.vectorize(Sum::<_, R, V> { places, a, b, sums });
     }
 }
 
 struct Sum<'a, A, const R: usize, const V: usize> {
+    places: usize,
     a: A,
-    b: &'a [f32],
+    b: Columns<'a>,
     sums: &'a mut [f32; SUMS],
 }
 
@@ -120,12 +70,9 @@ impl<A: Left, const R: usize, const V: usize> WithSimd for Sum<'_, A, R, V> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
-        let (b, rest) = S::as_simd_f32s(self.b);
-        assert!(rest.is_empty());
-        let b = b.as_chunks::<V>().0;
-        let a = self.a.reader::<R>(b.len());
-        for place in 0..b.len() {
-            let b = b[place];
+        let (a, b) = (self.a.reader::<R>(self.places), self.b.pieces(self.places, V * S::F32_LANES));
+        for place in 0..self.places {
+            let b = S::as_simd_f32s(b(place)).0;
             for i in 0..R {
                 let a = simd.splat_f32s(a(place, i));
                 for j in 0..V {
