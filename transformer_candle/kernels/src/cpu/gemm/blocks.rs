@@ -107,14 +107,11 @@ struct Right<'a> {
 impl<'a> Right<'a> {
     /// Of the block's transpose, in place or packed.
     fn of<T: Tile, B: Element>(tile: T, b: Matrix<'a, B>, panels: &'a mut [f32]) -> Self {
-        match Columns::of::<T, B>(b, T::COLUMNS) {
-            Some(columns) => Self { columns, stride: T::COLUMNS },
-            None => {
-                let panels = pack_right(tile, b, panels);
-                let columns = Columns { places: panels, stride: T::COLUMNS };
-                Self { columns, stride: b.columns.div_ceil(T::DEPTH) * T::COLUMNS }
-            }
+        if let Some(columns) = Columns::of::<T, B>(b, T::COLUMNS) {
+            return Self { columns, stride: T::COLUMNS };
         }
+        let columns = Columns { places: pack_right(tile, b, panels), stride: T::COLUMNS };
+        Self { columns, stride: b.columns.div_ceil(T::DEPTH) * T::COLUMNS }
     }
 }
 
@@ -152,10 +149,10 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
         let groups = if tall < 2 * threads { wide.min((2 * threads).div_ceil(tall)) } else { 1 };
         let fitting = (STRIP / (T::ROWS * self.places.max(1))).min(STRIP_ROWS / T::ROWS / threads);
         let longest = if groups > 1 { 1 } else { fitting.clamp(1, STRIP_PANELS) };
-        let shares = Shares { next: AtomicUsize::new(0), all: tall * groups, longest, threads };
+        let shares = Shares::new(tall * groups, longest, threads);
         let strips = strips.par_chunks_exact_mut(longest * T::ROWS * ROW_STRIDE).take(threads);
-        strips.with_max_len(1).for_each(|strip| {
-            while let Some(share) = shares.take() {
+        strips.with_max_len(1).enumerate().for_each(|(thread, strip)| {
+            while let Some(share) = shares.take(thread) {
                 let (rows, group) = (share.start / groups..share.end.div_ceil(groups), share.start % groups);
                 let columns = group * wide / groups..(group + 1) * wide / groups;
                 self.tile.simd().vectorize(Body(
@@ -209,29 +206,36 @@ impl<'a> Strip<'a> {
         if !a.transposed {
             return Self::Rows(Rows::of::<T, A>(a).unwrap_or_else(|| pack_rows::<T, A>(a, packed)));
         }
-        match Columns::of::<T, A>(a, T::ROWS) {
-            Some(columns) => Self::Columns(columns, T::ROWS),
-            None => {
-                pack_columns::<T, A>(a, packed, T::ROWS, T::ROWS * ROW_STRIDE);
-                Self::Columns(Columns { places: packed, stride: T::ROWS }, T::ROWS * ROW_STRIDE)
-            }
+        if let Some(columns) = Columns::of::<T, A>(a, T::ROWS) {
+            return Self::Columns(columns, T::ROWS);
         }
+        pack_columns::<T, A>(a, packed, T::ROWS, T::ROWS * ROW_STRIDE);
+        Self::Columns(Columns { places: packed, stride: T::ROWS }, T::ROWS * ROW_STRIDE)
     }
 }
 
-/// Panels of rows, taken by threads: many at a time first, single ones at the end, so that all threads end together.
+/// Panels of rows, taken by threads: many at a time first, single ones at the end, so that all threads end together. A thread
+/// begins with a part of its own, the same in every product of as many rows: what it wrote in the last is in its cache.
 struct Shares {
-    next: AtomicUsize,
-    all: usize,
+    /// What is next in a thread's part, and where that ends.
+    parts: Vec<(AtomicUsize, usize)>,
     longest: usize,
-    threads: usize,
 }
 
 impl Shares {
-    fn take(&self) -> Option<Range<usize>> {
-        let end = |start: usize| start + ((self.all - start) / (2 * self.threads)).clamp(1, self.longest);
-        let taken = self.next.fetch_update(Relaxed, Relaxed, |start| (start < self.all).then(|| end(start)));
-        taken.ok().map(|start| start..end(start))
+    fn new(all: usize, longest: usize, threads: usize) -> Self {
+        let begin = |thread: usize| all * thread / threads;
+        Self { parts: (0..threads).map(|it| (AtomicUsize::new(begin(it)), begin(it + 1))).collect(), longest }
+    }
+
+    /// From the thread's part, else from the one behind it that has some left.
+    fn take(&self, thread: usize) -> Option<Range<usize>> {
+        let (before, from) = self.parts.split_at(thread);
+        from.iter().chain(before).find_map(|(next, all)| {
+            let end = |start: usize| start + ((all - start) / 2).clamp(1, self.longest);
+            let taken = next.fetch_update(Relaxed, Relaxed, |start| (start < *all).then(|| end(start)));
+            taken.ok().map(|start| start..end(start))
+        })
     }
 }
 

@@ -1,8 +1,8 @@
 //! Matrix products of f32 or bf16 operands, summed in f32.
 //!
-//! Legend: `out_MN = a_MK b_KN`. Operands are cut in blocks that the caches hold ([`blocks`]); a block is packed in panels, in
-//! which lies together what is multiplied together ([`panels`]); a tile of `out` is summed in registers ([`tile`]) and written
-//! ([`target`]). A single row reads its matrix once and packs nothing ([`row`]).
+//! Legend: `out_MN = a_MK b_KN`. Operands are cut in blocks that the caches hold ([`blocks`]). What is multiplied together lies
+//! together in panels, for which a block is packed ([`panels`]) unless it can be read where it lies ([`places`]); a tile of `out`
+//! is summed in registers ([`tile`]) and written ([`target`]). A single row reads its matrix once ([`row`]).
 //!
 //! Every element of `out` is one sum over K in ascending order, begun anew with every block of K; of a single row, several sums
 //! beside each other. Two bf16 operands are multiplied as they are where the machine can ([`pairs`]), two elements of K at a time, else

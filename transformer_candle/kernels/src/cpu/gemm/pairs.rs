@@ -57,8 +57,8 @@ mod imp {
         let (a, b) = (a.reader::<ROWS>(count), b.pieces(count, VECTORS * LANES));
         for place in 0..count {
             let b = vectors(b(place));
-            for i in 0..ROWS {
-                add(&mut registers[i], a(place, i), b);
+            for (i, registers) in registers.iter_mut().enumerate() {
+                add(registers, a(place, i), b);
             }
         }
         let (places, _) = sums.as_chunks_mut::<LANES>();

@@ -50,7 +50,8 @@ impl Left for Rows<'_> {
         let last = (self.count - 1).min(R - 1);
         assert!(last * self.stride + places <= self.places.len());
         // SAFETY: no row lies behind the last, which ends inside of the slice.
-        let row = |row: usize| unsafe { self.places.get_unchecked(row.min(last) * self.stride..).get_unchecked(..places) };
+        let row =
+            |row: usize| unsafe { self.places.get_unchecked(row.min(last) * self.stride..).get_unchecked(..places) };
         let rows: [&[f32]; R] = std::array::from_fn(row);
         #[inline(always)]
         move |place, row| rows[row][place]

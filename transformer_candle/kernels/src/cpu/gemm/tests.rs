@@ -13,12 +13,12 @@ fn integers<E: Element>(count: usize, seed: usize) -> Vec<E> {
     (0..count).map(|i| E::narrow(((i * 7 + seed * 13) % 17) as f32 - 8.0)).collect()
 }
 
-/// A matrix whose stored rows lie further apart than they are long.
-fn matrix<E: Element>(values: &[E], rows: usize, columns: usize, transposed: bool) -> Matrix<'_, E> {
+/// A matrix whose stored rows lie further apart than they are long, by `gap`.
+fn matrix<E: Element>(values: &[E], rows: usize, columns: usize, transposed: bool, gap: usize) -> Matrix<'_, E> {
     if transposed {
-        Matrix::strided(values, columns, rows, rows + 3).transposed()
+        Matrix::strided(values, columns, rows, rows + gap).transposed()
     } else {
-        Matrix::strided(values, rows, columns, columns + 3)
+        Matrix::strided(values, rows, columns, columns + gap)
     }
 }
 
@@ -27,13 +27,14 @@ fn at<E: Element>(matrix: Matrix<'_, E>, row: usize, column: usize) -> f32 {
     matrix.values[row * matrix.stride + column].widen()
 }
 
-/// Among them several blocks of K and of columns.
-const SIZES: [[usize; 3]; 10] = [
+/// Among them several blocks of K and of columns, and whole panels of every tile.
+const SIZES: [[usize; 3]; 11] = [
     [1, 1, 1],
     [3, 40, 5],
     [14, 32, 2],
     [31, 70, 33],
     [70, 200, 16],
+    [84, 96, 40],
     [129, 33, 64],
     [5, 9, 0],
     [17, 35, 2101],
@@ -48,10 +49,12 @@ fn equals_the_plain_loop<T: Tile, E: Element>(tile: T) {
 
 fn product_equals_the_plain_loop<T: Tile, E: Element, O: Element + PartialEq + Debug>(tile: T, accumulations: &[bool]) {
     for [m, n, k] in SIZES {
-        let room = (m + 3) * (k + 3) + (n + 3) * (k + 3);
+        let room = (m + 4) * (k + 4) + (n + 4) * (k + 4);
         let (a, b, before) = (integers::<E>(room, 1), integers::<E>(room, 2), integers::<O>(m * (n + 1), 3));
-        for layout in 0..4 {
-            let (a, b) = (matrix(&a, m, k, layout & 1 != 0), matrix(&b, k, n, layout & 2 != 0));
+        for layout in 0..8 {
+            // Pairs lie in one piece from row to row, or do not.
+            let gap = 3 + layout / 4;
+            let (a, b) = (matrix(&a, m, k, layout & 1 != 0, gap), matrix(&b, k, n, layout & 2 != 0, gap));
             for &accumulate in accumulations {
                 let mut out = before.clone();
                 let mut workspace = vec![f32::NAN; workspace_for(m, n, k)];

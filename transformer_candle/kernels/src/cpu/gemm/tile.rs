@@ -73,10 +73,10 @@ impl<A: Left, const R: usize, const V: usize> WithSimd for Sum<'_, A, R, V> {
         let (a, b) = (self.a.reader::<R>(self.places), self.b.pieces(self.places, V * S::F32_LANES));
         for place in 0..self.places {
             let b = S::as_simd_f32s(b(place)).0;
-            for i in 0..R {
+            for (i, sums) in sums.iter_mut().enumerate() {
                 let a = simd.splat_f32s(a(place, i));
                 for j in 0..V {
-                    sums[i][j] = simd.mul_add_e_f32s(a, b[j], sums[i][j]);
+                    sums[j] = simd.mul_add_e_f32s(a, b[j], sums[j]);
                 }
             }
         }
