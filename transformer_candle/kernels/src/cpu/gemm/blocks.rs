@@ -54,12 +54,14 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
     pub(super) fn multiply<T: Tile>(self, tile: T) {
         let Self { a, b, out, stride, accumulate, workspace } = self;
         assert!(b.columns <= stride && out.len() >= extent(a.rows, b.columns, stride));
-        if a.rows == 0 || b.columns == 0 || (a.columns == 0 && accumulate) {
-            return;
+        if a.rows == 0 || b.columns == 0 || a.columns == 0 {
+            // Sums of nothing.
+            let rows = out.chunks_mut(stride.max(1)).take(if accumulate { 0 } else { a.rows });
+            return rows.for_each(|row| row[..b.columns].fill(O::default()));
         }
         let depth = even_step(a.columns, PLACES * T::DEPTH, SIDE * T::DEPTH);
         let places = depth.min(a.columns).div_ceil(T::DEPTH);
-        let width = even_step(b.columns, RIGHT / places.max(1), T::COLUMNS);
+        let width = even_step(b.columns, RIGHT / places, T::COLUMNS);
         let waits = depth < a.columns && size_of::<O>() < size_of::<f32>();
         let height = if waits { WAITING / width.min(b.columns) } else { a.rows };
         let (right, rest) = aligned(workspace).split_at_mut(width * places);
@@ -69,8 +71,7 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
             for columns in steps(b.columns, width) {
                 let corner = Corner { first: rows.start * stride + columns.start, stride };
                 let wait = Corner { first: 0, stride: columns.len() };
-                for depth in steps(a.columns.max(1), depth) {
-                    let depth = depth.start..depth.end.min(a.columns);
+                for depth in steps(a.columns, depth) {
                     let right = Right::of(tile, b.part(depth.clone(), columns.clone()).transposed(), right);
                     let a = a.part(rows.clone(), depth.clone());
                     let product =
@@ -119,15 +120,13 @@ impl<'a> Right<'a> {
 fn pack_right<'a, T: Tile, B: Element>(tile: T, b: Matrix<'_, B>, panels: &'a mut [f32]) -> &'a [f32] {
     let places = b.columns.div_ceil(T::DEPTH);
     let panels = &mut panels[..b.rows.next_multiple_of(T::COLUMNS) * places];
-    if places > 0 {
-        panels.par_chunks_exact_mut(T::COLUMNS * places).enumerate().for_each(|(index, panel)| {
-            let columns = b.part(piece(index, T::COLUMNS, b.rows), 0..b.columns);
-            tile.simd().vectorize(Body(
-                #[inline(always)]
-                || pack::<T, B>(columns, panel),
-            ));
-        });
-    }
+    panels.par_chunks_exact_mut(T::COLUMNS * places).enumerate().for_each(|(index, panel)| {
+        let columns = b.part(piece(index, T::COLUMNS, b.rows), 0..b.columns);
+        tile.simd().vectorize(Body(
+            #[inline(always)]
+            || pack::<T, B>(columns, panel),
+        ));
+    });
     panels
 }
 
@@ -147,7 +146,7 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
         let (tall, wide) = (self.a.rows.div_ceil(T::ROWS), self.columns.div_ceil(T::COLUMNS));
         // Where there are few rows, their columns are shared out too.
         let groups = if tall < 2 * threads { wide.min((2 * threads).div_ceil(tall)) } else { 1 };
-        let fitting = (STRIP / (T::ROWS * self.places.max(1))).min(STRIP_ROWS / T::ROWS / threads);
+        let fitting = (STRIP / (T::ROWS * self.places)).min(STRIP_ROWS / T::ROWS / threads);
         let longest = if groups > 1 { 1 } else { fitting.clamp(1, STRIP_PANELS) };
         let shares = Shares::new(tall * groups, longest, threads);
         let strips = strips.par_chunks_exact_mut(longest * T::ROWS * ROW_STRIDE).take(threads);

@@ -83,7 +83,7 @@ impl<'a> Columns<'a> {
     /// A reader of what `width` of the columns hold of so many places.
     #[inline(always)]
     pub(super) fn pieces(self, places: usize, width: usize) -> impl Fn(usize) -> &'a [f32] {
-        assert!(places == 0 || (places - 1) * self.stride + width <= self.places.len());
+        assert!(places > 0 && (places - 1) * self.stride + width <= self.places.len());
         #[inline(always)]
         move |place| {
             assert!(place < places);

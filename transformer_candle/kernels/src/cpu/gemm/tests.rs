@@ -28,7 +28,7 @@ fn at<E: Element>(matrix: Matrix<'_, E>, row: usize, column: usize) -> f32 {
 }
 
 /// Among them several blocks of K and of columns, and whole panels of every tile.
-const SIZES: [[usize; 3]; 11] = [
+const SIZES: [[usize; 3]; 12] = [
     [1, 1, 1],
     [3, 40, 5],
     [14, 32, 2],
@@ -37,6 +37,7 @@ const SIZES: [[usize; 3]; 11] = [
     [84, 96, 40],
     [129, 33, 64],
     [5, 9, 0],
+    [20, 64, 0],
     [17, 35, 2101],
     [2, 1100, 1030],
     [1300, 1, 1025],
