@@ -1,7 +1,7 @@
 //! A product cut in blocks that the caches hold.
 //!
-//! All threads pack a block of the right operand. Then each takes strips of rows until none is left: it packs the strip of the left
-//! operand in memory of its own and multiplies it with the whole block.
+//! All threads pack a block of the right operand. Then each takes strips of rows until none is left and multiplies them with the
+//! whole block; what cannot be read in place of its strip of the left operand it packs in memory of its own.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -29,6 +29,8 @@ const STRIP_PANELS: usize = 4;
 const STRIP_ROWS: usize = 896;
 /// Sums over blocks of K that wait for the next where `out` cannot hold them.
 const WAITING: usize = 1 << 20;
+/// Parts of a product's rows that threads begin with; where there are more threads, some begin with the same.
+const PARTS: usize = 64;
 /// The widest panels of any tile; all others divide it.
 const WIDEST: usize = 32;
 
@@ -148,7 +150,7 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
         let groups = if tall < 2 * threads { wide.min((2 * threads).div_ceil(tall)) } else { 1 };
         let fitting = (STRIP / (T::ROWS * self.places)).min(STRIP_ROWS / T::ROWS / threads);
         let longest = if groups > 1 { 1 } else { fitting.clamp(1, STRIP_PANELS) };
-        let shares = Shares::new(tall * groups, longest, threads);
+        let shares = Shares::new(tall * groups, longest, threads.min(PARTS));
         let strips = strips.par_chunks_exact_mut(longest * T::ROWS * ROW_STRIDE).take(threads);
         strips.with_max_len(1).enumerate().for_each(|(thread, strip)| {
             while let Some(share) = shares.take(thread) {
@@ -216,24 +218,26 @@ impl<'a> Strip<'a> {
 /// Panels of rows, taken by threads: many at a time first, single ones at the end, so that all threads end together. A thread
 /// begins with a part of its own, the same in every product of as many rows: what it wrote in the last is in its cache.
 struct Shares {
-    /// What is next in a thread's part, and where that ends.
-    parts: Vec<(AtomicUsize, usize)>,
+    /// How many are taken of each part.
+    taken: [AtomicUsize; PARTS],
+    parts: usize,
+    all: usize,
     longest: usize,
 }
 
 impl Shares {
-    fn new(all: usize, longest: usize, threads: usize) -> Self {
-        let begin = |thread: usize| all * thread / threads;
-        Self { parts: (0..threads).map(|it| (AtomicUsize::new(begin(it)), begin(it + 1))).collect(), longest }
+    fn new(all: usize, longest: usize, parts: usize) -> Self {
+        Self { taken: [const { AtomicUsize::new(0) }; PARTS], parts, all, longest }
     }
 
-    /// From the thread's part, else from the one behind it that has some left.
+    /// From the thread's part, else from the next one that has some left.
     fn take(&self, thread: usize) -> Option<Range<usize>> {
-        let (before, from) = self.parts.split_at(thread);
-        from.iter().chain(before).find_map(|(next, all)| {
-            let end = |start: usize| start + ((all - start) / 2).clamp(1, self.longest);
-            let taken = next.fetch_update(Relaxed, Relaxed, |start| (start < *all).then(|| end(start)));
-            taken.ok().map(|start| start..end(start))
+        let begin = |part: usize| self.all * part / self.parts;
+        (thread..thread + self.parts).map(|part| part % self.parts).find_map(|part| {
+            let size = begin(part + 1) - begin(part);
+            let end = |start: usize| start + ((size - start) / 2).clamp(1, self.longest);
+            let taken = self.taken[part].fetch_update(Relaxed, Relaxed, |start| (start < size).then(|| end(start)));
+            taken.ok().map(|start| begin(part) + start..begin(part) + end(start))
         })
     }
 }
