@@ -4,26 +4,26 @@
 //! Scratch holds a tile's matrices transposed, query rows as columns: `scores_CL` for C keys and L lanes (query rows). So every
 //! maximum and sum runs down a column, whole vectors at a time and in the same order on every machine.
 //!
-//! Tasks are shared out among at most [`SLOTS`] pieces of scratch, whatever the number of threads; a task's result does not
-//! depend on its slot.
+//! Every thread has scratch of its own, which its cache holds, and takes tiles one after the other; there is scratch for
+//! [`SLOTS`] threads at most. A tile's result does not depend on who computes it.
 
 mod backward;
 mod product;
 mod tiles;
 
 use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
 
 pub(crate) use backward::{Saved, backward, workspace_elements as backward_workspace_elements};
-use product::{COLUMNS, Left, Start, product};
+use product::{COLUMNS, Causal, Left, Start, product};
 pub(crate) use tiles::Shape;
 use tiles::{KEYS, LANES, Rows, Tile, take, transpose};
 
 use super::disjoint::{ALIGNMENT, Disjoint, aligned};
 use super::exp::exp;
+use super::shares::share_out;
 use crate::Element;
 
-/// Pieces of scratch, and so tasks that run at the same time, at most.
+/// Threads that take part, at most.
 const SLOTS: usize = 64;
 
 /// Attention within packed rows; `shape.past` is 0.
@@ -85,15 +85,15 @@ fn attend<'a, E: Element>(
     lse: Option<&mut [f32]>,
     workspace: &mut [f32],
 ) {
-    let (pairs, tiles, slots, space) = (shape.pairs(), shape.tiles(), slots(shape), slot_elements(shape));
-    let (out, lse) = (Disjoint::new(out), lse.map(Disjoint::new));
-    let slots_of_space = aligned(workspace)[..slots * space].par_chunks_exact_mut(space).with_max_len(1).enumerate();
-    slots_of_space.for_each(|(slot, space)| {
-        // Later tiles meet more keys: every slot gets long and short ones, the long ones first.
-        for task in (slot..pairs * tiles).step_by(slots) {
-            let (pair, tile) = (task % pairs, tiles - 1 - task / pairs);
+    let (tiles, space) = (shape.tiles(), slot_elements(shape));
+    let (out, lse) = (&Disjoint::new(out), lse.map(Disjoint::new));
+    let slots = &mut aligned(workspace)[..slots(shape) * space];
+    share_out(shape.pairs() * tiles, 1, slots, space, |tasks, space| {
+        for task in tasks {
+            // Later tiles meet more keys: the longest of a pair first.
+            let (pair, tile) = (task / tiles, tiles - 1 - task % tiles);
             let [keys, values] = keys_and_values(pair);
-            let (tile, out, lse) = (shape.tile(pair, tile), &out, lse.as_ref());
+            let (tile, lse) = (shape.tile(pair, tile), lse.as_ref());
             Arch::new().dispatch(Attend { tile, qkv, documents, keys, values, out, lse, space: &mut *space });
         }
     });
@@ -138,14 +138,15 @@ impl<E: Element> WithSimd for Attend<'_, E> {
             self.values.widen(first, &mut values_CE[..count * size], size);
             let (keys, values_EC) = (Left::rows(keys_CE, size), Left::transposed(values_CE, size));
             let scores_CL = &mut scores_CL[..count * width];
-            product(simd, [count, width, size], keys, q_EL, scores_CL, Start::Zero);
+            let edge = tile.edge(first);
+            product(simd, [count, width, size], keys, q_EL, scores_CL, Start::Zero, Causal::Target(edge));
             for (row, scores_L) in scores_CL.chunks_exact_mut(width).enumerate() {
                 scores_L[..tile.blind(first + row)].fill(f32::NEG_INFINITY);
                 scores_L[tile.begun(first + row, self.documents)..].fill(f32::NEG_INFINITY);
             }
             softmax.step(scores_CL);
             let start = Start::Scaled(softmax.factor);
-            product(simd, [size, width, count], values_EC, scores_CL, out_EL, start);
+            product(simd, [size, width, count], values_EC, scores_CL, out_EL, start, Causal::Right(edge));
         }
         // SAFETY: a row belongs to one tile, and a tile to one task.
         unsafe { tile.scatter(out_EL, |lane| 1.0 / softmax.sum[lane], self.out, layout.query_width()) };

@@ -4,8 +4,9 @@
 //! `dq = scale * ds k`, `dk = scale * ds^T q`.
 //!
 //! The tiles of one key/value head are dealt out to as many parts as give [`TASKS`] tasks or fewer in all. A task goes
-//! through its tiles in order, writes their dq, and sums dk and dv in an f32 accumulator of its own; afterwards the
-//! accumulators of a head's parts are added in order. The parts follow from the call's sizes, never from the threads.
+//! through its tiles in order, writes their dq, and sums dk and dv in f32. Where a head is one part its sums are written
+//! right away; else every task has accumulators of its own, and afterwards those of a head's parts are added in order. The
+//! parts follow from the call's sizes, never from the threads.
 
 use std::ops::Range;
 
@@ -14,12 +15,13 @@ use rayon::prelude::*;
 
 use super::super::disjoint::{ALIGNMENT, Disjoint, aligned};
 use super::super::exp::exp;
+use super::super::shares::share_out;
 use super::super::simd::{total, vectorised};
-use super::product::{COLUMNS, Left, Start, product};
+use super::product::{COLUMNS, Causal, Left, Start, product};
 use super::tiles::{KEYS, LANES, Rows, Shape, Tile, narrow_times, take, transpose};
 use crate::Element;
 
-/// Tasks that run at the same time, and pieces of scratch, at most.
+/// Parts of all heads where there are no more heads than that, and threads that take part, at most.
 const TASKS: usize = 32;
 
 /// What forward read and left, and the gradient that comes back.
@@ -36,12 +38,12 @@ pub(crate) struct Saved<'a, E> {
 struct Cut {
     /// Parts of the tiles of one pair of sequence and key/value head.
     parts: usize,
-    /// Pairs worked on at a time.
-    pairs: usize,
-    /// Elements of a task's scratch: a tile's matrices, then the accumulators of dk and dv.
-    space: usize,
-    /// Elements of one accumulator.
-    accumulator: usize,
+    /// Tasks: the parts of all pairs.
+    tasks: usize,
+    /// Elements of a tile's matrices.
+    matrices: usize,
+    /// Elements of a task's sums of dk and of dv.
+    sums: usize,
 }
 
 impl Cut {
@@ -49,67 +51,78 @@ impl Cut {
         let size = shape.layout.head_size;
         let padded = size.next_multiple_of(COLUMNS);
         let parts = (TASKS / shape.pairs().max(1)).clamp(1, shape.tiles().max(1));
-        let rounds = shape.pairs().div_ceil(TASKS).max(1);
-        let tile = 5 * LANES * padded + 2 * KEYS * LANES + 2 * KEYS * size + 2 * LANES;
-        let accumulator = shape.length * padded;
-        Self { parts, pairs: shape.pairs().div_ceil(rounds), space: tile + 2 * accumulator, accumulator }
+        let matrices = 5 * LANES * padded + 2 * KEYS * LANES + 2 * KEYS * size + 2 * LANES;
+        Self { parts, tasks: shape.pairs() * parts, matrices, sums: 2 * shape.length * padded }
+    }
+
+    /// Elements of scratch: of a thread's, of all threads', and of sums that wait for those of other parts.
+    fn scratch(&self) -> [usize; 3] {
+        let (own, waiting) = if self.parts == 1 { (self.sums, 0) } else { (0, self.tasks * self.sums) };
+        let thread = self.matrices + own;
+        [thread, TASKS.min(self.tasks) * thread, waiting]
     }
 }
 
 /// Elements of workspace for [`backward`].
 pub(crate) fn workspace_elements(shape: &Shape) -> usize {
-    let cut = Cut::of(shape);
-    ALIGNMENT + cut.pairs * cut.parts * cut.space
+    let [_, threads, waiting] = Cut::of(shape).scratch();
+    ALIGNMENT + threads + waiting
 }
 
 /// Writes all of `dqkv`.
 pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &Shape, dqkv: &mut [E], workspace: &mut [f32]) {
     let cut = Cut::of(shape);
-    let space = &mut aligned(workspace)[..cut.pairs * cut.parts * cut.space];
-    let dqkv = &Disjoint::new(dqkv);
-    let all: usize = shape.pairs();
-    for first in (0..all).step_by(cut.pairs.max(1)) {
-        let pairs = cut.pairs.min(all - first);
-        let tasks = space.par_chunks_exact_mut(cut.space).with_max_len(1).take(pairs * cut.parts).enumerate();
-        tasks.for_each(|(task, space)| {
+    let [thread, threads, waiting] = cut.scratch();
+    let (scratch, rest) = aligned(workspace).split_at_mut(threads);
+    let (waiting, dqkv) = (&mut rest[..waiting], &Disjoint::new(dqkv));
+    let sums_of_tasks = Disjoint::new(waiting);
+    share_out(cut.tasks, 1, scratch, thread, |tasks, scratch| {
+        for task in tasks {
             // A later part of a head is longer, by a tile at most.
-            let (pair, part) = (first + task / cut.parts, task % cut.parts);
-            let (space, accumulators) = space.split_at_mut(cut.space - 2 * cut.accumulator);
-            accumulators.fill(0.0);
-            let (dkeys, dvalues) = accumulators.split_at_mut(cut.accumulator);
+            let (pair, part) = (task / cut.parts, task % cut.parts);
+            let (space, own) = scratch.split_at_mut(cut.matrices);
+            // SAFETY: a task's own.
+            let sums = if cut.parts == 1 { own } else { unsafe { sums_of_tasks.part(task * cut.sums, cut.sums) } };
+            sums.fill(0.0);
             for tile in (part..shape.tiles()).step_by(cut.parts) {
                 let (tile, space) = (shape.tile(pair, tile), &mut *space);
+                let (dkeys, dvalues) = sums.split_at_mut(cut.sums / 2);
                 Arch::new().dispatch(Backward { tile, saved, dqkv, dkeys, dvalues, space });
             }
-        });
-        collect(shape, &cut, first..first + pairs, space, dqkv);
-    }
-}
-
-/// Adds up the parts' accumulators of these pairs and writes dk and dv.
-fn collect<E: Element>(shape: &Shape, cut: &Cut, pairs: Range<usize>, space: &[f32], dqkv: &Disjoint<'_, E>) {
-    let (layout, size) = (shape.layout, shape.layout.head_size);
-    let padded = size.next_multiple_of(COLUMNS);
-    let blocks = shape.length.div_ceil(KEYS);
-    (0..pairs.len() * blocks).into_par_iter().for_each(|task| {
-        let (pair, first) = (task / blocks, task % blocks * KEYS);
-        let spaces = &space[pair * cut.parts * cut.space..][..cut.parts * cut.space];
-        let (sequence, kv_head) = ((pairs.start + pair) / layout.kv_heads, (pairs.start + pair) % layout.kv_heads);
-        for position in first..shape.length.min(first + KEYS) {
-            let token = (sequence * shape.length + position) * layout.packed_width();
-            for (gradient, head) in
-                [layout.heads + kv_head, layout.heads + layout.kv_heads + kv_head].iter().enumerate()
-            {
-                let row = cut.space - (2 - gradient) * cut.accumulator + position * padded;
-                // SAFETY: a position of a pair belongs to one task, and tasks of `Backward` write none but query heads.
-                let target = unsafe { dqkv.part(token + head * size, size) };
-                vectorised(
-                    #[inline(always)]
-                    || add_up(&spaces.chunks_exact(cut.space).map(|part| &part[row..][..padded]), target),
-                );
+            if cut.parts == 1 {
+                write_keys(shape, pair, 0..shape.length, sums, dqkv);
             }
         }
     });
+    if cut.parts > 1 {
+        let blocks = shape.length.div_ceil(KEYS);
+        (0..shape.pairs() * blocks).into_par_iter().for_each(|task| {
+            let (pair, first) = (task / blocks, task % blocks * KEYS);
+            let sums = &waiting[pair * cut.parts * cut.sums..][..cut.parts * cut.sums];
+            write_keys(shape, pair, first..shape.length.min(first + KEYS), sums, dqkv);
+        });
+    }
+}
+
+/// Adds up the sums of a pair's parts, and writes dk and dv at some positions.
+fn write_keys<E: Element>(shape: &Shape, pair: usize, positions: Range<usize>, sums: &[f32], dqkv: &Disjoint<'_, E>) {
+    let (layout, size) = (shape.layout, shape.layout.head_size);
+    let (padded, sequence, kv_head) = (size.next_multiple_of(COLUMNS), pair / layout.kv_heads, pair % layout.kv_heads);
+    let all = shape.length * padded;
+    vectorised(
+        #[inline(always)]
+        || {
+            for position in positions.clone() {
+                let token = (sequence * shape.length + position) * layout.packed_width();
+                for (gradient, head) in [layout.heads, layout.heads + layout.kv_heads].into_iter().enumerate() {
+                    let row = gradient * all + position * padded;
+                    // SAFETY: a position of a pair is written once, and `Backward` writes query heads only.
+                    let target = unsafe { dqkv.part(token + (head + kv_head) * size, size) };
+                    add_up(&sums.chunks_exact(2 * all).map(|part| &part[row..][..padded]), target);
+                }
+            }
+        },
+    );
 }
 
 /// Writes the sum of rows that are whole vectors.
@@ -231,9 +244,9 @@ impl<'a> Matrices<'a> {
         let (padded, first, count) = (size.next_multiple_of(COLUMNS), keys.start, keys.len());
         let (keys, values) = (Left::rows(self.keys_CE, size), Left::rows(self.values_CE, size));
         let (p_CL, ds_CL) = (&mut self.p_CL[..count * width], &mut self.ds_CL[..count * width]);
-        let by_key = [count, width, size];
-        product(simd, by_key, keys, self.q_EL, p_CL, Start::Zero);
-        product(simd, by_key, values, self.dout_EL, ds_CL, Start::Zero);
+        let (by_key, edge) = ([count, width, size], tile.edge(first));
+        product(simd, by_key, keys, self.q_EL, p_CL, Start::Zero, Causal::Target(edge));
+        product(simd, by_key, values, self.dout_EL, ds_CL, Start::Zero, Causal::Target(edge));
         let rows = p_CL.chunks_exact_mut(width).zip(ds_CL.chunks_exact_mut(width));
         for (row, (p_L, ds_L)) in rows.enumerate() {
             let statistics = self.lse_L.iter().zip(&*self.delta_L);
@@ -250,10 +263,10 @@ impl<'a> Matrices<'a> {
         let (p, ds) = (Left::rows(p_CL, width), Left::rows(ds_CL, width));
         let (dkeys, dvalues) = (&mut dkeys[first * padded..], &mut dvalues[first * padded..]);
         let by_row = [count, padded, width];
-        product(simd, by_row, p, self.dout_LE, dvalues, Start::Kept);
-        product(simd, by_row, ds, self.q_LE, dkeys, Start::Kept);
+        product(simd, by_row, p, self.dout_LE, dvalues, Start::Kept, Causal::Left(edge));
+        product(simd, by_row, ds, self.q_LE, dkeys, Start::Kept, Causal::Left(edge));
         let keys_EC = Left::transposed(self.keys_CE, size);
-        product(simd, [size, width, count], keys_EC, ds_CL, self.dq_EL, Start::Kept);
+        product(simd, [size, width, count], keys_EC, ds_CL, self.dq_EL, Start::Kept, Causal::Right(edge));
     }
 }
 

@@ -1,6 +1,10 @@
 //! Small matrix products in f32, one thread, in memory that the first-level cache holds.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
+
+use super::tiles::Edge;
 
 /// Columns come in multiples of this: a whole number of any machine's vectors.
 pub(super) const COLUMNS: usize = 16;
@@ -36,6 +40,18 @@ impl<'a> Left<'a> {
     }
 }
 
+/// A matrix of keys (rows) and lanes (columns) that has nothing where they do not meet. What is not needed is not computed, but for
+/// the rest of a block that is.
+#[derive(Clone, Copy)]
+pub(super) enum Causal {
+    /// The target: what lies behind the edge may stay as it was.
+    Target(Edge),
+    /// The left factor: zeros behind the edge.
+    Left(Edge),
+    /// The right factor, likewise.
+    Right(Edge),
+}
+
 /// `target_MN = start + left_MK right_KN` for `[m, n, k]`, n a multiple of [`COLUMNS`]. Each element is summed over k in
 /// ascending order, whatever the machine.
 #[inline(always)]
@@ -46,8 +62,9 @@ pub(super) fn product<S: Simd>(
     right: &[f32],
     target: &mut [f32],
     start: Start<'_>,
+    causal: Causal,
 ) {
-    simd.vectorize(Product { sizes, left, right, target, start });
+    simd.vectorize(Product { sizes, left, right, target, start, causal });
 }
 
 struct Product<'a> {
@@ -56,6 +73,7 @@ struct Product<'a> {
     right: &'a [f32],
     target: &'a mut [f32],
     start: Start<'a>,
+    causal: Causal,
 }
 
 impl WithSimd for Product<'_> {
@@ -96,7 +114,7 @@ impl Product<'_> {
     /// The slices hold the sizes, and the columns from `column` on lie below n.
     #[inline(always)]
     unsafe fn strip<S: Simd, const V: usize>(&mut self, simd: S, column: usize) {
-        let (m, mut row) = (self.sizes[0], 0);
+        let (m, mut row) = (self.rows(column + V * S::F32_LANES), 0);
         // SAFETY: the rows of every block lie below m; the rest is this function's own condition.
         unsafe {
             while S::REGISTER_COUNT >= 32 && row + 8 <= m {
@@ -114,13 +132,31 @@ impl Product<'_> {
         }
     }
 
+    /// Rows of the columns before `end` that are needed.
+    #[inline(always)]
+    fn rows(&self, end: usize) -> usize {
+        let m = self.sizes[0];
+        if let Causal::Target(edge) = self.causal { m.min(edge.keys(end - 1)) } else { m }
+    }
+
+    /// The terms of the sums in rows from `row` on and columns before `end` that are not all zero.
+    #[inline(always)]
+    fn depth(&self, row: usize, end: usize) -> Range<usize> {
+        let k = self.sizes[2];
+        match self.causal {
+            Causal::Left(edge) => edge.lanes(row).min(k)..k,
+            Causal::Right(edge) => 0..k.min(edge.keys(end - 1)),
+            Causal::Target(_) => 0..k,
+        }
+    }
+
     /// R rows of V vectors of columns, held in registers over the whole depth.
     ///
     /// # Safety
     /// As for `strip`, and the rows from `row` on lie below m.
     #[inline(always)]
     unsafe fn block<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, column: usize) {
-        let ([_, n, k], Left { values, row_stride, depth_stride }) = (self.sizes, self.left);
+        let ([_, n, _], Left { values, row_stride, depth_stride }) = (self.sizes, self.left);
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
         // SAFETY: every offset is that of an element below the sizes, which the slices hold; vectors are read and written
         // without a demand on their alignment.
@@ -138,7 +174,7 @@ impl Product<'_> {
                     *sum = simd.mul_f32s(load(target.add(i * n + v * S::F32_LANES)), factor);
                 }),
             }
-            for depth in 0..k {
+            for depth in self.depth(row, column + V * S::F32_LANES) {
                 let mut vectors = [simd.splat_f32s(0.0); V];
                 for (v, vector) in vectors.iter_mut().enumerate() {
                     *vector = load(right.add(depth * n + v * S::F32_LANES));
@@ -178,7 +214,9 @@ unsafe fn load<V: Copy>(source: *const f32) -> V {
 mod tests {
     use pulp::{Arch, Scalar};
 
+    use super::super::tiles::{Shape, Tile};
     use super::*;
+    use crate::HeadLayout;
 
     /// With AVX2, half the registers of AVX-512 and half their width, where the machine has it.
     fn narrow(product: Product<'_>) {
@@ -194,38 +232,79 @@ mod tests {
         (0..count).map(|i| ((i * 7 + seed * 13) % 17) as f32 - 8.0).collect()
     }
 
+    /// Where lanes of `group` query heads stop to attend to keys, with `past` of them before the first that a lane adds.
+    fn edge(lanes: usize, group: usize, past: usize) -> Edge {
+        let layout = HeadLayout { heads: group, kv_heads: 1, head_size: 1 };
+        let shape = Shape { layout, batch: 1, length: lanes.div_ceil(group), past };
+        Tile { shape, sequence: 0, kv_head: 0, first: 0, rows: lanes }.edge(0)
+    }
+
+    /// A product on every machine equals the plain loop, over factors that have nothing behind the edge.
+    fn check([m, n, k]: [usize; 3], start: Start<'_>, transposed: bool, (group, past): (usize, usize), causal: Causal) {
+        let (mut a, mut b, before) = (integers(m * k, 1), integers(k * n, 2), integers(m * n, 3));
+        let meets = |key: usize, lane: usize| key <= past + lane / group;
+        let at = |i: usize, d: usize| if transposed { d * m + i } else { i * k + d };
+        match causal {
+            Causal::Target(_) => {}
+            Causal::Left(_) => (0..m * k).filter(|i| !meets(i / k, i % k)).for_each(|i| a[at(i / k, i % k)] = 0.0),
+            Causal::Right(_) => (0..k * n).filter(|i| !meets(i / n, i % n)).for_each(|i| b[i] = 0.0),
+        }
+        let expected = |i: usize, j: usize| {
+            let first = match start {
+                Start::Zero => 0.0,
+                Start::Kept => before[i * n + j],
+                Start::Scaled(factors) => before[i * n + j] * factors[j],
+            };
+            first + (0..k).map(|d| a[at(i, d)] * b[d * n + j]).sum::<f32>()
+        };
+        let left = if transposed { Left::transposed(&a, m) } else { Left::rows(&a, k) };
+        for machine in 0..3 {
+            let mut target = before.clone();
+            let product = Product { sizes: [m, n, k], left, right: &b, target: &mut target, start, causal };
+            match machine {
+                0 => product.with_simd(Scalar),
+                1 => narrow(product),
+                _ => Arch::new().dispatch(product),
+            }
+            let needed = (0..m * n).filter(|i| !matches!(causal, Causal::Target(_)) || meets(i / n, i % n));
+            needed.for_each(|i| {
+                assert_eq!(target[i], expected(i / n, i % n), "{m} {n} {k}, group {group}, past {past}: {i}");
+            });
+        }
+    }
+
     #[test]
-    fn products_of_every_size_start_and_layout_equal_the_plain_loop() {
-        let factors = integers(48, 4);
-        for [m, n, k] in [[1, 16, 1], [3, 16, 5], [8, 32, 3], [13, 48, 7], [64, 64, 64], [9, 80, 1]] {
-            let factors: Vec<f32> = factors.iter().copied().cycle().take(n).collect();
-            let (a, b, before) = (integers(m * k, 1), integers(k * n, 2), integers(m * n, 3));
+    fn products_of_every_size_start_layout_and_edge_equal_the_plain_loop() {
+        let factors = integers(80, 4);
+        for sizes in [[1, 16, 1], [3, 16, 5], [8, 32, 3], [13, 48, 7], [64, 64, 64], [9, 80, 1]] {
             for start in [Start::Zero, Start::Kept, Start::Scaled(&factors)] {
-                for left in [Left::rows(&a, k), Left::transposed(&a, m)] {
-                    let expected: Vec<f32> = (0..m * n)
-                        .map(|at| {
-                            let (i, j) = (at / n, at % n);
-                            let first = match start {
-                                Start::Zero => 0.0,
-                                Start::Kept => before[at],
-                                Start::Scaled(factors) => before[at] * factors[j],
-                            };
-                            let term = |d| left.values[i * left.row_stride + d * left.depth_stride] * b[d * n + j];
-                            first + (0..k).map(term).sum::<f32>()
-                        })
-                        .collect();
-                    for machine in 0..3 {
-                        let mut target = before.clone();
-                        let product = Product { sizes: [m, n, k], left, right: &b, target: &mut target, start };
-                        match machine {
-                            0 => product.with_simd(Scalar),
-                            1 => narrow(product),
-                            _ => Arch::new().dispatch(product),
+                for transposed in [false, true] {
+                    for (group, past) in [(1, 0), (4, 0), (3, 2), (1, 1000)] {
+                        let [by_n, by_k] = [sizes[1], sizes[2]].map(|lanes| edge(lanes, group, past));
+                        for causal in [Causal::Target(by_n), Causal::Left(by_k), Causal::Right(by_n)] {
+                            check(sizes, start, transposed, (group, past), causal);
                         }
-                        assert_eq!(target, expected, "{m} {n} {k}");
                     }
                 }
             }
         }
+    }
+
+    /// How much is left out shows in what stays as it was.
+    #[test]
+    fn scores_behind_the_edge_are_not_computed() {
+        let mut target = [7.0; 32 * 64];
+        let (left, right) = ([1.0; 32], [1.0; 64]);
+        let product = Product {
+            sizes: [32, 64, 1],
+            left: Left::rows(&left, 1),
+            right: &right,
+            target: &mut target,
+            start: Start::Zero,
+            causal: Causal::Target(edge(64, 2, 0)),
+        };
+        Arch::new().dispatch(product);
+        let last_key = &target[31 * 64..];
+        assert_eq!((last_key[..32].iter().all(|&score| score == 7.0), last_key[63]), (true, 1.0));
     }
 }

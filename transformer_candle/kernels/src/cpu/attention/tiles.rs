@@ -89,6 +89,11 @@ impl Tile {
         rows.saturating_sub(self.first).min(self.rows)
     }
 
+    /// Where the rows stop to attend among the keys from `first` on.
+    pub(super) fn edge(&self, first: usize) -> Edge {
+        Edge { tile: *self, first }
+    }
+
     /// The first key that the rows meet, rounded down to whole tiles: where the first row's document begins.
     pub(super) fn first_key(&self, documents: Option<&[i32]>) -> usize {
         documents.map_or(0, |documents| self.document(0, documents) / KEYS * KEYS)
@@ -182,6 +187,25 @@ impl Tile {
             padding.fill(0.0);
         }
         empty.fill(0.0);
+    }
+}
+
+/// The causal edge through a tile's lanes and the keys from one on: which of them meet.
+#[derive(Clone, Copy)]
+pub(super) struct Edge {
+    tile: Tile,
+    first: usize,
+}
+
+impl Edge {
+    /// So many of the keys, the first ones, meet this lane or one before.
+    pub(super) fn keys(&self, lane: usize) -> usize {
+        (self.tile.shape.past + self.tile.position(lane) + 1).saturating_sub(self.first)
+    }
+
+    /// So many lanes, the first ones, meet neither this key nor one behind.
+    pub(super) fn lanes(&self, key: usize) -> usize {
+        self.tile.blind(self.first + key)
     }
 }
 

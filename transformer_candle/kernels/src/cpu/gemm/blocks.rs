@@ -4,7 +4,6 @@
 //! whole block; what cannot be read in place of its strip of the left operand it packs in memory of its own.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pulp::Simd;
 use rayon::prelude::*;
@@ -16,6 +15,7 @@ use super::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
 use super::{Matrix, extent, piece, steps};
 use crate::Element;
 use crate::cpu::disjoint::{ALIGNMENT, Disjoint, aligned};
+use crate::cpu::shares::share_out;
 use crate::cpu::simd::Body;
 use crate::cpu::transpose::SIDE;
 
@@ -29,8 +29,6 @@ const STRIP_PANELS: usize = 4;
 const STRIP_ROWS: usize = 896;
 /// Sums over blocks of K that wait for the next where `out` cannot hold them.
 const WAITING: usize = 1 << 20;
-/// Parts of a product's rows that threads begin with; where there are more threads, some begin with the same.
-const PARTS: usize = 64;
 /// The widest panels of any tile; all others divide it.
 const WIDEST: usize = 32;
 
@@ -150,17 +148,13 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
         let groups = if tall < 2 * threads { wide.min((2 * threads).div_ceil(tall)) } else { 1 };
         let fitting = (STRIP / (T::ROWS * self.places)).min(STRIP_ROWS / T::ROWS / threads);
         let longest = if groups > 1 { 1 } else { fitting.clamp(1, STRIP_PANELS) };
-        let shares = Shares::new(tall * groups, longest, threads.min(PARTS));
-        let strips = strips.par_chunks_exact_mut(longest * T::ROWS * ROW_STRIDE).take(threads);
-        strips.with_max_len(1).enumerate().for_each(|(thread, strip)| {
-            while let Some(share) = shares.take(thread) {
-                let (rows, group) = (share.start / groups..share.end.div_ceil(groups), share.start % groups);
-                let columns = group * wide / groups..(group + 1) * wide / groups;
-                self.tile.simd().vectorize(Body(
-                    #[inline(always)]
-                    || self.sum_strip(rows.clone(), columns.clone(), strip, target),
-                ));
-            }
+        share_out(tall * groups, longest, strips, longest * T::ROWS * ROW_STRIDE, |share, strip| {
+            let (rows, group) = (share.start / groups..share.end.div_ceil(groups), share.start % groups);
+            let columns = group * wide / groups..(group + 1) * wide / groups;
+            self.tile.simd().vectorize(Body(
+                #[inline(always)]
+                || self.sum_strip(rows.clone(), columns.clone(), strip, target),
+            ));
         });
     }
 
@@ -212,33 +206,6 @@ impl<'a> Strip<'a> {
         }
         pack_columns::<T, A>(a, packed, T::ROWS, T::ROWS * ROW_STRIDE);
         Self::Columns(Columns { places: packed, stride: T::ROWS }, T::ROWS * ROW_STRIDE)
-    }
-}
-
-/// Panels of rows, taken by threads: many at a time first, single ones at the end, so that all threads end together. A thread
-/// begins with a part of its own, the same in every product of as many rows: what it wrote in the last is in its cache.
-struct Shares {
-    /// How many are taken of each part.
-    taken: [AtomicUsize; PARTS],
-    parts: usize,
-    all: usize,
-    longest: usize,
-}
-
-impl Shares {
-    fn new(all: usize, longest: usize, parts: usize) -> Self {
-        Self { taken: [const { AtomicUsize::new(0) }; PARTS], parts, all, longest }
-    }
-
-    /// From the thread's part, else from the next one that has some left.
-    fn take(&self, thread: usize) -> Option<Range<usize>> {
-        let begin = |part: usize| self.all * part / self.parts;
-        (thread..thread + self.parts).map(|part| part % self.parts).find_map(|part| {
-            let size = begin(part + 1) - begin(part);
-            let end = |start: usize| start + ((size - start) / 2).clamp(1, self.longest);
-            let taken = self.taken[part].fetch_update(Relaxed, Relaxed, |start| (start < size).then(|| end(start)));
-            taken.ok().map(|start| begin(part) + start..begin(part) + end(start))
-        })
     }
 }
 
