@@ -27,45 +27,46 @@ pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
     arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::forward(gate_up, out, [n, i])))
 }
 
-/// Writes the gradient of gate and up, of which nothing but their values is needed. All F32 or all BF16.
+/// Turns gate and up into their gradients, of which nothing but their values is needed. Both F32 or both BF16.
 ///
 /// With s = sigmoid(gate): `dgate = dout * up * s * (1 + gate * (1 - s))`, `dup = dout * gate * s`.
-pub fn backward(gate_up_N2I: &Buffer, dout_NI: &Buffer, dgate_up_N2I: &mut Buffer) -> Result<()> {
+pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
     let (dtype, [n, i]) = (dout_NI.dtype(), sizes(dout_NI));
-    let arguments = Arguments::of("swiglu::backward")
-        .input("gate_up_N2I", gate_up_N2I, dtype, &[n, 2 * i])
-        .input("dout_NI", dout_NI, dtype, &[n, i])
-        .output("dgate_up_N2I", dgate_up_N2I, dtype, &[n, 2 * i]);
-    let (gate_up, dout, dgate_up) = (gate_up_N2I.into(), dout_NI.into(), (&*dgate_up_N2I).into());
+    let arguments = Arguments::of("swiglu::backward").input("dout_NI", dout_NI, dtype, &[n, i]).output(
+        "gate_up_N2I",
+        gate_up_N2I,
+        dtype,
+        &[n, 2 * i],
+    );
+    let (gate_up, dout) = (Value::from(&*gate_up_N2I), Value::from(dout_NI));
     let cpu = |access: &Access<'_>| {
         with_element!("swiglu::backward", "dout_NI", dtype, E => {
-            let (gate_up, dout) = (gate_up_N2I.slice::<E>(access), dout_NI.slice(access));
-            cpu::swiglu::backward(gate_up, dout, dgate_up_N2I.slice_mut(access), i);
+            cpu::swiglu::backward::<E>(gate_up_N2I.slice_mut(access), dout_NI.slice(access), i);
             Ok(())
         })
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::backward(gate_up, dout, dgate_up, [n, i])))
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::backward(gate_up, dout, [n, i])))
 }
 
 /// [`backward`], and the output again in place of its gradient, bit for bit as [`forward`] wrote it: `out_NI` comes in with the
 /// gradient. For those who did not keep the output and need it next.
-pub fn backward_recomputing(gate_up_N2I: &Buffer, out_NI: &mut Buffer, dgate_up_N2I: &mut Buffer) -> Result<()> {
+pub fn backward_recomputing(gate_up_N2I: &mut Buffer, out_NI: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "swiglu::backward_recomputing";
     let (dtype, [n, i]) = (out_NI.dtype(), sizes(out_NI));
-    let arguments = Arguments::of(OPERATION)
-        .input("gate_up_N2I", gate_up_N2I, dtype, &[n, 2 * i])
-        .output("out_NI", out_NI, dtype, &[n, i])
-        .output("dgate_up_N2I", dgate_up_N2I, dtype, &[n, 2 * i]);
-    let (gate_up, out, dgate_up) = (gate_up_N2I.into(), (&*out_NI).into(), (&*dgate_up_N2I).into());
+    let arguments = Arguments::of(OPERATION).output("out_NI", out_NI, dtype, &[n, i]).output(
+        "gate_up_N2I",
+        gate_up_N2I,
+        dtype,
+        &[n, 2 * i],
+    );
+    let (gate_up, out) = (Value::from(&*gate_up_N2I), Value::from(&*out_NI));
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "out_NI", dtype, E => {
-            let (gate_up, out) = (gate_up_N2I.slice::<E>(access), out_NI.slice_mut(access));
-            cpu::swiglu::backward_recomputing(gate_up, out, dgate_up_N2I.slice_mut(access), i);
+            cpu::swiglu::backward_recomputing::<E>(gate_up_N2I.slice_mut(access), out_NI.slice_mut(access), i);
             Ok(())
         })
     };
-    let requests = || cuda::swiglu::backward_recomputing(gate_up, out, dgate_up, [n, i]);
-    arguments.run(cpu, |card| cuda::perform(card, &requests()))
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::backward_recomputing(gate_up, out, [n, i])))
 }
 
 /// N, I of the tensor that has them; every argument is then checked against these.
@@ -113,15 +114,21 @@ mod tests {
     use crate::Error;
     use crate::testing::*;
 
+    fn copy(buffer: &Buffer) -> Buffer {
+        let mut copy = zeros(buffer.shape(), buffer.dtype());
+        copy.copy_from(buffer).unwrap();
+        copy
+    }
+
     /// The output and the gradient of one call.
     fn run(gate_up: &[f64], dout: &[f64], i: usize, dtype: DType) -> [Buffer; 2] {
         let n = dout.len() / i;
         let (gate_up, dout) = (buffer(gate_up, &[n, 2 * i], dtype), buffer(dout, &[n, i], dtype));
-        let (mut out, mut dgate_up) = (zeros(&[n, i], dtype), zeros(&[n, 2 * i], dtype));
+        let (mut out, mut dgate_up, mut dagain) = (zeros(&[n, i], dtype), copy(&gate_up), copy(&gate_up));
         forward(&gate_up, &mut out).unwrap();
-        backward(&gate_up, &dout, &mut dgate_up).unwrap();
-        let (mut again, mut dagain) = (dout, zeros(&[n, 2 * i], dtype));
-        backward_recomputing(&gate_up, &mut again, &mut dagain).unwrap();
+        backward(&mut dgate_up, &dout).unwrap();
+        let mut again = dout;
+        backward_recomputing(&mut dagain, &mut again).unwrap();
         for (ours, theirs) in [(&again, &out), (&dagain, &dgate_up)] {
             let bits = |buffer: &Buffer| buffer.read_f32().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>();
             assert_eq!(bits(ours), bits(theirs));
@@ -201,9 +208,9 @@ mod tests {
         assert_eq!(error.to_string(), "swiglu::forward: `gate_up_N2I` has shape [4, 6], expected [4, 4]");
         let error = forward(&gate_up, &mut gate_up.view(12, &[4, 3]).unwrap()).unwrap_err();
         assert!(matches!(error, Error::Aliased { output: "out_NI", other: "gate_up_N2I", .. }), "{error}");
-        let (dout, mut same) = (zeros(&[4, 3], DType::F32), gate_up.clone());
-        let error = backward(&gate_up, &dout, &mut same).unwrap_err();
-        assert!(matches!(error, Error::Aliased { output: "dgate_up_N2I", other: "gate_up_N2I", .. }), "{error}");
+        let (mut gradient, dout) = (gate_up.clone(), gate_up.view(12, &[4, 3]).unwrap());
+        let error = backward(&mut gradient, &dout).unwrap_err();
+        assert!(matches!(error, Error::Aliased { output: "gate_up_N2I", other: "dout_NI", .. }), "{error}");
         let error = forward(&zeros(&[4, 6], DType::I32), &mut zeros(&[4, 3], DType::I32)).unwrap_err();
         assert!(matches!(error, Error::DType { argument: "out_NI", .. }), "{error}");
     }

@@ -30,8 +30,8 @@ def swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def swiglu_backward(gate_up, dout, dgate_up, width, BLOCK: tl.constexpr, RECOMPUTING: tl.constexpr):
-    """The gradients of gate and up, a block of a row a program; where RECOMPUTING, the output over its gradient."""
+def swiglu_backward(gate_up, dout, width, BLOCK: tl.constexpr, RECOMPUTING: tl.constexpr):
+    """Gate and up become their gradients, a block of a row a program; where RECOMPUTING, dout becomes the output."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -42,8 +42,8 @@ def swiglu_backward(gate_up, dout, dgate_up, width, BLOCK: tl.constexpr, RECOMPU
     s = sigmoid(gate)
     dgate = gradient * up * s * (1.0 + gate * (1.0 - s))
     dup = gradient * gate * s
-    tl.store(dgate_up + at, dgate.to(dgate_up.dtype.element_ty), mask=inside)
-    tl.store(dgate_up + at + width, dup.to(dgate_up.dtype.element_ty), mask=inside)
+    tl.store(gate_up + at, dgate.to(gate_up.dtype.element_ty), mask=inside)
+    tl.store(gate_up + at + width, dup.to(gate_up.dtype.element_ty), mask=inside)
     if RECOMPUTING:
         tl.store(dout + place, (gate * s * up).to(dout.dtype.element_ty), mask=inside)
 
@@ -63,7 +63,7 @@ for dtype, pointer in (("bf16", "*bf16:16"), ("f32", "*fp32:16")):
         Kernel(
             f"{name}.{dtype}",
             swiglu_backward,
-            arguments={"gate_up": pointer, "dout": pointer, "dgate_up": pointer, "width": "i32:16"},
+            arguments={"gate_up": pointer, "dout": pointer, "width": "i32:16"},
             constants={"BLOCK": 1024, "RECOMPUTING": recomputing},
         )
         for name, recomputing in BACKWARD.items()

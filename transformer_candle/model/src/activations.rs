@@ -54,7 +54,7 @@ pub struct BlockActivations<T> {
     pub mlp_inv_rms_N: T,
     /// The normed middle.
     pub mlp_normed_ND: T,
-    /// The gate and up projections' outputs, side by side.
+    /// The gate and up projections' outputs, side by side; in the backward pass their gradients.
     pub gate_up_N2I: T,
     /// Their `SwiGLU` product.
     pub activated_NI: T,
@@ -69,8 +69,6 @@ pub struct GradientScratch {
     pub normed_ND: Buffer,
     /// Gradient of attention's output.
     pub attended_NA: Buffer,
-    /// Gradient of the gate and up projections' outputs. Shares memory with `qkv_NP`.
-    pub gate_up_N2I: Buffer,
     /// Gradient of queries, keys and values.
     pub qkv_NP: Buffer,
 }
@@ -109,7 +107,7 @@ pub struct ActivationPlan {
     workspace: BufferId,
     /// Cosines and sines.
     rope: (BufferId, BufferId),
-    /// Residual gradient and wide gradients.
+    /// Gradients of the residual stream and of queries, keys and values.
     gradients: Option<(BufferId, BufferId)>,
 }
 
@@ -123,7 +121,6 @@ impl ActivationPlan {
         let kept = if training { Category::SavedActivations } else { Category::Scratch };
         // The widest of the values that a linear map exchanges with the residual stream.
         let narrow = if training { d.max(shape.heads().query_width()) } else { d };
-        let wide = (2 * shape.intermediate_size).max(shape.heads().packed_width());
         let angles = [settings.positions, shape.head_size / 2];
         let workspace = workspace_elements(shape, settings).max(settings.workspace_elements).max(1);
         Self {
@@ -141,7 +138,7 @@ impl ActivationPlan {
             ),
             gradients: training.then(|| {
                 let residual = plan.add("residual_gradient", Category::Scratch, dtype, &[n, d]);
-                (residual, plan.add("wide_gradient", Category::Scratch, dtype, &[n * wide]))
+                (residual, plan.add("qkv_gradient", Category::Scratch, dtype, &[n, shape.heads().packed_width()]))
             }),
         }
     }
@@ -152,12 +149,11 @@ impl ActivationPlan {
         let narrow = arena.buffer(self.narrow);
         let gradients = match self.gradients {
             None => None,
-            Some((residual, wide)) => Some(GradientScratch {
+            Some((residual, qkv)) => Some(GradientScratch {
                 residual_ND: arena.buffer(residual),
                 normed_ND: narrow.view(0, &[n, d])?,
                 attended_NA: narrow.view(0, &[n, heads.query_width()])?,
-                gate_up_N2I: arena.buffer(wide).view(0, &[n, 2 * self.shape.intermediate_size])?,
-                qkv_NP: arena.buffer(wide).view(0, &[n, heads.packed_width()])?,
+                qkv_NP: arena.buffer(qkv),
             }),
         };
         Ok(Activations {

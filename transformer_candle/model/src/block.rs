@@ -169,18 +169,19 @@ fn feed_forward_backward(
     scratch: &mut GradientScratch,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let GradientScratch { residual_ND, normed_ND: dnormed_ND, gate_up_N2I: dgate_up_N2I, .. } = scratch;
+    let GradientScratch { residual_ND, normed_ND: dnormed_ND, .. } = scratch;
     let BlockActivations { middle_ND, mlp_inv_rms_N, mlp_normed_ND, gate_up_N2I, activated_NI, .. } = values;
     // One buffer for the product of gate and up and for its gradient, whichever is needed first.
     if recompute == ActivationRecompute::None {
         linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, workspace)?;
         linear::backward_input(residual_ND, &weights.down, activated_NI, workspace)?;
-        swiglu::backward(gate_up_N2I, activated_NI, dgate_up_N2I)?;
+        swiglu::backward(gate_up_N2I, activated_NI)?;
     } else {
         linear::backward_input(residual_ND, &weights.down, activated_NI, workspace)?;
-        swiglu::backward_recomputing(gate_up_N2I, activated_NI, dgate_up_N2I)?;
+        swiglu::backward_recomputing(gate_up_N2I, activated_NI)?;
         linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, workspace)?;
     }
+    let dgate_up_N2I = gate_up_N2I;
     linear::backward_weight(dgate_up_N2I, mlp_normed_ND, &mut gradients.gate_up, workspace)?;
     linear::backward_input(dgate_up_N2I, &weights.gate_up, dnormed_ND, workspace)?;
     let (norm, dnorm) = (&weights.mlp_norm, &mut gradients.mlp_norm);

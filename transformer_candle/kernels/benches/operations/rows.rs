@@ -146,16 +146,15 @@ fn rotate(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
 /// `SwiGLU`.
 fn activate(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let &Sizes { n, i, layers, recompute, .. } = sizes;
-    let gate_up_N2I = filled(&[n, 2 * i], meter.dtype)?;
+    let mut gate_up_N2I = filled(&[n, 2 * i], meter.dtype)?;
     let (mut out_NI, mut dout_NI) = (zeros(&[n, i], meter.dtype)?, filled(&[n, i], meter.dtype)?);
-    let mut dgate_up_N2I = zeros(&[n, 2 * i], meter.dtype)?;
     let row = meter.element_size() * n * i;
     let passes = if recompute == Recompute::Selective { 3 + 6 } else { 3 + 5 };
     meter.row("swiglu: both", layers, Work { flops: 0, bytes: passes * row }, || {
         swiglu::forward(&gate_up_N2I, &mut out_NI)?;
         match recompute {
-            Recompute::None => swiglu::backward(&gate_up_N2I, &dout_NI, &mut dgate_up_N2I),
-            Recompute::Selective => swiglu::backward_recomputing(&gate_up_N2I, &mut dout_NI, &mut dgate_up_N2I),
+            Recompute::None => swiglu::backward(&mut gate_up_N2I, &dout_NI),
+            Recompute::Selective => swiglu::backward_recomputing(&mut gate_up_N2I, &mut dout_NI),
         }
     })
 }

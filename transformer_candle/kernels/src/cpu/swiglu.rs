@@ -21,32 +21,31 @@ pub(crate) fn forward<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
     });
 }
 
-pub(crate) fn backward<E: Element>(gate_up: &[E], dout: &[E], dgate_up: &mut [E], i: usize) {
+pub(crate) fn backward<E: Element>(gate_up: &mut [E], dout: &[E], i: usize) {
     if i == 0 {
         return;
     }
     let rows = rows_of_piece(i);
-    let inputs = gate_up.par_chunks(rows * 2 * i).zip(dout.par_chunks(rows * i));
-    let pieces = dgate_up.par_chunks_mut(rows * 2 * i).zip(inputs);
-    pieces.for_each(|(dgate_up, (gate_up, dout))| {
+    let pieces = gate_up.par_chunks_mut(rows * 2 * i).zip(dout.par_chunks(rows * i));
+    pieces.for_each(|(gate_up, dout)| {
         vectorised(
             #[inline(always)]
-            || backward_rows(gate_up, dout, dgate_up, i),
+            || backward_rows(gate_up, dout, i),
         );
     });
 }
 
 /// [`backward`] with the gradient in `out`, which the output then takes.
-pub(crate) fn backward_recomputing<E: Element>(gate_up: &[E], out: &mut [E], dgate_up: &mut [E], i: usize) {
+pub(crate) fn backward_recomputing<E: Element>(gate_up: &mut [E], out: &mut [E], i: usize) {
     if i == 0 {
         return;
     }
     let rows = rows_of_piece(i);
-    let outputs = out.par_chunks_mut(rows * i).zip(dgate_up.par_chunks_mut(rows * 2 * i));
-    outputs.zip(gate_up.par_chunks(rows * 2 * i)).for_each(|((out, dgate_up), gate_up)| {
+    let pieces = gate_up.par_chunks_mut(rows * 2 * i).zip(out.par_chunks_mut(rows * i));
+    pieces.for_each(|(gate_up, out)| {
         vectorised(
             #[inline(always)]
-            || recompute_rows(gate_up, out, dgate_up, i),
+            || recompute_rows(gate_up, out, i),
         );
     });
 }
@@ -67,30 +66,24 @@ fn forward_rows<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
 }
 
 #[inline(always)]
-fn backward_rows<E: Element>(gate_up: &[E], dout: &[E], dgate_up: &mut [E], i: usize) {
-    let rows = gate_up.chunks_exact(2 * i).zip(dout.chunks_exact(i));
-    for ((gate_up, dout), dgate_up) in rows.zip(dgate_up.chunks_exact_mut(2 * i)) {
-        let (gate, up) = (&gate_up[..i], &gate_up[i..][..i]);
-        let (dgate, dup) = dgate_up.split_at_mut(i);
-        let (dgate, dup) = (&mut dgate[..i], &mut dup[..i]);
+fn backward_rows<E: Element>(gate_up: &mut [E], dout: &[E], i: usize) {
+    for (gate_up, dout) in gate_up.chunks_exact_mut(2 * i).zip(dout.chunks_exact(i)) {
+        let (gate, up) = gate_up.split_at_mut(i);
         // Of zipped slices the compiler makes no vectors here.
         for j in 0..i {
             let gradient = Gradient::of(gate[j].widen(), up[j].widen(), dout[j].widen());
-            (dgate[j], dup[j]) = (E::narrow(gradient.gate), E::narrow(gradient.up));
+            (gate[j], up[j]) = (E::narrow(gradient.gate), E::narrow(gradient.up));
         }
     }
 }
 
 #[inline(always)]
-fn recompute_rows<E: Element>(gate_up: &[E], out: &mut [E], dgate_up: &mut [E], i: usize) {
-    let rows = gate_up.chunks_exact(2 * i).zip(out.chunks_exact_mut(i));
-    for ((gate_up, out), dgate_up) in rows.zip(dgate_up.chunks_exact_mut(2 * i)) {
-        let (gate, up) = (&gate_up[..i], &gate_up[i..][..i]);
-        let (dgate, dup) = dgate_up.split_at_mut(i);
-        let (dgate, dup) = (&mut dgate[..i], &mut dup[..i]);
+fn recompute_rows<E: Element>(gate_up: &mut [E], out: &mut [E], i: usize) {
+    for (gate_up, out) in gate_up.chunks_exact_mut(2 * i).zip(out.chunks_exact_mut(i)) {
+        let (gate, up) = gate_up.split_at_mut(i);
         for j in 0..i {
             let gradient = Gradient::of(gate[j].widen(), up[j].widen(), out[j].widen());
-            (dgate[j], dup[j]) = (E::narrow(gradient.gate), E::narrow(gradient.up));
+            (gate[j], up[j]) = (E::narrow(gradient.gate), E::narrow(gradient.up));
             out[j] = E::narrow(gradient.out);
         }
     }

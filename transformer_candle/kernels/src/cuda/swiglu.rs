@@ -9,14 +9,14 @@ pub(crate) fn forward(gate_up: Value, out: Value, [n, i]: [usize; 2]) -> [Reques
 }
 
 /// See [`crate::swiglu::backward`].
-pub(crate) fn backward(gate_up: Value, dout: Value, dgate_up: Value, [n, i]: [usize; 2]) -> [Request; 1] {
-    let values = [gate_up, dout, dgate_up, Value::count(i)];
+pub(crate) fn backward(gate_up: Value, dout: Value, [n, i]: [usize; 2]) -> [Request; 1] {
+    let values = [gate_up, dout, Value::count(i)];
     [Request::launch("swiglu_backward", variant(dout.dtype()), grid(n, i), values)]
 }
 
 /// See [`crate::swiglu::backward_recomputing`].
-pub(crate) fn backward_recomputing(gate_up: Value, out: Value, dgate_up: Value, [n, i]: [usize; 2]) -> [Request; 1] {
-    let values = [gate_up, out, dgate_up, Value::count(i)];
+pub(crate) fn backward_recomputing(gate_up: Value, out: Value, [n, i]: [usize; 2]) -> [Request; 1] {
+    let values = [gate_up, out, Value::count(i)];
     [Request::launch("swiglu_backward_recomputing", variant(out.dtype()), grid(n, i), values)]
 }
 

@@ -162,19 +162,17 @@ fn swiglu_forward(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
 
 fn swiglu_backward(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
     Case::new(inputs.name("swiglu::backward"), sizes([n, i]))
-        .input("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]))
+        .updated("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]), inputs.bound())
         .input("dout", &[n, i], inputs.numbers(&[n, i]))
-        .output("dgate_up", &[n, 2 * i], inputs.dtype, inputs.bound())
-        .call(|[gate_up, dout, dgate_up]| swiglu::backward(gate_up, dout, dgate_up))
+        .call(|[gate_up, dout]| swiglu::backward(gate_up, dout))
 }
 
 /// The output comes in as its gradient.
 fn swiglu_backward_recomputing(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
     Case::new(inputs.name("swiglu::backward_recomputing"), sizes([n, i]))
-        .input("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]))
+        .updated("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]), inputs.bound())
         .updated("out", &[n, i], inputs.numbers(&[n, i]), inputs.bound())
-        .output("dgate_up", &[n, 2 * i], inputs.dtype, inputs.bound())
-        .call(|[gate_up, out, dgate_up]| swiglu::backward_recomputing(gate_up, out, dgate_up))
+        .call(|[gate_up, out]| swiglu::backward_recomputing(gate_up, out))
 }
 
 /// A copy and a buffer set to zero.
