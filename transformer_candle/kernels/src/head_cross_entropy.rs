@@ -1,7 +1,7 @@
 //! Language-model head and cross-entropy as one operation: loss and gradients in one pass over chunks of rows, so that the
 //! logits of all tokens never exist at once.
 //!
-//! Legend: N tokens, D hidden, V padded vocabulary (rows of the weight), C rows of a chunk.
+//! Legend: N tokens, D hidden, V padded vocabulary (rows of the weight), C rows of a chunk, W elements from row to row of logits.
 //!
 //! For a token with target t, over the real vocabulary only (the first `vocab_size` rows of the weight; the padding gets no
 //! probability and no gradient):
@@ -28,7 +28,8 @@ pub const IGNORED_TARGET: i32 = -100;
 /// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND` and adds to `dweight_VD` (F32).
 ///
 /// `scale_1` (F32) holds 1 / (targets of the whole accumulated batch). `hidden_ND`, `weight_VD` and `dhidden_ND` are F32 or BF16 alike,
-/// `targets_N` is I32, `logits_CV` F32 scratch of any number of rows. A target that is neither in `0..vocab_size` nor
+/// `targets_N` is I32, `logits_CW` F32 scratch of any number of rows, of V elements or more: [`logits_width`] is a good choice. On a
+/// card it is V. A target that is neither in `0..vocab_size` nor
 /// [`IGNORED_TARGET`] is [`Error::OutOfRange`] on the CPU. A card cannot say so before it is done: loss and gradients are NaN there,
 /// which keeps the optimizer from taking the step.
 pub fn forward_backward(
@@ -40,18 +41,18 @@ pub fn forward_backward(
     loss_1: &mut Buffer,
     dhidden_ND: &mut Buffer,
     dweight_VD: &mut Buffer,
-    logits_CV: &mut Buffer,
+    logits_CW: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let (sizes, dtype) = (Sizes::of(hidden_ND, weight_VD, logits_CV, vocab_size), hidden_ND.dtype());
+    let (sizes, dtype) = (Sizes::of(hidden_ND, weight_VD, logits_CW, vocab_size), hidden_ND.dtype());
     let Sizes { n, d, v, .. } = sizes;
     let arguments = sizes
-        .arguments("head_cross_entropy::forward_backward", hidden_ND, weight_VD, targets_N, logits_CV, workspace)
+        .arguments("head_cross_entropy::forward_backward", hidden_ND, weight_VD, targets_N, logits_CW, workspace)
         .input("scale_1", scale_1, DType::F32, &[1])
         .output("loss_1", loss_1, DType::F32, &[1])
         .output("dhidden_ND", dhidden_ND, dtype, &[n, d])
         .output("dweight_VD", dweight_VD, DType::F32, &[v, d]);
-    let inputs = Inputs::of(hidden_ND, weight_VD, targets_N, logits_CV, workspace, sizes);
+    let inputs = Inputs::of(hidden_ND, weight_VD, targets_N, logits_CW, workspace, sizes);
     let gradients = Gradients {
         scale: scale_1.into(),
         loss: (&*loss_1).into(),
@@ -70,7 +71,7 @@ pub fn forward_backward(
                 scale,
                 dhidden_ND.slice_mut(access),
                 dweight_VD.slice_mut(access),
-                logits_CV.slice_mut(access),
+                logits_CW.slice_mut(access),
                 workspace.slice_mut(access),
             );
             let total = &mut loss_1.slice_mut::<f32>(access)[0];
@@ -92,14 +93,14 @@ pub fn forward(
     targets_N: &Buffer,
     vocab_size: usize,
     losses_N: &mut Buffer,
-    logits_CV: &mut Buffer,
+    logits_CW: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let (sizes, dtype) = (Sizes::of(hidden_ND, weight_VD, logits_CV, vocab_size), hidden_ND.dtype());
+    let (sizes, dtype) = (Sizes::of(hidden_ND, weight_VD, logits_CW, vocab_size), hidden_ND.dtype());
     let arguments = sizes
-        .arguments("head_cross_entropy::forward", hidden_ND, weight_VD, targets_N, logits_CV, workspace)
+        .arguments("head_cross_entropy::forward", hidden_ND, weight_VD, targets_N, logits_CW, workspace)
         .output("losses_N", losses_N, DType::F32, &[sizes.n]);
-    let inputs = Inputs::of(hidden_ND, weight_VD, targets_N, logits_CV, workspace, sizes);
+    let inputs = Inputs::of(hidden_ND, weight_VD, targets_N, logits_CW, workspace, sizes);
     let losses = cuda::Value::from(&*losses_N);
     let cpu = |access: &Access<'_>| {
         let targets = checked_targets("head_cross_entropy::forward", targets_N.slice(access), vocab_size)?;
@@ -110,13 +111,22 @@ pub fn forward(
                 targets,
                 sizes,
                 losses_N.slice_mut(access),
-                logits_CV.slice_mut(access),
+                logits_CW.slice_mut(access),
                 workspace.slice_mut(access),
             );
             Ok(())
         })
     };
     arguments.run(cpu, |card| cuda::perform(card, &cuda::head_cross_entropy::forward(&inputs, losses)))
+}
+
+/// W for so large a vocabulary (padded to multiples of 64). On a CPU rows do not lie a power of two apart, where they would share the
+/// lines of its caches.
+pub fn logits_width(vocabulary: usize, device: DeviceKind) -> usize {
+    match device {
+        DeviceKind::Cpu => vocabulary + 16,
+        DeviceKind::Cuda => vocabulary,
+    }
 }
 
 /// Elements of F32 workspace for logits of C rows and weights of so many columns and (padded) rows.
@@ -137,13 +147,15 @@ pub(crate) struct Sizes {
     pub(crate) vocab_size: usize,
     /// Rows of a chunk.
     pub(crate) c: usize,
+    /// Elements from row to row of logits.
+    pub(crate) w: usize,
 }
 
 impl Sizes {
-    fn of(hidden_ND: &Buffer, weight_VD: &Buffer, logits_CV: &Buffer, vocab_size: usize) -> Self {
+    fn of(hidden_ND: &Buffer, weight_VD: &Buffer, logits_CW: &Buffer, vocab_size: usize) -> Self {
         let size = |buffer: &Buffer, axis: usize| buffer.shape().get(axis).copied().unwrap_or(0);
-        let (n, d, v, c) = (size(hidden_ND, 0), size(weight_VD, 1), size(weight_VD, 0), size(logits_CV, 0));
-        Self { n, d, v, vocab_size, c }
+        let ([v, d], [c, w]) = [weight_VD, logits_CW].map(|buffer| [size(buffer, 0), size(buffer, 1)]).into();
+        Self { n: size(hidden_ND, 0), d, v, vocab_size, c, w }
     }
 
     /// The arguments that both directions share.
@@ -153,18 +165,20 @@ impl Sizes {
         hidden_ND: &Buffer,
         weight_VD: &Buffer,
         targets_N: &Buffer,
-        logits_CV: &Buffer,
+        logits_CW: &Buffer,
         workspace: &Buffer,
     ) -> Arguments {
-        let (Self { n, d, v, vocab_size, c }, dtype) = (self, hidden_ND.dtype());
+        let (Self { n, d, v, vocab_size, c, w }, dtype) = (self, hidden_ND.dtype());
+        let device = hidden_ND.device().kind();
         Arguments::of(operation)
             .require(0 < vocab_size && vocab_size <= v, || format!("vocab_size {vocab_size} is not within 1..={v}"))
             .require(c > 0 && d > 0, || format!("{c} rows of logits and {d} hidden values make no chunk"))
             .input("hidden_ND", hidden_ND, dtype, &[n, d])
             .input("weight_VD", weight_VD, dtype, &[v, d])
             .input("targets_N", targets_N, DType::I32, &[n])
-            .output("logits_CV", logits_CV, DType::F32, &[c, v])
-            .workspace(workspace, workspace_elements(c, d, v, hidden_ND.device().kind()))
+            .require(w == v || (w > v && device == DeviceKind::Cpu), || format!("rows of {w} logits for {v} words"))
+            .output("logits_CW", logits_CW, DType::F32, &[c, w])
+            .workspace(workspace, workspace_elements(c, d, v, device))
     }
 }
 

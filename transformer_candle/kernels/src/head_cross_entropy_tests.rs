@@ -38,10 +38,16 @@ impl Case {
 
     /// loss, dhidden, dweight and every token's loss, with chunks of so many rows.
     fn run(&self, rows: usize, dtype: DType) -> Result<[Buffer; 4]> {
+        self.run_in(&[rows, self.sizes[3]], dtype)
+    }
+
+    /// The same with logits of such a shape.
+    fn run_in(&self, logits: &[usize; 2], dtype: DType) -> Result<[Buffer; 4]> {
         let [n, d, vocab_size, v] = self.sizes;
         let (hidden, weight) = (buffer(&self.hidden, &[n, d], dtype), buffer(&self.weight, &[v, d], dtype));
-        let (targets, mut logits) = (integers(&self.targets), workspace(rows * v).reshaped(&[rows, v])?);
-        let mut space = workspace(workspace_elements(rows, d, v, DeviceKind::Cpu));
+        let targets = integers(&self.targets);
+        let mut space = workspace(workspace_elements(logits[0], d, v, DeviceKind::Cpu));
+        let mut logits = workspace(logits.iter().product()).reshaped(logits)?;
         let (mut loss, mut losses) = (zeros(&[1], DType::F32), zeros(&[n], DType::F32));
         let (mut dhidden, mut dweight) = (zeros(&[n, d], dtype), zeros(&[v, d], DType::F32));
         forward_backward(
@@ -92,6 +98,20 @@ proptest! {
 #[test]
 fn a_vocabulary_of_several_blocks_matches_the_reference() {
     Case::new([70, 24, 1500, 1536]).matches_reference(32);
+}
+
+#[test]
+fn how_far_apart_the_rows_of_logits_lie_changes_no_bit() {
+    let v = 1024;
+    let case = Case::new([70, 24, 1000, v]);
+    for dtype in [DType::F32, DType::BF16] {
+        let bits = |width: usize| case.run_in(&[32, width], dtype).unwrap().map(|buffer| buffer.read_f32().unwrap());
+        for width in [v + 1, logits_width(v, DeviceKind::Cpu)] {
+            assert_eq!(bits(v), bits(width));
+        }
+    }
+    let error = case.run_in(&[32, v - 1], DType::F32).unwrap_err();
+    assert_eq!(error.to_string(), "head_cross_entropy::forward_backward: rows of 1023 logits for 1024 words");
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub struct Decoder {
     gradients: Buffer,
     gradient_views: Option<Parameters>,
     activations: Activations,
-    logits_CV: Buffer,
+    logits_CW: Buffer,
     losses_N: Buffer,
     loss_1: Buffer,
     scale_1: Buffer,
@@ -92,7 +92,7 @@ impl Decoder {
             targets_N,
             self.shape.vocab_size,
             &mut self.losses_N,
-            &mut self.logits_CV,
+            &mut self.logits_CW,
             &mut self.activations.workspace,
         )?;
         Ok(&self.losses_N)
@@ -137,7 +137,7 @@ impl Decoder {
             &mut self.loss_1,
             &mut scratch.normed_ND,
             &mut gradients.head,
-            &mut self.logits_CV,
+            &mut self.logits_CW,
             workspace,
         )?;
         scratch.residual_ND.zero()?;

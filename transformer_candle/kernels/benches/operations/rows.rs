@@ -175,7 +175,7 @@ fn embed(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
 }
 
 /// Rows of logits that exist at one time, as the model has them on a CPU.
-const HEAD_ROWS: usize = 512;
+const HEAD_ROWS: usize = 1024;
 
 /// Head and loss: three products a chunk of rows; the logits, which a cache could keep, are not counted.
 fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
@@ -187,7 +187,7 @@ fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let mut targets_N = zeros(&[n], DType::I32)?;
     targets_N.write(&tokens(n, v).map(u32::cast_signed).collect::<Vec<_>>())?;
     let c = HEAD_ROWS.min(n);
-    let mut logits_CV = zeros(&[c, v], DType::F32)?;
+    let mut logits_CW = zeros(&[c, head_cross_entropy::logits_width(v, DeviceKind::Cpu)], DType::F32)?;
     let mut workspace = workspace(head_cross_entropy::workspace_elements(c, d, v, DeviceKind::Cpu))?;
     let work = Work { flops: 6 * n * d * v, bytes: meter.element_size() * (2 * n * d + v * d) + 2 * F32 * v * d };
     meter.row("head, cross-entropy: both", 1, work, || {
@@ -200,7 +200,7 @@ fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
             &mut loss_1,
             &mut dhidden_ND,
             &mut dweight_VD,
-            &mut logits_CV,
+            &mut logits_CW,
             &mut workspace,
         )
     })

@@ -1,4 +1,5 @@
-//! Head and cross-entropy over chunks of rows. Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk.
+//! Head and cross-entropy over chunks of rows. Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk, W elements from
+//! row to row of logits.
 
 use rayon::prelude::*;
 
@@ -21,7 +22,7 @@ pub(crate) fn forward_backward<E: Element>(
     logits: &mut [f32],
     workspace: &mut [f32],
 ) -> f64 {
-    let Sizes { d, v, vocab_size, c, .. } = sizes;
+    let Sizes { d, vocab_size, c, w, .. } = sizes;
     let (losses, workspace) = workspace.split_at_mut(2 * c);
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
     let dweight = &mut dweight[..vocab_size * d];
@@ -29,8 +30,8 @@ pub(crate) fn forward_backward<E: Element>(
     let chunks = hidden.chunks(c * d).zip(dhidden.chunks_mut(c * d)).zip(targets.chunks(c));
     for ((hidden, dhidden), targets) in chunks {
         let (rows, hidden) = (targets.len(), Matrix::new(hidden, targets.len(), d));
-        multiply(hidden, weight.transposed(), logits, v, workspace);
-        let each = logits.par_chunks_mut(v).zip(losses.par_chunks_mut(2)).zip(targets);
+        multiply(hidden, weight.transposed(), logits, w, workspace);
+        let each = logits.par_chunks_mut(w).zip(losses.par_chunks_mut(2)).zip(targets);
         each.for_each(|((logits, loss), &target)| {
             let logits = &mut logits[..vocab_size];
             store(
@@ -39,7 +40,7 @@ pub(crate) fn forward_backward<E: Element>(
             );
         });
         total += losses[..2 * rows].chunks(2).map(load).sum::<f64>();
-        let dlogits = Matrix::strided(logits, rows, vocab_size, v);
+        let dlogits = Matrix::strided(logits, rows, vocab_size, w);
         multiply(dlogits, weight, dhidden, d, workspace);
         multiply_add(dlogits.transposed(), hidden, dweight, d, workspace);
     }
@@ -55,11 +56,11 @@ pub(crate) fn forward<E: Element>(
     logits: &mut [f32],
     workspace: &mut [f32],
 ) {
-    let Sizes { d, v, vocab_size, c, .. } = sizes;
+    let Sizes { d, vocab_size, c, w, .. } = sizes;
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
     for ((hidden, losses), targets) in hidden.chunks(c * d).zip(losses.chunks_mut(c)).zip(targets.chunks(c)) {
-        multiply(Matrix::new(hidden, targets.len(), d), weight.transposed(), logits, v, workspace);
-        let each = logits.par_chunks_mut(v).zip(losses).zip(targets);
+        multiply(Matrix::new(hidden, targets.len(), d), weight.transposed(), logits, w, workspace);
+        let each = logits.par_chunks_mut(w).zip(losses).zip(targets);
         each.for_each(|((logits, loss), &target)| {
             let logits = &mut logits[..vocab_size];
             *loss = if target == IGNORED_TARGET { 0.0 } else { exponentials(logits, target as usize).0 as f32 };

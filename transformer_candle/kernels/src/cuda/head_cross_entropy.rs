@@ -88,7 +88,7 @@ impl Inputs {
         hidden_ND: &Buffer,
         weight_VD: &Buffer,
         targets_N: &Buffer,
-        logits_CV: &Buffer,
+        logits_CW: &Buffer,
         workspace: &Buffer,
         sizes: Sizes,
     ) -> Self {
@@ -96,7 +96,7 @@ impl Inputs {
             hidden: hidden_ND.into(),
             weight: weight_VD.into(),
             targets: targets_N.into(),
-            logits: logits_CV.into(),
+            logits: logits_CW.into(),
             workspace: workspace.into(),
             products: Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(workspace) },
             sizes,

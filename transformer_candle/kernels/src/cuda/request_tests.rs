@@ -193,7 +193,7 @@ fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] 
     let (logits, dweight) = (zeros(&[c, v], DType::F32), zeros(&[v, d], DType::F32));
     let elements = crate::head_cross_entropy::workspace_elements(c, d, v, DeviceKind::Cuda);
     let workspace = zeros(&[elements], DType::F32);
-    let sizes = Sizes { n, d, v, vocab_size, c };
+    let sizes = Sizes { n, d, v, vocab_size, c, w: v };
     let inputs = Inputs::of(&hidden, &weight, &targets, &logits, &workspace, sizes);
     let [scale, loss] = [(); 2].map(|()| value(&[1], DType::F32));
     let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into() };

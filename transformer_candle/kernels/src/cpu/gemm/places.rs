@@ -10,6 +10,8 @@ use crate::Element;
 
 /// The largest block of columns that is read in place: 4 MiB, a part of a third-level cache.
 const NEAR: usize = 1 << 20;
+/// First-level caches keep what lies a multiple of so many bytes apart in the same lines, 8 or 12 of them: fewer than a panel has rows.
+const LINES: usize = 1 << 12;
 /// Second-level caches have at least as many ways, of at least so many bytes. Columns that lie a power of two apart share few
 /// of the lines of a way.
 const WAYS: usize = 16;
@@ -31,11 +33,12 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Of a matrix whose elements are places as they are.
+    /// Of a matrix whose elements are places as they are, if a panel's rows do not share the lines of a cache.
     pub(super) fn of<T: Tile, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
         let whole = |elements: usize| elements.is_multiple_of(T::DEPTH);
         let places = places_of::<T, E>(matrix).filter(|_| whole(matrix.columns) && whole(matrix.stride))?;
-        (!matrix.transposed).then_some(Self { places, stride: matrix.stride / T::DEPTH, count: matrix.rows })
+        let spread = matrix.rows == 1 || apart(&matrix) < LINES;
+        (!matrix.transposed && spread).then_some(Self { places, stride: matrix.stride / T::DEPTH, count: matrix.rows })
     }
 
     pub(super) fn part(self, rows: Range<usize>) -> Self {
@@ -71,8 +74,7 @@ impl<'a> Columns<'a> {
     pub(super) fn of<T: Tile, E: Element>(matrix: Matrix<'a, E>, width: usize) -> Option<Self> {
         let places = places_of::<T, E>(matrix).filter(|_| T::DEPTH == 1 && matrix.transposed)?;
         let stride = matrix.stride;
-        let apart = 1 << (stride * size_of::<E>()).trailing_zeros();
-        let near = matrix.columns * stride <= NEAR && matrix.columns <= WAYS * (WAY / apart);
+        let near = matrix.columns * stride <= NEAR && matrix.columns <= WAYS * (WAY / apart(&matrix));
         (near && matrix.rows.is_multiple_of(width)).then_some(Self { places, stride })
     }
 
@@ -100,6 +102,11 @@ impl Left for Columns<'_> {
         #[inline(always)]
         move |place, row| pieces(place)[row]
     }
+}
+
+/// The largest power of two that the bytes from row to row are a multiple of.
+fn apart<E>(matrix: &Matrix<'_, E>) -> usize {
+    1 << (matrix.stride * size_of::<E>()).trailing_zeros()
 }
 
 /// The elements of a matrix as places, if that is what they are: each holds `T::DEPTH` of them.
