@@ -18,8 +18,8 @@ use crate::memory_plan::{MemoryPlan, shape_of};
 use crate::stop::StopSignal;
 use crate::trainer::{Engine, synthetic};
 
-/// Steps of the pass that measures operations one by one.
-const MEASURED_STEPS: u32 = 2;
+/// Steps of the pass that measures operations one by one, where as many are asked for.
+const MEASURED_STEPS: u32 = 20;
 /// The largest product that a card's speed is measured with, rows and columns.
 const LARGEST_PRODUCT: usize = 8192;
 /// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
@@ -141,7 +141,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         memory_used_bytes: used,
         micro_batch: plan.micro_batch,
         tokens_per_step: plan.tokens_per_step,
-        milliseconds: milliseconds(seconds, &bench.part_seconds()?),
+        milliseconds: milliseconds(seconds, &bench.part_seconds(options.steps.min(MEASURED_STEPS))?),
     })
 }
 
@@ -206,21 +206,21 @@ impl Bench {
     }
 
     /// The mean of each part in a step that runs operation by operation.
-    fn part_seconds(&mut self) -> Result<BTreeMap<Part, f64>> {
+    fn part_seconds(&mut self, steps: u32) -> Result<BTreeMap<Part, f64>> {
         let (pool, device) = (self.engine.pool(), self.engine.device().clone());
-        let mut run = || (0..MEASURED_STEPS).try_for_each(|_| self.step());
+        let mut run = || (0..steps).try_for_each(|_| self.step());
         // Operations run on the thread that asks for them, which is the pool's.
         let (done, times) = pool.install(|| timing::measure(&device, || Ok(run())))?;
         done?;
-        Ok(by_part(&times))
+        Ok(by_part(&times, steps))
     }
 }
 
 /// Seconds a step of each part.
-fn by_part(times: &BTreeMap<&'static str, Duration>) -> BTreeMap<Part, f64> {
+fn by_part(times: &BTreeMap<&'static str, Duration>, steps: u32) -> BTreeMap<Part, f64> {
     let mut parts: BTreeMap<Part, f64> = Part::ALL.into_iter().map(|part| (part, 0.0)).collect();
     for (operation, time) in times {
-        *parts.entry(Part::of(operation)).or_default() += time.as_secs_f64() / f64::from(MEASURED_STEPS);
+        *parts.entry(Part::of(operation)).or_default() += time.as_secs_f64() / f64::from(steps);
     }
     parts
 }
@@ -258,7 +258,7 @@ mod tests {
             ("linear::backward_input", Duration::from_millis(20)),
             ("adamw::step", Duration::from_millis(10)),
         ]);
-        let milliseconds = milliseconds(0.05, &by_part(&times));
+        let milliseconds = milliseconds(0.05, &by_part(&times, 2));
         let near = |name: &str, expected: f64| assert!((milliseconds[name] - expected).abs() < 1e-9, "{name}");
         near("gemm", 30.0);
         near("optimizer", 5.0);
