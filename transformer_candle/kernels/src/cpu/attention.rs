@@ -20,7 +20,7 @@ use tiles::{KEYS, LANES, Rows, Tile, take, transpose};
 
 use super::disjoint::{ALIGNMENT, Disjoint, aligned};
 use super::exp::exp;
-use super::shares::share_out;
+use super::share_out::share_out;
 use crate::Element;
 
 /// Threads that take part, at most.

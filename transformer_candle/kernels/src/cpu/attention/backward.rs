@@ -15,7 +15,7 @@ use rayon::prelude::*;
 
 use super::super::disjoint::{ALIGNMENT, Disjoint, aligned};
 use super::super::exp::exp;
-use super::super::shares::share_out;
+use super::super::share_out::share_out;
 use super::super::simd::{total, vectorised};
 use super::product::{COLUMNS, Causal, Left, Start, product};
 use super::tiles::{KEYS, LANES, Rows, Shape, Tile, narrow_times, take, transpose};

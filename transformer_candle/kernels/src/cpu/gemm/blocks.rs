@@ -15,7 +15,7 @@ use super::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
 use super::{Matrix, extent, piece, steps};
 use crate::Element;
 use crate::cpu::disjoint::{ALIGNMENT, Disjoint, aligned};
-use crate::cpu::shares::share_out;
+use crate::cpu::share_out::share_out;
 use crate::cpu::simd::Body;
 use crate::cpu::transpose::SIDE;
 

@@ -17,6 +17,7 @@ pub(crate) fn share_out(
     size: usize,
     body: impl Fn(Range<usize>, &mut [f32]) + Sync,
 ) {
+    assert!(all == 0 || scratch.len() >= size, "nobody has scratch to work in");
     let threads = rayon::current_num_threads();
     let shares = Shares::new(all, longest, threads.min(scratch.len() / size).clamp(1, PARTS));
     let scratch = scratch.par_chunks_exact_mut(size).take(threads);
