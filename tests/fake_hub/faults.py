@@ -17,7 +17,7 @@ Kind = Literal[
     "no_range",             # the whole file with status 200 for a range request
     "wrong_content_range",  # the right status with another range's header
     "short_file",           # a file that ends before the range does
-    "corrupt",              # one byte of the body flipped
+    "corrupt",              # a byte flipped in each seventh of the body but the last, where a file has its footer
     "expired",              # a signed address that is no longer accepted
     "unresolved",           # a redirect to a host name that has no address
 ]  # fmt: skip

@@ -243,8 +243,10 @@ class _Handler(BaseHTTPRequestHandler):
             file.seek(first)
             data = file.read(last - first + 1)
         if kind == "corrupt":
-            middle = len(data) // 2
-            data = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
+            wrong = bytearray(data)
+            for place in range(len(data) // 14, len(data) * 6 // 7, max(len(data) // 7, 1)):
+                wrong[place] ^= 0xFF
+            data = bytes(wrong)
         return self.answer(status, data, headers, "application/octet-stream")
 
     def limit_rate(self, fault: Fault) -> None:
