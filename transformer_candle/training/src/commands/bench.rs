@@ -18,8 +18,9 @@ use crate::memory_plan::{MemoryPlan, shape_of};
 use crate::stop::StopSignal;
 use crate::trainer::{Engine, synthetic};
 
-/// Steps of the pass that measures operations one by one, where as many are asked for.
-const MEASURED_STEPS: u32 = 20;
+/// How long the pass that measures operations one by one takes, in seconds, and how many steps at least and at most.
+const MEASURED_SECONDS: f64 = 0.5;
+const MEASURED_STEPS: [f64; 2] = [2.0, 50.0];
 /// The largest product that a card's speed is measured with, rows and columns.
 const LARGEST_PRODUCT: usize = 8192;
 /// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
@@ -141,7 +142,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         memory_used_bytes: used,
         micro_batch: plan.micro_batch,
         tokens_per_step: plan.tokens_per_step,
-        milliseconds: milliseconds(seconds, &bench.part_seconds(options.steps.min(MEASURED_STEPS))?),
+        milliseconds: milliseconds(seconds, &bench.part_seconds(steps_to_measure(seconds))?),
     })
 }
 
@@ -216,6 +217,12 @@ impl Bench {
     }
 }
 
+/// Steps of so many seconds for the pass that measures operations one by one: few short ones say little.
+fn steps_to_measure(seconds: f64) -> u32 {
+    let [least, most] = MEASURED_STEPS;
+    (MEASURED_SECONDS / seconds).clamp(least, most) as u32
+}
+
 /// Seconds a step of each part.
 fn by_part(times: &BTreeMap<&'static str, Duration>, steps: u32) -> BTreeMap<Part, f64> {
     let mut parts: BTreeMap<Part, f64> = Part::ALL.into_iter().map(|part| (part, 0.0)).collect();
@@ -249,6 +256,11 @@ mod tests {
         ] {
             assert_eq!(Part::of(operation), part, "{operation}");
         }
+    }
+
+    #[test]
+    fn short_steps_are_measured_oftener() {
+        assert_eq!([1e-4, 0.012, 0.3, 600.0].map(steps_to_measure), [50, 41, 2, 2]);
     }
 
     #[test]

@@ -10,12 +10,23 @@ use crate::Element;
 
 /// The largest block of columns that is read in place: 4 MiB, a part of a third-level cache.
 const NEAR: usize = 1 << 20;
-/// First-level caches keep what lies a multiple of so many bytes apart in the same lines, 8 or 12 of them: fewer than a panel has rows.
-const LINES: usize = 1 << 12;
-/// Second-level caches have at least as many ways, of at least so many bytes. Columns that lie a power of two apart share few
-/// of the lines of a way.
-const WAYS: usize = 16;
-const WAY: usize = 1 << 16;
+/// Caches have at least as many ways, of at least so many bytes.
+const FIRST_LEVEL: Cache = Cache { ways: 8, bytes: 1 << 12 };
+const SECOND_LEVEL: Cache = Cache { ways: 16, bytes: 1 << 16 };
+
+/// What lies a multiple of a way's bytes apart shares a line of each way.
+struct Cache {
+    ways: usize,
+    bytes: usize,
+}
+
+impl Cache {
+    /// Whether a line of each of so many stored rows finds a place at the same time: those that lie a power of two apart share few.
+    fn holds<E>(&self, matrix: &Matrix<'_, E>, rows: usize) -> bool {
+        let apart = 1 << (matrix.stride * size_of::<E>()).trailing_zeros();
+        rows <= self.ways * (self.bytes / apart).max(1)
+    }
+}
 
 /// What a tile reads of the left operand.
 pub(super) trait Left: Copy {
@@ -33,12 +44,12 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Of a matrix whose elements are places as they are, if a panel's rows do not share the lines of a cache.
+    /// Of a matrix whose elements are places as they are, if a cache holds a line of every row of a panel.
     pub(super) fn of<T: Tile, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
         let whole = |elements: usize| elements.is_multiple_of(T::DEPTH);
         let places = places_of::<T, E>(matrix).filter(|_| whole(matrix.columns) && whole(matrix.stride))?;
-        let spread = matrix.rows == 1 || apart(&matrix) < LINES;
-        (!matrix.transposed && spread).then_some(Self { places, stride: matrix.stride / T::DEPTH, count: matrix.rows })
+        let held = FIRST_LEVEL.holds(&matrix, matrix.rows.min(T::ROWS));
+        (!matrix.transposed && held).then_some(Self { places, stride: matrix.stride / T::DEPTH, count: matrix.rows })
     }
 
     pub(super) fn part(self, rows: Range<usize>) -> Self {
@@ -74,7 +85,7 @@ impl<'a> Columns<'a> {
     pub(super) fn of<T: Tile, E: Element>(matrix: Matrix<'a, E>, width: usize) -> Option<Self> {
         let places = places_of::<T, E>(matrix).filter(|_| T::DEPTH == 1 && matrix.transposed)?;
         let stride = matrix.stride;
-        let near = matrix.columns * stride <= NEAR && matrix.columns <= WAYS * (WAY / apart(&matrix));
+        let near = matrix.columns * stride <= NEAR && SECOND_LEVEL.holds(&matrix, matrix.columns);
         (near && matrix.rows.is_multiple_of(width)).then_some(Self { places, stride })
     }
 
@@ -102,11 +113,6 @@ impl Left for Columns<'_> {
         #[inline(always)]
         move |place, row| pieces(place)[row]
     }
-}
-
-/// The largest power of two that the bytes from row to row are a multiple of.
-fn apart<E>(matrix: &Matrix<'_, E>) -> usize {
-    1 << (matrix.stride * size_of::<E>()).trailing_zeros()
 }
 
 /// The elements of a matrix as places, if that is what they are: each holds `T::DEPTH` of them.
