@@ -16,7 +16,8 @@ PROFILES = {"release": "release", "debug": "dev"}
 """Folders of the target directory, and the profiles whose programs lie there."""
 UNLOCKED = "unlocked"
 """Ends the name of a contender that MKL treats as if it ran on Intel's processors, and that keeps freed memory."""
-STEPS = {"s1": 150, "s2": 6}
+SHAPES = {"s1": 150, "s2": 6, "wide": 0}
+"""Configs, and the steps that are trained of each; of some only the operations are measured."""
 OURS = {"ours-fp32": "fp32", "ours-bf16": "bf16"}
 PEERS = {
     "eager-fp32": "eager",
@@ -52,7 +53,7 @@ class Programs:
 
     def step(self, contender: str, shape: str) -> Row:
         """Trains; tells the speed and the most memory that was resident, and of ours where the time goes."""
-        config = ["--config", str(HERE / f"{shape}.yaml"), "--steps", str(STEPS[shape])]
+        config = ["--config", str(HERE / f"{shape}.yaml"), "--steps", str(SHAPES[shape])]
         if contender in OURS:
             overrides = [f"runtime.precision={OURS[contender]}", f"runtime.threads={self.threads}"]
             options = [word for override in overrides for word in ("--override", override)]

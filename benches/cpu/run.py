@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contenders import OPERATIONS, OURS, PEERS, STEPS, Programs, Row
+from contenders import OPERATIONS, OURS, PEERS, SHAPES, Programs, Row
 from report import ROWS, report
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--shape", choices=sorted(STEPS), nargs="+", default=sorted(STEPS))
+    parser.add_argument("--shape", choices=list(SHAPES), nargs="+", default=list(SHAPES))
     parser.add_argument("--measure", choices=("steps", "operations"), nargs="+", default=["steps", "operations"])
     parser.add_argument("--seconds", type=float, default=0.3, help="that an operation is measured for")
     parser.add_argument("--rows", type=Path, default=ROWS, help="where the measurements go")
@@ -40,7 +40,7 @@ def main() -> None:
 
         for shape in arguments.shape:
             for number in range(arguments.rounds):
-                for contender in [*OURS, *PEERS] if "steps" in arguments.measure else []:
+                for contender in [*OURS, *PEERS] if "steps" in arguments.measure and SHAPES[shape] else []:
                     note(shape, number, contender, [programs.step(contender, shape)])
                 for contender in OPERATIONS if "operations" in arguments.measure else ():
                     note(shape, number, contender, programs.operation_rows(contender, shape, arguments.seconds))
