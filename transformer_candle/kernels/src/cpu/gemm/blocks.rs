@@ -8,7 +8,7 @@ use std::ops::Range;
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::panels::{pack, pack_columns, pack_rows};
+use super::panels::{Panels, pack, pack_columns, pack_rows};
 use super::places::{Columns, Rows};
 use super::target::{Corner, Start, Target};
 use super::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
@@ -108,7 +108,9 @@ struct Right<'a> {
 impl<'a> Right<'a> {
     /// Of the block's transpose, in place or packed.
     fn of<T: Tile, B: Element>(tile: T, b: Matrix<'a, B>, panels: &'a mut [f32]) -> Self {
-        if let Some(columns) = Columns::of::<T, B>(b, T::COLUMNS) {
+        if b.rows.is_multiple_of(T::COLUMNS)
+            && let Some(columns) = Columns::of::<T, B>(b)
+        {
             return Self { columns, stride: T::COLUMNS };
         }
         let columns = Columns { places: pack_right(tile, b, panels), stride: T::COLUMNS };
@@ -143,42 +145,52 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
     /// Sums in all threads, each in its part of `strips`.
     fn sum<O: Element>(&self, strips: &mut [f32], target: &Target<'_, O>) {
         let threads = rayon::current_num_threads();
-        let (tall, wide) = (self.a.rows.div_ceil(T::ROWS), self.columns.div_ceil(T::COLUMNS));
+        let panels = Panels::of::<T>(self.a.rows, threads);
+        let (tall, wide) = (panels.count, self.columns.div_ceil(T::COLUMNS));
         // Where there are few rows, their columns are shared out too.
         let groups = if tall < 2 * threads { wide.min((2 * threads).div_ceil(tall)) } else { 1 };
         let fitting = (STRIP / (T::ROWS * self.places)).min(STRIP_ROWS / T::ROWS / threads);
         let longest = if groups > 1 { 1 } else { fitting.clamp(1, STRIP_PANELS) };
         share_out(tall * groups, longest, strips, longest * T::ROWS * ROW_STRIDE, |share, strip| {
-            let (rows, group) = (share.start / groups..share.end.div_ceil(groups), share.start % groups);
+            let (numbers, group) = (share.start / groups..share.end.div_ceil(groups), share.start % groups);
             let columns = group * wide / groups..(group + 1) * wide / groups;
             self.tile.simd().vectorize(Body(
                 #[inline(always)]
-                || self.sum_strip(rows.clone(), columns.clone(), strip, target),
+                || self.sum_strip(panels, numbers.clone(), columns.clone(), strip, target),
             ));
         });
     }
 
-    /// Sums the tiles in these panels of rows and of columns.
+    /// Sums the tiles in some panels of rows and of columns, by their numbers.
     #[inline(always)]
     fn sum_strip<O: Element>(
         &self,
-        rows: Range<usize>,
+        panels: Panels,
+        numbers: Range<usize>,
         columns: Range<usize>,
         strip: &mut [f32],
         target: &Target<'_, O>,
     ) {
         let Self { tile, a, right, places, .. } = *self;
-        let part = a.part(rows.start * T::ROWS..a.rows.min(rows.end * T::ROWS), 0..a.columns);
-        let left = Strip::of::<T, A>(part, strip);
+        let all = panels.rows(numbers.clone());
+        let within = numbers.map(|number| {
+            let rows = panels.rows(number..number + 1);
+            rows.start - all.start..rows.end - all.start
+        });
+        let left = Strip::of::<T, A>(a.part(all.clone(), 0..a.columns), within.clone(), strip);
         let mut sums = Sums([0.0; SUMS]);
         for column in columns {
             let b = right.columns.from(column * right.stride);
-            for (panel, row) in rows.clone().enumerate() {
+            for (panel, rows) in within.clone().enumerate() {
                 match left {
-                    Strip::Rows(rows) => tile.sum(places, rows.part(piece(panel, T::ROWS, rows.count)), b, &mut sums.0),
-                    Strip::Columns(columns, stride) => tile.sum(places, columns.from(panel * stride), b, &mut sums.0),
+                    Strip::Rows(left) => tile.sum(rows.len(), places, left.part(rows.clone()), b, &mut sums.0),
+                    Strip::Columns(columns) => tile.sum(rows.len(), places, columns.from(rows.start), b, &mut sums.0),
+                    Strip::Packed(columns) => {
+                        tile.sum(rows.len(), places, columns.from(panel * T::ROWS * ROW_STRIDE), b, &mut sums.0);
+                    }
                 }
-                let (rows, columns) = (piece(row, T::ROWS, a.rows), piece(column, T::COLUMNS, self.columns));
+                let rows = all.start + rows.start..all.start + rows.end;
+                let columns = piece(column, T::COLUMNS, self.columns);
                 // SAFETY: a tile belongs to one share.
                 unsafe { target.keep(tile, &sums.0, rows, columns) };
             }
@@ -190,22 +202,29 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
 #[derive(Clone, Copy)]
 enum Strip<'a> {
     Rows(Rows<'a>),
-    /// The columns of its transpose, and the places from panel to panel.
-    Columns(Columns<'a>, usize),
+    /// The columns of its transpose.
+    Columns(Columns<'a>),
+    /// These in panels.
+    Packed(Columns<'a>),
 }
 
 impl<'a> Strip<'a> {
-    /// Some rows of the left operand, in place or packed.
+    /// Some rows of the left operand, in place or packed in these panels.
     #[inline(always)]
-    fn of<T: Tile, A: Element>(a: Matrix<'a, A>, packed: &'a mut [f32]) -> Self {
+    fn of<T: Tile, A: Element>(
+        a: Matrix<'a, A>,
+        panels: impl Iterator<Item = Range<usize>> + Clone,
+        packed: &'a mut [f32],
+    ) -> Self {
         if !a.transposed {
             return Self::Rows(Rows::of::<T, A>(a).unwrap_or_else(|| pack_rows::<T, A>(a, packed)));
         }
-        if let Some(columns) = Columns::of::<T, A>(a, T::ROWS) {
-            return Self::Columns(columns, T::ROWS);
+        let whole = panels.clone().all(|rows| T::height(rows.len()) == rows.len());
+        if whole && let Some(columns) = Columns::of::<T, A>(a) {
+            return Self::Columns(columns);
         }
-        pack_columns::<T, A>(a, packed, T::ROWS, T::ROWS * ROW_STRIDE);
-        Self::Columns(Columns { places: packed, stride: T::ROWS }, T::ROWS * ROW_STRIDE)
+        pack_columns::<T, A>(a, panels, packed, T::ROWS, T::ROWS * ROW_STRIDE);
+        Self::Packed(Columns { places: packed, stride: T::ROWS })
     }
 }
 

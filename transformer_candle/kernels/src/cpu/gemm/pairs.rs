@@ -44,17 +44,32 @@ mod imp {
             f32::from_bits(bits(second) << 16 | bits(first))
         }
 
+        fn height(rows: usize) -> usize {
+            match rows {
+                ..=4 => 4,
+                5..=12 => 12,
+                _ => rows.min(ROWS),
+            }
+        }
+
         #[inline(always)]
-        fn sum(self, places: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]) {
+        fn sum(self, rows: usize, places: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]) {
             // SAFETY: the machine has the instructions, or there would be no `Pairs`.
-            unsafe { sum(places, a, b, sums) }
+            unsafe {
+                match Self::height(rows) {
+                    4 => sum::<4>(places, a, b, sums),
+                    12 => sum::<12>(places, a, b, sums),
+                    13 => sum::<13>(places, a, b, sums),
+                    _ => sum::<ROWS>(places, a, b, sums),
+                }
+            }
         }
     }
 
     #[target_feature(enable = "avx512f,avx512bf16")]
-    fn sum(count: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]) {
-        let mut registers = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-        let (a, b) = (a.reader::<ROWS>(count), b.pieces(count, VECTORS * LANES));
+    fn sum<const R: usize>(count: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]) {
+        let mut registers = [[_mm512_setzero_ps(); VECTORS]; R];
+        let (a, b) = (a.reader::<R>(count), b.pieces(count, VECTORS * LANES));
         for place in 0..count {
             let b = vectors(b(place));
             for (i, registers) in registers.iter_mut().enumerate() {
@@ -127,7 +142,11 @@ mod imp {
             unreachable!("there are no pairs here")
         }
 
-        fn sum(self, _places: usize, _a: impl Left, _b: Columns<'_>, _sums: &mut [f32; SUMS]) {
+        fn height(_rows: usize) -> usize {
+            unreachable!("there are no pairs here")
+        }
+
+        fn sum(self, _rows: usize, _places: usize, _a: impl Left, _b: Columns<'_>, _sums: &mut [f32; SUMS]) {
             match self {}
         }
     }

@@ -4,6 +4,8 @@
 //! columns are the rows of its transpose. Whole vectors are written wherever there is room: what reaches too far is written again
 //! with what follows, or never read.
 
+use std::ops::Range;
+
 use super::places::Rows;
 use super::tile::{ROW_STRIDE, Tile};
 use super::{Matrix, steps};
@@ -14,11 +16,37 @@ use crate::cpu::transpose::{SIDE, transpose};
 /// Places packed for one panel after the other, so that a line of the matrix is read by all of them while it is near.
 const NEAR: usize = 64;
 
+/// Rows in panels as even as possible.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    rows: usize,
+    pub(super) count: usize,
+}
+
+impl Panels {
+    /// As few as can be, or some more if each thread has as many of them then, almost as high.
+    pub(super) fn of<T: Tile>(rows: usize, threads: usize) -> Self {
+        let fewest = rows.div_ceil(T::ROWS);
+        let even = fewest.next_multiple_of(threads);
+        let height = rows / even;
+        let count = if height > 0 && T::height(height) == height { even } else { fewest };
+        Self { rows, count }
+    }
+
+    /// The rows of some, by their numbers: the first panels have one more where the last have too few.
+    pub(super) fn rows(self, numbers: Range<usize>) -> Range<usize> {
+        let (height, higher) = (self.rows / self.count, self.rows % self.count);
+        let begin = |number: usize| number * height + number.min(higher);
+        begin(numbers.start)..begin(numbers.end)
+    }
+}
+
 /// Packs the rows of a right operand's transpose, `Tile::COLUMNS` or fewer, in `panel[place * COLUMNS + row]`.
 #[inline(always)]
 pub(super) fn pack<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32]) {
     if matrix.transposed {
-        pack_columns::<T, E>(matrix, panel, T::COLUMNS, panel.len());
+        let rows = 0..matrix.rows;
+        pack_columns::<T, E>(matrix, std::iter::once(rows), panel, T::COLUMNS, panel.len());
     } else {
         pack_squares::<T, E>(matrix, panel);
     }
@@ -61,11 +89,12 @@ fn pack_squares<T: Tile, E: Element>(matrix: Matrix<'_, E>, panel: &mut [f32]) {
     }
 }
 
-/// Packs panels of `width` rows each in `panel[place * width + row]`, `panel_stride` apart, of a matrix whose columns lie in one
+/// Packs panels of these rows each in `panel[place * width + row]`, `panel_stride` apart, of a matrix whose columns lie in one
 /// piece each.
 #[inline(always)]
 pub(super) fn pack_columns<T: Tile, E: Element>(
     matrix: Matrix<'_, E>,
+    rows: impl Iterator<Item = Range<usize>> + Clone,
     panels: &mut [f32],
     width: usize,
     panel_stride: usize,
@@ -76,7 +105,7 @@ pub(super) fn pack_columns<T: Tile, E: Element>(
         for k in near.end * T::DEPTH..matrix.columns.min((near.end + NEAR) * T::DEPTH) {
             prefetch(&matrix.values[k * stride..][..matrix.rows]);
         }
-        for (rows, panel) in steps(matrix.rows, width).zip(panels.chunks_mut(panel_stride)) {
+        for (rows, panel) in rows.clone().zip(panels.chunks_mut(panel_stride)) {
             for piece in steps(rows.len(), SIDE) {
                 let values = &matrix.values[rows.start + piece.start..];
                 let pair = |place: usize| {
@@ -107,8 +136,8 @@ pub(super) fn pack_columns<T: Tile, E: Element>(
     }
     if whole * T::DEPTH < matrix.columns {
         let last = &matrix.values[whole * T::DEPTH * stride..][..matrix.rows];
-        for (elements, panel) in last.chunks(width).zip(panels.chunks_mut(panel_stride)) {
-            for (place, &element) in panel[whole * width..].iter_mut().zip(elements) {
+        for (rows, panel) in rows.zip(panels.chunks_mut(panel_stride)) {
+            for (place, &element) in panel[whole * width..].iter_mut().zip(&last[rows]) {
                 *place = T::place(element, E::default());
             }
         }

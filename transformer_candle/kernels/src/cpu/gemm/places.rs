@@ -81,12 +81,12 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// Of a transposed matrix whose elements are places as they are, if it has whole panels of `width` rows and caches can hold it.
-    pub(super) fn of<T: Tile, E: Element>(matrix: Matrix<'a, E>, width: usize) -> Option<Self> {
+    /// Of a transposed matrix whose elements are places as they are, if caches can hold it. Its panels have to be whole.
+    pub(super) fn of<T: Tile, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
         let places = places_of::<T, E>(matrix).filter(|_| T::DEPTH == 1 && matrix.transposed)?;
         let stride = matrix.stride;
         let near = matrix.columns * stride <= NEAR && SECOND_LEVEL.holds(&matrix, matrix.columns);
-        (near && matrix.rows.is_multiple_of(width)).then_some(Self { places, stride })
+        near.then_some(Self { places, stride })
     }
 
     pub(super) fn from(self, first: usize) -> Self {

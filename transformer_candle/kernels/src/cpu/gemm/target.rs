@@ -5,6 +5,7 @@ use std::ops::Range;
 use candle_core::DType;
 use pulp::{Simd, WithSimd};
 
+use super::extent;
 use super::tile::{SUMS, Tile};
 use crate::Element;
 use crate::cpu::disjoint::Disjoint;
@@ -39,7 +40,7 @@ impl<O: Element> Target<'_, O> {
     /// # Safety
     /// No other task uses this tile.
     pub(super) unsafe fn keep<T: Tile>(&self, tile: T, sums: &[f32; SUMS], rows: Range<usize>, columns: Range<usize>) {
-        let whole = rows.len() == T::ROWS && columns.len() == T::COLUMNS;
+        let whole = columns.len() == T::COLUMNS;
         let of = TileOf { sums, rows, columns };
         // SAFETY: as promised by the caller.
         unsafe {
@@ -86,15 +87,16 @@ impl<O: Element> Target<'_, O> {
         }
     }
 
-    /// A whole tile of f32.
+    /// A tile of f32 that has all columns.
     ///
     /// # Safety
     /// No other task uses the tile, and `O` is f32.
     unsafe fn keep_vectors<T: Tile>(&self, tile: T, of: &TileOf<'_>, add: bool) {
         let Corner { first, stride } = self.corner;
-        let (first, count) = (first + of.rows.start * stride + of.columns.start, (T::ROWS - 1) * stride + T::COLUMNS);
+        let rows = of.rows.len();
+        let (first, count) = (first + of.rows.start * stride + of.columns.start, extent(rows, T::COLUMNS, stride));
         let out = self.out.address(first, count).cast();
-        let sums = of.sums.chunks_exact(T::COLUMNS).take(T::ROWS);
+        let sums = of.sums.chunks_exact(T::COLUMNS).take(rows);
         tile.simd().vectorize(KeepVectors { out, stride, sums, add });
     }
 }

@@ -153,3 +153,19 @@ fn a_row_equals_the_same_row_of_a_product() {
         (0..n).map(|column| (0..k).map(|depth| at(a, 0, depth) * at(b, depth, column)).sum()).collect();
     assert_eq!(out, expected);
 }
+
+#[test]
+fn panels_have_every_row_once_and_are_as_even_for_every_thread() {
+    type F32 = tile::Vectors<Scalar, 14, 2>;
+    for (rows, threads) in (1..400).flat_map(|rows| (1..9).map(move |threads| (rows, threads))) {
+        let panels = panels::Panels::of::<F32>(rows, threads);
+        let all: Vec<_> = (0..panels.count).map(|number| panels.rows(number..number + 1)).collect();
+        assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start) && all[0].start == 0);
+        assert_eq!(all.last().map(|rows| rows.end), Some(rows));
+        assert!(all.iter().all(|rows| (1..=F32::ROWS).contains(&rows.len()) && rows.len() + 1 >= all[0].len()));
+        // Where panels need not become much lower for it.
+        if rows >= 7 * threads * F32::ROWS {
+            assert!(panels.count.is_multiple_of(threads), "{rows} rows, {threads} threads: {}", panels.count);
+        }
+    }
+}

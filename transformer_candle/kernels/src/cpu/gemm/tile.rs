@@ -17,7 +17,7 @@ pub(super) const ROW_STRIDE: usize = PLACES + 16;
 pub(super) trait Tile: Copy + Send + Sync {
     /// The vectors of everything around the sums.
     type Simd: Simd;
-    /// Rows and columns of `out` in a tile, and so the widths of the panels of either operand.
+    /// The most rows and the columns of `out` in a tile, and so the widths of the panels of either operand.
     const ROWS: usize;
     const COLUMNS: usize;
     /// Elements of K in one place of a panel.
@@ -28,8 +28,11 @@ pub(super) trait Tile: Copy + Send + Sync {
     /// What a place holds of one element, or of two successive ones.
     fn place<E: Element>(first: E, second: E) -> f32;
 
-    /// `sums[i * COLUMNS + j] = sum over so many places of a(place, i) * b(place, j)`.
-    fn sum(self, places: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]);
+    /// The rows that a tile of so many is computed with: as many wherever panels are even, or some more.
+    fn height(rows: usize) -> usize;
+
+    /// `sums[i * COLUMNS + j] = sum over so many places of a(place, i) * b(place, j)` for so many rows i, and [`Tile::height`] of them.
+    fn sum(self, rows: usize, places: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]);
 }
 
 /// R rows of V vectors of f32.
@@ -51,9 +54,20 @@ impl<S: Simd, const R: usize, const V: usize> Tile for Vectors<S, R, V> {
         first.widen()
     }
 
+    fn height(rows: usize) -> usize {
+        [4, 5, 6, 12, 13].into_iter().find(|&height| (rows..R).contains(&height)).unwrap_or(R)
+    }
+
     #[inline(always)]
-    fn sum(self, places: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]) {
-        self.0.vectorize(Sum::<_, R, V> { places, a, b, sums });
+    fn sum(self, rows: usize, places: usize, a: impl Left, b: Columns<'_>, sums: &mut [f32; SUMS]) {
+        match Self::height(rows) {
+            4 => self.0.vectorize(Sum::<_, 4, V> { places, a, b, sums }),
+            5 => self.0.vectorize(Sum::<_, 5, V> { places, a, b, sums }),
+            6 if R > 6 => self.0.vectorize(Sum::<_, 6, V> { places, a, b, sums }),
+            12 if R > 6 => self.0.vectorize(Sum::<_, 12, V> { places, a, b, sums }),
+            13 if R > 6 => self.0.vectorize(Sum::<_, 13, V> { places, a, b, sums }),
+            _ => self.0.vectorize(Sum::<_, R, V> { places, a, b, sums }),
+        }
     }
 }
 
