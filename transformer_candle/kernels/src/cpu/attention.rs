@@ -88,7 +88,7 @@ fn attend<'a, E: Element>(
     let (tiles, space) = (shape.tiles(), slot_elements(shape));
     let (out, lse) = (&Disjoint::new(out), lse.map(Disjoint::new));
     let slots = &mut aligned(workspace)[..slots(shape) * space];
-    share_out(shape.pairs() * tiles, 1, slots, space, |tasks, space| {
+    share_out(shape.pairs() * tiles, 1, 1, slots, space, |tasks, space| {
         for task in tasks {
             // Later tiles meet more keys: the longest of a pair first.
             let (pair, tile) = (task / tiles, tiles - 1 - task % tiles);

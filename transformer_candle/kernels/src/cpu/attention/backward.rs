@@ -76,7 +76,7 @@ pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &Shape, dqkv: &m
     let (scratch, rest) = aligned(workspace).split_at_mut(threads);
     let (waiting, dqkv) = (&mut rest[..waiting], &Disjoint::new(dqkv));
     let sums_of_tasks = Disjoint::new(waiting);
-    share_out(cut.tasks, 1, scratch, thread, |tasks, scratch| {
+    share_out(cut.tasks, 1, 1, scratch, thread, |tasks, scratch| {
         for task in tasks {
             // A later part of a head is longer, by a tile at most.
             let (pair, part) = (task / cut.parts, task % cut.parts);

@@ -25,6 +25,8 @@ const RIGHT: usize = 1 << 20;
 const STRIP: usize = 1 << 16;
 /// Panels of a strip: the rows of more would lie in more pages than the processor remembers.
 const STRIP_PANELS: usize = 4;
+/// Pieces that the last panels are shared out in.
+const GROUPS: usize = 4;
 /// Rows that the strips of a moment have together.
 const STRIP_ROWS: usize = 896;
 /// Sums over blocks of K that wait for the next where `out` cannot hold them.
@@ -147,13 +149,14 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
         let threads = rayon::current_num_threads();
         let panels = Panels::of::<T>(self.a.rows, threads);
         let (tall, wide) = (panels.count, self.columns.div_ceil(T::COLUMNS));
-        // Where there are few rows, their columns are shared out too.
-        let groups = if tall < 2 * threads { wide.min((2 * threads).div_ceil(tall)) } else { 1 };
+        // Where few panels are left, their columns are shared out too.
+        let groups = wide.min(GROUPS.max((2 * threads).div_ceil(tall)));
         let fitting = (STRIP / (T::ROWS * self.places)).min(STRIP_ROWS / T::ROWS / threads);
-        let longest = if groups > 1 { 1 } else { fitting.clamp(1, STRIP_PANELS) };
-        share_out(tall * groups, longest, strips, longest * T::ROWS * ROW_STRIDE, |share, strip| {
-            let (numbers, group) = (share.start / groups..share.end.div_ceil(groups), share.start % groups);
-            let columns = group * wide / groups..(group + 1) * wide / groups;
+        let longest = fitting.clamp(1, STRIP_PANELS);
+        share_out(tall * groups, groups, longest * groups, strips, longest * T::ROWS * ROW_STRIDE, |share, strip| {
+            let numbers = share.start / groups..share.end.div_ceil(groups);
+            let (first, last) = (share.start % groups, (share.end - 1) % groups);
+            let columns = first * wide / groups..(last + 1) * wide / groups;
             self.tile.simd().vectorize(Body(
                 #[inline(always)]
                 || self.sum_strip(panels, numbers.clone(), columns.clone(), strip, target),
