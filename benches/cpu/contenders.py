@@ -16,9 +16,9 @@ PROFILES = {"release": "release", "debug": "dev"}
 """Folders of the target directory, and the profiles whose programs lie there."""
 UNLOCKED = "unlocked"
 """Ends the name of a contender that MKL treats as if it ran on Intel's processors, and that keeps freed memory."""
-SHAPES = {"s1": 150, "s2": 6, "wide": 0}
-"""Configs, and the steps that are trained of each; of some only the operations are measured."""
 OURS = {"ours-fp32": "fp32", "ours-bf16": "bf16"}
+DTYPES = {"ours-fp32": "f32", "ours-bf16": "bf16"}
+"""Elements in our steps, as operations and models name them."""
 PEERS = {
     "eager-fp32": "eager",
     "compile-fp32": "compile",
@@ -27,7 +27,22 @@ PEERS = {
     "compile-bf16-weights": "compile-bf16-weights",
 }
 OPERATIONS = ("ours", "torch", "torch-unlocked")
+GENERATION = ("transformers", "ours")
+"""In this order: transformers writes the models."""
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is measured of a config beside its operations."""
+
+    steps: int = 0
+    """That are trained."""
+    tokens: int = 0
+    """That are generated."""
+
+
+SHAPES = {"s1": Shape(steps=150), "s2": Shape(steps=6, tokens=480), "wide": Shape()}
 
 
 @dataclass(frozen=True)
@@ -53,7 +68,7 @@ class Programs:
 
     def step(self, contender: str, shape: str) -> Row:
         """Trains; tells the speed and the most memory that was resident, and of ours where the time goes."""
-        config = ["--config", str(HERE / f"{shape}.yaml"), "--steps", str(SHAPES[shape])]
+        config = ["--config", str(HERE / f"{shape}.yaml"), "--steps", str(SHAPES[shape].steps)]
         if contender in OURS:
             overrides = [f"runtime.precision={OURS[contender]}", f"runtime.threads={self.threads}"]
             options = [word for override in overrides for word in ("--override", override)]
@@ -72,9 +87,26 @@ class Programs:
         rows, _ = self.run(contender, [str(word) for word in [*program, *options]])
         return rows
 
+    def generation_rows(self, contender: str, shape: str) -> list[Row]:
+        """Generates with weights of every type, always the most likely token."""
+        models, tokens = self.scratch / f"models-{shape}", str(SHAPES[shape].tokens)
+        if contender == "transformers":
+            options = ["--config", HERE / f"{shape}.yaml", "--folder", models, "--threads", self.threads]
+            program = [sys.executable, HERE / "generation.py", "--tokens", tokens]
+            return self.run(contender, [str(word) for word in [*program, *options]])[0]
+        rows: list[Row] = []
+        for dtype in DTYPES.values():
+            options = ["--prompt", "1", "--temperature", "0", "--max-tokens", tokens, "--device", "cpu", "--json"]
+            written, _ = self.run(
+                contender, [str(self.trainer), "generate", "--checkpoint", str(models / dtype), *options]
+            )
+            rows.append({"dtype": dtype, "generated_per_second": written[-1]["tokens_per_second"]})
+        return rows
+
     def run(self, contender: str, command: list[str]) -> tuple[list[Row], int]:
         """The JSON lines that a command prints, and the mebibytes that it had resident at most."""
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
+        pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+        environment = {**os.environ, **dict.fromkeys(pools, str(self.threads))}
         if contender.endswith(UNLOCKED):
             keeping = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
             environment |= {"LD_PRELOAD": str(self.mkl_unlock), **keeping}

@@ -6,14 +6,13 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 
-from contenders import OPERATIONS, OURS, PEERS, TARGET, Row
+from contenders import DTYPES, GENERATION, OPERATIONS, OURS, PEERS, TARGET, Row
 
 ROWS = TARGET / "bench-cpu.jsonl"
 """Where `run.py` puts the measurements unless it is told."""
-DTYPES = {"ours-fp32": "f32", "ours-bf16": "bf16"}
-"""The operations' element type in our steps."""
 
 
 class Round(list[Row]):
@@ -30,6 +29,19 @@ class Round(list[Row]):
     def peak(self, contender: str) -> float:
         """Mebibytes."""
         return float(self.select("peak_mebibytes", contender=contender)[0]["peak_mebibytes"])
+
+    def generated(self, contender: str, dtype: str) -> float:
+        """Tokens a second."""
+        return float(self.select("generated_per_second", contender=contender, dtype=dtype)[0]["generated_per_second"])
+
+    def weights(self, dtype: str) -> int:
+        """Bytes that a generated token reads."""
+        return int(self.select("weight_bytes_per_token", dtype=dtype)[0]["weight_bytes_per_token"])
+
+    def read(self) -> float:
+        """GB/s that the machine reads from its memory."""
+        bandwidths = self.select("machine")[0]["machine"]["bandwidths"]
+        return float(bandwidths[-1]["read_gigabytes_per_second"])
 
     def parts(self, contender: str) -> dict[str, float]:
         """Milliseconds of our step and of its parts."""
@@ -74,6 +86,8 @@ def report(rows: list[Row]) -> str:
         for contender, dtype in DTYPES.items():
             lines += ["", *where(contender, rounds)] if stepped else []
             lines += limits(contender, dtype, rounds) if stepped and operated else []
+        if rounds[0].select("generated_per_second"):
+            lines += ["", *generation(shape, rounds)]
         if operated:
             lines += ["", *machine(rounds)]
             for dtype in DTYPES.values():
@@ -93,6 +107,23 @@ def steps(shape: str, rounds: list[Round]) -> Iterator[str]:
         if contender in PEERS:
             ours = "ours-fp32" if "fp32" in contender else "ours-bf16"
             line += f"{median(it.speed(ours) / it.speed(contender) for it in rounds):>22.2f}"
+        yield line
+
+
+def generation(shape: str, rounds: list[Round]) -> Iterator[str]:
+    """Tokens a second, and the time of one over the time in which its weights can be read from memory."""
+    columns = f"{'tokens/s':>10}{'GB/s of weights':>18}{'x limit':>10}{'speed of ours / its':>22}"
+    yield f"{shape + ', generating':<30}{columns}"
+    for dtype, contender in product(DTYPES.values(), reversed(GENERATION)):
+        speeds = [it.generated(contender, dtype) for it in rounds]
+        rates = [speed * it.weights(dtype) / 1e9 for speed, it in zip(speeds, rounds, strict=True)]
+        line = f"    {contender + ', ' + dtype:<26}{median(speeds):>10.0f}{median(rates):>18.1f}"
+        over = "-"
+        if rounds[0].select("machine"):
+            over = f"{median(it.read() / rate for it, rate in zip(rounds, rates, strict=True)):.2f}"
+        line += f"{over:>10}"
+        if contender != "ours":
+            line += f"{median(it.generated('ours', dtype) / it.generated(contender, dtype) for it in rounds):>22.2f}"
         yield line
 
 

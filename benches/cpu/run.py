@@ -1,8 +1,8 @@
 """Training speed on this CPU against PyTorch, interleaved in one run. `make bench-cpu` calls it.
 
-Every round runs each contender once, one after the other, first with training steps and then with single operations;
-ratios are taken inside a round and their median is told, so that a machine that slows down slows all of them. Writes
-one JSON line a measurement to a file, and prints tables of it (`report.py`).
+Every round runs each contender once, one after the other: first with training steps, then generating, then with single
+operations. Ratios are taken inside a round and their median is told, so that a machine that slows down slows all of
+them. Writes one JSON line a measurement to a file, and prints tables of it (`report.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contenders import OPERATIONS, OURS, PEERS, SHAPES, Programs, Row
+from contenders import GENERATION, OPERATIONS, OURS, PEERS, SHAPES, Programs, Row
 from report import ROWS, report
+
+MEASURES = ("steps", "generation", "operations")
 
 
 def main() -> None:
@@ -23,7 +25,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--shape", choices=list(SHAPES), nargs="+", default=list(SHAPES))
-    parser.add_argument("--measure", choices=("steps", "operations"), nargs="+", default=["steps", "operations"])
+    parser.add_argument("--measure", choices=MEASURES, nargs="+", default=list(MEASURES))
     parser.add_argument("--seconds", type=float, default=0.3, help="that an operation is measured for")
     parser.add_argument("--rows", type=Path, default=ROWS, help="where the measurements go")
     arguments = parser.parse_args()
@@ -40,8 +42,10 @@ def main() -> None:
 
         for shape in arguments.shape:
             for number in range(arguments.rounds):
-                for contender in [*OURS, *PEERS] if "steps" in arguments.measure and SHAPES[shape] else []:
+                for contender in [*OURS, *PEERS] if "steps" in arguments.measure and SHAPES[shape].steps else []:
                     note(shape, number, contender, [programs.step(contender, shape)])
+                for contender in GENERATION if "generation" in arguments.measure and SHAPES[shape].tokens else ():
+                    note(shape, number, contender, programs.generation_rows(contender, shape))
                 for contender in OPERATIONS if "operations" in arguments.measure else ():
                     note(shape, number, contender, programs.operation_rows(contender, shape, arguments.seconds))
     print(report(rows))
