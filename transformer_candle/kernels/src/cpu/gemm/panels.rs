@@ -14,7 +14,7 @@ use crate::cpu::simd::prefetch;
 use crate::cpu::transpose::{SIDE, transpose};
 
 /// Places packed for one panel after the other, so that a line of the matrix is read by all of them while it is near.
-const NEAR: usize = 64;
+const NEAR: usize = 32;
 
 /// Rows in panels as even as possible.
 #[derive(Clone, Copy)]
