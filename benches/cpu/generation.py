@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="of the models")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=480)
+    parser.add_argument("--tokens", type=int, required=True, help="that are generated")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()

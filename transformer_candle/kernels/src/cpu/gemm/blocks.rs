@@ -149,8 +149,9 @@ impl<T: Tile, A: Element> Product<'_, T, A> {
         let threads = rayon::current_num_threads();
         let panels = Panels::of::<T>(self.a.rows, threads);
         let (tall, wide) = (panels.count, self.columns.div_ceil(T::COLUMNS));
-        // Where few panels are left, their columns are shared out too.
-        let groups = wide.min(GROUPS.max((2 * threads).div_ceil(tall)));
+        // Where few panels are left, their columns are shared out too, unless a panel would be packed again for each piece.
+        let pieces = if Strip::in_place::<T, A>(self.a) { GROUPS } else { 1 };
+        let groups = wide.min(pieces.max((2 * threads).div_ceil(tall)));
         let fitting = (STRIP / (T::ROWS * self.places)).min(STRIP_ROWS / T::ROWS / threads);
         let longest = fitting.clamp(1, STRIP_PANELS);
         share_out(tall * groups, groups, longest * groups, strips, longest * T::ROWS * ROW_STRIDE, |share, strip| {
@@ -212,6 +213,11 @@ enum Strip<'a> {
 }
 
 impl<'a> Strip<'a> {
+    /// Whether strips of a left operand need not be packed.
+    fn in_place<T: Tile, A: Element>(a: Matrix<'_, A>) -> bool {
+        if a.transposed { Columns::of::<T, A>(a).is_some() } else { Rows::of::<T, A>(a).is_some() }
+    }
+
     /// Some rows of the left operand, in place or packed in these panels.
     #[inline(always)]
     fn of<T: Tile, A: Element>(

@@ -13,7 +13,8 @@ use crate::Element;
 use crate::cpu::simd::prefetch;
 use crate::cpu::transpose::{SIDE, transpose};
 
-/// Places packed for one panel after the other, so that a line of the matrix is read by all of them while it is near.
+/// Places packed for one panel after the other, so that a line of the matrix is read by all of them while it is near: no more than a
+/// first-level cache holds of rows that lie 1 KiB apart, or an odd multiple of it.
 const NEAR: usize = 32;
 
 /// Rows in panels as even as possible.
