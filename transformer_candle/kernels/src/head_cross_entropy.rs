@@ -20,12 +20,12 @@ use candle_core::DType;
 use crate::access::{Access, Arguments};
 use crate::cuda::head_cross_entropy::{Gradients, Inputs};
 use crate::element::with_element;
-use crate::{Buffer, DeviceKind, Error, Result, cpu, cuda};
+use crate::{Accumulate, Buffer, DeviceKind, Error, Result, cpu, cuda};
 
 /// A token with this target has no loss and no gradient.
 pub const IGNORED_TARGET: i32 = -100;
 
-/// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND` and adds to `dweight_VD` (F32).
+/// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND`, and writes or adds to `dweight_VD` (F32).
 ///
 /// `scale_1` (F32) holds 1 / (targets of the whole accumulated batch). `hidden_ND`, `weight_VD` and `dhidden_ND` are F32 or BF16 alike,
 /// `targets_N` is I32, `logits_CW` F32 scratch of any number of rows, of V elements or more: [`logits_width`] is a good choice. On a
@@ -41,6 +41,7 @@ pub fn forward_backward(
     loss_1: &mut Buffer,
     dhidden_ND: &mut Buffer,
     dweight_VD: &mut Buffer,
+    accumulate: Accumulate,
     logits_CW: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
@@ -58,6 +59,7 @@ pub fn forward_backward(
         loss: (&*loss_1).into(),
         dhidden: (&*dhidden_ND).into(),
         dweight: (&*dweight_VD).into(),
+        accumulate,
     };
     let cpu = |access: &Access<'_>| {
         let targets = checked_targets("head_cross_entropy::forward_backward", targets_N.slice(access), vocab_size)?;
@@ -71,6 +73,7 @@ pub fn forward_backward(
                 scale,
                 dhidden_ND.slice_mut(access),
                 dweight_VD.slice_mut(access),
+                accumulate,
                 logits_CW.slice_mut(access),
                 workspace.slice_mut(access),
             );
@@ -83,7 +86,12 @@ pub fn forward_backward(
         let requests = cuda::head_cross_entropy::forward_backward(&inputs, &gradients);
         cuda::perform(card, &requests)
     };
-    arguments.run(cpu, cuda)
+    arguments.run(cpu, cuda)?;
+    if n == 0 && accumulate == Accumulate::Begin {
+        // No chunk wrote it.
+        dweight_VD.zero()?;
+    }
+    Ok(())
 }
 
 /// Each token's loss in nats, 0 where the target is ignored, into `losses_N` (F32). The rest as in [`forward_backward`].

@@ -49,7 +49,9 @@ impl Case {
         let mut space = workspace(workspace_elements(logits[0], d, v, DeviceKind::Cpu));
         let mut logits = workspace(logits.iter().product()).reshaped(logits)?;
         let (mut loss, mut losses) = (zeros(&[1], DType::F32), zeros(&[n], DType::F32));
-        let (mut dhidden, mut dweight) = (zeros(&[n, d], dtype), zeros(&[v, d], DType::F32));
+        let mut dhidden = zeros(&[n, d], dtype);
+        // What is there is written over, the padding's rows too.
+        let mut dweight = buffer(&vec![f64::NAN; v * d], &[v, d], DType::F32);
         forward_backward(
             &hidden,
             &weight,
@@ -59,6 +61,7 @@ impl Case {
             &mut loss,
             &mut dhidden,
             &mut dweight,
+            Accumulate::Begin,
             &mut logits,
             &mut space,
         )?;
@@ -178,6 +181,7 @@ fn loss_and_weight_gradient_accumulate() {
         &mut loss,
         &mut dhidden,
         &mut dweight,
+        Accumulate::Continue,
         &mut logits,
         &mut space,
     )
@@ -202,6 +206,13 @@ fn what_is_not_a_number_shows_in_the_loss() {
     case.hidden[0] = f64::NAN;
     let [loss, ..] = case.run(4, DType::F32).unwrap();
     assert!(loss.read::<f32>().unwrap()[0].is_nan());
+}
+
+#[test]
+fn no_token_has_no_loss_and_no_gradient() {
+    for buffer in Case::new([0, 3, 5, 8]).run(2, DType::F32).unwrap() {
+        assert!(buffer.read::<f32>().unwrap().iter().all(|&value| value == 0.0));
+    }
 }
 
 #[test]
@@ -246,6 +257,7 @@ fn gradients_in_the_memory_of_the_values_are_refused() {
         &mut loss,
         &mut hidden.clone(),
         &mut dweight,
+        Accumulate::Begin,
         &mut zeros(&[2, 8], DType::F32),
         &mut workspace(workspace_elements(2, 3, 8, DeviceKind::Cpu)),
     )

@@ -19,6 +19,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::float_cmp))]
 
 mod access;
+mod accumulate;
 mod buffer;
 mod cpu;
 pub mod cuda;
@@ -43,6 +44,7 @@ pub mod linear;
 pub mod rope;
 pub mod swiglu;
 
+pub use accumulate::Accumulate;
 pub use buffer::Buffer;
 pub use candle_core::DType;
 pub use device::{Device, DeviceKind};

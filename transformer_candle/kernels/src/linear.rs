@@ -10,7 +10,7 @@ use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::element::with_element;
-use crate::{Buffer, DeviceKind, Result, cpu, cuda};
+use crate::{Accumulate, Buffer, DeviceKind, Result, cpu, cuda};
 
 /// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16.
 pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
@@ -52,8 +52,14 @@ pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspa
     arguments.run(cpu, |cuda| cuda.multiply(&product))
 }
 
-/// `dw_OI += dy_NO^T x_NI`, accumulated in F32; `dy_NO` and `x_NI` are F32 or BF16 alike.
-pub fn backward_weight(dy_NO: &Buffer, x_NI: &Buffer, dw_OI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+/// `dw_OI = dy_NO^T x_NI` or `dw_OI += dy_NO^T x_NI` in F32; `dy_NO` and `x_NI` are F32 or BF16 alike.
+pub fn backward_weight(
+    dy_NO: &Buffer,
+    x_NI: &Buffer,
+    dw_OI: &mut Buffer,
+    accumulate: Accumulate,
+    workspace: &mut Buffer,
+) -> Result<()> {
     let sizes @ [n, i, o] = sizes(x_NI, dw_OI);
     let dtype = dy_NO.dtype();
     let arguments = Arguments::of("linear::backward_weight")
@@ -61,11 +67,12 @@ pub fn backward_weight(dy_NO: &Buffer, x_NI: &Buffer, dw_OI: &mut Buffer, worksp
         .input("x_NI", x_NI, dtype, &[n, i])
         .output("dw_OI", dw_OI, DType::F32, &[o, i])
         .workspace(workspace, workspace_elements(n, i, o, dy_NO.device().kind()));
-    let product = cuda::linear::backward_weight(dy_NO, x_NI, dw_OI, sizes, workspace);
+    let product = cuda::linear::backward_weight(dy_NO, x_NI, dw_OI, accumulate, sizes, workspace);
     let cpu = |access: &Access<'_>| {
         with_element!("linear::backward_weight", "dy_NO", dtype, E => {
             let (dy, x) = (dy_NO.slice::<E>(access), x_NI.slice::<E>(access));
-            cpu::linear::backward_weight(dy, x, dw_OI.slice_mut(access), sizes, workspace.slice_mut(access));
+            let (dw, workspace) = (dw_OI.slice_mut(access), workspace.slice_mut(access));
+            cpu::linear::backward_weight(dy, x, dw, accumulate, sizes, workspace);
             Ok(())
         })
     };
@@ -118,15 +125,17 @@ mod tests {
     use crate::Error;
     use crate::testing::*;
 
-    /// y, dx, dw of one linear map, the gradient added to what `dw` holds.
-    fn all(x: &[f64], w: &[f64], dy: &[f64], dw: &[f64], [n, i, o]: [usize; 3], dtype: DType) -> [Buffer; 3] {
+    /// y, dx, dw of one linear map, dw once more added to what `start` holds.
+    fn all(x: &[f64], w: &[f64], dy: &[f64], start: &[f64], [n, i, o]: [usize; 3], dtype: DType) -> [Buffer; 4] {
         let (x, w, dy) = (buffer(x, &[n, i], dtype), buffer(w, &[o, i], dtype), buffer(dy, &[n, o], dtype));
-        let (mut y, mut dx, mut dw) = (zeros(&[n, o], dtype), zeros(&[n, i], dtype), buffer(dw, &[o, i], DType::F32));
+        let (mut y, mut dx) = (zeros(&[n, o], dtype), zeros(&[n, i], dtype));
+        let [mut dw, mut total] = [start, start].map(|start| buffer(start, &[o, i], DType::F32));
         let mut space = workspace(workspace_elements(n, i, o, DeviceKind::Cpu));
         forward(&x, &w, &mut y, &mut space).unwrap();
         backward_input(&dy, &w, &mut dx, &mut space).unwrap();
-        backward_weight(&dy, &x, &mut dw, &mut space).unwrap();
-        [y, dx, dw]
+        backward_weight(&dy, &x, &mut dw, Accumulate::Begin, &mut space).unwrap();
+        backward_weight(&dy, &x, &mut total, Accumulate::Continue, &mut space).unwrap();
+        [y, dx, dw, total]
     }
 
     fn inputs([n, i, o]: [usize; 3]) -> [Vec<f64>; 4] {
@@ -135,11 +144,12 @@ mod tests {
 
     fn matches_reference(sizes: [usize; 3], dtype: DType) {
         let [x, w, dy, start] = inputs(sizes);
-        let [y, dx, dw] = all(&x, &w, &dy, &start, sizes, dtype);
+        let [y, dx, dw, total] = all(&x, &w, &dy, &start, sizes, dtype);
         assert_near(&y, &reference::forward(&x, &w, sizes));
         assert_near(&dx, &reference::backward_input(&dy, &w, sizes));
         let gradient = reference::backward_weight(&dy, &x, sizes);
-        assert_near(&dw, &start.iter().zip(&gradient).map(|(a, b)| a + b).collect::<Vec<_>>());
+        assert_near(&dw, &gradient);
+        assert_near(&total, &start.iter().zip(&gradient).map(|(a, b)| a + b).collect::<Vec<_>>());
     }
 
     proptest! {
@@ -163,9 +173,9 @@ mod tests {
         let golden = Golden::load("linear");
         let ([n, i], o) = ([golden.shape("x_NI")[0], golden.shape("x_NI")[1]], golden.shape("w_OI")[0]);
         let [x, w, dy, start] = ["x_NI", "w_OI", "dy_NO", "dw_start_OI"].map(|name| golden.values(name));
-        let results = all(&x, &w, &dy, &start, [n, i, o], DType::F32);
-        for (result, name) in results.iter().zip(["y_NO", "dx_NI", "dw_total_OI"]) {
-            assert_near(result, &golden.values(name));
+        let [y, dx, _, total] = all(&x, &w, &dy, &start, [n, i, o], DType::F32);
+        for (result, name) in [(y, "y_NO"), (dx, "dx_NI"), (total, "dw_total_OI")] {
+            assert_near(&result, &golden.values(name));
         }
     }
 
@@ -182,7 +192,7 @@ mod tests {
         let gradients = (&y_tensor * dy_tensor).unwrap().sum_all().unwrap().backward().unwrap();
         let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
 
-        let [y, dx, dw] = all(&x, &w, &dy, &vec![0.0; o * i], sizes, DType::F32);
+        let [y, dx, dw, _] = all(&x, &w, &dy, &vec![f64::NAN; o * i], sizes, DType::F32);
         assert_near(&y, &values(&y_tensor));
         assert_near(&dx, &values(gradients.get(&x_leaf).unwrap()));
         assert_near(&dw, &values(gradients.get(&w_leaf).unwrap()));
@@ -209,11 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn no_token_leaves_the_gradient_as_it_is() {
+    fn no_token_adds_nothing_to_the_gradient() {
         for dtype in [DType::F32, DType::BF16] {
             let start = numbers(1, 6);
-            let [_, _, dw] = all(&[], &numbers(2, 6), &[], &start, [0, 3, 2], dtype);
-            assert_eq!(dw.read::<f32>().unwrap(), to_f32(&start));
+            let [_, _, dw, total] = all(&[], &numbers(2, 6), &[], &start, [0, 3, 2], dtype);
+            assert_eq!(dw.read::<f32>().unwrap(), [0.0; 6]);
+            assert_eq!(total.read::<f32>().unwrap(), to_f32(&start));
         }
     }
 

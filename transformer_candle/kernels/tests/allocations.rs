@@ -8,8 +8,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kernels::{
-    Buffer, DType, Device, DeviceKind, HeadLayout, adamw, add_rms_norm, attention, cast, embedding, grad_norm,
-    head_cross_entropy, linear, rope, swiglu,
+    Accumulate, Buffer, DType, Device, DeviceKind, HeadLayout, adamw, add_rms_norm, attention, cast, embedding,
+    grad_norm, head_cross_entropy, linear, rope, swiglu,
 };
 
 /// The largest allocation since it was last set to zero.
@@ -115,7 +115,11 @@ fn products(dtype: DType) {
     let mut workspace = zeros(&[linear::workspace_elements(N, D, D, DeviceKind::Cpu)], DType::F32);
     assert_none("product", || linear::forward(&x, &w, &mut y, &mut workspace));
     assert_none("product's input gradient", || linear::backward_input(&y, &w, &mut dx, &mut workspace));
-    assert_none("product's weight gradient", || linear::backward_weight(&y, &x, &mut dw, &mut workspace));
+    for accumulate in [Accumulate::Begin, Accumulate::Continue] {
+        assert_none("product's weight gradient", || {
+            linear::backward_weight(&y, &x, &mut dw, accumulate, &mut workspace)
+        });
+    }
 
     let (weight, mut dweight, targets) = (zeros(&[V, D], dtype), zeros(&[V, D], DType::F32), zeros(&[N], DType::I32));
     let (mut logits, mut losses) = (zeros(&[64, V], DType::F32), zeros(&[N], DType::F32));
@@ -134,6 +138,7 @@ fn products(dtype: DType) {
             &mut loss,
             &mut dx,
             &mut dweight,
+            Accumulate::Begin,
             &mut logits,
             &mut workspace,
         )

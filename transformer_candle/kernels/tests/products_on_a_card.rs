@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use kernels::{Buffer, DType, Device, Recording, bf16, linear};
+use kernels::{Accumulate, Buffer, DType, Device, Recording, bf16, linear};
 
 /// Whole numbers so small that every product and sum is exact in F32, whatever the order: both devices must agree to the bit.
 fn whole(seed: usize, count: usize) -> Vec<f32> {
@@ -22,12 +22,12 @@ fn buffer(values: &[f32], shape: &[usize], dtype: DType, device: &Device) -> Buf
     buffer
 }
 
-/// y, dx and dw, which begins at `whole(4, ..)`.
-fn all([n, i, o]: [usize; 3], dtype: DType, device: &Device) -> [Vec<f32>; 3] {
+/// y, dx and dw, and dw added to `whole(4, ..)`.
+fn all([n, i, o]: [usize; 3], dtype: DType, device: &Device) -> [Vec<f32>; 4] {
     let x = buffer(&whole(1, n * i), &[n, i], dtype, device);
     let w = buffer(&whole(2, o * i), &[o, i], dtype, device);
     let dy = buffer(&whole(3, n * o), &[n, o], dtype, device);
-    let mut dw = buffer(&whole(4, o * i), &[o, i], DType::F32, device);
+    let [mut dw, mut total] = [(); 2].map(|()| buffer(&whole(4, o * i), &[o, i], DType::F32, device));
     let (mut y, mut dx) = (buffer(&[], &[0, o], dtype, device), buffer(&[], &[0, i], dtype, device));
     if n > 0 {
         y = buffer(&vec![f32::NAN; n * o], &[n, o], dtype, device);
@@ -37,8 +37,9 @@ fn all([n, i, o]: [usize; 3], dtype: DType, device: &Device) -> [Vec<f32>; 3] {
     let mut workspace = Buffer::zeros(&[needed], DType::F32, device).unwrap();
     linear::forward(&x, &w, &mut y, &mut workspace).unwrap();
     linear::backward_input(&dy, &w, &mut dx, &mut workspace).unwrap();
-    linear::backward_weight(&dy, &x, &mut dw, &mut workspace).unwrap();
-    [y, dx, dw].map(|result| result.read_f32().unwrap())
+    linear::backward_weight(&dy, &x, &mut dw, Accumulate::Begin, &mut workspace).unwrap();
+    linear::backward_weight(&dy, &x, &mut total, Accumulate::Continue, &mut workspace).unwrap();
+    [y, dx, dw, total].map(|result| result.read_f32().unwrap())
 }
 
 const SIZES: [[usize; 3]; 6] = [[1, 64, 96], [5, 16, 8], [33, 48, 80], [7, 5, 3], [128, 64, 192], [0, 16, 8]];
@@ -65,7 +66,7 @@ fn a_choice_is_recalled_on_the_card_and_library_it_was_made_with() {
     all([33, 48, 80], DType::BF16, one.1);
     let choices = one.0.product_choices();
     let names: Vec<&str> = choices.keys().map(|name| name.split(" a ").next().unwrap()).collect();
-    assert_eq!(names, ["33x48x80", "33x80x48", "80x48x33"]);
+    assert_eq!(names, ["33x48x80", "33x80x48", "80x48x33", "80x48x33"]);
 
     assert!(other_card.product_choices().is_empty());
     assert_eq!(other_card.recall_product_choices(&choices).unwrap(), [""; 0]);
@@ -98,7 +99,7 @@ fn a_product_has_the_same_bits_every_time() {
         let mut workspace = Buffer::zeros(&[needed], DType::F32, &card).unwrap();
         let mut results = (0..20).map(|_| {
             dw.copy_from(&start).unwrap();
-            linear::backward_weight(&dy, &x, &mut dw, &mut workspace).unwrap();
+            linear::backward_weight(&dy, &x, &mut dw, Accumulate::Continue, &mut workspace).unwrap();
             dw.read::<f32>().unwrap()
         });
         let first = results.next().unwrap();

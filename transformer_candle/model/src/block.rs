@@ -4,7 +4,7 @@
 //! this block, in the next or behind the last one, adds it and norms the sum in one pass.
 
 use kernels::rope::RopeTables;
-use kernels::{Buffer, HeadLayout, add_rms_norm, attention, linear, rope, swiglu};
+use kernels::{Accumulate, Buffer, HeadLayout, add_rms_norm, attention, linear, rope, swiglu};
 
 use crate::activations::{BlockActivations, GradientScratch};
 use crate::parameters::BlockParameters;
@@ -135,13 +135,14 @@ pub fn recompute(
 }
 
 /// Turns `scratch.residual_ND` from the gradient of the block's output into that of its input, and adds the gradients of the
-/// block's parameters to `gradients`. Values that are not needed any more are overwritten.
+/// block's matrices to `gradients`, or writes them there; its norms' are added always. Values that are not needed any more are overwritten.
 pub fn backward(
     weights: &BlockParameters,
     settings: &BlockSettings,
     documents_N: Option<&Buffer>,
     values: &mut BlockActivations<Buffer>,
     gradients: &mut BlockParameters,
+    accumulate: Accumulate,
     scratch: &mut GradientScratch,
     workspace: &mut Buffer,
 ) -> Result<()> {
@@ -149,11 +150,11 @@ pub fn backward(
         let BlockActivations { middle_ND, mlp_inv_rms_N, mlp_normed_ND, .. } = values;
         add_rms_norm::normalize(middle_ND, &weights.mlp_norm, mlp_inv_rms_N, mlp_normed_ND)?;
     }
-    feed_forward_backward(weights, settings.recompute, values, gradients, scratch, workspace)?;
+    feed_forward_backward(weights, settings.recompute, values, gradients, accumulate, scratch, workspace)?;
     if settings.recompute != ActivationRecompute::None {
         normalize_input(weights, values)?;
     }
-    attention_backward(weights, settings, documents_N, values, gradients, scratch, workspace)
+    attention_backward(weights, settings, documents_N, values, gradients, accumulate, scratch, workspace)
 }
 
 fn normalize_input(weights: &BlockParameters, values: &mut BlockActivations<Buffer>) -> Result<()> {
@@ -166,6 +167,7 @@ fn feed_forward_backward(
     recompute: ActivationRecompute,
     values: &mut BlockActivations<Buffer>,
     gradients: &mut BlockParameters,
+    accumulate: Accumulate,
     scratch: &mut GradientScratch,
     workspace: &mut Buffer,
 ) -> Result<()> {
@@ -173,16 +175,16 @@ fn feed_forward_backward(
     let BlockActivations { middle_ND, mlp_inv_rms_N, mlp_normed_ND, gate_up_N2I, activated_NI, .. } = values;
     // One buffer for the product of gate and up and for its gradient, whichever is needed first.
     if recompute == ActivationRecompute::None {
-        linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, workspace)?;
+        linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, accumulate, workspace)?;
         linear::backward_input(residual_ND, &weights.down, activated_NI, workspace)?;
         swiglu::backward(gate_up_N2I, activated_NI)?;
     } else {
         linear::backward_input(residual_ND, &weights.down, activated_NI, workspace)?;
         swiglu::backward_recomputing(gate_up_N2I, activated_NI)?;
-        linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, workspace)?;
+        linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, accumulate, workspace)?;
     }
     let dgate_up_N2I = gate_up_N2I;
-    linear::backward_weight(dgate_up_N2I, mlp_normed_ND, &mut gradients.gate_up, workspace)?;
+    linear::backward_weight(dgate_up_N2I, mlp_normed_ND, &mut gradients.gate_up, accumulate, workspace)?;
     linear::backward_input(dgate_up_N2I, &weights.gate_up, dnormed_ND, workspace)?;
     let (norm, dnorm) = (&weights.mlp_norm, &mut gradients.mlp_norm);
     add_rms_norm::backward(middle_ND, norm, mlp_inv_rms_N, dnormed_ND, residual_ND, dnorm, workspace)?;
@@ -195,6 +197,7 @@ fn attention_backward(
     documents_N: Option<&Buffer>,
     values: &mut BlockActivations<Buffer>,
     gradients: &mut BlockParameters,
+    accumulate: Accumulate,
     scratch: &mut GradientScratch,
     workspace: &mut Buffer,
 ) -> Result<()> {
@@ -202,7 +205,7 @@ fn attention_backward(
     let GradientScratch { residual_ND, normed_ND: dnormed_ND, attended_NA: dattended_NA, qkv_NP: dqkv_NP, .. } =
         scratch;
     let BlockActivations { input_ND, attention_inv_rms_N, attention_normed_ND, qkv_NP, attended_NA, .. } = values;
-    linear::backward_weight(residual_ND, attended_NA, &mut gradients.attention_output, workspace)?;
+    linear::backward_weight(residual_ND, attended_NA, &mut gradients.attention_output, accumulate, workspace)?;
     linear::backward_input(residual_ND, &weights.attention_output, dattended_NA, workspace)?;
     let log_sum_exp_BHT = &values.log_sum_exp_BHT;
     attention::backward(
@@ -218,7 +221,7 @@ fn attention_backward(
         workspace,
     )?;
     rope::backward(dqkv_NP, heads, &settings.rope, t, 0)?;
-    linear::backward_weight(dqkv_NP, attention_normed_ND, &mut gradients.qkv, workspace)?;
+    linear::backward_weight(dqkv_NP, attention_normed_ND, &mut gradients.qkv, accumulate, workspace)?;
     linear::backward_input(dqkv_NP, &weights.qkv, dnormed_ND, workspace)?;
     let (norm, dnorm) = (&weights.attention_norm, &mut gradients.attention_norm);
     add_rms_norm::backward(input_ND, norm, attention_inv_rms_N, dnormed_ND, residual_ND, dnorm, workspace)?;

@@ -4,7 +4,7 @@ mod plan;
 
 use std::mem;
 
-use kernels::{Buffer, Recording, Upload, add_rms_norm, embedding, head_cross_entropy};
+use kernels::{Accumulate, Buffer, DeviceKind, Recording, Upload, add_rms_norm, embedding, head_cross_entropy};
 
 pub use plan::{DecoderPlan, DecoderSettings, dtype_of};
 
@@ -30,11 +30,30 @@ pub struct Decoder {
     scale_upload: Upload<f32>,
     /// What `scale_1` holds.
     scale: Option<f32>,
+    /// What the next micro-batch does with the gradients of matrices.
+    accumulate: Accumulate,
     /// The launches of [`Decoder::forward_backward`] on a card, once they are known.
     recording: Recording,
 }
 
 impl Decoder {
+    /// Begins a new sum of losses and gradients; a decoder begins with one. What [`Decoder::gradients`] holds from here to the next
+    /// micro-batch is of no use.
+    pub fn begin_accumulation(&mut self) -> Result<()> {
+        if self.gradient_views.is_none() {
+            return Err(Error::EvaluationOnly);
+        }
+        let first_added;
+        (self.accumulate, first_added) = match self.gradients.device().kind() {
+            // The first micro-batch writes the gradients of matrices. Without decay are those that are added row by row.
+            DeviceKind::Cpu => (Accumulate::Begin, self.layout.decayed_elements()),
+            // One recording serves every micro-batch: each adds all.
+            DeviceKind::Cuda => (Accumulate::Continue, 0),
+        };
+        self.gradients.view(first_added, &[self.gradients.elements() - first_added])?.zero()?;
+        Ok(self.loss_1.zero()?)
+    }
+
     /// Adds `scale` times the summed loss of all targets to [`Decoder::loss`], and its gradients to [`Decoder::gradients`].
     ///
     /// `inputs_N` are U32 token ids, `targets_N` I32 with -100 where there is nothing to predict; N = batch times
@@ -66,7 +85,9 @@ impl Decoder {
         let mut recording = mem::take(&mut self.recording);
         let done = recording.run(&device, key, || self.pass(inputs_N, documents_N, targets_N));
         self.recording = recording;
-        done
+        done?;
+        self.accumulate = Accumulate::Continue;
+        Ok(())
     }
 
     /// Has a card be asked for every operation by itself each time, as for looking at single ones.
@@ -137,6 +158,7 @@ impl Decoder {
             &mut self.loss_1,
             &mut scratch.normed_ND,
             &mut gradients.head,
+            self.accumulate,
             &mut self.logits_CW,
             workspace,
         )?;
@@ -160,7 +182,7 @@ impl Decoder {
             if settings.recompute == ActivationRecompute::Block && layer != last {
                 block::recompute(weights, settings, documents_N, values, branch_ND, workspace)?;
             }
-            block::backward(weights, settings, documents_N, values, gradients, scratch, workspace)?;
+            block::backward(weights, settings, documents_N, values, gradients, self.accumulate, scratch, workspace)?;
         }
         Ok(())
     }
@@ -203,7 +225,7 @@ impl Decoder {
         &self.gradients
     }
 
-    /// The accumulated gradients, to be set to zero after an update.
+    /// The accumulated gradients, to be written.
     pub fn gradients_mut(&mut self) -> &mut Buffer {
         &mut self.gradients
     }
@@ -211,10 +233,5 @@ impl Decoder {
     /// The accumulated loss, F32 `[1]`.
     pub fn loss(&self) -> &Buffer {
         &self.loss_1
-    }
-
-    /// The accumulated loss, to be set to zero after an update.
-    pub fn loss_mut(&mut self) -> &mut Buffer {
-        &mut self.loss_1
     }
 }

@@ -1,4 +1,4 @@
-//! AdamW over the flat buffers: clip by the global norm, update, zero the gradients.
+//! AdamW over the flat buffers: clip by the global norm, update.
 //!
 //! The learning rate and the bias corrections are pure functions of the step's number, so the only state is the moments and,
 //! beside bf16 weights, the remainders of their f32 masters. A step whose gradient norm is not finite changes nothing; it
@@ -149,7 +149,7 @@ impl Optimizer {
         Ok(self.scalars_upload.receive()?)
     }
 
-    /// Updates the weights with the gradients that `decoder` has accumulated, and zeroes the gradients. Waits for nothing.
+    /// Updates the weights with the gradients that `decoder` has accumulated. Waits for nothing.
     pub fn update(&mut self, decoder: &mut Decoder) -> Result<()> {
         grad_norm::forward(decoder.gradients(), &mut self.norm, &mut self.workspace)?;
         grad_norm::clip(&self.norm, self.max_grad_norm, &mut self.scalars)?;
@@ -165,7 +165,7 @@ impl Optimizer {
                 range.weight_decay,
             )?;
         }
-        Ok(decoder.gradients_mut().zero()?)
+        Ok(())
     }
 
     /// What the step did: on a card the one wait of a step, for three numbers that are copied as one.

@@ -82,7 +82,7 @@ impl Golden {
         for (step, rate) in rates.iter().enumerate() {
             let whole = step * MICRO_BATCHES * tokens..(step + 1) * MICRO_BATCHES * tokens;
             let count = targets[whole.clone()].iter().filter(|target| **target >= 0).count();
-            decoder.loss_mut().zero().unwrap();
+            decoder.begin_accumulation().unwrap();
             for start in whole.step_by(tokens) {
                 device_ids.write(&ids[start..start + tokens]).unwrap();
                 device_targets.write(&targets[start..start + tokens]).unwrap();
@@ -117,7 +117,7 @@ fn twenty_steps_in_bf16_stay_beside_them() {
 }
 
 #[test]
-fn a_step_with_a_gradient_that_is_no_number_changes_nothing_but_the_gradients() {
+fn a_step_with_a_gradient_that_is_no_number_changes_nothing() {
     let golden = Golden::load("model_tied");
     for precision in [Precision::Fp32, Precision::Bf16] {
         let (mut decoder, mut optimizer) = golden.start(precision);
@@ -138,7 +138,6 @@ fn a_step_with_a_gradient_that_is_no_number_changes_nothing_but_the_gradients() 
             let update = optimizer.step(&mut decoder, 2, 1e-2).unwrap();
             assert!(!update.applied && !update.grad_norm.is_finite());
             assert!(before == state(&decoder, &optimizer));
-            assert!(decoder.gradients().read_f32().unwrap().iter().all(|gradient| *gradient == 0.0));
         }
     }
 }

@@ -4,11 +4,11 @@
 use rayon::prelude::*;
 
 use super::exp::exp;
-use super::gemm::{Matrix, multiply, multiply_add, workspace_for};
+use super::gemm::{Matrix, multiply, multiply_accumulate, workspace_for};
 use super::partials::{load, store};
 use super::simd::vectorised;
-use crate::Element;
 use crate::head_cross_entropy::{IGNORED_TARGET, Sizes};
+use crate::{Accumulate, Element};
 
 /// Returns the sum of the losses; gradients are multiplied with `scale`.
 pub(crate) fn forward_backward<E: Element>(
@@ -19,13 +19,17 @@ pub(crate) fn forward_backward<E: Element>(
     scale: f32,
     dhidden: &mut [E],
     dweight: &mut [f32],
+    mut accumulate: Accumulate,
     logits: &mut [f32],
     workspace: &mut [f32],
 ) -> f64 {
     let Sizes { d, vocab_size, c, w, .. } = sizes;
     let (losses, workspace) = workspace.split_at_mut(2 * c);
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
-    let dweight = &mut dweight[..vocab_size * d];
+    let (dweight, padding) = dweight.split_at_mut(vocab_size * d);
+    if accumulate == Accumulate::Begin {
+        padding.fill(0.0);
+    }
     let mut total = 0.0;
     let chunks = hidden.chunks(c * d).zip(dhidden.chunks_mut(c * d)).zip(targets.chunks(c));
     for ((hidden, dhidden), targets) in chunks {
@@ -42,7 +46,8 @@ pub(crate) fn forward_backward<E: Element>(
         total += losses[..2 * rows].chunks(2).map(load).sum::<f64>();
         let dlogits = Matrix::strided(logits, rows, vocab_size, w);
         multiply(dlogits, weight, dhidden, d, workspace);
-        multiply_add(dlogits.transposed(), hidden, dweight, d, workspace);
+        multiply_accumulate(dlogits.transposed(), hidden, dweight, d, accumulate, workspace);
+        accumulate = Accumulate::Continue;
     }
     total
 }

@@ -5,8 +5,8 @@
 
 use super::request::{Blocks, Request, variant};
 use super::{Operand, Product, Value, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
-use crate::Buffer;
 use crate::head_cross_entropy::Sizes;
+use crate::{Accumulate, Buffer};
 
 /// F32 elements that the sum of the losses takes, so that the losses begin at a multiple of 16 bytes.
 const TOTAL: usize = 4;
@@ -30,6 +30,7 @@ pub(crate) struct Gradients {
     pub(crate) loss: Value,
     pub(crate) dhidden: Operand,
     pub(crate) dweight: Operand,
+    pub(crate) accumulate: Accumulate,
 }
 
 /// Some rows, from `start` on.
@@ -42,7 +43,7 @@ struct Chunk {
 /// See [`crate::head_cross_entropy::forward_backward`]. A row's gradient takes the place of its logits: in bf16 the first half of it.
 pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Request> {
     let Sizes { n, d, v, .. } = inputs.sizes;
-    let &Gradients { scale, loss, dhidden, dweight } = gradients;
+    let &Gradients { scale, loss, dhidden, dweight, accumulate } = gradients;
     let &Inputs { hidden, weight, products, .. } = inputs;
     let dlogits = inputs.logits.reinterpreted(hidden.dtype);
     let total = inputs.workspace.skip_elements(WORKSPACE_ELEMENTS);
@@ -52,18 +53,14 @@ pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Re
         let [is_first, is_last] = [start == 0, start + rows == n].map(|yes| Value::I32(i32::from(yes)));
         let sum = [losses, Value::count(rows), total, scale, loss, is_first, is_last];
         let values = [scale, losses, dlogits.into()];
+        let dweight = Product::set(dweight, [v, d, rows], dlogits.transposed(), hidden.skip_rows(start), products);
+        let accumulate = if start == 0 { accumulate } else { Accumulate::Continue };
         [
             inputs.logits(chunk),
             inputs.losses("head_cross_entropy_gradients", variant(hidden.dtype), chunk, &values),
             Request::launch("head_cross_entropy_total", "f32", [Blocks::ONE; 3], sum),
             Request::Multiply(Product::set(dhidden.skip_rows(start), [rows, d, v], dlogits, weight, products)),
-            Request::Multiply(Product::add(
-                dweight,
-                [v, d, rows],
-                dlogits.transposed(),
-                hidden.skip_rows(start),
-                products,
-            )),
+            Request::Multiply(Product { accumulate, ..dweight }),
         ]
     };
     inputs.chunks().flat_map(each).collect()

@@ -1,7 +1,7 @@
 //! The linear map's three products. Legend: N tokens, I inputs, O outputs; sizes are [N, I, O].
 
 use super::{Operand, Product, Workspace};
-use crate::Buffer;
+use crate::{Accumulate, Buffer};
 
 /// `y_NO = x_NI w_OI^T`.
 pub(crate) fn forward(
@@ -27,14 +27,16 @@ pub(crate) fn backward_input(
     Product::set(dx, [n, i, o], dy, w, Workspace::of(workspace))
 }
 
-/// `dw_OI += dy_NO^T x_NI` in F32.
+/// `dw_OI = dy_NO^T x_NI` or `dw_OI += dy_NO^T x_NI` in F32.
 pub(crate) fn backward_weight(
     dy_NO: &Buffer,
     x_NI: &Buffer,
     dw_OI: &Buffer,
+    accumulate: Accumulate,
     [n, i, o]: [usize; 3],
     workspace: &Buffer,
 ) -> Product {
     let (dy, x, dw) = (Operand::from(dy_NO), Operand::from(x_NI), Operand::from(dw_OI));
-    Product::add(dw, [o, i, n], dy.transposed(), x, Workspace::of(workspace))
+    let product = Product::set(dw, [o, i, n], dy.transposed(), x, Workspace::of(workspace));
+    Product { accumulate, ..product }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 
-use crate::{Buffer, Error, Result};
+use crate::{Accumulate, Buffer, Error, Result};
 
 /// Elements of the F32 workspace that every product brings along: 32 MiB, as much as the library asks for on Hopper and Blackwell,
 /// and what it takes to begin at a multiple of 256 bytes.
@@ -25,8 +25,8 @@ pub(crate) struct Product {
     pub(crate) b: Operand,
     /// Where the result goes, never transposed; F32, or the operands' type.
     pub(crate) c: Operand,
-    /// Whether the result is added to what is there.
-    pub(crate) accumulate: bool,
+    /// What becomes of what is there.
+    pub(crate) accumulate: Accumulate,
     /// Scratch that the library may use while the product runs.
     pub(crate) workspace: Workspace,
 }
@@ -58,12 +58,7 @@ pub(crate) struct Workspace {
 impl Product {
     /// `c = a b`; sizes are [m, n, k].
     pub(crate) fn set(c: Operand, [m, n, k]: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
-        Self { m, n, k, a, b, c, accumulate: false, workspace }
-    }
-
-    /// `c += a b`; sizes are [m, n, k].
-    pub(crate) fn add(c: Operand, sizes: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
-        Self { accumulate: true, ..Self::set(c, sizes, a, b, workspace) }
+        Self { m, n, k, a, b, c, accumulate: Accumulate::Begin, workspace }
     }
 
     /// That the three matrices lie within their buffers, that their element types go together and the workspace is large enough:

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use candle_core::DType;
 
 use super::{Operand, Product};
+use crate::Accumulate;
 
 /// A product without its addresses. Its text names the choice of an algorithm:
 /// `8192x16384x2048 a bf16 2048 @256, b bf16 2048 transposed @256, c bf16 16384 @256`, with `c +=` where the result is added; sizes
@@ -16,7 +17,7 @@ pub(crate) struct Shape {
     pub(crate) a: Layout,
     pub(crate) b: Layout,
     pub(crate) c: Layout,
-    pub(crate) accumulate: bool,
+    pub(crate) accumulate: Accumulate,
 }
 
 /// How a matrix lies in memory.
@@ -95,7 +96,10 @@ fn alignment(address: usize) -> u32 {
 impl fmt::Display for Shape {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sizes: [m, n, k], a, b, c, accumulate } = self;
-        let plus = if *accumulate { "+= " } else { "" };
+        let plus = match accumulate {
+            Accumulate::Begin => "",
+            Accumulate::Continue => "+= ",
+        };
         write!(formatter, "{m}x{n}x{k} a {a}, b {b}, c {plus}{c}")
     }
 }
@@ -119,11 +123,14 @@ impl FromStr for Shape {
         let (sizes, rest) = text.split_once(" a ").ok_or(NoShape)?;
         let (a, rest) = rest.split_once(", b ").ok_or(NoShape)?;
         let (b, c) = rest.split_once(", c ").ok_or(NoShape)?;
-        let accumulated = c.strip_prefix("+= ");
+        let (c, accumulate) = match c.strip_prefix("+= ") {
+            Some(c) => (c, Accumulate::Continue),
+            None => (c, Accumulate::Begin),
+        };
         let sizes: Vec<usize> = sizes.split('x').map(number).collect::<Result<_, _>>()?;
         let sizes = sizes.try_into().map_err(|_| NoShape)?;
-        let (a, b, c) = (a.parse()?, b.parse()?, accumulated.unwrap_or(c).parse()?);
-        Ok(Self { sizes, a, b, c, accumulate: accumulated.is_some() })
+        let (a, b, c) = (a.parse()?, b.parse()?, c.parse()?);
+        Ok(Self { sizes, a, b, c, accumulate })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::testing::*;
 use crate::{Buffer, DeviceKind};
 
 /// What the library does with three pieces of memory: `result = left right` or `result += left right`.
-fn library(product: ColumnMajorProduct, left: &[f64], right: &[f64], result: &mut [f64], accumulate: bool) {
+fn library(product: ColumnMajorProduct, left: &[f64], right: &[f64], result: &mut [f64], accumulate: Accumulate) {
     let ColumnMajorProduct { left: l, right: r, result: out } = product;
     let at = |matrix: ColumnMajor, row: usize, column: usize| {
         let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
@@ -21,7 +21,7 @@ fn library(product: ColumnMajorProduct, left: &[f64], right: &[f64], result: &mu
         for row in 0..out.rows {
             let sum: f64 = (0..inner).map(|k| left[at(l, row, k)] * right[at(r, k, column)]).sum();
             let place = at(out, row, column);
-            result[place] = sum + if accumulate { result[place] } else { 0.0 };
+            result[place] = sum + if accumulate == Accumulate::Continue { result[place] } else { 0.0 };
         }
     }
 }
@@ -36,19 +36,24 @@ fn values(buffer: &Buffer) -> Vec<f64> {
     buffer.read::<f32>().unwrap().into_iter().map(f64::from).collect()
 }
 
+fn accumulations() -> impl Strategy<Value = Accumulate> {
+    prop_oneof![Just(Accumulate::Begin), Just(Accumulate::Continue)]
+}
+
 proptest! {
     #[test]
     fn a_row_major_product_is_the_librarys_with_operands_exchanged(
         [m, n, k] in prop::array::uniform3(1usize..7),
         [more_a, more_b, more_c] in prop::array::uniform3(0usize..4),
-        [turn_a, turn_b, accumulate] in prop::array::uniform3(any::<bool>()),
+        [turn_a, turn_b] in prop::array::uniform2(any::<bool>()),
+        accumulate in accumulations(),
     ) {
         let ((a, [_, wide_a]), (b, [_, wide_b])) = (stored(1, [m, k], more_a, turn_a), stored(2, [k, n], more_b, turn_b));
         let (c, _) = stored(3, [m, n], more_c, false);
         let turned = |buffer: &Buffer, turn: bool| if turn { Operand::from(buffer).transposed() } else { buffer.into() };
         let (space, sizes) = (Workspace::of(&workspace(0)), [m, n, k]);
-        let make = if accumulate { Product::add } else { Product::set };
-        let product = make((&c).into(), sizes, turned(&a, turn_a), turned(&b, turn_b), space);
+        let product = Product::set((&c).into(), sizes, turned(&a, turn_a), turned(&b, turn_b), space);
+        let product = Product { accumulate, ..product };
 
         let (a, b, start) = (values(&a), values(&b), values(&c));
         let mut result = start.clone();
@@ -63,7 +68,7 @@ proptest! {
                 element(&a, wide_a + more_a, turn_a, row, inner) * element(&b, wide_b + more_b, turn_b, inner, column)
             }).sum();
             let place = &mut expected[row * (n + more_c) + column];
-            *place = sum + if accumulate { *place } else { 0.0 };
+            *place = sum + if accumulate == Accumulate::Continue { *place } else { 0.0 };
         }
         prop_assert_eq!(result, expected);
     }
@@ -87,17 +92,20 @@ proptest! {
         prop_assert!(near(&forward, &reference::forward(&values(&x), &values(&w), sizes)));
         let backward_input = run(&linear::backward_input(&dy, &w, &dx, sizes, &space), &dy, &w, &dx);
         prop_assert!(near(&backward_input, &reference::backward_input(&values(&dy), &values(&w), sizes)));
-        let backward_weight = run(&linear::backward_weight(&dy, &x, &dw, sizes, &space), &dy, &x, &dw);
         let gradient = reference::backward_weight(&values(&dy), &values(&x), sizes);
         let total: Vec<f64> = values(&dw).iter().zip(&gradient).map(|(start, more)| start + more).collect();
-        prop_assert!(near(&backward_weight, &total));
+        for (accumulate, expected) in [(Accumulate::Begin, gradient), (Accumulate::Continue, total)] {
+            let backward_weight = linear::backward_weight(&dy, &x, &dw, accumulate, sizes, &space);
+            prop_assert!(near(&run(&backward_weight, &dy, &x, &dw), &expected));
+        }
     }
 
     #[test]
     fn a_shape_is_read_back_from_its_text(
         sizes in prop::array::uniform3(0usize..100_000),
         strides in prop::array::uniform3(1usize..100_000),
-        [turn_a, turn_b, accumulate] in prop::array::uniform3(any::<bool>()),
+        [turn_a, turn_b] in prop::array::uniform2(any::<bool>()),
+        accumulate in accumulations(),
         alignments in prop::array::uniform3(0u32..9),
         f32_operands in any::<bool>(),
     ) {
@@ -125,7 +133,7 @@ fn the_text_of_a_shape_is_for_people_too() {
         shape.to_string()
     };
     let space = workspace(0);
-    let gradient = linear::backward_weight(&dy, &x, &dw, [6, 3, 4], &space);
+    let gradient = linear::backward_weight(&dy, &x, &dw, Accumulate::Continue, [6, 3, 4], &space);
     assert_eq!(aligned(&gradient), "4x3x6 a bf16 4 transposed @256, b bf16 3 @256, c += f32 3 @256");
     let forward = linear::forward(&x, &dw, &dy, [6, 3, 4], &space);
     assert_eq!(aligned(&forward), "6x4x3 a bf16 3 @256, b f32 3 transposed @256, c bf16 4 @256");
@@ -156,7 +164,7 @@ fn a_product_outside_of_its_buffers_or_of_mixed_types_is_refused() {
     let problem = |product: Product| product.check().unwrap_err().to_string();
     let whole = Operand::from(&x);
     product(whole).check().unwrap();
-    let wide = Product::add((&y).into(), [4, 5, 3], whole, Operand::from(&w), Workspace::of(&space));
+    let wide = Product::set((&y).into(), [4, 5, 3], whole, Operand::from(&w), Workspace::of(&space));
     assert!(problem(wide).contains("lies outside of its buffer"));
     assert!(problem(product(whole.skip_rows(1))).contains("lies outside of its buffer"));
     assert!(problem(product(whole.skip_rows(9))).contains("lies outside of its buffer"));

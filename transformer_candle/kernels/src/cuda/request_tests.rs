@@ -11,7 +11,7 @@ use super::request::Request;
 use super::*;
 use crate::head_cross_entropy::Sizes;
 use crate::testing::zeros;
-use crate::{DeviceKind, HeadLayout};
+use crate::{Accumulate, DeviceKind, HeadLayout};
 
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
@@ -196,7 +196,8 @@ fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] 
     let sizes = Sizes { n, d, v, vocab_size, c, w: v };
     let inputs = Inputs::of(&hidden, &weight, &targets, &logits, &workspace, sizes);
     let [scale, loss] = [(); 2].map(|()| value(&[1], DType::F32));
-    let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into() };
+    let accumulate = Accumulate::Begin;
+    let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into(), accumulate };
     let training = head_cross_entropy::forward_backward(&inputs, &gradients);
     [asked(&training), asked(&head_cross_entropy::forward(&inputs, losses))]
 }

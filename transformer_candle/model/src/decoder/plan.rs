@@ -1,7 +1,7 @@
 //! Every buffer of a decoder, listed before any is allocated.
 
 use kernels::memory::{Arena, BufferId, Category, Plan};
-use kernels::{DType, DeviceKind, Recording, Upload, head_cross_entropy};
+use kernels::{Accumulate, DType, DeviceKind, Recording, Upload, head_cross_entropy};
 
 use super::Decoder;
 use crate::activations::{ActivationPlan, ActivationSettings};
@@ -148,6 +148,8 @@ impl DecoderPlan {
             scale_upload: Upload::new(scale_1.clone(), self.scale_landing.map(|id| arena.buffer(id)))?,
             scale_1,
             scale: None,
+            // All that was allocated is zero.
+            accumulate: Accumulate::Continue,
             recording: Recording::default(),
         })
     }

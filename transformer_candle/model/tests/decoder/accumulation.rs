@@ -35,6 +35,25 @@ fn micro_batches_add_up_to_the_batch_however_their_targets_are_spread() {
 }
 
 #[test]
+fn a_new_sum_has_nothing_of_the_one_before() {
+    let (t, scale) = (9, 0.25);
+    for (shape, micro_batches) in [(tiny(true), 1), (tiny(false), 1), (tiny(false), 2)] {
+        let [mut new, mut used] = [(); 2].map(|()| models::decoder(&shape, &plain(2, t)));
+        Batch::drawn(&shape, 2 * t, 0.0, 3).train(&mut used, scale);
+        let elements = used.layout().elements();
+        used.gradients_mut().write(&vec![f32::NAN; elements]).unwrap();
+        used.begin_accumulation().unwrap();
+        for seed in 0..micro_batches {
+            let batch = Batch::drawn(&shape, 2 * t, 0.2, seed);
+            batch.train(&mut new, scale);
+            batch.train(&mut used, scale);
+        }
+        assert_eq!(models::loss(&used).to_bits(), models::loss(&new).to_bits());
+        assert_eq!(models::by_name(&shape, used.gradients()), models::by_name(&shape, new.gradients()));
+    }
+}
+
+#[test]
 fn the_loss_is_the_sum_of_the_targets_losses_that_evaluation_finds() {
     let (shape, batch, t) = (tiny(false), 3, 9);
     let data = Batch::drawn(&shape, batch * t, 0.3, 5);
@@ -50,8 +69,10 @@ fn the_loss_is_the_sum_of_the_targets_losses_that_evaluation_finds() {
 
     let mut evaluating = models::decoder(&shape, &model::DecoderSettings { training: false, ..plain(batch, t) });
     assert_eq!(evaluating.evaluate(&inputs, None, &targets).unwrap().read::<f32>().unwrap(), losses);
-    let refusal = evaluating.forward_backward(&inputs, None, &targets, 1.0).unwrap_err();
-    assert!(matches!(refusal, model::Error::EvaluationOnly));
+    let training = |decoder: &mut model::Decoder| decoder.forward_backward(&inputs, None, &targets, 1.0);
+    for refusal in [training(&mut evaluating), evaluating.begin_accumulation()] {
+        assert!(matches!(refusal, Err(model::Error::EvaluationOnly)));
+    }
     assert_eq!(evaluating.gradients().elements(), 0);
 }
 

@@ -188,8 +188,7 @@ impl Optimizer {
             let (remainder, scalars) = (remainder.as_mut(), &self.scalars);
             adamw::step(&mut weight, remainder, &gradient, &mut first, &mut second, scalars, &settings, decay).unwrap();
         }
-        decoder.gradients_mut().zero().unwrap();
-        decoder.loss_mut().zero().unwrap();
+        decoder.begin_accumulation().unwrap();
         f64::from(self.norm.read::<f32>().unwrap()[0])
     }
 }

@@ -61,8 +61,7 @@ impl Engine {
             micro_batch.upload(&batch, 0..sequences)?;
             micro_batch.train(decoder, 1.0 / batch.target_count as f32)?;
             micro_batch.evaluate(decoder)?;
-            decoder.gradients_mut().zero()?;
-            Ok(decoder.loss_mut().zero()?)
+            Ok(())
         })
     }
 
@@ -77,7 +76,7 @@ impl Engine {
         let Self { pool, decoder, optimizer, micro_batch, .. } = self;
         pool.install(|| {
             optimizer.prepare(step, learning_rate)?;
-            decoder.loss_mut().zero()?;
+            decoder.begin_accumulation()?;
             // The mean is over the targets of the whole batch, however it is cut.
             let scale = 1.0 / batch.target_count as f32;
             let mut pieces = micro_batch.cut(batch);
@@ -88,7 +87,6 @@ impl Engine {
             while ahead.is_some() {
                 micro_batch.receive()?;
                 if stop.requested().is_some() {
-                    decoder.gradients_mut().zero()?;
                     return Ok(None);
                 }
                 micro_batch.train(decoder, scale)?;

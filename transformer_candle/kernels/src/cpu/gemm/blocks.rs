@@ -13,11 +13,11 @@ use super::places::{Columns, Rows};
 use super::target::{Corner, Start, Target};
 use super::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
 use super::{Matrix, extent, piece, steps};
-use crate::Element;
 use crate::cpu::disjoint::{ALIGNMENT, Disjoint, aligned};
 use crate::cpu::share_out::share_out;
 use crate::cpu::simd::Body;
 use crate::cpu::transpose::SIDE;
+use crate::{Accumulate, Element};
 
 /// Places of a block of the right operand: 4 MiB, a part of a third-level cache.
 const RIGHT: usize = 1 << 20;
@@ -41,7 +41,7 @@ pub(super) struct Blocks<'a, A, B, O> {
     pub(super) out: &'a mut [O],
     /// Elements from row to row of `out`.
     pub(super) stride: usize,
-    pub(super) accumulate: bool,
+    pub(super) accumulate: Accumulate,
     pub(super) workspace: &'a mut [f32],
 }
 
@@ -58,8 +58,11 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
         assert!(b.columns <= stride && out.len() >= extent(a.rows, b.columns, stride));
         if a.rows == 0 || b.columns == 0 || a.columns == 0 {
             // Sums of nothing.
-            let rows = out.chunks_mut(stride.max(1)).take(if accumulate { 0 } else { a.rows });
-            return rows.for_each(|row| row[..b.columns].fill(O::default()));
+            let rows = out.chunks_mut(stride.max(1)).take(a.rows);
+            if accumulate == Accumulate::Begin {
+                rows.for_each(|row| row[..b.columns].fill(O::default()));
+            }
+            return;
         }
         let depth = even_step(a.columns, PLACES * T::DEPTH, SIDE * T::DEPTH);
         let places = depth.min(a.columns).div_ceil(T::DEPTH);
@@ -80,7 +83,7 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
                         Product { tile, a, right, columns: columns.len(), places: a.columns.div_ceil(T::DEPTH) };
                     let again = if depth.start > 0 { Start::Kept } else { Start::Zero };
                     if !waits {
-                        let start = if accumulate { Start::Kept } else { again };
+                        let start = if accumulate == Accumulate::Continue { Start::Kept } else { again };
                         product.sum(strips, &Target { out: &out, corner, start });
                     } else if depth.end < b.rows {
                         product.sum(strips, &Target { out: &waiting, corner: wait, start: again });

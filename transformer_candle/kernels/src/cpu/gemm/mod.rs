@@ -25,7 +25,7 @@ use pulp::{Arch, Simd, WithSimd};
 use self::blocks::Blocks;
 pub(crate) use self::blocks::workspace_for;
 use self::tile::Vectors;
-use crate::Element;
+use crate::{Accumulate, Element};
 
 /// A matrix in row-major storage, or the transpose of one.
 #[derive(Clone, Copy)]
@@ -72,27 +72,17 @@ pub(crate) fn multiply<A: Element, B: Element, O: Element>(
     if a.rows == 1 && !a.transposed && b.transposed {
         return row::multiply(a, b, out);
     }
-    product(a, b, out, stride, false, workspace);
+    multiply_accumulate(a, b, out, stride, Accumulate::Begin, workspace);
 }
 
-/// `out_MN += a_MK b_KN`. The rows of `out` lie `stride` elements apart.
-pub(crate) fn multiply_add<A: Element, B: Element>(
-    a: Matrix<'_, A>,
-    b: Matrix<'_, B>,
-    out: &mut [f32],
-    stride: usize,
-    workspace: &mut [f32],
-) {
-    product(a, b, out, stride, true, workspace);
-}
-
-/// `out_MN = a_MK b_KN`, or added to it, with what multiplies fastest on this machine.
-fn product<A: Element, B: Element, O: Element>(
+/// `out_MN = a_MK b_KN` or `out_MN += a_MK b_KN`, with what multiplies fastest on this machine. The rows of `out` lie `stride`
+/// elements apart.
+pub(crate) fn multiply_accumulate<A: Element, B: Element, O: Element>(
     a: Matrix<'_, A>,
     b: Matrix<'_, B>,
     out: &mut [O],
     stride: usize,
-    accumulate: bool,
+    accumulate: Accumulate,
     workspace: &mut [f32],
 ) {
     assert_eq!(a.columns, b.rows);

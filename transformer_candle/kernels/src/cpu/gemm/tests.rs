@@ -44,11 +44,14 @@ const SIZES: [[usize; 3]; 12] = [
 ];
 
 fn equals_the_plain_loop<T: Tile, E: Element>(tile: T) {
-    product_equals_the_plain_loop::<T, E, f32>(tile, &[false, true]);
-    product_equals_the_plain_loop::<T, E, bf16>(tile, &[false]);
+    product_equals_the_plain_loop::<T, E, f32>(tile, &[Accumulate::Begin, Accumulate::Continue]);
+    product_equals_the_plain_loop::<T, E, bf16>(tile, &[Accumulate::Begin]);
 }
 
-fn product_equals_the_plain_loop<T: Tile, E: Element, O: Element + PartialEq + Debug>(tile: T, accumulations: &[bool]) {
+fn product_equals_the_plain_loop<T: Tile, E: Element, O: Element + PartialEq + Debug>(
+    tile: T,
+    accumulations: &[Accumulate],
+) {
     for [m, n, k] in SIZES {
         let room = (m + 4) * (k + 4) + (n + 4) * (k + 4);
         let (a, b, before) = (integers::<E>(room, 1), integers::<E>(room, 2), integers::<O>(m * (n + 1), 3));
@@ -63,7 +66,7 @@ fn product_equals_the_plain_loop<T: Tile, E: Element, O: Element + PartialEq + D
                 for (index, &value) in out.iter().enumerate() {
                     let (row, column) = (index / (n + 1), index % (n + 1));
                     let sum: f32 = (0..k).map(|depth| at(a, row, depth) * at(b, depth, column.min(n - 1))).sum();
-                    let start = if accumulate { before[index].widen() } else { 0.0 };
+                    let start = if accumulate == Accumulate::Continue { before[index].widen() } else { 0.0 };
                     let expected = if column < n { O::narrow(start + sum) } else { before[index] };
                     assert_eq!(value, expected, "{m} {n} {k}, layout {layout}, element {row} {column}");
                 }
@@ -131,7 +134,7 @@ fn sums_in_f32_are_the_same_in_vectors_of_any_width() {
     let product = |multiply: &dyn Fn(Blocks<'_, f32, f32, f32>)| {
         let (mut out, mut workspace) = (vec![0f32; m * n], vec![0f32; workspace_for(m, n, k)]);
         let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
-        multiply(Blocks { a, b, out: &mut out, stride: n, accumulate: false, workspace: &mut workspace });
+        multiply(Blocks { a, b, out: &mut out, stride: n, accumulate: Accumulate::Begin, workspace: &mut workspace });
         out
     };
     let here = product(&|blocks| Arch::new().dispatch(InVectors(blocks)));

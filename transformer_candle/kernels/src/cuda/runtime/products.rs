@@ -24,7 +24,7 @@ use super::failure::Context as _;
 use crate::cuda::product_choice::{self, Algorithm};
 use crate::cuda::product_shape::Shape;
 use crate::cuda::{Product, WORKSPACE_BYTES};
-use crate::{Error, Result};
+use crate::{Accumulate, Error, Result};
 
 /// The algorithms chosen so far.
 #[derive(Default)]
@@ -126,14 +126,17 @@ impl Cuda {
     /// The library refuses empty matrices. A sum of no products is zero.
     fn multiply_nothing(&self, product: &Product) -> Result<()> {
         let Product { m, n, c, accumulate, .. } = *product;
-        let rows = if accumulate || n == 0 { 0 } else { m };
+        let rows = if accumulate == Accumulate::Continue || n == 0 { 0 } else { m };
         (0..rows).try_for_each(|row| self.zero(c.skip_rows(row).address, n * c.dtype.size_in_bytes()))
     }
 
     /// Puts `c = scale a b` or `c += scale a b` on the stream.
     fn launch_product(&self, product: &Product, choice: &Choice, scale: f32) -> Result<(), CublasError> {
         let Product { a, b, c, accumulate, workspace, .. } = product;
-        let keep = if *accumulate { 1f32 } else { 0f32 };
+        let keep = match accumulate {
+            Accumulate::Begin => 0f32,
+            Accumulate::Continue => 1f32,
+        };
         let pointer = |address: usize| ptr::without_provenance_mut::<c_void>(address);
         let algorithm = sys::cublasLtMatmulAlgo_t { data: choice.algorithm };
         let Descriptors { operation, left, right, result: output } = &choice.descriptors;

@@ -5,7 +5,7 @@
 //! twice that, whatever the model.
 
 use kernels::memory::{Category, Plan};
-use kernels::{Buffer, DType, Device, head_cross_entropy};
+use kernels::{Accumulate, Buffer, DType, Device, head_cross_entropy};
 use model::activations::{ActivationPlan, ActivationSettings, Activations};
 use model::block::{self, BlockSettings};
 use model::{
@@ -186,7 +186,16 @@ impl Problem {
         keep("branch", branch_ND)?;
         output_gradient.write_to(&mut scratch.residual_ND)?;
         let of_block = &mut gradients.blocks[0];
-        block::backward(&parameters.blocks[0], &settings, None, values, of_block, scratch, workspace)?;
+        block::backward(
+            &parameters.blocks[0],
+            &settings,
+            None,
+            values,
+            of_block,
+            Accumulate::Begin,
+            scratch,
+            workspace,
+        )?;
         keep("input_gradient", &scratch.residual_ND)?;
         keep("attention_norm", &of_block.attention_norm)?;
         keep("qkv", &of_block.qkv)?;

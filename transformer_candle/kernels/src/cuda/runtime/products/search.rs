@@ -9,7 +9,7 @@ use super::descriptors::Descriptors;
 use crate::cuda::Product;
 use crate::cuda::product_choice::{Algorithm, best, median};
 use crate::cuda::product_shape::Shape;
-use crate::{Error, Result};
+use crate::{Accumulate, Error, Result};
 
 /// Candidates asked for. The library orders them by its own model of the card; the best is seldom behind the first dozen.
 const CANDIDATES: usize = 16;
@@ -55,7 +55,10 @@ impl Cuda {
 
     /// Milliseconds of a candidate, beside what the others took; none if the library refuses it after all.
     fn time_candidate(&self, product: &Product, choice: &Choice, others: &[Option<f32>]) -> Result<Option<f32>> {
-        let scale = if product.accumulate { f32::MIN_POSITIVE } else { 1.0 };
+        let scale = match product.accumulate {
+            Accumulate::Begin => 1.0,
+            Accumulate::Continue => f32::MIN_POSITIVE,
+        };
         // Loads the kernel, if it is there.
         if self.launch_product(product, choice, scale).is_err() {
             return Ok(None);

@@ -1,6 +1,6 @@
 //! Matrix products, and the head with its loss.
 
-use kernels::{DType, head_cross_entropy, linear};
+use kernels::{Accumulate, DType, head_cross_entropy, linear};
 
 use super::{BF16, F32, F32_SUM, Inputs};
 use crate::Result;
@@ -71,7 +71,7 @@ fn backward_weight(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
         .input("x", &[n, i], inputs.numbers(&[n, i]))
         .updated("dw", &[o, i], inputs.f32(&[o, i]), F32_SUM)
         .workspace(move |device| linear::workspace_elements(n, i, o, device))
-        .call(|[dy, x, dw, workspace]| linear::backward_weight(dy, x, dw, workspace))
+        .call(|[dy, x, dw, workspace]| linear::backward_weight(dy, x, dw, Accumulate::Continue, workspace))
 }
 
 impl Head {
@@ -112,7 +112,17 @@ fn loss_and_gradients(inputs: &mut Inputs, head: Head) -> Case {
         .updated("dweight", &[v, d], Bits::of_numbers(vec![0.0; v * d], DType::F32), weight_bound)
         .call(move |[hidden, weight, targets, logits, workspace, scale, loss, dhidden, dweight]| {
             head_cross_entropy::forward_backward(
-                hidden, weight, targets, vocab_size, scale, loss, dhidden, dweight, logits, workspace,
+                hidden,
+                weight,
+                targets,
+                vocab_size,
+                scale,
+                loss,
+                dhidden,
+                dweight,
+                Accumulate::Continue,
+                logits,
+                workspace,
             )
         })
 }
