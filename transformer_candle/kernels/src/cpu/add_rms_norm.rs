@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
+use super::share_out::rows_of_piece;
 use super::simd::{total, vectorised};
 use crate::Element;
-use crate::buffer::PIECE;
 
 /// Partial sums that a row's sum is made of: fixed, whatever the machine's vectors hold.
 const PARTIAL: usize = 32;
@@ -17,7 +17,7 @@ const COLUMNS: usize = 256;
 
 pub(crate) fn forward<E: Element>(x: &[E], weight: &[E], epsilon: f32, normed: &mut [E], inv_rms: &mut [f32]) {
     let d = weight.len().max(1);
-    let rows = (PIECE / d).max(1);
+    let rows = rows_of_piece(d);
     let pieces = x.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
     pieces.for_each(|((sum, normed), inv_rms)| {
         vectorised(
@@ -40,7 +40,7 @@ pub(crate) fn forward_add<E: Element>(
     inv_rms: &mut [f32],
 ) {
     let d = weight.len().max(1);
-    let rows = (PIECE / d).max(1);
+    let rows = rows_of_piece(d);
     let inputs = x.par_chunks(rows * d).zip(branch.par_chunks(rows * d));
     let outputs = sum.par_chunks_mut(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
     inputs.zip(outputs).for_each(|((x, branch), ((sum, normed), inv_rms))| {
@@ -59,7 +59,7 @@ pub(crate) fn forward_add<E: Element>(
 
 pub(crate) fn normalize<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
     let d = weight.len().max(1);
-    let rows = (PIECE / d).max(1);
+    let rows = rows_of_piece(d);
     let pieces = sum.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks(rows));
     pieces.for_each(|((sum, normed), inv_rms)| {
         vectorised(

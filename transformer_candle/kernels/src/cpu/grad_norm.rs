@@ -6,7 +6,7 @@ use super::partials::{load, store};
 use super::simd::vectorised;
 use crate::buffer::PIECE;
 
-const LANES: usize = 8;
+const LANES: usize = 16;
 
 pub(crate) fn forward(grads: &[f32], partials: &mut [f32]) -> f32 {
     let partials = &mut partials[..workspace_elements(grads.len())];

@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
+use super::share_out::rows_of_piece;
 use super::simd::vectorised;
-use crate::buffer::PIECE;
 use crate::{Element, HeadLayout};
 
 /// The tables of the positions of one sequence, and 1 to turn forth or -1 to turn back.
@@ -15,7 +15,7 @@ pub(crate) struct Angles<'a> {
 
 pub(crate) fn rotate<E: Element>(qkv: &mut [E], layout: &HeadLayout, angles: &Angles<'_>) {
     let width = layout.packed_width();
-    let rows = (PIECE / width).max(1);
+    let rows = rows_of_piece(width);
     qkv.par_chunks_mut(rows * width).enumerate().for_each(|(piece, qkv)| {
         vectorised(
             #[inline(always)]

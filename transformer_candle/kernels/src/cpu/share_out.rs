@@ -5,6 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use rayon::prelude::*;
 
+/// Elements of the rows that a task passes over: few, so that threads end together where a model is small.
+const ROWS: usize = 1 << 13;
+
+/// How many rows of this width a task passes over, on any number of threads.
+pub(super) fn rows_of_piece(width: usize) -> usize {
+    (ROWS / width).max(1)
+}
+
 /// Parts of the work that threads begin with; where there are more threads, some begin with the same.
 const PARTS: usize = 64;
 

@@ -3,15 +3,15 @@
 use rayon::prelude::*;
 
 use super::exp::exp;
+use super::share_out::rows_of_piece;
 use super::simd::vectorised;
 use crate::Element;
-use crate::buffer::PIECE;
 
 pub(crate) fn forward<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
     if i == 0 {
         return;
     }
-    let rows = rows_of_piece(i);
+    let rows = rows_of_piece(2 * i);
     let pieces = out.par_chunks_mut(rows * i).zip(gate_up.par_chunks(rows * 2 * i));
     pieces.for_each(|(out, gate_up)| {
         vectorised(
@@ -25,7 +25,7 @@ pub(crate) fn backward<E: Element>(gate_up: &mut [E], dout: &[E], i: usize) {
     if i == 0 {
         return;
     }
-    let rows = rows_of_piece(i);
+    let rows = rows_of_piece(2 * i);
     let pieces = gate_up.par_chunks_mut(rows * 2 * i).zip(dout.par_chunks(rows * i));
     pieces.for_each(|(gate_up, dout)| {
         vectorised(
@@ -40,7 +40,7 @@ pub(crate) fn backward_recomputing<E: Element>(gate_up: &mut [E], out: &mut [E],
     if i == 0 {
         return;
     }
-    let rows = rows_of_piece(i);
+    let rows = rows_of_piece(2 * i);
     let pieces = gate_up.par_chunks_mut(rows * 2 * i).zip(out.par_chunks_mut(rows * i));
     pieces.for_each(|(gate_up, out)| {
         vectorised(
@@ -48,10 +48,6 @@ pub(crate) fn backward_recomputing<E: Element>(gate_up: &mut [E], out: &mut [E],
             || recompute_rows(gate_up, out, i),
         );
     });
-}
-
-fn rows_of_piece(i: usize) -> usize {
-    (PIECE / (2 * i)).max(1)
 }
 
 #[inline(always)]
