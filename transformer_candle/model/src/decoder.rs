@@ -43,14 +43,14 @@ impl Decoder {
         if self.gradient_views.is_none() {
             return Err(Error::EvaluationOnly);
         }
-        let first_added;
-        (self.accumulate, first_added) = match self.gradients.device().kind() {
+        let (accumulate, first_added) = match self.gradients.device().kind() {
             // The first micro-batch writes the gradients of matrices. Without decay are those that are added row by row.
             DeviceKind::Cpu => (Accumulate::Begin, self.layout.decayed_elements()),
             // One recording serves every micro-batch: each adds all.
             DeviceKind::Cuda => (Accumulate::Continue, 0),
         };
         self.gradients.view(first_added, &[self.gradients.elements() - first_added])?.zero()?;
+        self.accumulate = accumulate;
         Ok(self.loss_1.zero()?)
     }
 

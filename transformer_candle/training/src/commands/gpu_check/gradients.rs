@@ -192,7 +192,7 @@ impl Problem {
             None,
             values,
             of_block,
-            Accumulate::Begin,
+            Accumulate::Continue,
             scratch,
             workspace,
         )?;
