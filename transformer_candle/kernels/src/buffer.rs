@@ -26,7 +26,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer of its own memory, all zero.
+    /// A buffer of its own memory, all zero. On a CPU it begins at a cache line.
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         match device {
             Device::Cpu => {
@@ -237,13 +237,22 @@ pub(crate) fn as_scalars_mut<T: Scalar>(bytes: &mut [u8]) -> &mut [T] {
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
 
-/// Zeros in CPU memory that nobody has written to: the system has yet to find the pages. Candle would write zeros of bf16.
+/// Bytes that a processor's caches hold together, on every machine that we know but for Apple's, which hold twice as many.
+pub(crate) const CACHE_LINE: usize = 64;
+
+/// Zeros in CPU memory that nobody has written to: the system has yet to find the pages. Candle would write zeros of bf16, and
+/// begin anywhere: these begin at a cache line, so that no vector reaches into a second one.
 fn untouched_zeros(shape: &[usize], dtype: DType) -> Result<Tensor> {
-    let device = &candle_core::Device::Cpu;
-    Ok(match dtype {
-        DType::BF16 => Tensor::from_vec(vec![0u16; shape.iter().product()].reinterpret_into::<bf16>(), shape, device)?,
-        _ => Tensor::zeros(shape, dtype, device)?,
-    })
+    let (device, size) = (&candle_core::Device::Cpu, dtype.size_in_bytes());
+    let elements: usize = shape.iter().product();
+    let all = elements + CACHE_LINE / size - 1;
+    let tensor = match dtype {
+        DType::BF16 => Tensor::from_vec(vec![0u16; all].reinterpret_into::<bf16>(), all, device)?,
+        _ => Tensor::zeros(all, dtype, device)?,
+    };
+    let address = cpu_address(&tensor)?;
+    let skipped = (address.next_multiple_of(CACHE_LINE) - address) / size;
+    Ok(tensor.narrow(0, skipped, elements)?.reshape(shape)?)
 }
 
 fn unknown(operation: &'static str, actual: DType) -> Error {
@@ -299,6 +308,15 @@ mod tests {
         assert_eq!(row.read::<f32>().unwrap(), [0.0; 4]);
         assert_eq!(row.reshaped(&[4]).unwrap().shape(), [4]);
         assert_eq!(row.view(3, &[1]).unwrap().address(), whole.view(7, &[1]).unwrap().address());
+    }
+
+    #[test]
+    fn zeros_begin_at_a_cache_line() {
+        for dtype in [DType::F32, DType::BF16, DType::U32, DType::I32, DType::I16] {
+            for elements in [0, 1, 3, 17, 1000, 1 << 20] {
+                assert_eq!(zeros(&[elements], dtype).address() % CACHE_LINE, 0, "{elements} of {dtype:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,10 +1,16 @@
 //! The memory plan: every buffer of a run, listed before the first one is allocated.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use candle_core::DType;
 
+use crate::buffer::CACHE_LINE;
 use crate::{Buffer, Device, Result};
+
+/// Bytes left free behind each buffer in a CPU's memory: an odd number of cache lines. Many buffers have the same power of two of
+/// bytes; those that an operation reads beside each other would share the lines of a cache.
+const GAP: usize = 17 * CACHE_LINE;
 
 /// What a buffer is for. Ordered as a plan prints them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,6 +66,12 @@ impl PlannedBuffer {
     pub fn bytes(&self) -> u64 {
         let elements: u64 = self.shape.iter().map(|&size| size as u64).product();
         elements * self.dtype.size_in_bytes() as u64
+    }
+
+    /// Elements that it takes of a CPU's memory, whole cache lines.
+    fn spaced_elements(&self) -> usize {
+        let bytes = self.shape.iter().product::<usize>() * self.dtype.size_in_bytes();
+        (bytes.next_multiple_of(CACHE_LINE) + GAP) / self.dtype.size_in_bytes()
     }
 }
 
@@ -125,11 +137,30 @@ impl Plan {
     /// # Errors
     /// On a card without room for all of them, [`crate::Error::OutOfMemory`] before the first is allocated.
     pub fn allocate(&self, device: &Device) -> Result<Arena> {
-        if let Some(cuda) = device.as_cuda() {
+        let buffers = if let Some(cuda) = device.as_cuda() {
             cuda.require_room(self.bytes())?;
-        }
-        let allocate = |planned: &PlannedBuffer| Buffer::zeros(&planned.shape, planned.dtype, device);
-        Ok(Arena { buffers: self.buffers.iter().map(allocate).collect::<Result<_>>()?, bytes: self.bytes() })
+            let allocate = |planned: &PlannedBuffer| Buffer::zeros(&planned.shape, planned.dtype, device);
+            self.buffers.iter().map(allocate).collect::<Result<_>>()?
+        } else {
+            self.allocate_together()?
+        };
+        Ok(Arena { buffers, bytes: self.bytes() })
+    }
+
+    /// Buffers of one element type lie in one piece of CPU memory: only large pieces lie in huge pages.
+    fn allocate_together(&self) -> Result<Vec<Buffer>> {
+        let mut ends = HashMap::<DType, usize>::new();
+        let place = |planned: &PlannedBuffer| {
+            let end = ends.entry(planned.dtype).or_default();
+            let first = *end;
+            *end += planned.spaced_elements();
+            first
+        };
+        let firsts: Vec<usize> = self.buffers.iter().map(place).collect();
+        let allocate = |(dtype, end)| Ok((dtype, Buffer::zeros(&[end], dtype, &Device::Cpu)?));
+        let pieces = ends.into_iter().map(allocate).collect::<Result<HashMap<_, _>>>()?;
+        let placed = self.buffers.iter().zip(firsts);
+        placed.map(|(planned, first)| pieces[&planned.dtype].view(first, &planned.shape)).collect()
     }
 }
 
@@ -176,6 +207,25 @@ mod tests {
         let mut one = arena.buffer(weights);
         one.write(&[crate::bf16::ONE; 100]).unwrap();
         assert_eq!(arena.buffer(weights).read_f32().unwrap(), [1.0; 100], "both share the arena's memory");
+    }
+
+    #[test]
+    fn buffers_on_a_cpu_begin_at_cache_lines_and_share_no_element() {
+        let mut plan = Plan::new();
+        let sizes = (0..40).map(|i| [i % 7 * 5, 1 + i * i % 11]);
+        let types = [DType::F32, DType::BF16, DType::I32].into_iter().cycle();
+        let ids: Vec<BufferId> =
+            sizes.zip(types).map(|(shape, dtype)| plan.add("", Category::Scratch, dtype, &shape)).collect();
+        let arena = plan.allocate(&Device::Cpu).unwrap();
+        let mut ranges = Vec::new();
+        for (&id, planned) in ids.iter().zip(plan.buffers()) {
+            let (buffer, bytes) = (arena.buffer(id), planned.bytes() as usize);
+            assert_eq!((buffer.shape(), buffer.dtype()), (&*planned.shape, planned.dtype));
+            assert_eq!(buffer.address() % CACHE_LINE, 0);
+            ranges.push(buffer.address()..buffer.address() + bytes);
+        }
+        ranges.sort_by_key(|range| range.start);
+        assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{ranges:?}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use product::{COLUMNS, Causal, Left, Start, product};
 pub(crate) use tiles::Shape;
 use tiles::{KEYS, LANES, Rows, Tile, take, transpose};
 
-use super::disjoint::{ALIGNMENT, Disjoint, aligned};
+use super::disjoint::Disjoint;
 use super::exp::exp;
 use super::share_out::share_out;
 use crate::Element;
@@ -63,7 +63,7 @@ pub(crate) fn decode<E: Element>(
 
 /// Elements of workspace for [`forward`] and [`decode`].
 pub(crate) fn workspace_elements(shape: &Shape) -> usize {
-    ALIGNMENT + slots(shape) * slot_elements(shape)
+    slots(shape) * slot_elements(shape)
 }
 
 fn slots(shape: &Shape) -> usize {
@@ -87,7 +87,7 @@ fn attend<'a, E: Element>(
 ) {
     let (tiles, space) = (shape.tiles(), slot_elements(shape));
     let (out, lse) = (&Disjoint::new(out), lse.map(Disjoint::new));
-    let slots = &mut aligned(workspace)[..slots(shape) * space];
+    let slots = &mut workspace[..slots(shape) * space];
     share_out(shape.pairs() * tiles, 1, 1, slots, space, |tasks, space| {
         for task in tasks {
             // Later tiles meet more keys: the longest of a pair first.

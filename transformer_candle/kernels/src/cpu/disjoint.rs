@@ -1,15 +1,6 @@
-//! Slices cut up: among tasks that each write their own part, and at a cache line.
+//! A slice cut up among tasks that each write their own part.
 
 use std::marker::PhantomData;
-
-/// `workspace` from its first cache line on.
-pub(crate) fn aligned(workspace: &mut [f32]) -> &mut [f32] {
-    let skipped = workspace.as_ptr().align_offset(64).min(ALIGNMENT);
-    &mut workspace[skipped..]
-}
-
-/// What [`aligned`] may skip.
-pub(crate) const ALIGNMENT: usize = 15;
 
 /// A slice that several tasks write, each its own elements.
 pub(crate) struct Disjoint<'a, T> {

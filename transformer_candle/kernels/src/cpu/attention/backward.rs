@@ -13,7 +13,7 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::super::disjoint::{ALIGNMENT, Disjoint, aligned};
+use super::super::disjoint::Disjoint;
 use super::super::exp::exp;
 use super::super::share_out::share_out;
 use super::super::simd::{total, vectorised};
@@ -66,14 +66,14 @@ impl Cut {
 /// Elements of workspace for [`backward`].
 pub(crate) fn workspace_elements(shape: &Shape) -> usize {
     let [_, threads, waiting] = Cut::of(shape).scratch();
-    ALIGNMENT + threads + waiting
+    threads + waiting
 }
 
 /// Writes all of `dqkv`.
 pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &Shape, dqkv: &mut [E], workspace: &mut [f32]) {
     let cut = Cut::of(shape);
     let [thread, threads, waiting] = cut.scratch();
-    let (scratch, rest) = aligned(workspace).split_at_mut(threads);
+    let (scratch, rest) = workspace.split_at_mut(threads);
     let (waiting, dqkv) = (&mut rest[..waiting], &Disjoint::new(dqkv));
     let sums_of_tasks = Disjoint::new(waiting);
     share_out(cut.tasks, 1, 1, scratch, thread, |tasks, scratch| {

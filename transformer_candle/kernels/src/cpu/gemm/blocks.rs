@@ -13,7 +13,7 @@ use super::places::{Columns, Rows};
 use super::target::{Corner, Start, Target};
 use super::tile::{PLACES, ROW_STRIDE, SUMS, Tile};
 use super::{Matrix, extent, piece, steps};
-use crate::cpu::disjoint::{ALIGNMENT, Disjoint, aligned};
+use crate::cpu::disjoint::Disjoint;
 use crate::cpu::share_out::share_out;
 use crate::cpu::simd::Body;
 use crate::cpu::transpose::SIDE;
@@ -49,7 +49,7 @@ pub(super) struct Blocks<'a, A, B, O> {
 pub(crate) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
     let right = RIGHT.min(n.next_multiple_of(WIDEST) * k.min(PLACES));
     let waiting = if k > PLACES { WAITING.min(m * n) } else { 0 };
-    ALIGNMENT + right + STRIP_ROWS * ROW_STRIDE + waiting
+    right + STRIP_ROWS * ROW_STRIDE + waiting
 }
 
 impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
@@ -69,7 +69,7 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
         let width = even_step(b.columns, RIGHT / places, T::COLUMNS);
         let waits = depth < a.columns && size_of::<O>() < size_of::<f32>();
         let height = if waits { WAITING / width.min(b.columns) } else { a.rows };
-        let (right, rest) = aligned(workspace).split_at_mut(width * places);
+        let (right, rest) = workspace.split_at_mut(width * places);
         let (strips, waiting) = rest.split_at_mut(STRIP_ROWS * ROW_STRIDE);
         let (out, waiting) = (Disjoint::new(out), Disjoint::new(waiting));
         for rows in steps(a.rows, height) {
