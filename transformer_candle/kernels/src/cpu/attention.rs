@@ -14,7 +14,7 @@ mod tiles;
 use pulp::{Arch, Simd, WithSimd};
 
 pub(crate) use backward::{Saved, backward, workspace_elements as backward_workspace_elements};
-use product::{COLUMNS, Causal, Left, Start, product};
+use product::{COLUMNS, Causal, Start, product};
 pub(crate) use tiles::Shape;
 use tiles::{KEYS, LANES, Rows, Tile, take, transpose};
 
@@ -70,7 +70,7 @@ fn slots(shape: &Shape) -> usize {
     SLOTS.min(shape.pairs() * shape.tiles())
 }
 
-/// A tile's queries and outputs, scores, a tile of keys and of values, and three numbers a row.
+/// A tile's queries and outputs, scores, copies of keys and of values, and three numbers a row.
 fn slot_elements(shape: &Shape) -> usize {
     let size = shape.layout.head_size;
     2 * LANES * size.next_multiple_of(COLUMNS) + KEYS * LANES + 2 * KEYS * size + 3 * LANES
@@ -134,9 +134,8 @@ impl<E: Element> WithSimd for Attend<'_, E> {
         softmax.sum.fill(0.0);
         for first in (tile.first_key(self.documents)..tile.keys()).step_by(KEYS) {
             let count = KEYS.min(tile.keys() - first);
-            self.keys.widen(first, &mut keys_CE[..count * size], size);
-            self.values.widen(first, &mut values_CE[..count * size], size);
-            let (keys, values_EC) = (Left::rows(keys_CE, size), Left::transposed(values_CE, size));
+            let keys = self.keys.left(first, &mut keys_CE[..count * size], size);
+            let values_EC = self.values.left(first, &mut values_CE[..count * size], size).transposed();
             let scores_CL = &mut scores_CL[..count * width];
             let edge = tile.edge(first);
             product(simd, [count, width, size], keys, q_EL, scores_CL, Start::Zero, Causal::Target(edge));

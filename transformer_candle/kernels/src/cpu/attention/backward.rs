@@ -154,17 +154,20 @@ impl<E: Element> WithSimd for Backward<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { tile, saved, .. } = self;
+        let Self { tile, saved, mut space, .. } = self;
         let layout = tile.shape.layout;
         let (size, token) = (layout.head_size, layout.packed_width());
-        let mut matrices = Matrices::carve(&tile, self.space);
+        let (keys_CE, values_CE) = (take(&mut space, KEYS * size), take(&mut space, KEYS * size));
+        let mut matrices = Matrices::carve(&tile, space);
         matrices.load(&tile, saved);
         let [keys, values] = Rows::packed(saved.qkv, &tile.shape, tile.pair());
         for first in (tile.first_key(saved.documents)..tile.keys()).step_by(KEYS) {
             let count = KEYS.min(tile.keys() - first);
-            keys.widen(first, &mut matrices.keys_CE[..count * size], size);
-            values.widen(first, &mut matrices.values_CE[..count * size], size);
-            matrices.meet(simd, &tile, saved.documents, first..first + count, self.dkeys, self.dvalues);
+            let keys = keys.left(first, &mut keys_CE[..count * size], size);
+            let values = values.left(first, &mut values_CE[..count * size], size);
+            let met = first..first + count;
+            let sums = [&mut *self.dkeys, &mut *self.dvalues];
+            matrices.meet(simd, &tile, saved.documents, met, [keys, values], sums);
         }
         let scale = tile.shape.scale();
         // SAFETY: a row belongs to one tile, and a tile to one task.
@@ -181,8 +184,6 @@ struct Matrices<'a> {
     lse_L: &'a mut [f32],
     /// Of every row, the sum of `dout * out`.
     delta_L: &'a mut [f32],
-    keys_CE: &'a mut [f32],
-    values_CE: &'a mut [f32],
     p_CL: &'a mut [f32],
     ds_CL: &'a mut [f32],
     dq_EL: &'a mut [f32],
@@ -200,8 +201,6 @@ impl<'a> Matrices<'a> {
             dout_EL: part(padded * width),
             lse_L: part(width),
             delta_L: part(width),
-            keys_CE: part(KEYS * size),
-            values_CE: part(KEYS * size),
             p_CL: part(KEYS * width),
             ds_CL: part(KEYS * width),
             dq_EL: part(padded * width),
@@ -229,20 +228,19 @@ impl<'a> Matrices<'a> {
         }
     }
 
-    /// Adds what the rows and these keys give each other.
+    /// Adds what the rows and some positions' keys and values give each other.
     #[inline(always)]
     fn meet<S: Simd>(
         &mut self,
         simd: S,
         tile: &Tile,
         documents: Option<&[i32]>,
-        keys: Range<usize>,
-        dkeys: &mut [f32],
-        dvalues: &mut [f32],
+        met: Range<usize>,
+        [keys, values]: [Left<'_>; 2],
+        [dkeys, dvalues]: [&mut [f32]; 2],
     ) {
         let (size, width) = (tile.shape.layout.head_size, tile.width());
-        let (padded, first, count) = (size.next_multiple_of(COLUMNS), keys.start, keys.len());
-        let (keys, values) = (Left::rows(self.keys_CE, size), Left::rows(self.values_CE, size));
+        let (padded, first, count) = (size.next_multiple_of(COLUMNS), met.start, met.len());
         let (p_CL, ds_CL) = (&mut self.p_CL[..count * width], &mut self.ds_CL[..count * width]);
         let (by_key, edge) = ([count, width, size], tile.edge(first));
         product(simd, by_key, keys, self.q_EL, p_CL, Start::Zero, Causal::Target(edge));
@@ -265,8 +263,7 @@ impl<'a> Matrices<'a> {
         let by_row = [count, padded, width];
         product(simd, by_row, p, self.dout_LE, dvalues, Start::Kept, Causal::Left(edge));
         product(simd, by_row, ds, self.q_LE, dkeys, Start::Kept, Causal::Left(edge));
-        let keys_EC = Left::transposed(self.keys_CE, size);
-        product(simd, [size, width, count], keys_EC, ds_CL, self.dq_EL, Start::Kept, Causal::Right(edge));
+        product(simd, [size, width, count], keys.transposed(), ds_CL, self.dq_EL, Start::Kept, Causal::Right(edge));
     }
 }
 

@@ -29,14 +29,13 @@ pub(super) struct Left<'a> {
 }
 
 impl<'a> Left<'a> {
-    /// Row-major values of so many columns.
-    pub(super) fn rows(values: &'a [f32], columns: usize) -> Self {
-        Self { values, row_stride: columns, depth_stride: 1 }
+    /// Rows that lie so many elements apart.
+    pub(super) fn rows(values: &'a [f32], stride: usize) -> Self {
+        Self { values, row_stride: stride, depth_stride: 1 }
     }
 
-    /// The transpose of row-major values of so many columns.
-    pub(super) fn transposed(values: &'a [f32], columns: usize) -> Self {
-        Self { values, row_stride: 1, depth_stride: columns }
+    pub(super) fn transposed(self) -> Self {
+        Self { row_stride: self.depth_stride, depth_stride: self.row_stride, ..self }
     }
 }
 
@@ -257,7 +256,7 @@ mod tests {
             };
             first + (0..k).map(|d| a[at(i, d)] * b[d * n + j]).sum::<f32>()
         };
-        let left = if transposed { Left::transposed(&a, m) } else { Left::rows(&a, k) };
+        let left = if transposed { Left::rows(&a, m).transposed() } else { Left::rows(&a, k) };
         for machine in 0..3 {
             let mut target = before.clone();
             let product = Product { sizes: [m, n, k], left, right: &b, target: &mut target, start, causal };

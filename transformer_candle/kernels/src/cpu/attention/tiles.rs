@@ -5,8 +5,8 @@
 
 use super::super::disjoint::Disjoint;
 use super::super::transpose::{SIDE, transpose as square};
-use super::product::COLUMNS;
-use crate::{Element, HeadLayout};
+use super::product::{COLUMNS, Left};
+use crate::{DType, Element, HeadLayout};
 
 /// Query rows of a tile; in scratch they are the columns (lanes) of matrices.
 pub(super) const LANES: usize = 64;
@@ -251,13 +251,22 @@ impl<'a, E: Element> Rows<'a, E> {
         })
     }
 
-    /// Copies rows from `start` on, one after the other.
+    /// Rows from `first` on, as many as keys of `size` elements fit in `copies`: where they lie if that is f32, else copied.
     #[inline(always)]
-    pub(super) fn widen(&self, start: usize, target: &mut [f32], size: usize) {
-        for (row, target) in target.chunks_exact_mut(size).enumerate() {
-            let source = &self.values[self.first + (start + row) * self.stride..][..size];
-            target.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen());
+    pub(super) fn left<'b>(&self, first: usize, copies: &'b mut [f32], size: usize) -> Left<'b>
+    where
+        'a: 'b,
+    {
+        let rows = &self.values[self.first + first * self.stride..];
+        if E::DTYPE == DType::F32 {
+            // SAFETY: an f32 has the size and the alignment of an f32.
+            let (_, rows, _) = unsafe { rows.align_to() };
+            return Left::rows(rows, self.stride);
         }
+        for (row, copy) in rows.chunks(self.stride).zip(copies.chunks_exact_mut(size)) {
+            copy.iter_mut().zip(&row[..size]).for_each(|(copy, value)| *copy = value.widen());
+        }
+        Left::rows(copies, size)
     }
 }
 
