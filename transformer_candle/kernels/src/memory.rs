@@ -68,10 +68,10 @@ impl PlannedBuffer {
         elements * self.dtype.size_in_bytes() as u64
     }
 
-    /// Elements that it takes of a CPU's memory, whole cache lines.
+    /// Elements that it takes of a CPU's memory, whole cache lines; none of a type without whole bytes, which no buffer holds.
     fn spaced_elements(&self) -> usize {
         let bytes = self.shape.iter().product::<usize>() * self.dtype.size_in_bytes();
-        (bytes.next_multiple_of(CACHE_LINE) + GAP) / self.dtype.size_in_bytes()
+        (bytes.next_multiple_of(CACHE_LINE) + GAP).checked_div(self.dtype.size_in_bytes()).unwrap_or(0)
     }
 }
 
@@ -226,6 +226,15 @@ mod tests {
         }
         ranges.sort_by_key(|range| range.start);
         assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{ranges:?}");
+    }
+
+    #[test]
+    fn a_type_that_no_buffer_holds_is_an_error() {
+        for dtype in [DType::F64, DType::F4] {
+            let mut plan = Plan::new();
+            plan.add("", Category::Scratch, dtype, &[3]);
+            assert!(plan.allocate(&Device::Cpu).is_err());
+        }
     }
 
     #[test]

@@ -59,7 +59,8 @@ impl Decoder {
     /// `inputs_N` are U32 token ids, `targets_N` I32 with -100 where there is nothing to predict; N = batch times
     /// `sequence_length`. `documents_N`, I32, is for sequences that hold several documents which do not see each other: for
     /// every token the position within its sequence at which its document begins. Positions count from the sequence's start all
-    /// the same; their rotations are relative, so that this changes a document's values by rounding only. For a mean over an accumulated batch `scale` is one over the targets of all its micro-batches.
+    /// the same; their rotations are relative, so that this changes a document's values by rounding only. For a mean over an
+    /// accumulated batch `scale` is one over the targets of all its micro-batches.
     ///
     /// On a card nothing is waited for. From the second call with the same buffers on the card repeats what it was asked for as one
     /// graph: what is new is written to these, and is not checked there.

@@ -26,8 +26,9 @@ mod tests {
     use std::path::Path;
 
     use super::HUGE_PAGE;
+    use crate::memory::{Category, Plan};
     use crate::testing::zeros;
-    use crate::{DType, bf16};
+    use crate::{DType, Device, bf16};
 
     /// Whether the kernel was asked to back the mapping that holds an address with huge pages.
     fn is_asked_for(address: usize) -> bool {
@@ -56,5 +57,14 @@ mod tests {
             assert!(buffer.read_f32().unwrap().iter().all(|&zero| zero == 0.0));
         }
         assert_eq!(zeros(&[3], DType::BF16).read::<bf16>().unwrap(), [bf16::ZERO; 3]);
+    }
+
+    #[test]
+    fn small_buffers_of_a_plan_lie_in_huge_pages_together() {
+        let mut plan = Plan::new();
+        let add = |_| plan.add("", Category::SavedActivations, DType::F32, &[HUGE_PAGE / 64]);
+        let ids: Vec<_> = (0..64).map(add).collect();
+        let middle = plan.allocate(&Device::Cpu).unwrap().buffer(ids[32]);
+        assert_eq!(is_asked_for(middle.address()), Path::new("/sys/kernel/mm/transparent_hugepage").exists());
     }
 }

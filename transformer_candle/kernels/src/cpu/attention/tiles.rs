@@ -6,6 +6,7 @@
 use super::super::disjoint::Disjoint;
 use super::super::transpose::{SIDE, transpose as square};
 use super::product::{COLUMNS, Left};
+use crate::buffer::{as_bytes, as_scalars};
 use crate::{DType, Element, HeadLayout};
 
 /// Query rows of a tile; in scratch they are the columns (lanes) of matrices.
@@ -251,7 +252,7 @@ impl<'a, E: Element> Rows<'a, E> {
         })
     }
 
-    /// Rows from `first` on, as many as keys of `size` elements fit in `copies`: where they lie if that is f32, else copied.
+    /// Rows of `size` elements from `first` on: those of f32 where they lie, others copied, as many as `copies` has room for.
     #[inline(always)]
     pub(super) fn left<'b>(&self, first: usize, copies: &'b mut [f32], size: usize) -> Left<'b>
     where
@@ -259,9 +260,7 @@ impl<'a, E: Element> Rows<'a, E> {
     {
         let rows = &self.values[self.first + first * self.stride..];
         if E::DTYPE == DType::F32 {
-            // SAFETY: an f32 has the size and the alignment of an f32.
-            let (_, rows, _) = unsafe { rows.align_to() };
-            return Left::rows(rows, self.stride);
+            return Left::rows(as_scalars(as_bytes(rows)), self.stride);
         }
         for (row, copy) in rows.chunks(self.stride).zip(copies.chunks_exact_mut(size)) {
             copy.iter_mut().zip(&row[..size]).for_each(|(copy, value)| *copy = value.widen());
