@@ -1,0 +1,124 @@
+"""Make the golden checkpoints: `python tests/golden/make_checkpoints.py FORMAT TRAINER`.
+
+Each folder of `checkpoints/` is a run that was stopped after 4 of 8 steps, as a landed version of the trainer wrote it,
+and `expected.json`: what the same version wrote of steps 5 to 8 without a stop. `tests/test_golden_checkpoints.py`
+resumes each. A folder is made once, by the version whose format it shows, and never made again; a new format gets
+folders of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+STOPPED_AT, STEPS = 4, 8
+CONFIG = """
+model: {{hidden_size: 16, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}}
+tokenizer: {{tokenizer_json: tokenizer.json}}
+data: {{{data}, sequence_length: 32, batch_size: {batch_size}, sequences_per_step: 4, shuffle_buffer_size: 16,
+       held_out_fraction: 0.1, num_workers: 1}}
+optimizer: {{learning_rate: 5.0e-3}}
+scheduler: {{strategy: cosine, warmup_steps: 2, total_steps: {steps}}}
+runtime:
+  device: cpu
+  seed: 7
+  threads: 1
+  precision: {precision}
+  log_every_n_steps: 1
+  checkpoint: {{every_n_steps: {stopped_at}, max_keep: 1}}
+  evaluation: {{every_n_steps: 2, max_batches: 1}}
+  logging: {{tensorboard: false}}
+"""
+SHARDS = "train_shards: [corpus.jsonl]"
+MIXTURE = "mixture: [{shards: [corpus.jsonl], weight: 3}, {shards: [few.jsonl], weight: 1}]"
+RUNS = {"fp32": (SHARDS, "fp32"), "bf16_mixture": (MIXTURE, "bf16")}
+KEPT = ("training.yaml", "resolved_config.json", "ledger.jsonl", "metrics.jsonl")
+
+
+def main(format_name: str, trainer: Path) -> None:
+    for kind, (data, precision) in RUNS.items():
+        with tempfile.TemporaryDirectory(prefix="golden-") as scratch:
+            make(CHECKPOINTS / f"{format_name}_{kind}", Path(scratch), trainer.resolve(), data, precision)
+
+
+def make(golden: Path, scratch: Path, trainer: Path, data: str, precision: str) -> None:
+    (scratch / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
+    (scratch / "corpus.jsonl").write_text(documents(120), encoding="utf-8")
+    (scratch / "few.jsonl").write_text(documents(20), encoding="utf-8")
+    text = CONFIG.format(data=data, precision=precision, batch_size=2, steps=STEPS, stopped_at=STOPPED_AT)
+    for name, most in (("stopped", STOPPED_AT), ("straight", STEPS)):
+        run = scratch / name
+        run.mkdir()
+        (run / "training.yaml").write_text(text, encoding="utf-8")
+        words = [trainer, "train", "--config", run / "training.yaml", "--max-steps", str(most)]
+        subprocess.run([str(word) for word in words], cwd=scratch, check=True)
+    shutil.rmtree(golden, ignore_errors=True)
+    shutil.copytree(scratch / "stopped" / "checkpoints", golden / "run" / "checkpoints")
+    for name in KEPT:
+        shutil.copy2(scratch / "stopped" / name, golden / "run" / name)
+    for name in ("tokenizer.json", "corpus.jsonl", "few.jsonl"):
+        shutil.copy2(scratch / name, golden / name)
+    expected = {"losses": losses(scratch / "straight"), "ledger": steps(scratch / "straight")}
+    (golden / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
+
+
+def losses(run: Path) -> dict[str, float]:
+    """Return the training loss of each step behind the stop."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return {str(row["step"]): row["loss"] for row in rows if row["kind"] == "train" and row["step"] > STOPPED_AT}
+
+
+def steps(run: Path) -> list[dict[str, object]]:
+    """Return what the ledger says of each step behind the stop: its batch's hash among it."""
+    rows = map(json.loads, (run / "ledger.jsonl").read_text(encoding="utf-8").splitlines())
+    return [row for row in rows if row["kind"] == "step" and row["step"] > STOPPED_AT]
+
+
+def documents(count: int) -> str:
+    """Return sentences with a pattern to learn, made by a small generator of numbers (Lehmer's, MINSTD)."""
+    animals, verbs = ("cat", "dog", "owl", "bee", "hen"), ("sees", "hears", "likes", "meets")
+    state = 1
+
+    def pick(below: int) -> int:
+        nonlocal state
+        state = state * 48_271 % 0x7FFFFFFF
+        return state // 16 % below
+
+    lines = []
+    for _ in range(count):
+        sentences = [f"the {animals[pick(5)]} {verbs[pick(4)]} the {animals[pick(5)]}." for _ in range(1 + pick(6))]
+        lines.append(json.dumps({"text": " ".join(sentences)}))
+    return "\n".join(lines) + "\n"
+
+
+def tokenizer_json() -> str:
+    """Return a byte-level BPE tokenizer: the 256 bytes, three merges and end-of-text."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = sorted(chr(byte) for byte in printable) + [chr(256 + place) for place in range(len(others))]
+    merges = [["t", "h"], ["th", "e"], ["\u0120", "the"]]
+    vocab = {token: index for index, token in enumerate([*alphabet, *("".join(merge) for merge in merges)])}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    end_of_text = {
+        "id": len(vocab), "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": False, "special": True,
+    }  # fmt: skip
+    model = {
+        "type": "BPE", "vocab": vocab, "merges": merges, "dropout": None, "unk_token": None,
+        "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+        "ignore_merges": False,
+    }  # fmt: skip
+    whole = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [end_of_text], "normalizer": None,
+        "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level, "model": model,
+    }  # fmt: skip
+    return json.dumps(whole, indent=0, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
