@@ -237,13 +237,17 @@ class Trainer:
         """Start a new run in the config's folder, whose lock is held while this object lives."""
 
     @staticmethod
-    def resume(run: _Path, overrides: Sequence[str] = ..., checkpoint: _Path | None = None) -> Trainer:
+    def resume(
+        run: _Path, overrides: Sequence[str] = ..., checkpoint: _Path | None = None, rebatch: bool = False
+    ) -> Trainer:
         """Go on with a run, bit for bit as if it had never stopped.
 
         Args:
             run: The run's folder, or its config file.
             overrides: Keys to set, where they may change.
-            checkpoint: The checkpoint directory to go on from; None for the newest sound one.
+            checkpoint: The checkpoint directory to resume from; None for the newest intact one.
+            rebatch: Compute steps with the config's micro-batch, accumulation and recompute mode, not the checkpoint's:
+                the weights then agree with those of an uninterrupted run up to rounding only.
         """
 
     def __iter__(self) -> Iterator[StepReport]: ...
@@ -391,6 +395,7 @@ def train(
     resume: str | None = None,
     device: str | None = None,
     max_steps: int | None = None,
+    rebatch: bool = False,
 ) -> int:
     """Train as a config says, with the very loop of the program, and return the exit code.
 
@@ -400,6 +405,7 @@ def train(
         resume: `"latest"` or a checkpoint directory to go on from.
         device: `auto`, `cpu`, `cuda` or `cuda:N` instead of the config's.
         max_steps: Stop, saved, after so many steps in all.
+        rebatch: With `resume`: take the config's micro-batch, accumulation and recompute mode, not the checkpoint's.
     """
 
 def evaluate(

@@ -20,6 +20,7 @@ from orchestrator.settings import (
     LaunchMode,
     Overrides,
     Preset,
+    Rebatch,
     Resume,
     Settings,
     takes_settings,
@@ -56,6 +57,7 @@ def train(
     config: Annotated[Path, typer.Option("--config", "-c", help="The run's config: YAML, TOML or JSON.")],
     override: Overrides = None,
     resume: Resume = None,
+    rebatch: Rebatch = False,
     device: DeviceName = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Stop, saved, after so many steps in all.")] = None,
     launch: LaunchMode = Launch.AUTO,
@@ -66,7 +68,7 @@ def train(
 
     if launch is Launch.NONE:
         raise CommandError("--launch none has nothing to do here: `train` trains")
-    job = Job(config, override or [], resume, device, max_steps)
+    job = Job(config, override or [], resume, device, max_steps, rebatch)
     raise typer.Exit(start(job, launch, Roots.from_environment().target))
 
 

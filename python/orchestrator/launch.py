@@ -31,6 +31,7 @@ class Job:
     resume: str | None = None
     device: str | None = None
     max_steps: int | None = None
+    rebatch: bool = False
 
     def arguments(self) -> list[str]:
         """Return the command line after the program's name."""
@@ -39,6 +40,8 @@ class Job:
             words += ["--override", override]
         if self.resume is not None:
             words += ["--resume", self.resume]
+        if self.rebatch:
+            words.append("--rebatch")
         if self.device is not None:
             words += ["--device", self.device]
         if self.max_steps is not None:
@@ -135,7 +138,7 @@ def _in_this_process(job: Job) -> int:
         raise SystemExit(128 + number)
 
     with _handling(stop):
-        return _native.train(job.config, job.overrides, job.resume, job.device, job.max_steps)
+        return _native.train(job.config, job.overrides, job.resume, job.device, job.max_steps, job.rebatch)
 
 
 @contextmanager

@@ -88,6 +88,8 @@ def _check_conflicts(settings: Settings) -> None:
         raise CommandError("--config and --preset both say what to start from: give one of them")
     if settings.skip_tokenizer and settings.force_retrain_tokenizer:
         raise CommandError("--skip-tokenizer and --force-retrain-tokenizer contradict each other: give one of them")
+    if settings.rebatch and settings.resume is None:
+        raise CommandError("--rebatch changes how a resumed run computes its steps: give it with --resume")
     if settings.resume is not None and settings.launch is Launch.NONE:
         raise CommandError("--resume trains and --launch none does not: give one of them")
 
@@ -264,7 +266,7 @@ def _resume(settings: Settings, place: Place, roots: Roots) -> int:
             f"{shown(place.folder)} trains on {streamed or 'what its training.yaml names'}, "
             f"so it cannot go on with --dataset {settings.dataset}"
         )
-    job = launch.Job(config, settings.config_overrides(), settings.resume)
+    job = launch.Job(config, settings.config_overrides(), settings.resume, rebatch=settings.rebatch)
     return _train(job, settings.launch, roots, place)
 
 

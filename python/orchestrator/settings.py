@@ -90,6 +90,15 @@ Resume = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+Rebatch = Annotated[
+    bool,
+    Option(
+        "--rebatch",
+        help="With --resume: compute steps with the config's micro-batch and recompute mode, not the checkpoint's. "
+        "The weights then agree with those of an uninterrupted run up to rounding only.",
+        rich_help_panel=RUN,
+    ),
+]
 LaunchMode = Annotated[
     Launch,
     Option(
@@ -351,6 +360,7 @@ class Settings:
     preset: Preset = None
     override: Overrides = None
     resume: Resume = None
+    rebatch: Rebatch = False
     launch: LaunchMode = Launch.AUTO
     device: DeviceName = None
 

@@ -22,7 +22,7 @@ const LISTENING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Train as a config says until its end, and return the exit code: 0, or 130 and 143 after a stop by Ctrl-C and SIGTERM.
 #[pyfunction(name = "train")]
-#[pyo3(signature = (config, overrides = Vec::new(), resume = None, device = None, max_steps = None))]
+#[pyo3(signature = (config, overrides = Vec::new(), resume = None, device = None, max_steps = None, rebatch = false))]
 pub fn train_run(
     py: Python<'_>,
     config: PathBuf,
@@ -30,12 +30,14 @@ pub fn train_run(
     resume: Option<String>,
     device: Option<&str>,
     max_steps: Option<u64>,
+    rebatch: bool,
 ) -> PyResult<u8> {
     let options = TrainOptions {
         config,
         overrides,
         resume: resume
             .map(|from| if from == "latest" { ResumeFrom::Latest } else { ResumeFrom::Directory(from.into()) }),
+        rebatch,
         device: device.map(device_of).transpose()?,
         max_steps,
     };

@@ -183,13 +183,22 @@ impl Trainer {
 
     /// Go on with a run: its folder, or its config file.
     #[staticmethod]
-    #[pyo3(signature = (run, overrides = Vec::new(), checkpoint = None))]
-    fn resume(py: Python<'_>, run: PathBuf, overrides: Vec<String>, checkpoint: Option<PathBuf>) -> PyResult<Self> {
+    #[pyo3(signature = (run, overrides = Vec::new(), checkpoint = None, rebatch = false))]
+    fn resume(
+        py: Python<'_>,
+        run: PathBuf,
+        overrides: Vec<String>,
+        checkpoint: Option<PathBuf>,
+        rebatch: bool,
+    ) -> PyResult<Self> {
         let config = if run.is_dir() { run.join(TRAINING_CONFIG) } else { run };
         let from = checkpoint.map_or(ResumeFrom::Latest, ResumeFrom::Directory);
-        py.detach(|| training::trainer::Trainer::resume(run_config::RunConfig::load(&config, &overrides)?, &from))
-            .map(Self::of)
-            .map_err(raised)
+        py.detach(|| {
+            let run = run_config::RunConfig::load(&config, &overrides)?;
+            training::trainer::Trainer::resume(run, &from, rebatch)
+        })
+        .map(Self::of)
+        .map_err(raised)
     }
 
     fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {

@@ -42,7 +42,7 @@ pub struct DataConfig {
     pub gradient_accumulation_steps: Option<usize>,
     /// Sequences of one optimizer step, whatever the card. Two of this, `batch_size` and
     /// `gradient_accumulation_steps` give the third; an `--override` of one keeps this number, and
-    /// results do not depend on how it is split.
+    /// results depend on how it is split only up to rounding.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub sequences_per_step: usize,
     /// Documents of the window in which the order is shuffled. More mixes better and holds more

@@ -45,6 +45,24 @@ pub enum TrainerError {
     #[error("{0}")]
     OutOfMemory(Box<Shortage>),
 
+    /// A resumed run does not fit in memory as its checkpoint's run was computed. Nothing was allocated.
+    #[error("{shortage}. The micro-batch and the recompute mode are those of {}: add --rebatch to change them (the weights then agree with an uninterrupted run's up to rounding)", checkpoint.display())]
+    OutOfMemoryOnResume {
+        /// The checkpoint's directory.
+        checkpoint: PathBuf,
+        /// What it needs, and what would fit.
+        shortage: Box<Shortage>,
+    },
+
+    /// The config computes a step in another way than the checkpoint's run did.
+    #[error("{} was trained with another micro-batch or recompute mode than this config asks for: {}. Put them back to resume bit for bit, or add --rebatch to change them (the weights then agree up to rounding)", checkpoint.display(), Changes(changes))]
+    RebatchedOnResume {
+        /// The checkpoint's directory.
+        checkpoint: PathBuf,
+        /// Each key with the two values.
+        changes: Vec<Change>,
+    },
+
     /// The data cannot be read.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -97,6 +115,7 @@ impl TrainerError {
             | Self::Config(_)
             | Self::Locked { .. }
             | Self::ChangedOnResume { .. }
+            | Self::RebatchedOnResume { .. }
             | Self::Data(
                 DataError::NoSource
                 | DataError::DatasetName { .. }
@@ -106,7 +125,7 @@ impl TrainerError {
                 | DataError::Cursor { .. },
             ) => 2,
             Self::Data(_) => 3,
-            Self::OutOfMemory(_) => 4,
+            Self::OutOfMemory(_) | Self::OutOfMemoryOnResume { .. } => 4,
             Self::Kernel(error) | Self::Model(model::Error::Kernel(error)) => match error {
                 kernels::Error::NoCuda { .. } => 2,
                 kernels::Error::OutOfMemory { .. } => 4,

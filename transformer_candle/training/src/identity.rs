@@ -6,7 +6,7 @@ use std::{
 };
 
 use dataset::SourceDescription;
-use run_config::{Packing, ResolvedRun, RunConfig};
+use run_config::{Algorithm, Packing, ResolvedRun, RunConfig};
 use serde_json::{Value, json};
 
 /// Config keys (and the tokenizer's and data's own marks) with the values a checkpoint was trained with.
@@ -15,6 +15,7 @@ pub type Identity = BTreeMap<String, Value>;
 const REVISION: &str = "revision";
 const PACKING: &str = "data.packing";
 const MIXTURE: &str = "data.mixture";
+const ALGORITHM: &str = "optimizer.algorithm";
 
 /// One key that differs.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +36,11 @@ impl fmt::Display for Change {
 
 /// What runs did before there was a key for it: their checkpoints lack the key.
 fn before(key: &str) -> Value {
-    if key == PACKING { json!(Packing::Concat) } else { Value::Null }
+    match key {
+        PACKING => json!(Packing::Concat),
+        ALGORITHM => json!(Algorithm::AdamW),
+        _ => Value::Null,
+    }
 }
 
 /// The keys in which the config's identity differs from the checkpoint's.
@@ -72,7 +77,7 @@ pub fn pin_revisions(run: &mut ResolvedRun, sources: &[SourceDescription]) {
 
 /// The identity of a run: the model's sizes, the arithmetic, and everything that the order of its data follows from.
 pub fn of(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescription]) -> Identity {
-    let RunConfig { model, data, runtime, .. } = &run.config;
+    let RunConfig { model, data, optimizer, runtime, .. } = &run.config;
     let mut identity = Identity::new();
     let Value::Object(sizes) = json!(model) else { unreachable!("a struct is an object") };
     // How the first weights were drawn no longer matters once they are trained.
@@ -80,6 +85,7 @@ pub fn of(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescription]
         sizes.into_iter().filter(|(key, _)| key != "init_std").map(|(key, value)| (format!("model.{key}"), value)),
     );
     let mut add = |key: &str, value: Value| identity.insert(key.to_owned(), value);
+    add(ALGORITHM, json!(optimizer.algorithm));
     add("runtime.precision", json!(runtime.precision));
     add("runtime.seed", json!(runtime.seed));
     add("data.sequence_length", json!(data.sequence_length));
@@ -129,6 +135,14 @@ mod tests {
         let found = changes(&identity(&[("a", 1), ("b", 2), ("c", 3)]), &identity(&[("a", 1), ("b", 4), ("d", 5)]));
         let told: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(told, ["b was 2 and is 4", "c was 3 and is null", "d was null and is 5"]);
+    }
+
+    #[test]
+    fn another_optimizer_is_a_change_and_older_checkpoints_have_adamw() {
+        let with = |algorithm: &str| Identity::from([(ALGORITHM.to_owned(), json!(algorithm))]);
+        assert_eq!(changes(&Identity::new(), &with("adamw")), []);
+        let told: Vec<String> = changes(&with("muon"), &with("adamw")).iter().map(ToString::to_string).collect();
+        assert_eq!(told, [r#"optimizer.algorithm was "muon" and is "adamw""#]);
     }
 
     #[test]

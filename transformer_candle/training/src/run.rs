@@ -17,6 +17,8 @@ use crate::{
 pub struct RunOptions {
     /// Go on from a checkpoint instead of starting anew.
     pub resume: Option<ResumeFrom>,
+    /// Resume with the config's micro-batch, accumulation and recompute mode instead of the checkpoint's.
+    pub rebatch: bool,
     /// Leave the run, with a checkpoint, once it has taken this many steps in all. The schedule does not change.
     pub max_steps: Option<u64>,
     /// Instead of `runtime.device`.
@@ -51,8 +53,12 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
         run.config.runtime.device = device;
     }
     let trainer = match &options.resume {
+        None if options.rebatch => {
+            let message = "--rebatch changes how a resumed run computes its steps: give it with --resume";
+            return Err(TrainerError::Request(message.into()));
+        }
         None => Trainer::new(run)?,
-        Some(from) => Trainer::resume(run, from)?,
+        Some(from) => Trainer::resume(run, from, options.rebatch)?,
     };
     let mut session = Session::new(trainer, options.max_steps, options.progress);
     session.announce();

@@ -7,6 +7,7 @@
 mod between_steps;
 mod data;
 mod engine;
+mod execution;
 mod ledger;
 mod micro_batch;
 mod products;

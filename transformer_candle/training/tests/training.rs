@@ -9,13 +9,15 @@ use std::{fs, thread, time::Duration};
 use support::Workshop;
 use training::{
     TrainerError,
+    memory_plan::MemoryPlan,
     progress::ProgressMode,
     run::{Outcome, RunOptions, run_training},
     stop::{Signal, StopSignal},
     trainer::{ResumeFrom, Trainer},
 };
 
-const QUIET: RunOptions = RunOptions { resume: None, max_steps: None, device: None, progress: ProgressMode::Silent };
+const QUIET: RunOptions =
+    RunOptions { resume: None, rebatch: false, max_steps: None, device: None, progress: ProgressMode::Silent };
 
 fn train(workshop: &Workshop, name: &str, overrides: &[&str], options: &RunOptions) -> Outcome {
     run_training(workshop.run(name, overrides), options, &StopSignal::new()).unwrap()
@@ -115,6 +117,70 @@ fn how_a_step_is_cut_into_micro_batches_changes_only_rounding() {
             assert!((one - other).abs() < 2e-5 * one, "step {}: {one} {other}", step + 1);
         }
     }
+}
+
+#[test]
+fn a_resume_keeps_the_micro_batch_whatever_memory_is_free() {
+    let workshop = Workshop::new();
+    let needed = |micro_batch: &str| {
+        let run = workshop.run("needed", &[&format!("data.batch_size={micro_batch}")]);
+        MemoryPlan::of(&run).unwrap().bytes
+    };
+    let limit = |bytes: u64| format!("runtime.memory_limit={bytes}B");
+    let (auto, tight) = ("data.batch_size=auto", limit(needed("2")));
+    train(&workshop, "straight", &[auto, &tight], &QUIET);
+    train(&workshop, "resumed", &[auto, &tight], &RunOptions { max_steps: Some(5), ..QUIET });
+    // With all memory `auto` alone would take the whole step at once.
+    train(&workshop, "resumed", &[auto], &resume(None));
+    for file in ["model.safetensors", "optimizer.safetensors", "trainer_state.json"] {
+        assert!(workshop.saved("straight", 10, file) == workshop.saved("resumed", 10, file), "{file}");
+    }
+
+    let too_tight = limit(needed("2") - 1);
+    train(&workshop, "short", &[auto, &tight], &RunOptions { max_steps: Some(5), ..QUIET });
+    let refused =
+        run_training(workshop.run("short", &[auto, &too_tight]), &resume(None), &StopSignal::new()).unwrap_err();
+    assert_eq!(refused.exit_code(), 4);
+    assert!(refused.to_string().contains("--rebatch"), "{refused}");
+    assert_eq!(workshop.checkpoints("short"), ["step-00000005"], "nothing was touched");
+    train(&workshop, "short", &[auto, &too_tight], &RunOptions { rebatch: true, ..resume(None) });
+    let [straight, rebatched] = ["straight", "short"].map(|name| workshop.metrics(name, "train"));
+    for (one, other) in straight.iter().zip(&rebatched) {
+        let [one, other] = [one, other].map(|line| line["loss"].as_f64().unwrap());
+        assert!((one - other).abs() < 2e-5 * one, "{one} {other}");
+    }
+}
+
+#[test]
+fn another_micro_batch_or_recompute_mode_needs_rebatch() {
+    let workshop = Workshop::new();
+    train(&workshop, "run", &[], &RunOptions { max_steps: Some(5), ..QUIET });
+    let refused = |overrides: &[&str], options: &RunOptions| {
+        run_training(workshop.run("run", overrides), options, &StopSignal::new()).unwrap_err()
+    };
+    for (changed, told) in [
+        ("data.batch_size=2", "data.batch_size was 4 and is 2"),
+        ("runtime.activation_recompute=block", r#"runtime.activation_recompute was "selective" and is "block""#),
+    ] {
+        let error = refused(&[changed], &resume(None));
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains(told) && error.to_string().contains("--rebatch"), "{error}");
+        train(&workshop, "run", &[changed], &RunOptions { rebatch: true, ..resume(Some(6)) });
+        fs::remove_dir_all(workshop.path().join("run/checkpoints/step-00000006")).unwrap();
+    }
+    assert_eq!(refused(&[], &RunOptions { rebatch: true, ..QUIET }).exit_code(), 2, "there is nothing to resume");
+}
+
+#[test]
+fn more_sequences_per_step_are_taken_from_the_resume_on() {
+    let workshop = Workshop::new();
+    train(&workshop, "run", &["data.batch_size=auto"], &RunOptions { max_steps: Some(5), ..QUIET });
+    train(&workshop, "run", &["data.batch_size=auto", "data.sequences_per_step=16"], &resume(None));
+    let tokens: Vec<u64> =
+        workshop.metrics("run", "train").iter().map(|line| line["tokens"].as_u64().unwrap()).collect();
+    assert!(tokens[9] - tokens[4] > 18 * (tokens[4] - tokens[0]) / 10, "steps are twice as large: {tokens:?}");
+    let state: serde_json::Value = serde_json::from_slice(&workshop.saved("run", 10, "trainer_state.json")).unwrap();
+    assert_eq!(state["execution"]["gradient_accumulation_steps"], 2);
 }
 
 #[test]
@@ -234,7 +300,7 @@ fn what_may_not_change_on_resume_is_named_and_what_may_does() {
     }
     let changed =
         ["optimizer.learning_rate=1e-3", "data.batch_size=2", "scheduler.total_steps=12", "runtime.threads=1"];
-    train(&workshop, "run", &changed, &resume(None));
+    train(&workshop, "run", &changed, &RunOptions { rebatch: true, ..resume(None) });
     assert_eq!(workshop.losses("run", "train").len(), 12);
 }
 
@@ -297,7 +363,7 @@ fn a_text_too_small_to_hold_out_a_part_is_trained_on_without_evaluation() {
     train(&workshop, "run", &[], &QUIET);
     assert_eq!(workshop.losses("run", "train").len(), 10);
     assert!(workshop.losses("run", "evaluation").is_empty());
-    let trainer = Trainer::resume(workshop.run("run", &[]), &ResumeFrom::Latest).unwrap();
+    let trainer = Trainer::resume(workshop.run("run", &[]), &ResumeFrom::Latest, false).unwrap();
     assert!(trainer.notes()[1].starts_with("nothing is evaluated: "), "{:?}", trainer.notes());
 }
 

@@ -29,7 +29,7 @@ pub use list::{Listed, NewestSound, best, latest, list, mark_best, newest_sound,
 pub use manifest::{FILE_NAME as MANIFEST_FILE_NAME, FileRecord, Manifest};
 pub use restore::{StoredModel, load_state, load_weights, restore, stored_model, verify};
 pub use save::{CheckpointContents, save, step_name};
-pub use state::{BestEvaluation, FORMAT_VERSION, Products, TrainerState};
+pub use state::{BestEvaluation, Execution, FORMAT_VERSION, Products, TrainerState};
 pub use tokenizer_files::TokenizerFiles;
 
 /// The weights, exactly as `transformers` reads them.

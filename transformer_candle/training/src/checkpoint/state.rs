@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use dataset::ledger::LedgerHead;
+use run_config::ActivationRecompute;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -33,12 +34,34 @@ pub struct TrainerState {
     pub evaluation_loss: Option<f64>,
     /// The best evaluation so far, if there was one.
     pub best: Option<BestEvaluation>,
+    /// How its steps are computed; none in checkpoints from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub execution: Option<Execution>,
     /// How a card computed matrix products; none on a CPU.
     #[serde(default)]
     pub products: Option<Products>,
     /// How far the run's ledger is vouched for; none in checkpoints from before there was one.
     #[serde(default)]
     pub ledger: Option<LedgerHead>,
+}
+
+/// How an optimizer step is computed. Each way rounds a little differently: a run is resumed bit for bit only with the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Execution {
+    /// Sequences of a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches of an optimizer step.
+    pub gradient_accumulation_steps: usize,
+    /// What is computed again in the backward pass.
+    pub activation_recompute: ActivationRecompute,
+}
+
+impl Execution {
+    /// Sequences of an optimizer step.
+    pub fn sequences_per_step(&self) -> usize {
+        self.micro_batch * self.gradient_accumulation_steps
+    }
 }
 
 /// How a card computes matrix products. The choices are found by measuring, and each rounds a little differently: a run goes on bit

@@ -25,6 +25,10 @@ pub struct TrainOptions {
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     #[arg(value_parser = PathBufValueParser::new().map(resume_from))]
     pub resume: Option<ResumeFrom>,
+    /// With --resume: compute steps as the config says (micro-batch, accumulation, recompute mode), not as the checkpoint's run did.
+    /// The weights then agree with those of an uninterrupted run up to rounding only.
+    #[arg(long)]
+    pub rebatch: bool,
     /// Where to compute: auto, cpu, cuda or cuda:N. [default: the config's runtime.device]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<Device>,
@@ -36,8 +40,8 @@ pub struct TrainOptions {
 /// Trains until the last step or until the signal, with a checkpoint at the end either way.
 pub fn run(options: &TrainOptions, progress: ProgressMode, stop: &StopSignal) -> Result<Outcome> {
     let resolved = RunConfig::load(&options.config, &options.overrides)?;
-    let TrainOptions { resume, max_steps, device, .. } = options.clone();
-    run_training(resolved, &RunOptions { resume, max_steps, device, progress }, stop)
+    let TrainOptions { resume, rebatch, max_steps, device, .. } = options.clone();
+    run_training(resolved, &RunOptions { resume, rebatch, max_steps, device, progress }, stop)
 }
 
 pub(super) fn main(options: &TrainOptions) -> Result<u8> {

@@ -125,6 +125,6 @@ impl fmt::Display for Shortage {
         for (index, fit) in self.fits.iter().enumerate() {
             write!(f, "{}{fit}", if index == 0 { "" } else { ", or " })?;
         }
-        f.write_str("; data.sequences_per_step, and with it the result, stays the same")
+        f.write_str("; data.sequences_per_step stays the same, and with it the result up to rounding")
     }
 }

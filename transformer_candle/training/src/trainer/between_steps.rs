@@ -7,7 +7,7 @@ use std::{
 
 use model::{Generator, SamplingSettings};
 
-use super::{Engine, Position, Trainer, products};
+use super::{Engine, Position, Trainer, execution, products};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
     completion::{Completion, complete},
@@ -108,6 +108,7 @@ impl Trainer {
             identity: self.identity.clone(),
             evaluation_loss: *evaluation_loss,
             best: *best,
+            execution: Some(execution::of(&self.plan)),
             products: products::of(self.engine.device()),
             ledger,
         }

@@ -3,10 +3,11 @@
 use std::{fs, path::PathBuf};
 
 use dataset::{Cursor, Tokenizer};
+use kernels::Device;
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, ResolvedRun};
 
-use super::{Engine, Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, products};
+use super::{Engine, Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, products};
 use crate::{
     checkpoint::{self, TokenizerFiles, TrainerState},
     device,
@@ -45,27 +46,31 @@ impl Trainer {
     /// Nothing is allocated or written if the run does not fit in memory, its directory belongs to another trainer or
     /// holds checkpoints already, or its data cannot be found.
     pub fn new(run: ResolvedRun) -> Result<Self> {
-        Self::start(run, None)
+        Self::start(run, None, false)
     }
 
-    /// A trainer that goes on at a checkpoint, bit for bit as if it had never stopped.
+    /// A trainer that resumes at a checkpoint, bit for bit as if it had never stopped: also its micro-batch, accumulation and
+    /// recompute mode are the checkpoint's, unless `rebatch` takes the config's.
     ///
     /// # Errors
-    /// As [`Trainer::new`]; [`TrainerError::Checkpoint`] if there is nothing sound to go on from;
-    /// [`TrainerError::ChangedOnResume`] if a key of the config differs that training cannot go on with.
-    pub fn resume(run: ResolvedRun, from: &ResumeFrom) -> Result<Self> {
-        Self::start(run, Some(from))
+    /// As [`Trainer::new`]; [`TrainerError::Checkpoint`] if there is no intact checkpoint to resume from;
+    /// [`TrainerError::ChangedOnResume`] and [`TrainerError::RebatchedOnResume`] if a key of the config differs that training
+    /// cannot be resumed with; [`TrainerError::OutOfMemoryOnResume`] if the checkpoint's micro-batch does not fit any more.
+    pub fn resume(run: ResolvedRun, from: &ResumeFrom, rebatch: bool) -> Result<Self> {
+        Self::start(run, Some(from), rebatch)
     }
 
-    fn start(mut run: ResolvedRun, from: Option<&ResumeFrom>) -> Result<Self> {
+    fn start(mut run: ResolvedRun, from: Option<&ResumeFrom>, rebatch: bool) -> Result<Self> {
         let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
         let shape = shape_of(&run.config)?;
-        let plan = MemoryPlan::here(&run, &device)?;
-        plan.check()?;
-        fix_batch(&mut run, &plan);
+        if from.is_none() {
+            // A new run that does not fit leaves no trace, not even a lock.
+            MemoryPlan::here(&run, &device)?.check()?;
+        }
         let lock = RunLock::acquire(&run.run_directory)?;
         let mut notes = [run.notes.clone(), of_device].concat();
         let chosen = choose(&run, from, &mut notes)?;
+        let plan = plan(&mut run, &device, chosen.as_ref(), rebatch, &mut notes)?;
         let resumed = chosen.as_ref().map(|chosen| &chosen.state);
         if let Some(state) = resumed {
             identity::recall_revisions(&state.identity, &mut run);
@@ -134,10 +139,33 @@ fn fill(engine: &mut Engine, shape: &ModelShape, seed: u64, chosen: Option<&Chos
     })
 }
 
-/// Writes the micro-batch that the plan found into the config.
-fn fix_batch(run: &mut ResolvedRun, plan: &MemoryPlan) {
+/// Plans the run as its checkpoint's was computed, or as the config says, and writes the micro-batch into the config.
+fn plan(
+    run: &mut ResolvedRun,
+    device: &Device,
+    chosen: Option<&Chosen>,
+    rebatch: bool,
+    notes: &mut Vec<String>,
+) -> Result<MemoryPlan> {
+    if let Some(Chosen { directory, state }) = chosen.filter(|_| !rebatch) {
+        notes.extend(execution::keep(run, directory, state.execution.as_ref())?);
+    }
+    let plan = MemoryPlan::here(run, device)?;
+    match (&plan.shortage, chosen) {
+        (Some(shortage), Some(Chosen { directory, state }))
+            if !rebatch && state.execution == Some(execution::of(&plan)) =>
+        {
+            let (checkpoint, shortage) = (directory.clone(), Box::new(shortage.clone()));
+            return Err(TrainerError::OutOfMemoryOnResume { checkpoint, shortage });
+        }
+        _ => plan.check()?,
+    }
+    if rebatch {
+        notes.extend(execution::changed(&plan, chosen.and_then(|chosen| chosen.state.execution.as_ref())));
+    }
     run.config.data.batch_size = BatchSize::Fixed(plan.micro_batch as usize);
     run.config.data.gradient_accumulation_steps = Some(plan.gradient_accumulation_steps as usize);
+    Ok(plan)
 }
 
 fn choose(run: &ResolvedRun, from: Option<&ResumeFrom>, notes: &mut Vec<String>) -> Result<Option<Chosen>> {

@@ -206,6 +206,7 @@ impl Task {
             identity: std::collections::BTreeMap::new(),
             evaluation_loss: None,
             best: None,
+            execution: None,
             products: None,
             ledger: None,
         };
