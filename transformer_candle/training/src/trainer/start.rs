@@ -153,7 +153,7 @@ fn plan(
     let plan = MemoryPlan::here(run, device)?;
     match (&plan.shortage, chosen) {
         (Some(shortage), Some(Chosen { directory, state }))
-            if !rebatch && state.execution == Some(execution::of(&plan)) =>
+            if !rebatch && !shortage.fits.is_empty() && state.execution == Some(execution::of(&plan)) =>
         {
             let (checkpoint, shortage) = (directory.clone(), Box::new(shortage.clone()));
             return Err(TrainerError::OutOfMemoryOnResume { checkpoint, shortage });
