@@ -39,10 +39,8 @@ def test_threads_change_nothing(workspace: Workspace) -> None:
     weights = set()
     for threads in (1, 2, 4):
         run = workspace.run_folder(f"threads{threads}")
-        run.mkdir(parents=True)
-        shutil.copy(workspace.run_folder("one") / "training.yaml", run)
-        override = ("--override", f"runtime.threads={threads}", "--override")
-        folder = f"runtime.checkpoint.directory={run}/checkpoints"
-        workspace.trainer("train", "--config", run / "training.yaml", *override, folder).succeeded()
+        shutil.copytree(workspace.run_folder("one"), run)
+        override = ("--override", f"runtime.threads={threads}")
+        workspace.trainer("train", "--config", run / "training.yaml", *override).succeeded()
         weights.add((run / "checkpoints" / "step-00000006" / "model.safetensors").read_bytes())
     assert len(weights) == 1

@@ -226,6 +226,22 @@ class Completion:
         """Everything as plain values."""
 
 @final
+class RunLock:
+    """The lock of a run directory, held from its making until the `with` block ends or `release` is called."""
+
+    def __new__(cls, run: _Path) -> RunLock:
+        """Take the lock of a run's folder, which is created if it does not exist."""
+
+    def fileno(self) -> int:
+        """Return the locked file's descriptor: a trainer that gets it as standard input holds the lock as well."""
+
+    def release(self) -> None:
+        """Give it up; a trainer that holds it as well keeps it."""
+
+    def __enter__(self) -> RunLock: ...
+    def __exit__(self, _kind: object, _value: object, _traceback: object) -> None: ...
+
+@final
 class Trainer:
     """A model in training. Iterating takes one optimizer step a turn.
 
@@ -396,6 +412,7 @@ def train(
     device: str | None = None,
     max_steps: int | None = None,
     rebatch: bool = False,
+    lock: RunLock | None = None,
 ) -> int:
     """Train as a config says, with the very loop of the program, and return the exit code.
 
@@ -405,6 +422,7 @@ def train(
         resume: `"latest"` or a checkpoint directory to go on from.
         device: `auto`, `cpu`, `cuda` or `cuda:N` instead of the config's.
         max_steps: Stop, saved, after so many steps in all.
+        lock: The lock of the run's folder, if it is taken already.
         rebatch: With `resume`: take the config's micro-batch, accumulation and recompute mode, not the checkpoint's.
     """
 

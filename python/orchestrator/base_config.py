@@ -111,7 +111,7 @@ def complete(
     shards: list[str] | None,
     mixture: list[dict[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return the config with the tokenizer, its vocabulary and the text to train on in it.
+    """Return the config of a run that has a tokenizer of its own, with its vocabulary and the text to train on in it.
 
     Args:
         base: What the run starts from.
@@ -121,7 +121,8 @@ def complete(
         mixture: The sources to mix, each pinned; none where there is but one.
     """
     values = copy.deepcopy(base.values)
-    values["tokenizer"]["tokenizer_json"] = shown(tokenizer.path)
+    # Left out, they are the run's own: its copy of the tokenizer, and special_tokens.txt.
+    values["tokenizer"].update(tokenizer_json=None, vocab=None, merges=None)
     # A config of the user's own that asks for a larger vocabulary than the tokenizer's gets it.
     if base.is_preset or settings.vocab_size or base.vocab_size is None:
         values["model"]["vocab_size"] = tokenizer.vocab_size

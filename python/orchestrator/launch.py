@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from orchestrator import _native
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.settings import Launch
 
@@ -32,6 +33,8 @@ class Job:
     device: str | None = None
     max_steps: int | None = None
     rebatch: bool = False
+    lock: _native.RunLock | None = None
+    """The run directory's lock, where it is taken already: the trainer holds it as well."""
 
     def arguments(self) -> list[str]:
         """Return the command line after the program's name."""
@@ -116,7 +119,9 @@ def _in_a_process(program: Path, job: Job) -> int:
 
     with _handling(hand_on):
         # A session of its own: the terminal's Ctrl-C reaches only us, and we hand it on, so the trainer sees it once.
-        process = subprocess.Popen([str(program), *job.arguments()], start_new_session=True)
+        # The lock belongs to the open file: as the trainer's standard input it lasts as long as the trainer.
+        command, lock = [str(program), *job.arguments()], job.lock
+        process = subprocess.Popen(command, start_new_session=True, stdin=lock.fileno() if lock else None)
         for number in early:
             process.send_signal(number)
         code = process.wait()
@@ -124,8 +129,6 @@ def _in_a_process(program: Path, job: Job) -> int:
 
 
 def _in_this_process(job: Job) -> int:
-    from orchestrator import _native
-
     asked_before = False
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -138,7 +141,7 @@ def _in_this_process(job: Job) -> int:
         raise SystemExit(128 + number)
 
     with _handling(stop):
-        return _native.train(job.config, job.overrides, job.resume, job.device, job.max_steps, job.rebatch)
+        return _native.train(job.config, job.overrides, job.resume, job.device, job.max_steps, job.rebatch, job.lock)
 
 
 @contextmanager

@@ -37,20 +37,21 @@ def run(settings: Settings) -> int:
     roots = Roots.from_environment()
     _check_conflicts(settings)
     place = _place(settings, roots)
-    if settings.resume is not None and (place.folder / run_files.TRAINING_CONFIG).is_file():
+    if settings.resume is not None:
         return _resume(settings, place, roots)
     base = base_config.choose(settings)
-    _refuse_an_earlier_run(place, base, settings)
-    with ended_at_once_by_interrupts():
-        source = _open_source(settings, base)
-        ready = _prepare_tokenizer(settings, place, base, source)
-        config = _write_files(settings, place, base, source, ready)
-    if settings.max_samples:
-        _warn_of_epochs(settings.max_samples, base, ready)
-    if settings.launch is Launch.NONE:
-        summary.show_prepared(config)
-        return ExitCode.DONE
-    return _train(launch.Job(config, resume=settings.resume), settings.launch, roots, place)
+    with _native.RunLock(place.folder.absolute()) as lock:
+        _refuse_an_earlier_run(place, base, settings)
+        with ended_at_once_by_interrupts():
+            source = _open_source(settings, base)
+            ready = _prepare_tokenizer(settings, place, base, source)
+            config = _write_files(settings, place, base, source, ready)
+        if settings.max_samples:
+            _warn_of_epochs(settings.max_samples, base, ready)
+        if settings.launch is Launch.NONE:
+            summary.show_prepared(config)
+            return ExitCode.DONE
+        return _train(launch.Job(config, lock=lock), settings.launch, roots, place)
 
 
 @contextmanager
@@ -103,7 +104,10 @@ def _place(settings: Settings, roots: Roots) -> Place:
 
 
 def _refuse_an_earlier_run(place: Place, base: BaseConfig, settings: Settings) -> None:
-    """Leave a run that has checkpoints alone: the trainer refuses it too, but only after its files were rewritten."""
+    """Leave a run that has checkpoints alone: the trainer refuses it too, but only after its files were rewritten.
+
+    Asked with the run's lock in hand, so that no other command is about to write the first checkpoint.
+    """
     checkpoints = base.checkpoints or place.folder / "checkpoints"
     if settings.launch is not Launch.NONE and settings.resume is None and (checkpoints / "latest").exists():
         raise CommandError(
@@ -219,7 +223,7 @@ def _special_tokens(place: Place, base: BaseConfig) -> list[str]:
 def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Source, ready: tokenizer.Ready) -> Path:
     """Write what describes the run into its folder and return the config's path."""
     text = _native.config_to_yaml(base_config.complete(base, settings, ready, source.shards, source.mixture))
-    place.folder.mkdir(parents=True, exist_ok=True)
+    run_files.copy_tokenizer(place.folder, ready)
     streaming = None
     if source.shards is None and source.mixture is None:
         streaming = run_files.StreamingConfig(
@@ -231,7 +235,7 @@ def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Sou
             config=settings.data_config,
             revision=source.data.revision,
             text_column=base.text_column,
-            tokenizer=shown(ready.path),
+            tokenizer=str(run_files.TOKENIZER),
         )
     written = run_files.write_streaming_config(place.folder, streaming)
     if written is not None:
@@ -258,8 +262,10 @@ def _warn_of_epochs(samples: int, base: BaseConfig, ready: tokenizer.Ready) -> N
 
 
 def _resume(settings: Settings, place: Place, roots: Roots) -> int:
-    """Go on with the run as its own files describe it, with the flags as overrides."""
+    """Resume the run as its own files describe it, with the flags as overrides."""
     config = place.folder / run_files.TRAINING_CONFIG
+    if not config.is_file():
+        raise CommandError(_no_such_run(place, roots))
     streamed = run_files.read_streamed_dataset(place.folder)
     if settings.dataset and settings.dataset != streamed:
         raise CommandError(
@@ -270,11 +276,19 @@ def _resume(settings: Settings, place: Place, roots: Roots) -> int:
     return _train(job, settings.launch, roots, place)
 
 
+def _no_such_run(place: Place, roots: Roots) -> str:
+    named = f"there is no run to resume in {shown(place.folder)}: it has no {run_files.TRAINING_CONFIG}"
+    prepared = sorted(path.parent.name for path in roots.runs.glob(f"*/{run_files.TRAINING_CONFIG}"))
+    if not place.is_usual or not prepared:
+        return f"{named}; start it without --resume"
+    return f"{named}; the experiments there are: {', '.join(prepared)}"
+
+
 def _train(job: launch.Job, mode: Launch, roots: Roots, place: Place) -> int:
     step("training", launch.described(job, mode, roots.target))
     code = launch.start(job, mode, roots.target)
     if code == ExitCode.DONE:
-        summary.show_finished(job, place, tokenizer.facts(place.tokenizer))
+        summary.show_finished(job, place, tokenizer.facts(place.folder / run_files.TOKENIZER.parent))
     elif code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         summary.show_stopped(place)
     return code

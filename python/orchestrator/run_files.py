@@ -7,12 +7,15 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from orchestrator import tokenizer
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
 
 STREAMING_CONFIG = "streaming_config.json"
 TRAINING_CONFIG = "training.yaml"
 SPECIAL_TOKENS = "special_tokens.txt"
+TOKENIZER = Path("tokenizer", "tokenizer.json")
+"""The run's own copy of its tokenizer, in the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,25 @@ def write_training_config(folder: Path, text: str) -> tuple[Path, Path | None]:
     return path, former
 
 
+def copy_tokenizer(folder: Path, ready: tokenizer.Ready) -> None:
+    """Copy a tokenizer and the files that belong to it into the run, which keeps them whatever becomes of those."""
+    tokenizer_json, own = ready.path, folder / TOKENIZER
+    if own.exists() and own.samefile(tokenizer_json):
+        return
+    own.parent.mkdir(exist_ok=True)
+    # Before the first of them changes: a manifest vouches for the files beside it.
+    (own.parent / tokenizer.MANIFEST).unlink(missing_ok=True)
+    for name in tokenizer.FILES:
+        source = tokenizer_json if name == TOKENIZER.name else tokenizer_json.with_name(name)
+        target = own.with_name(name)
+        if source.is_file():
+            _replace(target, source.read_bytes())
+        else:
+            target.unlink(missing_ok=True)
+    if ready.facts is not None and tokenizer.facts(own.parent) != ready.facts:
+        raise CommandError(f"{shown(tokenizer_json.parent)} was retrained by another command meanwhile: start again")
+
+
 def write_special_tokens(folder: Path, tokens: list[str]) -> Path:
     """Write special_tokens.txt."""
     path = folder / SPECIAL_TOKENS
@@ -81,8 +103,8 @@ def read_streamed_dataset(folder: Path) -> str | None:
         raise CommandError(f"cannot read {shown(path)}: {error}") from error
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: str | bytes) -> None:
     """Write a file so that it is there whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    Path(aside).replace(path)
+    staged = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    staged.write_bytes(content.encode() if isinstance(content, str) else content)
+    staged.replace(path)

@@ -42,6 +42,10 @@ LARGEST_HELD_OUT = 2_000_000
 BYTES_ALPHABET = 256
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", MANIFEST,
+)  # fmt: skip
+"""What a tokenizer's folder holds, the manifest last."""
 GPT2 = "openai-community/gpt2"
 
 

@@ -10,6 +10,7 @@ mod data;
 mod errors;
 mod generation;
 mod json;
+mod lock;
 mod machine;
 mod plan;
 mod stream;
@@ -27,6 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::DataSource>()?;
     module.add_class::<data::Documents>()?;
     module.add_class::<generation::Completion>()?;
+    module.add_class::<lock::RunLock>()?;
     module.add_class::<machine::Card>()?;
     module.add_class::<plan::MemoryPlan>()?;
     module.add_class::<stream::TokenStream>()?;

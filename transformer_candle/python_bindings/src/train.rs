@@ -14,6 +14,7 @@ use training::stop::{Signal, StopSignal};
 use training::trainer::ResumeFrom;
 
 use crate::errors::raised;
+use crate::lock::RunLock;
 use crate::machine::device_of;
 use crate::trainer::EvaluationReport;
 
@@ -22,7 +23,7 @@ const LISTENING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Train as a config says until its end, and return the exit code: 0, or 130 and 143 after a stop by Ctrl-C and SIGTERM.
 #[pyfunction(name = "train")]
-#[pyo3(signature = (config, overrides = Vec::new(), resume = None, device = None, max_steps = None, rebatch = false))]
+#[pyo3(signature = (config, overrides = Vec::new(), resume = None, device = None, max_steps = None, rebatch = false, lock = None))]
 pub fn train_run(
     py: Python<'_>,
     config: PathBuf,
@@ -31,6 +32,7 @@ pub fn train_run(
     device: Option<&str>,
     max_steps: Option<u64>,
     rebatch: bool,
+    lock: Option<&RunLock>,
 ) -> PyResult<u8> {
     let options = TrainOptions {
         config,
@@ -42,7 +44,8 @@ pub fn train_run(
         max_steps,
     };
     let stop = StopSignal::new();
-    let outcome = listening(py, &stop, || train::run(&options, ProgressMode::Auto, &stop));
+    let lock = lock.and_then(RunLock::shared);
+    let outcome = listening(py, &stop, || train::run(&options, lock, ProgressMode::Auto, &stop));
     Ok(outcome.map_err(raised)?.exit_code())
 }
 

@@ -194,7 +194,7 @@ impl Trainer {
         let config = if run.is_dir() { run.join(TRAINING_CONFIG) } else { run };
         let from = checkpoint.map_or(ResumeFrom::Latest, ResumeFrom::Directory);
         py.detach(|| {
-            let run = run_config::RunConfig::load(&config, &overrides)?;
+            let run = training::commands::train::load(&config, &overrides, Some(&from))?;
             training::trainer::Trainer::resume(run, &from, rebatch)
         })
         .map(Self::of)

@@ -20,6 +20,7 @@ mod overrides;
 mod presets;
 mod resolve;
 mod rules;
+mod run_folder;
 mod runtime;
 mod scalar;
 mod scheduler;
@@ -38,11 +39,12 @@ pub use data::{BatchSize, DataConfig, Packing};
 pub use device::Device;
 pub use error::{ConfigError, Problem};
 pub use format::Format;
-pub use load::ResolvedRun;
+pub use load::{CheckpointTokenizer, ResolvedRun};
 pub use mixture::MixtureComponent;
 pub use model::ModelConfig;
 pub use optimizer::{Algorithm, OptimizerConfig};
 pub use presets::{Preset, presets};
+pub use run_folder::{RESOLVED_CONFIG, checkpoint_directory};
 pub use runtime::{
     ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig, LoggingConfig,
     Precision, RuntimeConfig,

@@ -8,7 +8,7 @@ use crate::check::{self, Findings};
 use crate::error::{ConfigError, Problem};
 use crate::format::{self, Format};
 use crate::resolve::{self, Surroundings};
-use crate::{RunConfig, StreamingConfig, fill, former_keys, guide, overrides, rules, schema, yaml};
+use crate::{RunConfig, StreamingConfig, fill, former_keys, guide, overrides, rules, run_folder, schema, yaml};
 
 /// A config with every value filled in, and what was found beside it.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,12 +29,27 @@ pub struct ResolvedRun {
     pub notes: Vec<String>,
 }
 
+/// Finds the `tokenizer.json` of a checkpoint: takes the folder of the run's checkpoints.
+pub type CheckpointTokenizer<'a> = &'a dyn Fn(&Path) -> Option<PathBuf>;
+
 impl RunConfig {
     /// Reads a config file for training: applies the overrides (`a.b=v`), fills in what is left out
     /// from the file's own folder, and checks everything, reporting all problems at once. Reads the
     /// current folder and `ORCHESTRATE_TOKENIZER_ROOT`.
     pub fn load(path: &Path, overrides: &[String]) -> Result<ResolvedRun, ConfigError> {
-        let (run, mut problems) = read(path, overrides)?;
+        let (run, mut problems) = read(path, overrides, None)?;
+        problems.extend(run.missing_for_training());
+        finish(run, problems)
+    }
+
+    /// Like [`RunConfig::load`], for a run that has checkpoints: where its tokenizer's file is gone, that of a checkpoint takes its
+    /// place, and a note says so.
+    pub fn load_with_checkpoint(
+        path: &Path,
+        overrides: &[String],
+        tokenizer: CheckpointTokenizer,
+    ) -> Result<ResolvedRun, ConfigError> {
+        let (run, mut problems) = read(path, overrides, Some(tokenizer))?;
         problems.extend(run.missing_for_training());
         finish(run, problems)
     }
@@ -43,7 +58,7 @@ impl RunConfig {
     /// not an error. Without a tokenizer and `model.vocab_size` a vocabulary of 4096 is assumed,
     /// and a note says so.
     pub fn load_for_planning(path: &Path, overrides: &[String]) -> Result<ResolvedRun, ConfigError> {
-        let (run, problems) = read(path, overrides)?;
+        let (run, problems) = read(path, overrides, None)?;
         finish(run, problems)
     }
 
@@ -137,14 +152,21 @@ impl Draft {
 
 /// Reads a config and its folder. The problems that stop planning come beside the run, so that
 /// those that stop training can join them.
-fn read(path: &Path, overrides: &[String]) -> Result<(ResolvedRun, Vec<Problem>), ConfigError> {
+fn read(
+    path: &Path,
+    overrides: &[String],
+    checkpoint_tokenizer: Option<CheckpointTokenizer>,
+) -> Result<(ResolvedRun, Vec<Problem>), ConfigError> {
     let fatal = |problem| ConfigError::one(path, problem);
     let config_path = absolute(path).map_err(|error| fatal(Problem::of_file(error.to_string())))?;
-    let document = Format::of(path)
+    let mut document = Format::of(path)
         .and_then(|format| format::parse(&format::read_text(path, format::LARGEST_CONFIG)?, format))
         .map_err(fatal)?;
-    let draft = Draft::of(document, overrides).map_err(fatal)?;
     let run_directory = config_path.parent().map(Path::to_path_buf).unwrap_or_default();
+    if config_path.ends_with(run_folder::RESOLVED_CONFIG) {
+        run_folder::locate(&mut document, &run_directory);
+    }
+    let draft = Draft::of(document, overrides).map_err(fatal)?;
     if run_directory.to_str().is_none() {
         return Err(fatal(Problem::of_file("lies in a folder whose name is not UTF-8").suggest("move it")));
     }
@@ -157,7 +179,11 @@ fn read(path: &Path, overrides: &[String]) -> Result<(ResolvedRun, Vec<Problem>)
         notes: draft.notes,
     };
     let mut problems = draft.findings.problems;
-    problems.extend(resolve::resolve(&mut run, &Surroundings::of_process(), &draft.findings.rejected));
+    problems.extend(resolve::resolve(
+        &mut run,
+        &Surroundings::of_process(checkpoint_tokenizer),
+        &draft.findings.rejected,
+    ));
     Ok((run, problems))
 }
 

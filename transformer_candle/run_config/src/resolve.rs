@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf, absolute};
 
 use crate::error::Problem;
 use crate::format;
-use crate::load::ResolvedRun;
+use crate::load::{CheckpointTokenizer, ResolvedRun};
+use crate::run_folder::{CHECKPOINTS, TENSORBOARD};
 use crate::streaming_config::StreamingConfig;
 use crate::tokenizer::SpecialTokens;
 use crate::tokenizer_file::Vocabulary;
@@ -14,20 +15,26 @@ use crate::tokenizer_file::Vocabulary;
 /// The vocabulary that planning assumes where nothing says it; the demo's.
 const ASSUMED_VOCABULARY: usize = 4096;
 
+/// The run's own copy of its tokenizer, in its folder.
+const OWN_TOKENIZER: &str = "tokenizer/tokenizer.json";
+
 /// Most bytes of a file of special tokens.
 const LARGEST_TOKEN_LIST: u64 = 1 << 20;
 
 /// What the process was started with.
-pub(crate) struct Surroundings {
+pub(crate) struct Surroundings<'a> {
     /// The folder that holds `EXPERIMENT/tokenizer.json`.
     pub tokenizer_root: PathBuf,
+    /// Where else to look for a tokenizer whose file is gone.
+    pub checkpoint_tokenizer: Option<CheckpointTokenizer<'a>>,
 }
 
-impl Surroundings {
+impl<'a> Surroundings<'a> {
     /// Reads the environment.
-    pub(crate) fn of_process() -> Self {
+    pub(crate) fn of_process(checkpoint_tokenizer: Option<CheckpointTokenizer<'a>>) -> Self {
         let root = std::env::var_os("ORCHESTRATE_TOKENIZER_ROOT").filter(|root| !root.is_empty());
-        Self { tokenizer_root: root.map_or_else(|| PathBuf::from("artifacts/tokenizer"), PathBuf::from) }
+        let tokenizer_root = root.map_or_else(|| PathBuf::from("artifacts/tokenizer"), PathBuf::from);
+        Self { tokenizer_root, checkpoint_tokenizer }
     }
 }
 
@@ -39,6 +46,7 @@ pub(crate) fn resolve(run: &mut ResolvedRun, surroundings: &Surroundings, reject
     find_streaming(run, &mut problems);
     find_outputs(run);
     find_tokenizer(run, surroundings);
+    replace_lost_tokenizer(run, surroundings);
     let vocabulary = run.config.tokenizer.tokenizer_json.as_ref().filter(|path| path.exists()).and_then(|path| {
         let loaded = Vocabulary::load(path);
         loaded
@@ -132,7 +140,11 @@ fn find_streaming(run: &mut ResolvedRun, problems: &mut Vec<Problem>) {
     }
     match StreamingConfig::load(&path) {
         Ok(mut streaming) => {
-            streaming.tokenizer = streaming.tokenizer.map(|tokenizer| whole(&tokenizer));
+            let beside = |tokenizer: PathBuf| {
+                let own = run.run_directory.join(&tokenizer);
+                if own.exists() { own } else { whole(&tokenizer) }
+            };
+            streaming.tokenizer = streaming.tokenizer.map(beside);
             if !run.config.data.train_shards.is_empty() {
                 run.notes.push(format!("data.train_shards is not read: {} says what is streamed", path.display()));
             }
@@ -151,13 +163,13 @@ fn find_streaming(run: &mut ResolvedRun, problems: &mut Vec<Problem>) {
 
 fn find_outputs(run: &mut ResolvedRun) {
     let runtime = &mut run.config.runtime;
-    let checkpoints = runtime.checkpoint.directory.get_or_insert_with(|| run.run_directory.join("checkpoints"));
+    let checkpoints = runtime.checkpoint.directory.get_or_insert_with(|| run.run_directory.join(CHECKPOINTS));
     runtime.evaluation.best.directory.take_if(|best| best == checkpoints);
-    runtime.logging.tensorboard_directory.get_or_insert_with(|| run.run_directory.join("tensorboard"));
+    runtime.logging.tensorboard_directory.get_or_insert_with(|| run.run_directory.join(TENSORBOARD));
 }
 
-/// Takes the tokenizer that the config names, that lies beside its `vocab.json`, that the streaming
-/// config names, or that was trained for the experiment.
+/// Takes the tokenizer that the config names, that lies beside its `vocab.json`, the run's own, the
+/// one that the streaming config names, or that was trained for the experiment.
 fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
     let tokenizer = &mut run.config.tokenizer;
     if tokenizer.tokenizer_json.is_some() {
@@ -171,8 +183,26 @@ fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
         .vocab
         .as_ref()
         .map(|vocab| vocab.with_file_name("tokenizer.json"))
+        .or_else(|| Some(run.run_directory.join(OWN_TOKENIZER)).filter(|own| own.exists()))
         .or_else(|| streaming?.tokenizer.clone())
         .or_else(|| trained.exists().then(|| whole(&trained)));
+}
+
+/// Takes a checkpoint's tokenizer where the run's own file is gone.
+fn replace_lost_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
+    let tokenizer = &mut run.config.tokenizer.tokenizer_json;
+    if tokenizer.as_ref().is_some_and(|path| path.exists()) {
+        return;
+    }
+    let folder = run.config.runtime.checkpoint.directory.as_ref();
+    let Some(kept) = surroundings.checkpoint_tokenizer.zip(folder).and_then(|(find, folder)| find(folder)) else {
+        return;
+    };
+    let lost = tokenizer
+        .as_ref()
+        .map_or_else(|| "no tokenizer is named".to_owned(), |path| format!("{} does not exist", path.display()));
+    run.notes.push(format!("{lost}: the tokenizer is the checkpoint's, {}", kept.display()));
+    *tokenizer = Some(kept);
 }
 
 fn find_vocab_size(
@@ -263,7 +293,8 @@ mod tests {
             config_path: folder.path().join("e1/training.yaml"),
             notes: Vec::new(),
         };
-        let surroundings = Surroundings { tokenizer_root: folder.path().join("tokenizers") };
+        let surroundings =
+            Surroundings { tokenizer_root: folder.path().join("tokenizers"), checkpoint_tokenizer: None };
         assert_eq!(resolve(&mut run, &surroundings, &BTreeSet::new()), []);
         assert_eq!(run.config.tokenizer.tokenizer_json, Some(trained));
         assert_eq!(run.config.model.vocab_size, Some(7), "the highest id counts");

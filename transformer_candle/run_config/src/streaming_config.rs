@@ -29,7 +29,8 @@ pub struct StreamingConfig {
     /// The column that holds the text.
     #[serde(default = "default_text_column")]
     pub text_column: String,
-    /// The run's `tokenizer.json`, relative to the current folder or absolute.
+    /// The run's `tokenizer.json`: relative to this file's folder (or, where it is not there, to the current one) or
+    /// absolute.
     #[serde(default)]
     pub tokenizer: Option<PathBuf>,
 }

@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TokenizerConfig {
-    /// The `tokenizer.json` of the Hugging Face tokenizers library. Left out: the one that
-    /// `streaming_config.json` names, else `artifacts/tokenizer/EXPERIMENT/tokenizer.json`.
+    /// The `tokenizer.json` of the Hugging Face tokenizers library. Left out: the run's own,
+    /// `tokenizer/tokenizer.json` in its folder; else the one that `streaming_config.json` names, else
+    /// `artifacts/tokenizer/EXPERIMENT/tokenizer.json`.
     pub tokenizer_json: Option<PathBuf>,
     /// `vocab.json` of a byte-level BPE. Only needed where `tokenizer_json` is left out: the
     /// `tokenizer.json` in the same folder is read.

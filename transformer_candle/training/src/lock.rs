@@ -2,12 +2,17 @@
 //! ends; the file's text only serves the message to the one refused.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
-    io::{Read, Seek, Write},
+    fs::{self, File, Metadata, OpenOptions, TryLockError},
+    io::{self, Read, Seek, Write},
+    os::{
+        fd::{AsFd, AsRawFd, RawFd},
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
     process,
 };
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainerError};
@@ -31,18 +36,24 @@ pub struct RunLock {
 impl RunLock {
     /// Takes the lock of `run_directory`, which is created if it does not exist.
     ///
+    /// A program that has taken it already hands it on by giving the locked file to the trainer as standard input: the lock
+    /// belongs to the open file, so that it lasts until both have ended and is free at no moment between.
+    ///
     /// # Errors
-    /// [`TrainerError::Locked`] with the owner's process id and host; [`TrainerError::Io`] where no file can be written.
+    /// [`TrainerError::Locked`] with the owner's process id and host; [`TrainerError::Request`] where no file can be written.
     pub fn acquire(run_directory: &Path) -> Result<Self> {
-        fs::create_dir_all(run_directory).map_err(TrainerError::io("create", run_directory))?;
+        let unwritable = |source: io::Error| unwritable(run_directory, &source);
+        fs::create_dir_all(run_directory).map_err(unwritable)?;
         let path = run_directory.join(FILE_NAME);
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
+            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
             .open(&path)
-            .map_err(TrainerError::io("open", &path))?;
+            .map_err(|source| if path.is_symlink() { not_followed(&path) } else { unwritable(source) })?;
+        let file = handed_on(&file).unwrap_or(file);
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(refusal(file, run_directory)),
@@ -55,6 +66,13 @@ impl RunLock {
         Ok(lock)
     }
 
+    /// Whether it is the lock of this run directory.
+    pub fn is_of(&self, run_directory: &Path) -> bool {
+        let there = fs::metadata(run_directory.join(FILE_NAME));
+        let (Ok(held), Ok(there)) = (self.file.metadata(), there) else { return false };
+        is_same(&held, &there)
+    }
+
     fn sign(&mut self) -> Result<()> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let owner = serde_json::json!(Owner { pid: process::id(), host });
@@ -64,6 +82,33 @@ impl RunLock {
             .and_then(|()| writeln!(self.file, "{owner}"))
             .map_err(TrainerError::io("write", &self.path))
     }
+}
+
+impl AsRawFd for RunLock {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+/// The file as standard input, if that is the very same one.
+fn handed_on(file: &File) -> Option<File> {
+    let input = File::from(io::stdin().as_fd().try_clone_to_owned().ok()?);
+    is_same(&input.metadata().ok()?, &file.metadata().ok()?).then_some(input)
+}
+
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+fn not_followed(path: &Path) -> TrainerError {
+    TrainerError::Request(format!("{} is a symbolic link, which is not followed: remove it", path.display()))
+}
+
+fn unwritable(run_directory: &Path, source: &io::Error) -> TrainerError {
+    TrainerError::Request(format!(
+        "cannot write into the run directory {}: {source}; name another one (--run-dir, --experiment or ORCHESTRATE_RUNS_ROOT)",
+        run_directory.display()
+    ))
 }
 
 fn refusal(mut file: File, run_directory: &Path) -> TrainerError {

@@ -2,10 +2,13 @@
 //!
 //! The binary and the Python bindings both call [`run_training`], so a config and a seed give the same losses either way.
 
+use std::sync::Arc;
+
 use run_config::{Device, ResolvedRun};
 
 use crate::{
     error::{Result, TrainerError},
+    lock::RunLock,
     memory_plan,
     progress::{Progress, ProgressMode, grouped},
     stop::{Signal, StopSignal},
@@ -19,6 +22,8 @@ pub struct RunOptions {
     pub resume: Option<ResumeFrom>,
     /// Resume with the config's micro-batch, accumulation and recompute mode instead of the checkpoint's.
     pub rebatch: bool,
+    /// The run directory's lock, where the caller has taken it already.
+    pub lock: Option<Arc<RunLock>>,
     /// Leave the run, with a checkpoint, once it has taken this many steps in all. The schedule does not change.
     pub max_steps: Option<u64>,
     /// Instead of `runtime.device`.
@@ -52,14 +57,11 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     if let Some(device) = options.device {
         run.config.runtime.device = device;
     }
-    let trainer = match &options.resume {
-        None if options.rebatch => {
-            let message = "--rebatch changes how a resumed run computes its steps: give it with --resume";
-            return Err(TrainerError::Request(message.into()));
-        }
-        None => Trainer::new(run)?,
-        Some(from) => Trainer::resume(run, from, options.rebatch)?,
-    };
+    if options.rebatch && options.resume.is_none() {
+        let message = "--rebatch changes how a resumed run computes its steps: give it with --resume";
+        return Err(TrainerError::Request(message.into()));
+    }
+    let trainer = Trainer::start(run, options)?;
     let mut session = Session::new(trainer, options.max_steps, options.progress);
     session.announce();
     let ended = session.train(stop);

@@ -15,6 +15,7 @@ mod start;
 
 use std::{
     path::{Path, PathBuf},
+    sync::Arc,
     time::Instant,
 };
 
@@ -30,7 +31,6 @@ pub(crate) use self::engine::{Engine, synthetic};
 pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
 pub(crate) use self::micro_batch::{MicroBatch, MicroBatchPlan};
-pub(crate) use self::start::RESOLVED_CONFIG;
 pub use self::start::ResumeFrom;
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},
@@ -87,7 +87,7 @@ pub struct Trainer {
     /// The checkpoint that holds exactly what the trainer is.
     saved: Option<PathBuf>,
     notes: Vec<String>,
-    _lock: RunLock,
+    _lock: Arc<RunLock>,
 }
 
 /// How far the run has come: what a checkpoint holds besides tensors.

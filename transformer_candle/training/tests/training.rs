@@ -16,8 +16,14 @@ use training::{
     trainer::{ResumeFrom, Trainer},
 };
 
-const QUIET: RunOptions =
-    RunOptions { resume: None, rebatch: false, max_steps: None, device: None, progress: ProgressMode::Silent };
+const QUIET: RunOptions = RunOptions {
+    resume: None,
+    rebatch: false,
+    lock: None,
+    max_steps: None,
+    device: None,
+    progress: ProgressMode::Silent,
+};
 
 fn train(workshop: &Workshop, name: &str, overrides: &[&str], options: &RunOptions) -> Outcome {
     run_training(workshop.run(name, overrides), options, &StopSignal::new()).unwrap()

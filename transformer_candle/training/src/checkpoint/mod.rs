@@ -30,7 +30,7 @@ pub use manifest::{FILE_NAME as MANIFEST_FILE_NAME, FileRecord, Manifest};
 pub use restore::{StoredModel, load_state, load_weights, restore, stored_model, verify};
 pub use save::{CheckpointContents, save, step_name};
 pub use state::{BestEvaluation, Execution, FORMAT_VERSION, Products, TrainerState};
-pub use tokenizer_files::TokenizerFiles;
+pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, tokenizer_in};
 
 /// The weights, exactly as `transformers` reads them.
 const MODEL_FILE: &str = "model.safetensors";

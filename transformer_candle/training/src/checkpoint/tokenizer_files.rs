@@ -2,11 +2,27 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
 use super::error::{Result, failed};
+use super::list::list;
+use super::manifest::Manifest;
+
+const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// Where a checkpoint has its tokenizer.
+pub fn tokenizer_in(checkpoint: &Path) -> PathBuf {
+    checkpoint.join(TOKENIZER_FILE)
+}
+
+/// The tokenizer of the newest checkpoint in a folder of checkpoints that has an intact one.
+pub fn newest_tokenizer(directory: &Path) -> Option<PathBuf> {
+    let intact = |checkpoint: &Path| Manifest::load(checkpoint)?.read(checkpoint, TOKENIZER_FILE).map(drop);
+    let found = list(directory).ok()?.into_iter().rev().find(|listed| intact(&listed.path).is_ok());
+    found.map(|listed| tokenizer_in(&listed.path))
+}
 
 /// The tokenizer as it was when the run started. Kept in memory, so that every checkpoint holds what the model was
 /// trained with, whatever happens to the files meanwhile.
@@ -21,7 +37,7 @@ impl TokenizerFiles {
     /// Without a `tokenizer_config.json` a plain one is made, in which `end_of_text` begins and ends a text.
     pub fn read(tokenizer_json: &Path, end_of_text: &str, end_of_text_id: u32, longest_text: usize) -> Result<Self> {
         let tokenizer = fs::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
-        let mut files = vec![("tokenizer.json", tokenizer)];
+        let mut files = vec![(TOKENIZER_FILE, tokenizer)];
         let config =
             beside(tokenizer_json, "tokenizer_config.json")?.unwrap_or_else(|| plain_config(end_of_text, longest_text));
         files.push(("tokenizer_config.json", config));

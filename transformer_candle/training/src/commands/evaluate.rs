@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dataset::{DataSource, HeldOut, Mixture, Tokenizer};
-use run_config::{DataConfig, Device, ResolvedRun, RunConfig};
+use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::ModelSource;
 use crate::checkpoint::{self, StoredModel, TrainerState};
@@ -16,7 +16,7 @@ use crate::memory_plan::EvaluationBuffers;
 use crate::pool::in_pool;
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
-use crate::trainer::{MicroBatch, RESOLVED_CONFIG};
+use crate::trainer::MicroBatch;
 use crate::{Result, TrainerError};
 
 /// Sequences at a time for a model whose run is not known.
@@ -114,10 +114,10 @@ pub(super) fn main(options: &EvaluateOptions) -> Result<u8> {
 
 /// The run that a checkpoint belongs to, on the commits that it was trained with: the first folder above it that holds
 /// a resolved config.
-fn run_of(checkpoint: &Path, state: Option<&TrainerState>) -> Option<Result<ResolvedRun>> {
-    let config =
-        checkpoint.ancestors().take(3).map(|folder| folder.join(RESOLVED_CONFIG)).find(|path| path.exists())?;
-    let mut run = RunConfig::load(&config, &[]).map_err(TrainerError::from);
+fn run_of(directory: &Path, state: Option<&TrainerState>) -> Option<Result<ResolvedRun>> {
+    let config = directory.ancestors().take(3).map(|folder| folder.join(RESOLVED_CONFIG)).find(|path| path.exists())?;
+    let tokenizer = |_: &Path| Some(checkpoint::tokenizer_in(directory));
+    let mut run = RunConfig::load_with_checkpoint(&config, &[], &tokenizer).map_err(TrainerError::from);
     if let (Ok(run), Some(state)) = (&mut run, state) {
         identity::recall_revisions(&state.identity, run);
     }

@@ -5,10 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use run_config::check_experiment_name;
+use run_config::{check_experiment_name, checkpoint_directory};
 
 use crate::checkpoint;
-use crate::trainer::RESOLVED_CONFIG;
 use crate::{Result, TrainerError};
 
 /// A trained model, named one way or the other.
@@ -64,12 +63,8 @@ pub fn experiment_folder(name: &str) -> Result<PathBuf> {
 
 /// The folder of checkpoints of a run directory; a folder of checkpoints is its own.
 pub fn checkpoints_in(folder: &Path) -> PathBuf {
-    let configured = fs::read(folder.join(RESOLVED_CONFIG))
-        .ok()
-        .and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok())
-        .and_then(|config| Some(PathBuf::from(config.pointer("/runtime/checkpoint/directory")?.as_str()?)));
     let usual = folder.join("checkpoints");
-    match configured {
+    match checkpoint_directory(folder) {
         Some(configured) if configured.is_dir() => configured,
         _ if usual.is_dir() => usual,
         _ => folder.to_owned(),

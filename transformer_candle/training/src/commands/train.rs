@@ -1,11 +1,14 @@
 //! `train`: a run from its config to its last checkpoint.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
-use run_config::{Device, RunConfig};
+use run_config::{Device, ResolvedRun, RunConfig};
 
+use crate::checkpoint;
+use crate::lock::RunLock;
 use crate::progress::ProgressMode;
 use crate::run::{Outcome, RunOptions, run_training};
 use crate::stop::StopSignal;
@@ -38,16 +41,33 @@ pub struct TrainOptions {
 }
 
 /// Trains until the last step or until the signal, with a checkpoint at the end either way.
-pub fn run(options: &TrainOptions, progress: ProgressMode, stop: &StopSignal) -> Result<Outcome> {
-    let resolved = RunConfig::load(&options.config, &options.overrides)?;
+///
+/// `lock` is the run directory's, where the caller has taken it already.
+pub fn run(
+    options: &TrainOptions,
+    lock: Option<Arc<RunLock>>,
+    progress: ProgressMode,
+    stop: &StopSignal,
+) -> Result<Outcome> {
+    let resolved = load(&options.config, &options.overrides, options.resume.as_ref())?;
     let TrainOptions { resume, rebatch, max_steps, device, .. } = options.clone();
-    run_training(resolved, &RunOptions { resume, rebatch, max_steps, device, progress }, stop)
+    run_training(resolved, &RunOptions { resume, rebatch, lock, max_steps, device, progress }, stop)
+}
+
+/// Reads a config for a new run, or for one that is resumed: a tokenizer whose file is gone is taken from the checkpoint.
+pub fn load(config: &Path, overrides: &[String], resume: Option<&ResumeFrom>) -> Result<ResolvedRun> {
+    let Some(from) = resume else { return Ok(RunConfig::load(config, overrides)?) };
+    let tokenizer = |folder: &Path| match from {
+        ResumeFrom::Latest => checkpoint::newest_tokenizer(folder),
+        ResumeFrom::Directory(directory) => Some(checkpoint::tokenizer_in(directory)),
+    };
+    Ok(RunConfig::load_with_checkpoint(config, overrides, &tokenizer)?)
 }
 
 pub(super) fn main(options: &TrainOptions) -> Result<u8> {
     let stop = StopSignal::new();
     let listening = stop.listen().map_err(TrainerError::io("listen for", "signals"))?;
-    let outcome = run(options, ProgressMode::Auto, &stop);
+    let outcome = run(options, None, ProgressMode::Auto, &stop);
     drop(listening);
     Ok(outcome?.exit_code())
 }

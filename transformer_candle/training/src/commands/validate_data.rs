@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf, absolute};
 use clap::Args;
 use dataset::TokenStream;
 use dataset::ledger::{Audit, AuditedComponent, AuditedEpoch, audit, replay};
-use run_config::{ResolvedRun, RunConfig};
+use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 use super::model_source::checkpoints_in;
 use crate::checkpoint::{self, TrainerState};
 use crate::identity;
 use crate::memory_plan::shape_of;
-use crate::trainer::{DataPlan, LEDGER, RESOLVED_CONFIG, cursor_of};
+use crate::trainer::{DataPlan, LEDGER, cursor_of};
 use crate::{Result, TrainerError};
 
 /// What `validate-data` takes.
@@ -70,8 +70,9 @@ pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
             format!("{} is no run's folder: it lacks the {RESOLVED_CONFIG} that training writes", directory.display());
         return Err(TrainerError::Request(message));
     }
-    let mut run = RunConfig::load(&config, &[])?;
-    let state = checkpoint::load_state(&checkpoint::newest_sound(&checkpoints_in(directory))?.path)?;
+    let newest = checkpoint::newest_sound(&checkpoints_in(directory))?.path;
+    let mut run = RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(&newest)))?;
+    let state = checkpoint::load_state(&newest)?;
     identity::recall_revisions(&state.identity, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
     let data = DataPlan::of(&run, shape_of(&run.config)?.vocab_size)?;

@@ -1,11 +1,11 @@
 //! From a resolved run to a trainer that can take its next step: everything is checked before anything is written.
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, sync::Arc};
 
 use dataset::{Cursor, Tokenizer};
 use kernels::Device;
 use model::{ModelShape, initialization};
-use run_config::{BatchSize, ResolvedRun};
+use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
 
 use super::{Engine, Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, products};
 use crate::{
@@ -18,11 +18,9 @@ use crate::{
     lock::RunLock,
     memory_plan::{MemoryPlan, shape_of},
     metrics::MetricsWriter,
+    run::RunOptions,
     schedule::LearningRate,
 };
-
-/// The config as it is trained, in the run directory.
-pub const RESOLVED_CONFIG: &str = "resolved_config.json";
 
 /// Where a run goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +44,7 @@ impl Trainer {
     /// Nothing is allocated or written if the run does not fit in memory, its directory belongs to another trainer or
     /// holds checkpoints already, or its data cannot be found.
     pub fn new(run: ResolvedRun) -> Result<Self> {
-        Self::start(run, None, false)
+        Self::start(run, &RunOptions::default())
     }
 
     /// A trainer that resumes at a checkpoint, bit for bit as if it had never stopped: also its micro-batch, accumulation and
@@ -57,17 +55,22 @@ impl Trainer {
     /// [`TrainerError::ChangedOnResume`] and [`TrainerError::RebatchedOnResume`] if a key of the config differs that training
     /// cannot be resumed with; [`TrainerError::OutOfMemoryOnResume`] if the checkpoint's micro-batch does not fit any more.
     pub fn resume(run: ResolvedRun, from: &ResumeFrom, rebatch: bool) -> Result<Self> {
-        Self::start(run, Some(from), rebatch)
+        Self::start(run, &RunOptions { resume: Some(from.clone()), rebatch, ..RunOptions::default() })
     }
 
-    fn start(mut run: ResolvedRun, from: Option<&ResumeFrom>, rebatch: bool) -> Result<Self> {
+    /// A trainer of a new run or a resumed one, as the options say.
+    pub(crate) fn start(mut run: ResolvedRun, options: &RunOptions) -> Result<Self> {
+        let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
         let shape = shape_of(&run.config)?;
         if from.is_none() {
             // A new run that does not fit leaves no trace, not even a lock.
             MemoryPlan::here(&run, &device)?.check()?;
         }
-        let lock = RunLock::acquire(&run.run_directory)?;
+        let lock = match &options.lock {
+            Some(held) if held.is_of(&run.run_directory) => Arc::clone(held),
+            _ => Arc::new(RunLock::acquire(&run.run_directory)?),
+        };
         let mut notes = [run.notes.clone(), of_device].concat();
         let chosen = choose(&run, from, &mut notes)?;
         let plan = plan(&mut run, &device, chosen.as_ref(), rebatch, &mut notes)?;
@@ -225,7 +228,7 @@ fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<Tokenizer
 /// What was run, with what, for whoever comes later.
 fn write_records(run: &ResolvedRun, engine: &Engine) -> Result<()> {
     let path = run.run_directory.join(RESOLVED_CONFIG);
-    let mut text = serde_json::to_string_pretty(&run.config).expect("a config is plain values");
+    let mut text = serde_json::to_string_pretty(&run.portable_config()).expect("a config is plain values");
     text.push('\n');
     fs::write(&path, text).map_err(TrainerError::io("write", &path))?;
     Environment::capture(engine.pool().current_num_threads()).on(engine.device()).save(&run.run_directory)

@@ -1,0 +1,198 @@
+"""A run directory holds all that its run needs, may be moved or copied, and is written by one command at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_interrupt_and_resume import wait_for_line
+from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Finished, Workspace
+
+SHORT = [*TINY_MODEL, "--steps=4", "--checkpoint-every=2", "--evaluate-every=4"]
+SAMPLE = ("--prompt=def ", "--max-tokens=12", "--temperature=0", "--json")
+
+
+def train(workspace: Workspace, experiment: str, text: Path, *more: str) -> Path:
+    workspace.orchestrate(*SHORT, "--input", text, f"--experiment={experiment}", *more).succeeded()
+    return workspace.run_folder(experiment)
+
+
+def answers(workspace: Workspace, *model: str) -> list[object]:
+    """What both programs generate and measure with a model."""
+    found: list[object] = []
+    for program in (workspace.orchestrate, workspace.trainer):
+        found.append(json.loads(program("generate", *model, *SAMPLE).succeeded().out)["completion"])
+        found.append(json.loads(program("evaluate", *model, "--json").succeeded().out)["loss"])
+    return found
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file, but for those that a run in training appends to, with its time of change and its bytes."""
+    growing = ("ledger.jsonl", "metrics.jsonl", "tensorboard")
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    files = (path for path in files if path.relative_to(folder).parts[0] not in growing)
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_moved_run_answers_with_its_own_model(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    run = train(workspace, "exp", text)
+    before = answers(workspace, "--experiment=exp")
+    run.rename(workspace.run_folder("exp-old"))
+    train(workspace, "exp", text, "--seed=8")
+    shutil.rmtree(workspace.root / "artifacts")
+    assert answers(workspace, "--experiment=exp-old") == before
+    assert answers(workspace, "--experiment=exp") != before
+    assert str(workspace.root / "runs") not in (workspace.run_folder("exp-old") / "resolved_config.json").read_text()
+
+
+def test_moved_run_without_artifacts_is_proven_and_resumes(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    straight = train(workspace, "straight", text, "--steps=8", "--schedule=constant")
+    run = train(workspace, "exp", text, "--schedule=constant")
+    moved = workspace.root / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    run.rename(moved)
+    shutil.rmtree(workspace.root / "artifacts")
+    workspace.trainer("validate-data", moved, "--replay", "3").succeeded()
+    workspace.orchestrate("--run-dir", moved, "--experiment=exp", "--resume", "--steps=8").succeeded()
+    assert not run.exists()
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        last = Path("checkpoints", "step-00000008", name)
+        assert (moved / last).read_bytes() == (straight / last).read_bytes()
+
+
+def test_copied_run_is_verified_by_its_own_files(workspace: Workspace) -> None:
+    run = train(workspace, "exp", workspace.write_text())
+    copy = workspace.run_folder("copy")
+    shutil.copytree(run, copy, symlinks=True)
+    weights = copy / "checkpoints/step-00000004/model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    workspace.trainer("checkpoint", "verify", copy).refused(5, "step-00000004")
+    workspace.trainer("checkpoint", "verify", run).succeeded()
+
+
+def test_run_of_an_older_version_follows_its_folder(workspace: Workspace) -> None:
+    golden = Path(__file__).parent / "golden" / "checkpoints" / "first_fp32"
+    shutil.copytree(golden, workspace.root, dirs_exist_ok=True)
+    run = workspace.root / "run"
+    # Where it was made, the tokenizer lies no more: the checkpoint has it.
+    config = json.loads((run / "resolved_config.json").read_text())
+    assert not Path(config["runtime"]["checkpoint"]["directory"]).exists()
+    config["data"]["train_shards"] = [str(workspace.root / "corpus.jsonl")]
+    (run / "resolved_config.json").write_text(json.dumps(config))
+    workspace.trainer("checkpoint", "verify", run).succeeded()
+    workspace.trainer("evaluate", "--checkpoint", run).succeeded()
+    workspace.trainer("validate-data", run, "--replay", "4").succeeded()
+    (workspace.root / "tokenizer.json").unlink()
+    resumed = workspace.trainer("train", "--config", run / "training.yaml", "--resume").succeeded()
+    assert "the tokenizer is the checkpoint's" in resumed.err + resumed.out
+
+
+@pytest.mark.parametrize("launch", ["process", "bindings"])
+def test_refused_command_leaves_a_live_run_as_it_is(workspace: Workspace, launch: str) -> None:
+    text = workspace.write_text()
+    live = ["--steps=100000", "--checkpoint-every=100000", "--log-every=100000", f"--launch={launch}"]
+    flags = [*TINY_MODEL, "--input", str(text), "--experiment=live", "--evaluate-every=100000"]
+    process = workspace.start(ORCHESTRATE, *flags, *live)
+    try:
+        wait_for_line(process, "step 1/")
+        run = workspace.run_folder("live")
+        written = contents(run)
+        for _ in range(2):
+            again = workspace.orchestrate(
+                *flags, "--learning-rate=0.5", "--force-retrain-tokenizer", "--vocab-size=300"
+            )
+            again.refused(2, "is in use by process", str(run))
+        assert contents(run) == written
+        assert len(json.loads((run / "tokenizer/tokenizer.json").read_text())["model"]["vocab"]) > 300
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)
+    workspace.trainer("checkpoint", "verify", run).succeeded()
+
+
+def test_lock_outlives_a_killed_orchestrator(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    flags = [*TINY_MODEL, "--input", str(text), "--experiment=live"]
+    process = workspace.start(ORCHESTRATE, *flags, "--steps=100000", "--launch=process")
+    wait_for_line(process, "step 1/")
+    owner = json.loads((workspace.run_folder("live") / ".trainer.lock").read_text())["pid"]
+    assert owner != process.pid, "the trainer has signed"
+    try:
+        process.kill()
+        process.wait()
+        workspace.orchestrate(*flags, "--steps=3").refused(2, f"is in use by process {owner}")
+    finally:
+        os.kill(owner, 15)
+
+
+def test_runs_of_one_default_name_keep_their_tokenizers(workspace: Workspace) -> None:
+    a, b = (
+        workspace.write_text(f"{name}/train.txt", characters=size) for name, size in (("da", 90_000), ("db", 60_000))
+    )
+    first, second = workspace.root / "rr1", workspace.root / "rr2"
+    workspace.orchestrate(*SHORT, "--input", a, "--run-dir", first).succeeded()
+    mine = (first / "tokenizer/tokenizer.json").read_bytes()
+    workspace.orchestrate(*SHORT, "--input", b, "--run-dir", second).succeeded()
+    assert (second / "tokenizer/tokenizer.json").read_bytes() != mine
+    assert (first / "tokenizer/tokenizer.json").read_bytes() == mine
+    workspace.orchestrate("--input", a, "--run-dir", first, "--resume", "--steps=6").succeeded()
+
+
+def nothing_was_done(workspace: Workspace, refused: Finished) -> None:
+    assert "training" not in refused.out
+    assert not (workspace.root / "artifacts").exists()
+
+
+def test_resume_of_a_misspelt_experiment_is_refused(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    train(workspace, "exp", text)
+    shutil.rmtree(workspace.root / "artifacts")
+    refused = workspace.orchestrate(*SHORT, "--input", text, "--experiment=exq", "--resume")
+    nothing_was_done(workspace, refused.refused(2, "exq", "exp"))
+    assert not workspace.run_folder("exq").exists()
+    missing = workspace.orchestrate(*SHORT, "--experiment=exp", "--resume", workspace.root / "nowhere")
+    missing.refused(2, "nowhere")
+    assert not (workspace.root / "artifacts").exists()
+
+
+def test_prepared_run_resumes_at_step_zero(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    workspace.orchestrate(*SHORT, "--input", text, "--experiment=exp", "--launch=none").succeeded()
+    workspace.orchestrate("--experiment=exp", "--resume").succeeded()
+    assert workspace.checkpoints("exp")[-1] == "step-00000004"
+
+
+def test_unwritable_folder_is_refused_before_any_work(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    (workspace.root / "file").write_text("not a folder")
+    refused = workspace.orchestrate(*SHORT, "--input", text, "--run-dir", workspace.root / "file" / "run")
+    nothing_was_done(workspace, refused.refused(2, "cannot write into the run directory", "file/run"))
+    if shutil.which("setpriv") and os.geteuid() == 0:
+        closed = workspace.root / "closed"
+        closed.mkdir(mode=0o755)
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--"]
+        config = workspace.root / "closed" / "training.yaml"
+        config.write_text("model: {hidden_size: 32}\n")
+        done = subprocess.run([*command, str(TRAINER), "--version"], capture_output=True, check=False)
+        if done.returncode == 0:
+            run = workspace.command(*command, ORCHESTRATE, *SHORT, "--input", text, "--run-dir", closed)
+            nothing_was_done(workspace, run.refused(2, "cannot write into the run directory"))
+
+
+def test_lock_follows_no_symbolic_link(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    run = workspace.run_folder("exp")
+    run.mkdir(parents=True)
+    precious = workspace.root / "precious"
+    precious.write_text("mine")
+    (run / ".trainer.lock").symlink_to(precious)
+    workspace.orchestrate(*SHORT, "--input", text, "--experiment=exp").refused(2, ".trainer.lock")
+    assert precious.read_text() == "mine"
