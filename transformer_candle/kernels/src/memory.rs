@@ -10,7 +10,10 @@ use crate::{Buffer, Device, Result};
 
 /// Bytes left free behind each buffer in a CPU's memory: an odd number of cache lines. Many buffers have the same power of two of
 /// bytes; those that an operation reads beside each other would share the lines of a cache.
-const GAP: usize = 17 * CACHE_LINE;
+const CPU_GAP: usize = 17 * CACHE_LINE;
+/// Bytes that a buffer's address in a GPU's memory is a multiple of: what the driver promises of an allocation by itself, and more
+/// than the kernels ask for.
+const GPU_ALIGNMENT: usize = 256;
 
 /// What a buffer is for. Ordered as a plan prints them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,10 +71,14 @@ impl PlannedBuffer {
         elements * self.dtype.size_in_bytes() as u64
     }
 
-    /// Elements that it takes of a CPU's memory, whole cache lines; none of a type without whole bytes, which no buffer holds.
-    fn spaced_elements(&self) -> usize {
+    /// Elements from its first one to the next buffer's; none of a type without whole bytes, which no buffer holds.
+    fn spaced_elements(&self, device: &Device) -> usize {
         let bytes = self.shape.iter().product::<usize>() * self.dtype.size_in_bytes();
-        (bytes.next_multiple_of(CACHE_LINE) + GAP).checked_div(self.dtype.size_in_bytes()).unwrap_or(0)
+        let spaced = match device {
+            Device::Cpu => bytes.next_multiple_of(CACHE_LINE) + CPU_GAP,
+            Device::Cuda(_) => bytes.next_multiple_of(GPU_ALIGNMENT),
+        };
+        spaced.checked_div(self.dtype.size_in_bytes()).unwrap_or(0)
     }
 }
 
@@ -132,35 +139,28 @@ impl Plan {
         categories.into_iter().map(|category| (category, self.bytes_of(category))).collect()
     }
 
-    /// Allocates every buffer, all zero.
+    /// Allocates every buffer, all zero. Buffers of one element type are one allocation: on a CPU only large ones lie in huge pages,
+    /// on a GPU the driver rounds each one up and no plan counts what lies between them.
     ///
     /// # Errors
-    /// On a card without room for all of them, [`crate::Error::OutOfMemory`] before the first is allocated.
+    /// On a GPU without room for all of them, [`crate::Error::OutOfMemory`] before the first is allocated.
     pub fn allocate(&self, device: &Device) -> Result<Arena> {
-        let buffers = if let Some(cuda) = device.as_cuda() {
-            cuda.require_room(self.bytes())?;
-            let allocate = |planned: &PlannedBuffer| Buffer::zeros(&planned.shape, planned.dtype, device);
-            self.buffers.iter().map(allocate).collect::<Result<_>>()?
-        } else {
-            self.allocate_together()?
-        };
-        Ok(Arena { buffers, bytes: self.bytes() })
-    }
-
-    /// Buffers of one element type lie in one piece of CPU memory: only large pieces lie in huge pages.
-    fn allocate_together(&self) -> Result<Vec<Buffer>> {
         let mut ends = HashMap::<DType, usize>::new();
-        let place = |planned: &PlannedBuffer| {
+        let offset_of = |planned: &PlannedBuffer| {
             let end = ends.entry(planned.dtype).or_default();
             let first = *end;
-            *end += planned.spaced_elements();
+            *end += planned.spaced_elements(device);
             first
         };
-        let firsts: Vec<usize> = self.buffers.iter().map(place).collect();
-        let allocate = |(dtype, end)| Ok((dtype, Buffer::zeros(&[end], dtype, &Device::Cpu)?));
-        let pieces = ends.into_iter().map(allocate).collect::<Result<HashMap<_, _>>>()?;
-        let placed = self.buffers.iter().zip(firsts);
-        placed.map(|(planned, first)| pieces[&planned.dtype].view(first, &planned.shape)).collect()
+        let offsets: Vec<usize> = self.buffers.iter().map(offset_of).collect();
+        if let Some(cuda) = device.as_cuda() {
+            cuda.require_room(ends.iter().map(|(dtype, end)| (end * dtype.size_in_bytes()) as u64).sum())?;
+        }
+        let allocate = |(dtype, end)| Ok((dtype, Buffer::zeros(&[end], dtype, device)?));
+        let allocations = ends.into_iter().map(allocate).collect::<Result<HashMap<_, _>>>()?;
+        let buffers = self.buffers.iter().zip(offsets);
+        let buffers = buffers.map(|(planned, first)| allocations[&planned.dtype].view(first, &planned.shape));
+        Ok(Arena { buffers: buffers.collect::<Result<_>>()?, bytes: self.bytes() })
     }
 }
 

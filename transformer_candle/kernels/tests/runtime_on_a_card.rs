@@ -123,6 +123,47 @@ fn a_plan_that_does_not_fit_allocates_nothing() {
 }
 
 /// Adds 1 to what `value` counts, with copies alone: the next of `numbers` goes there.
+#[test]
+#[ignore = "needs a card"]
+fn a_plan_takes_one_allocation_for_each_element_type() {
+    let card = card();
+    let opened = card.as_cuda().unwrap();
+    let mut plan = Plan::new();
+    let types = [DType::F32, DType::BF16, DType::I16];
+    let ids: Vec<_> = (0..90).map(|i| plan.add("", Category::Scratch, types[i % 3], &[1 + i * i])).collect();
+    let before = opened.memory().unwrap().free;
+    let arena = plan.allocate(&card).unwrap();
+    let taken = before - opened.memory().unwrap().free;
+    let alignment = 256;
+    assert!(taken <= plan.bytes() + 90 * alignment + 3 * 512, "{taken} bytes for a plan of {}", plan.bytes());
+    for dtype in types {
+        let of_type = ids.iter().zip(plan.buffers()).filter(|(_, planned)| planned.dtype == dtype);
+        let mut end = None;
+        for (id, planned) in of_type {
+            let address = arena.buffer(*id).address() as u64;
+            assert_eq!(address % alignment, 0);
+            assert!(end.is_none_or(|end| end == address), "buffers of one type lie behind each other");
+            end = Some((address + planned.bytes()).next_multiple_of(alignment));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn freed_memory_is_waited_for_before_a_refusal() {
+    let card = card();
+    let opened = card.as_cuda().unwrap();
+    let most = opened.memory().unwrap().free / 10 * 8 / 4;
+    let whole = || Buffer::zeros(&[most as usize], DType::F32, &card);
+    let first = whole().unwrap();
+    // Freed in the stream's order: behind whatever the stream has not done yet.
+    drop(first);
+    drop(whole().unwrap());
+    opened.set_memory_limit(opened.memory().unwrap().total);
+    drop(whole().unwrap());
+    assert!(whole().is_ok());
+}
+
 fn body(numbers: &[Buffer], value: &mut Buffer) -> kernels::Result<()> {
     numbers.iter().try_for_each(|number| value.copy_from(number))
 }

@@ -71,11 +71,22 @@ impl Cuda {
         *self.0.memory_limit.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(bytes);
     }
 
-    /// Refuses an allocation for which there is no room under the limit or on the card.
+    /// Refuses an allocation for which there is no room under the limit or on the GPU. Memory that was freed in the stream's order
+    /// counts only once the stream is there, so that it is waited for before the answer is no.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub(crate) fn require_room(&self, needed: u64) -> Result<()> {
+        self.room_for(needed).or_else(|lack| match lack {
+            Error::OutOfMemory { .. } => {
+                self.synchronize()?;
+                self.room_for(needed)
+            }
+            other => Err(other),
+        })
+    }
+
+    fn room_for(&self, needed: u64) -> Result<()> {
         let ordinal = self.ordinal();
         let limit = *self.0.memory_limit.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(limit) = limit {
