@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::{CardMemory, Place, display::bytes, machine::available_memory};
 
-/// As `nvidia-smi` reports it.
-const RTX_5090: ByteSize = ByteSize(32_607 << 20);
+/// What CUDA reports, 31.37 GiB; `nvidia-smi` says 32,607 MiB, of which a program never gets the last 485.
+const RTX_5090: ByteSize = ByteSize(32_122 << 20);
 /// Share of a card's memory that its driver and the page tables leave.
 const USABLE_SHARE_OF_CARD: f64 = 0.98;
 /// What a CUDA context with its libraries takes of a card, assumed; what is free on an open card is measured beside it.

@@ -37,7 +37,7 @@ fn card(ordinal: usize, name: &str, total_bytes: u64) -> Card {
     Card { ordinal, name: name.to_owned(), total_bytes, compute_capability: (12, 0) }
 }
 
-const RTX_5090: [&str; 2] = ["runtime.memory_limit=32607MiB", "runtime.device=cuda"];
+const RTX_5090: [&str; 2] = ["runtime.memory_limit=32122MiB", "runtime.device=cuda"];
 
 fn bytes_of(plan: &MemoryPlan, category: &str) -> u64 {
     plan.bytes_by_category.iter().find(|line| line.category == category).map_or(0, |line| line.bytes)
