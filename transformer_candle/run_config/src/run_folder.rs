@@ -34,7 +34,8 @@ const PATHS: [&str; 10] = [
 impl ResolvedRun {
     /// The config as [`RESOLVED_CONFIG`] has it: every value filled in, paths inside the run's folder relative to it.
     pub fn portable_config(&self) -> Value {
-        let mut document = serde_json::to_value(&self.config).expect("a config is plain values");
+        let mut document =
+            serde_json::to_value(&self.config).unwrap_or_else(|_| unreachable!("a config is plain values"));
         visit(&mut document, &|path| {
             let inside = path.strip_prefix(&self.run_directory).ok()?;
             (!inside.as_os_str().is_empty()).then(|| inside.to_owned())
