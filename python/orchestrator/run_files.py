@@ -83,6 +83,10 @@ def read_streamed_dataset(folder: Path) -> str | None:
 
 def _replace(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    Path(aside).replace(path)
+    staging = path.with_name(f".{path.name}.tmp-{os.getpid()}")  # the trainer removes what a killed process left
+    try:
+        staging.write_text(text, encoding="utf-8")
+        staging.replace(path)
+    except OSError:
+        staging.unlink(missing_ok=True)
+        raise

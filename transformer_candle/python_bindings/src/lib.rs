@@ -11,6 +11,7 @@ mod errors;
 mod generation;
 mod json;
 mod machine;
+mod of_process;
 mod plan;
 mod stream;
 mod train;
