@@ -247,6 +247,9 @@ class Trainer:
 
     A `for` loop ends when the config's steps are taken or the data have ended. It neither saves nor evaluates: call
     `save` and `evaluate` where you want that, or use `orchestrate train`, which does both as the config says.
+
+    Files of the run that a full disk does not take, and old checkpoints that cannot be removed, are told as
+    `RuntimeWarning` and do not stop it. A process that was forked from the one that made it cannot use it.
     """
 
     def __new__(cls, config: RunConfig) -> Trainer:

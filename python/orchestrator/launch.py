@@ -138,7 +138,7 @@ def _in_this_process(job: Job) -> int:
         asked_before = True
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + number)
+        raise SystemExit(ExitCode.TERMINATED)
 
     with _handling(stop):
         return _native.train(job.config, job.overrides, job.resume, job.device, job.max_steps, job.rebatch, job.lock)
@@ -146,11 +146,15 @@ def _in_this_process(job: Job) -> int:
 
 @contextmanager
 def _handling(handler: signal._HANDLER) -> Iterator[None]:
-    """Handle the signals that stop a run while the block lasts. Only the main thread can."""
+    """Handle the signals that stop a run while the block lasts. Only the main thread can.
+
+    A hang-up that whoever started us has us ignore (`nohup`) stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in FORWARDED}
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {number: signal.signal(number, handler) for number in FORWARDED if number not in ignored}
     try:
         yield
     finally:

@@ -105,6 +105,10 @@ def read_streamed_dataset(folder: Path) -> str | None:
 
 def _replace(path: Path, content: str | bytes) -> None:
     """Write a file so that it is there whole or not at all."""
-    staged = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    staged.write_bytes(content.encode() if isinstance(content, str) else content)
-    staged.replace(path)
+    staging = path.with_name(f".{path.name}.tmp-{os.getpid()}")  # the trainer removes what a killed process left
+    try:
+        staging.write_bytes(content.encode() if isinstance(content, str) else content)
+        staging.replace(path)
+    except OSError:
+        staging.unlink(missing_ok=True)
+        raise

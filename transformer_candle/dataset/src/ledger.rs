@@ -11,8 +11,8 @@
 mod audit;
 mod replay;
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 pub use self::audit::{Audit, AuditedComponent, AuditedEpoch, audit};
 pub use self::replay::replay;
 use crate::cursor::{ComponentPosition, WindowStart};
-use crate::{Batch, Cursor, DataError, SkippedRows};
+use crate::{AppendFile, Batch, Cursor, DataError, SkippedRows};
 
 /// Rows of one group that a window took, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,38 +202,43 @@ pub fn batch_hash(batch: &Batch) -> String {
 /// A ledger open for writing.
 #[derive(Debug)]
 pub struct Ledger {
-    file: File,
+    file: AppendFile,
+    /// Of every line appended, also of those that wait for room on the disk.
     head: LedgerHead,
 }
 
 impl Ledger {
-    /// Goes on behind `head`; what the file holds beyond (steps that no checkpoint knows) is cut off. Refuses a file
+    /// Continues behind `head`; what the file holds beyond (steps that no checkpoint knows) is cut off. Refuses a file
     /// that is shorter or not the one that `head` vouches for.
     pub fn open(path: &Path, head: &LedgerHead) -> Result<Self, DataError> {
         for_each_line(path, head, |_| Ok(()))?;
-        let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path).and_then(|mut file| {
-            if file.metadata()?.len() > head.bytes {
-                file.set_len(head.bytes)?;
-            }
-            file.seek(SeekFrom::End(0))?;
-            Ok(file)
-        });
-        Ok(Self { file: opened.map_err(DataError::io(path))?, head: head.clone() })
+        let file = AppendFile::open(path, head.bytes).map_err(DataError::io(path))?;
+        Ok(Self { file, head: head.clone() })
     }
 
-    /// Appends a line. After an error the file may end in a part of it, which no head vouches for.
+    /// Appends a line. One that the disk has no room for waits in memory.
+    ///
+    /// # Errors
+    /// Memory holds no more of them: the line is lost, and no later head may vouch for this file.
     pub fn append(&mut self, record: &LedgerRecord) -> io::Result<()> {
         let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');
-        self.file.write_all(&line)?;
+        if !self.file.append(&line) {
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "too many lines wait for room on the disk"));
+        }
         self.head = self.head.after(&line);
         Ok(())
     }
 
-    /// Makes sure that what was appended is on the disk; returns what vouches for it.
-    pub fn sync(&mut self) -> io::Result<LedgerHead> {
-        self.file.sync_data()?;
-        Ok(self.head.clone())
+    /// Makes everything appended durable; returns what vouches for it. None while the disk does not take it: a head
+    /// never vouches for lines that are not on the disk.
+    pub fn sync(&mut self) -> Option<LedgerHead> {
+        self.file.sync().then(|| self.head.clone())
+    }
+
+    /// What a person should know since this was last asked, one sentence each.
+    pub fn take_news(&mut self) -> Vec<String> {
+        self.file.take_news()
     }
 }
 
@@ -338,6 +343,23 @@ mod tests {
             again.append(&record(step)).unwrap();
         }
         assert_eq!(again.sync().unwrap(), five, "the same lines give the same chain");
+    }
+
+    #[test]
+    fn no_head_vouches_for_lines_not_on_the_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let mut ledger = Ledger::open(&path, &LedgerHead::empty()).unwrap();
+        ledger.append(&record(1)).unwrap();
+        let one = ledger.sync().unwrap();
+        let disk = ledger.file.put_in_place(File::options().write(true).open("/dev/full").unwrap());
+        ledger.append(&record(2)).unwrap();
+        assert_eq!(ledger.sync(), None);
+        assert_eq!(steps(&path, &one).unwrap(), [1], "what was vouched for before still is");
+        ledger.file.put_in_place(disk);
+        ledger.append(&record(3)).unwrap();
+        assert_eq!(steps(&path, &ledger.sync().unwrap()).unwrap(), [1, 2, 3]);
+        assert_eq!(ledger.take_news().len(), 2);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //!   and shuffled again.
 //! - `producer`: the thread that prepares a component's windows; `component_stream`: its sequences one after the other;
 //!   `stream`: the [`TokenStream`] that hands out batches of all. `cursor`: where it goes on.
-//! - `ledger`: what each step was trained on, to prove and to repeat it.
+//! - `ledger`: what each step was trained on, to prove and to repeat it, in an `append_file` that outlives a full disk.
 //! - `held_out`: evaluation batches. `documents`: texts in listing order.
 //!
 //! # The order
@@ -78,6 +78,7 @@
 //! ```
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::format_collect))]
 
+mod append_file;
 mod batch;
 mod block_cache;
 mod byte_source;
@@ -108,6 +109,7 @@ mod tokenizer;
 mod walk;
 mod window;
 
+pub use append_file::AppendFile;
 pub use batch::{Batch, IGNORED_TARGET};
 pub use cache::cache_root;
 pub use cursor::{ComponentPosition, Cursor, LanePosition, StreamIdentity, WindowStart};

@@ -246,6 +246,7 @@ fn untouched_zeros(shape: &[usize], dtype: DType) -> Result<Tensor> {
     let device = &candle_core::Device::Cpu;
     let elements: usize = shape.iter().product();
     let all = elements + CACHE_LINE; // of any size: more than are skipped
+    require_memory(all.saturating_mul(dtype.size_in_bytes()))?;
     let tensor = match dtype {
         DType::BF16 => Tensor::from_vec(vec![0u16; all].reinterpret_into::<bf16>(), all, device)?,
         _ => Tensor::zeros(all, dtype, device)?,
@@ -253,6 +254,11 @@ fn untouched_zeros(shape: &[usize], dtype: DType) -> Result<Tensor> {
     let address = cpu_address(&tensor)?;
     let skipped = (address.next_multiple_of(CACHE_LINE) - address) / dtype.size_in_bytes();
     Ok(tensor.narrow(0, skipped, elements)?.reshape(shape)?)
+}
+
+/// Asks for memory and gives it back untouched: asked by a `Vec` that fills itself, a refusal would end the process.
+fn require_memory(bytes: usize) -> Result<()> {
+    Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| Error::HostMemory { needed: bytes as u64 })
 }
 
 fn unknown(operation: &'static str, actual: DType) -> Error {
@@ -316,6 +322,14 @@ mod tests {
             for elements in [0, 1, 3, 17, 1000, 1 << 20] {
                 assert_eq!(zeros(&[elements], dtype).address() % CACHE_LINE, 0, "{elements} of {dtype:?}");
             }
+        }
+    }
+
+    #[test]
+    fn memory_the_system_does_not_give_is_an_error() {
+        for dtype in [DType::F32, DType::BF16] {
+            let refused = Buffer::zeros(&[1 << 60], dtype, &Device::Cpu).unwrap_err();
+            assert!(matches!(refused, Error::HostMemory { .. }), "{refused}");
         }
     }
 

@@ -118,6 +118,12 @@ pub enum Error {
         /// The limit that was set, in bytes, where it and not the card's memory is what ran out.
         limit: Option<u64>,
     },
+    /// The system does not give a CPU's memory. Nothing was allocated.
+    #[error("out of memory: {} are needed, and the system does not give them", GB(*needed))]
+    HostMemory {
+        /// Bytes asked for.
+        needed: u64,
+    },
     /// A tensor's elements do not lie one after the other.
     #[error("a buffer needs a contiguous tensor, this one has shape {shape:?} and strides {strides:?}")]
     NotContiguous {

@@ -67,8 +67,8 @@ pub struct PlannedBuffer {
 impl PlannedBuffer {
     /// Size in bytes.
     pub fn bytes(&self) -> u64 {
-        let elements: u64 = self.shape.iter().map(|&size| size as u64).product();
-        elements * self.dtype.size_in_bytes() as u64
+        let size = self.dtype.size_in_bytes() as u64;
+        self.shape.iter().fold(size, |bytes, &size| bytes.saturating_mul(size as u64))
     }
 
     /// Elements from its first one to the next buffer's; none of a type without whole bytes, which no buffer holds.
@@ -121,9 +121,9 @@ impl Plan {
         &self.buffers
     }
 
-    /// Size of all buffers.
+    /// Size of all buffers; of absurdly many the largest number.
     pub fn bytes(&self) -> u64 {
-        self.buffers.iter().map(PlannedBuffer::bytes).sum()
+        self.buffers.iter().fold(0, |bytes, buffer| bytes.saturating_add(buffer.bytes()))
     }
 
     /// Size of the buffers of one category.
@@ -242,5 +242,7 @@ mod tests {
         let mut plan = Plan::new();
         plan.add("logits", Category::Scratch, DType::F32, &[1 << 30, 1 << 20]);
         assert_eq!(plan.bytes(), 1 << 52);
+        plan.add("cache", Category::KeyValueCache, DType::F32, &[1 << 40, 1 << 40]);
+        assert_eq!(plan.bytes(), u64::MAX);
     }
 }

@@ -52,6 +52,11 @@ pub enum Error {
     /// The decoder was planned with `training: false`.
     #[error("this decoder was planned for evaluation only; plan it with `training: true` to compute gradients")]
     EvaluationOnly,
+    /// A model's numbers overflowed.
+    #[error(
+        "the model's output is not a number (NaN): its weights are not finite, as those of a run that diverged; take an earlier checkpoint"
+    )]
+    NotFinite,
     /// Generation was asked to start from nothing.
     #[error("the prompt has no tokens; give it at least one, such as the end-of-text token")]
     EmptyPrompt,

@@ -136,6 +136,9 @@ impl Generator {
         let mut logits = self.prefill(prompt)?;
         let mut completion = Vec::new();
         while completion.len() < max_tokens {
+            if logits.iter().all(|logit| logit.is_nan()) {
+                return Err(Error::NotFinite);
+            }
             let token = sample(&logits, settings, completion.len() as u64);
             if Some(token) == stop_token {
                 break;

@@ -12,6 +12,7 @@ mod generation;
 mod json;
 mod lock;
 mod machine;
+mod of_process;
 mod plan;
 mod stream;
 mod train;

@@ -10,13 +10,14 @@ use pyo3::prelude::*;
 use crate::config::RunConfig;
 use crate::errors::raised;
 use crate::json;
+use crate::of_process::OfProcess;
 
 type Pair<'py> = (Bound<'py, PyAny>, Bound<'py, PyArray2<i32>>);
 
 /// The batches of a run, one optimizer step's sequences at a time.
 #[pyclass(module = "orchestrator._native")]
 pub struct TokenStream {
-    stream: Mutex<dataset::TokenStream>,
+    stream: Mutex<OfProcess<dataset::TokenStream>>,
     sequences: usize,
 }
 
@@ -32,7 +33,7 @@ impl TokenStream {
             let tokenizer = Tokenizer::load(tokenizer, &run.special_tokens)?;
             dataset::TokenStream::open(Mixture::from_run(run)?, &StreamSettings::from_run(run), &tokenizer, cursor)
         });
-        let stream = Mutex::new(opened.map_err(raised)?);
+        let stream = Mutex::new(OfProcess::new(opened.map_err(raised)?));
         Ok(Self { stream, sequences: run.config.data.sequences_per_step })
     }
 
@@ -43,7 +44,7 @@ impl TokenStream {
     fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Pair<'py>>> {
         py.check_signals()?;
         let Self { stream, sequences } = self;
-        let stream = stream.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let stream = stream.get_mut().unwrap_or_else(PoisonError::into_inner).usable("TokenStream")?;
         let batch = py.detach(|| stream.next_sequences(*sequences)).map_err(raised)?;
         if batch.is_empty() {
             return Ok(None);
@@ -57,7 +58,7 @@ impl TokenStream {
 
     /// Where the next batch starts, as plain values: `TokenStream(config, state=...)` goes on exactly there.
     fn state<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).unthreaded();
         json::to_python(py, &stream.cursor())
     }
 }

@@ -1,8 +1,10 @@
 //! The trainer as an object: one optimizer step a turn of a `for` loop.
 
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use training::SamplingSettings;
 use training::trainer::ResumeFrom;
@@ -11,6 +13,7 @@ use crate::config::RunConfig;
 use crate::errors::raised;
 use crate::generation::Completion;
 use crate::json;
+use crate::of_process::OfProcess;
 use crate::plan::MemoryPlan;
 
 /// The config in a run's folder.
@@ -149,26 +152,35 @@ impl EvaluationReport {
 
 /// A model in training. Iterating takes one optimizer step a turn.
 #[pyclass(module = "orchestrator._native")]
-pub struct Trainer(Mutex<training::trainer::Trainer>);
+pub struct Trainer(Mutex<OfProcess<training::trainer::Trainer>>);
 
 impl Trainer {
     fn of(trainer: training::trainer::Trainer) -> Self {
-        Self(Mutex::new(trainer))
+        Self(Mutex::new(OfProcess::new(trainer)))
     }
 
     fn inner(&mut self) -> &mut training::trainer::Trainer {
+        self.owned().unthreaded()
+    }
+
+    fn owned(&mut self) -> &mut OfProcess<training::trainer::Trainer> {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Works without the GIL.
+    /// Works without the GIL, and warns of what has happened meanwhile.
     fn detached<T: Send>(
         &mut self,
         py: Python<'_>,
         work: impl FnOnce(&mut training::trainer::Trainer) -> training::Result<T> + Send,
     ) -> PyResult<T> {
         py.check_signals()?;
-        let trainer = self.inner();
-        py.detach(|| work(trainer)).map_err(raised)
+        let trainer = self.owned().usable("Trainer")?;
+        let done = py.detach(|| work(trainer));
+        for news in trainer.take_news() {
+            // A path's NUL byte could not have got here.
+            PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &CString::new(news).unwrap_or_default(), 1)?;
+        }
+        done.map_err(raised)
     }
 }
 

@@ -4,9 +4,11 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use dataset::Tokenizer;
-use model::{Generator, SamplingSettings};
+use kernels::Buffer;
+use model::{Generator, ModelShape, SamplingSettings};
 use serde::Serialize;
 
+use crate::memory_plan::require_room;
 use crate::{Result, TrainerError};
 
 /// A continued text.
@@ -20,6 +22,17 @@ pub struct Completion {
     pub tokens: Vec<u32>,
     /// Tokens written over the seconds that prompt and tokens took.
     pub tokens_per_second: f64,
+}
+
+/// A generator for sequences of at most `max_tokens`, if there is room for its keys and values.
+///
+/// # Errors
+/// [`TrainerError::NoRoom`]
+pub(crate) fn generator(shape: &ModelShape, weights: Buffer, max_tokens: usize) -> Result<Generator> {
+    let max_tokens = max_tokens.min(shape.max_position_embeddings);
+    let needed = Generator::bytes(shape, weights.dtype(), max_tokens, weights.device().kind());
+    require_room(needed, weights.device(), || format!("a context of {max_tokens} tokens"))?;
+    Ok(Generator::new(shape, weights, max_tokens)?)
 }
 
 /// Continues tokens with any generator, such as a running trainer's.

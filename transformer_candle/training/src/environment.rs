@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kernels::Device;
 use serde::Serialize;
 
-use crate::{Result, TrainerError};
+use crate::{Result, TrainerError, atomic_file};
 
 /// The file's name in a run directory.
 pub const FILE_NAME: &str = "environment.json";
@@ -122,8 +122,9 @@ impl Environment {
     /// Writes the file into a run directory.
     pub fn save(&self, run_directory: &Path) -> Result<()> {
         let path = run_directory.join(FILE_NAME);
-        let written =
-            serde_json::to_string_pretty(self).map_err(io::Error::from).and_then(|text| fs::write(&path, text + "\n"));
+        let written = serde_json::to_string_pretty(self)
+            .map_err(io::Error::from)
+            .and_then(|text| atomic_file::replace(&path, (text + "\n").as_bytes()));
         written.map_err(TrainerError::io("write", &path))
     }
 }

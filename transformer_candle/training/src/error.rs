@@ -4,7 +4,12 @@ use std::{fmt, io, path::PathBuf};
 
 use dataset::DataError;
 
-use crate::{checkpoint::CheckpointError, identity::Change, memory_plan::Shortage, stop::Signal};
+use crate::{
+    checkpoint::CheckpointError,
+    identity::Change,
+    memory_plan::{Budget, Shortage, bytes},
+    stop::Signal,
+};
 
 /// What this crate's functions return.
 pub type Result<T> = std::result::Result<T, TrainerError>;
@@ -82,6 +87,26 @@ pub enum TrainerError {
         last_checkpoint: Option<PathBuf>,
     },
 
+    /// The run directory was moved, renamed or removed while it was trained in.
+    #[error("{} is no longer the directory that this run was started in, which was {}", directory.display(), WhereTo(now.as_ref()))]
+    Moved {
+        /// The path it was started with.
+        directory: PathBuf,
+        /// Where it is now, where that is known.
+        now: Option<PathBuf>,
+    },
+
+    /// A model does not fit in memory. Nothing was allocated.
+    #[error("{purpose} needs {} of memory, and there is room for {budget}: take a smaller model or fewer tokens, or make more memory free", bytes(*needed))]
+    NoRoom {
+        /// What needs it, such as "generating 100 tokens with the model in checkpoints/step-00001000".
+        purpose: String,
+        /// Bytes that it needs.
+        needed: u64,
+        /// What there is.
+        budget: Budget,
+    },
+
     /// A signal asked the program to stop, and it did so in order.
     #[error("stopped by {0}")]
     Interrupted(Signal),
@@ -125,16 +150,16 @@ impl TrainerError {
                 | DataError::Cursor { .. },
             ) => 2,
             Self::Data(_) => 3,
-            Self::OutOfMemory(_) | Self::OutOfMemoryOnResume { .. } => 4,
+            Self::OutOfMemory(_) | Self::OutOfMemoryOnResume { .. } | Self::NoRoom { .. } => 4,
             Self::Kernel(error) | Self::Model(model::Error::Kernel(error)) => match error {
                 kernels::Error::NoCuda { .. } => 2,
-                kernels::Error::OutOfMemory { .. } => 4,
+                kernels::Error::OutOfMemory { .. } | kernels::Error::HostMemory { .. } => 4,
                 _ => 1,
             },
             Self::Checkpoint(error) => error.exit_code(),
-            Self::Diverged { .. } => 6,
+            Self::Diverged { .. } | Self::Model(model::Error::NotFinite) => 6,
             Self::Interrupted(signal) => signal.exit_code(),
-            Self::Model(_) | Self::Io { .. } => 1,
+            Self::Model(_) | Self::Moved { .. } | Self::Io { .. } => 1,
         }
     }
 
@@ -164,6 +189,21 @@ impl fmt::Display for LastSaved<'_> {
         match self.0 {
             Some(path) => write!(f, " (the newest is {})", path.display()),
             None => Ok(()),
+        }
+    }
+}
+
+struct WhereTo<'a>(Option<&'a PathBuf>);
+
+impl fmt::Display for WhereTo<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nothing_saved = "training stops without saving into another directory. Resume from the last checkpoint";
+        match self.0.map(|path| path.display()) {
+            Some(now) => write!(
+                f,
+                "moved and is now {now}: {nothing_saved} with `--resume` and the config in {now}, or move it back first"
+            ),
+            None => write!(f, "moved or removed: {nothing_saved} where it is now, with `--resume`"),
         }
     }
 }

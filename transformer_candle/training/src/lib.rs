@@ -5,6 +5,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod atomic_file;
 pub mod checkpoint;
 pub mod commands;
 pub mod completion;
@@ -21,6 +22,7 @@ pub mod optimizer;
 mod pool;
 pub mod progress;
 pub mod run;
+mod run_folder;
 pub mod schedule;
 pub mod stop;
 pub mod trained_model;

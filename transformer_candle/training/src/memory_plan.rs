@@ -19,6 +19,7 @@ use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 pub use budget::Budget;
+pub(crate) use budget::require_room;
 use cpu_speed::CpuSpeed;
 pub(crate) use display::bytes;
 pub use estimate::Estimate;
@@ -259,7 +260,7 @@ pub(crate) fn does_not_fit(
 ) -> TrainerError {
     let left = Place::here(device).ok().and_then(|place| Budget::here(config, &place));
     match (error, left) {
-        (kernels::Error::OutOfMemory { .. }, Some(mut budget)) => {
+        (kernels::Error::OutOfMemory { .. } | kernels::Error::HostMemory { .. }, Some(mut budget)) => {
             let needed = RunBuffers::of(config, shape, setting).plan.bytes();
             budget.bytes = budget.bytes.min(needed - 1);
             TrainerError::OutOfMemory(Box::new(Shortage::of(config, shape, setting, &budget)))

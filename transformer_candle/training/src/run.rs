@@ -65,6 +65,7 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     let mut session = Session::new(trainer, options.max_steps, options.progress);
     session.announce();
     let ended = session.train(stop);
+    session.tell_news();
     session.note_skipped_rows();
     session.progress.finish();
     ended
@@ -117,6 +118,7 @@ impl Session {
             if step > 0 {
                 self.do_what_is_due(step, stop)?;
             }
+            self.tell_news();
             if let Some(signal) = stop.requested() {
                 self.progress.say(&format!("{signal}: saving step {}", grouped(step)));
                 self.save()?;
@@ -138,6 +140,13 @@ impl Session {
                 Err(error @ TrainerError::Data(_)) => return Err(self.rescue(error)),
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Warns of what does not hold up training.
+    fn tell_news(&mut self) {
+        for news in self.trainer.take_news() {
+            self.progress.say(&format!("warning: {news}"));
         }
     }
 

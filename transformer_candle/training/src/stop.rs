@@ -1,8 +1,8 @@
-//! Stopping in order: Ctrl-C and SIGTERM raise a flag that the loop looks at between steps; a second Ctrl-C ends the
+//! Stopping in order: Ctrl-C, SIGTERM and SIGHUP raise a flag that the loop looks at between steps; a second Ctrl-C ends the
 //! process at once.
 
 use std::{
-    fmt, io,
+    fmt, fs, io,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -11,7 +11,7 @@ use std::{
 
 use signal_hook::{
     SigId,
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     flag, low_level,
 };
 
@@ -22,18 +22,23 @@ pub enum Signal {
     Interrupt,
     /// SIGTERM, as schedulers and `kill` send it.
     Terminate,
+    /// SIGHUP: the terminal or the connection is gone.
+    HangUp,
 }
 
 impl Signal {
-    /// The shell's convention: 128 plus the signal's number.
+    /// The shell's convention: 128 plus the signal's number. A closed terminal counts as SIGTERM, as which `orchestrate`
+    /// hands it on.
     pub fn exit_code(self) -> u8 {
-        128 + self.number() as u8
+        let counted = if self == Self::HangUp { Self::Terminate } else { self };
+        128 + counted.number() as u8
     }
 
     fn number(self) -> i32 {
         match self {
             Self::Interrupt => SIGINT,
             Self::Terminate => SIGTERM,
+            Self::HangUp => SIGHUP,
         }
     }
 }
@@ -43,6 +48,7 @@ impl fmt::Display for Signal {
         f.write_str(match self {
             Self::Interrupt => "Ctrl-C",
             Self::Terminate => "SIGTERM",
+            Self::HangUp => "SIGHUP",
         })
     }
 }
@@ -70,12 +76,14 @@ impl StopSignal {
         match self.seen.load(Ordering::Relaxed) as i32 {
             SIGINT => Some(Signal::Interrupt),
             SIGTERM => Some(Signal::Terminate),
+            SIGHUP => Some(Signal::HangUp),
             _ => None,
         }
     }
 
-    /// Listens for SIGINT and SIGTERM until the returned guard is dropped. The first raises the flag; a SIGINT that
-    /// follows one ends the process at once with 130, for whoever does not want to wait for the save.
+    /// Listens for SIGINT, SIGTERM and, unless the caller had it ignored (`nohup`), SIGHUP until the returned guard is
+    /// dropped. The first raises the flag; a SIGINT that follows one ends the process at once with 130, for whoever does
+    /// not want to wait for the save.
     ///
     /// # Errors
     /// The system refuses to install a handler.
@@ -89,11 +97,29 @@ impl StopSignal {
             Arc::clone(&interrupted),
         )?);
         listening.0.push(flag::register(SIGINT, interrupted)?);
-        for signal in [SIGINT, SIGTERM] {
+        let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+        for signal in [SIGINT, SIGTERM].into_iter().chain(hang_up) {
             listening.0.push(flag::register_usize(signal, Arc::clone(&self.seen), signal as usize)?);
         }
         Ok(listening)
     }
+}
+
+/// Lets a write beyond the system's limit on the size of a file (`ulimit -f`) fail like one on a full disk, instead of
+/// ending the process.
+///
+/// # Errors
+/// The system refuses to install a handler.
+pub(crate) fn outlive_file_size_limit() -> io::Result<()> {
+    flag::register(rustix::process::Signal::XFSZ.as_raw(), Arc::default()).map(drop)
+}
+
+/// Whether whoever started this process had it ignore a signal. Where the system does not tell, it is taken as ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// Handlers that live as long as this value.
@@ -124,7 +150,8 @@ mod tests {
 
     #[test]
     fn exit_codes_are_the_shells() {
-        assert_eq!((Signal::Interrupt.exit_code(), Signal::Terminate.exit_code()), (130, 143));
+        let codes = [Signal::Interrupt, Signal::Terminate, Signal::HangUp].map(Signal::exit_code);
+        assert_eq!(codes, [130, 143, 143], "a closed terminal counts as SIGTERM");
     }
 
     #[test]

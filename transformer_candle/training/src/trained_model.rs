@@ -11,8 +11,9 @@ use serde_json::Value;
 
 use crate::Result;
 use crate::checkpoint::{self, StoredModel};
-use crate::completion::{Completion, complete, refused};
+use crate::completion::{Completion, complete, generator, refused};
 use crate::device::{self, Chosen};
+use crate::memory_plan::require_room;
 use crate::pool::in_pool;
 
 /// The token that ends a text where a tokenizer's files name none.
@@ -47,6 +48,8 @@ impl TrainedModel {
         for note in notes {
             tracing::warn!("{note}");
         }
+        let weights_bytes = (elements * dtype.size_in_bytes()) as u64;
+        require_room(weights_bytes, &device, || format!("the model in {}", directory.display()))?;
         let mut weights = Buffer::zeros(&[elements], dtype, &device)?;
         checkpoint::load_weights(directory, &shape, &mut weights)?;
         Ok(Self { shape, precision, weights, tokenizer, stop_token: end_of_text })
@@ -66,8 +69,8 @@ impl TrainedModel {
         if prompt_tokens.is_empty() {
             prompt_tokens.push(self.tokenizer.end_of_text());
         }
-        let mut generator =
-            Generator::new(&self.shape, self.weights.clone(), prompt_tokens.len().saturating_add(max_tokens))?;
+        let longest = prompt_tokens.len().saturating_add(max_tokens);
+        let mut generator = generator(&self.shape, self.weights.clone(), longest)?;
         let (tokenizer, stop_token) = (&self.tokenizer, self.stop_token);
         in_pool(|| {
             complete(&mut generator, tokenizer, prompt, &prompt_tokens, max_tokens, stop_token, settings, on_text)
@@ -76,7 +79,7 @@ impl TrainedModel {
 
     /// The logits behind each of these tokens, one row of `vocab_size` a token.
     pub fn logits(&self, tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
-        let mut generator = Generator::new(&self.shape, self.weights.clone(), tokens.len())?;
+        let mut generator = generator(&self.shape, self.weights.clone(), tokens.len())?;
         in_pool(|| tokens.iter().map(|&token| generator.step(token).map_err(refused)).collect())
     }
 }

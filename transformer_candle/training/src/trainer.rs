@@ -14,6 +14,7 @@ mod products;
 mod start;
 
 use std::{
+    collections::HashSet,
     path::{Path, PathBuf},
     sync::Arc,
     time::Instant,
@@ -41,6 +42,7 @@ use crate::{
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
     optimizer::Outcome,
+    run_folder::RunFolder,
     schedule::LearningRate,
     stop::StopSignal,
 };
@@ -87,6 +89,10 @@ pub struct Trainer {
     /// The checkpoint that holds exactly what the trainer is.
     saved: Option<PathBuf>,
     notes: Vec<String>,
+    /// What happened since, and everything that was ever told.
+    news: Vec<String>,
+    told: HashSet<String>,
+    folder: RunFolder,
     _lock: Arc<RunLock>,
 }
 
@@ -129,6 +135,7 @@ impl Trainer {
     /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data, `on_wait`
     /// hears again and again for what, if the Hub or the network fails.
     pub(crate) fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&Waiting)) -> Result<Step> {
+        self.folder.check()?;
         if self.is_finished() {
             return Ok(Step::Finished);
         }
@@ -176,7 +183,7 @@ impl Trainer {
         };
         let diverged = self.guard.observe(loss, applied);
         if self.is_logged(step) || diverged.is_some() {
-            self.metrics.train(&report)?;
+            self.metrics.train(&report);
         }
         let Some(reason) = diverged else {
             return Ok(Step::Done(report));
@@ -260,5 +267,13 @@ impl Trainer {
     /// What a person should know about how it started, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// What a person should know of the time since this was last asked, one sentence each: files that cannot be written
+    /// or removed. Training is not held up by it.
+    pub fn take_news(&mut self) -> Vec<String> {
+        let Self { news, metrics, ledger, .. } = self;
+        let files = metrics.take_news().into_iter().chain(ledger.take_news());
+        news.drain(..).chain(files).collect()
     }
 }

@@ -85,6 +85,10 @@ struct LlamaConfig {
     initializer_range: f64,
 }
 
+/// More than any model has, and few enough that no size computed from them overflows.
+const MAX_PARAMETERS: f64 = 1e15;
+const MAX_POSITIONS: usize = 1 << 30;
+
 #[derive(Deserialize)]
 struct RopeParameters {
     #[serde(alias = "type")]
@@ -149,6 +153,10 @@ impl LlamaConfig {
             let key = if self.attention_bias { "attention_bias" } else { "mlp_bias" };
             return Err(refuse(key, "is true; this decoder has no biases".to_owned()));
         }
+        if self.max_position_embeddings > MAX_POSITIONS {
+            let problem = format!("is {}; it must be at most {MAX_POSITIONS}", self.max_position_embeddings);
+            return Err(refuse("max_position_embeddings", problem));
+        }
         if !heads.is_multiple_of(kv_heads) {
             return Err(refuse("num_key_value_heads", format!("is {kv_heads}, which does not divide {heads} heads")));
         }
@@ -156,11 +164,36 @@ impl LlamaConfig {
         if head_size == 0 || !head_size.is_multiple_of(2) {
             return Err(refuse("head_dim", format!("is {head_size}; rotary embeddings need an even size")));
         }
+        self.check_parameters(heads, kv_heads, head_size)?;
         for (key, rope) in [("rope_parameters", &self.rope_parameters), ("rope_scaling", &self.rope_scaling)] {
             let kind = rope.as_ref().and_then(|rope| rope.rope_type.as_deref()).unwrap_or("default");
             if kind != "default" {
                 return Err(refuse(key, format!("is of type `{kind}`; only `default` runs here")));
             }
+        }
+        Ok(())
+    }
+
+    /// Everything that is computed from the sizes is at most a small multiple of the parameters, and must not overflow.
+    fn check_parameters(&self, heads: usize, kv_heads: usize, head_size: usize) -> Result<()> {
+        let [vocab_size, hidden, intermediate, layers] =
+            [self.vocab_size, self.hidden_size, self.intermediate_size, self.num_hidden_layers].map(|size| size as f64);
+        let attention_widths = (2.0 * heads as f64 + 2.0 * kv_heads as f64) * head_size as f64;
+        let parameters = (layers * (attention_widths + 3.0 * intermediate + 2.0) + 2.0 * vocab_size) * hidden;
+        if parameters > MAX_PARAMETERS {
+            let largest = [
+                ("vocab_size", self.vocab_size),
+                ("hidden_size", self.hidden_size),
+                ("intermediate_size", self.intermediate_size),
+                ("num_hidden_layers", self.num_hidden_layers),
+                ("num_attention_heads", heads),
+                ("head_dim", head_size),
+            ];
+            let (key, size) = largest.into_iter().max_by_key(|(_, size)| *size).unwrap_or_default();
+            return Err(refuse(
+                key,
+                format!("is {size}, which makes {parameters:.1e} parameters; no machine holds them"),
+            ));
         }
         Ok(())
     }
@@ -212,6 +245,20 @@ mod tests {
             let message = shape_from_config_json(&config).unwrap_err().to_string();
             assert!(message.contains(key), "{key}: {message}");
         }
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_by_their_key() {
+        let keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"];
+        for (key, size) in keys.iter().flat_map(|key| [1_u64 << 40, 1 << 62, u64::MAX - 1].map(|size| (key, size))) {
+            let mut config = config_json(&one_billion(), Precision::Fp32, None, None);
+            config[key] = json!(size);
+            let message = shape_from_config_json(&config).unwrap_err().to_string();
+            assert!(message.contains(&format!("`{key}` is {size}")), "{key}: {message}");
+        }
+        let mut config = config_json(&tiny(true), Precision::Fp32, None, None);
+        config["max_position_embeddings"] = json!(1_u64 << 50);
+        assert!(shape_from_config_json(&config).unwrap_err().to_string().contains("at most 1073741824"));
     }
 
     #[test]

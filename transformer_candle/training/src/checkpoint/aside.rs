@@ -9,8 +9,9 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::error::{Result, failed};
+use super::error::{CheckpointError, Result, failed};
 use super::manifest::{self, FileRecord, HashingWriter, Manifest, PIECE_BYTES};
+use crate::atomic_file::{self, staged_name, staging_path};
 
 /// Where a checkpoint's bytes go: a file, or in tests a disk that fills up.
 pub(super) trait Sink: Write {
@@ -97,11 +98,13 @@ impl Drop for Aside<'_> {
     }
 }
 
-/// Renames a folder; one that stands there already (a damaged one, or the same step again) is swapped and removed.
+/// Renames a folder; one that stands there already (a damaged one, or the same step again) is swapped and removed. If that
+/// cannot be, it stays under the staging name, of which pruning tells.
 pub(super) fn put_in_place(folder: &Path, place: &Path) -> Result<()> {
     if place.exists() {
         exchange(folder, place).map_err(failed("replace", place))?;
-        return fs::remove_dir_all(folder).map_err(failed("remove", folder));
+        let _ = fs::remove_dir_all(folder);
+        return Ok(());
     }
     fs::rename(folder, place).map_err(failed("rename to", place))
 }
@@ -131,47 +134,54 @@ fn exchange_in_three(folder: &Path, place: &Path) -> io::Result<()> {
 
 /// Replaces a small text file in one step: a reader finds the old text or the new one.
 pub(super) fn replace_text(parent: &Path, name: &str, text: &str) -> Result<()> {
-    let aside = temporary_path(parent, name);
     let path = parent.join(name);
-    let written = File::create(&aside).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    });
-    if let Err(error) = written.and_then(|()| fs::rename(&aside, &path)) {
-        let _ = fs::remove_file(&aside);
-        return Err(failed("write", &path)(error));
-    }
-    sync_folder(parent)
+    atomic_file::replace(&path, text.as_bytes()).map_err(failed("write", &path))
 }
 
-/// Removes a folder so that no reader ever sees half of it.
+/// Removes a checkpoint's folder so that no reader ever sees half of it. One that the system does not let go, and that
+/// has lost nothing, keeps its name.
 pub(super) fn remove_folder(parent: &Path, name: &str) -> Result<()> {
     let path = parent.join(name);
-    let aside = temporary_path(parent, name);
-    fs::rename(&path, &aside).map_err(failed("remove", &path))?;
-    fs::remove_dir_all(&aside).map_err(failed("remove", &path))
+    let staging = temporary_path(parent, name);
+    fs::rename(&path, &staging).map_err(failed("remove", &path))?;
+    fs::remove_dir_all(&staging).map_err(|error| {
+        if !has_lost_files(&staging) {
+            // Else it is removed, or told of, with what killed writers left.
+            let _ = fs::rename(&staging, &path);
+        }
+        failed("remove", &path)(error)
+    })
 }
 
-/// Removes what killed writers left. The run's lock means that nobody else is writing here.
-pub(super) fn remove_leftovers(parent: &Path) -> Result<()> {
+/// Whether files of a checkpoint are gone. Of one that cannot be looked into, none could be removed.
+fn has_lost_files(checkpoint: &Path) -> bool {
+    match Manifest::load(checkpoint) {
+        Ok(manifest) => manifest.files.keys().any(|name| !checkpoint.join(name).exists()),
+        Err(CheckpointError::Io { .. }) => false,
+        Err(_) => true,
+    }
+}
+
+/// Removes what killed writers left; returns what could not be. The run's lock means that nobody else is writing here.
+pub(super) fn remove_leftovers(parent: &Path) -> Result<Vec<CheckpointError>> {
+    let mut left = Vec::new();
     for entry in fs::read_dir(parent).map_err(failed("read", parent))? {
         let entry = entry.map_err(failed("read", parent))?;
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
-        if name.starts_with('.') && name.contains(".tmp-") {
+        if entry.file_name().to_str().and_then(staged_name).is_some() {
             let path = entry.path();
-            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.map_err(failed("remove", &path))?;
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let removed = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            left.extend(removed.err().map(failed("remove", &path)));
         }
     }
-    Ok(())
+    Ok(left)
 }
 
 /// Makes the entries of a folder durable.
 pub(super) fn sync_folder(folder: &Path) -> Result<()> {
-    File::open(folder).and_then(|file| file.sync_all()).map_err(failed("sync", folder))
+    atomic_file::sync_folder(folder).map_err(failed("sync", folder))
 }
 
 pub(super) fn temporary_path(parent: &Path, name: &str) -> PathBuf {
-    parent.join(format!(".{name}.tmp-{}", std::process::id()))
+    staging_path(&parent.join(name))
 }

@@ -1,19 +1,19 @@
 //! The best checkpoints in a folder of their own, for runs that ask for one (`runtime.evaluation.best.directory`).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::aside::{put_in_place, remove_folder, remove_leftovers, sync_folder, temporary_path};
+use super::aside::{put_in_place, remove_leftovers, sync_folder, temporary_path};
 use super::error::{Result, failed};
-use super::list::{by_loss, list, mark_best};
+use super::list::{Pruned, by_loss, list, mark_best};
 use super::manifest::{self, Manifest};
 
 /// Puts a saved checkpoint also into `best_directory`, names it the best there, and keeps the `max_keep` with the
 /// lowest held-out loss. The files are hard links where the file system has them, so that they take no room of their
 /// own.
-pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -> Result<PathBuf> {
+pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -> Result<Pruned> {
     fs::create_dir_all(best_directory).map_err(failed("create", best_directory))?;
-    remove_leftovers(best_directory)?;
+    let mut pruned = Pruned { unremovable: remove_leftovers(best_directory)?, ..Pruned::default() };
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let aside = temporary_path(best_directory, &name);
     fs::create_dir(&aside).map_err(failed("create", &aside))?;
@@ -28,9 +28,9 @@ pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -
     mark_best(best_directory, &place)?;
     let kept = list(best_directory)?;
     for worse in by_loss(&kept).into_iter().skip(max_keep.max(1)) {
-        remove_folder(best_directory, &worse.name)?;
+        pruned.remove(best_directory, worse);
     }
-    Ok(place)
+    Ok(pruned)
 }
 
 fn link_or_copy(from: &Path, to: &Path) -> Result<()> {

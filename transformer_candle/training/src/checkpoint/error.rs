@@ -68,6 +68,20 @@ pub enum CheckpointError {
         /// Bytes free when asked beforehand; none where the disk filled up meanwhile.
         free: Option<u64>,
     },
+    /// The system limits the size of files.
+    #[error(
+        "the system's limit on the size of a file (`ulimit -f`) does not allow the checkpoint of step {step} in {directory}, \
+         which takes {}: raise the limit (older checkpoints are untouched)",
+        gigabytes(*needed)
+    )]
+    FileSizeLimit {
+        /// The folder of checkpoints.
+        directory: PathBuf,
+        /// The step that was to be saved.
+        step: u64,
+        /// Bytes the checkpoint takes.
+        needed: u64,
+    },
     /// The operating system refused.
     #[error("cannot {action} {path}: {source}")]
     Io {
@@ -92,7 +106,7 @@ impl CheckpointError {
         match self {
             Self::Damaged { .. } | Self::NoneSound { .. } => 5,
             Self::Absent { .. } | Self::Mismatch { .. } => 2,
-            Self::NoSpace { .. } | Self::Io { .. } | Self::Kernel(_) => 1,
+            Self::NoSpace { .. } | Self::FileSizeLimit { .. } | Self::Io { .. } | Self::Kernel(_) => 1,
         }
     }
 

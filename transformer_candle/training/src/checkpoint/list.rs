@@ -80,9 +80,8 @@ pub fn newest_sound(directory: &Path) -> Result<NewestSound> {
             Err(CheckpointError::Damaged { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
                 damaged.push(Damaged { name, reason });
             }
-            // A disk that cannot read the file is as bad as a wrong byte.
-            Err(error @ CheckpointError::Io { .. }) => damaged.push(Damaged { name, reason: error.to_string() }),
-            Err(error) => return Err(error),
+            // A disk that cannot read the file, or a folder without files, is as bad as a wrong byte.
+            Err(error) => damaged.push(Damaged { name, reason: error.to_string() }),
         }
     }
     Err(CheckpointError::NoneSound { directory: directory.to_owned(), damaged })
@@ -113,23 +112,39 @@ pub(super) fn by_loss(checkpoints: &[Listed]) -> Vec<&Listed> {
     judged.into_iter().map(|(_, checkpoint)| checkpoint).collect()
 }
 
+/// What became of checkpoints that are no longer wanted.
+#[derive(Debug, Default)]
+pub struct Pruned {
+    /// The names of those removed.
+    pub removed: Vec<String>,
+    /// Why others, or what killed writers left, could not be. They stay.
+    pub unremovable: Vec<CheckpointError>,
+}
+
+impl Pruned {
+    pub(super) fn remove(&mut self, directory: &Path, checkpoint: &Listed) {
+        match remove_folder(directory, &checkpoint.name) {
+            Ok(()) => self.removed.push(checkpoint.name.clone()),
+            Err(error) => self.unremovable.push(error),
+        }
+    }
+}
+
 /// Removes all but the `keep_newest` newest checkpoints, the `keep_best` with the lowest held-out loss and the one
-/// that `best` names. Those beyond `latest` belong to an abandoned future and do not count as newest. Returns the
-/// names of what it removed.
-pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<Vec<String>> {
-    remove_leftovers(directory)?;
+/// that `best` names. Those beyond `latest` belong to an abandoned future and do not count as newest. What
+/// cannot be removed stays.
+pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<Pruned> {
+    let mut pruned = Pruned { unremovable: remove_leftovers(directory)?, ..Pruned::default() };
     let checkpoints = list(directory)?;
     let latest = latest_step(directory, &checkpoints);
     let newest = checkpoints.iter().rev().filter(|checkpoint| checkpoint.step <= latest).take(keep_newest.max(1));
     let mut kept: HashSet<PathBuf> = newest.map(|checkpoint| checkpoint.path.clone()).collect();
     kept.extend(by_loss(&checkpoints).into_iter().take(keep_best).map(|checkpoint| checkpoint.path.clone()));
     kept.extend(best(directory));
-    let mut removed = Vec::new();
-    for checkpoint in checkpoints.into_iter().filter(|checkpoint| !kept.contains(&checkpoint.path)) {
-        remove_folder(directory, &checkpoint.name)?;
-        removed.push(checkpoint.name);
+    for checkpoint in checkpoints.iter().filter(|checkpoint| !kept.contains(&checkpoint.path)) {
+        pruned.remove(directory, checkpoint);
     }
-    Ok(removed)
+    Ok(pruned)
 }
 
 /// The step that `latest` names; without a usable `latest`, the highest there is.

@@ -25,7 +25,7 @@ mod tokenizer_files;
 
 pub use best::keep_best_in;
 pub use error::{CheckpointError, Damaged, Result};
-pub use list::{Listed, NewestSound, best, latest, list, mark_best, newest_sound, prune};
+pub use list::{Listed, NewestSound, Pruned, best, latest, list, mark_best, newest_sound, prune};
 pub use manifest::{FILE_NAME as MANIFEST_FILE_NAME, FileRecord, Manifest};
 pub use restore::{StoredModel, load_state, load_weights, restore, stored_model, verify};
 pub use save::{CheckpointContents, save, step_name};

@@ -1,15 +1,19 @@
 //! Reading a checkpoint back, every byte proven against its manifest.
 
+use std::fs;
 use std::path::Path;
 
 use kernels::Buffer;
 use model::{ModelShape, Precision, hugging_face};
 use serde_json::Value;
 
-use super::error::{CheckpointError, Result, of_model};
+use super::error::{CheckpointError, Result, failed, of_model};
 use super::manifest::{self, Manifest, VerifiedFile};
 use super::optimizer_file::{self, OptimizerBuffers};
 use super::{CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, TrainerState};
+
+/// Of bf16.
+const SMALLEST_PARAMETER_BYTES: u64 = 2;
 
 /// What a model directory holds, before its weights are read.
 #[derive(Debug, Clone)]
@@ -63,10 +67,24 @@ pub fn stored_model(directory: &Path) -> Result<StoredModel> {
         .map_err(|error| CheckpointError::damaged(directory, format!("{CONFIG_FILE}: {error}")));
     let config: Value = proven(file, parsed)?;
     let shape = hugging_face::shape_from_config_json(&config).map_err(|error| of_model(directory, error))?;
+    check_size(directory, &shape)?;
     let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
     let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
     let end_of_text = config.get("eos_token_id").and_then(Value::as_u64).and_then(|id| id.try_into().ok());
     Ok(StoredModel { shape, precision, end_of_text })
+}
+
+/// Refuses a config that describes more parameters than the file beside it can hold, before anything is made for them.
+fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
+    let described = shape.parameter_count();
+    match fs::metadata(directory.join(MODEL_FILE)) {
+        Ok(file) if file.len() / SMALLEST_PARAMETER_BYTES < described => Err(CheckpointError::mismatch(
+            directory,
+            format!("{CONFIG_FILE} describes {described} parameters, and {MODEL_FILE} has only {} bytes", file.len()),
+        )),
+        // What is wrong with the file is told when it is read.
+        _ => Ok(()),
+    }
 }
 
 /// Fills a flat buffer with a model directory's weights alone.
@@ -93,8 +111,11 @@ fn proven<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
 }
 
 fn exists(directory: &Path) -> Result<()> {
-    if directory.join(CONFIG_FILE).exists() || directory.join(manifest::FILE_NAME).exists() {
-        return Ok(());
+    for name in [CONFIG_FILE, manifest::FILE_NAME] {
+        let path = directory.join(name);
+        if path.try_exists().map_err(failed("read", &path))? {
+            return Ok(());
+        }
     }
     Err(CheckpointError::Absent { directory: directory.to_owned() })
 }

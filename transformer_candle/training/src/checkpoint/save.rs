@@ -1,7 +1,7 @@
 //! Saving: everything of a run in one directory, all of it or nothing.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use kernels::Buffer;
@@ -65,13 +65,17 @@ pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, crea
     });
     match saved {
         Err(CheckpointError::Io { source, .. }) if is_full(&source) => Err(no_space(None)),
+        Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::FileTooLarge => {
+            Err(CheckpointError::FileSizeLimit { directory: directory.to_owned(), step, needed })
+        }
         saved => saved,
     }
 }
 
 fn prepare(directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).map_err(failed("create", directory))?;
-    remove_leftovers(directory)
+    // What cannot be removed is told of when old checkpoints are.
+    remove_leftovers(directory).map(drop)
 }
 
 fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {

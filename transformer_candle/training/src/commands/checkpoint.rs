@@ -48,6 +48,11 @@ impl Place {
             (None, Some(name)) => experiment_folder(name)?,
             (directory, _) => directory.clone().unwrap_or_default(),
         };
+        // `.` has the name of a checkpoint only when it is spelt out.
+        let folder = match folder.file_name() {
+            None => folder.canonicalize().unwrap_or(folder),
+            Some(_) => folder,
+        };
         if let Some(one) = Listed::at(&folder) {
             return Ok((folder.parent().unwrap_or(&folder).to_owned(), vec![one]));
         }

@@ -12,7 +12,7 @@ use crate::checkpoint::{self, StoredModel, TrainerState};
 use crate::device::{self, Chosen};
 use crate::evaluation::{self, ComponentEvaluation, EvaluationReport};
 use crate::identity;
-use crate::memory_plan::EvaluationBuffers;
+use crate::memory_plan::{EvaluationBuffers, require_room};
 use crate::pool::in_pool;
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
@@ -78,6 +78,7 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
         tracing::warn!("{note}");
     }
     let buffers = EvaluationBuffers::of(&config, &shape, sequences, device.kind());
+    require_room(buffers.plan.bytes(), &device, || format!("evaluating the model in {}", directory.display()))?;
     let arena = buffers.plan.allocate(&device)?;
     let mut decoder = buffers.decoder.bind(&arena)?;
     checkpoint::load_weights(&directory, &shape, decoder.weights_mut())?;
@@ -88,10 +89,15 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
     });
     let step = state.map_or(0, |state| state.step);
     let report = in_pool(|| evaluation::evaluate(&mut decoder, &mut micro_batch, &mut text, most, step, stop))?;
-    report.ok_or_else(|| match stop.requested() {
-        Some(signal) => TrainerError::Interrupted(signal),
-        None => TrainerError::Request("there is not one token to evaluate on: give more text with --input".to_owned()),
-    })
+    match (report, stop.requested()) {
+        (Some(report), _) if report.loss.is_nan() => Err(model::Error::NotFinite.into()),
+        (Some(report), _) => Ok(report),
+        (None, Some(signal)) => Err(TrainerError::Interrupted(signal)),
+        (None, None) => {
+            let problem = "there is not one token to evaluate on: give more text with --input";
+            Err(TrainerError::Request(problem.to_owned()))
+        }
+    }
 }
 
 pub(super) fn main(options: &EvaluateOptions) -> Result<u8> {
@@ -115,8 +121,10 @@ pub(super) fn main(options: &EvaluateOptions) -> Result<u8> {
 /// The run that a checkpoint belongs to, on the commits that it was trained with: the first folder above it that holds
 /// a resolved config.
 fn run_of(directory: &Path, state: Option<&TrainerState>) -> Option<Result<ResolvedRun>> {
+    // `.` has no folder above it by its name.
+    let directory = directory.canonicalize().ok()?;
     let config = directory.ancestors().take(3).map(|folder| folder.join(RESOLVED_CONFIG)).find(|path| path.exists())?;
-    let tokenizer = |_: &Path| Some(checkpoint::tokenizer_in(directory));
+    let tokenizer = |_: &Path| Some(checkpoint::tokenizer_in(&directory));
     let mut run = RunConfig::load_with_checkpoint(&config, &[], &tokenizer).map_err(TrainerError::from);
     if let (Ok(run), Some(state)) = (&mut run, state) {
         identity::recall_revisions(&state.identity, run);

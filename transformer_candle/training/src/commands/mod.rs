@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::{Result, TrainerError};
+use crate::{Result, TrainerError, stop};
 
 pub use model_source::ModelSource;
 
@@ -88,6 +88,8 @@ pub fn train_main() -> ExitCode {
 /// Runs a command: logs and errors go to stderr, an error is one paragraph, a panic one sentence.
 fn guarded(command: impl FnOnce() -> Result<u8> + panic::UnwindSafe) -> ExitCode {
     log_to_stderr();
+    // Without it a limit on the size of files ends the program where it is met, which it may not be.
+    let _ = stop::outlive_file_size_limit();
     panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
         let reason = panic.payload_as_str().unwrap_or("no reason given").trim_end();

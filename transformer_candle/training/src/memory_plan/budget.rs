@@ -1,11 +1,17 @@
 //! How much memory a run may take.
 
-use std::fmt;
+use std::{fmt, thread};
 
+use kernels::Device;
 use run_config::{ByteSize, RunConfig};
 use serde::Serialize;
 
-use super::{CardMemory, Place, display::bytes, machine::available_memory};
+use super::{
+    CardMemory, Place,
+    display::bytes,
+    machine::{Available, available_memory},
+};
+use crate::error::{Result, TrainerError};
 
 /// What CUDA reports, 31.37 GiB; `nvidia-smi` says 32,607 MiB, of which a program never gets the last 485.
 const RTX_5090: ByteSize = ByteSize(32_122 << 20);
@@ -17,6 +23,29 @@ const CUDA_CONTEXT_BYTES: u64 = 600_000_000;
 const CARD_MARGIN_BYTES: u64 = 256 << 20;
 /// What the program takes on a CPU besides its planned buffers: code, tokenizer, threads.
 const HOST_BASE_BYTES: u64 = 256 << 20;
+
+/// What a program takes that loads a model and asks it: threads and what they reserve. Code and tokenizer are there already.
+const PROGRAM_BYTES: u64 = 64 << 20;
+
+/// Threads that a program has besides those that compute and those that read.
+const OTHER_THREADS: usize = 3;
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Refuses what a CPU has no memory for, before it is allocated; cards refuse by themselves.
+///
+/// # Errors
+/// [`TrainerError::NoRoom`] that names the purpose.
+pub(crate) fn require_room(needed: u64, device: &Device, purpose: impl FnOnce() -> String) -> Result<()> {
+    match Budget::of_program() {
+        Some(budget) if device.as_cuda().is_none() && budget.bytes < needed => {
+            Err(TrainerError::NoRoom { purpose: purpose(), needed, budget })
+        }
+        _ => Ok(()),
+    }
+}
 
 /// An amount of memory and where the number comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -91,8 +120,17 @@ impl Budget {
 
     fn of_machine(config: &RunConfig) -> Option<Self> {
         let reserve = HOST_BASE_BYTES + dataset::memory_bound(&config.data);
-        let bytes = available_memory()?.saturating_sub(reserve);
-        Some(Self { bytes, origin: "free on this machine, less what the data stream needs".into() })
+        let threads = config.runtime.threads.unwrap_or_else(cores) + config.data.num_workers + OTHER_THREADS;
+        let Available { bytes, origin } = available_memory(threads)?;
+        let origin = format!("{origin}, less what the data stream needs");
+        Some(Self { bytes: bytes.saturating_sub(reserve), origin })
+    }
+
+    /// What a model that is asked something may take on this machine's CPU, where no data are streamed.
+    fn of_program() -> Option<Self> {
+        let Available { bytes, origin } = available_memory(cores() + OTHER_THREADS)?;
+        let origin = format!("{origin}, less what the program needs");
+        Some(Self { bytes: bytes.saturating_sub(PROGRAM_BYTES), origin })
     }
 }
 

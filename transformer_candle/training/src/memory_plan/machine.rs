@@ -1,20 +1,64 @@
-//! How much memory this machine has left for a program: what the kernel could give without swapping, and what the
-//! program's control groups (containers, batch systems) still allow.
+//! How much memory this machine has left for a program: what the kernel could give without swapping, what the program's
+//! control groups (containers, batch systems) still allow, and what its own limits (`ulimit`) do.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Bytes that can still be allocated; none where the system does not tell.
-pub(super) fn available_memory() -> Option<u64> {
-    available_under(Path::new("/"))
+use rustix::process::{Resource, getrlimit};
+
+/// Bytes that can still be allocated, and what bounds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Available {
+    pub(super) bytes: u64,
+    /// Such as `free on this machine`.
+    pub(super) origin: &'static str,
 }
 
-fn available_under(root: &Path) -> Option<u64> {
-    let meminfo = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
-    let of_machine = field(&meminfo, "MemAvailable:").map(|kilobytes| kilobytes * 1024);
-    of_machine.into_iter().chain(of_control_groups(root)).min()
+/// Address space that a thread reserves, hardly any of which it uses: the arena of glibc's allocator, and a stack.
+const ADDRESS_SPACE_PER_THREAD: u64 = (64 + 2) << 20;
+
+/// The least of what bounds a process that will start so many threads; none where the system does not tell.
+pub(super) fn available_memory(threads: usize) -> Option<Available> {
+    let [address_space, data] = [Resource::As, Resource::Data].map(|limit| getrlimit(limit).current);
+    available_under(Path::new("/"), &limits(address_space, data, threads))
+}
+
+/// A limit of a process.
+struct Limit {
+    bytes: Option<u64>,
+    /// The line of `/proc/self/status` that tells what is used of it.
+    used: &'static str,
+    /// What will be used of it besides memory.
+    reserved: u64,
+    origin: &'static str,
+}
+
+fn limits(address_space: Option<u64>, data: Option<u64>, threads: usize) -> [Limit; 2] {
+    let reserved = threads as u64 * ADDRESS_SPACE_PER_THREAD;
+    let of_address_space = "left of the address space that `ulimit -v` allows, less what threads reserve";
+    let of_data = "left of the data that `ulimit -d` allows";
+    [
+        Limit { bytes: address_space, used: "VmSize:", reserved, origin: of_address_space },
+        Limit { bytes: data, used: "VmData:", reserved: 0, origin: of_data },
+    ]
+}
+
+fn available_under(root: &Path, limits: &[Limit]) -> Option<Available> {
+    let read = |file| fs::read_to_string(root.join(file)).unwrap_or_default();
+    let kibibytes = |text: &str, name| field(text, name).map(|kibibytes| kibibytes * 1024);
+    let machine = kibibytes(&read("proc/meminfo"), "MemAvailable:")
+        .map(|bytes| Available { bytes, origin: "free on this machine" });
+    let groups = of_control_groups(root)
+        .into_iter()
+        .map(|bytes| Available { bytes, origin: "left of what this process's control group allows" });
+    let status = read("proc/self/status");
+    let limits = limits.iter().filter_map(|&Limit { bytes, used, reserved, origin }| {
+        let used = kibibytes(&status, used).unwrap_or(0);
+        Some(Available { bytes: bytes?.saturating_sub(used).saturating_sub(reserved), origin })
+    });
+    machine.into_iter().chain(groups).chain(limits).min_by_key(|available| available.bytes)
 }
 
 /// What each control group from the program's own up to the root still allows.
@@ -78,9 +122,13 @@ mod tests {
         root
     }
 
+    fn bytes_under(root: &Path) -> Option<u64> {
+        available_under(root, &[]).map(|available| available.bytes)
+    }
+
     #[test]
     fn this_machine_tells_its_memory() {
-        assert!(available_memory().unwrap() > 1 << 20);
+        assert!(available_memory(1).unwrap().bytes > 1 << 20);
     }
 
     #[test]
@@ -94,7 +142,7 @@ mod tests {
             ("sys/fs/cgroup/jobs/mine/memory.max", "max\n"),
             ("sys/fs/cgroup/jobs/mine/memory.current", "1\n"),
         ]);
-        assert_eq!(available_under(root.path()), Some(3_500_000));
+        assert_eq!(bytes_under(root.path()), Some(3_500_000));
     }
 
     #[test]
@@ -105,13 +153,29 @@ mod tests {
             ("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "1000\n"),
             ("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "400\n"),
         ]);
-        assert_eq!(available_under(root.path()), Some(600));
+        assert_eq!(bytes_under(root.path()), Some(600));
     }
 
     #[test]
     fn without_groups_it_is_what_the_kernel_says_and_else_unknown() {
         let root = machine(&[("proc/meminfo", "MemAvailable: 8 kB\n")]);
-        assert_eq!(available_under(root.path()), Some(8192));
-        assert_eq!(available_under(&root.path().join("nowhere")), None);
+        assert_eq!(bytes_under(root.path()), Some(8192));
+        assert_eq!(bytes_under(&root.path().join("nowhere")), None);
+    }
+
+    #[test]
+    fn the_least_of_machine_and_limits_is_named() {
+        let root = machine(&[
+            ("proc/meminfo", "MemAvailable: 8 kB\n"),
+            ("proc/self/status", "VmPeak: 9 kB\nVmSize: 4 kB\nVmData: 1 kB\n"),
+        ]);
+        let under =
+            |address_space, data, threads| available_under(root.path(), &limits(address_space, data, threads)).unwrap();
+        assert_eq!(under(None, None, 1).origin, "free on this machine");
+        let of_address_space = under(Some(ADDRESS_SPACE_PER_THREAD + 10_000), None, 1);
+        assert_eq!(of_address_space.bytes, 10_000 - 4096);
+        assert!(of_address_space.origin.contains("ulimit -v"));
+        assert_eq!(under(Some(1 << 40), Some(2000), 9).bytes, 2000 - 1024);
+        assert_eq!(under(Some(1), None, 1).bytes, 0, "more is used already");
     }
 }

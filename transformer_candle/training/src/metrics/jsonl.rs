@@ -1,18 +1,18 @@
 //! `metrics.jsonl`: one JSON object a line.
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
 
+use dataset::AppendFile;
 use serde::{Deserialize, Serialize};
 
-use crate::{Result, TrainerError};
+use crate::{Result, TrainerError, atomic_file};
 
 /// The open file, written a whole line at a time.
 #[derive(Debug)]
 pub(super) struct JsonLines {
-    path: PathBuf,
-    file: File,
+    file: AppendFile,
 }
 
 #[derive(Serialize)]
@@ -25,29 +25,21 @@ struct Line<'a, Report> {
 impl JsonLines {
     /// Opens the file with the lines up to a step in it, or empty.
     pub(super) fn open(path: &Path, rewind_to: Option<u64>) -> Result<Self> {
-        let aside = path.with_extension(format!("jsonl.tmp-{}", std::process::id()));
-        let mut kept = BufWriter::new(File::create(&aside).map_err(TrainerError::io("create", &aside))?);
-        if let Some(step) = rewind_to {
-            copy_lines(path, &mut kept, step).map_err(TrainerError::io("rewind", path))?;
-        }
-        let file = kept
-            .into_inner()
-            .map_err(io::IntoInnerError::into_error)
-            .and_then(|file| file.sync_all().map(|()| file))
-            .map_err(TrainerError::io("write", &aside))?;
-        fs::rename(&aside, path).map_err(TrainerError::io("write", path))?;
-        Ok(Self { path: path.to_owned(), file })
+        let opened =
+            atomic_file::replace_with(path, |kept| rewind_to.map_or(Ok(()), |step| copy_lines(path, kept, step)));
+        let file = opened.and_then(|file| AppendFile::of(path, file)).map_err(TrainerError::io("write", path))?;
+        Ok(Self { file })
     }
 
     /// Appends a line.
-    pub(super) fn write(&mut self, kind: &str, report: &impl Serialize) -> Result<()> {
+    pub(super) fn write(&mut self, kind: &str, report: &impl Serialize) {
         let mut line = serde_json::to_vec(&Line { kind, report }).expect("reports are plain values");
         line.push(b'\n');
-        self.file.write_all(&line).map_err(TrainerError::io("write", &self.path))
+        self.file.append(&line);
     }
 
-    pub(super) fn sync(&mut self) -> Result<()> {
-        self.file.sync_data().map_err(TrainerError::io("sync", &self.path))
+    pub(super) fn file(&mut self) -> &mut AppendFile {
+        &mut self.file
     }
 }
 
@@ -75,6 +67,7 @@ fn copy_lines(path: &Path, kept: &mut impl Write, last_step: u64) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[derive(Serialize)]
     struct Report {
@@ -84,7 +77,7 @@ mod tests {
     fn written(path: &Path) -> Vec<u8> {
         let mut lines = JsonLines::open(path, None).unwrap();
         for step in 1..=3 {
-            lines.write("train", &Report { step }).unwrap();
+            lines.write("train", &Report { step });
         }
         fs::read(path).unwrap()
     }
@@ -107,7 +100,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         written(&path);
-        JsonLines::open(&path, Some(1)).unwrap().write("train", &Report { step: 2 }).unwrap();
+        JsonLines::open(&path, Some(1)).unwrap().write("train", &Report { step: 2 });
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"train\",\"step\":2}\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");

@@ -7,6 +7,7 @@ mod tfrecord;
 
 use std::path::Path;
 
+use dataset::AppendFile;
 use jsonl::JsonLines;
 use tensorboard::EventFile;
 
@@ -14,7 +15,8 @@ use crate::Result;
 use crate::evaluation::EvaluationReport;
 use crate::trainer::StepReport;
 
-/// Writes a run's metrics. Each call has left the process when it returns, so that a kill loses nothing.
+/// Writes a run's metrics. Each call has left the process when it returns, so that a kill loses nothing; only what a full
+/// disk does not take waits for room.
 #[derive(Debug)]
 pub struct MetricsWriter {
     lines: JsonLines,
@@ -33,10 +35,10 @@ impl MetricsWriter {
     }
 
     /// Records an optimizer step.
-    pub fn train(&mut self, report: &StepReport) -> Result<()> {
-        self.lines.write("train", report)?;
+    pub fn train(&mut self, report: &StepReport) {
+        self.lines.write("train", report);
         let Some(events) = &mut self.events else {
-            return Ok(());
+            return;
         };
         let mut scalars = vec![
             ("loss/train", f64::from(report.loss)),
@@ -48,28 +50,38 @@ impl MetricsWriter {
             ("memory_bytes", report.memory_bytes as f64),
         ];
         scalars.extend(report.mfu.map(|mfu| ("mfu", mfu)));
-        events.write(report.step, &scalars)
+        events.write(report.step, &scalars);
     }
 
     /// Records an evaluation.
-    pub fn evaluation(&mut self, report: &EvaluationReport) -> Result<()> {
-        self.lines.write("evaluation", report)?;
+    pub fn evaluation(&mut self, report: &EvaluationReport) {
+        self.lines.write("evaluation", report);
         let Some(events) = &mut self.events else {
-            return Ok(());
+            return;
         };
         let mut scalars = vec![("loss/validation", report.loss), ("perplexity/validation", report.perplexity)];
         scalars.extend(report.bits_per_byte.map(|bits| ("bits_per_byte/validation", bits)));
         let tags: Vec<String> =
             report.components.iter().map(|component| format!("loss/validation/{}", component.name)).collect();
         scalars.extend(tags.iter().map(String::as_str).zip(report.components.iter().map(|component| component.loss)));
-        events.write(report.step, &scalars)
+        events.write(report.step, &scalars);
     }
 
-    /// Makes everything written durable. Called before a checkpoint, so that no checkpoint outlives the metrics that
-    /// led to it.
-    pub fn flush(&mut self) -> Result<()> {
-        self.lines.sync()?;
-        self.events.as_mut().map_or(Ok(()), EventFile::sync)
+    /// Makes everything written durable, as far as the disk takes it. Called before a checkpoint, so that no checkpoint
+    /// outlives the metrics that led to it.
+    pub fn flush(&mut self) {
+        self.files().for_each(|file| {
+            file.sync();
+        });
+    }
+
+    /// What a person should know since this was last asked, one sentence each.
+    pub fn take_news(&mut self) -> Vec<String> {
+        self.files().flat_map(AppendFile::take_news).collect()
+    }
+
+    fn files(&mut self) -> impl Iterator<Item = &mut AppendFile> {
+        [self.lines.file()].into_iter().chain(self.events.as_mut().map(EventFile::file))
     }
 }
 
@@ -111,9 +123,9 @@ mod tests {
     fn lines_have_the_contract_s_keys() {
         let run = tempfile::tempdir().unwrap();
         let mut metrics = open(run.path(), None);
-        metrics.train(&step(1)).unwrap();
-        metrics.evaluation(&evaluation(1)).unwrap();
-        metrics.flush().unwrap();
+        metrics.train(&step(1));
+        metrics.evaluation(&evaluation(1));
+        metrics.flush();
         insta::assert_snapshot!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap(), @r#"
         {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"memory_bytes":1073741824}
         {"kind":"evaluation","step":1,"loss":2.0,"perplexity":7.38905609893065,"bits_per_byte":1.1,"tokens":512}
@@ -126,9 +138,9 @@ mod tests {
         let run = |directory: &Path, rewind_to, steps: std::ops::RangeInclusive<u64>| {
             let mut metrics = open(directory, rewind_to);
             for number in steps {
-                metrics.train(&step(number)).unwrap();
+                metrics.train(&step(number));
                 if number % 2 == 0 {
-                    metrics.evaluation(&evaluation(number)).unwrap();
+                    metrics.evaluation(&evaluation(number));
                 }
             }
         };
@@ -147,7 +159,7 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         for _ in 0..2 {
             let mut metrics = open(run.path(), None);
-            metrics.train(&step(1)).unwrap();
+            metrics.train(&step(1));
         }
         assert_eq!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap().lines().count(), 1);
         assert_eq!(std::fs::read_dir(run.path().join("tensorboard")).unwrap().count(), 1);

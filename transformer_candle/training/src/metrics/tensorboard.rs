@@ -4,66 +4,75 @@
 //! that is looking, then shows each step once.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use dataset::AppendFile;
+
 use super::tfrecord::{self, Event, Summary, Value, What};
+use crate::atomic_file::{self, staged_name};
 use crate::{Result, TrainerError};
 
 /// The open event file.
 #[derive(Debug)]
 pub(super) struct EventFile {
-    path: PathBuf,
-    file: File,
+    file: AppendFile,
 }
 
 impl EventFile {
     /// Opens a run's events with those up to a step in it, or empty. Other runs may have theirs in the same folder.
     pub(super) fn open(folder: &Path, run: &str, rewind_to: Option<u64>) -> Result<Self> {
         fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
+        atomic_file::remove_leftovers(folder, |name| is_leftover(name, run));
         let earlier = event_files(folder, run).map_err(TrainerError::io("read", folder))?;
         let events = match rewind_to {
             Some(step) => kept(&earlier, step).map_err(TrainerError::io("rewind", folder))?,
             None => Vec::new(),
         };
         let path = unused_name(folder, run);
-        let aside = path.with_file_name(format!(".rewound.tmp-{}", std::process::id()));
-        let file = write_all(&aside, &events).map_err(TrainerError::io("write", &aside))?;
-        fs::rename(&aside, &path).map_err(TrainerError::io("write", &path))?;
+        let written = atomic_file::replace_with(&path, |writer| write_all(writer, &events));
+        let file = written.and_then(|file| AppendFile::of(&path, file)).map_err(TrainerError::io("write", &path))?;
         for file in &earlier {
             fs::remove_file(file).map_err(TrainerError::io("remove", file))?;
         }
-        Ok(Self { path, file })
+        Ok(Self { file })
     }
 
     /// Appends the scalars of a step.
-    pub(super) fn write(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<()> {
+    pub(super) fn write(&mut self, step: u64, scalars: &[(&str, f64)]) {
         let value = |(tag, value): &(&str, f64)| Value { tag: (*tag).to_owned(), simple_value: Some(*value as f32) };
         let summary = Summary { value: scalars.iter().map(value).collect() };
         let event = Event { wall_time: now(), step: step as i64, what: Some(What::Summary(summary)) };
-        tfrecord::write(&mut self.file, &event).map_err(TrainerError::io("write", &self.path))
+        self.file.append(&tfrecord::record(&event));
     }
 
-    pub(super) fn sync(&mut self) -> Result<()> {
-        self.file.sync_data().map_err(TrainerError::io("sync", &self.path))
+    pub(super) fn file(&mut self) -> &mut AppendFile {
+        &mut self.file
     }
 }
 
 /// The run's event files, oldest first: their names begin with the time and end with the run.
 fn event_files(folder: &Path, run: &str) -> io::Result<Vec<PathBuf>> {
-    let ending = format!(".{run}");
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with("events.out.tfevents.") && name.ends_with(&ending) {
+        if is_event_file(&path.file_name().unwrap_or_default().to_string_lossy(), run) {
             files.push(path);
         }
     }
     files.sort();
     Ok(files)
+}
+
+/// Whether a name is that of a file that a killed writer of this run left; `rewound` is what earlier versions called it.
+fn is_leftover(name: &str, run: &str) -> bool {
+    staged_name(name).is_some_and(|name| name == "rewound" || is_event_file(name, run))
+}
+
+fn is_event_file(name: &str, run: &str) -> bool {
+    name.starts_with("events.out.tfevents.") && name.ends_with(&format!(".{run}"))
 }
 
 /// The events up to a step, each once, however many files hold it.
@@ -86,16 +95,9 @@ fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
     Ok(events)
 }
 
-fn write_all(path: &Path, events: &[Event]) -> io::Result<File> {
-    let mut writer = BufWriter::new(File::create(path)?);
+fn write_all(writer: &mut impl Write, events: &[Event]) -> io::Result<()> {
     let version = Event { wall_time: now(), step: 0, what: Some(What::FileVersion("brain.Event:2".to_owned())) };
-    for event in std::iter::once(&version).chain(events) {
-        tfrecord::write(&mut writer, event)?;
-    }
-    writer.flush()?;
-    let file = writer.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.sync_all()?;
-    Ok(file)
+    std::iter::once(&version).chain(events).try_for_each(|event| writer.write_all(&tfrecord::record(event)))
 }
 
 /// `events.out.tfevents.<seconds>.<host>.<process>.<count>.<run>`, as TensorBoard's own writers name them.
@@ -135,15 +137,28 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut events = EventFile::open(folder.path(), "demo", None).unwrap();
         for step in 1..=5 {
-            events.write(step, &[("loss/train", 1.0)]).unwrap();
+            events.write(step, &[("loss/train", 1.0)]);
         }
         // As a kill between writing the rewound file and removing the earlier one leaves it, with a torn end.
-        let bytes = fs::read(&events.path).unwrap();
+        let bytes = fs::read(&event_files(folder.path(), "demo").unwrap()[0]).unwrap();
         fs::write(folder.path().join("events.out.tfevents.0000000001.host.1.0.demo"), &bytes[..bytes.len() - 3])
             .unwrap();
         drop(EventFile::open(folder.path(), "demo", Some(4)).unwrap());
         let steps: Vec<i64> = steps_and_tags(folder.path()).into_iter().map(|(step, _)| step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn what_killed_writers_of_this_run_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = [".rewound.tmp-42", ".events.out.tfevents.0000000001.host.42.0.demo.tmp-42"];
+        let of_others = ".events.out.tfevents.0000000001.host.42.0.other.tmp-42";
+        for name in left.iter().chain([&of_others]) {
+            fs::write(folder.path().join(name), "half").unwrap();
+        }
+        drop(EventFile::open(folder.path(), "demo", None).unwrap());
+        assert!(left.iter().all(|name| !folder.path().join(name).exists()));
+        assert!(folder.path().join(of_others).exists());
     }
 
     #[test]

@@ -4,8 +4,6 @@
 //! CRC32C masked as in <https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details>. The
 //! messages are the few fields of TensorFlow's `event.proto` and `summary.proto` that scalars need.
 
-use std::io::{self, Write};
-
 use prost::Message;
 
 /// One line of TensorBoard's log.
@@ -52,8 +50,8 @@ pub(super) struct Value {
 const HEAD: usize = 12;
 const TAIL: usize = 4;
 
-/// Writes one framed record.
-pub(super) fn write(writer: &mut impl Write, event: &Event) -> io::Result<()> {
+/// One framed record.
+pub(super) fn record(event: &Event) -> Vec<u8> {
     let data = event.encode_to_vec();
     let length = (data.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(HEAD + data.len() + TAIL);
@@ -61,7 +59,7 @@ pub(super) fn write(writer: &mut impl Write, event: &Event) -> io::Result<()> {
     record.extend(masked_crc(&length).to_le_bytes());
     record.extend(&data);
     record.extend(masked_crc(&data).to_le_bytes());
-    writer.write_all(&record)
+    record
 }
 
 /// The events of a file up to its end or to the first record that is torn or damaged.
@@ -111,8 +109,7 @@ mod tests {
         // The first record of every file: tf.io.TFRecordWriter's framing of Event(wall_time=1.0,
         // file_version="brain.Event:2").
         let event = Event { wall_time: 1.0, step: 0, what: Some(What::FileVersion("brain.Event:2".to_owned())) };
-        let mut bytes = Vec::new();
-        write(&mut bytes, &event).unwrap();
+        let bytes = record(&event);
         assert_eq!(&bytes[..8], 24_u64.to_le_bytes());
         assert_eq!(&bytes[12..36], b"\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0dbrain.Event:2");
         assert_eq!(read(&bytes), [event]);
@@ -127,10 +124,7 @@ mod tests {
     #[test]
     fn reading_stops_at_a_torn_or_damaged_record() {
         let events: Vec<_> = (1..=3).map(|step| Event { wall_time: 1.0, step, what: None }).collect();
-        let mut bytes = Vec::new();
-        for event in &events {
-            write(&mut bytes, event).unwrap();
-        }
+        let mut bytes: Vec<u8> = events.iter().flat_map(record).collect();
         let record = bytes.len() / 3;
         for torn in 2 * record..bytes.len() {
             assert_eq!(read(&bytes[..torn]), events[..2]);

@@ -5,12 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::{Generator, SamplingSettings};
+use model::SamplingSettings;
 
 use super::{Engine, Position, Trainer, execution, products};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
-    completion::{Completion, complete},
+    completion::{Completion, complete, generator},
     error::Result,
     evaluation::{EvaluationReport, evaluate},
     stop::StopSignal,
@@ -32,7 +32,7 @@ impl Trainer {
         let Some(report) = report else {
             return Ok(None);
         };
-        self.metrics.evaluation(&report)?;
+        self.metrics.evaluation(&report);
         self.saved = None;
         self.position.evaluation_loss = Some(report.loss);
         if self.position.best.is_none_or(|best| report.loss < best.loss) {
@@ -43,7 +43,8 @@ impl Trainer {
 
     /// Writes a checkpoint of the weights as they are, and removes old ones as the config has it.
     pub fn save(&mut self) -> Result<PathBuf> {
-        self.metrics.flush()?;
+        self.folder.check()?;
+        self.metrics.flush();
         let state = self.state();
         let config = &self.run.config;
         let path = checkpoint::save(
@@ -66,18 +67,28 @@ impl Trainer {
 
     /// Names the latest checkpoint the best if it is, and removes those that the config does not keep. Doing it again changes
     /// nothing, so that a resume can do what a kill kept the run from.
-    pub(super) fn settle(&self, latest: &Path) -> Result<()> {
+    pub(super) fn settle(&mut self, latest: &Path) -> Result<()> {
         let runtime = &self.run.config.runtime;
         let best = &runtime.evaluation.best;
+        let mut unremovable = Vec::new();
         if self.is_best() {
             checkpoint::mark_best(self.checkpoint_directory(), latest)?;
             if let Some(directory) = best.directory.as_deref().filter(|folder| *folder != self.checkpoint_directory()) {
-                checkpoint::keep_best_in(directory, latest, best.max_keep)?;
+                unremovable.extend(checkpoint::keep_best_in(directory, latest, best.max_keep)?.unremovable);
             }
         }
         let keep_best = if best.directory.is_none() { best.max_keep } else { 0 };
-        checkpoint::prune(self.checkpoint_directory(), runtime.checkpoint.max_keep, keep_best)?;
+        let pruned = checkpoint::prune(self.checkpoint_directory(), runtime.checkpoint.max_keep, keep_best)?;
+        for error in unremovable.into_iter().chain(pruned.unremovable) {
+            self.warn_once(format!("{error}; it stays, and training goes on"));
+        }
         Ok(())
+    }
+
+    fn warn_once(&mut self, warning: String) {
+        if self.told.insert(warning.clone()) {
+            self.news.push(warning);
+        }
     }
 
     /// Continues a prompt with the weights as they are; an empty prompt starts a new text.
@@ -90,7 +101,7 @@ impl Trainer {
         let stop_token = Some(tokenizer.end_of_text());
         let (shape, weights) = (&self.shape, self.engine.decoder.weights().clone());
         self.engine.pool().install(|| {
-            let mut generator = Generator::new(shape, weights, tokens.len() + max_tokens)?;
+            let mut generator = generator(shape, weights, tokens.len().saturating_add(max_tokens))?;
             let on_text = |_: &str| ControlFlow::Continue(());
             complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)
         })

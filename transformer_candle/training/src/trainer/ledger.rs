@@ -7,15 +7,20 @@ use dataset::{
     ledger::{BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, WindowRecord},
 };
 
-use crate::{checkpoint::TrainerState, error::Result};
+use crate::{
+    checkpoint::TrainerState,
+    error::{Result, TrainerError},
+};
 
 /// The ledger's name in a run directory.
 pub const LEDGER: &str = "ledger.jsonl";
 
-/// The ledger of a run in training. A proof is worth less than a run: once it cannot be written it ends, and the run goes on.
+/// The ledger of a run in training. A proof is worth less than a run: while it cannot be written its lines wait in memory,
+/// and checkpoints do not vouch for it; once memory holds no more of them it ends. The run goes on.
 pub(super) struct RunLedger {
-    /// None once it could not be written.
+    /// None once it has lost a line.
     ledger: Option<Ledger>,
+    news: Vec<String>,
     /// Where the run was cut, if the ledger led there: it has the windows begun there already.
     cut: Option<Cursor>,
 }
@@ -29,22 +34,32 @@ impl RunLedger {
         notes: &mut Vec<String>,
     ) -> Result<Self> {
         let path = run_directory.join(LEDGER);
+        if path.is_symlink() {
+            let path = path.display();
+            return Err(TrainerError::Request(format!(
+                "{path} is a symbolic link, and what it points to would be overwritten: remove the link"
+            )));
+        }
         let new = || Ledger::open(&path, &LedgerHead::empty());
         let Some(state) = resumed else {
-            return Ok(Self { ledger: Some(new()?), cut: None });
+            return Ok(Self::of(new()?, None));
         };
         let refusal = match &state.ledger {
             None => "the checkpoint vouches for none".to_owned(),
             Some(head) => match Ledger::open(&path, head) {
-                Ok(ledger) => return Ok(Self { ledger: Some(ledger), cut: Some(cursor.clone()) }),
+                Ok(ledger) => return Ok(Self::of(ledger, Some(cursor.clone()))),
                 Err(error) => error.to_string(),
             },
         };
         let step = state.step;
         notes.push(format!("the ledger begins anew at step {step}, earlier steps can no longer be proven: {refusal}"));
-        let mut ledger = Self { ledger: Some(new()?), cut: None };
+        let mut ledger = Self::of(new()?, None);
         ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(BeginRecord::of(step, cursor))));
         Ok(ledger)
+    }
+
+    fn of(ledger: Ledger, cut: Option<Cursor>) -> Self {
+        Self { ledger: Some(ledger), news: Vec::new(), cut }
     }
 
     /// Writes down a step that took `batch` from one position to another, and the windows that it was the first to take from.
@@ -64,17 +79,21 @@ impl RunLedger {
         });
     }
 
-    /// What vouches for everything written so far, once it is on the disk; none if that could not be.
+    /// What vouches for everything written so far, once it is on the disk; none while it is not.
     pub(super) fn head(&mut self) -> Option<LedgerHead> {
-        self.write(Ledger::sync)
+        self.ledger.as_mut()?.sync()
     }
 
-    fn write<R>(&mut self, of: impl FnOnce(&mut Ledger) -> io::Result<R>) -> Option<R> {
-        let written = of(self.ledger.as_mut()?);
-        if let Err(error) = &written {
-            tracing::warn!("{LEDGER} cannot be written, it ends here: {error}");
+    /// What a person should know since this was last asked, one sentence each.
+    pub(super) fn take_news(&mut self) -> Vec<String> {
+        let of_file = self.ledger.as_mut().map_or_else(Vec::new, Ledger::take_news);
+        self.news.drain(..).chain(of_file).collect()
+    }
+
+    fn write(&mut self, of: impl FnOnce(&mut Ledger) -> io::Result<()>) {
+        if let Some(Err(error)) = self.ledger.as_mut().map(of) {
+            self.news.push(format!("{LEDGER} ends here, later steps cannot be proven: {error}"));
             self.ledger = None;
         }
-        written.ok()
     }
 }

@@ -1,6 +1,6 @@
 //! From a resolved run to a trainer that can take its next step: everything is checked before anything is written.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
 use dataset::{Cursor, Tokenizer};
 use kernels::Device;
@@ -9,6 +9,7 @@ use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
 
 use super::{Engine, Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, products};
 use crate::{
+    atomic_file,
     checkpoint::{self, TokenizerFiles, TrainerState},
     device,
     divergence_guard::DivergenceGuard,
@@ -19,6 +20,7 @@ use crate::{
     memory_plan::{MemoryPlan, shape_of},
     metrics::MetricsWriter,
     run::RunOptions,
+    run_folder::RunFolder,
     schedule::LearningRate,
 };
 
@@ -71,6 +73,7 @@ impl Trainer {
             Some(held) if held.is_of(&run.run_directory) => Arc::clone(held),
             _ => Arc::new(RunLock::acquire(&run.run_directory)?),
         };
+        let folder = RunFolder::open(&run.run_directory)?;
         let mut notes = [run.notes.clone(), of_device].concat();
         let chosen = choose(&run, from, &mut notes)?;
         let plan = plan(&mut run, &device, chosen.as_ref(), rebatch, &mut notes)?;
@@ -97,13 +100,13 @@ impl Trainer {
             notes.extend(products::recall(&device, state.products.as_ref())?);
         }
         engine.warm_up()?;
+        let cursor = data.stream.cursor();
+        let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes)?;
         write_records(&run, &engine)?;
         let logging = &run.config.runtime.logging;
         let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
-        let cursor = data.stream.cursor();
-        let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes)?;
         let rewind_to = resumed.map(|state| state.step);
-        let trainer = Self {
+        let mut trainer = Self {
             saved: saved(&run, chosen.as_ref()),
             position: position(chosen.as_ref(), cursor),
             ledger,
@@ -118,6 +121,9 @@ impl Trainer {
             tokenizer_files,
             identity,
             notes,
+            news: Vec::new(),
+            told: HashSet::new(),
+            folder,
             _lock: lock,
         };
         if let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
@@ -195,7 +201,10 @@ fn choose(run: &ResolvedRun, from: Option<&ResumeFrom>, notes: &mut Vec<String>)
             }));
             found.path
         }
-        (Some(ResumeFrom::Directory(path)), _) => path.clone(),
+        (Some(ResumeFrom::Directory(path)), _) => {
+            checkpoint::verify(path)?;
+            path.clone()
+        }
     };
     let state = checkpoint::load_state(&chosen)?;
     notes.push(format!("resuming at step {} from {}", state.step, chosen.display()));
@@ -216,8 +225,9 @@ fn position(chosen: Option<&Chosen>, cursor: Cursor) -> Position {
 
 /// A checkpoint of another folder is no checkpoint of this run.
 fn saved(run: &ResolvedRun, chosen: Option<&Chosen>) -> Option<PathBuf> {
-    let directory = &chosen?.directory;
-    (directory.parent() == run.config.runtime.checkpoint.directory.as_deref()).then(|| directory.clone())
+    let name = chosen?.directory.canonicalize().ok()?.file_name()?.to_owned();
+    let path = run.config.runtime.checkpoint.directory.as_deref()?.join(name);
+    (path.canonicalize().ok() == chosen?.directory.canonicalize().ok()).then_some(path)
 }
 
 fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<TokenizerFiles> {
@@ -230,6 +240,6 @@ fn write_records(run: &ResolvedRun, engine: &Engine) -> Result<()> {
     let path = run.run_directory.join(RESOLVED_CONFIG);
     let mut text = serde_json::to_string_pretty(&run.portable_config()).expect("a config is plain values");
     text.push('\n');
-    fs::write(&path, text).map_err(TrainerError::io("write", &path))?;
+    atomic_file::replace(&path, text.as_bytes()).map_err(TrainerError::io("write", &path))?;
     Environment::capture(engine.pool().current_num_threads()).on(engine.device()).save(&run.run_directory)
 }

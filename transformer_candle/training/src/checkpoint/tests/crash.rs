@@ -77,6 +77,15 @@ fn a_full_disk_is_told_in_one_sentence_with_the_way_out() {
 }
 
 #[test]
+fn a_limit_on_file_sizes_is_told_with_the_way_out() {
+    let folder = saved(&[1]);
+    let error = save_with_room(&folder, 9000, io::ErrorKind::FileTooLarge).unwrap_err();
+    assert_eq!(error.exit_code(), 1);
+    assert!(error.to_string().contains("`ulimit -f`"), "{error}");
+    assert_eq!(names(folder.path()), ["latest", "step-00000001"]);
+}
+
+#[test]
 fn a_failing_disk_leaves_no_piece_either_and_names_the_file() {
     let folder = saved(&[1]);
     let error = save_with_room(&folder, 9000, io::ErrorKind::Other).unwrap_err();

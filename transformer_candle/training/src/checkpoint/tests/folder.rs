@@ -72,6 +72,16 @@ fn the_newest_sound_one_is_taken_and_the_damaged_ones_are_named() {
 }
 
 #[test]
+fn an_empty_folder_is_passed_over() {
+    let folder = saved(&[5]);
+    fs::create_dir(path(&folder, 10)).unwrap();
+    fs::write(folder.path().join("latest"), "step-00000010").unwrap();
+    let NewestSound { path: chosen, damaged } = newest_sound(folder.path()).unwrap();
+    assert_eq!(chosen, path(&folder, 5));
+    assert_eq!(damaged[0].name, "step-00000010");
+}
+
+#[test]
 fn an_abandoned_future_is_not_gone_on_with() {
     // 15 and 20 were saved; a resume from 10 saved 12.
     let folder = saved(&[10, 15, 20, 12]);
@@ -86,15 +96,15 @@ fn an_abandoned_future_is_not_gone_on_with() {
 fn pruning_keeps_the_newest_and_the_best() {
     let folder = saved(&[5, 10, 15, 20]);
     mark_best(folder.path(), &path(&folder, 5)).unwrap();
-    assert_eq!(prune(folder.path(), 2, 0).unwrap(), ["step-00000010"]);
+    assert_eq!(prune(folder.path(), 2, 0).unwrap().removed, ["step-00000010"]);
     assert_eq!(steps(&folder), [5, 15, 20]);
-    assert_eq!(prune(folder.path(), 0, 0).unwrap(), ["step-00000015"], "the newest is never removed");
+    assert_eq!(prune(folder.path(), 0, 0).unwrap().removed, ["step-00000015"], "the newest is never removed");
 }
 
 #[test]
 fn pruning_after_a_rewind_removes_the_abandoned_future_and_not_what_was_just_saved() {
     let folder = saved(&[10, 15, 20, 12]);
-    assert_eq!(prune(folder.path(), 2, 0).unwrap(), ["step-00000015", "step-00000020"]);
+    assert_eq!(prune(folder.path(), 2, 0).unwrap().removed, ["step-00000015", "step-00000020"]);
     assert_eq!(steps(&folder), [10, 12]);
 }
 
@@ -105,7 +115,7 @@ fn pruning_keeps_as_many_of_the_lowest_losses_as_asked() {
         let state = TrainerState { evaluation_loss: Some(loss), ..state_at(step) };
         Tiny::at(Precision::Fp32, step).save(folder.path(), &state);
     }
-    assert_eq!(prune(folder.path(), 1, 2).unwrap(), ["step-00000001", "step-00000004"]);
+    assert_eq!(prune(folder.path(), 1, 2).unwrap().removed, ["step-00000001", "step-00000004"]);
     assert_eq!(steps(&folder), [2, 3, 5]);
 }
 

@@ -1,0 +1,337 @@
+"""Full disks, limits, links, lost permissions, moved directories: a run says so, and loses nothing that it need not."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspace import TINY_MODEL, TRAINER, Finished, Workspace
+
+NOBODY = 65534
+MODEL = ("hidden_size=8", "intermediate_size=8", "num_layers=1", "num_attention_heads=2", "num_key_value_heads=1")
+# Above the largest file of a checkpoint of MODEL, below what some hundred steps write to each file of the run.
+FILE_SIZE = 64 << 10
+ADDRESS_SPACE = 700 << 20
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A run that is prepared and not trained."""
+    workspace = Workspace(tmp_path_factory.mktemp("adverse"))
+    text = workspace.write_text()
+    flags = "--steps=100000 --checkpoint-every=100000 --evaluate-every=100000 --launch=none --tensorboard".split()
+    workspace.orchestrate(*TINY_MODEL, *flags, f"--input={text}", "--experiment=template").succeeded()
+    return workspace
+
+
+class Run:
+    """A copy of the template in the workspace `runs`, trained by the Rust program on one thread."""
+
+    def __init__(self, template: Workspace, workspace: Workspace, name: str) -> None:
+        self.workspace = workspace
+        self.folder = workspace.run_folder(name)
+        shutil.copytree(template.run_folder("template"), self.folder)
+        self.config = self.folder / "training.yaml"
+
+    def arguments(self, *arguments: str | Path) -> list[str]:
+        words = [TRAINER, "train", "--config", self.config, "--override", "runtime.threads=1", *arguments]
+        return [str(word) for word in words]
+
+    def train(self, *arguments: str | Path) -> Finished:
+        return self.workspace.command(*self.arguments(*arguments))
+
+    def start(self, *arguments: str, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.arguments(*arguments), cwd=self.workspace.root, env=self.workspace.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, preexec_fn=before,
+        )  # fmt: skip
+
+    def checkpoint(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"step-{step:08}"
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
+
+    def state(self, step: int) -> dict[str, Any]:
+        state = json.loads((self.checkpoint(step) / "trainer_state.json").read_text())
+        assert isinstance(state, dict)
+        return state
+
+
+@pytest.fixture
+def run(template: Workspace, workspace: Workspace) -> Run:
+    return Run(template, workspace, "run")
+
+
+@pytest.fixture
+def open_run(template: Workspace) -> Iterator[Run]:
+    """A run in a folder that everybody may use."""
+    root = Path(tempfile.mkdtemp(prefix="adverse-"))
+    shutil.copy(TRAINER, root / "trainer")
+    for name in ("artifacts", "book.txt"):
+        source = template.root / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, root / name)
+    run = Run(template, Workspace(root), "run")
+    run.config.write_text(run.config.read_text().replace(str(template.root), str(root)))
+    subprocess.run(["chmod", "-R", "a+rwX", root], check=True)
+    yield run
+    subprocess.run(["chmod", "-R", "u+rwx", root], check=True)
+    shutil.rmtree(root)
+
+
+def unprivileged(run: Run, *arguments: str | Path) -> Finished:
+    """Run the program as somebody whom permissions hold back."""
+    drop = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    prefix = ["setpriv", *drop] if os.geteuid() == 0 else []
+    return run.workspace.command(*prefix, run.workspace.root / "trainer", *arguments)
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> str:
+    """The lines up to the one that holds `words`."""
+    assert process.stdout
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if words in line:
+            return seen
+    raise AssertionError(f"{words!r} is not in:\n{seen}")
+
+
+def limited(run: Run, *arguments: str | Path) -> Finished:
+    """Run the program with little address space."""
+    size = f"--as={ADDRESS_SPACE}"
+    return run.workspace.command("prlimit", size, *arguments)
+
+
+def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
+    sizes = [word for size in MODEL for word in ("--override", f"model.{size}")]
+    every = ["--override", "runtime.checkpoint.every_n_steps=500", "--override", "runtime.checkpoint.max_keep=100"]
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    limit = (FILE_SIZE, unlimited)
+    process = run.start(*sizes, *every, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    printed = read_until(process, "checkpoint ")
+    for name in ("metrics.jsonl", "ledger.jsonl", "events.out"):
+        warnings = [line for line in printed.splitlines() if line.startswith("warning: ") and name in line]
+        assert len(warnings) == 1, printed
+        assert "File too large" in warnings[0]
+    assert run.state(500)["ledger"] is None, "no checkpoint vouches for lines that are not on the disk"
+
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    printed = read_until(process, "ledger.jsonl is written again, no line is lost")
+    read_until(process, "checkpoint ")
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, rest
+    last = int((run.folder / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
+    assert [row["step"] for row in run.workspace.metrics("run")] == list(range(1, last + 1))
+    proof = run.workspace.trainer("validate-data", run.folder, "--replay=600", "--json").succeeded()
+    assert json.loads(proof.out)["problems"] == []
+    resumed = run.train(*sizes, "--resume", run.checkpoint(500), "--max-steps=501").succeeded()
+    assert "the ledger begins anew at step 500" in resumed.out
+
+
+def test_a_file_size_limit_is_told_and_spares_checkpoints(run: Run) -> None:
+    run.train("--max-steps=1").succeeded()
+    done = run.workspace.command("prlimit", f"--fsize={FILE_SIZE}", *run.arguments("--resume", "--max-steps=2"))
+    done.refused(1, "`ulimit -f`", "step 2", "raise the limit")
+    assert run.names() == ["latest", "step-00000001"]
+
+
+def test_an_unremovable_checkpoint_stays_and_training_goes_on(open_run: Run) -> None:
+    run, every = open_run, ("--override", "runtime.checkpoint.every_n_steps=2", "--override")
+    train = ("train", "--config", run.config, *every, "runtime.checkpoint.max_keep=1")
+    unprivileged(run, *train, "--max-steps=2").succeeded()
+    run.checkpoint(2).chmod(0o555)
+    for last in (6, 8):
+        done = unprivileged(run, *train, "--resume", f"--max-steps={last}").succeeded()
+        assert done.out.count("warning: cannot remove") == 1, done.out
+        assert run.names() == ["latest", "step-00000002", f"step-{last:08}"]
+    run.workspace.trainer("checkpoint", "verify", run.checkpoint(2)).succeeded()
+
+
+def test_an_unreadable_checkpoint_is_passed_over(open_run: Run) -> None:
+    run, every = open_run, ("--override", "runtime.checkpoint.every_n_steps=2")
+    train = ("train", "--config", run.config, *every)
+    unprivileged(run, *train, "--max-steps=4").succeeded()
+    run.checkpoint(4).chmod(0)
+    done = unprivileged(run, "generate", "--checkpoint", run.folder, "--prompt=def", "--max-tokens=2").succeeded()
+    assert "step-00000004" in done.err
+    assert "Permission denied" in done.err
+    done = unprivileged(run, *train, "--resume", "--max-steps=6").succeeded()
+    assert "resuming at step 2" in done.out
+    assert "Permission denied" in done.out
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_a_checkpoint_named_on_resume_is_verified_whole(run: Run, name: str) -> None:
+    run.train("--max-steps=1").succeeded()
+    path = run.checkpoint(1) / name
+    path.write_text(path.read_text() + " ")
+    run.train("--resume", run.checkpoint(1), "--max-steps=2").refused(5, name)
+
+
+def test_commands_inside_a_checkpoint_know_where_they_are(run: Run) -> None:
+    run.train("--max-steps=1").succeeded()
+    here = run.checkpoint(1)
+    evaluated = run.workspace.command(TRAINER, "evaluate", "--checkpoint", ".", folder=here).succeeded()
+    assert evaluated.out.startswith("loss")
+    verified = run.workspace.command(TRAINER, "checkpoint", "verify", ".", folder=here).succeeded()
+    assert verified.out.startswith(str(here))
+    listed = run.workspace.command(TRAINER, "checkpoint", "list", ".", folder=here).succeeded()
+    assert listed.out.rstrip().endswith("latest")
+
+
+def test_a_checkpoint_resumed_from_inside_is_not_saved_again(run: Run) -> None:
+    run.train("--max-steps=2").succeeded()
+    inside = run.arguments("--resume", ".", "--max-steps=2")
+    done = run.workspace.command(*inside, folder=run.checkpoint(2)).succeeded()
+    assert "\ncheckpoint " not in done.out
+
+
+def test_weights_that_are_no_numbers_are_told(run: Run, tmp_path: Path) -> None:
+    run.train("--max-steps=1").succeeded()
+    model = tmp_path / "nan"
+    shutil.copytree(run.checkpoint(1), model)
+    (model / "MANIFEST.json").unlink()
+    path = model / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    content[start:] = struct.pack("<f", float("nan")) * ((len(content) - start) // 4)
+    path.write_bytes(content)
+    generate = ("generate", "--checkpoint", model, "--prompt=def", "--max-tokens=2")
+    run.workspace.trainer(*generate).refused(6, "not a number", "earlier checkpoint")
+    run.workspace.orchestrate(*generate).refused(6, "not a number", "earlier checkpoint")
+    text = run.workspace.write_text()
+    run.workspace.trainer("evaluate", "--checkpoint", model, f"--input={text}").refused(6, "not a number")
+
+
+def ignore_hang_ups() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def test_a_closed_terminal_saves_the_run(run: Run) -> None:
+    process = run.start()
+    read_until(process, "step 3/")
+    process.send_signal(signal.SIGHUP)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, rest
+    assert "SIGHUP: saving step" in rest
+    assert "latest" in run.names()
+
+
+def test_a_run_under_nohup_outlives_its_terminal(run: Run) -> None:
+    process = run.start(before=ignore_hang_ups)
+    read_until(process, "step 3/")
+    process.send_signal(signal.SIGHUP)
+    read_until(process, "step 500/")
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, rest
+    assert "SIGTERM: saving step" in rest
+
+
+def test_a_run_whose_directory_is_moved_stops(run: Run) -> None:
+    process = run.start("--override", "runtime.checkpoint.every_n_steps=50")
+    read_until(process, "checkpoint ")
+    away = run.folder.with_name("away")
+    run.folder.rename(away)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, rest
+    assert f"moved and is now {away}" in rest
+    assert not run.folder.exists()
+    away.rename(run.folder)
+    run.train("--resume", "--max-steps=1").succeeded()
+
+
+@pytest.mark.parametrize("name", ["resolved_config.json", "environment.json", "metrics.jsonl"])
+def test_a_link_is_replaced_and_its_target_kept(run: Run, name: str) -> None:
+    precious = run.workspace.root / "precious"
+    precious.write_text("precious")
+    (run.folder / name).symlink_to(precious)
+    run.train("--max-steps=1").succeeded()
+    assert precious.read_text() == "precious"
+    assert not (run.folder / name).is_symlink()
+
+
+def test_a_linked_ledger_is_refused_and_its_target_kept(run: Run) -> None:
+    precious = run.workspace.root / "precious"
+    precious.write_text("precious")
+    (run.folder / "ledger.jsonl").symlink_to(precious)
+    run.train("--max-steps=1").refused(2, "ledger.jsonl is a symbolic link", "remove the link")
+    assert precious.read_text() == "precious"
+
+
+def test_what_killed_writers_left_goes_at_the_next_start(run: Run) -> None:
+    (run.folder / "tensorboard").mkdir(exist_ok=True)
+    left = ["metrics.jsonl.tmp-42", ".environment.json.tmp-42", ".training.yaml.42", "tensorboard/.rewound.tmp-42"]
+    for name in left:
+        (run.folder / name).write_text("half")
+    run.train("--max-steps=1").succeeded()
+    assert not any((run.folder / name).exists() for name in left)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_hidden_layers", 1 << 40), ("num_hidden_layers", 1 << 20), ("hidden_size", 1 << 40), ("vocab_size", 1 << 62)],
+)
+def test_an_absurd_config_json_is_refused(run: Run, tmp_path: Path, key: str, value: int) -> None:
+    run.train("--max-steps=1").succeeded()
+    model = tmp_path / "absurd"
+    shutil.copytree(run.checkpoint(1), model)
+    (model / "MANIFEST.json").unlink()
+    config = json.loads((model / "config.json").read_text()) | {key: value}
+    (model / "config.json").write_text(json.dumps(config))
+    limited(run, TRAINER, "generate", "--checkpoint", model, "--prompt=def").refused(2, "config.json", "parameters")
+    limited(run, TRAINER, "evaluate", "--checkpoint", model, "--input=x").refused(2, "config.json", "parameters")
+
+
+def test_an_address_space_limit_bounds_what_fits(run: Run) -> None:
+    large = ("hidden_size=1024", "intermediate_size=4096", "num_layers=6", "num_attention_heads=16")
+    sizes = [word for size in large for word in ("--override", f"model.{size}")]
+    limited(run, *run.arguments(*sizes, "--max-steps=1")).refused(4, "does not fit", "ulimit -v")
+    assert not (run.folder / "checkpoints").exists()
+    run.train(*sizes, "--max-steps=0").succeeded()
+    model = ("--checkpoint", run.folder)
+    limited(run, TRAINER, "generate", *model, "--prompt=def").refused(4, "needs", "ulimit -v")
+    limited(run, TRAINER, "evaluate", *model).refused(4, "needs", "ulimit -v")
+
+
+FORK = """
+import os, sys, time
+from orchestrator import RunConfig, Trainer, TrainerError
+trainer = Trainer(RunConfig.load(sys.argv[1]))
+next(iter(trainer))
+child = os.fork()
+if child == 0:
+    try:
+        next(iter(trainer))
+    except TrainerError as error:
+        print(error, flush=True)
+        sys.exit(7)
+for _ in range(600):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        break
+    time.sleep(0.1)
+else:
+    os.kill(child, 9)
+    sys.exit("the child hangs")
+assert os.waitstatus_to_exitcode(status) == 7
+print(next(iter(trainer)).step)
+"""
+
+
+def test_a_forked_child_is_refused_and_the_parent_trains(run: Run) -> None:
+    done = run.workspace.command(run.workspace.python, "-c", FORK, run.config).succeeded()
+    assert "forked from it" in done.out
+    assert done.out.splitlines()[-1] == "2"

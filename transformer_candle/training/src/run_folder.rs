@@ -1,0 +1,127 @@
+//! The directory of a run while a trainer lives in it: the same directory from the first step to the last.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    atomic_file::{self, is_number, staged_name},
+    error::{Result, TrainerError},
+};
+
+/// The files of a run that are written in one step, by the trainer or by `orchestrate`.
+const REPLACED_FILES: [&str; 6] = [
+    "streaming_config.json",
+    "training.yaml",
+    "special_tokens.txt",
+    "resolved_config.json",
+    "environment.json",
+    "metrics.jsonl",
+];
+
+/// A run directory that is held open, so that another one in its place is noticed.
+#[derive(Debug)]
+pub(crate) struct RunFolder {
+    path: PathBuf,
+    /// Open, so that the system gives its number to no other directory.
+    opened: File,
+}
+
+impl RunFolder {
+    /// Opens the run directory, whose lock the caller holds, and removes what killed writers left in it.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let opened = File::open(path).map_err(TrainerError::io("open", path))?;
+        atomic_file::remove_leftovers(path, is_leftover);
+        Ok(Self { path: path.to_owned(), opened })
+    }
+
+    /// Makes sure that the path still leads to the directory. What is written by path would otherwise come to lie in a
+    /// new directory, or in another run's.
+    ///
+    /// # Errors
+    /// [`TrainerError::Moved`]
+    pub(crate) fn check(&self) -> Result<()> {
+        let there = fs::metadata(&self.path);
+        let moved = match (&there, self.opened.metadata()) {
+            (Ok(there), Ok(opened)) => (there.dev(), there.ino()) != (opened.dev(), opened.ino()),
+            (Err(error), _) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+            // A file system that fails for a moment tells nothing.
+            _ => false,
+        };
+        if moved {
+            return Err(TrainerError::Moved { directory: self.path.clone(), now: self.place() });
+        }
+        Ok(())
+    }
+
+    /// Where the directory is now, where the system tells.
+    fn place(&self) -> Option<PathBuf> {
+        use std::os::fd::AsRawFd;
+        let place = fs::read_link(format!("/proc/self/fd/{}", self.opened.as_raw_fd())).ok()?;
+        place.is_dir().then_some(place)
+    }
+}
+
+/// Whether a name is that of a file that a killed writer left: `.training.yaml.tmp-4242`, and from earlier versions
+/// `.training.yaml.4242` and `metrics.jsonl.tmp-4242`.
+fn is_leftover(name: &str) -> bool {
+    let staged = staged_name(name).or_else(|| {
+        let (of, process) = name.strip_prefix('.')?.rsplit_once('.')?;
+        is_number(process).then_some(of)
+    });
+    let of_metrics = name.strip_prefix("metrics.jsonl.tmp-").is_some_and(is_number);
+    of_metrics || staged.is_some_and(|name| REPLACED_FILES.contains(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_was_moved_is_noticed() {
+        let root = tempfile::tempdir().unwrap();
+        let (path, away) = (root.path().join("run"), root.path().join("away"));
+        fs::create_dir(&path).unwrap();
+        let folder = RunFolder::open(&path).unwrap();
+        folder.check().unwrap();
+        fs::rename(&path, &away).unwrap();
+        let error = folder.check().unwrap_err();
+        assert_eq!(error.exit_code(), 1);
+        if cfg!(target_os = "linux") {
+            assert!(error.to_string().contains(&format!("is now {}", away.display())), "{error}");
+        }
+        fs::create_dir(&path).unwrap();
+        assert!(folder.check().is_err(), "another directory in its place");
+        fs::remove_dir(&path).unwrap();
+        fs::rename(&away, &path).unwrap();
+        folder.check().unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_was_removed_is_noticed_whatever_takes_its_place() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("run");
+        fs::create_dir(&path).unwrap();
+        let folder = RunFolder::open(&path).unwrap();
+        fs::remove_dir(&path).unwrap();
+        assert!(folder.check().unwrap_err().to_string().contains("removed"));
+        fs::create_dir(&path).unwrap();
+        assert!(folder.check().is_err());
+    }
+
+    #[test]
+    fn only_files_that_writers_left_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let left = [".environment.json.tmp-42", "metrics.jsonl.tmp-42", ".training.yaml.42", ".training.yaml.tmp-42"];
+        let kept = ["environment.json", "metrics.jsonl.1", ".notes.42", ".training.yaml.old", "x.tmp-42", ".x.tmp-42"];
+        for name in left.iter().chain(&kept) {
+            fs::write(root.path().join(name), "").unwrap();
+        }
+        RunFolder::open(root.path()).unwrap();
+        assert!(left.iter().all(|name| !root.path().join(name).exists()));
+        assert!(kept.iter().all(|name| root.path().join(name).exists()));
+    }
+}
