@@ -171,7 +171,7 @@ def _prepare_tokenizer(settings: Settings, place: Place, base: BaseConfig, sourc
         return ready
     data = source.data
     request = tokenizer.Request(
-        vocab_size=settings.vocab_size or base.vocab_size or DEFAULT_VOCAB_SIZE,
+        vocab_size=base.vocab_size or DEFAULT_VOCAB_SIZE,
         special_tokens=_special_tokens(place, base),
         source={
             "name": data.name, "revision": data.revision, "files": data.files, "bytes": data.bytes,

@@ -91,6 +91,10 @@ impl DataSource {
     }
 
     fn demo(streaming: &StreamingConfig, folder: PathBuf) -> Result<Self, DataError> {
+        if streaming.revision.is_some() || streaming.config.is_some() {
+            let setting = "the revision (--revision) or configuration (--data-config) of the data set demo";
+            return Err(DataError::Setting { setting, must: "left out: this machine makes demo itself, and there is only one" });
+        }
         if streaming.split != "train" {
             let (name, available) = (DEMO.to_owned(), vec!["train".to_owned()]);
             return Err(DataError::Split { name, split: streaming.split.clone(), available });

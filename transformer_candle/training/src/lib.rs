@@ -23,6 +23,7 @@ pub mod progress;
 pub mod run;
 pub mod schedule;
 pub mod stop;
+pub mod terminal;
 pub mod trained_model;
 pub mod trainer;
 

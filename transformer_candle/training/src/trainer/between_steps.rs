@@ -90,7 +90,7 @@ impl Trainer {
         let stop_token = Some(tokenizer.end_of_text());
         let (shape, weights) = (&self.shape, self.engine.decoder.weights().clone());
         self.engine.pool().install(|| {
-            let mut generator = Generator::new(shape, weights, tokens.len() + max_tokens)?;
+            let mut generator = Generator::new(shape, weights, tokens.len().saturating_add(max_tokens))?;
             let on_text = |_: &str| ControlFlow::Continue(());
             complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)
         })
