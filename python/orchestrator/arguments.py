@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperCommand, TyperGroup
 
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.paths import is_utf8
 
 if TYPE_CHECKING:
     Parser = TyperCommand
@@ -61,7 +62,7 @@ def _check_typed(command: Parser, ctx: Any, args: list[str]) -> None:
                     f"{_name(parameter)} is empty: give it a value or leave it out (a shell variable that is not set "
                     "is typed as nothing)"
                 )
-            if not value.isascii() and value.encode(errors="replace").decode() != value:
+            if not is_utf8(value):
                 raise CommandError(f"{_name(parameter)} {value!r} is not UTF-8: give it, or the file, another name")
 
 

@@ -206,11 +206,13 @@ def _run(arguments: list[str]) -> int:
         return _complain(str(stopped()), ExitCode.INTERRUPTED)
     except OSError as error:
         return _complain(str(error), ExitCode.UNEXPECTED)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a library's panic is no Exception
         return _complain(*_explained(error))
 
 
-def _explained(error: Exception) -> tuple[str, int]:
+def _explained(error: BaseException) -> tuple[str, int]:
     """Return the message and exit code of what the trainer raised, or name the place of a bug."""
     from orchestrator import _native
 

@@ -40,6 +40,7 @@ def run(settings: Settings) -> int:
     if settings.resume is not None and (place.folder / run_files.TRAINING_CONFIG).is_file():
         return _resume(settings, place, roots)
     base = base_config.choose(settings)
+    _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     _refuse_an_earlier_run(place, base, settings)
     with ended_at_once_by_interrupts():
         source = _open_source(settings, base)

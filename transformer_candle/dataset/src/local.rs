@@ -178,7 +178,9 @@ mod tests {
             let error = names(root.path(), &[pattern]).unwrap_err().to_string();
             assert!(error.contains(pattern) && error.contains(problem), "{error}");
         }
-        assert!(matches!(names(root.path(), &["a[.txt"]), Err(DataError::Pattern { .. })));
+        for pattern in ["a[.txt", "", " "] {
+            assert!(matches!(names(root.path(), &[pattern]), Err(DataError::Pattern { .. })), "{pattern:?}");
+        }
     }
 
     #[test]

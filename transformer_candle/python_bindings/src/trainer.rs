@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use training::SamplingSettings;
 use training::trainer::ResumeFrom;
 
+use crate::arguments::{self, integer};
 use crate::config::RunConfig;
-use crate::errors::raised;
 use crate::generation::Completion;
 use crate::json;
 use crate::plan::MemoryPlan;
@@ -168,7 +168,7 @@ impl Trainer {
     ) -> PyResult<T> {
         py.check_signals()?;
         let trainer = self.inner();
-        py.detach(|| work(trainer)).map_err(raised)
+        arguments::detached(py, || work(trainer))
     }
 }
 
@@ -178,7 +178,7 @@ impl Trainer {
     #[new]
     fn new(py: Python<'_>, config: &RunConfig) -> PyResult<Self> {
         let run = config.0.clone();
-        py.detach(|| training::trainer::Trainer::new(run)).map(Self::of).map_err(raised)
+        arguments::detached(py, || training::trainer::Trainer::new(run)).map(Self::of)
     }
 
     /// Go on with a run: its folder, or its config file.
@@ -187,9 +187,8 @@ impl Trainer {
     fn resume(py: Python<'_>, run: PathBuf, overrides: Vec<String>, checkpoint: Option<PathBuf>) -> PyResult<Self> {
         let config = if run.is_dir() { run.join(TRAINING_CONFIG) } else { run };
         let from = checkpoint.map_or(ResumeFrom::Latest, ResumeFrom::Directory);
-        py.detach(|| training::trainer::Trainer::resume(run_config::RunConfig::load(&config, &overrides)?, &from))
-            .map(Self::of)
-            .map_err(raised)
+        let resume = || training::trainer::Trainer::resume(run_config::RunConfig::load(&config, &overrides)?, &from);
+        arguments::detached(py, resume).map(Self::of)
     }
 
     fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -235,11 +234,11 @@ impl Trainer {
         &mut self,
         py: Python<'_>,
         prompt: &str,
-        max_tokens: usize,
+        #[pyo3(from_py_with = integer)] max_tokens: usize,
         temperature: f64,
-        top_k: usize,
+        #[pyo3(from_py_with = integer)] top_k: usize,
         top_p: f64,
-        seed: u64,
+        #[pyo3(from_py_with = integer)] seed: u64,
     ) -> PyResult<Completion> {
         let settings = SamplingSettings { temperature, top_k, top_p, seed };
         self.detached(py, |trainer| trainer.generate(prompt, max_tokens, &settings)).map(Completion::from)

@@ -18,7 +18,7 @@ pub mod lock;
 pub mod memory_plan;
 pub mod metrics;
 pub mod optimizer;
-mod pool;
+pub mod pool;
 pub mod progress;
 pub mod run;
 pub mod schedule;

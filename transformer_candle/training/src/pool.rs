@@ -2,7 +2,8 @@
 
 use std::env;
 use std::error::Error;
-use std::sync::OnceLock;
+use std::io;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -14,6 +15,34 @@ use crate::error::{Result, TrainerError};
 const MOST_PER_CORE: usize = 8;
 /// Threads that any machine is allowed, so that a run of a larger one can be looked at on a small one.
 const ALWAYS_ALLOWED: usize = 64;
+/// Pools of so many threads: ours, and those of the two libraries that encode text.
+const POOLS: usize = 3;
+/// Threads that wait for data, for signals, for the Hub.
+const SINGLE_THREADS: usize = 8;
+
+/// Refuses far more threads than this machine has cores, and to begin where the system would not start those that follow: the
+/// libraries that start some of them have no other way out than a panic.
+///
+/// # Errors
+/// [`TrainerError::Request`] says who asks for so many, or that there is no room for them.
+pub fn check(configured: Option<usize>, workers: usize) -> Result<()> {
+    let threads = Threads::wanted(configured)?;
+    let needed = POOLS * threads.number + workers + SINGLE_THREADS;
+    start_and_end(needed).map_err(|error| threads.not_started(needed, &error.to_string()))
+}
+
+/// Starts threads, all of them before the first one ends.
+fn start_and_end(number: usize) -> io::Result<()> {
+    let gate = Mutex::new(());
+    thread::scope(|scope| {
+        let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..number {
+            thread::Builder::new().spawn_scoped(scope, || drop(gate.lock()))?;
+        }
+        drop(closed);
+        Ok(())
+    })
+}
 
 /// A pool of as many threads as `runtime.threads` says; else `RAYON_NUM_THREADS`, else one a core.
 ///
@@ -31,6 +60,7 @@ pub(crate) fn of(config: &RunConfig) -> Result<ThreadPool> {
 /// As [`of`].
 pub(crate) fn start() -> Result<()> {
     static STARTED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+    check(None, 0)?;
     let threads = Threads::wanted(None)?;
     let started = STARTED.get_or_init(|| match ThreadPoolBuilder::new().num_threads(threads.number).build_global() {
         Err(error) if error.source().is_some() => Err(threads.refused(&error).to_string()),
@@ -76,11 +106,15 @@ impl Threads {
     }
 
     fn refused(&self, error: &impl Error) -> TrainerError {
-        let Self { number, origin } = self;
         let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        self.not_started(self.number, &cause)
+    }
+
+    fn not_started(&self, number: usize, cause: &str) -> TrainerError {
+        let Self { number: computing, origin } = self;
         TrainerError::Request(format!(
-            "the system does not start {number} threads ({origin}): {cause}. Raise the limit of processes (ulimit -u), or lower \
-             runtime.threads"
+            "the system does not start {number} threads, {computing} of them to compute ({origin}): {cause}. Raise its limits \
+             (ulimit -u and -v, or the container's), or lower runtime.threads"
         ))
     }
 }

@@ -69,10 +69,7 @@ mod tests {
     #[test]
     fn what_a_terminal_obeys_is_written_out() {
         let told = escaped(HOSTILE);
-        assert_eq!(
-            told,
-            "a\\u{1b}]0;x\\u{7}\\u{d}\\u{9b}2J\\u{7f}\\u{202e}\\u{2066}\\u{2028}\\u{61c}"
-        );
+        assert_eq!(told, "a\\u{1b}]0;x\\u{7}\\u{d}\\u{9b}2J\\u{7f}\\u{202e}\\u{2066}\\u{2028}\\u{61c}");
         assert_eq!(escaped(&told), told, "twice is once");
     }
 

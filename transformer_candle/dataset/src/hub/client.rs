@@ -53,7 +53,8 @@ impl HubClient {
             return Err(not_an_address(&settings.endpoint));
         }
         if user.as_ref().is_some_and(|user| with_user(&endpoint, user).is_none()) {
-            let problem = "has a user or password with characters that an address cannot have: encode them, as %40 for @";
+            let problem =
+                "has a user or password with characters that an address cannot have: encode them, as %40 for @";
             return Err(DataError::HubSetting { setting: "HF_ENDPOINT", problem: problem.to_owned() });
         }
         if settings.token.as_deref().is_some_and(|token| !token.chars().all(|c| c.is_ascii_graphic())) {
@@ -304,9 +305,12 @@ mod tests {
         let error = HubClient::new(quick("https://h", Some("hf_se cret\n"))).err().unwrap();
         assert!(error.to_string().starts_with("HF_TOKEN") && !error.to_string().contains("cret"), "{error}");
         assert!(!format!("{:?}", quick("https://h", Some("hf_secret"))).contains("hf_secret"));
-        for endpoint in ["https://user:secret@h", "user:secret@h", "https://user:sec/secret@h", "https://user:a secret@h"] {
+        for endpoint in
+            ["https://user:secret@h", "user:secret@h", "https://user:sec/secret@h", "https://user:a secret@h"]
+        {
             assert!(!format!("{:?}", quick(endpoint, None)).contains("secret"), "{endpoint}");
-            let told = HubClient::new(quick(endpoint, None)).map_or_else(|error| error.to_string(), |client| client.endpoint().to_owned());
+            let told = HubClient::new(quick(endpoint, None))
+                .map_or_else(|error| error.to_string(), |client| client.endpoint().to_owned());
             assert!(!told.contains("secret") && !told.contains("user:"), "{endpoint}: {told}");
         }
     }

@@ -17,6 +17,7 @@ use crate::{
     lock::RunLock,
     memory_plan::{MemoryPlan, shape_of},
     metrics::MetricsWriter,
+    pool,
     schedule::LearningRate,
 };
 
@@ -58,6 +59,7 @@ impl Trainer {
     }
 
     fn start(mut run: ResolvedRun, from: Option<&ResumeFrom>) -> Result<Self> {
+        pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
         let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
         let shape = shape_of(&run.config)?;
         let plan = MemoryPlan::here(&run, &device)?;
