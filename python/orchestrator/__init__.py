@@ -6,26 +6,33 @@
 ...     print(report.step, report.loss)
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from orchestrator import nvidia_wheels
-from orchestrator._native import (
-    CheckpointError,
-    Completion,
-    ConfigError,
-    DataError,
-    DivergenceError,
-    EvaluationReport,
-    MemoryPlan,
-    OutOfMemoryError,
-    RunConfig,
-    StepReport,
-    TokenStream,
-    Trainer,
-    TrainerError,
-    __version__,
-    generate,
-    logits,
-    memory_plan,
-)
+
+if TYPE_CHECKING:
+    from orchestrator._native import (
+        CheckpointError,
+        Completion,
+        ConfigError,
+        DataError,
+        DivergenceError,
+        EvaluationReport,
+        MemoryPlan,
+        OutOfMemoryError,
+        RunConfig,
+        StepReport,
+        TokenStream,
+        Trainer,
+        TrainerError,
+        __version__,
+        generate,
+        logits,
+        memory_plan,
+    )
 
 __all__ = [
     "CheckpointError",
@@ -48,3 +55,16 @@ __all__ = [
 ]
 
 nvidia_wheels.make_known()
+
+
+def __getattr__(name: str) -> Any:
+    """Load the extension when something of it is first asked for: `orchestrate --help` does without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module("orchestrator._native"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,37 @@
-"""`python -m orchestrator` is `orchestrate`."""
+"""`orchestrate`, and `python -m orchestrator`, which is the same.
 
-from orchestrator.cli import main
+Nothing heavy is imported before Ctrl-C is handled.
+"""
 
-main()
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+
+def main() -> None:
+    """Run the command; Ctrl-C while it is still being imported ends it in a sentence."""
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heard:
+        signal.signal(signal.SIGINT, _stop_at_once)
+    from orchestrator import cli
+
+    if heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        cli.main()
+    except KeyboardInterrupt:
+        _stop_at_once()
+
+
+def _stop_at_once(_number: int = signal.SIGINT, _frame: FrameType | None = None) -> None:
+    """End without unwinding, as an exception in the middle of an import would be told in its own way."""
+    try:
+        os.write(2, b"orchestrate: stopped by Ctrl-C\n")
+    finally:
+        os._exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main()

@@ -405,6 +405,14 @@ def open_device(device: str) -> dict[str, Any]:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
     """
 
+def check_threads(threads: int | None, workers: int) -> None:
+    """Refuse more threads than this machine can use or the system starts.
+
+    Args:
+        threads: Those that compute; None for what `RAYON_NUM_THREADS` says, else one per core.
+        workers: Those that read and tokenise.
+    """
+
 def environment() -> dict[str, Any]:
     """Return what this build is and what it runs on, as environment.json has it."""
 

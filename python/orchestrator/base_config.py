@@ -81,6 +81,9 @@ class BaseConfig:
 def choose(settings: Settings) -> BaseConfig:
     """Return the config to start from: --config, --preset, or the preset that suits this machine."""
     overrides = settings.config_overrides()
+    if settings.vocab_size is not None:
+        # What the tokenizer is asked for; the config that is written holds what came of it.
+        overrides.append(f"model.vocab_size={settings.vocab_size}")
     if settings.config is not None:
         text, kind = _read(settings.config)
         values = _native.parse_config(text, kind, overrides, settings.config)
@@ -168,6 +171,7 @@ def _default_preset(settings: Settings) -> str:
 
 def _card(device: str) -> _native.Card | None:
     """Return the card that a run on this device would use. One that is asked for and is not there is an error."""
+    _native.parse_config(preset_text(DEFAULT_PRESET), "yaml", [f"runtime.device={device}"])  # refuses what is no device
     if device == "cpu":
         return None
     try:

@@ -7,11 +7,13 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import Abort, TyperException
 
+from orchestrator import terminal
+from orchestrator.arguments import Command, Group, stopped
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.settings import (
     ConfigFile,
@@ -28,6 +30,7 @@ from orchestrator.settings import (
 
 app = typer.Typer(
     name="orchestrate",
+    cls=Group,
     help="Stream a text data set, train a tokenizer, pre-train a Llama-style model.\n\n"
     "Without a command it does all of it: resolve the data set, train the tokenizer, write the run's files, train.",
     no_args_is_help=False,
@@ -52,7 +55,7 @@ def pipeline(context: typer.Context, settings: Settings) -> None:
         raise typer.Exit(run(settings))
 
 
-@app.command()
+@app.command(cls=Command)
 def train(
     config: Annotated[Path, typer.Option("--config", "-c", help="The run's config: YAML, TOML or JSON.")],
     override: Overrides = None,
@@ -72,7 +75,7 @@ def train(
     raise typer.Exit(start(job, launch, Roots.from_environment().target))
 
 
-@app.command()
+@app.command(cls=Command)
 def plan(config: ConfigFile = None, preset: Preset = None, override: Overrides = None, as_json: Json = False) -> None:
     """Print what a run needs: parameters, bytes by category, FLOPs a token, disk, time."""
     from orchestrator import _native
@@ -83,10 +86,10 @@ def plan(config: ConfigFile = None, preset: Preset = None, override: Overrides =
     with tempfile.TemporaryDirectory() as folder:
         path = config if config is not None else preset_file(str(preset), Path(folder))
         needs = _native.memory_plan(_native.RunConfig.load_for_planning(path, override or []))
-    print(json.dumps(needs.to_dict()) if as_json else needs)
+    _answer(needs.to_dict(), str(needs), as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
     device: ModelDevice = "auto",
     as_json: Json = False,
@@ -98,7 +101,7 @@ def doctor(
 
     findings = doctor.examine(device, Roots.from_environment())
     if as_json:
-        print(json.dumps(doctor.as_json(findings)))
+        terminal.product(json.dumps(doctor.as_json(findings)))
     else:
         for found in findings:
             finding(found.topic, found.text, found.verdict.value)
@@ -107,7 +110,7 @@ def doctor(
         raise CommandError("\n".join(["this machine cannot train on what is asked:", *problems]))
 
 
-@app.command()
+@app.command(cls=Command)
 def generate(
     checkpoint: Checkpoint = None,
     experiment: Experiment = None,
@@ -131,10 +134,16 @@ def generate(
         _checkpoint(checkpoint, experiment), str(text),
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, device=device,
     )  # fmt: skip
-    print(json.dumps(answer.to_dict(), ensure_ascii=False) if as_json else answer.prompt + answer.completion)
+    # Exact where it goes to a file or a program; a terminal would obey what is in it.
+    text = answer.prompt + answer.completion
+    if as_json:
+        text = json.dumps(answer.to_dict())
+    elif sys.stdout.isatty():
+        text = terminal.escaped(text)
+    terminal.product(text)
 
 
-@app.command()
+@app.command(cls=Command)
 def evaluate(
     checkpoint: Checkpoint = None,
     experiment: Experiment = None,
@@ -153,16 +162,14 @@ def evaluate(
     from orchestrator import _native
 
     report = _native.evaluate(_checkpoint(checkpoint, experiment), input or [], text_column, max_sequences, device)
-    if as_json:
-        print(json.dumps(report.to_dict()))
-        return
     bits = f", {report.bits_per_byte:.3f} bits a byte" if report.bits_per_byte is not None else ""
-    print(f"loss {report.loss:.4f}, perplexity {report.perplexity:.2f}{bits} ({report.tokens:,} tokens)")
+    lines = [f"loss {report.loss:.4f}, perplexity {report.perplexity:.2f}{bits} ({report.tokens:,} tokens)"]
     for part in report.to_dict().get("components", []):
-        print(f"  {part['share']:.1%} {part['name']}: loss {part['loss']:.4f} ({part['tokens']:,} tokens)")
+        lines.append(f"  {part['share']:.1%} {part['name']}: loss {part['loss']:.4f} ({part['tokens']:,} tokens)")
+    _answer(report.to_dict(), "\n".join(lines), as_json)
 
 
-@app.command("validate-data")
+@app.command("validate-data", cls=Command)
 def validate_data(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
     replay: Annotated[
@@ -179,13 +186,14 @@ def validate_data(
 
     with ended_at_once_by_interrupts():
         report = _native.validate_data(run, replay or [])
-    print(json.dumps(report.to_dict()) if as_json else str(report).rstrip())
+    _answer(report.to_dict(), str(report).rstrip(), as_json)
     if report.problems:
         raise typer.Exit(ExitCode.DATA_UNREADABLE)
 
 
 def main() -> None:
     """Run the command and turn every failure into a sentence and an exit code."""
+    terminal.take_over()
     sys.exit(_run(_with_resume_values(sys.argv[1:])))
 
 
@@ -197,14 +205,16 @@ def _run(arguments: list[str]) -> int:
     except TyperException as error:
         return _complain(f"{error.format_message()} (orchestrate --help lists what there is)", error.exit_code)
     except (Abort, KeyboardInterrupt):
-        return _complain("stopped by Ctrl-C", ExitCode.INTERRUPTED)
+        return _complain(str(stopped()), ExitCode.INTERRUPTED)
     except OSError as error:
         return _complain(str(error), ExitCode.UNEXPECTED)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a library's panic is no Exception
         return _complain(*_explained(error))
 
 
-def _explained(error: Exception) -> tuple[str, int]:
+def _explained(error: BaseException) -> tuple[str, int]:
     """Return the message and exit code of what the trainer raised, or name the place of a bug."""
     from orchestrator import _native
 
@@ -216,7 +226,7 @@ def _explained(error: Exception) -> tuple[str, int]:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"orchestrate: {message}", file=sys.stderr)
+    terminal.complain(f"orchestrate: {message}")
     return code
 
 
@@ -227,6 +237,14 @@ def _with_resume_values(arguments: list[str]) -> list[str]:
         bare = here == "--resume" and (following is None or following.startswith("-") or following in COMMANDS)
         filled.append("--resume=latest" if bare else here)
     return filled
+
+
+def _answer(values: dict[str, Any], text: str, as_json: bool) -> None:
+    """Print what was asked for, as one JSON object or for people."""
+    if as_json:
+        terminal.product(json.dumps(values))
+    else:
+        terminal.report(text)
 
 
 def _checkpoint(checkpoint: Path | None, experiment: str | None) -> Path:

@@ -6,14 +6,14 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """The exit codes of both programs."""
+    """The exit codes of both programs, as README.md tells them and `training/src/error.rs` has them."""
 
     DONE = 0
     UNEXPECTED = 1
     WRONG_REQUEST = 2
     DATA_UNREADABLE = 3
     OUT_OF_MEMORY = 4
-    CHECKPOINT_DAMAGED = 5
+    CHECKPOINT_CORRUPTED = 5
     DIVERGED = 6
     INTERRUPTED = 130
     TERMINATED = 143

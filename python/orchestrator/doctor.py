@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import enum
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -184,14 +186,24 @@ def _written_and_synced(folder: Path) -> float:
     return _PROBE_BYTES / seconds
 
 
+def _without_user(endpoint: str) -> tuple[str, str]:
+    """Return an address as messages show it, and the user and password before its host, which none shows."""
+    scheme, separator, rest = endpoint.rpartition("://")
+    user, _, host = rest.rpartition("@")
+    return f"{scheme}{separator}{host}", user
+
+
 def _hub() -> Finding:
-    endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+    endpoint, user = _without_user((os.environ.get("HF_ENDPOINT") or HUB).rstrip("/"))
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         text = "offline, as HF_HUB_OFFLINE asks: local files and `--dataset demo` only"
         return Finding("hub", Verdict.REMARK, text, {"endpoint": endpoint, "offline": True})
     facts = {"endpoint": endpoint, "offline": False, "token": bool(os.environ.get("HF_TOKEN"))}
     try:
         request = urllib.request.Request(endpoint, method="HEAD")
+        if user:
+            credentials = base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()
+            request.add_header("Authorization", f"Basic {credentials}")
         urllib.request.urlopen(request, timeout=10).close()
     except urllib.error.HTTPError:
         pass  # an answer all the same

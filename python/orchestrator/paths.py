@@ -62,7 +62,18 @@ class Roots:
                 f"--experiment {experiment!r} is not a name: use up to 64 letters, digits, dots, dashes and "
                 "underscores, the first one a letter or a digit"
             )
-        return Place(experiment, run_dir or self.runs / experiment, self.tokenizers / experiment, run_dir is None)
+        place = Place(experiment, run_dir or self.runs / experiment, self.tokenizers / experiment, run_dir is None)
+        for folder in (place.folder.absolute(), place.tokenizer.absolute()):
+            if not is_utf8(str(folder)):
+                raise CommandError(
+                    f"the name of {folder} is not UTF-8, so no file of a run can hold it: work elsewhere"
+                )
+        return place
+
+
+def is_utf8(text: str) -> bool:
+    """Whether what the system gave as text is: Python keeps other bytes as halves of surrogate pairs."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def shown(path: Path) -> str:

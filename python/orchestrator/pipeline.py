@@ -40,6 +40,7 @@ def run(settings: Settings) -> int:
     if settings.resume is not None:
         return _resume(settings, place, roots)
     base = base_config.choose(settings)
+    _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     with _native.RunLock(place.folder.absolute()) as lock:
         _refuse_an_earlier_run(place, base, settings)
         with ended_at_once_by_interrupts():
@@ -177,7 +178,7 @@ def _prepare_tokenizer(settings: Settings, place: Place, base: BaseConfig, sourc
         return ready
     data = source.data
     request = tokenizer.Request(
-        vocab_size=settings.vocab_size or base.vocab_size or DEFAULT_VOCAB_SIZE,
+        vocab_size=base.vocab_size or DEFAULT_VOCAB_SIZE,
         special_tokens=_special_tokens(place, base),
         source={
             "name": data.name, "revision": data.revision, "files": data.files, "bytes": data.bytes,

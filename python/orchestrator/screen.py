@@ -7,39 +7,41 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
+from orchestrator.terminal import complain, escaped
+
 LABEL_WIDTH = 11
 
 
 def step(label: str, text: str) -> None:
     """Print one step of the pipeline."""
-    _print(Text.assemble((f"{label:<{LABEL_WIDTH}}", "bold cyan"), text))
+    _print((f"{label:<{LABEL_WIDTH}}", "bold cyan"), (text, ""))
 
 
 def note(text: str) -> None:
     """Print a remark under the step it belongs to."""
-    _print(Text(" " * LABEL_WIDTH + text, style="dim"))
+    _print((" " * LABEL_WIDTH + text, "dim"))
 
 
 def finding(topic: str, text: str, verdict: str) -> None:
     """Print what was found out about a topic: good, a remark, or bad."""
     mark, style = {"good": ("ok", "bold green"), "remark": ("note", "bold yellow"), "bad": ("BAD", "bold red")}[verdict]
-    _print(Text.assemble((f"{mark:<5}", style), (f"{topic:<{LABEL_WIDTH}}", "bold cyan"), text))
+    _print((f"{mark:<5}", style), (f"{topic:<{LABEL_WIDTH}}", "bold cyan"), (text, ""))
 
 
 def heading(text: str) -> None:
     """Print the line above a part of the last screen."""
-    _print(Text(f"\n{text}", style="bold"))
+    _print((f"\n{text}", "bold"))
 
 
 def plain(text: str) -> None:
     """Print text as it is, indented."""
-    for line in text.splitlines():
-        _print(Text(f"  {line}"))
+    for line in text.split("\n"):
+        _print((f"  {line}", ""))
 
 
 def warn(text: str) -> None:
     """Print a warning on stderr."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    complain(f"warning: {text}")
 
 
 def amount(size: int) -> str:
@@ -52,6 +54,8 @@ def amount(size: int) -> str:
     return f"{value:,.1f} TB"
 
 
-def _print(text: Text) -> None:
+def _print(*parts: tuple[str, str]) -> None:
+    """Print pieces of text, each in its style."""
+    text = Text.assemble(*((escaped(piece), style) for piece, style in parts))
     # soft_wrap: a path that is copied from the screen must not hold a line break.
     Console(file=sys.stdout, highlight=False).print(text, soft_wrap=True)

@@ -83,4 +83,4 @@ def _show_sample(run: _native.RunConfig, prompt: str) -> None:
         # The run itself has succeeded.
         warn(f"no sample: {error}")
     else:
-        plain("".join(character for character in str(sample) if character.isprintable() or character in "\n\t"))
+        plain(str(sample))

@@ -65,8 +65,9 @@ impl ComponentPosition {
     fn is_possible(&self, lanes: usize, files: usize) -> bool {
         let WindowStart { epoch, window, next_file, lanes: positions } = &self.start;
         let small = [*epoch, *window, self.sequence].iter().all(|&number| u32::try_from(number).is_ok());
+        let counted = i64::try_from(self.given).is_ok();
         let places = positions.iter().flatten().all(|position| position.file < *next_file);
-        small && places && positions.len() == lanes && *next_file <= files as u64
+        small && counted && places && positions.len() == lanes && *next_file <= files as u64
     }
 }
 

@@ -44,6 +44,10 @@ pub(crate) fn list(patterns: &[String], base: &Path) -> Result<Vec<LocalEntry>, 
 
 fn matching(pattern: &str, base: &Path) -> Result<Vec<PathBuf>, DataError> {
     let nothing = |problem: &str| DataError::NoFiles { pattern: pattern.to_owned(), problem: problem.to_owned() };
+    if pattern.trim().is_empty() {
+        let message = "it is empty, which would be everything below this folder; that is `.`".to_owned();
+        return Err(DataError::Pattern { pattern: pattern.to_owned(), message });
+    }
     let whole = base.join(pattern);
     if whole.is_file() {
         return if readable(&whole) { Ok(vec![whole]) } else { Err(nothing("is not of a kind that can be read")) };
@@ -174,7 +178,9 @@ mod tests {
             let error = names(root.path(), &[pattern]).unwrap_err().to_string();
             assert!(error.contains(pattern) && error.contains(problem), "{error}");
         }
-        assert!(matches!(names(root.path(), &["a[.txt"]), Err(DataError::Pattern { .. })));
+        for pattern in ["a[.txt", "", " "] {
+            assert!(matches!(names(root.path(), &[pattern]), Err(DataError::Pattern { .. })), "{pattern:?}");
+        }
     }
 
     #[test]

@@ -91,6 +91,13 @@ impl DataSource {
     }
 
     fn demo(streaming: &StreamingConfig, folder: PathBuf) -> Result<Self, DataError> {
+        if streaming.revision.is_some() || streaming.config.is_some() {
+            let setting = "the revision (--revision) or configuration (--data-config) of the data set demo";
+            return Err(DataError::Setting {
+                setting,
+                must: "left out: this machine makes demo itself, and there is only one",
+            });
+        }
         if streaming.split != "train" {
             let (name, available) = (DEMO.to_owned(), vec!["train".to_owned()]);
             return Err(DataError::Split { name, split: streaming.split.clone(), available });
@@ -219,6 +226,12 @@ mod tests {
         assert_eq!(source.describe(), expected);
         let split = DataSource::demo(&streaming(DEMO, "test"), folder.path().to_owned()).unwrap_err();
         assert!(matches!(split, DataError::Split { .. }));
+        let pinned = StreamingConfig { revision: Some("abc".to_owned()), ..streaming(DEMO, "train") };
+        let configured = StreamingConfig { config: Some("abc".to_owned()), ..streaming(DEMO, "train") };
+        for refused in [pinned, configured] {
+            let error = DataSource::demo(&refused, folder.path().to_owned()).unwrap_err();
+            assert!(matches!(error, DataError::Setting { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use dataset::hub::HubSettings;
 use pyo3::prelude::*;
 use run_config::{DataConfig, StreamingConfig};
 
+use crate::arguments::{Integer, detached};
 use crate::errors::raised;
 
 /// A data set whose files are known.
@@ -38,14 +39,14 @@ impl DataSource {
         let text_column = text_column.to_owned();
         let streaming = StreamingConfig { config, revision, text_column, ..StreamingConfig::of(dataset, split) };
         let hub = HubSettings::from_environment().of_run(&DataConfig::default());
-        py.detach(|| dataset::DataSource::streaming(&streaming, hub)).map(Self::of).map_err(raised)
+        detached(py, || dataset::DataSource::streaming(&streaming, hub)).map(Self::of)
     }
 
     /// Find local files: paths, folders and globs, relative to the current folder.
     #[staticmethod]
     #[pyo3(signature = (patterns, text_column = "text"))]
     fn local(py: Python<'_>, patterns: Vec<String>, text_column: &str) -> PyResult<Self> {
-        py.detach(|| dataset::DataSource::local(&patterns, Path::new(""), text_column)).map(Self::of).map_err(raised)
+        detached(py, || dataset::DataSource::local(&patterns, Path::new(""), text_column)).map(Self::of)
     }
 
     /// Mix sources with their weights, which are their shares of the text.
@@ -94,8 +95,8 @@ impl DataSource {
     /// Iterate over the documents in listing order, at most `max_samples`; those of a mixture in the proportions of its
     /// weights, each source from its beginning again until all have been read.
     #[pyo3(signature = (max_samples = None))]
-    fn documents(&self, max_samples: Option<u64>) -> Documents {
-        Documents(Mutex::new(dataset::Documents::open(&self.mixture, max_samples)))
+    fn documents(&self, max_samples: Option<Integer<u64>>) -> Documents {
+        Documents(Mutex::new(dataset::Documents::open(&self.mixture, max_samples.map(|most| most.0))))
     }
 
     fn __repr__(&self) -> String {
@@ -119,7 +120,7 @@ impl Documents {
     fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<String>> {
         py.check_signals()?;
         let documents = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        py.detach(|| documents.next()).transpose().map_err(raised)
+        detached(py, || documents.next().transpose())
     }
 }
 

@@ -4,6 +4,7 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use training::TrainerError as RustTrainerError;
+use training::error::ExitCode;
 
 create_exception!(
     orchestrator._native,
@@ -31,14 +32,14 @@ create_exception!(orchestrator._native, DivergenceError, TrainerError, "Training
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     for (name, exception, exit_code) in [
-        ("TrainerError", py.get_type::<TrainerError>(), 1),
-        ("ConfigError", py.get_type::<ConfigError>(), 2),
-        ("DataError", py.get_type::<DataError>(), 3),
-        ("OutOfMemoryError", py.get_type::<OutOfMemoryError>(), 4),
-        ("CheckpointError", py.get_type::<CheckpointError>(), 5),
-        ("DivergenceError", py.get_type::<DivergenceError>(), 6),
+        ("TrainerError", py.get_type::<TrainerError>(), ExitCode::Unexpected),
+        ("ConfigError", py.get_type::<ConfigError>(), ExitCode::WrongRequest),
+        ("DataError", py.get_type::<DataError>(), ExitCode::DataUnreadable),
+        ("OutOfMemoryError", py.get_type::<OutOfMemoryError>(), ExitCode::OutOfMemory),
+        ("CheckpointError", py.get_type::<CheckpointError>(), ExitCode::CheckpointCorrupted),
+        ("DivergenceError", py.get_type::<DivergenceError>(), ExitCode::Diverged),
     ] {
-        exception.setattr("exit_code", exit_code)?;
+        exception.setattr("exit_code", exit_code as u8)?;
         module.add(name, exception)?;
     }
     Ok(())

@@ -9,6 +9,7 @@ use training::commands::ModelSource;
 use training::commands::generate::{self as command, GenerateOptions, Prompt};
 use training::trained_model::TrainedModel;
 
+use crate::arguments::{Integer, detached, integer};
 use crate::errors::raised;
 use crate::json;
 use crate::machine::device_of;
@@ -72,11 +73,11 @@ pub fn generate(
     py: Python<'_>,
     checkpoint: PathBuf,
     prompt: String,
-    max_tokens: usize,
+    #[pyo3(from_py_with = integer)] max_tokens: usize,
     temperature: f64,
-    top_k: usize,
+    #[pyo3(from_py_with = integer)] top_k: usize,
     top_p: f64,
-    seed: u64,
+    #[pyo3(from_py_with = integer)] seed: u64,
     device: &str,
 ) -> PyResult<Completion> {
     let options = GenerateOptions {
@@ -91,13 +92,13 @@ pub fn generate(
         json: false,
     };
     let mut interrupted = None;
-    let written = py.detach(|| {
+    let written = detached(py, || {
         command::run(&options, |_| {
             interrupted = Python::attach(|py| py.check_signals().err());
             if interrupted.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
     });
-    interrupted.map_or_else(|| written.map(Completion).map_err(raised), Err)
+    interrupted.map_or_else(|| written.map(Completion), Err)
 }
 
 /// Return the logits behind each token, `[tokens, vocabulary]` in f32.
@@ -106,11 +107,12 @@ pub fn generate(
 pub fn logits<'py>(
     py: Python<'py>,
     checkpoint: PathBuf,
-    tokens: Vec<u32>,
+    tokens: Vec<Integer<u32>>,
     device: &str,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let device = device_of(device)?;
-    let rows = py.detach(|| TrainedModel::open(Path::new(&checkpoint), device)?.logits(&tokens)).map_err(raised)?;
+    let tokens: Vec<u32> = tokens.into_iter().map(|token| token.0).collect();
+    let rows = detached(py, || TrainedModel::open(Path::new(&checkpoint), device)?.logits(&tokens))?;
     Ok(PyArray2::from_vec2(py, &rows)?)
 }
 

@@ -1,6 +1,6 @@
 //! Serde's values as Python's plain ones and back, by way of JSON text.
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRecursionError, PyValueError};
 use pyo3::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -12,7 +12,11 @@ pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound
 
 /// Dicts, lists, numbers and strings as a value.
 pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>) -> PyResult<T> {
-    let text: String = value.py().import("json")?.call_method1("dumps", (value,))?.extract()?;
+    let dumped = value.py().import("json")?.call_method1("dumps", (value,)).map_err(|error| {
+        let too_deep = error.is_instance_of::<PyRecursionError>(value.py());
+        if too_deep { PyValueError::new_err("a value is nested too deeply") } else { error }
+    })?;
+    let text: String = dumped.extract()?;
     serde_json::from_str(&text).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 

@@ -5,6 +5,7 @@
 // PyO3 hands arguments over by value.
 #![allow(clippy::needless_pass_by_value)]
 
+mod arguments;
 mod config;
 mod data;
 mod errors;
@@ -46,6 +47,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(generation::logits, module)?)?;
     module.add_function(wrap_pyfunction!(generation::newest_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(machine::cards, module)?)?;
+    module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;
     module.add_function(wrap_pyfunction!(machine::environment, module)?)?;
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;

@@ -5,6 +5,7 @@ use run_config::Device;
 use serde_json::json;
 use training::environment::Environment;
 
+use crate::arguments::{Integer, detached};
 use crate::errors::{ConfigError, raised};
 use crate::json::to_python;
 
@@ -41,7 +42,7 @@ pub fn cards(py: Python<'_>) -> PyResult<Vec<Card>> {
 #[pyfunction]
 pub fn open_device<'py>(py: Python<'py>, device: &str) -> PyResult<Bound<'py, PyAny>> {
     let asked = device_of(device)?;
-    let opened = py.detach(|| training::device::open(asked)).map_err(raised)?;
+    let opened = detached(py, || training::device::open(asked))?;
     let Some(card) = opened.as_cuda() else {
         return to_python(py, &json!({"device": opened.to_string()}));
     };
@@ -60,6 +61,12 @@ pub fn open_device<'py>(py: Python<'py>, device: &str) -> PyResult<Bound<'py, Py
 /// The device that an argument names.
 pub fn device_of(argument: &str) -> PyResult<Device> {
     argument.parse().map_err(|problem| ConfigError::new_err(format!("the device is {argument:?}, but {problem}")))
+}
+
+/// Refuse more threads than this machine can use or the system starts: `threads`, else `RAYON_NUM_THREADS`, and `workers` that read.
+#[pyfunction]
+pub fn check_threads(py: Python<'_>, threads: Option<Integer<usize>>, workers: Integer<usize>) -> PyResult<()> {
+    detached(py, || training::pool::check(threads.map(|threads| threads.0), workers.0))
 }
 
 /// What this build is and what it runs on, as environment.json has it.

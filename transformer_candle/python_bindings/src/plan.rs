@@ -2,8 +2,8 @@
 
 use pyo3::prelude::*;
 
+use crate::arguments::detached;
 use crate::config::RunConfig;
-use crate::errors::raised;
 use crate::json;
 
 /// What a run needs and gives; prints as `plan` does.
@@ -46,6 +46,6 @@ impl MemoryPlan {
 
 /// Return what a run needs in memory, disk and arithmetic, before anything is allocated.
 #[pyfunction]
-pub fn memory_plan(config: &RunConfig) -> PyResult<MemoryPlan> {
-    training::memory_plan::MemoryPlan::of(&config.0).map(MemoryPlan).map_err(raised)
+pub fn memory_plan(py: Python<'_>, config: &RunConfig) -> PyResult<MemoryPlan> {
+    detached(py, || training::memory_plan::MemoryPlan::of(&config.0)).map(MemoryPlan)
 }

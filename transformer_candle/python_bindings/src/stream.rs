@@ -7,8 +7,8 @@ use dataset::{Cursor, Mixture, StreamSettings, Tokenizer};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
+use crate::arguments::detached;
 use crate::config::RunConfig;
-use crate::errors::raised;
 use crate::json;
 use crate::of_process::OfProcess;
 
@@ -28,12 +28,12 @@ impl TokenStream {
     fn new(py: Python<'_>, config: &RunConfig, state: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let run = &config.0;
         let cursor: Option<Cursor> = state.map(json::from_python).transpose()?;
-        let opened = py.detach(|| {
+        let opened = detached(py, || {
             let tokenizer = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
             let tokenizer = Tokenizer::load(tokenizer, &run.special_tokens)?;
             dataset::TokenStream::open(Mixture::from_run(run)?, &StreamSettings::from_run(run), &tokenizer, cursor)
         });
-        let stream = Mutex::new(OfProcess::new(opened.map_err(raised)?));
+        let stream = Mutex::new(OfProcess::new(opened?));
         Ok(Self { stream, sequences: run.config.data.sequences_per_step })
     }
 
@@ -45,7 +45,7 @@ impl TokenStream {
         py.check_signals()?;
         let Self { stream, sequences } = self;
         let stream = stream.get_mut().unwrap_or_else(PoisonError::into_inner).usable("TokenStream")?;
-        let batch = py.detach(|| stream.next_sequences(*sequences)).map_err(raised)?;
+        let batch = detached(py, || stream.next_sequences(*sequences))?;
         if batch.is_empty() {
             return Ok(None);
         }

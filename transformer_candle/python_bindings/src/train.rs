@@ -12,8 +12,9 @@ use training::commands::train::{self, TrainOptions};
 use training::progress::ProgressMode;
 use training::stop::{Signal, StopSignal};
 use training::trainer::ResumeFrom;
+use training::{Result, TrainerError};
 
-use crate::errors::raised;
+use crate::arguments::{Integer, detached};
 use crate::lock::RunLock;
 use crate::machine::device_of;
 use crate::trainer::EvaluationReport;
@@ -30,7 +31,7 @@ pub fn train_run(
     overrides: Vec<String>,
     resume: Option<String>,
     device: Option<&str>,
-    max_steps: Option<u64>,
+    max_steps: Option<Integer<u64>>,
     rebatch: bool,
     lock: Option<&RunLock>,
 ) -> PyResult<u8> {
@@ -41,12 +42,12 @@ pub fn train_run(
             .map(|from| if from == "latest" { ResumeFrom::Latest } else { ResumeFrom::Directory(from.into()) }),
         rebatch,
         device: device.map(device_of).transpose()?,
-        max_steps,
+        max_steps: max_steps.map(|most| most.0),
     };
     let stop = StopSignal::new();
     let lock = lock.and_then(RunLock::shared);
     let outcome = listening(py, &stop, || train::run(&options, lock, ProgressMode::Auto, &stop));
-    Ok(outcome.map_err(raised)?.exit_code())
+    Ok(outcome?.exit_code())
 }
 
 /// Measure a model's loss on its run's held-out text, or on files of one's own.
@@ -57,22 +58,33 @@ pub fn evaluate_model(
     checkpoint: PathBuf,
     input: Vec<String>,
     text_column: &str,
-    max_sequences: Option<usize>,
+    max_sequences: Option<Integer<usize>>,
     device: &str,
 ) -> PyResult<EvaluationReport> {
     let model = ModelSource { checkpoint: Some(checkpoint), experiment: None };
     let text_column = text_column.to_owned();
     let device = device_of(device)?;
-    let options = EvaluateOptions { model, input, text_column, max_sequences, device, json: false };
+    let options = EvaluateOptions {
+        model,
+        input,
+        text_column,
+        max_sequences: max_sequences.map(|most| most.0),
+        device,
+        json: false,
+    };
     let stop = StopSignal::new();
-    listening(py, &stop, || evaluate::run(&options, &stop)).map(EvaluationReport::from).map_err(raised)
+    listening(py, &stop, || evaluate::run(&options, &stop)).map(EvaluationReport::from)
 }
 
 /// Works on a thread of its own while this one, where Python delivers signals, hands them on to the stop flag.
-fn listening<T: Send>(py: Python<'_>, stop: &StopSignal, work: impl FnOnce() -> T + Send) -> T {
-    py.detach(|| {
+fn listening<T: Send>(py: Python<'_>, stop: &StopSignal, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+    detached(py, || {
         thread::scope(|scope| {
-            let worker = scope.spawn(work);
+            let worker = thread::Builder::new().spawn_scoped(scope, work).map_err(|error| {
+                TrainerError::Request(format!(
+                    "the system does not start a thread to work on: {error}. Raise the limit of processes (ulimit -u)"
+                ))
+            })?;
             while !worker.is_finished() {
                 thread::sleep(LISTENING_INTERVAL);
                 Python::attach(|py| {

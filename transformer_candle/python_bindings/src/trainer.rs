@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use training::SamplingSettings;
 use training::trainer::ResumeFrom;
 
+use crate::arguments::{self, integer};
 use crate::config::RunConfig;
-use crate::errors::raised;
 use crate::generation::Completion;
 use crate::json;
 use crate::of_process::OfProcess;
@@ -175,12 +175,12 @@ impl Trainer {
     ) -> PyResult<T> {
         py.check_signals()?;
         let trainer = self.owned().usable("Trainer")?;
-        let done = py.detach(|| work(trainer));
+        let done = arguments::detached(py, || work(trainer));
         for news in trainer.take_news() {
             // A path's NUL byte could not have got here.
             PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &CString::new(news).unwrap_or_default(), 1)?;
         }
-        done.map_err(raised)
+        done
     }
 }
 
@@ -190,7 +190,7 @@ impl Trainer {
     #[new]
     fn new(py: Python<'_>, config: &RunConfig) -> PyResult<Self> {
         let run = config.0.clone();
-        py.detach(|| training::trainer::Trainer::new(run)).map(Self::of).map_err(raised)
+        arguments::detached(py, || training::trainer::Trainer::new(run)).map(Self::of)
     }
 
     /// Go on with a run: its folder, or its config file.
@@ -205,12 +205,11 @@ impl Trainer {
     ) -> PyResult<Self> {
         let config = if run.is_dir() { run.join(TRAINING_CONFIG) } else { run };
         let from = checkpoint.map_or(ResumeFrom::Latest, ResumeFrom::Directory);
-        py.detach(|| {
+        let resume = || {
             let run = training::commands::train::load(&config, &overrides, Some(&from))?;
             training::trainer::Trainer::resume(run, &from, rebatch)
-        })
-        .map(Self::of)
-        .map_err(raised)
+        };
+        arguments::detached(py, resume).map(Self::of)
     }
 
     fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -256,11 +255,11 @@ impl Trainer {
         &mut self,
         py: Python<'_>,
         prompt: &str,
-        max_tokens: usize,
+        #[pyo3(from_py_with = integer)] max_tokens: usize,
         temperature: f64,
-        top_k: usize,
+        #[pyo3(from_py_with = integer)] top_k: usize,
         top_p: f64,
-        seed: u64,
+        #[pyo3(from_py_with = integer)] seed: u64,
     ) -> PyResult<Completion> {
         let settings = SamplingSettings { temperature, top_k, top_p, seed };
         self.detached(py, |trainer| trainer.generate(prompt, max_tokens, &settings)).map(Completion::from)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use training::commands::validate_data::{self as command, ValidateDataOptions};
 
-use crate::errors::raised;
+use crate::arguments::{Integer, detached};
 use crate::json;
 
 /// What was proven about a run's data; prints as `validate-data` does.
@@ -37,7 +37,7 @@ impl DataReport {
 /// Prove from a run's ledger that every document of an epoch was used exactly once, and make steps' batches again.
 #[pyfunction]
 #[pyo3(signature = (run, replay = Vec::new()))]
-pub fn validate_data(py: Python<'_>, run: PathBuf, replay: Vec<u64>) -> PyResult<DataReport> {
-    let options = ValidateDataOptions { run, replay, json: false };
-    py.detach(|| command::run(&options)).map(DataReport).map_err(raised)
+pub fn validate_data(py: Python<'_>, run: PathBuf, replay: Vec<Integer<u64>>) -> PyResult<DataReport> {
+    let options = ValidateDataOptions { run, replay: replay.into_iter().map(|step| step.0).collect(), json: false };
+    detached(py, || command::run(&options)).map(DataReport)
 }

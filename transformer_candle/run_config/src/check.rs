@@ -251,6 +251,12 @@ fn own_format(schema: &Value) -> Option<OwnFormat> {
 }
 
 fn in_range(schema: &Value, number: &Number) -> bool {
+    // As f64 the integers around 2^63 are one number.
+    if let (Some(integer), Some(least), Some(most)) =
+        (number.as_i128(), integer_bound(schema, "minimum"), integer_bound(schema, "maximum"))
+    {
+        return (least..=most).contains(&integer);
+    }
     let number = number.as_f64().unwrap_or(f64::NAN);
     let bound = |name: &str| schema.get(name).and_then(Value::as_f64);
     number.is_finite()
@@ -258,6 +264,10 @@ fn in_range(schema: &Value, number: &Number) -> bool {
         && bound("maximum").is_none_or(|most| number <= most)
         && bound("exclusiveMinimum").is_none_or(|least| number > least)
         && bound("exclusiveMaximum").is_none_or(|most| number < most)
+}
+
+fn integer_bound(schema: &Value, name: &str) -> Option<i128> {
+    schema.get(name)?.as_number()?.as_i128()
 }
 
 /// Whether the schema names this JSON type.

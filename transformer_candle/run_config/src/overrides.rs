@@ -37,6 +37,9 @@ fn split(text: &str) -> Result<(&str, Value), Problem> {
     if key.is_empty() || key.split('.').any(str::is_empty) {
         return Err(form());
     }
+    if value.trim().is_empty() {
+        return Err(Problem::new(key, "has an override without a value").suggest("write null to leave the key out"));
+    }
     let value = format::parse(value, Format::Yaml).map_err(|problem| {
         Problem::new(key, format!("the value of the override {value:?} {}", problem.message))
             .suggest("put a text in quotes")

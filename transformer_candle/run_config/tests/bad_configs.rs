@@ -5,7 +5,7 @@
 use run_config::{Format, RunConfig, presets};
 
 /// Key of the smoke config, a value it may not have, and a word that the message must hold.
-const BAD_VALUES: [(&str, &str, &str); 105] = [
+const BAD_VALUES: [(&str, &str, &str); 106] = [
     ("model.vocab_size", "0", "from 1"),
     ("model.vocab_size", "1e9", "16777216"),
     ("model.vocab_size", "many", "whole number"),
@@ -66,6 +66,7 @@ const BAD_VALUES: [(&str, &str, &str); 105] = [
     ("data.text_column", "\"\"", "empty"),
     ("data.sequence_length", "1", "from 2"),
     ("data.sequence_length", "1e9", "1048576"),
+    ("runtime.seed", "9223372036854775808", "from 0 to 9223372036854775807"),
     ("data.batch_size", "0", "auto"),
     ("data.batch_size", "-1", "auto"),
     ("data.batch_size", "1.5", "auto"),

@@ -131,10 +131,34 @@ pub enum TrainerError {
     },
 }
 
+/// The exit codes of the programs: README.md has them in a table, and `python/orchestrator/command_error.py` for Python.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ExitCode {
+    /// What was asked for is done.
+    Done = 0,
+    /// Anything that has no code of its own.
+    Unexpected = 1,
+    /// The command, the config, or what it asks of this machine is wrong.
+    WrongRequest = 2,
+    /// Data cannot be read.
+    DataUnreadable = 3,
+    /// The run does not fit in memory.
+    OutOfMemory = 4,
+    /// A checkpoint is corrupted, and no intact one is left.
+    CheckpointCorrupted = 5,
+    /// Training diverged.
+    Diverged = 6,
+    /// Stopped by SIGINT, saved.
+    Interrupted = 130,
+    /// Stopped by SIGTERM, saved.
+    Terminated = 143,
+}
+
 impl TrainerError {
-    /// The exit code of a program that ends with this error, as the README's table has them.
+    /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
-        match self {
+        let code = match self {
             // Among the data's errors, those of what was asked for rather than of what was found.
             Self::Request(_)
             | Self::Config(_)
@@ -148,19 +172,21 @@ impl TrainerError {
                 | DataError::HubSetting { .. }
                 | DataError::Setting { .. }
                 | DataError::Cursor { .. },
-            ) => 2,
-            Self::Data(_) => 3,
-            Self::OutOfMemory(_) | Self::OutOfMemoryOnResume { .. } | Self::NoRoom { .. } => 4,
+            ) => ExitCode::WrongRequest,
+            Self::Data(_) => ExitCode::DataUnreadable,
+            Self::OutOfMemory(_) | Self::OutOfMemoryOnResume { .. } | Self::NoRoom { .. } => ExitCode::OutOfMemory,
             Self::Kernel(error) | Self::Model(model::Error::Kernel(error)) => match error {
-                kernels::Error::NoCuda { .. } => 2,
-                kernels::Error::OutOfMemory { .. } | kernels::Error::HostMemory { .. } => 4,
-                _ => 1,
+                kernels::Error::NoCuda { .. } => ExitCode::WrongRequest,
+                kernels::Error::OutOfMemory { .. } | kernels::Error::HostMemory { .. } => ExitCode::OutOfMemory,
+                _ => ExitCode::Unexpected,
             },
-            Self::Checkpoint(error) => error.exit_code(),
-            Self::Diverged { .. } | Self::Model(model::Error::NotFinite) => 6,
-            Self::Interrupted(signal) => signal.exit_code(),
-            Self::Model(_) | Self::Moved { .. } | Self::Io { .. } => 1,
-        }
+            Self::Checkpoint(error) => return error.exit_code(),
+            Self::Diverged { .. } | Self::Model(model::Error::NotFinite) => ExitCode::Diverged,
+            Self::Interrupted(Signal::Interrupt) => ExitCode::Interrupted,
+            Self::Interrupted(Signal::Terminate | Signal::HangUp) => ExitCode::Terminated,
+            Self::Model(_) | Self::Moved { .. } | Self::Io { .. } => ExitCode::Unexpected,
+        };
+        code as u8
     }
 
     /// For `map_err` on file operations: `File::open(path).map_err(TrainerError::io("open", path))`.

@@ -19,12 +19,13 @@ pub mod lock;
 pub mod memory_plan;
 pub mod metrics;
 pub mod optimizer;
-mod pool;
+pub mod pool;
 pub mod progress;
 pub mod run;
 mod run_folder;
 pub mod schedule;
 pub mod stop;
+pub mod terminal;
 pub mod trained_model;
 pub mod trainer;
 

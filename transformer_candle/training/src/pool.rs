@@ -1,23 +1,136 @@
 //! The threads that compute on a CPU, and how operations start there without delay.
 
+use std::env;
+use std::error::Error;
+use std::io;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
+
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use run_config::RunConfig;
 
 use crate::error::{Result, TrainerError};
 
+/// Threads for each core at most. More of them than cores only wait for each other: an operation ends with its slowest thread.
+const MOST_PER_CORE: usize = 8;
+/// Threads that any machine is allowed, so that a run of a larger one can be looked at on a small one.
+const ALWAYS_ALLOWED: usize = 64;
+/// Pools of so many threads: ours, and those of the two libraries that encode text.
+const POOLS: usize = 3;
+/// Threads that wait for data, for signals, for the Hub.
+const SINGLE_THREADS: usize = 8;
+
+/// Refuses far more threads than this machine has cores, and to begin where the system would not start those that follow: the
+/// libraries that start some of them have no other way out than a panic.
+///
+/// # Errors
+/// [`TrainerError::Request`] says who asks for so many, or that there is no room for them.
+pub fn check(configured: Option<usize>, workers: usize) -> Result<()> {
+    let threads = Threads::wanted(configured)?;
+    let needed = POOLS * threads.number + workers + SINGLE_THREADS;
+    start_and_end(needed).map_err(|error| threads.not_started(needed, &error.to_string()))
+}
+
+/// Starts threads, all of them before the first one ends.
+fn start_and_end(number: usize) -> io::Result<()> {
+    let gate = Mutex::new(());
+    thread::scope(|scope| {
+        let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..number {
+            thread::Builder::new().spawn_scoped(scope, || drop(gate.lock()))?;
+        }
+        drop(closed);
+        Ok(())
+    })
+}
+
 /// A pool of as many threads as `runtime.threads` says; else `RAYON_NUM_THREADS`, else one a core.
 ///
 /// # Errors
-/// [`TrainerError::Request`] where the system does not start them.
+/// [`TrainerError::Request`] for far more threads than cores, and where the system does not start them.
 pub(crate) fn of(config: &RunConfig) -> Result<ThreadPool> {
-    let threads = config.runtime.threads.unwrap_or(0);
-    ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("trainer-{index}")).build().map_err(
-        |error| TrainerError::Request(format!("cannot start the {threads} threads of runtime.threads: {error}")),
-    )
+    let threads = Threads::wanted(config.runtime.threads)?;
+    let builder = ThreadPoolBuilder::new().num_threads(threads.number);
+    builder.thread_name(|index| format!("trainer-{index}")).build().map_err(|error| threads.refused(&error))
+}
+
+/// Starts the threads that [`in_pool`] computes with outside of a trainer, once for the process.
+///
+/// # Errors
+/// As [`of`].
+pub(crate) fn start() -> Result<()> {
+    static STARTED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+    check(None, 0)?;
+    let threads = Threads::wanted(None)?;
+    let started = STARTED.get_or_init(|| match ThreadPoolBuilder::new().num_threads(threads.number).build_global() {
+        Err(error) if error.source().is_some() => Err(threads.refused(&error).to_string()),
+        // Without a cause it is that somebody has started them already.
+        _ => Ok(()),
+    });
+    started.clone().map_err(TrainerError::Request)
 }
 
 /// Runs a body on a thread of the current rayon pool. From outside, each operation would hand its work to one of the pool's
 /// threads and wait for it to wake up.
 pub(crate) fn in_pool<R: Send>(body: impl FnOnce() -> R + Send) -> R {
     rayon::scope(|_| body())
+}
+
+/// How many threads, and who says so.
+struct Threads {
+    number: usize,
+    origin: &'static str,
+}
+
+impl Threads {
+    fn wanted(configured: Option<usize>) -> Result<Self> {
+        let variable = || env::var("RAYON_NUM_THREADS").ok()?.parse().ok().filter(|&number| number > 0);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let (number, origin) = match (configured, variable()) {
+            (Some(number), _) => (number, "runtime.threads"),
+            (None, Some(number)) => (number, "RAYON_NUM_THREADS"),
+            (None, None) => (cores, "one per core"),
+        };
+        Self { number, origin }.checked(cores)
+    }
+
+    fn checked(self, cores: usize) -> Result<Self> {
+        let most = (cores * MOST_PER_CORE).max(ALWAYS_ALLOWED);
+        if self.number <= most {
+            return Ok(self);
+        }
+        let Self { number, origin } = self;
+        Err(TrainerError::Request(format!(
+            "{origin} asks for {number} threads, and this machine has {cores} cores: give at most {most}, best one per core"
+        )))
+    }
+
+    fn refused(&self, error: &impl Error) -> TrainerError {
+        let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        self.not_started(self.number, &cause)
+    }
+
+    fn not_started(&self, number: usize, cause: &str) -> TrainerError {
+        let Self { number: computing, origin } = self;
+        TrainerError::Request(format!(
+            "the system does not start {number} threads, {computing} of them to compute ({origin}): {cause}. Raise its limits \
+             (ulimit -u and -v, or the container's), or lower runtime.threads"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn far_more_threads_than_cores_are_refused() {
+        let checked = |number, cores| Threads { number, origin: "runtime.threads" }.checked(cores);
+        assert_eq!(checked(64, 2).unwrap().number, 64);
+        assert_eq!(checked(1024, 128).unwrap().number, 1024);
+        let error = checked(4096, 128).map(|threads| threads.number).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().starts_with("runtime.threads asks for 4096 threads"), "{error}");
+        assert!(checked(65, 2).is_err());
+    }
 }

@@ -1,7 +1,7 @@
 //! What a person sees of a run: one live line on a terminal, plain lines where stdout goes to a file or a pipe.
 
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     path::Path,
     sync::{
         Mutex, PoisonError,
@@ -14,7 +14,11 @@ use std::{
 use dataset::hub::Waiting;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::{evaluation::EvaluationReport, trainer::StepReport};
+use crate::{
+    evaluation::EvaluationReport,
+    terminal::{escaped, print_line},
+    trainer::StepReport,
+};
 
 /// Weight of the newest step in the smoothed time a step takes.
 const SMOOTHING: f64 = 0.1;
@@ -107,7 +111,7 @@ impl Progress {
     /// come when the reason changes, and once a minute.
     pub fn waiting(&self, waiting: &Waiting) {
         match &self.sink {
-            Sink::Live(bar) => bar.set_message(waiting.to_string()),
+            Sink::Live(bar) => bar.set_message(escaped(&waiting.to_string()).into_owned()),
             Sink::Plain if self.is_news(waiting) => print_line(&waiting.to_string()),
             Sink::Plain | Sink::Silent => {}
         }
@@ -117,13 +121,15 @@ impl Progress {
     pub(crate) fn watching<R>(&self, waiting: impl Fn() -> Option<Waiting> + Send, work: impl FnOnce() -> R) -> R {
         thread::scope(|scope| {
             let (_until_dropped, working) = mpsc::channel::<()>();
-            scope.spawn(move || {
+            let watch = move || {
                 while working.recv_timeout(BETWEEN_LOOKS) == Err(RecvTimeoutError::Timeout) {
                     if let Some(waiting) = waiting() {
                         self.waiting(&waiting);
                     }
                 }
-            });
+            };
+            // Where the system starts no more threads the work goes unwatched.
+            let _ = thread::Builder::new().spawn_scoped(scope, watch);
             work()
         })
     }
@@ -169,7 +175,7 @@ impl Progress {
     /// Shows any other line.
     pub fn say(&self, line: &str) {
         match &self.sink {
-            Sink::Live(bar) => bar.println(line),
+            Sink::Live(bar) => bar.println(escaped(line)),
             Sink::Plain => print_line(line),
             Sink::Silent => {}
         }
@@ -209,12 +215,6 @@ fn live_line(done: u64, total_steps: Option<u64>) -> ProgressBar {
     bar.set_style(ProgressStyle::with_template(template).expect("the templates above are well formed"));
     bar.set_position(done);
     bar
-}
-
-/// A reader that went away is no reason to stop training.
-fn print_line(line: &str) {
-    let mut stdout = io::stdout().lock();
-    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
 /// `1,234,567`

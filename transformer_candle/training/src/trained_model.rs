@@ -14,7 +14,7 @@ use crate::checkpoint::{self, StoredModel};
 use crate::completion::{Completion, complete, generator, refused};
 use crate::device::{self, Chosen};
 use crate::memory_plan::require_room;
-use crate::pool::in_pool;
+use crate::pool::{self, in_pool};
 
 /// The token that ends a text where a tokenizer's files name none.
 const USUAL_END_OF_TEXT: &str = "<|endoftext|>";
@@ -36,6 +36,7 @@ impl TrainedModel {
     /// Reads a model directory: a checkpoint, or any Llama model with its tokenizer in Hugging Face's format. Its weights go to the device
     /// asked for; with `auto` to a card that takes the model and has room for it, else they stay on the CPU.
     pub fn open(directory: &Path, asked: run_config::Device) -> Result<Self> {
+        pool::start()?;
         let StoredModel { shape, precision, end_of_text } = checkpoint::stored_model(directory)?;
         let tokenizer = load_tokenizer(directory)?;
         let dtype = dtype_of(precision);

@@ -35,9 +35,34 @@ pub(super) fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     (uri.scheme_str(), uri.host().map(str::to_ascii_lowercase), port)
 }
 
-/// An address for messages: signatures and other secrets are in the query.
+/// An address for messages: signatures and other secrets are in the query, passwords before the host.
 pub(super) fn shown(url: &str) -> String {
-    url.split(['?', '#']).next().unwrap_or_default().to_owned()
+    let plain = url.split(['?', '#']).next().unwrap_or_default();
+    let Some((scheme, rest)) = plain.split_once("://") else {
+        return plain.to_owned();
+    };
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    format!("{scheme}://{host}{path}")
+}
+
+/// An endpoint without the user and password that may stand before its host, and these. They end at the last `@`, also
+/// where a password is not encoded as an address has it.
+pub(super) fn without_user(endpoint: &str) -> (String, Option<String>) {
+    let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
+    let separator = if scheme.is_empty() { "" } else { "://" };
+    match rest.rsplit_once('@') {
+        Some((user, host)) => (format!("{scheme}{separator}{host}"), Some(user.to_owned())),
+        None => (endpoint.to_owned(), None),
+    }
+}
+
+/// The same address with a user, and a password where there is one, before its host.
+pub(super) fn with_user(uri: &Uri, user: &str) -> Option<Uri> {
+    let mut parts = uri.clone().into_parts();
+    let host = parts.authority.as_ref()?.as_str().rsplit('@').next()?;
+    parts.authority = Some(format!("{user}@{host}").parse().ok()?);
+    Uri::from_parts(parts).ok()
 }
 
 #[cfg(test)]
@@ -53,6 +78,20 @@ mod tests {
         let link = "<http://h/p?a=1>; rel=\"prev\", <http://h/p?cursor=x>; rel=\"next\"";
         assert_eq!(next_link(link).as_deref(), Some("http://h/p?cursor=x"));
         assert_eq!(next_link("<http://h/p>; rel=\"last\""), None);
+    }
+
+    #[test]
+    fn users_and_passwords_are_not_shown() {
+        assert_eq!(shown("https://u:p@h:8/a@b/c?sig=x"), "https://h:8/a@b/c");
+        assert_eq!(shown("https://h/a"), "https://h/a");
+        let parted = |endpoint| without_user(endpoint);
+        assert_eq!(parted("https://u:p@h:8/hub"), ("https://h:8/hub".to_owned(), Some("u:p".to_owned())));
+        assert_eq!(parted("https://u:p/a@b@h"), ("https://h".to_owned(), Some("u:p/a@b".to_owned())));
+        assert_eq!(parted("u:p@h"), ("h".to_owned(), Some("u:p".to_owned())));
+        assert_eq!(parted("https://h"), ("https://h".to_owned(), None));
+        let uri = "https://h:8/a?b".parse().unwrap();
+        assert_eq!(with_user(&uri, "u:p").unwrap().to_string(), "https://u:p@h:8/a?b");
+        assert_eq!(with_user(&uri, "u p"), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use ureq::Agent;
 use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, LINK, LOCATION, RANGE, RETRY_AFTER};
 use ureq::http::{HeaderMap, HeaderName, Response, StatusCode, Uri};
 
-use super::address::{absolute, content_range, next_link, origin, shown};
+use super::address::{absolute, content_range, next_link, origin, shown, with_user, without_user};
 use super::retry::{Failure, Patience, ordered_wait};
 use super::settings::HubSettings;
 use super::waits::Waits;
@@ -25,6 +25,8 @@ pub(crate) struct HubClient {
     settings: HubSettings,
     agent: Agent,
     endpoint: Uri,
+    /// User and password for the endpoint; no address that is told has them.
+    user: Option<String>,
     /// The endpoint has answered something.
     answered: AtomicBool,
     waits: Waits,
@@ -43,10 +45,17 @@ struct Answer {
 }
 
 impl HubClient {
-    pub(crate) fn new(settings: HubSettings) -> Result<Self, DataError> {
+    pub(crate) fn new(mut settings: HubSettings) -> Result<Self, DataError> {
+        let user;
+        (settings.endpoint, user) = without_user(&settings.endpoint);
         let endpoint: Uri = settings.endpoint.parse().map_err(|_| not_an_address(&settings.endpoint))?;
         if !matches!(endpoint.scheme_str(), Some("http" | "https")) || endpoint.host().is_none() {
             return Err(not_an_address(&settings.endpoint));
+        }
+        if user.as_ref().is_some_and(|user| with_user(&endpoint, user).is_none()) {
+            let problem =
+                "has a user or password with characters that an address cannot have: encode them, as %40 for @";
+            return Err(DataError::HubSetting { setting: "HF_ENDPOINT", problem: problem.to_owned() });
         }
         if settings.token.as_deref().is_some_and(|token| !token.chars().all(|c| c.is_ascii_graphic())) {
             let problem = "holds characters that no token has; copy it again from the Hub's settings page".to_owned();
@@ -66,7 +75,7 @@ impl HubClient {
             .user_agent(concat!("transformer_candle/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Ok(Self { settings, agent, endpoint, answered: AtomicBool::new(false), waits: Waits::default() })
+        Ok(Self { settings, agent, endpoint, user, answered: AtomicBool::new(false), waits: Waits::default() })
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -144,8 +153,10 @@ impl HubClient {
         let mut url = url.to_owned();
         for _ in 0..=MOST_REDIRECTS {
             let uri: Uri = url.parse().map_err(|_| answer(&url, "it points to what is no address"))?;
-            let mut request = self.agent.get(&uri);
-            if let Some(token) = self.settings.token.as_ref().filter(|_| self.is_own(&uri)) {
+            let own = self.is_own(&uri);
+            let with_user = self.user.as_ref().filter(|_| own).and_then(|user| with_user(&uri, user));
+            let mut request = self.agent.get(with_user.as_ref().unwrap_or(&uri));
+            if let Some(token) = self.settings.token.as_ref().filter(|_| own) {
                 request = request.header(AUTHORIZATION, format!("Bearer {token}"));
             }
             if let Some(range) = range {
@@ -294,5 +305,13 @@ mod tests {
         let error = HubClient::new(quick("https://h", Some("hf_se cret\n"))).err().unwrap();
         assert!(error.to_string().starts_with("HF_TOKEN") && !error.to_string().contains("cret"), "{error}");
         assert!(!format!("{:?}", quick("https://h", Some("hf_secret"))).contains("hf_secret"));
+        for endpoint in
+            ["https://user:secret@h", "user:secret@h", "https://user:sec/secret@h", "https://user:a secret@h"]
+        {
+            assert!(!format!("{:?}", quick(endpoint, None)).contains("secret"), "{endpoint}");
+            let told = HubClient::new(quick(endpoint, None))
+                .map_or_else(|error| error.to_string(), |client| client.endpoint().to_owned());
+            assert!(!told.contains("secret") && !told.contains("user:"), "{endpoint}: {told}");
+        }
     }
 }

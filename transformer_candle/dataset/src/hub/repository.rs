@@ -56,7 +56,7 @@ impl Repository {
         let url = format!("{}/api/datasets/{name}/revision/{revision}", client.endpoint());
         let answer: RevisionAnswer = parse(&url, &client.text(&url)?.text)?;
         if answer.sha.len() < 7 || !answer.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(DataError::Answer { url, message: "it names no commit".to_owned() });
+            return Err(DataError::Answer { url: shown(&url), message: "it names no commit".to_owned() });
         }
         Ok(Self { client, cache, name: name.to_owned(), revision: answer.sha })
     }

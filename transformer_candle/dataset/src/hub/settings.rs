@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use run_config::DataConfig;
 
+use super::address::without_user;
 use crate::block_cache::BLOCK_BYTES;
 use crate::cache::cache_root;
 
@@ -69,12 +70,12 @@ impl HubSettings {
     }
 }
 
-/// The token is shown as present or absent only.
+/// The token is shown as present or absent only, the endpoint without user and password.
 impl fmt::Debug for HubSettings {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("HubSettings")
-            .field("endpoint", &self.endpoint)
+            .field("endpoint", &without_user(&self.endpoint).0)
             .field("token", &self.token.as_ref().map(|_| "set"))
             .field("offline", &self.offline)
             .field("patience", &self.patience)

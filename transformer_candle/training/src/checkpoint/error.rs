@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::error::ExitCode;
+
 /// A checkpoint that is not whole, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damaged {
@@ -101,13 +103,16 @@ pub enum CheckpointError {
 pub type Result<T> = std::result::Result<T, CheckpointError>;
 
 impl CheckpointError {
-    /// The program's exit code: 5 damaged and none sound, 2 what was asked cannot be, 1 the machine failed.
+    /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Damaged { .. } | Self::NoneSound { .. } => 5,
-            Self::Absent { .. } | Self::Mismatch { .. } => 2,
-            Self::NoSpace { .. } | Self::FileSizeLimit { .. } | Self::Io { .. } | Self::Kernel(_) => 1,
-        }
+        let code = match self {
+            Self::Damaged { .. } | Self::NoneSound { .. } => ExitCode::CheckpointCorrupted,
+            Self::Absent { .. } | Self::Mismatch { .. } => ExitCode::WrongRequest,
+            Self::NoSpace { .. } | Self::FileSizeLimit { .. } | Self::Io { .. } | Self::Kernel(_) => {
+                ExitCode::Unexpected
+            }
+        };
+        code as u8
     }
 
     pub(super) fn damaged(directory: &Path, reason: impl Into<String>) -> Self {

@@ -13,7 +13,7 @@ use crate::device::{self, Chosen};
 use crate::evaluation::{self, ComponentEvaluation, EvaluationReport};
 use crate::identity;
 use crate::memory_plan::{EvaluationBuffers, require_room};
-use crate::pool::in_pool;
+use crate::pool::{self, in_pool};
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
 use crate::trainer::MicroBatch;
@@ -50,6 +50,7 @@ pub struct EvaluateOptions {
 
 /// Evaluates the model.
 pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationReport> {
+    pool::start()?;
     let directory = options.model.directory()?;
     let StoredModel { shape, precision, .. } = checkpoint::stored_model(&directory)?;
     let tokenizer = load_tokenizer(&directory)?;

@@ -1,15 +1,18 @@
 //! `generate`: a trained model continues a text.
 
 use std::fs;
+use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use model::SamplingSettings;
 use run_config::Device;
 
 use super::ModelSource;
 use crate::completion::Completion;
+use crate::terminal::escaped;
 use crate::trained_model::TrainedModel;
 use crate::{Result, TrainerError};
 
@@ -23,7 +26,7 @@ pub struct GenerateOptions {
     #[command(flatten)]
     pub prompt: Prompt,
     /// Tokens to write at most.
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub max_tokens: usize,
     /// Divides the logits: 0 always takes the most likely token, 1 follows the model.
     #[arg(long, value_name = "T", default_value_t = 0.8)]
@@ -80,16 +83,18 @@ pub(super) fn main(options: &GenerateOptions) -> Result<u8> {
         super::print_json(&run(options, |_| ControlFlow::Continue(()))?)?;
         return Ok(0);
     }
-    // Nothing is printed before it is certain that something will follow.
     let Prepared { model, prompt, settings } = Prepared::from(options)?;
-    super::print(&prompt)?;
-    let mut written = Ok(());
+    // Exact where it goes to a file or a program; a terminal would obey what is in it.
+    let is_obeyed = io::stdout().is_terminal();
+    let print = |text: &str| super::written(&if is_obeyed { escaped(text) } else { text.into() });
+    // The prompt is printed with the first text behind it: before that the model may still refuse it.
+    let mut due = Some(prompt.as_str());
+    let mut printed = Ok(());
     model.complete(&prompt, options.max_tokens, &settings, |text| {
-        written = super::print(text);
-        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        printed = print(due.take().unwrap_or_default()).and_then(|()| print(text));
+        if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
-    written?;
-    super::print("\n")?;
+    super::delivered(printed.and_then(|()| print(due.unwrap_or_default())).and_then(|()| print("\n")))?;
     Ok(0)
 }
 

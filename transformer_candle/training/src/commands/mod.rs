@@ -1,6 +1,7 @@
 //! The command line: what each command takes is declared here, what it does is in its file. Commands are plain
 //! functions over plain options, so that Python calls the same ones.
 
+mod arguments;
 pub mod bench;
 pub mod checkpoint;
 pub mod evaluate;
@@ -12,13 +13,14 @@ pub mod train;
 pub mod validate_data;
 
 use std::fmt::Display;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::panic;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+use crate::terminal::{LogWriter, escaped, escaped_json};
 use crate::{Result, TrainerError, stop};
 
 pub use model_source::ModelSource;
@@ -68,7 +70,7 @@ enum Command {
 
 /// The program `transformer-candle`.
 pub fn main() -> ExitCode {
-    guarded(|| match CommandLine::parse().command {
+    guarded(|| match arguments::parsed::<CommandLine>()?.command {
         Command::Train(options) => train::main(&options),
         Command::Plan(options) => plan::main(&options),
         Command::Generate(options) => generate::main(&options),
@@ -82,7 +84,7 @@ pub fn main() -> ExitCode {
 
 /// The program `train`: the command of that name on its own.
 pub fn train_main() -> ExitCode {
-    guarded(|| train::main(&TrainCommandLine::parse().options))
+    guarded(|| train::main(&arguments::parsed::<TrainCommandLine>()?.options))
 }
 
 /// Runs a command: logs and errors go to stderr, an error is one paragraph, a panic one sentence.
@@ -107,22 +109,31 @@ fn guarded(command: impl FnOnce() -> Result<u8> + panic::UnwindSafe) -> ExitCode
 
 /// `error: ...` on stderr. Nobody reading it is no reason to fail differently.
 pub fn print_error(error: &dyn Display) {
-    let _ = writeln!(io::stderr(), "error: {error}");
+    let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
 }
 
-/// Prints to stdout. A reader that has gone away (`| head`) ends the program quietly.
+/// Prints what was asked for, for people. It goes on where the reader has gone away (`| head`): the exit code is the command's.
 fn print(text: &str) -> Result<()> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        written => written.map_err(TrainerError::io("write to", "stdout")),
-    }
+    delivered(written(&escaped(text)))
 }
 
 /// Prints a value as one line of JSON.
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let json = serde_json::to_string(value).expect("plain values always serialise");
-    print(&format!("{json}\n"))
+    delivered(written(&format!("{}\n", escaped_json(&json))))
+}
+
+fn written(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+}
+
+/// A reader that wants no more has had enough; a stdout that is full is an error.
+fn delivered(written: io::Result<()>) -> Result<()> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(TrainerError::io("write to", "stdout")),
+    }
 }
 
 /// Warnings, or what `RUST_LOG` asks for.
@@ -131,8 +142,8 @@ fn log_to_stderr() {
     // A log that is set up already, by whoever called, stays.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
+        .with_writer(|| LogWriter)
+        .with_ansi(false)
         .without_time()
         .with_target(false)
         .try_init();

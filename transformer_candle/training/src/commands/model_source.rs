@@ -48,7 +48,8 @@ impl ModelSource {
 /// An experiment's run directory: `ORCHESTRATE_RUNS_ROOT`, or `runs` in the current folder, and its name.
 pub fn experiment_folder(name: &str) -> Result<PathBuf> {
     check_experiment_name(name).map_err(|problem| TrainerError::Request(problem.to_string()))?;
-    let root = env::var_os("ORCHESTRATE_RUNS_ROOT").map_or_else(|| PathBuf::from("runs"), PathBuf::from);
+    let root = env::var_os("ORCHESTRATE_RUNS_ROOT").filter(|root| !root.is_empty());
+    let root = root.map_or_else(|| PathBuf::from("runs"), PathBuf::from);
     let folder = root.join(name);
     if folder.is_dir() {
         return Ok(folder);

@@ -36,7 +36,7 @@ pub struct TrainOptions {
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<Device>,
     /// Stop after this many optimizer steps in all, with a checkpoint.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_steps: Option<u64>,
 }
 

@@ -54,6 +54,9 @@ pub struct Budget {
     pub bytes: u64,
     /// Such as `runtime.memory_limit: 24GB`.
     pub origin: String,
+    /// What the data stream needs of the same memory, and what there would be without it.
+    #[serde(skip)]
+    pub(super) data_stream: Option<(u64, u64)>,
 }
 
 impl Budget {
@@ -86,13 +89,17 @@ impl Budget {
         bounds.into_iter().min_by_key(|budget| budget.bytes)
     }
 
+    fn new(bytes: u64, origin: String) -> Self {
+        Self { bytes, origin, data_stream: None }
+    }
+
     /// What a card has, and what it has free.
     fn of_card(card: &CardMemory) -> Vec<Self> {
         let &CardMemory { ref name, total, free, .. } = card;
         let whole = Self::less_context(ByteSize(total), &format!("{name} with {}", bytes(total)));
-        let free = free.map(|free| Self {
-            bytes: free.saturating_sub(CARD_MARGIN_BYTES),
-            origin: format!("{name} with {} free of {}, less a margin", bytes(free), bytes(total)),
+        let free = free.map(|free| {
+            let origin = format!("{name} with {} free of {}, less a margin", bytes(free), bytes(total));
+            Self::new(free.saturating_sub(CARD_MARGIN_BYTES), origin)
         });
         [whole].into_iter().chain(free).collect()
     }
@@ -105,32 +112,37 @@ impl Budget {
     fn left_of_limit(limit: ByteSize, card: &CardMemory) -> Self {
         let taken = card.free.map_or(0, |free| card.total.saturating_sub(free));
         let bytes = limit.bytes().saturating_sub(taken);
-        Self { bytes, origin: format!("runtime.memory_limit: {limit}, less what is taken of {} already", card.name) }
+        Self::new(bytes, format!("runtime.memory_limit: {limit}, less what is taken of {} already", card.name))
     }
 
     fn less_context(memory: ByteSize, origin: &str) -> Self {
         let usable = (memory.bytes() as f64 * USABLE_SHARE_OF_CARD) as u64;
         let bytes = usable.saturating_sub(CUDA_CONTEXT_BYTES);
-        Self { bytes, origin: format!("{origin}, less what the driver and its libraries take") }
+        Self::new(bytes, format!("{origin}, less what the driver and its libraries take"))
     }
 
     fn of_limit(limit: ByteSize) -> Self {
-        Self { bytes: limit.bytes(), origin: format!("runtime.memory_limit: {limit}") }
+        Self::new(limit.bytes(), format!("runtime.memory_limit: {limit}"))
     }
 
     fn of_machine(config: &RunConfig) -> Option<Self> {
-        let reserve = HOST_BASE_BYTES + dataset::memory_bound(&config.data);
         let threads = config.runtime.threads.unwrap_or_else(cores) + config.data.num_workers + OTHER_THREADS;
         let Available { bytes, origin } = available_memory(threads)?;
+        Some(Self::beside_the_data(bytes, origin, dataset::memory_bound(&config.data)))
+    }
+
+    /// What a data stream that needs `needed` bytes leaves of what is free.
+    pub(super) fn beside_the_data(free: u64, origin: &str, needed: u64) -> Self {
+        let without = free.saturating_sub(HOST_BASE_BYTES);
         let origin = format!("{origin}, less what the data stream needs");
-        Some(Self { bytes: bytes.saturating_sub(reserve), origin })
+        Self { bytes: without.saturating_sub(needed), origin, data_stream: Some((needed, without)) }
     }
 
     /// What a model that is asked something may take on this machine's CPU, where no data are streamed.
     fn of_program() -> Option<Self> {
         let Available { bytes, origin } = available_memory(cores() + OTHER_THREADS)?;
         let origin = format!("{origin}, less what the program needs");
-        Some(Self { bytes: bytes.saturating_sub(PROGRAM_BYTES), origin })
+        Some(Self::new(bytes.saturating_sub(PROGRAM_BYTES), origin))
     }
 }
 

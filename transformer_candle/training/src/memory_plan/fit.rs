@@ -113,6 +113,18 @@ impl fmt::Display for Fit {
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((needed, without)) = self.budget.data_stream
+            && self.fits.is_empty()
+            && self.smallest.bytes <= without
+        {
+            let (needed, without) = (display::bytes(needed), display::bytes(without));
+            return write!(
+                f,
+                "the data stream of this run does not fit: it needs {needed} of the {without} that are free on this machine, \
+                 and the model's buffers {}. Lower data.num_workers or data.shuffle_buffer_size",
+                display::bytes(self.asked.bytes)
+            );
+        }
         write!(f, "this run does not fit: {} is more than the {} there are. ", self.asked, self.budget)?;
         if self.fits.is_empty() {
             return write!(

@@ -100,6 +100,20 @@ fn a_run_that_could_never_fit_is_told_so() {
 }
 
 #[test]
+fn a_data_stream_that_does_not_fit_is_what_is_told() {
+    let run = run_of("smoke_cpu", &["data.num_workers=256"]);
+    let shape = shape_of(&run.config).unwrap();
+    let asked = plan_of(&run).unwrap().setting(DeviceKind::Cpu);
+    let shortage = |free| {
+        let budget = Budget::beside_the_data(free, "free on this machine", dataset::memory_bound(&run.config.data));
+        assert_eq!(budget.bytes, 0);
+        Shortage::of(&run.config, &shape, asked, &budget).to_string()
+    };
+    insta::assert_snapshot!(shortage(24 << 30), @"");
+    assert!(shortage(300 << 20).contains("take a smaller model"), "{}", shortage(300 << 20));
+}
+
+#[test]
 fn what_a_refused_run_is_told_to_take_fits_and_nothing_larger_does() {
     let overrides =
         ["runtime.device=cpu", "runtime.memory_limit=26GB", "data.batch_size=32", "runtime.activation_recompute=none"];

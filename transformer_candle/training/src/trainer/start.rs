@@ -19,6 +19,7 @@ use crate::{
     lock::RunLock,
     memory_plan::{MemoryPlan, shape_of},
     metrics::MetricsWriter,
+    pool,
     run::RunOptions,
     run_folder::RunFolder,
     schedule::LearningRate,
@@ -63,6 +64,7 @@ impl Trainer {
     /// A trainer of a new run or a resumed one, as the options say.
     pub(crate) fn start(mut run: ResolvedRun, options: &RunOptions) -> Result<Self> {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
+        pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
         let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
         let shape = shape_of(&run.config)?;
         if from.is_none() {

@@ -1,0 +1,92 @@
+"""The edge to the terminal: output that never ends a run, and text that cannot control the terminal that shows it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import select
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from orchestrator.command_error import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+# Control characters other than newline and tab, line and paragraph separators, what reverses the direction of text,
+# and halves of surrogate pairs. `training/src/terminal.rs` has the same list.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    r"""Return text in which what a terminal would obey is written out, an escape character as `\u{1b}`."""
+    return _CONTROLS.sub(lambda match: f"\\u{{{ord(match[0]):x}}}", text)
+
+
+class _Unfailing(io.FileIO):
+    """A descriptor that takes every write, and remembers the first that failed."""
+
+    failure: OSError | None = None
+
+    def write(self, content: ReadableBuffer) -> int:
+        try:
+            while (written := super().write(content)) is None:  # whoever shares the pipe made it non-blocking
+                select.select([], [self], [])
+            return written
+        except OSError as error:
+            self.failure = self.failure or error
+            return memoryview(content).nbytes
+
+
+def take_over() -> None:
+    """Replace stdout and stderr of this process by streams that take everything.
+
+    A reader that went away, a full disk and characters that the encoding lacks do not stop what the program does.
+    """
+    for descriptor in (STDIN, STDOUT, STDERR):
+        _open_if_closed(descriptor)
+    sys.stdout = _writer(STDOUT, sys.stdout)
+    sys.stderr = _writer(STDERR, sys.stderr)
+
+
+def product(text: str) -> None:
+    """Print what a command was asked for. Nobody reading it any more is no error; that it cannot be written is one.
+
+    Raises:
+        CommandError: stdout cannot take it.
+    """
+    print(text, flush=True)
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    failure = raw.failure if isinstance(raw, _Unfailing) else None
+    if failure is not None and not isinstance(failure, BrokenPipeError):
+        raise CommandError(f"cannot write to stdout: {failure.strerror}", ExitCode.UNEXPECTED)
+
+
+def report(text: str) -> None:
+    """Print what a command was asked for, for people: escaped wherever it goes, as a pipe may end at a terminal."""
+    product(escaped(text))
+
+
+def complain(text: str) -> None:
+    """Print a sentence on stderr."""
+    print(escaped(text), file=sys.stderr, flush=True)
+
+
+def _open_if_closed(descriptor: int) -> None:
+    """Point a closed descriptor at nothing, or the next file that is opened would be what the program prints into."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened != descriptor:
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        os.set_inheritable(descriptor, True)
+
+
+def _writer(descriptor: int, former: TextIO | None) -> io.TextIOWrapper:
+    encoding = getattr(former, "encoding", None) or "utf-8"
+    buffer = io.BufferedWriter(_Unfailing(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(buffer, encoding=encoding, errors="backslashreplace", line_buffering=True)

@@ -1,0 +1,102 @@
+"""Who reads the output decides nothing: training goes on, what was asked for is delivered or its loss told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Finished, Workspace
+
+PROGRAMS = {"orchestrate": ORCHESTRATE, "transformer-candle": TRAINER}
+
+
+def shell(workspace: Workspace, command: str, *arguments: str | Path) -> Finished:
+    """Run a line of bash in which "$@" stands for the arguments; its exit code is the first program's."""
+    line = f"{command}; exit ${{PIPESTATUS[0]}}"
+    return workspace.command("bash", "-c", line, "bash", *arguments)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("trained"))
+    text = workspace.write_text(characters=40_000)
+    workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=4", "--experiment=talk").succeeded()
+    return workspace
+
+
+@pytest.mark.parametrize("launch", ["process", "bindings"])
+@pytest.mark.parametrize(
+    "display",
+    ['"$@" | head -1', '"$@" >&-', '"$@" >/dev/full', '"$@" >&- 2>&- <&-', '"$@" >/dev/full 2>/dev/full'],
+)
+def test_training_outlives_its_display(workspace: Workspace, display: str, launch: str) -> None:
+    text = workspace.write_text(characters=40_000)
+    flags: list[str | Path] = [*TINY_MODEL, "--input", text, "--steps=4", "--experiment=unseen", f"--launch={launch}"]
+    done = shell(workspace, display, ORCHESTRATE, *flags).succeeded()
+    assert done.err == ""
+    assert workspace.checkpoints("unseen") == ["step-00000004"]
+    assert len(workspace.losses("unseen")) == 4
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_refusal_keeps_its_exit_code_without_stderr(workspace: Workspace, program: Path) -> None:
+    for display in ('"$@" 2>&-', '"$@" 2>/dev/full', '"$@" >/dev/full 2>&-'):
+        assert shell(workspace, display, program, "plan", "--config", "nowhere.yaml").code == 2
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", "--config", "runs/talk/training.yaml"],
+        ["plan", "--config", "runs/talk/training.yaml", "--json"],
+        ["generate", "--experiment=talk", "--prompt=def", "--max-tokens=4"],
+        ["generate", "--experiment=talk", "--prompt=def", "--max-tokens=4", "--json"],
+        ["evaluate", "--experiment=talk"],
+        ["evaluate", "--experiment=talk", "--json"],
+        ["validate-data", "runs/talk"],
+    ],
+    ids=" ".join,
+)
+def test_what_was_asked_for_is_delivered_or_missed(trained: Workspace, program: Path, command: list[str]) -> None:
+    full = shell(trained, '"$@" >/dev/full', program, *command).refused(1, "stdout", "No space left on device")
+    assert len(full.err.splitlines()) == 1
+    closed = shell(trained, '"$@" | true', program, *command).succeeded()
+    assert closed.err == ""
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_closed_pipe_does_not_hide_a_verdict(trained: Workspace, program: Path) -> None:
+    run = trained.root / "copied"
+    subprocess.run(["cp", "-r", trained.run_folder("talk"), run], check=True)
+    ledger = run / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:-1]))
+    code = trained.command(program, "validate-data", run).code
+    assert code != 0
+    assert shell(trained, '"$@" | true', program, "validate-data", run).code == code
+    subprocess.run(["rm", "-r", run], check=True)
+
+
+def test_an_encoding_without_the_character_ends_nothing(trained: Workspace) -> None:
+    ascii_only = Workspace(trained.root, {"PYTHONIOENCODING": "ascii"})
+    ask = ["generate", "--experiment=talk", "--prompt=é", "--max-tokens=4"]
+    assert ascii_only.orchestrate(*ask).succeeded().out.startswith("\\xe9")
+    assert json.loads(ascii_only.orchestrate(*ask, "--json").succeeded().out)["prompt"] == "é"
+    ascii_only.orchestrate("evaluate", "--experiment=é").refused(2, "experiment")
+
+
+def test_a_long_prompt_is_refused_before_it_is_printed(trained: Workspace) -> None:
+    for program in PROGRAMS.values():
+        ask = ["generate", "--experiment=talk", "--prompt", "def main " * 200]
+        assert trained.command(program, *ask).refused(2, "do not fit into a context").out == ""
+
+
+def test_both_programs_take_at_least_one_token_and_step(trained: Workspace) -> None:
+    for program in PROGRAMS.values():
+        ask = ["generate", "--experiment=talk", "--prompt=x", "--max-tokens=0"]
+        trained.command(program, *ask).refused(2, "--max-tokens")
+        train = ["train", "--config=runs/talk/training.yaml", "--resume", "--max-steps=0"]
+        trained.command(program, *train).refused(2, "--max-steps")

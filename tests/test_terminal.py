@@ -1,0 +1,107 @@
+"""No name, setting or text controls the terminal that shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+from workspace import ORCHESTRATE, TINY_MODEL, TRAINER, Workspace
+
+# Clears the screen, sets the title, opens a C1 sequence, reverses the direction of text, overwrites the line.
+HOSTILE = "a\x1b[2J\x1b]0;title\x07\x9b2J\u202e\u2066b\rc"
+ESCAPED = "a\\u{1b}[2J\\u{1b}]0;title\\u{7}\\u{9b}2J\\u{202e}\\u{2066}b\\u{d}c"
+PROGRAMS = {"orchestrate": ORCHESTRATE, "transformer-candle": TRAINER}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("trained"))
+    text = workspace.write_text(characters=40_000)
+    workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=4", "--experiment=talk").succeeded()
+    return workspace
+
+
+def on_a_terminal(workspace: Workspace, *command: str | Path) -> str:
+    """What a program prints where stdout and stderr are a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(word) for word in command], cwd=workspace.root, env={**workspace.environment, "TERM": "xterm"},
+        stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    printed = b""
+    try:
+        while piece := os.read(ours, 65536):
+            printed += piece
+    except OSError:  # what Linux says at the end
+        pass
+    finally:
+        os.close(ours)
+        process.wait(timeout=60)
+    return printed.decode()
+
+
+def obeyed(printed: str) -> list[str]:
+    """The parts of what was printed that the terminal would have obeyed: none but colours and lines are ours."""
+    return [part for part in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e", "\u2066", "b\rc") if part in printed]
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", "--config", f"{HOSTILE}.yaml"],
+        ["plan", "--config=runs/talk/training.yaml", "--override", f"data.text_column={HOSTILE}: x"],
+        ["plan", "--config=runs/talk/training.yaml", "--override", f"data.{HOSTILE}=1"],
+        ["evaluate", "--experiment=talk", "--input", HOSTILE],
+        ["evaluate", "--experiment", HOSTILE],
+        ["evaluate", "--checkpoint", HOSTILE],
+        ["generate", "--experiment=talk", "--prompt-file", HOSTILE],
+        ["generate", "--experiment=talk", "--prompt=x", "--device", HOSTILE],
+        ["validate-data", HOSTILE],
+        [HOSTILE],
+        [f"--{HOSTILE}"],
+    ],
+    ids=lambda command: command[0].replace(HOSTILE, "hostile") + str(len(command)),
+)
+def test_errors_escape_what_they_quote(trained: Workspace, program: Path, command: list[str]) -> None:
+    assert trained.command(program, *command).code in (2, 3)
+    for printed in (trained.command(program, *command).err, on_a_terminal(trained, program, *command)):
+        assert obeyed(printed) == []
+        assert "2J" in printed
+
+
+@pytest.mark.parametrize("launch", ["process", "bindings"])
+def test_a_run_escapes_the_names_that_it_shows(workspace: Workspace, launch: str) -> None:
+    text = workspace.write_text(f"{HOSTILE}/book.txt", characters=40_000)
+    flags = [*TINY_MODEL, "--input", str(text.relative_to(workspace.root)), "--steps=4", f"--launch={launch}"]
+    folder = workspace.root / f"run{HOSTILE}"
+    printed = on_a_terminal(workspace, ORCHESTRATE, *flags, "--experiment=named", "--run-dir", folder)
+    assert "What it learnt" in printed, printed
+    assert obeyed(printed) == []
+    assert ESCAPED in printed
+    assert (folder / "checkpoints" / "latest").exists()
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_text_is_exact_in_a_pipe_and_escaped_on_a_terminal(trained: Workspace, program: Path) -> None:
+    ask: list[str | Path] = [
+        program,
+        "generate",
+        "--experiment=talk",
+        "--max-tokens=2",
+        "--temperature=0",
+        "--prompt",
+        f"{HOSTILE}\n\tx",
+    ]
+    assert trained.command(*ask).succeeded().out.startswith(f"{HOSTILE}\n\tx".replace("\r", "\n"))  # read as text
+    printed = on_a_terminal(trained, *ask).replace("\r\n", "\n")
+    assert printed.startswith(f"{ESCAPED}\n\tx")
+    assert obeyed(printed) == []
+    answer = on_a_terminal(trained, *ask, "--json")
+    assert obeyed(answer) == []
+    assert json.loads(answer)["prompt"] == f"{HOSTILE}\n\tx"

@@ -1,0 +1,89 @@
+//! The edge to the terminal: text that cannot control the terminal that shows it, and output whose failing ends nothing.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+/// Text in which what a terminal would obey is written out, an escape character as `\u{1b}`.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    replaced(text, |text, character| write!(text, "{}", character.escape_unicode()))
+}
+
+/// JSON in which the same characters are written as JSON's own escapes: they stand in its strings only.
+pub fn escaped_json(json: &str) -> Cow<'_, str> {
+    replaced(json, |text, character| write!(text, "\\u{:04x}", u32::from(character)))
+}
+
+/// A line on stdout. A reader that went away is no reason to stop what the program does.
+pub fn print_line(line: &str) {
+    let mut stdout = io::stdout().lock();
+    let _ = writeln!(stdout, "{}", escaped(line)).and_then(|()| stdout.flush());
+}
+
+/// Whether a terminal obeys this character: control characters other than newline and tab, line and paragraph separators, what
+/// reverses the direction of text. `python/orchestrator/terminal.py` has the same list.
+fn is_control(character: char) -> bool {
+    matches!(
+        character,
+        '\0'..='\u{8}' | '\u{b}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{61c}' | '\u{200e}' | '\u{200f}'
+            | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    )
+}
+
+fn replaced(text: &str, write: impl Fn(&mut String, char) -> std::fmt::Result) -> Cow<'_, str> {
+    if !text.contains(is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        if is_control(character) {
+            let _ = write(&mut safe, character);
+        } else {
+            safe.push(character);
+        }
+    }
+    Cow::Owned(safe)
+}
+
+/// Stderr for logs: each event escaped, and a stderr that is closed or full no failure.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let _ = io::stderr().write_all(escaped(&String::from_utf8_lossy(event)).as_bytes());
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &str = "a\u{1b}]0;x\u{7}\r\u{9b}2J\u{7f}\u{202e}\u{2066}\u{2028}\u{61c}";
+
+    #[test]
+    fn what_a_terminal_obeys_is_written_out() {
+        let told = escaped(HOSTILE);
+        assert_eq!(told, "a\\u{1b}]0;x\\u{7}\\u{d}\\u{9b}2J\\u{7f}\\u{202e}\\u{2066}\\u{2028}\\u{61c}");
+        assert_eq!(escaped(&told), told, "twice is once");
+    }
+
+    #[test]
+    fn text_that_people_write_stays() {
+        let text = "zwei\n\tUmlaute \u{fc}, \u{4e2d}\u{6587}, \u{1f469}\u{200d}\u{1f467}, a\u{a0}b, \\u{1b}";
+        assert_eq!(escaped(text), text);
+    }
+
+    #[test]
+    fn json_stays_the_same_value() {
+        let json = serde_json::to_string(HOSTILE).unwrap();
+        let safe = escaped_json(&json);
+        assert!(!safe.contains(is_control), "{safe}");
+        assert_eq!(serde_json::from_str::<String>(&safe).unwrap(), HOSTILE);
+    }
+}
