@@ -20,7 +20,7 @@ pub fn parsed<C: CommandFactory + FromArgMatches>() -> Result<C> {
     let mut command = C::command();
     let matches = command.try_get_matches_from_mut(std::env::args_os()).map_err(|error| told(&error))?;
     refuse_empty(&command, &matches)?;
-    C::from_arg_matches(&matches).map_err(|error| told(error.format(&mut command)))
+    C::from_arg_matches(&matches).map_err(|error| told(&error.format(&mut command)))
 }
 
 fn told(error: &clap::Error) -> TrainerError {
