@@ -3,7 +3,7 @@
 Long calls run without the GIL and let Ctrl-C through between steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, final
@@ -295,9 +295,18 @@ class DataSource:
     @staticmethod
     def streaming(
         dataset: str, split: str = "train", config: str | None = None, revision: str | None = None,
-        text_column: str = "text",
+        text_column: str = "text", on_wait: Callable[[str], object] | None = None,
     ) -> DataSource:  # fmt: skip
-        """Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit."""
+        """Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit.
+
+        Args:
+            dataset: Its name.
+            split: Its split.
+            config: Its configuration.
+            revision: Its commit, branch or tag.
+            text_column: The column or field that holds the text.
+            on_wait: Called with a line about what is waited for while the Hub fails.
+        """
 
     @staticmethod
     def local(patterns: Sequence[str], text_column: str = "text") -> DataSource:
@@ -323,11 +332,15 @@ class DataSource:
     def bytes(self) -> int:
         """Their size together."""
 
-    def documents(self, max_samples: int | None = None) -> Documents:
+    @property
+    def notes(self) -> list[str]:
+        """What was left out of the listing and why, one sentence each."""
+
+    def documents(self, max_samples: int | None = None, on_wait: Callable[[str], object] | None = None) -> Documents:
         """Iterate over the documents in listing order, at most `max_samples`.
 
         Those of a mixture come in the proportions of its weights, each source from its beginning again until all have
-        been read.
+        been read. `on_wait` is called with a line about what is waited for while the Hub fails.
         """
 
 @final

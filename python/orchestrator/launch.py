@@ -15,6 +15,7 @@ from types import FrameType
 
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.settings import Launch
+from orchestrator.signals import unwatched
 
 PROGRAM = "transformer-candle"
 # What a driver shows on Linux, and on Windows below it.
@@ -146,7 +147,8 @@ def _handling(handler: signal._HANDLER) -> Iterator[None]:
         return
     before = {number: signal.signal(number, handler) for number in FORWARDED}
     try:
-        yield
+        with unwatched():
+            yield
     finally:
         for number, former in before.items():
             signal.signal(number, former)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.input_files import check_regular, read_text
 from orchestrator.paths import shown
 from orchestrator.progress import Reading
 
@@ -173,7 +174,9 @@ def read(path: Path) -> Ready:
     from tokenizers import Tokenizer
 
     try:
-        size = Tokenizer.from_file(str(path)).get_vocab_size()
+        check_regular(path)
+        # Ids may have gaps: what counts is the highest.
+        size = max(Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True).values(), default=-1) + 1
     except Exception as error:  # the library raises bare Exceptions
         raise CommandError(f"cannot read the tokenizer {shown(path)}: {error}") from error
     return Ready(path, size, None)
@@ -220,7 +223,8 @@ def _cached_gpt2() -> Tokenizer | None:
 def _manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest if there is one and it is that of the tokenizer beside it."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads(read_text(folder / MANIFEST))
+        check_regular(folder / "tokenizer.json")
         digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     except (OSError, ValueError):
         return None

@@ -34,7 +34,7 @@ impl Documents {
         let components = mixture.sources().iter().zip(mixture.shares().numbers());
         let component = |(source, &share): (&DataSource, &u64)| Component {
             source: source.clone(),
-            walk: Walk::all(source),
+            walk: Walk::all(source, source.cancel().clone()),
             share,
             bytes: 0,
             pass_bytes: 0,
@@ -86,7 +86,7 @@ impl Component {
             self.bytes = u64::MAX;
         }
         self.pass_bytes = 0;
-        self.walk = Walk::all(&self.source);
+        self.walk = Walk::all(&self.source, self.source.cancel().clone());
     }
 }
 
@@ -107,11 +107,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::CancelToken;
 
     fn source(folder: &Path) -> DataSource {
         std::fs::write(folder.join("a.jsonl"), "{\"text\": \"one\"}\n{\"text\": \"\"}\n{\"text\": \"two\"}\n").unwrap();
         std::fs::write(folder.join("b.txt"), "three\nlines\nhere\n").unwrap();
-        DataSource::local(&[".".to_owned()], folder, "text").unwrap()
+        DataSource::local(&[".".to_owned()], folder, "text", &CancelToken::new()).unwrap()
     }
 
     #[test]
@@ -141,7 +142,7 @@ mod tests {
         let source = |name: &str, documents: usize, text: &str| {
             let lines = format!("{{\"text\": \"{text}\"}}\n").repeat(documents);
             std::fs::write(folder.path().join(name), lines).unwrap();
-            DataSource::local(&[name.to_owned()], folder.path(), "text").unwrap()
+            DataSource::local(&[name.to_owned()], folder.path(), "text", &CancelToken::new()).unwrap()
         };
         let (short, long, none) = (source("s.jsonl", 5, "aa"), source("l.jsonl", 30, "bbbb"), source("n.jsonl", 3, ""));
         let mixture = Mixture::new(vec![(short, 1.0), (long, 3.0), (none, 5.0)]).unwrap();

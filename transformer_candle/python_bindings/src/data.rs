@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use run_config::{DataConfig, StreamingConfig};
 
 use crate::errors::raised;
+use crate::signals::Signals;
 
 /// A data set whose files are known.
 #[pyclass(frozen, module = "orchestrator._native")]
@@ -26,7 +27,9 @@ impl DataSource {
 impl DataSource {
     /// Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit.
     #[staticmethod]
-    #[pyo3(signature = (dataset, split = "train", config = None, revision = None, text_column = "text"))]
+    #[pyo3(signature = (
+        dataset, split = "train", config = None, revision = None, text_column = "text", on_wait = None
+    ))]
     fn streaming(
         py: Python<'_>,
         dataset: &str,
@@ -34,18 +37,24 @@ impl DataSource {
         config: Option<String>,
         revision: Option<String>,
         text_column: &str,
+        on_wait: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let text_column = text_column.to_owned();
         let streaming = StreamingConfig { config, revision, text_column, ..StreamingConfig::of(dataset, split) };
         let hub = HubSettings::from_environment().of_run(&DataConfig::default());
-        py.detach(|| dataset::DataSource::streaming(&streaming, hub)).map(Self::of).map_err(raised)
+        let waits = hub.waits.clone();
+        let signals = Signals::telling(on_wait, move || waits.longest());
+        let cancel = signals.cancel_token();
+        signals.run(py, || dataset::DataSource::streaming(&streaming, hub, &cancel)).map(Self::of)
     }
 
     /// Find local files: paths, folders and globs, relative to the current folder.
     #[staticmethod]
     #[pyo3(signature = (patterns, text_column = "text"))]
     fn local(py: Python<'_>, patterns: Vec<String>, text_column: &str) -> PyResult<Self> {
-        py.detach(|| dataset::DataSource::local(&patterns, Path::new(""), text_column)).map(Self::of).map_err(raised)
+        let signals = Signals::default();
+        let cancel = signals.cancel_token();
+        signals.run(py, || dataset::DataSource::local(&patterns, Path::new(""), text_column, &cancel)).map(Self::of)
     }
 
     /// Mix sources with their weights, which are their shares of the text.
@@ -93,9 +102,18 @@ impl DataSource {
 
     /// Iterate over the documents in listing order, at most `max_samples`; those of a mixture in the proportions of its
     /// weights, each source from its beginning again until all have been read.
-    #[pyo3(signature = (max_samples = None))]
-    fn documents(&self, max_samples: Option<u64>) -> Documents {
-        Documents(Mutex::new(dataset::Documents::open(&self.mixture, max_samples)))
+    #[pyo3(signature = (max_samples = None, on_wait = None))]
+    fn documents(&self, max_samples: Option<u64>, on_wait: Option<Py<PyAny>>) -> Documents {
+        let waiting = self.mixture.clone();
+        let signals = Signals::telling(on_wait, move || waiting.waiting());
+        let mixture = self.mixture.cancelled_by(&signals.cancel_token());
+        Documents { documents: Mutex::new(dataset::Documents::open(mixture, max_samples)), signals }
+    }
+
+    /// What was left out of the listing and why, one sentence each.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.mixture.notes()
     }
 
     fn __repr__(&self) -> String {
@@ -108,7 +126,10 @@ impl DataSource {
 
 /// Documents in listing order.
 #[pyclass(module = "orchestrator._native")]
-pub struct Documents(Mutex<dataset::Documents>);
+pub struct Documents {
+    documents: Mutex<dataset::Documents>,
+    signals: Signals,
+}
 
 #[pymethods]
 impl Documents {
@@ -117,9 +138,8 @@ impl Documents {
     }
 
     fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<String>> {
-        py.check_signals()?;
-        let documents = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        py.detach(|| documents.next()).transpose().map_err(raised)
+        let documents = self.documents.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.signals.run(py, || documents.next().transpose())
     }
 }
 

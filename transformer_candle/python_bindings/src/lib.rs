@@ -1,6 +1,6 @@
 //! The trainer as the Python extension `orchestrator._native`: arguments in, values and exceptions out, no logic of its own.
 //!
-//! Long work runs without the GIL; Ctrl-C reaches it between steps.
+//! Long work runs without the GIL and ends when a signal handler raises something.
 
 // PyO3 hands arguments over by value.
 #![allow(clippy::needless_pass_by_value)]
@@ -12,6 +12,7 @@ mod generation;
 mod json;
 mod machine;
 mod plan;
+mod signals;
 mod stream;
 mod train;
 mod trainer;

@@ -1,24 +1,21 @@
 //! The commands that work on a run as a whole: the same functions that the program calls.
 
 use std::path::PathBuf;
-use std::thread;
-use std::time::Duration;
 
-use pyo3::exceptions::PyKeyboardInterrupt;
+use dataset::hub::HubSettings;
 use pyo3::prelude::*;
+use training::TrainerError;
 use training::commands::ModelSource;
 use training::commands::evaluate::{self, EvaluateOptions};
 use training::commands::train::{self, TrainOptions};
 use training::progress::ProgressMode;
-use training::stop::{Signal, StopSignal};
+use training::stop::StopSignal;
 use training::trainer::ResumeFrom;
 
 use crate::errors::raised;
 use crate::machine::device_of;
+use crate::signals::{interruptible, listening};
 use crate::trainer::EvaluationReport;
-
-/// How often the waiting thread looks for Ctrl-C.
-const LISTENING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Train as a config says until its end, and return the exit code: 0, or 130 and 143 after a stop by Ctrl-C and SIGTERM.
 #[pyfunction(name = "train")]
@@ -40,8 +37,12 @@ pub fn train_run(
         max_steps,
     };
     let stop = StopSignal::new();
-    let outcome = listening(py, &stop, || train::run(&options, ProgressMode::Auto, &stop));
-    Ok(outcome.map_err(raised)?.exit_code())
+    // A stop is no exception here: the code tells it.
+    let (outcome, _) = listening(py, &stop, || train::run(&options, ProgressMode::Auto, &stop));
+    match (outcome, stop.requested()) {
+        (Err(error), Some(signal)) if error.is_interruption() => Err(raised(TrainerError::Interrupted(signal))),
+        (outcome, _) => Ok(outcome.map_err(raised)?.exit_code()),
+    }
 }
 
 /// Measure a model's loss on its run's held-out text, or on files of one's own.
@@ -60,24 +61,6 @@ pub fn evaluate_model(
     let device = device_of(device)?;
     let options = EvaluateOptions { model, input, text_column, max_sequences, device, json: false };
     let stop = StopSignal::new();
-    listening(py, &stop, || evaluate::run(&options, &stop)).map(EvaluationReport::from).map_err(raised)
-}
-
-/// Works on a thread of its own while this one, where Python delivers signals, hands them on to the stop flag.
-fn listening<T: Send>(py: Python<'_>, stop: &StopSignal, work: impl FnOnce() -> T + Send) -> T {
-    py.detach(|| {
-        thread::scope(|scope| {
-            let worker = scope.spawn(work);
-            while !worker.is_finished() {
-                thread::sleep(LISTENING_INTERVAL);
-                Python::attach(|py| {
-                    if let Err(raised) = py.check_signals() {
-                        let interrupted = raised.is_instance_of::<PyKeyboardInterrupt>(py);
-                        stop.request(if interrupted { Signal::Interrupt } else { Signal::Terminate });
-                    }
-                });
-            }
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    })
+    let hub = HubSettings::from_environment();
+    interruptible(py, &stop, || evaluate::run(&options, &hub, &stop)).map(EvaluationReport::from)
 }

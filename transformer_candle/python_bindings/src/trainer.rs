@@ -3,15 +3,19 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use dataset::hub::HubSettings;
 use pyo3::prelude::*;
+use run_config::ResolvedRun;
 use training::SamplingSettings;
-use training::trainer::ResumeFrom;
+use training::stop::StopSignal;
+use training::trainer::{ResumeFrom, Step};
 
 use crate::config::RunConfig;
 use crate::errors::raised;
 use crate::generation::Completion;
 use crate::json;
 use crate::plan::MemoryPlan;
+use crate::signals::interruptible;
 
 /// The config in a run's folder.
 const TRAINING_CONFIG: &str = "training.yaml";
@@ -149,15 +153,38 @@ impl EvaluationReport {
 
 /// A model in training. Iterating takes one optimizer step a turn.
 #[pyclass(module = "orchestrator._native")]
-pub struct Trainer(Mutex<training::trainer::Trainer>);
+pub struct Trainer {
+    trainer: Mutex<training::trainer::Trainer>,
+    /// Raised while a signal ends a call.
+    stop: StopSignal,
+}
 
 impl Trainer {
-    fn of(trainer: training::trainer::Trainer) -> Self {
-        Self(Mutex::new(trainer))
+    /// Makes a trainer unless a signal comes meanwhile.
+    fn start(
+        py: Python<'_>,
+        run: impl FnOnce() -> training::Result<ResolvedRun> + Send,
+        from: Option<ResumeFrom>,
+    ) -> PyResult<Self> {
+        let (hub, stop) = (HubSettings::from_environment(), StopSignal::new());
+        let make = || training::trainer::Trainer::start(run()?, from.as_ref(), &hub, &stop);
+        let trainer = interruptible(py, &stop, make).map(Mutex::new)?;
+        Ok(Self { trainer, stop })
     }
 
     fn inner(&mut self) -> &mut training::trainer::Trainer {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.trainer.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Works without the GIL until a signal comes.
+    fn interruptible<T: Send>(
+        &mut self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut training::trainer::Trainer, &StopSignal) -> training::Result<T> + Send,
+    ) -> PyResult<T> {
+        let stop = self.stop.clone();
+        let trainer = self.inner();
+        interruptible(py, &stop, || work(trainer, &stop))
     }
 
     /// Works without the GIL.
@@ -178,7 +205,7 @@ impl Trainer {
     #[new]
     fn new(py: Python<'_>, config: &RunConfig) -> PyResult<Self> {
         let run = config.0.clone();
-        py.detach(|| training::trainer::Trainer::new(run)).map(Self::of).map_err(raised)
+        Self::start(py, || Ok(run), None)
     }
 
     /// Go on with a run: its folder, or its config file.
@@ -187,9 +214,7 @@ impl Trainer {
     fn resume(py: Python<'_>, run: PathBuf, overrides: Vec<String>, checkpoint: Option<PathBuf>) -> PyResult<Self> {
         let config = if run.is_dir() { run.join(TRAINING_CONFIG) } else { run };
         let from = checkpoint.map_or(ResumeFrom::Latest, ResumeFrom::Directory);
-        py.detach(|| training::trainer::Trainer::resume(run_config::RunConfig::load(&config, &overrides)?, &from))
-            .map(Self::of)
-            .map_err(raised)
+        Self::start(py, || Ok(run_config::RunConfig::load(&config, &overrides)?), Some(from))
     }
 
     fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -197,8 +222,12 @@ impl Trainer {
     }
 
     fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<StepReport>> {
-        let report = self.detached(py, training::trainer::Trainer::step)?;
-        Ok(report.map(StepReport))
+        self.interruptible(py, |trainer, stop| {
+            Ok(match trainer.step_unless(stop, &|_| ())? {
+                Step::Done(report) => Some(StepReport(report)),
+                Step::Finished | Step::Abandoned => None,
+            })
+        })
     }
 
     /// Optimizer steps taken since the run began.
@@ -220,7 +249,7 @@ impl Trainer {
 
     /// Measure the loss on the held-out text; None where there is none.
     fn evaluate(&mut self, py: Python<'_>) -> PyResult<Option<EvaluationReport>> {
-        let report = self.detached(py, training::trainer::Trainer::evaluate)?;
+        let report = self.interruptible(py, |trainer, stop| trainer.evaluate_unless(stop))?;
         Ok(report.map(EvaluationReport))
     }
 
@@ -242,6 +271,9 @@ impl Trainer {
         seed: u64,
     ) -> PyResult<Completion> {
         let settings = SamplingSettings { temperature, top_k, top_p, seed };
-        self.detached(py, |trainer| trainer.generate(prompt, max_tokens, &settings)).map(Completion::from)
+        let write = |trainer: &mut training::trainer::Trainer, stop: &StopSignal| {
+            trainer.generate_unless(prompt, max_tokens, &settings, stop)
+        };
+        self.interruptible(py, write).map(Completion::from)
     }
 }

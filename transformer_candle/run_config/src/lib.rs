@@ -18,6 +18,7 @@ mod model;
 mod optimizer;
 mod overrides;
 mod presets;
+pub mod regular_file;
 mod resolve;
 mod rules;
 mod runtime;

@@ -2,6 +2,7 @@
 //!
 //! The binary and the Python bindings both call [`run_training`], so a config and a seed give the same losses either way.
 
+use dataset::hub::HubSettings;
 use run_config::{Device, ResolvedRun};
 
 use crate::{
@@ -50,16 +51,23 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     if let Some(device) = options.device {
         run.config.runtime.device = device;
     }
-    let trainer = match &options.resume {
-        None => Trainer::new(run)?,
-        Some(from) => Trainer::resume(run, from)?,
-    };
+    let trainer = start(run, options, stop)?;
+    // From here on a signal is answered with a checkpoint.
+    stop.answered_by_saving();
     let mut session = Session::new(trainer, options.max_steps, options.progress);
     session.announce();
     let ended = session.train(stop);
     session.note_skipped_rows();
     session.progress.finish();
     ended
+}
+
+/// Makes the trainer, and says meanwhile what that waits for.
+fn start(run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<Trainer> {
+    let mode = if options.progress == ProgressMode::Silent { ProgressMode::Silent } else { ProgressMode::Plain };
+    let hub = HubSettings::from_environment();
+    let make = || Trainer::start(run, options.resume.as_ref(), &hub, stop);
+    Progress::new(mode, 0, None, 1).watching(|| hub.waits.longest(), make)
 }
 
 /// A trainer and what is due between its steps.

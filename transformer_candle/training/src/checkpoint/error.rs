@@ -78,6 +78,9 @@ pub enum CheckpointError {
         /// The system's answer.
         source: io::Error,
     },
+    /// Whoever waited for the checkpoint gave up waiting.
+    #[error("stopped while reading a checkpoint")]
+    Interrupted,
     /// A buffer of the trainer could not be read or written.
     #[error("cannot move the checkpoint's tensors: {0}")]
     Kernel(#[from] kernels::Error),
@@ -92,7 +95,7 @@ impl CheckpointError {
         match self {
             Self::Damaged { .. } | Self::NoneSound { .. } => 5,
             Self::Absent { .. } | Self::Mismatch { .. } => 2,
-            Self::NoSpace { .. } | Self::Io { .. } | Self::Kernel(_) => 1,
+            Self::NoSpace { .. } | Self::Io { .. } | Self::Interrupted | Self::Kernel(_) => 1,
         }
     }
 

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use run_config::check_experiment_name;
+use dataset::CancelToken;
+use run_config::{check_experiment_name, regular_file};
 
 use crate::checkpoint;
 use crate::trainer::RESOLVED_CONFIG;
@@ -24,13 +25,13 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// The model's directory. Damaged checkpoints that were passed over are warned about.
-    pub fn directory(&self) -> Result<PathBuf> {
+    /// The model's directory, unless `cancel` says to stop. Damaged checkpoints that were passed over are warned about.
+    pub fn directory(&self, cancel: &CancelToken) -> Result<PathBuf> {
         let folder = self.folder()?;
         if folder.join("config.json").exists() || folder.join(checkpoint::MANIFEST_FILE_NAME).exists() {
             return Ok(folder);
         }
-        let newest = checkpoint::newest_sound(&checkpoints_in(&folder))?;
+        let newest = checkpoint::newest_sound(&checkpoints_in(&folder), cancel)?;
         for damaged in &newest.damaged {
             tracing::warn!("checkpoint {} is damaged ({}) and passed over", damaged.name, damaged.reason);
         }
@@ -64,7 +65,7 @@ pub fn experiment_folder(name: &str) -> Result<PathBuf> {
 
 /// The folder of checkpoints of a run directory; a folder of checkpoints is its own.
 pub fn checkpoints_in(folder: &Path) -> PathBuf {
-    let configured = fs::read(folder.join(RESOLVED_CONFIG))
+    let configured = regular_file::read(&folder.join(RESOLVED_CONFIG))
         .ok()
         .and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok())
         .and_then(|config| Some(PathBuf::from(config.pointer("/runtime/checkpoint/directory")?.as_str()?)));

@@ -10,7 +10,7 @@ use crate::progress::ProgressMode;
 use crate::run::{Outcome, RunOptions, run_training};
 use crate::stop::StopSignal;
 use crate::trainer::ResumeFrom;
-use crate::{Result, TrainerError};
+use crate::Result;
 
 /// What `train` takes.
 #[derive(Debug, Clone, Args)]
@@ -40,12 +40,8 @@ pub fn run(options: &TrainOptions, progress: ProgressMode, stop: &StopSignal) ->
     run_training(resolved, &RunOptions { resume, max_steps, device, progress }, stop)
 }
 
-pub(super) fn main(options: &TrainOptions) -> Result<u8> {
-    let stop = StopSignal::new();
-    let listening = stop.listen().map_err(TrainerError::io("listen for", "signals"))?;
-    let outcome = run(options, ProgressMode::Auto, &stop);
-    drop(listening);
-    Ok(outcome?.exit_code())
+pub(super) fn main(options: &TrainOptions, stop: &StopSignal) -> Result<u8> {
+    Ok(run(options, ProgressMode::Auto, stop)?.exit_code())
 }
 
 fn resume_from(directory: PathBuf) -> ResumeFrom {

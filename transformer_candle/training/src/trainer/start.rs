@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use dataset::{Cursor, Tokenizer};
+use dataset::{CancelToken, Cursor, Tokenizer, hub::HubSettings};
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, ResolvedRun};
 
@@ -18,6 +18,7 @@ use crate::{
     memory_plan::{MemoryPlan, shape_of},
     metrics::MetricsWriter,
     schedule::LearningRate,
+    stop::StopSignal,
 };
 
 /// The config as it is trained, in the run directory.
@@ -45,7 +46,7 @@ impl Trainer {
     /// Nothing is allocated or written if the run does not fit in memory, its directory belongs to another trainer or
     /// holds checkpoints already, or its data cannot be found.
     pub fn new(run: ResolvedRun) -> Result<Self> {
-        Self::start(run, None)
+        Self::start(run, None, &HubSettings::from_environment(), &StopSignal::new())
     }
 
     /// A trainer that goes on at a checkpoint, bit for bit as if it had never stopped.
@@ -54,10 +55,18 @@ impl Trainer {
     /// As [`Trainer::new`]; [`TrainerError::Checkpoint`] if there is nothing sound to go on from;
     /// [`TrainerError::ChangedOnResume`] if a key of the config differs that training cannot go on with.
     pub fn resume(run: ResolvedRun, from: &ResumeFrom) -> Result<Self> {
-        Self::start(run, Some(from))
+        Self::start(run, Some(from), &HubSettings::from_environment(), &StopSignal::new())
     }
 
-    fn start(mut run: ResolvedRun, from: Option<&ResumeFrom>) -> Result<Self> {
+    /// [`Trainer::new`], or [`Trainer::resume`] where `from` says at what, unless the signal is raised meanwhile. What it
+    /// waits for can be seen in `hub.waits`.
+    pub fn start(
+        mut run: ResolvedRun,
+        from: Option<&ResumeFrom>,
+        hub: &HubSettings,
+        stop: &StopSignal,
+    ) -> Result<Self> {
+        let cancel = stop.cancel_token();
         let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
         let shape = shape_of(&run.config)?;
         let plan = MemoryPlan::here(&run, &device)?;
@@ -65,12 +74,12 @@ impl Trainer {
         fix_batch(&mut run, &plan);
         let lock = RunLock::acquire(&run.run_directory)?;
         let mut notes = [run.notes.clone(), of_device].concat();
-        let chosen = choose(&run, from, &mut notes)?;
+        let chosen = choose(&run, from, &mut notes, &cancel)?;
         let resumed = chosen.as_ref().map(|chosen| &chosen.state);
         if let Some(state) = resumed {
             identity::recall_revisions(&state.identity, &mut run);
         }
-        let data = DataPlan::of(&run, shape.vocab_size)?;
+        let data = DataPlan::of(&run, shape.vocab_size, hub, &cancel)?;
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
         let sources = data.mixture.describe();
         identity::pin_revisions(&mut run, &sources);
@@ -84,7 +93,9 @@ impl Trainer {
         let data = data.open(&mut run, resumed.map(cursor_of).transpose()?, &mut notes)?;
 
         let mut engine = Engine::new(&run.config, &shape, plan.setting(device.kind()), &device)?;
-        fill(&mut engine, &shape, run.config.runtime.seed, chosen.as_ref())?;
+        stop.check()?;
+        fill(&mut engine, &shape, run.config.runtime.seed, chosen.as_ref(), &cancel)?;
+        stop.check()?;
         if let Some(state) = resumed {
             notes.extend(products::recall(&device, state.products.as_ref())?);
         }
@@ -93,7 +104,7 @@ impl Trainer {
         let logging = &run.config.runtime.logging;
         let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
         let cursor = data.stream.cursor();
-        let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes)?;
+        let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes, &cancel)?;
         let rewind_to = resumed.map(|state| state.step);
         let trainer = Self {
             saved: saved(&run, chosen.as_ref()),
@@ -122,14 +133,20 @@ impl Trainer {
 }
 
 /// The weights, and what the optimizer keeps beside them, as they are before the first step or at a checkpoint.
-fn fill(engine: &mut Engine, shape: &ModelShape, seed: u64, chosen: Option<&Chosen>) -> Result<()> {
+fn fill(
+    engine: &mut Engine,
+    shape: &ModelShape,
+    seed: u64,
+    chosen: Option<&Chosen>,
+    cancel: &CancelToken,
+) -> Result<()> {
     let pool = engine.pool();
     let Engine { decoder, optimizer, .. } = engine;
     let (weights, (remainder, first_moment, second_moment)) = (decoder.weights_mut(), optimizer.state_mut());
     pool.install(|| match chosen {
         None => Ok(initialization::fill(shape, seed, weights, remainder)?),
         Some(Chosen { directory, .. }) => {
-            Ok(checkpoint::restore(directory, shape, weights, remainder, first_moment, second_moment)?)
+            Ok(checkpoint::restore(directory, shape, weights, remainder, first_moment, second_moment, cancel)?)
         }
     })
 }
@@ -140,7 +157,12 @@ fn fix_batch(run: &mut ResolvedRun, plan: &MemoryPlan) {
     run.config.data.gradient_accumulation_steps = Some(plan.gradient_accumulation_steps as usize);
 }
 
-fn choose(run: &ResolvedRun, from: Option<&ResumeFrom>, notes: &mut Vec<String>) -> Result<Option<Chosen>> {
+fn choose(
+    run: &ResolvedRun,
+    from: Option<&ResumeFrom>,
+    notes: &mut Vec<String>,
+    cancel: &CancelToken,
+) -> Result<Option<Chosen>> {
     let directory = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(&run.run_directory);
     let existing = checkpoint::list(directory)?;
     let chosen = match (from, existing.last()) {
@@ -158,7 +180,7 @@ fn choose(run: &ResolvedRun, from: Option<&ResumeFrom>, notes: &mut Vec<String>)
             return Ok(None);
         }
         (Some(ResumeFrom::Latest), Some(_)) => {
-            let found = checkpoint::newest_sound(directory)?;
+            let found = checkpoint::newest_sound(directory, cancel)?;
             notes.extend(found.damaged.iter().map(|damaged| {
                 format!("checkpoint {} is damaged and was passed over: {}", damaged.name, damaged.reason)
             }));
