@@ -498,6 +498,9 @@ def json_schema() -> dict[str, Any]:
 def presets() -> dict[str, str]:
     """Return the shipped configs: the text of each by its name."""
 
+def vocab_size(tokenizer_json: _Path) -> int:
+    """Return the size of the vocabulary of a `tokenizer.json`: one more than the highest token id."""
+
 def newest_checkpoint(experiment: str) -> Path:
     """Return the newest sound checkpoint of an experiment."""
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
-GRACE = 1.0
+GRACE = 0.5
 """Seconds that the interpreter has to answer; compiled code may keep it from seeing a signal."""
 
 

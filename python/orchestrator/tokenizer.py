@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import _native
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.input_files import check_regular, read_text
 from orchestrator.paths import shown
@@ -175,11 +176,10 @@ def read(path: Path) -> Ready:
 
     try:
         check_regular(path)
-        # Ids may have gaps: what counts is the highest.
-        size = max(Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
         raise CommandError(f"cannot read the tokenizer {shown(path)}: {error}") from error
-    return Ready(path, size, None)
+    return Ready(path, _native.vocab_size(path), None)
 
 
 def _measure(tokenizer: Tokenizer, sample: _Sample) -> Facts:

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use rayon::ThreadPool;
 
+use crate::cancel::receive;
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::ledger::WindowRecord;
 use crate::packing::PackedTokens;
 use crate::producer::{Message, Producer};
-use crate::cancel::receive;
 use crate::window::Window;
 use crate::{DataError, SkippedRows};
 

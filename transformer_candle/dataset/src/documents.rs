@@ -14,6 +14,8 @@ pub struct Documents {
     components: Vec<Component>,
     rows_left: u64,
     skipped: SkippedRows,
+    /// One was handed out.
+    any: bool,
 }
 
 struct Component {
@@ -44,6 +46,7 @@ impl Documents {
             components: components.map(component).collect(),
             rows_left: max_samples.unwrap_or(u64::MAX),
             skipped: SkippedRows::default(),
+            any: false,
         }
     }
 
@@ -67,11 +70,22 @@ impl Documents {
                         Row::Document(document) => {
                             component.bytes += document.text.len() as u64;
                             component.pass_bytes += document.text.len() as u64;
+                            self.any = true;
                             return Ok(Some(document.text));
                         }
                         Row::Skipped(reason) => self.skipped.count(reason),
                     }
                 }
+            }
+        }
+        if self.any { Ok(None) } else { self.missing_column() }
+    }
+
+    /// Fails if there is no document because the text column is not there.
+    fn missing_column<T>(&self) -> Result<Option<T>, DataError> {
+        for Component { source, .. } in &self.components {
+            if let Some(missing) = source.missing_column(self.skipped, source.cancel())? {
+                return Err(DataError::MissingColumn(missing));
             }
         }
         Ok(None)
@@ -134,6 +148,18 @@ mod tests {
         let mut documents = Documents::open(source(folder.path()), None);
         assert_eq!(documents.by_ref().take_while(Result::is_ok).count(), 3);
         assert!(documents.next().is_none());
+    }
+
+    #[test]
+    fn a_text_column_that_is_not_there_is_an_error_that_names_those_that_are() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.jsonl"), "{\"id\": 1, \"body\": \"x\"}\n").unwrap();
+        let source = |column| DataSource::local(&[".".to_owned()], folder.path(), column, &CancelToken::new()).unwrap();
+        let error = |column| Documents::open(source(column), None).next().unwrap().unwrap_err().to_string();
+        let way_out = "; its text columns are body: choose one with --text-column (data.text_column)";
+        assert_eq!(error("text"), format!("a.jsonl has no text column `text`{way_out}"));
+        assert_eq!(error("id"), format!("the column `id` of a.jsonl holds numbers, not text{way_out}"));
+        assert!(Documents::open(source("body"), None).next().unwrap().is_ok());
     }
 
     #[test]

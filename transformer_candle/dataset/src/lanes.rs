@@ -8,13 +8,13 @@
 
 use rayon::prelude::*;
 
+use crate::cancel::CancelToken;
 use crate::cursor::LanePosition;
 use crate::formats::{Document, DocumentFile, Row};
 use crate::ledger::Piece;
 use crate::order::{Purpose, key, permutation};
 use crate::selection::Selection;
 use crate::skipped::SkippedRows;
-use crate::cancel::CancelToken;
 use crate::{DataError, DataSource};
 
 /// What lanes read from, the same for a whole epoch.
@@ -29,7 +29,13 @@ pub(crate) struct EpochFiles<'a> {
 }
 
 impl<'a> EpochFiles<'a> {
-    pub(crate) fn new(source: &'a DataSource, selection: &'a Selection, cancel: &'a CancelToken, seed: u64, epoch: u64) -> Self {
+    pub(crate) fn new(
+        source: &'a DataSource,
+        selection: &'a Selection,
+        cancel: &'a CancelToken,
+        seed: u64,
+        epoch: u64,
+    ) -> Self {
         let order = permutation(selection.training_files(), key(Purpose::Files, &[seed, epoch], ""));
         Self { source, selection, cancel, seed, epoch, order }
     }

@@ -379,7 +379,11 @@ mod tests {
                 list(&[pattern.to_owned()], root.path(), &CancelToken::new()).unwrap();
             assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["a.txt"]);
             notes.sort();
-            let ends = ["b.txt is passed over: it is a link that leads nowhere", "c.txt", "d.txt is passed over: it is a device"];
+            let ends = [
+                "b.txt is passed over: it is a link that leads nowhere",
+                "c.txt",
+                "d.txt is passed over: it is a device",
+            ];
             assert_eq!(notes.len(), ends.len(), "{notes:?}");
             assert!(notes.iter().zip(ends).all(|(note, end)| note.contains(end)), "{notes:?}");
         }

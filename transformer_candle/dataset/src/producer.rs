@@ -4,11 +4,11 @@ use std::sync::mpsc::SyncSender;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::cancel::CancelToken;
 use crate::cursor::WindowStart;
 use crate::lanes::{EpochFiles, Lanes, Share};
 use crate::selection::Selection;
 use crate::skipped::SkippedRows;
-use crate::cancel::CancelToken;
 use crate::window::{Window, WindowSettings};
 use crate::{DataError, DataSource, StreamSettings, Tokenizer};
 

@@ -13,8 +13,8 @@
 
 use std::ops::Range;
 
-use crate::order::{Purpose, key};
 use crate::cancel::CancelToken;
+use crate::order::{Purpose, key};
 use crate::{DataError, DataSource};
 
 /// Files that held-out groups are taken from.
@@ -130,7 +130,12 @@ impl Selection {
         }
     }
 
-    fn choose_held_out(&self, source: &DataSource, threshold: u64, cancel: &CancelToken) -> Result<HeldOutRule, DataError> {
+    fn choose_held_out(
+        &self,
+        source: &DataSource,
+        threshold: u64,
+        cancel: &CancelToken,
+    ) -> Result<HeldOutRule, DataError> {
         if let Some(end) = self.end {
             let behind = Candidates::find(source, (end.file, end.group + 1), threshold, cancel)?;
             if let Some(rule) = behind.decide(source, cancel, true)? {

@@ -8,15 +8,15 @@ use std::time::Duration;
 use run_config::{ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::error::MissingColumn;
-use crate::{DataError, SkippedRows};
 use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
 use crate::cache::cache_root;
 use crate::cancel::CancelToken;
+use crate::error::MissingColumn;
 use crate::formats::{DocumentFile, Format};
 use crate::hub::{HubSettings, Repository, Waiting};
 use crate::local::{self, LocalListing};
 use crate::selection::{Selection, Wanted};
+use crate::{DataError, SkippedRows};
 
 /// The name of the data set that every machine can make for itself; it lies in the cache folder.
 const DEMO: &str = "demo";
@@ -119,12 +119,7 @@ impl DataSource {
 
     /// Files, folders and globs; relative ones are relative to `base`. Folders are searched to any depth. Each file counts
     /// once, however many names and links lead to it.
-    pub fn local(
-        patterns: &[String],
-        base: &Path,
-        text_column: &str,
-        cancel: &CancelToken,
-    ) -> Result<Self, DataError> {
+    pub fn local(patterns: &[String], base: &Path, text_column: &str, cancel: &CancelToken) -> Result<Self, DataError> {
         let LocalListing { entries, notes } = local::list(patterns, base, cancel)?;
         let mut files = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use crate::cancel::{CancelToken, receive};
 use crate::formats::{DocumentFile, Row};
 use crate::selection::Selection;
-use crate::cancel::{CancelToken, receive};
 use crate::{DataError, DataSource};
 
 /// Which rows are walked.

@@ -5,13 +5,13 @@ use rayon::prelude::*;
 use run_config::Packing;
 
 use crate::DataError;
+use crate::cancel::CancelToken;
 use crate::cursor::WindowStart;
 use crate::formats::Document;
 use crate::lanes::Taken;
 use crate::ledger::WindowRecord;
 use crate::order::{Purpose, key, permutation, shuffle};
 use crate::packing::PackedTokens;
-use crate::cancel::CancelToken;
 use crate::tokenizer::Tokenizer;
 
 /// A window ready to be cut into batches.

@@ -39,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(config::json_schema, module)?)?;
     module.add_function(wrap_pyfunction!(config::parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(config::presets, module)?)?;
+    module.add_function(wrap_pyfunction!(config::vocab_size, module)?)?;
     module.add_function(wrap_pyfunction!(data::cache_root, module)?)?;
     module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
     module.add_function(wrap_pyfunction!(generation::logits, module)?)?;

@@ -102,11 +102,7 @@ impl Signals {
 
 /// Works on a thread of its own while this one, where Python delivers signals, hands them on to the stop flag. What a
 /// handler raised comes beside the result.
-pub fn listening<T: Send>(
-    py: Python<'_>,
-    stop: &StopSignal,
-    work: impl FnOnce() -> T + Send,
-) -> (T, Option<PyErr>) {
+pub fn listening<T: Send>(py: Python<'_>, stop: &StopSignal, work: impl FnOnce() -> T + Send) -> (T, Option<PyErr>) {
     let mut interrupted = None;
     let listen = || {
         thread::scope(|scope| {

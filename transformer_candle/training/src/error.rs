@@ -123,9 +123,7 @@ impl TrainerError {
     pub fn is_interruption(&self) -> bool {
         matches!(
             self,
-            Self::Interrupted(_)
-                | Self::Data(DataError::Interrupted)
-                | Self::Checkpoint(CheckpointError::Interrupted)
+            Self::Interrupted(_) | Self::Data(DataError::Interrupted) | Self::Checkpoint(CheckpointError::Interrupted)
         )
     }
 

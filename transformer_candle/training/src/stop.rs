@@ -70,7 +70,7 @@ impl StopSignal {
         self.seen.store(signal.number() as usize, Ordering::Relaxed);
     }
 
-    /// Lowers the flag, for whoever goes on after all.
+    /// Lowers the flag, so that what was interrupted can be taken up again.
     pub fn clear(&self) {
         self.seen.store(0, Ordering::Relaxed);
     }

@@ -157,7 +157,9 @@ mod tests {
         let frame = |range| zstd::encode_all(lines(range).as_bytes(), 1).unwrap();
         let frames = [frame(0..400), frame(400..1000)].concat();
         for (bytes, compression) in [(members, Compression::Gzip), (frames, Compression::Zstd)] {
-            let mut file = CompressedJsonlFile::open(MemoryFile::new(bytes, 64), compression, "text", &CancelToken::new()).unwrap();
+            let mut file =
+                CompressedJsonlFile::open(MemoryFile::new(bytes, 64), compression, "text", &CancelToken::new())
+                    .unwrap();
             let rows = all_rows(&mut file);
             assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [256, 256, 256, 232]);
             assert_eq!(texts(&rows), expected(0..1000));
@@ -207,7 +209,9 @@ mod tests {
     fn a_cut_off_file_is_an_error_that_names_it() {
         let mut bytes = gzip(&lines(0..600));
         bytes.truncate(bytes.len() / 2);
-        let mut file = CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text", &CancelToken::new()).unwrap();
+        let mut file =
+            CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text", &CancelToken::new())
+                .unwrap();
         let error = (0..3).find_map(|group| file.rows(group).err()).unwrap();
         assert!(matches!(&error, DataError::Format { file, .. } if file == "memory"), "{error}");
     }

@@ -22,9 +22,9 @@ use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescPtr;
 
 use super::{DocumentFile, Row};
-use crate::error::MissingColumn;
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
+use crate::error::MissingColumn;
 use crate::skipped::SkipReason;
 
 /// Rows decoded at a time, fewer where so many would be more text than [`BYTES_AT_ONCE`].

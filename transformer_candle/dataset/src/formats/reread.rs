@@ -167,7 +167,8 @@ mod tests {
         assert!(reads > 10);
         for from in 1..reads {
             let source = flipping(middle, from, 1);
-            let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
+            let mut file =
+                Reread::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
             assert_eq!(texts(&all_rows(&mut file)), documents(), "read {from}");
             assert_eq!(source.distrusted.load(Ordering::Relaxed), 1, "read {from}");
         }

@@ -216,7 +216,12 @@ impl HubClient {
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-fn read_body(response: Response<ureq::Body>, expected: usize, buffer: &mut Vec<u8>, cancel: &CancelToken) -> Result<(), String> {
+fn read_body(
+    response: Response<ureq::Body>,
+    expected: usize,
+    buffer: &mut Vec<u8>,
+    cancel: &CancelToken,
+) -> Result<(), String> {
     let mut reader = response.into_body().into_reader();
     let end = buffer.len() + expected;
     let mut piece = vec![0; 64 << 10];

@@ -52,7 +52,12 @@ struct Failing {
 }
 
 impl<'a> Patience<'a> {
-    pub(super) fn new(settings: &'a HubSettings, cancel: &'a CancelToken, answered: &'a AtomicBool, waits: &'a Waits) -> Self {
+    pub(super) fn new(
+        settings: &'a HubSettings,
+        cancel: &'a CancelToken,
+        answered: &'a AtomicBool,
+        waits: &'a Waits,
+    ) -> Self {
         Self { settings, cancel, answered, waits, failing: None }
     }
 

@@ -21,8 +21,7 @@ pub fn replay(
 ) -> Result<Batch, DataError> {
     let mixture: Mixture = data.into();
     let wrong = |message: String| DataError::Ledger { path: path.to_owned(), message };
-    let (before, record) =
-        find(path, head, step, &mixture)?.ok_or_else(|| wrong(format!("it has no step {step}")))?;
+    let (before, record) = find(path, head, step, &mixture)?.ok_or_else(|| wrong(format!("it has no step {step}")))?;
     let identity = StreamIdentity::of(&mixture, settings, tokenizer);
     let mut cursor = Cursor::at_start(identity, mixture.sources().len(), settings.lanes);
     for (position, before) in cursor.components.iter_mut().zip(before) {

@@ -137,12 +137,7 @@ pub struct VerifiedFile {
 }
 
 impl VerifiedFile {
-    pub(super) fn open(
-        directory: &Path,
-        name: &str,
-        record: Option<FileRecord>,
-        cancel: &CancelToken,
-    ) -> Result<Self> {
+    pub(super) fn open(directory: &Path, name: &str, record: Option<FileRecord>, cancel: &CancelToken) -> Result<Self> {
         let path = directory.join(name);
         let file = regular_file::open(&path).map_err(|error| unreadable(directory, name, error))?;
         let bytes = file.metadata().map_err(failed("read", &path))?.len();

@@ -6,11 +6,11 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use run_config::{Device, RunConfig};
 
+use crate::Result;
 use crate::progress::ProgressMode;
 use crate::run::{Outcome, RunOptions, run_training};
 use crate::stop::StopSignal;
 use crate::trainer::ResumeFrom;
-use crate::Result;
 
 /// What `train` takes.
 #[derive(Debug, Clone, Args)]

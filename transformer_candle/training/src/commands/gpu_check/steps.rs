@@ -188,7 +188,15 @@ impl Task {
         let mut engine = self.engine(&subject.device, way)?;
         let Engine { decoder, optimizer, .. } = &mut engine;
         let (remainder, first_moment, second_moment) = optimizer.state_mut();
-        checkpoint::restore(&saved, &self.shape, decoder.weights_mut(), remainder, first_moment, second_moment, &CancelToken::new())?;
+        checkpoint::restore(
+            &saved,
+            &self.shape,
+            decoder.weights_mut(),
+            remainder,
+            first_moment,
+            second_moment,
+            &CancelToken::new(),
+        )?;
         engine.warm_up()?;
         losses.extend(self.steps(&mut engine, self.first + 1..=self.last())?);
         Trained::of(subject, run, &engine, losses)
