@@ -3,7 +3,7 @@
 Long calls run without the GIL and let Ctrl-C through between steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, final
@@ -318,9 +318,18 @@ class DataSource:
     @staticmethod
     def streaming(
         dataset: str, split: str = "train", config: str | None = None, revision: str | None = None,
-        text_column: str = "text",
+        text_column: str = "text", on_wait: Callable[[str], object] | None = None,
     ) -> DataSource:  # fmt: skip
-        """Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit."""
+        """Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit.
+
+        Args:
+            dataset: Its name.
+            split: Its split.
+            config: Its configuration.
+            revision: Its commit, branch or tag.
+            text_column: The column or field that holds the text.
+            on_wait: Called with a line about what is waited for while the Hub fails.
+        """
 
     @staticmethod
     def local(patterns: Sequence[str], text_column: str = "text") -> DataSource:
@@ -346,11 +355,15 @@ class DataSource:
     def bytes(self) -> int:
         """Their size together."""
 
-    def documents(self, max_samples: int | None = None) -> Documents:
+    @property
+    def notes(self) -> list[str]:
+        """What was left out of the listing and why, one sentence each."""
+
+    def documents(self, max_samples: int | None = None, on_wait: Callable[[str], object] | None = None) -> Documents:
         """Iterate over the documents in listing order, at most `max_samples`.
 
         Those of a mixture come in the proportions of its weights, each source from its beginning again until all have
-        been read.
+        been read. `on_wait` is called with a line about what is waited for while the Hub fails.
         """
 
 @final
@@ -519,6 +532,9 @@ def json_schema() -> dict[str, Any]:
 
 def presets() -> dict[str, str]:
     """Return the shipped configs: the text of each by its name."""
+
+def vocab_size(tokenizer_json: _Path) -> int:
+    """Return the size of the vocabulary of a `tokenizer.json`: one more than the highest token id."""
 
 def newest_checkpoint(experiment: str) -> Path:
     """Return the newest sound checkpoint of an experiment."""

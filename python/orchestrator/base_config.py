@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from orchestrator import _native
 from orchestrator.command_error import CommandError
+from orchestrator.input_files import read_text
 from orchestrator.launch import shows_a_card
 from orchestrator.paths import shown
 from orchestrator.screen import amount, note
@@ -147,7 +148,7 @@ def _read(path: Path) -> tuple[str, Literal["yaml", "toml", "json"]]:
     if path.suffix not in FORMATS:
         raise CommandError(f"--config {shown(path)}: the name must end in .yaml, .toml or .json")
     try:
-        return path.read_text(encoding="utf-8"), FORMATS[path.suffix]
+        return read_text(path), FORMATS[path.suffix]
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read --config {shown(path)}: {error}") from error
 

@@ -27,6 +27,7 @@ from orchestrator.settings import (
     Settings,
     takes_settings,
 )
+from orchestrator.signals import Stopped, answered
 
 app = typer.Typer(
     name="orchestrate",
@@ -182,10 +183,8 @@ def validate_data(
 ) -> None:
     """Prove from a run's ledger that every document of an epoch was used exactly once."""
     from orchestrator import _native
-    from orchestrator.pipeline import ended_at_once_by_interrupts
 
-    with ended_at_once_by_interrupts():
-        report = _native.validate_data(run, replay or [])
+    report = _native.validate_data(run, replay or [])
     _answer(report.to_dict(), str(report).rstrip(), as_json)
     if report.problems:
         raise typer.Exit(ExitCode.DATA_UNREADABLE)
@@ -199,7 +198,10 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        return int(app(arguments, prog_name="orchestrate", standalone_mode=False) or ExitCode.DONE)
+        with answered():
+            return int(app(arguments, prog_name="orchestrate", standalone_mode=False) or ExitCode.DONE)
+    except Stopped as stopped:
+        return _complain(str(stopped), stopped.code)
     except CommandError as failure:
         return _complain(str(failure), failure.code)
     except TyperException as error:
@@ -257,8 +259,10 @@ def _checkpoint(checkpoint: Path | None, experiment: str | None) -> Path:
 
 
 def _read_prompt(path: Path) -> str:
+    from orchestrator.input_files import read_text
+
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read --prompt-file {path}: {error}") from error
 

@@ -16,6 +16,7 @@ from types import FrameType
 from orchestrator import _native
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.settings import Launch
+from orchestrator.signals import unwatched
 
 PROGRAM = "transformer-candle"
 # What a driver shows on Linux, and on Windows below it.
@@ -156,7 +157,8 @@ def _handling(handler: signal._HANDLER) -> Iterator[None]:
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     before = {number: signal.signal(number, handler) for number in FORWARDED if number not in ignored}
     try:
-        yield
+        with unwatched():
+            yield
     finally:
         for number, former in before.items():
             signal.signal(number, former)

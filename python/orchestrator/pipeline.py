@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,29 +39,15 @@ def run(settings: Settings) -> int:
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     with _native.RunLock(place.folder.absolute()) as lock:
         _refuse_an_earlier_run(place, base, settings)
-        with ended_at_once_by_interrupts():
-            source = _open_source(settings, base)
-            ready = _prepare_tokenizer(settings, place, base, source)
-            config = _write_files(settings, place, base, source, ready)
+        source = _open_source(settings, base)
+        ready = _prepare_tokenizer(settings, place, base, source)
+        config = _write_files(settings, place, base, source, ready)
         if settings.max_samples:
             _warn_of_epochs(settings.max_samples, base, ready)
         if settings.launch is Launch.NONE:
             summary.show_prepared(config)
             return ExitCode.DONE
         return _train(launch.Job(config, lock=lock), settings.launch, roots, place)
-
-
-@contextmanager
-def ended_at_once_by_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end the process while a Hub that does not answer keeps the interpreter from seeing it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _streamed(settings: Settings) -> list[str]:
@@ -128,6 +110,7 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
         dataset = settings.dataset or DEFAULT_DATASET
         source = Source(_stream(dataset, settings.split, settings.data_config, settings.revision, base.text_column))
     step("data", _described(source.data))
+    _tell_what_is_left_out(source.data)
     return source
 
 
@@ -151,6 +134,7 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
             pinned.append({**component, "revision": data.revision})
         sources.append((data, component["weight"]))
         step("" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} {_described(data)}")
+        _tell_what_is_left_out(data)
     return Source(_native.DataSource.mixture(sources), mixture=pinned)
 
 
@@ -158,7 +142,12 @@ def _stream(dataset: str, split: str, config: str | None, revision: str | None, 
     """Find a data set by name; the demo is written where it is missing."""
     if dataset == DEMO_DATASET:
         demo_data.ensure(_native.cache_root() / DEMO_DATASET)
-    return _native.DataSource.streaming(dataset, split, config, revision, column)
+    return _native.DataSource.streaming(dataset, split, config, revision, column, on_wait=note)
+
+
+def _tell_what_is_left_out(data: _native.DataSource) -> None:
+    for left_out in data.notes:
+        note(left_out)
 
 
 def _described(data: _native.DataSource) -> str:
@@ -196,7 +185,7 @@ def _prepare_tokenizer(settings: Settings, place: Place, base: BaseConfig, sourc
     step("tokenizer", f"training {request.vocab_size:,} tokens on up to {request.max_documents:,} documents ...")
     started = time.monotonic()
     with reading() as watch:
-        ready = tokenizer.train(place.tokenizer, request, data.documents(settings.max_samples), watch)
+        ready = tokenizer.train(place.tokenizer, request, data.documents(settings.max_samples, watch.note), watch)
     if ready.facts is not None:
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
@@ -291,5 +280,5 @@ def _train(job: launch.Job, mode: Launch, roots: Roots, place: Place) -> int:
     if code == ExitCode.DONE:
         summary.show_finished(job, place, tokenizer.facts(place.folder / run_files.TOKENIZER.parent))
     elif code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-        summary.show_stopped(place)
+        summary.show_stopped(job, place)
     return code

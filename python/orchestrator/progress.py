@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from orchestrator.screen import LABEL_WIDTH, amount, note
 
@@ -19,6 +20,9 @@ class Reading(Protocol):
 
     def advance(self, share: float, documents: int, size: int) -> None:
         """So many documents and bytes have been read, together this share of what is wanted at most."""
+
+    def note(self, text: str) -> None:
+        """A remark on the reading, such as what it waits for."""
 
     def end(self) -> None:
         """All that there is or is wanted has been read; the work on it follows."""
@@ -47,6 +51,9 @@ class _Lines:
             self.tenths = int(share * 10)
             note(_described(documents, size))
 
+    def note(self, text: str) -> None:
+        note(text)
+
     def end(self) -> None:
         if self.tenths:
             note("all read; merging pairs of tokens ...")
@@ -59,6 +66,9 @@ class _Bar:
 
     def advance(self, share: float, documents: int, size: int) -> None:
         self.progress.update(self.task, completed=share, description=_described(documents, size))
+
+    def note(self, text: str) -> None:
+        self.progress.console.print(Text(" " * LABEL_WIDTH + text, style="dim"), soft_wrap=True)
 
     def end(self) -> None:
         # Without a total the bar moves and promises nothing: the library does not tell how far it is.

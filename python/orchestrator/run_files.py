@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator import tokenizer
 from orchestrator.command_error import CommandError
+from orchestrator.input_files import read_text
 from orchestrator.paths import shown
 
 STREAMING_CONFIG = "streaming_config.json"
@@ -83,7 +84,7 @@ def write_special_tokens(folder: Path, tokens: list[str]) -> Path:
 def read_special_tokens(path: Path) -> list[str]:
     """Return the tokens of such a file, a JSON array or one token a line; none if it does not exist."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_text(path).strip()
         tokens = json.loads(text) if text.startswith("[") else [line for line in text.splitlines() if line.strip()]
     except FileNotFoundError:
         return []
@@ -96,7 +97,7 @@ def read_streamed_dataset(folder: Path) -> str | None:
     """Return the data set that the run in `folder` streams, if it does."""
     path = folder / STREAMING_CONFIG
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["dataset"])
+        return str(json.loads(read_text(path))["dataset"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -25,9 +25,12 @@ def show_prepared(config: Path) -> None:
     plain(f"cargo run train --config {config}    # the same, in a checkout")
 
 
-def show_stopped(place: Place) -> None:
-    """Say how a run that was stopped goes on."""
-    heading("Stopped and saved. What to type to go on")
+def show_stopped(job: Job, place: Place) -> None:
+    """Say how a run that was stopped goes on, if it came as far as a checkpoint."""
+    checkpoints = _native.RunConfig.load(job.config, job.overrides).checkpoint_directory
+    if checkpoints is None or not (checkpoints / "latest").exists():
+        return
+    heading("Stopped and saved. What to type to resume")
     plain(f"{this_command()} {place.flags} --resume")
 
 

@@ -23,7 +23,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import _native
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.input_files import check_regular, read_text
 from orchestrator.paths import shown
 from orchestrator.progress import Reading
 
@@ -177,10 +179,11 @@ def read(path: Path) -> Ready:
     from tokenizers import Tokenizer
 
     try:
-        size = Tokenizer.from_file(str(path)).get_vocab_size()
+        check_regular(path)
+        Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
         raise CommandError(f"cannot read the tokenizer {shown(path)}: {error}") from error
-    return Ready(path, size, None)
+    return Ready(path, _native.vocab_size(path), None)
 
 
 def _measure(tokenizer: Tokenizer, sample: _Sample) -> Facts:
@@ -224,7 +227,8 @@ def _cached_gpt2() -> Tokenizer | None:
 def _manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest if there is one and it is that of the tokenizer beside it."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads(read_text(folder / MANIFEST))
+        check_regular(folder / "tokenizer.json")
         digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     except (OSError, ValueError):
         return None

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use run_config::regular_file;
 
 use crate::DataError;
+use crate::cancel::CancelToken;
 
 /// A file that can be read anywhere.
 pub(crate) trait ByteSource: Send + Sync {
@@ -41,7 +43,7 @@ pub(crate) struct LocalFile {
 impl LocalFile {
     /// `length` is the listed one: a file that has become shorter is noticed when its end is read.
     pub(crate) fn open(name: &str, path: &Path, length: u64) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(DataError::io(path))?;
+        let file = regular_file::open(path).map_err(DataError::io(path))?;
         Ok(Self { name: name.to_owned(), path: path.to_owned(), length, file: Mutex::new(file) })
     }
 }
@@ -66,6 +68,41 @@ impl ByteSource for LocalFile {
             .and_then(|_| file.read_exact(&mut bytes))
             .map_err(DataError::io(&self.path))?;
         Ok(bytes.into())
+    }
+}
+
+/// A file that is no longer read once its token says so.
+pub(crate) struct CancellableSource {
+    source: Arc<dyn ByteSource>,
+    cancel: CancelToken,
+}
+
+impl CancellableSource {
+    pub(crate) fn new(source: Arc<dyn ByteSource>, cancel: CancelToken) -> Self {
+        Self { source, cancel }
+    }
+}
+
+impl ByteSource for CancellableSource {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn length(&self) -> u64 {
+        self.source.length()
+    }
+
+    fn preferred_read(&self) -> u64 {
+        self.source.preferred_read()
+    }
+
+    fn distrust(&self) -> bool {
+        self.source.distrust()
+    }
+
+    fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
+        self.cancel.check()?;
+        self.source.read(start, length)
     }
 }
 

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use rayon::ThreadPool;
 
+use crate::cancel::receive;
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::ledger::WindowRecord;
 use crate::packing::PackedTokens;
 use crate::producer::{Message, Producer};
-use crate::stop::receive;
 use crate::window::Window;
 use crate::{DataError, SkippedRows};
 
@@ -128,7 +128,7 @@ impl ComponentStream {
         self.waited
     }
 
-    /// Waits for the end of the thread, which was told to stop, but no longer than `until`. What it still sends is
+    /// Waits for the end of the thread, which was told to end, but no longer than `until`. What it still sends is
     /// taken so that it can end.
     pub(crate) fn join(&mut self, until: Instant) {
         while self.thread.is_some() {

@@ -14,6 +14,8 @@ pub struct Documents {
     components: Vec<Component>,
     rows_left: u64,
     skipped: SkippedRows,
+    /// One was handed out.
+    any: bool,
 }
 
 struct Component {
@@ -34,7 +36,7 @@ impl Documents {
         let components = mixture.sources().iter().zip(mixture.shares().numbers());
         let component = |(source, &share): (&DataSource, &u64)| Component {
             source: source.clone(),
-            walk: Walk::all(source),
+            walk: Walk::all(source, source.cancel().clone()),
             share,
             bytes: 0,
             pass_bytes: 0,
@@ -44,6 +46,7 @@ impl Documents {
             components: components.map(component).collect(),
             rows_left: max_samples.unwrap_or(u64::MAX),
             skipped: SkippedRows::default(),
+            any: false,
         }
     }
 
@@ -67,11 +70,22 @@ impl Documents {
                         Row::Document(document) => {
                             component.bytes += document.text.len() as u64;
                             component.pass_bytes += document.text.len() as u64;
+                            self.any = true;
                             return Ok(Some(document.text));
                         }
                         Row::Skipped(reason) => self.skipped.count(reason),
                     }
                 }
+            }
+        }
+        if self.any { Ok(None) } else { self.missing_column() }
+    }
+
+    /// Fails if there is no document because the text column is not there.
+    fn missing_column<T>(&self) -> Result<Option<T>, DataError> {
+        for Component { source, .. } in &self.components {
+            if let Some(missing) = source.missing_column(self.skipped, source.cancel())? {
+                return Err(DataError::MissingColumn(missing));
             }
         }
         Ok(None)
@@ -86,7 +100,7 @@ impl Component {
             self.bytes = u64::MAX;
         }
         self.pass_bytes = 0;
-        self.walk = Walk::all(&self.source);
+        self.walk = Walk::all(&self.source, self.source.cancel().clone());
     }
 }
 
@@ -107,11 +121,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::CancelToken;
 
     fn source(folder: &Path) -> DataSource {
         std::fs::write(folder.join("a.jsonl"), "{\"text\": \"one\"}\n{\"text\": \"\"}\n{\"text\": \"two\"}\n").unwrap();
         std::fs::write(folder.join("b.txt"), "three\nlines\nhere\n").unwrap();
-        DataSource::local(&[".".to_owned()], folder, "text").unwrap()
+        DataSource::local(&[".".to_owned()], folder, "text", &CancelToken::new()).unwrap()
     }
 
     #[test]
@@ -136,12 +151,24 @@ mod tests {
     }
 
     #[test]
+    fn a_text_column_that_is_not_there_is_an_error_that_names_those_that_are() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.jsonl"), "{\"id\": 1, \"body\": \"x\"}\n").unwrap();
+        let source = |column| DataSource::local(&[".".to_owned()], folder.path(), column, &CancelToken::new()).unwrap();
+        let error = |column| Documents::open(source(column), None).next().unwrap().unwrap_err().to_string();
+        let way_out = "; its text columns are body: choose one with --text-column (data.text_column)";
+        assert_eq!(error("text"), format!("a.jsonl has no text column `text`{way_out}"));
+        assert_eq!(error("id"), format!("the column `id` of a.jsonl holds numbers, not text{way_out}"));
+        assert!(Documents::open(source("body"), None).next().unwrap().is_ok());
+    }
+
+    #[test]
     fn documents_of_a_mixture_come_in_the_proportions_of_its_weights_until_each_component_has_ended() {
         let folder = tempfile::tempdir().unwrap();
         let source = |name: &str, documents: usize, text: &str| {
             let lines = format!("{{\"text\": \"{text}\"}}\n").repeat(documents);
             std::fs::write(folder.path().join(name), lines).unwrap();
-            DataSource::local(&[name.to_owned()], folder.path(), "text").unwrap()
+            DataSource::local(&[name.to_owned()], folder.path(), "text", &CancelToken::new()).unwrap()
         };
         let (short, long, none) = (source("s.jsonl", 5, "aa"), source("l.jsonl", 30, "bbbb"), source("n.jsonl", 3, ""));
         let mixture = Mixture::new(vec![(short, 1.0), (long, 3.0), (none, 5.0)]).unwrap();

@@ -1,5 +1,6 @@
 //! Everything that can go wrong between a data set's name and a batch.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::SkippedRows;
@@ -24,19 +25,9 @@ pub enum DataError {
         /// What is wrong with it.
         message: String,
     },
-    /// The Parquet file lacks the text column.
-    #[error(
-        "{file} has no text column `{column}`; its columns are {}: choose one with --text-column (data.text_column)",
-        available.join(", ")
-    )]
-    MissingColumn {
-        /// The file, as listed.
-        file: String,
-        /// The column looked for.
-        column: String,
-        /// The columns there are.
-        available: Vec<String>,
-    },
+    /// A file lacks the text column.
+    #[error("{0}")]
+    MissingColumn(MissingColumn),
     /// A local pattern matches nothing that can be read.
     #[error("`{pattern}` {problem}; files may end in .parquet, .jsonl, .ndjson, .json (each also .gz or .zst) or .txt")]
     NoFiles {
@@ -163,12 +154,12 @@ pub enum DataError {
         held_out: bool,
     },
     /// There is nothing to evaluate on.
-    #[error(
-        "{name} is too small to hold out a part for evaluation: give data.validation_shards, or more than one document of data"
-    )]
+    #[error("{}", why_nothing_is_held_out(name, missing.as_deref()))]
     NothingHeldOut {
         /// The data set or the patterns.
         name: String,
+        /// The text column, where the lack of it is why; else the data are too small.
+        missing: Option<Box<MissingColumn>>,
     },
     /// The tokenizer cannot be read or used.
     #[error("the tokenizer {} cannot be used: {message}", path.display())]
@@ -214,6 +205,35 @@ pub enum DataError {
     /// The stream ended earlier, with an error that was already delivered or because it is being closed.
     #[error("the data stream is closed: an earlier error ended it, or the run is stopping")]
     Closed,
+}
+
+/// A file whose text column is not there, or holds something else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingColumn {
+    /// The file, as listed.
+    pub file: String,
+    /// The column looked for.
+    pub column: String,
+    /// What a column of this name holds instead of text, as in "integers".
+    pub found: Option<&'static str>,
+    /// The columns that hold text.
+    pub available: Vec<String>,
+}
+
+impl fmt::Display for MissingColumn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, column, found, available } = self;
+        match found {
+            None => write!(f, "{file} has no text column `{column}`")?,
+            Some(found) => write!(f, "the column `{column}` of {file} holds {found}, not text")?,
+        }
+        if available.is_empty() {
+            f.write_str("; no other column holds text: name other files")
+        } else {
+            let available = available.join(", ");
+            write!(f, "; its text columns are {available}: choose one with --text-column (data.text_column)")
+        }
+    }
 }
 
 impl DataError {
@@ -265,6 +285,16 @@ fn innermost(error: Box<dyn std::error::Error + Send + Sync>) -> Result<DataErro
 
 fn describe_skipped(skipped: &SkippedRows) -> String {
     if skipped.total() == 0 { "none left out".to_owned() } else { format!("left out: {skipped}") }
+}
+
+fn why_nothing_is_held_out(name: &str, missing: Option<&MissingColumn>) -> String {
+    match missing {
+        Some(missing) => missing.to_string(),
+        None => format!(
+            "{name} is too small to hold out a part for evaluation: give data.validation_shards, or more than one \
+             document of data"
+        ),
+    }
 }
 
 fn held_out_hint(held_out: bool) -> &'static str {

@@ -1,16 +1,19 @@
 //! Documents that training never sees, packed in listing order, the same in every evaluation.
 
+use std::collections::VecDeque;
+
 use run_config::{Packing, ResolvedRun};
 
-use crate::formats::Row;
+use crate::formats::{Document, Row};
 use crate::packing::PackedTokens;
 use crate::skipped::SkippedRows;
-use crate::stop::Stop;
 use crate::walk::{Walk, WalkThread};
-use crate::{Batch, DataError, DataSource, Mixture, StreamSettings, Tokenizer};
+use crate::{Batch, CancelToken, DataError, DataSource, Mixture, StreamSettings, Tokenizer};
 
-/// Rows read and tokenised at a time.
+/// Rows read at a time.
 const ROWS_AT_ONCE: usize = 64;
+/// Text encoded before the caller is asked again whether to go on.
+const BYTES_AT_ONCE: usize = 2 << 20;
 /// An evaluation set ends at the first document behind so many tokens: more tell nothing more about the loss, and those
 /// that were read once stay in memory (64 MiB).
 const MOST_TOKENS: usize = 16 << 20;
@@ -21,6 +24,8 @@ pub struct HeldOut {
     share: f64,
     walk: WalkThread,
     tokenizer: Tokenizer,
+    /// Read and not yet encoded.
+    documents: VecDeque<Document>,
     packed: PackedTokens,
     skipped: SkippedRows,
     /// All that there will be is packed.
@@ -32,7 +37,7 @@ impl HeldOut {
     /// each component of `training`, with the component's share.
     pub fn from_run(run: &ResolvedRun, training: &Mixture, tokenizer: &Tokenizer) -> Result<Vec<Self>, DataError> {
         let settings = StreamSettings::from_run(run);
-        if let Some(validation) = DataSource::validation_from_run(run)? {
+        if let Some(validation) = DataSource::validation_from_run(run, training.cancel())? {
             return Ok(vec![Self::whole(&validation, settings.sequence_length, settings.packing, tokenizer)?]);
         }
         let component = |(component, source): (usize, &DataSource)| {
@@ -43,8 +48,9 @@ impl HeldOut {
 
     /// What a [`crate::TokenStream`] of the same source with the same settings holds out.
     pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        let selection = source.selection(settings.wanted(), &Stop::default())?;
-        Self::over(source, Walk::held_out(source, selection), settings.sequence_length, settings.packing, tokenizer)
+        let selection = source.selection(settings.wanted(), source.cancel())?;
+        let walk = Walk::held_out(source, selection, CancelToken::new());
+        Self::over(source, walk, settings.sequence_length, settings.packing, tokenizer)
     }
 
     /// All of `source`: a validation set of its own.
@@ -54,7 +60,7 @@ impl HeldOut {
         packing: Packing,
         tokenizer: &Tokenizer,
     ) -> Result<Self, DataError> {
-        Self::over(source, Walk::all(source), sequence_length, packing, tokenizer)
+        Self::over(source, Walk::all(source, CancelToken::new()), sequence_length, packing, tokenizer)
     }
 
     fn over(
@@ -72,15 +78,16 @@ impl HeldOut {
             share: 1.0,
             walk: WalkThread::start(walk, ROWS_AT_ONCE)?,
             tokenizer: tokenizer.clone(),
+            documents: VecDeque::new(),
             packed: PackedTokens::new(sequence_length, packing, tokenizer.end_of_text()),
             skipped: SkippedRows::default(),
             complete: false,
         };
-        if held_out.ready(0, &|| false)? {
-            Ok(held_out)
-        } else {
-            Err(DataError::NothingHeldOut { name: held_out.name })
+        if held_out.ready(0, &|| source.cancel().is_cancelled())? {
+            return Ok(held_out);
         }
+        let missing = source.missing_column(held_out.skipped, source.cancel())?.map(Box::new);
+        Err(DataError::NothingHeldOut { name: held_out.name, missing })
     }
 
     /// The data set's name, or the patterns.
@@ -120,17 +127,26 @@ impl HeldOut {
     }
 
     fn read_more(&mut self, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
-        let rows = self.walk.next_rows(interrupted)?;
-        self.complete = rows.is_empty();
-        let (mut texts, mut ends) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
-        for row in rows {
-            match row {
-                Row::Document(document) => {
-                    texts.push(document.text);
-                    ends.push(document.ends);
+        if self.documents.is_empty() {
+            let rows = self.walk.next_rows(interrupted)?;
+            self.complete = rows.is_empty();
+            for row in rows {
+                match row {
+                    Row::Document(document) => self.documents.push_back(document),
+                    Row::Skipped(reason) => self.skipped.count(reason),
                 }
-                Row::Skipped(reason) => self.skipped.count(reason),
             }
+        }
+        if interrupted() {
+            return Err(DataError::Interrupted);
+        }
+        let (mut texts, mut ends, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while bytes < BYTES_AT_ONCE
+            && let Some(document) = self.documents.pop_front()
+        {
+            bytes += document.text.len();
+            texts.push(document.text);
+            ends.push(document.ends);
         }
         for (ids, ends) in self.tokenizer.encode_batch(&texts)?.into_iter().zip(ends) {
             self.packed.push(&ids, ends);

@@ -8,20 +8,20 @@
 
 use rayon::prelude::*;
 
+use crate::cancel::CancelToken;
 use crate::cursor::LanePosition;
 use crate::formats::{Document, DocumentFile, Row};
 use crate::ledger::Piece;
 use crate::order::{Purpose, key, permutation};
 use crate::selection::Selection;
 use crate::skipped::SkippedRows;
-use crate::stop::Stop;
 use crate::{DataError, DataSource};
 
 /// What lanes read from, the same for a whole epoch.
 pub(crate) struct EpochFiles<'a> {
     pub source: &'a DataSource,
     pub selection: &'a Selection,
-    pub stop: &'a Stop,
+    pub cancel: &'a CancelToken,
     seed: u64,
     epoch: u64,
     /// Places in the listing, permuted.
@@ -29,9 +29,15 @@ pub(crate) struct EpochFiles<'a> {
 }
 
 impl<'a> EpochFiles<'a> {
-    pub(crate) fn new(source: &'a DataSource, selection: &'a Selection, stop: &'a Stop, seed: u64, epoch: u64) -> Self {
+    pub(crate) fn new(
+        source: &'a DataSource,
+        selection: &'a Selection,
+        cancel: &'a CancelToken,
+        seed: u64,
+        epoch: u64,
+    ) -> Self {
         let order = permutation(selection.training_files(), key(Purpose::Files, &[seed, epoch], ""));
-        Self { source, selection, stop, seed, epoch, order }
+        Self { source, selection, cancel, seed, epoch, order }
     }
 }
 
@@ -144,7 +150,7 @@ impl Reader {
     fn open(files: &EpochFiles, place: u64) -> Result<Self, DataError> {
         // A cursor's places were checked against the listing; `max_samples` may have left less of it.
         let index = *files.order.get(place as usize).ok_or(DataError::Cursor { difference: "the files" })? as usize;
-        let file = files.source.open(index, files.stop)?;
+        let file = files.source.open(index, files.cancel)?;
         let name = &files.source.files()[index].name;
         let groups = file.groups().map(|groups| {
             let groups = files.selection.training_groups(index, groups);
@@ -202,7 +208,7 @@ impl Lane {
             let wanted = position.row < files.selection.training_rows(reader.index, name, group);
             // Where the number of groups is not known only seeking one tells whether it is there.
             if !reader.there && (wanted || reader.groups.is_none()) {
-                files.stop.check()?;
+                files.cancel.check()?;
                 if !reader.file.seek(group, position.row)? {
                     return Ok(None);
                 }

@@ -11,17 +11,17 @@
 mod audit;
 mod replay;
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
+use run_config::regular_file;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub use self::audit::{Audit, AuditedComponent, AuditedEpoch, audit};
 pub use self::replay::replay;
 use crate::cursor::{ComponentPosition, WindowStart};
-use crate::{AppendFile, Batch, Cursor, DataError, SkippedRows};
+use crate::{AppendFile, Batch, CancelToken, Cursor, DataError, SkippedRows};
 
 /// Rows of one group that a window took, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -210,8 +210,8 @@ pub struct Ledger {
 impl Ledger {
     /// Continues behind `head`; what the file holds beyond (steps that no checkpoint knows) is cut off. Refuses a file
     /// that is shorter or not the one that `head` vouches for.
-    pub fn open(path: &Path, head: &LedgerHead) -> Result<Self, DataError> {
-        for_each_line(path, head, |_| Ok(()))?;
+    pub fn open(path: &Path, head: &LedgerHead, cancel: &CancelToken) -> Result<Self, DataError> {
+        for_each_line(path, head, cancel, |_| Ok(()))?;
         let file = AppendFile::open(path, head.bytes).map_err(DataError::io(path))?;
         Ok(Self { file, head: head.clone() })
     }
@@ -246,13 +246,15 @@ impl Ledger {
 fn for_each_line(
     path: &Path,
     head: &LedgerHead,
+    cancel: &CancelToken,
     mut of: impl FnMut(&[u8]) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let mut reached = LedgerHead::empty();
     if head.bytes > 0 {
-        let mut reader = BufReader::new(File::open(path).map_err(DataError::io(path))?);
+        let mut reader = BufReader::new(regular_file::open(path).map_err(DataError::io(path))?);
         let mut line = Vec::new();
         while reached.bytes < head.bytes {
+            cancel.check()?;
             line.clear();
             if reader.read_until(b'\n', &mut line).map_err(DataError::io(path))? == 0 {
                 break;
@@ -273,9 +275,10 @@ fn for_each_line(
 pub fn for_each_record(
     path: &Path,
     head: &LedgerHead,
+    cancel: &CancelToken,
     mut of: impl FnMut(LedgerRecord) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
-    for_each_line(path, head, |line| {
+    for_each_line(path, head, cancel, |line| {
         let record = serde_json::from_slice(line)
             .map_err(|error| DataError::Ledger { path: path.to_owned(), message: error.to_string() })?;
         of(record)
@@ -301,7 +304,7 @@ mod tests {
     }
 
     fn written(path: &Path, steps: u64) -> LedgerHead {
-        let mut ledger = Ledger::open(path, &LedgerHead::empty()).unwrap();
+        let mut ledger = Ledger::open(path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
         for step in 1..=steps {
             ledger.append(&record(step)).unwrap();
         }
@@ -310,7 +313,7 @@ mod tests {
 
     fn steps(path: &Path, head: &LedgerHead) -> Result<Vec<u64>, DataError> {
         let mut steps = Vec::new();
-        for_each_record(path, head, |record| {
+        for_each_record(path, head, &CancelToken::new(), |record| {
             if let LedgerRecord::Step(record) = record {
                 steps.push(record.step);
             }
@@ -326,7 +329,7 @@ mod tests {
         assert_eq!(steps(&path, &LedgerHead::empty()).unwrap(), [0_u64; 0], "no file is an empty ledger");
         let three = written(&path, 3);
         assert_eq!(steps(&path, &three).unwrap(), [1, 2, 3]);
-        let mut ledger = Ledger::open(&path, &three).unwrap();
+        let mut ledger = Ledger::open(&path, &three, &CancelToken::new()).unwrap();
         ledger.append(&record(4)).unwrap();
         assert_eq!(steps(&path, &ledger.sync().unwrap()).unwrap(), [1, 2, 3, 4]);
         assert_eq!(steps(&path, &three).unwrap(), [1, 2, 3]);
@@ -338,7 +341,7 @@ mod tests {
         let path = folder.path().join("ledger.jsonl");
         let two = written(&path, 2);
         let five = written(&path, 5);
-        let mut again = Ledger::open(&path, &two).unwrap();
+        let mut again = Ledger::open(&path, &two, &CancelToken::new()).unwrap();
         for step in 3..=5 {
             again.append(&record(step)).unwrap();
         }
@@ -382,7 +385,7 @@ mod tests {
         damaged.push([lines[0], lines[1], lines[2], lines[2]].concat());
         for bytes in damaged {
             std::fs::write(&path, bytes).unwrap();
-            let error = Ledger::open(&path, &head).unwrap_err();
+            let error = Ledger::open(&path, &head, &CancelToken::new()).unwrap_err();
             assert!(matches!(error, DataError::Ledger { .. }), "{error}");
         }
     }

@@ -11,7 +11,7 @@
 //! - `producer`: the thread that prepares a component's windows; `component_stream`: its sequences one after the other;
 //!   `stream`: the [`TokenStream`] that hands out batches of all. `cursor`: where it goes on.
 //! - `ledger`: what each step was trained on, to prove and to repeat it, in an `append_file` that outlives a full disk.
-//! - `held_out`: evaluation batches. `documents`: texts in listing order.
+//! - `held_out`: evaluation batches. `documents`: texts in listing order. `cancel`: what ends all this early.
 //!
 //! # The order
 //!
@@ -56,13 +56,13 @@
 //!
 //! ```
 //! # use std::path::Path;
-//! use dataset::{DataSource, StreamSettings, TokenStream, Tokenizer};
+//! use dataset::{CancelToken, DataSource, StreamSettings, TokenStream, Tokenizer};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let folder = folder.path();
 //! # let tokenizer_json = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/material/tokenizer.json");
 //! std::fs::write(folder.join("pages.jsonl"), "{\"text\": \"one page\"}\n{\"text\": \"another\"}\n")?;
-//! let source = DataSource::local(&["*.jsonl".to_owned()], folder, "text")?;
+//! let source = DataSource::local(&["*.jsonl".to_owned()], folder, "text", &CancelToken::new())?;
 //! let tokenizer = Tokenizer::load(&tokenizer_json, &[])?;
 //! let settings = StreamSettings { sequence_length: 8, seed: 42, ..StreamSettings::default() };
 //!
@@ -83,6 +83,7 @@ mod batch;
 mod block_cache;
 mod byte_source;
 mod cache;
+mod cancel;
 mod component_stream;
 mod cursor;
 mod documents;
@@ -103,7 +104,6 @@ mod selection;
 mod shares;
 mod skipped;
 mod source;
-mod stop;
 mod stream;
 mod tokenizer;
 mod walk;
@@ -112,9 +112,10 @@ mod window;
 pub use append_file::AppendFile;
 pub use batch::{Batch, IGNORED_TARGET};
 pub use cache::cache_root;
+pub use cancel::CancelToken;
 pub use cursor::{ComponentPosition, Cursor, LanePosition, StreamIdentity, WindowStart};
 pub use documents::Documents;
-pub use error::DataError;
+pub use error::{DataError, MissingColumn};
 pub use held_out::{HeldOut, HeldOutBatches};
 pub use memory::memory_bound;
 pub use mixture::Mixture;

@@ -1,11 +1,15 @@
 //! Files of this machine by name, folder or glob.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, FileType};
+use std::io::{self, ErrorKind};
 use std::path::{Component, Path, PathBuf};
 
-use globset::GlobBuilder;
+use globset::{GlobBuilder, GlobMatcher};
+use run_config::regular_file;
 
 use crate::DataError;
+use crate::cancel::CancelToken;
 use crate::formats::Format;
 
 /// A file, its size, and its name below the folder that all files of the source share.
@@ -16,22 +20,39 @@ pub(crate) struct LocalEntry {
     pub bytes: u64,
 }
 
-/// Folders inside folders that are followed.
-const DEEPEST: usize = 64;
+/// What patterns lead to.
+#[derive(Debug)]
+pub(crate) struct LocalListing {
+    pub entries: Vec<LocalEntry>,
+    /// What was passed over and why, one sentence each.
+    pub notes: Vec<String>,
+}
 
-/// The files of `patterns` in their order, each once, those of one pattern sorted by path. Empty files hold nothing and
-/// are left out.
-pub(crate) fn list(patterns: &[String], base: &Path) -> Result<Vec<LocalEntry>, DataError> {
-    // Whole paths, so that a file named twice, once relative and once whole, is one file.
+/// A file that matches a pattern.
+struct Found {
+    path: PathBuf,
+    /// The path without links: what tells files apart.
+    canonical: PathBuf,
+    /// A link led to it.
+    linked: bool,
+}
+
+/// The files of `patterns` in their order, each once, whatever links lead to it; those of one pattern sorted by path.
+/// Empty files hold nothing and are left out.
+pub(crate) fn list(patterns: &[String], base: &Path, cancel: &CancelToken) -> Result<LocalListing, DataError> {
+    // Whole paths, so that a file named twice, once relative and once whole, has one name.
     let base = std::path::absolute(base.join(".")).map_err(DataError::io(base))?;
-    let mut seen = HashSet::new();
+    let (mut seen, mut notes) = (HashSet::new(), Vec::new());
     let mut files = Vec::new();
     for pattern in patterns {
-        for path in matching(pattern, &base)? {
-            if seen.insert(path.clone()) {
-                let bytes = path.metadata().map_err(DataError::io(&path))?.len();
-                files.push((path, bytes));
-            }
+        let mut found = matching(pattern, &base, cancel, &mut notes)?;
+        // Of several names of a file the one without links is taken.
+        found.sort_unstable_by(|a, b| (a.linked, &a.path).cmp(&(b.linked, &b.path)));
+        found.retain(|file| seen.insert(file.canonical.clone()));
+        found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        for Found { path, .. } in found {
+            let bytes = path.metadata().map_err(DataError::io(&path))?.len();
+            files.push((path, bytes));
         }
     }
     let shared = shared_folder(files.iter().map(|(path, _)| path.as_path()));
@@ -39,57 +60,46 @@ pub(crate) fn list(patterns: &[String], base: &Path) -> Result<Vec<LocalEntry>, 
         let name = path.strip_prefix(&shared).unwrap_or(&path).to_string_lossy().replace('\\', "/");
         LocalEntry { name, path, bytes }
     };
-    Ok(files.into_iter().filter(|(_, bytes)| *bytes > 0).map(entry).collect())
+    let entries = files.into_iter().filter(|(_, bytes)| *bytes > 0).map(entry).collect();
+    Ok(LocalListing { entries, notes })
 }
 
-fn matching(pattern: &str, base: &Path) -> Result<Vec<PathBuf>, DataError> {
+fn matching(
+    pattern: &str,
+    base: &Path,
+    cancel: &CancelToken,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Found>, DataError> {
     let nothing = |problem: &str| DataError::NoFiles { pattern: pattern.to_owned(), problem: problem.to_owned() };
     if pattern.trim().is_empty() {
         let message = "it is empty, which would be everything below this folder; that is `.`".to_owned();
         return Err(DataError::Pattern { pattern: pattern.to_owned(), message });
     }
     let whole = base.join(pattern);
-    if whole.is_file() {
-        return if readable(&whole) { Ok(vec![whole]) } else { Err(nothing("is not of a kind that can be read")) };
-    }
-    let mut found = Vec::new();
-    if whole.is_dir() {
-        walk(&whole, DEEPEST, &mut found)?;
-    } else if pattern.contains(GLOB) {
-        found = matching_glob(pattern, base)?;
-        if found.is_empty() {
-            return Err(nothing("matches no file"));
+    let named = fs::metadata(&whole).ok().map(|metadata| metadata.file_type());
+    let found = match named {
+        Some(kind) if kind.is_dir() => Walk::below(&whole, Glob::default(), cancel, notes)?,
+        Some(_) if !readable(&whole) => return Err(nothing("is not of a kind that can be read")),
+        Some(kind) => {
+            regular_file::check(kind).map_err(DataError::io(&whole))?;
+            let canonical = whole.canonicalize().map_err(DataError::io(&whole))?;
+            return Ok(vec![Found { path: whole, canonical, linked: false }]);
         }
-    } else {
-        return Err(nothing("does not exist"));
-    }
-    found.retain(|path| readable(path));
+        None if pattern.contains(GLOB) => {
+            let glob = Glob::new(pattern, base)?;
+            let folder = glob.folder.clone();
+            let found = if folder.is_dir() { Walk::below(&folder, glob, cancel, notes)? } else { Vec::new() };
+            if found.is_empty() {
+                return Err(nothing("matches no file"));
+            }
+            found
+        }
+        None => return Err(nothing("does not exist")),
+    };
+    let found: Vec<Found> = found.into_iter().filter(|file| readable(&file.path)).collect();
     if found.is_empty() {
         return Err(nothing("holds no file of a kind that can be read"));
     }
-    found.sort();
-    Ok(found)
-}
-
-/// Characters that make a name a pattern.
-const GLOB: [char; 4] = ['*', '?', '[', '{'];
-
-fn matching_glob(pattern: &str, base: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let bad =
-        |error: &globset::Error| DataError::Pattern { pattern: pattern.to_owned(), message: error.kind().to_string() };
-    // Without `.` parts, so that it looks like the paths that are found.
-    let parts: PathBuf = Path::new(pattern).components().filter(|part| !matches!(part, Component::CurDir)).collect();
-    let escaped_base = if parts.is_absolute() { String::new() } else { globset::escape(&base.to_string_lossy()) };
-    let glob = Path::new(&escaped_base).join(&parts);
-    let matcher = GlobBuilder::new(&glob.to_string_lossy()).literal_separator(true).build();
-    let matcher = matcher.map_err(|error| bad(&error))?.compile_matcher();
-    let plain = parts.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(GLOB));
-    let folder = base.join(plain.collect::<PathBuf>());
-    let mut found = Vec::new();
-    if folder.is_dir() {
-        walk(&folder, DEEPEST, &mut found)?;
-    }
-    found.retain(|path| matcher.is_match(path));
     Ok(found)
 }
 
@@ -97,24 +107,159 @@ fn readable(path: &Path) -> bool {
     path.file_name().is_some_and(|name| Format::of(&name.to_string_lossy()).is_some())
 }
 
-/// Every file below `folder` that is not hidden.
-fn walk(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    let entries = std::fs::read_dir(folder).map_err(DataError::io(folder))?;
-    for entry in entries {
-        let path = entry.map_err(DataError::io(folder))?.path();
-        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-        if hidden {
-            continue;
-        }
-        if path.is_dir() {
-            if depth > 0 {
-                walk(&path, depth - 1, found)?;
+/// Characters that make a name a pattern.
+const GLOB: [char; 4] = ['*', '?', '[', '{'];
+
+/// A pattern of whole paths. The default one matches everything.
+#[derive(Default)]
+struct Glob {
+    /// The folder that everything it matches lies below.
+    folder: PathBuf,
+    whole: Option<GlobMatcher>,
+    /// By number of components: what a folder's path must match so that something below it can. Ends where the pattern
+    /// spans folders.
+    prefixes: Vec<GlobMatcher>,
+}
+
+impl Glob {
+    fn new(pattern: &str, base: &Path) -> Result<Self, DataError> {
+        let bad = |error: globset::Error| DataError::Pattern {
+            pattern: pattern.to_owned(),
+            message: error.kind().to_string(),
+        };
+        // Without `.` parts, so that it looks like the paths that are found.
+        let parts = Path::new(pattern).components().filter(|part| !matches!(part, Component::CurDir));
+        let parts: PathBuf = parts.collect();
+        let plain = parts.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(GLOB));
+        let folder = base.join(plain.collect::<PathBuf>());
+        let escaped_base = if parts.is_absolute() { String::new() } else { globset::escape(&base.to_string_lossy()) };
+        let glob = Path::new(&escaped_base).join(&parts);
+        let matcher = |glob: &Path| {
+            let built = GlobBuilder::new(&glob.to_string_lossy()).literal_separator(true).build();
+            built.map(|glob| glob.compile_matcher())
+        };
+        let whole = matcher(&glob).map_err(bad)?;
+        let mut prefix = PathBuf::new();
+        let parts = glob.components().take_while(|part| !part.as_os_str().to_string_lossy().contains("**"));
+        // Half of an alternative that holds a separator is no pattern: from there on nothing is known of folders.
+        let prefixes = parts.map_while(|part| {
+            prefix.push(part);
+            matcher(&prefix).ok()
+        });
+        Ok(Self { folder, prefixes: prefixes.collect(), whole: Some(whole) })
+    }
+
+    fn matches(&self, path: &Path) -> bool {
+        self.whole.as_ref().is_none_or(|whole| whole.is_match(path))
+    }
+
+    /// Whether something below a folder can match.
+    fn may_match_below(&self, folder: &Path) -> bool {
+        self.prefixes.get(folder.components().count() - 1).is_none_or(|prefix| prefix.is_match(folder))
+    }
+
+    /// What the pattern still says below a folder depends on this and on nothing else of its path.
+    fn place(&self, folder: &Path) -> usize {
+        folder.components().count().min(self.prefixes.len())
+    }
+}
+
+/// A search through folders that enters each once, however many links lead to it.
+struct Walk<'a> {
+    glob: Glob,
+    cancel: &'a CancelToken,
+    notes: &'a mut Vec<String>,
+    /// Folders still to be entered, and links to folders, which come when there are no others.
+    folders: Vec<Folder>,
+    links: BTreeMap<PathBuf, PathBuf>,
+    entered: HashSet<(PathBuf, usize)>,
+    found: Vec<Found>,
+}
+
+struct Folder {
+    path: PathBuf,
+    canonical: PathBuf,
+    linked: bool,
+}
+
+impl<'a> Walk<'a> {
+    /// Every file below `root` that matches and is not hidden. What is no file is noted where a file would have been read.
+    fn below(
+        root: &Path,
+        glob: Glob,
+        cancel: &'a CancelToken,
+        notes: &'a mut Vec<String>,
+    ) -> Result<Vec<Found>, DataError> {
+        let canonical = root.canonicalize().map_err(DataError::io(root))?;
+        let folders = vec![Folder { path: root.to_owned(), canonical, linked: false }];
+        let (links, entered) = (BTreeMap::new(), HashSet::new());
+        let mut walk = Self { glob, cancel, notes, folders, links, entered, found: Vec::new() };
+        while let Some(folder) = walk.next_folder() {
+            if walk.entered.insert((folder.canonical.clone(), walk.glob.place(&folder.path))) {
+                walk.enter(&folder)?;
             }
-        } else {
-            found.push(path);
+        }
+        Ok(walk.found)
+    }
+
+    fn next_folder(&mut self) -> Option<Folder> {
+        let link = |(path, canonical)| Folder { path, canonical, linked: true };
+        self.folders.pop().or_else(|| self.links.pop_first().map(link))
+    }
+
+    fn enter(&mut self, folder: &Folder) -> Result<(), DataError> {
+        let unreadable = |error: io::Error| DataError::io(&folder.path)(error);
+        for entry in fs::read_dir(&folder.path).map_err(unreadable)? {
+            self.cancel.check()?;
+            let entry = entry.map_err(unreadable)?;
+            let (name, path) = (entry.file_name(), entry.path());
+            if name.to_string_lossy().starts_with('.') {
+                continue;
+            }
+            let kind = entry.file_type().map_err(unreadable)?;
+            if kind.is_symlink() {
+                self.follow(path)?;
+            } else {
+                self.take(path, folder.canonical.join(name), kind, folder.linked);
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, path: PathBuf, canonical: PathBuf, kind: FileType, linked: bool) {
+        if kind.is_dir() {
+            if self.glob.may_match_below(&path) {
+                self.folders.push(Folder { path, canonical, linked });
+            }
+        } else if self.glob.matches(&path) {
+            match regular_file::check(kind) {
+                Ok(()) => self.found.push(Found { path, canonical, linked }),
+                Err(reason) => self.pass_over(&path, &reason.to_string()),
+            }
         }
     }
-    Ok(())
+
+    fn follow(&mut self, path: PathBuf) -> Result<(), DataError> {
+        let target = fs::metadata(&path).and_then(|target| Ok((target.file_type(), path.canonicalize()?)));
+        match target {
+            Ok((kind, canonical)) if kind.is_dir() => {
+                if self.glob.may_match_below(&path) {
+                    self.links.insert(path, canonical);
+                }
+            }
+            Ok((kind, canonical)) => self.take(path, canonical, kind, true),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(DataError::io(&path)(error)),
+            Err(_) if self.glob.matches(&path) => self.pass_over(&path, "it is a link that leads nowhere"),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    fn pass_over(&mut self, path: &Path, reason: &str) {
+        if readable(path) {
+            self.notes.push(format!("{} is passed over: {reason}", path.display()));
+        }
+    }
 }
 
 /// The deepest folder above all files, so that names do not depend on where the data lies.
@@ -145,7 +290,7 @@ mod tests {
 
     fn names(folder: &Path, patterns: &[&str]) -> Result<Vec<String>, DataError> {
         let patterns: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
-        Ok(list(&patterns, folder)?.into_iter().map(|entry| entry.name).collect())
+        Ok(list(&patterns, folder, &CancelToken::new())?.entries.into_iter().map(|entry| entry.name).collect())
     }
 
     #[test]
@@ -195,5 +340,60 @@ mod tests {
         let root = folder(&["a.txt", "b.txt"]);
         std::fs::write(root.path().join("a.txt"), "").unwrap();
         assert_eq!(names(root.path(), &["*.txt"]).unwrap(), ["b.txt"]);
+    }
+    #[test]
+    #[cfg(unix)]
+    fn folders_that_lead_to_each_other_in_many_ways_are_entered_once() {
+        let root = folder(&["f40/a.txt"]);
+        let at = |number: usize| root.path().join(format!("f{number}"));
+        for number in (0..40).rev() {
+            std::fs::create_dir_all(at(number)).unwrap();
+            for link in ["l", "r"] {
+                std::os::unix::fs::symlink(at(number + 1), at(number).join(link)).unwrap();
+            }
+        }
+        std::os::unix::fs::symlink(root.path(), at(40).join("top")).unwrap();
+        assert_eq!(names(root.path(), &["."]).unwrap(), ["a.txt"]);
+        assert_eq!(names(root.path(), &["**/*.txt"]).unwrap(), ["a.txt"]);
+        assert_eq!(names(&at(38), &["l/r/*.txt"]).unwrap(), ["a.txt"]);
+        assert_eq!(names(&at(38), &["[a-l]/r*/*.txt"]).unwrap(), ["a.txt"]);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_file_counts_once_whatever_links_lead_to_it() {
+        let root = folder(&["sub/b.txt", "sub/c.txt", "a.txt"]);
+        std::os::unix::fs::symlink("sub", root.path().join("alias")).unwrap();
+        std::os::unix::fs::symlink("sub/b.txt", root.path().join("0.txt")).unwrap();
+        let names = |patterns: &[&str]| names(root.path(), patterns).unwrap();
+        assert_eq!(names(&["."]), ["a.txt", "sub/b.txt", "sub/c.txt"]);
+        assert_eq!(names(&["alias/*.txt", "sub", "*.txt"]), ["alias/b.txt", "alias/c.txt", "a.txt"]);
+        assert_eq!(names(&["0.txt", "sub/b.txt"]), ["0.txt"]);
+        assert_eq!(names(&["{alias,sub}/*.txt"]), ["sub/b.txt", "sub/c.txt"]);
+        assert_eq!(names(&["{alias/c,sub/c}.txt"]), ["c.txt"]);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn what_is_no_file_is_passed_over_with_a_note() {
+        let root = folder(&["a.txt"]);
+        for (target, link) in [("gone.txt", "b.txt"), ("c.txt", "c.txt"), ("/dev/zero", "d.txt"), ("gone", "e.csv")] {
+            std::os::unix::fs::symlink(target, root.path().join(link)).unwrap();
+        }
+        for pattern in [".", "*.txt"] {
+            let LocalListing { entries, mut notes } =
+                list(&[pattern.to_owned()], root.path(), &CancelToken::new()).unwrap();
+            assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["a.txt"]);
+            notes.sort();
+            let ends = [
+                "b.txt is passed over: it is a link that leads nowhere",
+                "c.txt",
+                "d.txt is passed over: it is a device",
+            ];
+            assert_eq!(notes.len(), ends.len(), "{notes:?}");
+            assert!(notes.iter().zip(ends).all(|(note, end)| note.contains(end)), "{notes:?}");
+        }
+        let named = names(root.path(), &["d.txt"]).unwrap_err();
+        assert!(matches!(&named, DataError::Io { .. }) && named.to_string().contains("a device"), "{named}");
     }
 }

@@ -7,7 +7,7 @@ use run_config::{MixtureComponent, ResolvedRun, StreamingConfig};
 use crate::hub::{HubSettings, Waiting};
 use crate::lanes::Share;
 use crate::shares::Shares;
-use crate::{DataError, DataSource, SourceDescription};
+use crate::{CancelToken, DataError, DataSource, SourceDescription};
 
 /// Text of a mixture's window, whatever the number of documents asked for: it bounds memory where documents are long.
 pub(crate) const WINDOW_BYTES: usize = 64 << 20;
@@ -37,30 +37,29 @@ impl Mixture {
         Ok(Self { sources, shares: Shares::of(&weights) })
     }
 
-    /// The training data of a run: what it streams, `data.mixture`, or `data.train_shards`. Asks the Hub at
-    /// `HF_ENDPOINT`.
-    pub fn from_run(run: &ResolvedRun) -> Result<Self, DataError> {
+    /// The training data of a run: what it streams, `data.mixture`, or `data.train_shards`. `cancel` ends the listing,
+    /// and whatever reads the data on the caller's thread.
+    pub fn from_run(run: &ResolvedRun, hub: &HubSettings, cancel: &CancelToken) -> Result<Self, DataError> {
         let data = &run.config.data;
+        let streamed = |streaming: &StreamingConfig| DataSource::streaming(streaming, hub.clone().of_run(data), cancel);
         if let Some(streaming) = &run.streaming {
-            let hub = HubSettings::from_environment().of_run(data);
-            return DataSource::streaming(streaming, hub).map(Self::from);
+            return streamed(streaming).map(Self::from);
         }
         if data.mixture.is_empty() && !data.train_shards.is_empty() {
-            return DataSource::local(&data.train_shards, Path::new(""), &data.text_column).map(Self::from);
+            return DataSource::local(&data.train_shards, Path::new(""), &data.text_column, cancel).map(Self::from);
         }
         let component = |component: &MixtureComponent| {
             let text_column = component.text_column.as_deref().unwrap_or(&data.text_column);
             let source = match &component.dataset {
-                None => DataSource::local(&component.shards, Path::new(""), text_column),
+                None => DataSource::local(&component.shards, Path::new(""), text_column, cancel),
                 Some(dataset) => {
-                    let hub = HubSettings::from_environment().of_run(data);
                     let streaming = StreamingConfig {
                         config: component.config.clone(),
                         revision: component.revision.clone(),
                         text_column: text_column.to_owned(),
                         ..StreamingConfig::of(dataset, component.split())
                     };
-                    DataSource::streaming(&streaming, hub)
+                    streamed(&streaming)
                 }
             };
             Ok((source?, component.weight))
@@ -81,6 +80,24 @@ impl Mixture {
     /// The name, revision and size of each component.
     pub fn describe(&self) -> Vec<SourceDescription> {
         self.sources.iter().map(DataSource::describe).collect()
+    }
+
+    /// What was left out of the listings and why, one sentence each.
+    pub fn notes(&self) -> Vec<String> {
+        self.sources.iter().flat_map(DataSource::notes).cloned().collect()
+    }
+
+    /// The same data, whose reading on the caller's thread another token ends.
+    #[must_use]
+    pub fn cancelled_by(&self, cancel: &CancelToken) -> Self {
+        let sources = self.sources.iter().map(|source| source.cancelled_by(cancel)).collect();
+        Self { sources, shares: self.shares.clone() }
+    }
+
+    /// What ends reading on the caller's thread.
+    pub(crate) fn cancel(&self) -> &CancelToken {
+        // There is at least one source, and all are opened together.
+        self.sources[0].cancel()
     }
 
     /// What reading has waited for longest while the Hub or the network fails.

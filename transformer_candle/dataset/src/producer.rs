@@ -4,11 +4,11 @@ use std::sync::mpsc::SyncSender;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::cancel::CancelToken;
 use crate::cursor::WindowStart;
 use crate::lanes::{EpochFiles, Lanes, Share};
 use crate::selection::Selection;
 use crate::skipped::SkippedRows;
-use crate::stop::Stop;
 use crate::window::{Window, WindowSettings};
 use crate::{DataError, DataSource, StreamSettings, Tokenizer};
 
@@ -23,7 +23,7 @@ pub(crate) struct Producer {
     part: Part,
     settings: StreamSettings,
     tokenizer: Tokenizer,
-    stop: Stop,
+    cancel: CancelToken,
 }
 
 /// The component that windows are made of.
@@ -50,8 +50,8 @@ struct Tally {
 }
 
 impl Producer {
-    pub(crate) fn new(part: Part, settings: &StreamSettings, tokenizer: &Tokenizer, stop: Stop) -> Self {
-        Self { part, settings: settings.clone(), tokenizer: tokenizer.clone(), stop }
+    pub(crate) fn new(part: Part, settings: &StreamSettings, tokenizer: &Tokenizer, cancel: CancelToken) -> Self {
+        Self { part, settings: settings.clone(), tokenizer: tokenizer.clone(), cancel }
     }
 
     /// Sends windows from `start` on until the last epoch ends, something goes wrong, or nobody receives.
@@ -70,11 +70,14 @@ impl Producer {
         let source = &self.part.source;
         let readers = READERS.min(self.settings.lanes).min(source.files().len()).max(1);
         let pools = Pools { readers: thread_pool("data-read", readers)?, workers };
-        let selection = source.selection(self.settings.wanted(), &self.stop)?;
+        let selection = source.selection(self.settings.wanted(), &self.cancel)?;
         while self.settings.epochs.is_none_or(|epochs| start.epoch < epochs) {
             let (epoch, whole) = (start.epoch, start.window == 0);
             let tally = self.epoch(start, &selection, &pools, windows)?;
             if whole && tally.sequences == 0 {
+                if let Some(missing) = source.missing_column(tally.skipped, &self.cancel)? {
+                    return Err(DataError::MissingColumn(missing));
+                }
                 return Err(DataError::NoDocuments {
                     name: source.name().to_owned(),
                     rows: tally.documents + tally.skipped.total(),
@@ -95,14 +98,14 @@ impl Producer {
         pools: &Pools,
         windows: &SyncSender<Message>,
     ) -> Result<Tally, DataError> {
-        let files = EpochFiles::new(&self.part.source, selection, &self.stop, self.settings.seed, start.epoch);
+        let files = EpochFiles::new(&self.part.source, selection, &self.cancel, self.settings.seed, start.epoch);
         let settings = WindowSettings {
             component: self.part.component,
             tokenizer: &self.tokenizer,
             sequence_length: self.settings.sequence_length,
             packing: self.settings.packing,
             seed: self.settings.seed,
-            stop: &self.stop,
+            cancel: &self.cancel,
         };
         let mut lanes = Lanes::at(&start.lanes, start.next_file);
         let mut tally = Tally::default();
@@ -119,7 +122,7 @@ impl Producer {
             start = next;
             if window.sequences() > 0 {
                 tally.sequences += window.sequences();
-                self.stop.check()?;
+                self.cancel.check()?;
                 windows.send(Ok(Some(window))).map_err(|_| DataError::Closed)?;
             }
         }

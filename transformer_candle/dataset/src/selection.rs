@@ -13,8 +13,8 @@
 
 use std::ops::Range;
 
+use crate::cancel::CancelToken;
 use crate::order::{Purpose, key};
-use crate::stop::Stop;
 use crate::{DataError, DataSource};
 
 /// Files that held-out groups are taken from.
@@ -67,16 +67,16 @@ pub(crate) struct Wanted {
 
 impl Selection {
     /// Decides, opening as few files as it can.
-    pub(crate) fn of(source: &DataSource, wanted: Wanted, stop: &Stop) -> Result<Self, DataError> {
+    pub(crate) fn of(source: &DataSource, wanted: Wanted, cancel: &CancelToken) -> Result<Self, DataError> {
         let files = source.files().len();
         let end = match wanted.max_samples {
-            Some(rows) => find_end(source, rows, stop)?,
+            Some(rows) => find_end(source, rows, cancel)?,
             None => None,
         };
         let mut selection = Self { end, held_out: HeldOutRule::Nothing, files };
         if wanted.held_out_fraction > 0.0 {
             let threshold = (wanted.held_out_fraction.min(1.0) * u64::MAX as f64) as u64;
-            selection.held_out = selection.choose_held_out(source, threshold, stop)?;
+            selection.held_out = selection.choose_held_out(source, threshold, cancel)?;
         }
         Ok(selection)
     }
@@ -130,19 +130,24 @@ impl Selection {
         }
     }
 
-    fn choose_held_out(&self, source: &DataSource, threshold: u64, stop: &Stop) -> Result<HeldOutRule, DataError> {
+    fn choose_held_out(
+        &self,
+        source: &DataSource,
+        threshold: u64,
+        cancel: &CancelToken,
+    ) -> Result<HeldOutRule, DataError> {
         if let Some(end) = self.end {
-            let behind = Candidates::find(source, (end.file, end.group + 1), threshold, stop)?;
-            if let Some(rule) = behind.decide(source, stop, true)? {
+            let behind = Candidates::find(source, (end.file, end.group + 1), threshold, cancel)?;
+            if let Some(rule) = behind.decide(source, cancel, true)? {
                 return Ok(rule);
             }
-            let rows = source.open(end.file, stop)?.rows(end.group)?;
+            let rows = source.open(end.file, cancel)?.rows(end.group)?;
             if rows.is_some_and(|rows| rows > end.rows) {
                 return Ok(HeldOutRule::Rows { file: end.file, group: end.group, from_row: end.rows });
             }
         }
-        let inside = Candidates::find(source, (0, 0), threshold, stop)?;
-        Ok(inside.decide(source, stop, false)?.unwrap_or(HeldOutRule::Nothing))
+        let inside = Candidates::find(source, (0, 0), threshold, cancel)?;
+        Ok(inside.decide(source, cancel, false)?.unwrap_or(HeldOutRule::Nothing))
     }
 }
 
@@ -158,14 +163,14 @@ struct Candidates {
 }
 
 impl Candidates {
-    fn find(source: &DataSource, from: Place, threshold: u64, stop: &Stop) -> Result<Self, DataError> {
+    fn find(source: &DataSource, from: Place, threshold: u64, cancel: &CancelToken) -> Result<Self, DataError> {
         let files = from.0..source.files().len().min(from.0 + HELD_OUT_FILES);
         let mut found = Self { files: files.clone(), from, threshold, hashed: false, groups: Vec::new() };
         let mut under = false;
         for file in files {
-            stop.check()?;
+            cancel.check()?;
             let name = &source.files()[file].name;
-            let mut reader = source.open(file, stop)?;
+            let mut reader = source.open(file, cancel)?;
             let known = reader.groups();
             let mut group = if file == from.0 { from.1 } else { 0 };
             while match known {
@@ -187,13 +192,13 @@ impl Candidates {
     }
 
     /// The rule; none if nothing can be held out. What lies `behind` the training set may be held out whole.
-    fn decide(self, source: &DataSource, stop: &Stop, behind: bool) -> Result<Option<HeldOutRule>, DataError> {
+    fn decide(self, source: &DataSource, cancel: &CancelToken, behind: bool) -> Result<Option<HeldOutRule>, DataError> {
         if self.hashed {
             return Ok(Some(HeldOutRule::Hashed { files: self.files, from: self.from, threshold: self.threshold }));
         }
         let choices = self.groups.len();
         for (_, file, group) in self.groups {
-            let rows = source.open(file, stop)?.rows(group)?.unwrap_or(0);
+            let rows = source.open(file, cancel)?.rows(group)?.unwrap_or(0);
             let from_row = if behind || choices >= FEW_GROUPS { 0 } else { rows - (rows / 8).max(1).min(rows) };
             let leaves_training = behind || choices > 1 || from_row > 0;
             if rows > 0 && leaves_training {
@@ -205,11 +210,11 @@ impl Candidates {
 }
 
 /// Where the first `rows` rows end; none if there are no more than that.
-fn find_end(source: &DataSource, rows: u64, stop: &Stop) -> Result<Option<End>, DataError> {
+fn find_end(source: &DataSource, rows: u64, cancel: &CancelToken) -> Result<Option<End>, DataError> {
     let mut left = rows;
     for file in 0..source.files().len() {
-        stop.check()?;
-        let mut reader = source.open(file, stop)?;
+        cancel.check()?;
+        let mut reader = source.open(file, cancel)?;
         let mut group = 0;
         while let Some(rows) = reader.rows(group)? {
             if rows > 0 && left <= rows {

@@ -2,26 +2,39 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::Duration;
 
 use run_config::{ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::DataError;
-use crate::byte_source::{ByteSource, LocalFile};
+use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
 use crate::cache::cache_root;
+use crate::cancel::CancelToken;
+use crate::error::MissingColumn;
 use crate::formats::{DocumentFile, Format};
 use crate::hub::{HubSettings, Repository, Waiting};
-use crate::local;
+use crate::local::{self, LocalListing};
 use crate::selection::{Selection, Wanted};
-use crate::stop::Stop;
+use crate::{DataError, SkippedRows};
 
 /// The name of the data set that every machine can make for itself; it lies in the cache folder.
 const DEMO: &str = "demo";
 
+/// Files that are opened at most to find one that has fields.
+const FILES_WITHOUT_FIELDS: usize = 16;
+/// How often a thread looks whether another has decided what both want to know.
+const DECISION_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
 /// A data set whose files are known. Cheap to clone; cloning shares.
+///
+/// What reads it on the caller's thread ([`crate::Documents`], [`crate::HeldOut`], [`crate::ledger::audit`]) ends with
+/// [`DataError::Interrupted`] when the token says so that it was opened with.
 #[derive(Clone)]
-pub struct DataSource(Arc<Listing>);
+pub struct DataSource {
+    listing: Arc<Listing>,
+    cancel: CancelToken,
+}
 
 struct Listing {
     name: String,
@@ -31,6 +44,7 @@ struct Listing {
     place: Place,
     /// What was decided before: deciding may read many files.
     selections: Mutex<Vec<(Wanted, Arc<Selection>)>>,
+    notes: Vec<String>,
 }
 
 /// A file of the listing.
@@ -61,36 +75,38 @@ pub struct SourceDescription {
 
 impl DataSource {
     /// The validation data of a run, where `data.validation_shards` names some.
-    pub fn validation_from_run(run: &ResolvedRun) -> Result<Option<Self>, DataError> {
+    pub fn validation_from_run(run: &ResolvedRun, cancel: &CancelToken) -> Result<Option<Self>, DataError> {
         let data = &run.config.data;
         if data.validation_shards.is_empty() {
             return Ok(None);
         }
-        Self::local(&data.validation_shards, Path::new(""), &data.text_column).map(Some)
+        Self::local(&data.validation_shards, Path::new(""), &data.text_column, cancel).map(Some)
     }
 
     /// A data set by name: `demo` from the cache folder, anything else from the Hub. The Hub is asked for the commit, the
     /// card and the listing; the commit stays the same for as long as the source lives.
-    pub fn streaming(streaming: &StreamingConfig, hub: HubSettings) -> Result<Self, DataError> {
+    pub fn streaming(streaming: &StreamingConfig, hub: HubSettings, cancel: &CancelToken) -> Result<Self, DataError> {
         if streaming.dataset == DEMO {
-            return Self::demo(streaming, cache_root().join(DEMO));
+            return Self::demo(streaming, cache_root().join(DEMO), cancel);
         }
-        let repository = Repository::pin(hub, &streaming.dataset, streaming.revision.as_deref())?;
-        let listed = repository.files(streaming.config.as_deref(), &streaming.split)?;
+        let repository = Repository::pin(hub, &streaming.dataset, streaming.revision.as_deref(), cancel)?;
+        let listed = repository.files(streaming.config.as_deref(), &streaming.split, cancel)?;
         let files = listed.into_iter().filter_map(|file| {
             Format::of(&file.path).map(|format| SourceFile { name: file.path, bytes: file.bytes, format })
         });
-        Ok(Self(Arc::new(Listing {
+        let listing = Listing {
             name: streaming.dataset.clone(),
             revision: Some(repository.revision().to_owned()),
             text_column: streaming.text_column.clone(),
             files: files.collect(),
             place: Place::Hub(repository),
             selections: Mutex::default(),
-        })))
+            notes: Vec::new(),
+        };
+        Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
     }
 
-    fn demo(streaming: &StreamingConfig, folder: PathBuf) -> Result<Self, DataError> {
+    fn demo(streaming: &StreamingConfig, folder: PathBuf, cancel: &CancelToken) -> Result<Self, DataError> {
         if streaming.revision.is_some() || streaming.config.is_some() {
             let setting = "the revision (--revision) or configuration (--data-config) of the data set demo";
             return Err(DataError::Setting {
@@ -102,15 +118,16 @@ impl DataSource {
             let (name, available) = (DEMO.to_owned(), vec!["train".to_owned()]);
             return Err(DataError::Split { name, split: streaming.split.clone(), available });
         }
-        match Self::local(&["*.parquet".to_owned()], &folder, &streaming.text_column) {
+        match Self::local(&["*.parquet".to_owned()], &folder, &streaming.text_column, cancel) {
             Err(DataError::NoFiles { .. }) => Err(DataError::NoDemo { folder }),
             source => source.map(|source| source.renamed(DEMO)),
         }
     }
 
-    /// Files, folders and globs; relative ones are relative to `base`. Folders are searched to any depth.
-    pub fn local(patterns: &[String], base: &Path, text_column: &str) -> Result<Self, DataError> {
-        let entries = local::list(patterns, base)?;
+    /// Files, folders and globs; relative ones are relative to `base`. Folders are searched to any depth. Each file counts
+    /// once, however many names and links lead to it.
+    pub fn local(patterns: &[String], base: &Path, text_column: &str, cancel: &CancelToken) -> Result<Self, DataError> {
+        let LocalListing { entries, notes } = local::list(patterns, base, cancel)?;
         let mut files = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -121,73 +138,125 @@ impl DataSource {
             files.push(SourceFile { name: entry.name, bytes: entry.bytes, format });
             paths.push(entry.path);
         }
-        Ok(Self(Arc::new(Listing {
+        let listing = Listing {
             name: patterns.join(", "),
             revision: None,
             text_column: text_column.to_owned(),
             files,
             place: Place::Local(paths),
             selections: Mutex::default(),
-        })))
+            notes,
+        };
+        Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
     }
 
     fn renamed(self, name: &str) -> Self {
-        match Arc::try_unwrap(self.0) {
-            Ok(listing) => Self(Arc::new(Listing { name: name.to_owned(), ..listing })),
-            Err(shared) => Self(shared),
-        }
+        let listing = match Arc::try_unwrap(self.listing) {
+            Ok(listing) => Arc::new(Listing { name: name.to_owned(), ..listing }),
+            Err(shared) => shared,
+        };
+        Self { listing, ..self }
+    }
+
+    /// What was left out of the listing and why, one sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.listing.notes
+    }
+
+    /// The same data, whose reading on the caller's thread another token ends.
+    pub(crate) fn cancelled_by(&self, cancel: &CancelToken) -> Self {
+        Self { listing: Arc::clone(&self.listing), cancel: cancel.clone() }
+    }
+
+    /// What ends reading on the caller's thread.
+    pub(crate) fn cancel(&self) -> &CancelToken {
+        &self.cancel
     }
 
     /// The name, revision and size of the source.
     pub fn describe(&self) -> SourceDescription {
         SourceDescription {
-            name: self.0.name.clone(),
-            revision: self.0.revision.clone(),
-            files: self.0.files.len() as u64,
-            bytes: self.0.files.iter().map(|file| file.bytes).sum(),
+            name: self.listing.name.clone(),
+            revision: self.listing.revision.clone(),
+            files: self.listing.files.len() as u64,
+            bytes: self.listing.files.iter().map(|file| file.bytes).sum(),
         }
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.0.name
+        &self.listing.name
     }
 
     pub(crate) fn text_column(&self) -> &str {
-        &self.0.text_column
+        &self.listing.text_column
     }
 
     /// In listing order.
     pub(crate) fn files(&self) -> &[SourceFile] {
-        &self.0.files
+        &self.listing.files
     }
 
     /// Who is trained on and who is held out; the stream and the evaluation of a run ask for the same.
-    pub(crate) fn selection(&self, wanted: Wanted, stop: &Stop) -> Result<Arc<Selection>, DataError> {
-        let mut known = self.0.selections.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn selection(&self, wanted: Wanted, cancel: &CancelToken) -> Result<Arc<Selection>, DataError> {
+        // Another thread may be deciding the same, for as long as the Hub does not answer.
+        let mut known = loop {
+            match self.listing.selections.try_lock() {
+                Ok(known) => break known,
+                Err(TryLockError::Poisoned(known)) => break known.into_inner(),
+                Err(TryLockError::WouldBlock) => cancel.wait(DECISION_POLL_INTERVAL)?,
+            }
+        };
         if let Some((_, selection)) = known.iter().find(|(other, _)| *other == wanted) {
             return Ok(Arc::clone(selection));
         }
-        let selection = Arc::new(Selection::of(self, wanted, stop)?);
+        let selection = Arc::new(Selection::of(self, wanted, cancel)?);
         known.push((wanted, Arc::clone(&selection)));
         Ok(selection)
     }
 
+    /// The text column, if rows have no text because the first file with fields does not have it as text.
+    pub(crate) fn missing_column(
+        &self,
+        skipped: SkippedRows,
+        cancel: &CancelToken,
+    ) -> Result<Option<MissingColumn>, DataError> {
+        if skipped.null + skipped.malformed == 0 {
+            return Ok(None);
+        }
+        for (index, file) in self.files().iter().enumerate().take(FILES_WITHOUT_FIELDS) {
+            let fields = self.open(index, cancel)?.fields()?;
+            if !fields.is_empty() {
+                let named = fields.iter().find(|field| field.name == self.text_column());
+                let found = named.map(|field| field.other_than_text);
+                let available = fields.iter().filter(|field| field.other_than_text.is_none());
+                return Ok((found != Some(None)).then(|| MissingColumn {
+                    file: file.name.clone(),
+                    column: self.text_column().to_owned(),
+                    found: found.flatten(),
+                    available: available.map(|field| field.name.clone()).collect(),
+                }));
+            }
+        }
+        Ok(None)
+    }
+
     /// What reading waits for while the Hub or the network fails.
     pub fn waiting(&self) -> Option<Waiting> {
-        match &self.0.place {
+        match &self.listing.place {
             Place::Hub(repository) => repository.waiting(),
             Place::Local(_) => None,
         }
     }
 
-    /// Opens a file by its place in the listing; `stop` ends its waiting for the network.
-    pub(crate) fn open(&self, file: usize, stop: &Stop) -> Result<Box<dyn DocumentFile>, DataError> {
-        let SourceFile { name, bytes, format } = &self.0.files[file];
-        let source: Arc<dyn ByteSource> = match &self.0.place {
+    /// Opens a file by its place in the listing; `cancel` ends reading it.
+    pub(crate) fn open(&self, file: usize, cancel: &CancelToken) -> Result<Box<dyn DocumentFile>, DataError> {
+        let SourceFile { name, bytes, format } = &self.listing.files[file];
+        let source: Arc<dyn ByteSource> = match &self.listing.place {
             Place::Local(paths) => Arc::new(LocalFile::open(name, &paths[file], *bytes)?),
-            Place::Hub(repository) => repository.open(name, *bytes, stop),
+            Place::Hub(repository) => repository.open(name, *bytes, cancel),
         };
-        format.open(source, &self.0.text_column)
+        let source = Arc::new(CancellableSource::new(source, cancel.clone()));
+        format.open(source, &self.listing.text_column, cancel)
     }
 }
 
@@ -217,19 +286,20 @@ mod tests {
 
     #[test]
     fn the_demo_is_the_parquet_files_of_its_folder() {
+        let never = CancelToken::new();
         let folder = tempfile::tempdir().unwrap();
-        let missing = DataSource::demo(&streaming(DEMO, "train"), folder.path().join("demo")).unwrap_err();
+        let missing = DataSource::demo(&streaming(DEMO, "train"), folder.path().join("demo"), &never).unwrap_err();
         assert!(missing.to_string().contains("orchestrate --stream --dataset demo"), "{missing}");
         std::fs::write(folder.path().join("shard-0.parquet"), "0123456789").unwrap();
-        let source = DataSource::demo(&streaming(DEMO, "train"), folder.path().to_owned()).unwrap();
+        let source = DataSource::demo(&streaming(DEMO, "train"), folder.path().to_owned(), &never).unwrap();
         let expected = SourceDescription { name: DEMO.to_owned(), revision: None, files: 1, bytes: 10 };
         assert_eq!(source.describe(), expected);
-        let split = DataSource::demo(&streaming(DEMO, "test"), folder.path().to_owned()).unwrap_err();
+        let split = DataSource::demo(&streaming(DEMO, "test"), folder.path().to_owned(), &never).unwrap_err();
         assert!(matches!(split, DataError::Split { .. }));
         let pinned = StreamingConfig { revision: Some("abc".to_owned()), ..streaming(DEMO, "train") };
         let configured = StreamingConfig { config: Some("abc".to_owned()), ..streaming(DEMO, "train") };
         for refused in [pinned, configured] {
-            let error = DataSource::demo(&refused, folder.path().to_owned()).unwrap_err();
+            let error = DataSource::demo(&refused, folder.path().to_owned(), &never).unwrap_err();
             assert!(matches!(error, DataError::Setting { .. }), "{error}");
         }
     }
@@ -237,9 +307,10 @@ mod tests {
     #[test]
     fn the_hub_is_not_asked_when_offline_or_for_names_that_cannot_be() {
         let offline = HubSettings { offline: true, ..HubSettings::default() };
-        let error = DataSource::streaming(&streaming("owner/name", "train"), offline.clone()).unwrap_err();
+        let never = CancelToken::new();
+        let error = DataSource::streaming(&streaming("owner/name", "train"), offline.clone(), &never).unwrap_err();
         assert!(error.to_string().contains("HF_HUB_OFFLINE"), "{error}");
-        let error = DataSource::streaming(&streaming("../name", "train"), offline).unwrap_err();
+        let error = DataSource::streaming(&streaming("../name", "train"), offline, &never).unwrap_err();
         assert!(matches!(error, DataError::DatasetName { .. }), "{error}");
     }
 }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use run_config::{Packing, ResolvedRun};
 
+use crate::cancel::CancelToken;
 use crate::component_stream::ComponentStream;
 use crate::cursor::ComponentPosition;
 use crate::hub::Waiting;
 use crate::ledger::WindowRecord;
 use crate::producer::{Part, Producer, thread_pool};
 use crate::selection::Wanted;
-use crate::stop::Stop;
 use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamIdentity, Tokenizer};
 
 /// Files open at the same time, where a run does not say otherwise.
@@ -105,11 +105,13 @@ pub struct TokenStream {
     given: Vec<u64>,
     /// Where the next call starts.
     cursor: Cursor,
+    /// What a call had taken when it was interrupted.
+    partial: Option<Batch>,
     /// An error was told.
     failed: bool,
     tokenizer: Tokenizer,
     sequence_length: usize,
-    stop: Stop,
+    cancel: CancelToken,
 }
 
 impl TokenStream {
@@ -128,7 +130,7 @@ impl TokenStream {
             Some(cursor) => cursor.checked(&identity, &mixture, settings.lanes)?,
             None => Cursor::at_start(identity, mixture.sources().len(), settings.lanes),
         };
-        let stop = Stop::default();
+        let cancel = CancelToken::new();
         let workers = Arc::new(thread_pool("data-work", settings.workers)?);
         let start = |(component, position): (usize, &ComponentPosition)| {
             let part = Part {
@@ -136,7 +138,7 @@ impl TokenStream {
                 source: mixture.sources()[component].clone(),
                 window: mixture.window_share(component, settings.shuffle_buffer_size),
             };
-            let producer = Producer::new(part, settings, tokenizer, stop.clone());
+            let producer = Producer::new(part, settings, tokenizer, cancel.clone());
             ComponentStream::start(producer, Arc::clone(&workers), position)
         };
         Ok(Self {
@@ -144,10 +146,11 @@ impl TokenStream {
             given: cursor.given(),
             mixture,
             cursor,
+            partial: None,
             failed: false,
             tokenizer: tokenizer.clone(),
             sequence_length: settings.sequence_length,
-            stop,
+            cancel,
         })
     }
 
@@ -157,33 +160,43 @@ impl TokenStream {
         self.next_sequences_unless(n, &|| false)
     }
 
-    /// As [`Self::next_sequences`], but gives up waiting for data soon after `interrupted` says so. That is an error
-    /// like any other: [`DataError::Interrupted`].
+    /// As [`Self::next_sequences`], but gives up waiting for data soon after `interrupted` says so. That error,
+    /// [`DataError::Interrupted`], loses nothing: the next call, for as many sequences, gives what this one would have.
     pub fn next_sequences_unless(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
         if self.failed {
             return Err(DataError::Closed);
         }
-        self.components.iter_mut().for_each(ComponentStream::forget_opened);
-        let batch = self.take(n, interrupted);
-        self.failed = batch.is_err();
-        if !self.failed {
-            self.cursor.components = self.positions();
+        let mut batch = self.partial.take().unwrap_or_else(|| {
+            self.components.iter_mut().for_each(ComponentStream::forget_opened);
+            Batch::new(self.sequence_length, self.tokenizer.token_bytes().is_some())
+        });
+        match self.fill(&mut batch, n, interrupted) {
+            Ok(()) => {
+                self.cursor.components = self.positions();
+                Ok(batch)
+            }
+            Err(DataError::Interrupted) => {
+                self.partial = Some(batch);
+                Err(DataError::Interrupted)
+            }
+            Err(error) => {
+                self.failed = true;
+                Err(error)
+            }
         }
-        batch
     }
 
-    fn take(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
+    fn fill(&mut self, batch: &mut Batch, n: usize, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
         let token_bytes = self.tokenizer.token_bytes();
-        let mut batch = Batch::new(self.sequence_length, token_bytes.is_some());
         while batch.sequences() < n {
             let component = self.mixture.shares().next(&self.given);
             let Some((tokens, place)) = self.components[component].next_sequence(interrupted)? else {
                 break;
             };
-            tokens.write(place, token_bytes, &mut batch);
+            tokens.write(place, token_bytes, batch);
             self.given[component] += 1;
         }
-        Ok(batch)
+        Ok(())
     }
 
     fn positions(&self) -> Vec<ComponentPosition> {
@@ -233,7 +246,7 @@ impl TokenStream {
 
 impl Drop for TokenStream {
     fn drop(&mut self) {
-        self.stop.order();
+        self.cancel.cancel();
         let until = Instant::now() + LONGEST_FAREWELL;
         for component in &mut self.components {
             component.join(until);

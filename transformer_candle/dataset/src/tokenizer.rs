@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rayon::prelude::*;
+use run_config::regular_file;
 use sha2::{Digest, Sha256};
 use tokenizers::DecoderWrapper;
 
@@ -40,7 +41,7 @@ impl Tokenizer {
     /// it (`</s>`, `<eos>`, ...).
     pub fn load(path: &Path, special_tokens: &[String]) -> Result<Self, DataError> {
         let unusable = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-        let bytes = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
+        let bytes = regular_file::read(path).map_err(|error| unusable(error.to_string()))?;
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| unusable(error.to_string()))?;
         tokenizer.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
         tokenizer.with_padding(None);

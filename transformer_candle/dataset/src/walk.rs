@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use crate::cancel::{CancelToken, receive};
 use crate::formats::{DocumentFile, Row};
 use crate::selection::Selection;
-use crate::stop::{Stop, receive};
 use crate::{DataError, DataSource};
 
 /// Which rows are walked.
@@ -21,7 +21,7 @@ pub(crate) struct Walk {
     which: Which,
     files: Range<usize>,
     open: Option<Open>,
-    stop: Stop,
+    cancel: CancelToken,
 }
 
 struct Open {
@@ -34,19 +34,19 @@ struct Open {
 
 impl Walk {
     /// Every row.
-    pub(crate) fn all(source: &DataSource) -> Self {
+    pub(crate) fn all(source: &DataSource, cancel: CancelToken) -> Self {
         let files = 0..source.files().len();
-        Self::over(source, Which::All, files)
+        Self::over(source, Which::All, files, cancel)
     }
 
     /// The rows that a selection holds out.
-    pub(crate) fn held_out(source: &DataSource, selection: Arc<Selection>) -> Self {
+    pub(crate) fn held_out(source: &DataSource, selection: Arc<Selection>, cancel: CancelToken) -> Self {
         let files = selection.held_out_files();
-        Self::over(source, Which::HeldOut(selection), files)
+        Self::over(source, Which::HeldOut(selection), files, cancel)
     }
 
-    fn over(source: &DataSource, which: Which, files: Range<usize>) -> Self {
-        Self { source: source.clone(), which, files, open: None, stop: Stop::default() }
+    fn over(source: &DataSource, which: Which, files: Range<usize>, cancel: CancelToken) -> Self {
+        Self { source: source.clone(), which, files, open: None, cancel }
     }
 
     /// The next `most` rows; fewer, then none, at the end.
@@ -57,11 +57,12 @@ impl Walk {
     /// The next row; none after the last.
     pub(crate) fn next_row(&mut self) -> Result<Option<Row>, DataError> {
         loop {
+            self.cancel.check()?;
             let mut open = match self.open.take() {
                 Some(open) => open,
                 None => match self.files.next() {
                     Some(index) => {
-                        let file = self.source.open(index, &self.stop)?;
+                        let file = self.source.open(index, &self.cancel)?;
                         Open { file, index, group: 0, there: false }
                     }
                     None => return Ok(None),
@@ -79,14 +80,14 @@ impl Walk {
 /// A walk in a thread of its own, so that waiting for it can be interrupted. Reads once ahead.
 pub(crate) struct WalkThread {
     rows: Receiver<Result<Vec<Row>, DataError>>,
-    stop: Stop,
+    cancel: CancelToken,
 }
 
 impl WalkThread {
     /// Reads `most` rows at a time.
     pub(crate) fn start(mut walk: Walk, most: usize) -> Result<Self, DataError> {
         let (sender, rows) = sync_channel(0);
-        let stop = walk.stop.clone();
+        let cancel = walk.cancel.clone();
         let read = move || {
             let mut failed = false;
             // Ends where nobody receives any more.
@@ -101,7 +102,7 @@ impl WalkThread {
         };
         let started = std::thread::Builder::new().name("held-out".to_owned()).spawn(read);
         started.map_err(|error| DataError::Threads { message: error.to_string() })?;
-        Ok(Self { rows, stop })
+        Ok(Self { rows, cancel })
     }
 
     /// The next rows, none at the end. After an error there are no more; [`DataError::Interrupted`] loses nothing.
@@ -112,7 +113,7 @@ impl WalkThread {
 
 impl Drop for WalkThread {
     fn drop(&mut self) {
-        self.stop.order();
+        self.cancel.cancel();
     }
 }
 

@@ -5,13 +5,13 @@ use rayon::prelude::*;
 use run_config::Packing;
 
 use crate::DataError;
+use crate::cancel::CancelToken;
 use crate::cursor::WindowStart;
 use crate::formats::Document;
 use crate::lanes::Taken;
 use crate::ledger::WindowRecord;
 use crate::order::{Purpose, key, permutation, shuffle};
 use crate::packing::PackedTokens;
-use crate::stop::Stop;
 use crate::tokenizer::Tokenizer;
 
 /// A window ready to be cut into batches.
@@ -32,7 +32,7 @@ pub(crate) struct WindowSettings<'a> {
     pub sequence_length: usize,
     pub packing: Packing,
     pub seed: u64,
-    pub stop: &'a Stop,
+    pub cancel: &'a CancelToken,
 }
 
 impl Window {
@@ -76,7 +76,7 @@ pub(crate) fn pack(documents: Vec<Document>, settings: &WindowSettings) -> Resul
     let encoded: Vec<Result<(Vec<u32>, bool), DataError>> = documents
         .into_par_iter()
         .map(|document| {
-            settings.stop.check()?;
+            settings.cancel.check()?;
             Ok((settings.tokenizer.encode(&document.text)?, document.ends))
         })
         .collect();

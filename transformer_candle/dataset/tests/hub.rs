@@ -8,7 +8,7 @@ mod material;
 use std::time::{Duration, Instant};
 
 use dataset::hub::HubSettings;
-use dataset::{Batch, DataError, DataSource, Documents, HeldOut};
+use dataset::{Batch, CancelToken, DataError, DataSource, Documents, HeldOut, Mixture};
 use loopback_hub::{Fault, LoopbackHub, SHA, streaming};
 use material::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, tokenizer, write};
 use run_config::Packing;
@@ -100,7 +100,8 @@ fn a_signed_address_serves_until_it_expires() {
 #[test]
 fn the_token_goes_to_the_hub_and_to_nobody_else() {
     let hub = LoopbackHub::serve(&files()).with_token("hf_canary");
-    let source = DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_canary"))).unwrap();
+    let source =
+        DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_canary")), &CancelToken::new()).unwrap();
     assert_eq!(texts(&source).unwrap().len(), 120);
     let asked = hub.asked();
     assert!(asked.iter().any(|asked| asked.cdn));
@@ -114,7 +115,8 @@ fn a_gated_data_set_asks_for_a_token_or_a_better_one() {
     let hub = LoopbackHub::serve(&files()).with_token("hf_right");
     let message = hub.source().unwrap_err().to_string();
     assert!(message.contains("401") && message.contains("set HF_TOKEN"), "{message}");
-    let error = DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_wrong"))).unwrap_err();
+    let error = DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_wrong")), &CancelToken::new())
+        .unwrap_err();
     let message = error.to_string();
     assert!(message.contains("accept the data set's conditions") && !message.contains("hf_wrong"), "{message}");
 }
@@ -122,7 +124,7 @@ fn a_gated_data_set_asks_for_a_token_or_a_better_one() {
 #[test]
 fn a_wrong_name_is_answered_at_once_with_the_address() {
     let hub = LoopbackHub::serve(&files());
-    let error = DataSource::streaming(&streaming("owner/nome"), hub.settings(None)).unwrap_err();
+    let error = DataSource::streaming(&streaming("owner/nome"), hub.settings(None), &CancelToken::new()).unwrap_err();
     let message = error.to_string();
     assert!(
         message.contains("404") && message.contains("owner/nome") && message.contains("check the name"),
@@ -174,7 +176,7 @@ fn a_card_s_config_chooses_the_files() {
     let hub = LoopbackHub::serve(&files);
     assert_eq!(texts(&hub.source().unwrap()).unwrap(), documents(0, 40));
     let small = run_config::StreamingConfig { config: Some("small".to_owned()), ..streaming("owner/name") };
-    let source = DataSource::streaming(&small, hub.settings(None)).unwrap();
+    let source = DataSource::streaming(&small, hub.settings(None), &CancelToken::new()).unwrap();
     assert_eq!(texts(&source).unwrap(), documents(40, 40));
     assert!(hub.asked().iter().any(|asked| asked.path.contains("/tree/") && asked.path.contains("/b?")));
 }
@@ -184,7 +186,7 @@ fn a_stream_that_waits_for_a_dead_hub_is_dropped_without_waiting() {
     let hub = LoopbackHub::serve(&files());
     let mut patient = hub.settings(None);
     patient.pause = Duration::from_hours(1);
-    let source = DataSource::streaming(&streaming("owner/name"), patient).unwrap();
+    let source = DataSource::streaming(&streaming("owner/name"), patient, &CancelToken::new()).unwrap();
     hub.asked();
     hub.fail("/resolve/", Fault::Truncate, 1000);
     hub.fail("/cdn/", Fault::Truncate, 1000);
@@ -203,7 +205,7 @@ fn waiting_for_held_out_text_can_be_interrupted_and_loses_nothing() {
         (0..8).map(|i| (format!("data/{i}.parquet"), parquet(&documents(100 * i, 100), 50))).collect();
     let hub = LoopbackHub::serve(&files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect::<Vec<_>>());
     let patient = HubSettings { patience: Duration::from_hours(1), ..hub.settings(None) };
-    let source = DataSource::streaming(&streaming("owner/name"), patient).unwrap();
+    let source = DataSource::streaming(&streaming("owner/name"), patient, &CancelToken::new()).unwrap();
     let held_out = || HeldOut::whole(&source, 32, Packing::Concat, &tokenizer()).unwrap();
     let undisturbed: Vec<Batch> = held_out().batches(4, usize::MAX).map(Result::unwrap).collect();
     let mut disturbed = held_out();
@@ -221,7 +223,7 @@ fn a_second_run_over_the_same_data_reads_it_from_disk() {
     let hub = LoopbackHub::serve(&files());
     let folder = tempfile::tempdir().unwrap();
     let settings = HubSettings { cache: Some((folder.path().to_owned(), 1 << 30)), ..hub.settings(None) };
-    let source = || DataSource::streaming(&streaming("owner/name"), settings.clone()).unwrap();
+    let source = || DataSource::streaming(&streaming("owner/name"), settings.clone(), &CancelToken::new()).unwrap();
     let undisturbed = texts(&hub.source().unwrap()).unwrap();
     hub.asked();
     let from_cdn = |hub: &LoopbackHub| hub.asked().iter().filter(|asked| asked.cdn).count();
@@ -229,4 +231,37 @@ fn a_second_run_over_the_same_data_reads_it_from_disk() {
     assert!(from_cdn(&hub) > 0);
     assert_eq!(texts(&source()).unwrap(), undisturbed);
     assert_eq!(from_cdn(&hub), 0, "all blocks are there");
+}
+
+#[test]
+fn an_interrupted_call_is_repeated_without_loss() {
+    let files = [("data/train.parquet", parquet(&documents(0, 200), 20))];
+    let hub = LoopbackHub::serve(&files);
+    let source = hub.source().unwrap();
+    let undisturbed = sequences(&mut open(&source, &settings(), None), 3).unwrap();
+    hub.fail("/cdn/", Fault::Hang, 5);
+    let mut stream = open(&hub.source().unwrap(), &settings(), None);
+    let (mut interruptions, mut all) = (0, Vec::new());
+    loop {
+        match stream.next_sequences_unless(3, &|| true) {
+            Err(DataError::Interrupted) => interruptions += 1,
+            batch if batch.as_ref().is_ok_and(Batch::is_empty) => break,
+            batch => all.extend(material::rows(&batch.unwrap())),
+        }
+    }
+    assert!(interruptions > 0);
+    assert_eq!(all, undisturbed);
+}
+
+#[test]
+fn reading_on_the_caller_s_thread_ends_when_its_token_says_so() {
+    let hub = LoopbackHub::serve(&[("data/train.parquet", parquet(&documents(0, 200), 20))]);
+    let interrupted = CancelToken::when(|| true);
+    let listed = DataSource::streaming(&streaming("owner/name"), hub.settings(None), &interrupted);
+    assert!(matches!(listed, Err(DataError::Interrupted)));
+    let data = Mixture::from(hub.source().unwrap()).cancelled_by(&interrupted);
+    let source = &data.sources()[0];
+    assert!(matches!(Documents::open(&data, None).next(), Some(Err(DataError::Interrupted))));
+    assert!(matches!(HeldOut::open(source, &settings(), &tokenizer()), Err(DataError::Interrupted)));
+    assert!(matches!(HeldOut::whole(source, 8, Packing::Concat, &tokenizer()), Err(DataError::Interrupted)));
 }

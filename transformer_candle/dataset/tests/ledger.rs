@@ -9,7 +9,7 @@ use std::path::Path;
 use dataset::ledger::{
     Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay,
 };
-use dataset::{Batch, Cursor, DataError, DataSource, StreamSettings};
+use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, StreamSettings};
 use material::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
 use proptest::prelude::*;
 
@@ -59,7 +59,7 @@ fn train(
 
 /// All epochs in one go.
 fn whole(path: &Path, source: &DataSource, settings: &StreamSettings, sequences: usize) -> (LedgerHead, Vec<Batch>) {
-    let mut ledger = Ledger::open(path, &LedgerHead::empty()).unwrap();
+    let mut ledger = Ledger::open(path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
     let (_, batches) = train(source, settings, &mut ledger, None, 1..=u64::MAX, sequences);
     (ledger.sync().unwrap(), batches)
 }
@@ -75,14 +75,14 @@ fn rewritten(
     change: impl Fn(&mut Vec<LedgerRecord>),
 ) -> (std::path::PathBuf, LedgerHead) {
     let mut records = Vec::new();
-    for_each_record(path, head, |record| {
+    for_each_record(path, head, &CancelToken::new(), |record| {
         records.push(record);
         Ok(())
     })
     .unwrap();
     change(&mut records);
     let other = path.with_extension("rewritten");
-    let mut ledger = Ledger::open(&other, &LedgerHead::empty()).unwrap();
+    let mut ledger = Ledger::open(&other, &LedgerHead::empty(), &CancelToken::new()).unwrap();
     for record in &records {
         ledger.append(record).unwrap();
     }
@@ -122,7 +122,7 @@ proptest! {
         let path = folder.path().join("cut.jsonl");
         let (mut head, mut cursor, mut step, mut batches) = (LedgerHead::empty(), None, 1, Vec::new());
         for steps in cuts.into_iter().chain([u64::MAX / 2]) {
-            let mut ledger = Ledger::open(&path, &head).unwrap();
+            let mut ledger = Ledger::open(&path, &head, &CancelToken::new()).unwrap();
             let (saved, some) = train(&source, &settings, &mut ledger, cursor, step..=step + steps - 1, sequences);
             head = ledger.sync().unwrap();
             step += some.len() as u64;
@@ -192,9 +192,10 @@ fn a_ledger_that_begins_late_proves_what_it_has() {
     let settings = StreamSettings { epochs: Some(2), ..settings() };
     let path = folder.path().join("late.jsonl");
     for steps in [1, 7, 30] {
-        let mut lost = Ledger::open(&folder.path().join("lost.jsonl"), &LedgerHead::empty()).unwrap();
+        let mut lost =
+            Ledger::open(&folder.path().join("lost.jsonl"), &LedgerHead::empty(), &CancelToken::new()).unwrap();
         let (cursor, _) = train(&source, &settings, &mut lost, None, 1..=steps, 2);
-        let mut ledger = Ledger::open(&path, &LedgerHead::empty()).unwrap();
+        let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
         let mut stream = open(&source, &settings, Some(cursor.clone()));
         ledger.append(&LedgerRecord::Begin(BeginRecord::of(steps, &cursor))).unwrap();
         stream.next_sequences(1).unwrap();
@@ -214,5 +215,5 @@ fn a_missing_ledger_is_refused_where_a_checkpoint_vouches_for_one() {
     let path = folder.path().join("ledger.jsonl");
     let (head, _) = whole(&path, &source, &settings(), 2);
     std::fs::remove_file(&path).unwrap();
-    assert!(matches!(Ledger::open(&path, &head), Err(DataError::Io { .. })));
+    assert!(matches!(Ledger::open(&path, &head, &CancelToken::new()), Err(DataError::Io { .. })));
 }

@@ -7,7 +7,7 @@ mod material;
 use std::collections::BTreeSet;
 
 use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay};
-use dataset::{Batch, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream};
+use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream};
 use material::{
     Sequence, documents, folder_source, held_out_texts, jsonl, mixed, parquet, rows, settings, split_texts, tokenizer,
     write,
@@ -165,7 +165,7 @@ fn the_ledger_proves_each_component_s_epochs_and_shares_and_makes_every_step_aga
     let (folders, sources) = sources();
     let mixture = mixture(&sources, &[0.6, 0.3, 0.1]);
     let path = folders[0].path().join("ledger");
-    let mut ledger = Ledger::open(&path, &LedgerHead::empty()).unwrap();
+    let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
     let batches = train(&mixture, &endless(), &mut ledger, 60, 7);
     let head = ledger.sync().unwrap();
     let found = audit(&path, &head, &mixture, &endless(), false).unwrap();
@@ -181,8 +181,8 @@ fn the_ledger_proves_each_component_s_epochs_and_shares_and_makes_every_step_aga
         assert_eq!(&replay(&path, &head, step, &mixture, &endless(), &tokenizer()).unwrap(), batch, "step {step}");
     }
     let other = path.with_extension("other");
-    let mut unfair = Ledger::open(&other, &LedgerHead::empty()).unwrap();
-    for_each_record(&path, &head, |mut record| {
+    let mut unfair = Ledger::open(&other, &LedgerHead::empty(), &CancelToken::new()).unwrap();
+    for_each_record(&path, &head, &CancelToken::new(), |mut record| {
         if let LedgerRecord::Step(step) = &mut record {
             step.taken.truncate(1);
         }

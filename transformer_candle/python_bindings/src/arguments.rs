@@ -9,8 +9,8 @@ use training::TrainerError as RustTrainerError;
 
 use crate::errors::{TrainerError, raised};
 
-/// An integer that one of Rust's types holds. Others raise a `ValueError` that says what is possible, as PyO3's own
-/// `OverflowError` does not.
+/// An integer that one of Rust's types holds. Others raise a `ValueError` that says what is possible, as the `OverflowError` of
+/// `PyO3` does not.
 #[derive(Clone, Copy)]
 pub struct Integer<T>(pub T);
 
@@ -57,20 +57,42 @@ where
     argument.extract::<Integer<T>>().map(|integer| integer.0)
 }
 
-/// Works without the GIL. A panic, which is a bug, becomes a `TrainerError` too.
-pub fn detached<T, E>(py: Python<'_>, work: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
-where
-    T: Send,
-    E: Into<RustTrainerError> + Send,
-{
-    match py.detach(|| catch_unwind(AssertUnwindSafe(work))) {
-        Ok(done) => done.map_err(raised),
+/// Works; a panic, which is a bug, becomes an error too.
+pub fn caught<T, E: Into<RustTrainerError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done.map_err(|error| Failure::Error(Box::new(error.into()))),
         Err(panic) => {
             let reason = panic.downcast_ref::<String>().map(String::as_str);
             let reason = reason.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-            Err(TrainerError::new_err(format!(
-                "internal error: {reason}. This is a bug in transformer_candle; please report it"
-            )))
+            Err(Failure::Panic(reason.to_owned()))
         }
     }
+}
+
+/// Why a call ends without a value.
+pub enum Failure {
+    /// As the trainer says.
+    Error(Box<RustTrainerError>),
+    /// A bug, with its message.
+    Panic(String),
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Error(error) => raised(*error),
+            Failure::Panic(reason) => TrainerError::new_err(format!(
+                "internal error: {reason}. This is a bug in transformer_candle; please report it"
+            )),
+        }
+    }
+}
+
+/// Works without the GIL.
+pub fn detached<T, E>(py: Python<'_>, work: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
+where
+    T: Send,
+    E: Into<RustTrainerError>,
+{
+    Ok(py.detach(|| caught(work))?)
 }

@@ -88,6 +88,12 @@ pub fn parse_config<'py>(
     json::to_python(py, &config)
 }
 
+/// Return the size of the vocabulary of a `tokenizer.json`: one more than the highest token id.
+#[pyfunction]
+pub fn vocab_size(tokenizer_json: PathBuf) -> PyResult<usize> {
+    run_config::vocab_size(&tokenizer_json).map_err(raised)
+}
+
 /// Return a config's values as YAML with every key and what it means.
 #[pyfunction]
 pub fn config_to_yaml(config: &Bound<'_, PyAny>) -> PyResult<String> {

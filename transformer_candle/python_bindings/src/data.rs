@@ -7,8 +7,9 @@ use dataset::hub::HubSettings;
 use pyo3::prelude::*;
 use run_config::{DataConfig, StreamingConfig};
 
-use crate::arguments::{Integer, detached};
+use crate::arguments::Integer;
 use crate::errors::raised;
+use crate::signals::Signals;
 
 /// A data set whose files are known.
 #[pyclass(frozen, module = "orchestrator._native")]
@@ -27,7 +28,9 @@ impl DataSource {
 impl DataSource {
     /// Find a data set of the Hugging Face Hub, or `demo` in the cache folder, and pin its commit.
     #[staticmethod]
-    #[pyo3(signature = (dataset, split = "train", config = None, revision = None, text_column = "text"))]
+    #[pyo3(signature = (
+        dataset, split = "train", config = None, revision = None, text_column = "text", on_wait = None
+    ))]
     fn streaming(
         py: Python<'_>,
         dataset: &str,
@@ -35,18 +38,24 @@ impl DataSource {
         config: Option<String>,
         revision: Option<String>,
         text_column: &str,
+        on_wait: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let text_column = text_column.to_owned();
         let streaming = StreamingConfig { config, revision, text_column, ..StreamingConfig::of(dataset, split) };
         let hub = HubSettings::from_environment().of_run(&DataConfig::default());
-        detached(py, || dataset::DataSource::streaming(&streaming, hub)).map(Self::of)
+        let waits = hub.waits.clone();
+        let signals = Signals::telling(on_wait, move || waits.longest());
+        let cancel = signals.cancel_token();
+        signals.run(py, || dataset::DataSource::streaming(&streaming, hub, &cancel)).map(Self::of)
     }
 
     /// Find local files: paths, folders and globs, relative to the current folder.
     #[staticmethod]
     #[pyo3(signature = (patterns, text_column = "text"))]
     fn local(py: Python<'_>, patterns: Vec<String>, text_column: &str) -> PyResult<Self> {
-        detached(py, || dataset::DataSource::local(&patterns, Path::new(""), text_column)).map(Self::of)
+        let signals = Signals::default();
+        let cancel = signals.cancel_token();
+        signals.run(py, || dataset::DataSource::local(&patterns, Path::new(""), text_column, &cancel)).map(Self::of)
     }
 
     /// Mix sources with their weights, which are their shares of the text.
@@ -94,9 +103,19 @@ impl DataSource {
 
     /// Iterate over the documents in listing order, at most `max_samples`; those of a mixture in the proportions of its
     /// weights, each source from its beginning again until all have been read.
-    #[pyo3(signature = (max_samples = None))]
-    fn documents(&self, max_samples: Option<Integer<u64>>) -> Documents {
-        Documents(Mutex::new(dataset::Documents::open(&self.mixture, max_samples.map(|most| most.0))))
+    #[pyo3(signature = (max_samples = None, on_wait = None))]
+    fn documents(&self, max_samples: Option<Integer<u64>>, on_wait: Option<Py<PyAny>>) -> Documents {
+        let waiting = self.mixture.clone();
+        let signals = Signals::telling(on_wait, move || waiting.waiting());
+        let mixture = self.mixture.cancelled_by(&signals.cancel_token());
+        let documents = dataset::Documents::open(mixture, max_samples.map(|most| most.0));
+        Documents { documents: Mutex::new(documents), signals }
+    }
+
+    /// What was left out of the listing and why, one sentence each.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.mixture.notes()
     }
 
     fn __repr__(&self) -> String {
@@ -109,7 +128,10 @@ impl DataSource {
 
 /// Documents in listing order.
 #[pyclass(module = "orchestrator._native")]
-pub struct Documents(Mutex<dataset::Documents>);
+pub struct Documents {
+    documents: Mutex<dataset::Documents>,
+    signals: Signals,
+}
 
 #[pymethods]
 impl Documents {
@@ -118,9 +140,8 @@ impl Documents {
     }
 
     fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<String>> {
-        py.check_signals()?;
-        let documents = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        detached(py, || documents.next().transpose())
+        let documents = self.documents.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.signals.run(py, || documents.next().transpose())
     }
 }
 

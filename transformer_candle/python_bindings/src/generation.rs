@@ -1,18 +1,18 @@
 //! Asking a trained model: text that goes on, and logits.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use numpy::PyArray2;
 use pyo3::prelude::*;
 use training::commands::ModelSource;
 use training::commands::generate::{self as command, GenerateOptions, Prompt};
+use training::stop::StopSignal;
 use training::trained_model::TrainedModel;
 
-use crate::arguments::{Integer, detached, integer};
-use crate::errors::raised;
+use crate::arguments::{Integer, integer};
 use crate::json;
 use crate::machine::device_of;
+use crate::signals::interruptible;
 
 /// A continued text.
 #[pyclass(frozen, module = "orchestrator._native")]
@@ -91,14 +91,8 @@ pub fn generate(
         device: device_of(device)?,
         json: false,
     };
-    let mut interrupted = None;
-    let written = detached(py, || {
-        command::run(&options, |_| {
-            interrupted = Python::attach(|py| py.check_signals().err());
-            if interrupted.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })
-    });
-    interrupted.map_or_else(|| written.map(Completion), Err)
+    let stop = StopSignal::new();
+    interruptible(py, &stop, || command::run(&options, &stop)).map(Completion)
 }
 
 /// Return the logits behind each token, `[tokens, vocabulary]` in f32.
@@ -111,13 +105,17 @@ pub fn logits<'py>(
     device: &str,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let device = device_of(device)?;
+    let stop = StopSignal::new();
     let tokens: Vec<u32> = tokens.into_iter().map(|token| token.0).collect();
-    let rows = detached(py, || TrainedModel::open(Path::new(&checkpoint), device)?.logits(&tokens))?;
+    let rows = interruptible(py, &stop, || {
+        TrainedModel::open(Path::new(&checkpoint), device, &stop.cancel_token())?.logits(&tokens, &stop)
+    })?;
     Ok(PyArray2::from_vec2(py, &rows)?)
 }
 
 /// Return the newest sound checkpoint of an experiment.
 #[pyfunction]
-pub fn newest_checkpoint(experiment: String) -> PyResult<PathBuf> {
-    ModelSource { checkpoint: None, experiment: Some(experiment) }.directory().map_err(raised)
+pub fn newest_checkpoint(py: Python<'_>, experiment: String) -> PyResult<PathBuf> {
+    let (model, stop) = (ModelSource { checkpoint: None, experiment: Some(experiment) }, StopSignal::new());
+    interruptible(py, &stop, || model.directory(&stop.cancel_token()))
 }

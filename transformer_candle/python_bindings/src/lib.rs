@@ -1,6 +1,6 @@
 //! The trainer as the Python extension `orchestrator._native`: arguments in, values and exceptions out, no logic of its own.
 //!
-//! Long work runs without the GIL; Ctrl-C reaches it between steps.
+//! Long work runs without the GIL and ends when a signal handler raises something.
 
 // PyO3 hands arguments over by value.
 #![allow(clippy::needless_pass_by_value)]
@@ -15,6 +15,7 @@ mod lock;
 mod machine;
 mod of_process;
 mod plan;
+mod signals;
 mod stream;
 mod train;
 mod trainer;
@@ -42,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(config::json_schema, module)?)?;
     module.add_function(wrap_pyfunction!(config::parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(config::presets, module)?)?;
+    module.add_function(wrap_pyfunction!(config::vocab_size, module)?)?;
     module.add_function(wrap_pyfunction!(data::cache_root, module)?)?;
     module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
     module.add_function(wrap_pyfunction!(generation::logits, module)?)?;

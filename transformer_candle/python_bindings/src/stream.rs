@@ -3,14 +3,15 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use dataset::hub::HubSettings;
 use dataset::{Cursor, Mixture, StreamSettings, Tokenizer};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
-use crate::arguments::detached;
 use crate::config::RunConfig;
 use crate::json;
 use crate::of_process::OfProcess;
+use crate::signals::Signals;
 
 type Pair<'py> = (Bound<'py, PyAny>, Bound<'py, PyArray2<i32>>);
 
@@ -19,6 +20,7 @@ type Pair<'py> = (Bound<'py, PyAny>, Bound<'py, PyArray2<i32>>);
 pub struct TokenStream {
     stream: Mutex<OfProcess<dataset::TokenStream>>,
     sequences: usize,
+    signals: Signals,
 }
 
 #[pymethods]
@@ -28,13 +30,16 @@ impl TokenStream {
     fn new(py: Python<'_>, config: &RunConfig, state: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let run = &config.0;
         let cursor: Option<Cursor> = state.map(json::from_python).transpose()?;
-        let opened = detached(py, || {
+        let signals = Signals::default();
+        let cancel = signals.cancel_token();
+        let opened = signals.run(py, || {
             let tokenizer = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
             let tokenizer = Tokenizer::load(tokenizer, &run.special_tokens)?;
-            dataset::TokenStream::open(Mixture::from_run(run)?, &StreamSettings::from_run(run), &tokenizer, cursor)
+            let mixture = Mixture::from_run(run, &HubSettings::from_environment(), &cancel)?;
+            dataset::TokenStream::open(mixture, &StreamSettings::from_run(run), &tokenizer, cursor)
         });
         let stream = Mutex::new(OfProcess::new(opened?));
-        Ok(Self { stream, sequences: run.config.data.sequences_per_step })
+        Ok(Self { stream, sequences: run.config.data.sequences_per_step, signals })
     }
 
     fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -42,10 +47,10 @@ impl TokenStream {
     }
 
     fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Pair<'py>>> {
-        py.check_signals()?;
-        let Self { stream, sequences } = self;
+        let Self { stream, sequences, signals } = self;
         let stream = stream.get_mut().unwrap_or_else(PoisonError::into_inner).usable("TokenStream")?;
-        let batch = detached(py, || stream.next_sequences(*sequences))?;
+        let cancel = signals.cancel_token();
+        let batch = signals.run(py, || stream.next_sequences_unless(*sequences, &|| cancel.is_cancelled()))?;
         if batch.is_empty() {
             return Ok(None);
         }

@@ -1,26 +1,23 @@
 //! The commands that work on a run as a whole: the same functions that the program calls.
 
 use std::path::PathBuf;
-use std::thread;
-use std::time::Duration;
 
-use pyo3::exceptions::PyKeyboardInterrupt;
+use dataset::hub::HubSettings;
 use pyo3::prelude::*;
+use training::TrainerError;
 use training::commands::ModelSource;
 use training::commands::evaluate::{self, EvaluateOptions};
 use training::commands::train::{self, TrainOptions};
 use training::progress::ProgressMode;
-use training::stop::{Signal, StopSignal};
+use training::stop::StopSignal;
 use training::trainer::ResumeFrom;
-use training::{Result, TrainerError};
 
-use crate::arguments::{Integer, detached};
+use crate::arguments::{Failure, Integer};
+use crate::errors::raised;
 use crate::lock::RunLock;
 use crate::machine::device_of;
+use crate::signals::{interruptible, listening};
 use crate::trainer::EvaluationReport;
-
-/// How often the waiting thread looks for Ctrl-C.
-const LISTENING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Train as a config says until its end, and return the exit code: 0, or 130 and 143 after a stop by Ctrl-C and SIGTERM.
 #[pyfunction(name = "train")]
@@ -46,8 +43,14 @@ pub fn train_run(
     };
     let stop = StopSignal::new();
     let lock = lock.and_then(RunLock::shared);
-    let outcome = listening(py, &stop, || train::run(&options, lock, ProgressMode::Auto, &stop));
-    Ok(outcome?.exit_code())
+    // A stop is no exception here: the code tells it.
+    let (outcome, _) = listening(py, &stop, || train::run(&options, lock, ProgressMode::Auto, &stop));
+    match (outcome, stop.requested()) {
+        (Err(Failure::Error(error)), Some(signal)) if error.is_interruption() => {
+            Err(raised(TrainerError::Interrupted(signal)))
+        }
+        (outcome, _) => Ok(outcome?.exit_code()),
+    }
 }
 
 /// Measure a model's loss on its run's held-out text, or on files of one's own.
@@ -73,28 +76,6 @@ pub fn evaluate_model(
         json: false,
     };
     let stop = StopSignal::new();
-    listening(py, &stop, || evaluate::run(&options, &stop)).map(EvaluationReport::from)
-}
-
-/// Works on a thread of its own while this one, where Python delivers signals, hands them on to the stop flag.
-fn listening<T: Send>(py: Python<'_>, stop: &StopSignal, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    detached(py, || {
-        thread::scope(|scope| {
-            let worker = thread::Builder::new().spawn_scoped(scope, work).map_err(|error| {
-                TrainerError::Request(format!(
-                    "the system does not start a thread to work on: {error}. Raise the limit of processes (ulimit -u)"
-                ))
-            })?;
-            while !worker.is_finished() {
-                thread::sleep(LISTENING_INTERVAL);
-                Python::attach(|py| {
-                    if let Err(raised) = py.check_signals() {
-                        let interrupted = raised.is_instance_of::<PyKeyboardInterrupt>(py);
-                        stop.request(if interrupted { Signal::Interrupt } else { Signal::Terminate });
-                    }
-                });
-            }
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    })
+    let hub = HubSettings::from_environment();
+    interruptible(py, &stop, || evaluate::run(&options, &hub, &stop)).map(EvaluationReport::from)
 }

@@ -4,17 +4,22 @@ use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use dataset::hub::HubSettings;
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
+use run_config::ResolvedRun;
 use training::SamplingSettings;
-use training::trainer::ResumeFrom;
+use training::run::RunOptions;
+use training::stop::StopSignal;
+use training::trainer::{ResumeFrom, Step};
 
-use crate::arguments::{self, integer};
+use crate::arguments::{detached, integer};
 use crate::config::RunConfig;
 use crate::generation::Completion;
 use crate::json;
 use crate::of_process::OfProcess;
 use crate::plan::MemoryPlan;
+use crate::signals::interruptible;
 
 /// The config in a run's folder.
 const TRAINING_CONFIG: &str = "training.yaml";
@@ -152,11 +157,23 @@ impl EvaluationReport {
 
 /// A model in training. Iterating takes one optimizer step a turn.
 #[pyclass(module = "orchestrator._native")]
-pub struct Trainer(Mutex<OfProcess<training::trainer::Trainer>>);
+pub struct Trainer {
+    trainer: Mutex<OfProcess<training::trainer::Trainer>>,
+    /// Raised while a signal ends a call.
+    stop: StopSignal,
+}
 
 impl Trainer {
-    fn of(trainer: training::trainer::Trainer) -> Self {
-        Self(Mutex::new(OfProcess::new(trainer)))
+    /// Makes a trainer unless a signal comes meanwhile.
+    fn start(
+        py: Python<'_>,
+        run: impl FnOnce() -> training::Result<ResolvedRun> + Send,
+        options: &RunOptions,
+    ) -> PyResult<Self> {
+        let (hub, stop) = (HubSettings::from_environment(), StopSignal::new());
+        let make = || training::trainer::Trainer::start(run()?, options, &hub, &stop);
+        let trainer = interruptible(py, &stop, make)?;
+        Ok(Self { trainer: Mutex::new(OfProcess::new(trainer)), stop })
     }
 
     fn inner(&mut self) -> &mut training::trainer::Trainer {
@@ -164,7 +181,20 @@ impl Trainer {
     }
 
     fn owned(&mut self) -> &mut OfProcess<training::trainer::Trainer> {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.trainer.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Works without the GIL until a signal comes, and warns of what has happened meanwhile.
+    fn interruptible<T: Send>(
+        &mut self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut training::trainer::Trainer, &StopSignal) -> training::Result<T> + Send,
+    ) -> PyResult<T> {
+        let stop = self.stop.clone();
+        let trainer = self.owned().usable("Trainer")?;
+        let done = interruptible(py, &stop, || work(trainer, &stop));
+        warn_of_news(py, trainer)?;
+        done
     }
 
     /// Works without the GIL, and warns of what has happened meanwhile.
@@ -175,13 +205,19 @@ impl Trainer {
     ) -> PyResult<T> {
         py.check_signals()?;
         let trainer = self.owned().usable("Trainer")?;
-        let done = arguments::detached(py, || work(trainer));
-        for news in trainer.take_news() {
-            // A path's NUL byte could not have got here.
-            PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &CString::new(news).unwrap_or_default(), 1)?;
-        }
+        let done = detached(py, || work(trainer));
+        warn_of_news(py, trainer)?;
         done
     }
+}
+
+/// Warns of what has happened to a run, such as a disk that is full.
+fn warn_of_news(py: Python<'_>, trainer: &mut training::trainer::Trainer) -> PyResult<()> {
+    for news in trainer.take_news() {
+        // A path's NUL byte could not have got here.
+        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &CString::new(news).unwrap_or_default(), 1)?;
+    }
+    Ok(())
 }
 
 #[pymethods]
@@ -190,7 +226,7 @@ impl Trainer {
     #[new]
     fn new(py: Python<'_>, config: &RunConfig) -> PyResult<Self> {
         let run = config.0.clone();
-        arguments::detached(py, || training::trainer::Trainer::new(run)).map(Self::of)
+        Self::start(py, || Ok(run), &RunOptions::default())
     }
 
     /// Go on with a run: its folder, or its config file.
@@ -205,11 +241,9 @@ impl Trainer {
     ) -> PyResult<Self> {
         let config = if run.is_dir() { run.join(TRAINING_CONFIG) } else { run };
         let from = checkpoint.map_or(ResumeFrom::Latest, ResumeFrom::Directory);
-        let resume = || {
-            let run = training::commands::train::load(&config, &overrides, Some(&from))?;
-            training::trainer::Trainer::resume(run, &from, rebatch)
-        };
-        arguments::detached(py, resume).map(Self::of)
+        let load = || training::commands::train::load(&config, &overrides, Some(&from));
+        let options = RunOptions { resume: Some(from.clone()), rebatch, ..RunOptions::default() };
+        Self::start(py, load, &options)
     }
 
     fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -217,8 +251,12 @@ impl Trainer {
     }
 
     fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<StepReport>> {
-        let report = self.detached(py, training::trainer::Trainer::step)?;
-        Ok(report.map(StepReport))
+        self.interruptible(py, |trainer, stop| {
+            Ok(match trainer.step_unless(stop, &|_| ())? {
+                Step::Done(report) => Some(StepReport(report)),
+                Step::Finished | Step::Abandoned => None,
+            })
+        })
     }
 
     /// Optimizer steps taken since the run began.
@@ -240,7 +278,7 @@ impl Trainer {
 
     /// Measure the loss on the held-out text; None where there is none.
     fn evaluate(&mut self, py: Python<'_>) -> PyResult<Option<EvaluationReport>> {
-        let report = self.detached(py, training::trainer::Trainer::evaluate)?;
+        let report = self.interruptible(py, training::trainer::Trainer::evaluate_unless)?;
         Ok(report.map(EvaluationReport))
     }
 
@@ -262,6 +300,9 @@ impl Trainer {
         #[pyo3(from_py_with = integer)] seed: u64,
     ) -> PyResult<Completion> {
         let settings = SamplingSettings { temperature, top_k, top_p, seed };
-        self.detached(py, |trainer| trainer.generate(prompt, max_tokens, &settings)).map(Completion::from)
+        let write = |trainer: &mut training::trainer::Trainer, stop: &StopSignal| {
+            trainer.generate_unless(prompt, max_tokens, &settings, stop)
+        };
+        self.interruptible(py, write).map(Completion::from)
     }
 }

@@ -2,11 +2,14 @@
 
 use std::path::PathBuf;
 
+use dataset::hub::HubSettings;
 use pyo3::prelude::*;
 use training::commands::validate_data::{self as command, ValidateDataOptions};
+use training::stop::StopSignal;
 
-use crate::arguments::{Integer, detached};
+use crate::arguments::Integer;
 use crate::json;
+use crate::signals::interruptible;
 
 /// What was proven about a run's data; prints as `validate-data` does.
 #[pyclass(frozen, module = "orchestrator._native")]
@@ -39,5 +42,6 @@ impl DataReport {
 #[pyo3(signature = (run, replay = Vec::new()))]
 pub fn validate_data(py: Python<'_>, run: PathBuf, replay: Vec<Integer<u64>>) -> PyResult<DataReport> {
     let options = ValidateDataOptions { run, replay: replay.into_iter().map(|step| step.0).collect(), json: false };
-    detached(py, || command::run(&options)).map(DataReport)
+    let (hub, stop) = (HubSettings::from_environment(), StopSignal::new());
+    interruptible(py, &stop, || command::run(&options, &hub, &stop)).map(DataReport)
 }

@@ -5,7 +5,6 @@
 //! `-.inf`, which no number key accepts.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
@@ -15,6 +14,7 @@ use serde_saphyr::options::{DuplicateKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Error as YamlError, UserMessageFormatter};
 
 use crate::error::Problem;
+use crate::regular_file;
 
 /// The format of a config file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub(crate) fn read_text(path: &Path, largest: u64) -> Result<String, Problem> {
         _ => Problem::of_file(format!("cannot be read: {error}")),
     };
     let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(largest + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
+    regular_file::open(path).and_then(|file| file.take(largest + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
     if bytes.len() as u64 > largest {
         return Err(Problem::of_file(format!("is larger than the {} MiB that such a file may have", largest >> 20)));
     }
@@ -67,7 +67,7 @@ pub(crate) fn read_text(path: &Path, largest: u64) -> Result<String, Problem> {
         let valid = error.utf8_error().valid_up_to();
         Problem::of_file(format!("is not UTF-8 text: byte {valid} is not valid")).suggest("save it as UTF-8")
     })?;
-    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+    Ok(regular_file::without_byte_order_mark(text))
 }
 
 /// Parses a document. What is not a mapping, a list, a text, a number, a truth value or null has no

@@ -18,6 +18,7 @@ mod model;
 mod optimizer;
 mod overrides;
 mod presets;
+pub mod regular_file;
 mod resolve;
 mod rules;
 mod run_folder;
@@ -53,6 +54,7 @@ pub use scheduler::{ScheduleStrategy, SchedulerConfig};
 pub use streaming_config::{StreamingConfig, check_experiment_name};
 pub use time_span::TimeSpan;
 pub use tokenizer::{SpecialTokens, TokenizerConfig};
+pub use tokenizer_file::vocab_size;
 
 /// Everything that describes a training run. `RunConfig::default()` is a small valid model for a
 /// CPU.

@@ -51,8 +51,7 @@ pub(crate) fn resolve(run: &mut ResolvedRun, surroundings: &Surroundings, reject
         let loaded = Vocabulary::load(path);
         loaded
             .map_err(|problem| {
-                problems
-                    .push(Problem::new("tokenizer.tokenizer_json", format!("{} {}", path.display(), problem.message)));
+                problems.push(Problem::new("tokenizer.tokenizer_json", format!("{} {problem}", path.display())));
             })
             .ok()
     });

@@ -6,11 +6,14 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::error::Problem;
+use crate::error::{ConfigError, Problem};
 use crate::format;
 
 /// Most bytes of a `tokenizer.json`; the largest in use have some 30 MB.
 const LARGEST_TOKENIZER: u64 = 256 << 20;
+
+/// Ids that may stand for no token: each costs a row of the embeddings, and a mistaken id would cost billions.
+const MOST_UNUSED_IDS: usize = 1 << 20;
 
 /// The vocabulary of a `tokenizer.json`.
 #[derive(Debug)]
@@ -43,6 +46,12 @@ struct AddedToken {
     special: bool,
 }
 
+/// The size of the vocabulary of a `tokenizer.json`: one more than the highest token id.
+pub fn vocab_size(tokenizer_json: &Path) -> Result<usize, ConfigError> {
+    let vocabulary = Vocabulary::load(tokenizer_json).map_err(|problem| ConfigError::one(tokenizer_json, problem))?;
+    Ok(vocabulary.size)
+}
+
 impl Vocabulary {
     /// Reads the vocabulary of a `tokenizer.json`.
     pub(crate) fn load(path: &Path) -> Result<Self, Problem> {
@@ -67,6 +76,10 @@ impl Vocabulary {
             .ok()
             .and_then(|last| last.checked_add(1))
             .ok_or_else(|| not_one(format!("a token has the id {last}")))?;
+        if size.saturating_sub(ids.len()) > MOST_UNUSED_IDS {
+            let message = format!("has {} tokens with ids up to {last}", ids.len());
+            return Err(Problem::of_file(message).suggest("number them without such a gap"));
+        }
         let special = added.into_iter().filter(|token| token.special).map(|token| token.content).collect();
         Ok(Self { size, ids, special })
     }

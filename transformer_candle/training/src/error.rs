@@ -189,6 +189,14 @@ impl TrainerError {
         code as u8
     }
 
+    /// Whether this is no failure but the answer to whoever asked to stop.
+    pub fn is_interruption(&self) -> bool {
+        matches!(
+            self,
+            Self::Interrupted(_) | Self::Data(DataError::Interrupted) | Self::Checkpoint(CheckpointError::Interrupted)
+        )
+    }
+
     /// For `map_err` on file operations: `File::open(path).map_err(TrainerError::io("open", path))`.
     pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();

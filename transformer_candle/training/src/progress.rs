@@ -51,8 +51,12 @@ pub struct Progress {
     /// Steps shown so far.
     steps_seen: u64,
     /// The wait for data that plain lines tell of.
-    wait: Mutex<Option<ToldWait>>,
+    waits: WaitNews,
 }
+
+/// What is worth a line of a wait for data: that it lasts, when its reason changes, and once a minute.
+#[derive(Debug, Default)]
+pub struct WaitNews(Mutex<Option<ToldWait>>);
 
 /// A wait for data as far as it was told.
 #[derive(Debug)]
@@ -83,7 +87,7 @@ impl Progress {
             log_every: log_every.max(1),
             smoothed_step_seconds: None,
             steps_seen: 0,
-            wait: Mutex::default(),
+            waits: WaitNews::default(),
         }
     }
 
@@ -112,8 +116,8 @@ impl Progress {
     pub fn waiting(&self, waiting: &Waiting) {
         match &self.sink {
             Sink::Live(bar) => bar.set_message(escaped(&waiting.to_string()).into_owned()),
-            Sink::Plain if self.is_news(waiting) => print_line(&waiting.to_string()),
-            Sink::Plain | Sink::Silent => {}
+            Sink::Plain => self.waits.line(Some(waiting)).iter().for_each(|line| print_line(line)),
+            Sink::Silent => {}
         }
     }
 
@@ -134,25 +138,9 @@ impl Progress {
         })
     }
 
-    /// Whether a plain line is due; counts it as told.
-    fn is_news(&self, waiting: &Waiting) -> bool {
-        let mut wait = self.wait.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = |told: &ToldWait| told.reason == waiting.reason && told.told.elapsed() < BETWEEN_LINES;
-        if waiting.since.elapsed() < WORTH_A_LINE || wait.as_ref().is_some_and(known) {
-            return false;
-        }
-        let told = Instant::now();
-        let began = wait.as_ref().map_or(told, |told| told.began);
-        *wait = Some(ToldWait { began, reason: waiting.reason.clone(), told });
-        true
-    }
-
     /// Ends a wait that was told of.
     fn waited(&self) {
-        let told = self.wait.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(told) = told {
-            self.say(&format!("data again after {}", duration(told.began.elapsed())));
-        }
+        self.waits.line(None).iter().for_each(|line| self.say(line));
     }
 
     /// Shows an evaluation.
@@ -206,6 +194,24 @@ impl Progress {
             parts.push(format!("ETA {}", duration(Duration::from_secs_f64(left))));
         }
         parts.join("  ")
+    }
+}
+
+impl WaitNews {
+    /// The line that is due, if one is, about what is waited for at the moment; it counts as told.
+    pub fn line(&self, waiting: Option<&Waiting>) -> Option<String> {
+        let mut wait = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(waiting) = waiting else {
+            return wait.take().map(|told| format!("data again after {}", duration(told.began.elapsed())));
+        };
+        let known = |told: &ToldWait| told.reason == waiting.reason && told.told.elapsed() < BETWEEN_LINES;
+        if waiting.since.elapsed() < WORTH_A_LINE || wait.as_ref().is_some_and(known) {
+            return None;
+        }
+        let told = Instant::now();
+        let began = wait.as_ref().map_or(told, |told| told.began);
+        *wait = Some(ToldWait { began, reason: waiting.reason.clone(), told });
+        Some(waiting.to_string())
     }
 }
 
@@ -294,7 +300,8 @@ mod tests {
 
     #[test]
     fn a_wait_is_told_when_it_lasts_once_a_minute_and_when_its_reason_changes() {
-        let progress = Progress::new(ProgressMode::Silent, 0, None, 10);
+        let news = WaitNews::default();
+        let is_news = |waiting: &Waiting| news.line(Some(waiting)).is_some();
         let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
         let waiting = |since, reason: &str| Waiting {
             url: "http://hub/x".to_owned(),
@@ -302,14 +309,15 @@ mod tests {
             since: ago(since),
             next_attempt: Instant::now(),
         };
-        assert!(!progress.is_news(&waiting(0, "reset")), "it may pass in a moment");
-        assert!(progress.is_news(&waiting(2, "reset")));
-        assert!(!progress.is_news(&waiting(3, "reset")));
-        assert!(progress.is_news(&waiting(3, "it answered 503")));
-        progress.wait.lock().unwrap().as_mut().unwrap().told = ago(61);
-        assert!(progress.is_news(&waiting(70, "it answered 503")));
-        progress.waited();
-        assert!(progress.is_news(&waiting(2, "it answered 503")), "another wait");
+        assert!(!is_news(&waiting(0, "reset")), "it may pass in a moment");
+        assert!(is_news(&waiting(2, "reset")));
+        assert!(!is_news(&waiting(3, "reset")));
+        assert!(is_news(&waiting(3, "it answered 503")));
+        news.0.lock().unwrap().as_mut().unwrap().told = ago(61);
+        assert!(is_news(&waiting(70, "it answered 503")));
+        assert_eq!(news.line(None).unwrap(), "data again after 0s");
+        assert_eq!(news.line(None), None);
+        assert!(is_news(&waiting(2, "it answered 503")), "another wait");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use dataset::hub::HubSettings;
 use run_config::{Device, ResolvedRun};
 
 use crate::{
@@ -61,7 +62,9 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
         let message = "--rebatch changes how a resumed run computes its steps: give it with --resume";
         return Err(TrainerError::Request(message.into()));
     }
-    let trainer = Trainer::start(run, options)?;
+    let trainer = start(run, options, stop)?;
+    // From here on a signal is answered with a checkpoint.
+    stop.answered_by_saving();
     let mut session = Session::new(trainer, options.max_steps, options.progress);
     session.announce();
     let ended = session.train(stop);
@@ -69,6 +72,14 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     session.note_skipped_rows();
     session.progress.finish();
     ended
+}
+
+/// Makes the trainer, and says meanwhile what that waits for.
+fn start(run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<Trainer> {
+    let mode = if options.progress == ProgressMode::Silent { ProgressMode::Silent } else { ProgressMode::Plain };
+    let hub = HubSettings::from_environment();
+    let make = || Trainer::start(run, options, &hub, stop);
+    Progress::new(mode, 0, None, 1).watching(|| hub.waits.longest(), make)
 }
 
 /// A trainer and what is due between its steps.

@@ -9,11 +9,14 @@ use std::{
     },
 };
 
+use dataset::CancelToken;
 use signal_hook::{
     SigId,
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag, low_level,
 };
+
+use crate::error::{Result, TrainerError};
 
 /// A signal that asks a run to save and end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +61,8 @@ impl fmt::Display for Signal {
 pub struct StopSignal {
     /// Number of the signal seen, 0 for none.
     seen: Arc<AtomicUsize>,
+    /// Whoever runs answers by saving, which takes its time.
+    saves: Arc<AtomicBool>,
 }
 
 impl StopSignal {
@@ -69,6 +74,32 @@ impl StopSignal {
     /// Raises the flag, as the signal itself would.
     pub fn request(&self, signal: Signal) {
         self.seen.store(signal.number() as usize, Ordering::Relaxed);
+    }
+
+    /// Lowers the flag, so that what was interrupted can be taken up again.
+    pub fn clear(&self) {
+        self.seen.store(0, Ordering::Relaxed);
+    }
+
+    /// Fails with [`TrainerError::Interrupted`] once the flag is raised.
+    pub fn check(&self) -> Result<()> {
+        self.requested().map_or(Ok(()), |signal| Err(TrainerError::Interrupted(signal)))
+    }
+
+    /// What cancels reading once the flag is raised.
+    pub fn cancel_token(&self) -> CancelToken {
+        let flag = self.clone();
+        CancelToken::when(move || flag.requested().is_some())
+    }
+
+    /// Says that from here on there is something to save when the flag is raised.
+    pub fn answered_by_saving(&self) {
+        self.saves.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there is something to save.
+    pub fn is_answered_by_saving(&self) -> bool {
+        self.saves.load(Ordering::Relaxed)
     }
 
     /// The signal that raised the flag.

@@ -1,12 +1,12 @@
 //! A model and its tokenizer, read from a checkpoint and ready to be asked.
 
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use dataset::Tokenizer;
+use dataset::{CancelToken, Tokenizer};
 use kernels::{Buffer, Device};
 use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings, dtype_of};
+use run_config::regular_file;
 use serde_json::Value;
 
 use crate::Result;
@@ -15,6 +15,7 @@ use crate::completion::{Completion, complete, generator, refused};
 use crate::device::{self, Chosen};
 use crate::memory_plan::require_room;
 use crate::pool::{self, in_pool};
+use crate::stop::StopSignal;
 
 /// The token that ends a text where a tokenizer's files name none.
 const USUAL_END_OF_TEXT: &str = "<|endoftext|>";
@@ -34,8 +35,9 @@ pub struct TrainedModel {
 
 impl TrainedModel {
     /// Reads a model directory: a checkpoint, or any Llama model with its tokenizer in Hugging Face's format. Its weights go to the device
-    /// asked for; with `auto` to a card that takes the model and has room for it, else they stay on the CPU.
-    pub fn open(directory: &Path, asked: run_config::Device) -> Result<Self> {
+    /// asked for; with `auto` to a card that takes the model and has room for it, else they stay on the CPU. `cancel` ends
+    /// reading them.
+    pub fn open(directory: &Path, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
         pool::start()?;
         let StoredModel { shape, precision, end_of_text } = checkpoint::stored_model(directory)?;
         let tokenizer = load_tokenizer(directory)?;
@@ -52,7 +54,7 @@ impl TrainedModel {
         let weights_bytes = (elements * dtype.size_in_bytes()) as u64;
         require_room(weights_bytes, &device, || format!("the model in {}", directory.display()))?;
         let mut weights = Buffer::zeros(&[elements], dtype, &device)?;
-        checkpoint::load_weights(directory, &shape, &mut weights)?;
+        checkpoint::load_weights(directory, &shape, &mut weights, cancel)?;
         Ok(Self { shape, precision, weights, tokenizer, stop_token: end_of_text })
     }
 
@@ -78,10 +80,14 @@ impl TrainedModel {
         })
     }
 
-    /// The logits behind each of these tokens, one row of `vocab_size` a token.
-    pub fn logits(&self, tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
+    /// The logits behind each of these tokens, one row of `vocab_size` per token, unless the signal is raised meanwhile.
+    pub fn logits(&self, tokens: &[u32], stop: &StopSignal) -> Result<Vec<Vec<f32>>> {
         let mut generator = generator(&self.shape, self.weights.clone(), tokens.len())?;
-        in_pool(|| tokens.iter().map(|&token| generator.step(token).map_err(refused)).collect())
+        let mut row = |&token: &u32| {
+            stop.check()?;
+            generator.step(token).map_err(refused)
+        };
+        in_pool(|| tokens.iter().map(&mut row).collect())
     }
 }
 
@@ -92,7 +98,7 @@ pub(crate) fn load_tokenizer(directory: &Path) -> Result<Tokenizer> {
 
 /// The name of the token that ends a text, from `tokenizer_config.json`: a string, or an object with its content.
 fn end_of_text_of(directory: &Path) -> String {
-    let config = fs::read(directory.join("tokenizer_config.json")).ok();
+    let config = regular_file::read(&directory.join("tokenizer_config.json")).ok();
     let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());
     let token = config.as_ref().and_then(|config| config.get("eos_token"));
     let name = token.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));

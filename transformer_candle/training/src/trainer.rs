@@ -110,12 +110,12 @@ struct Position {
 }
 
 /// How an attempt at a step ended.
-pub(crate) enum Step {
+pub enum Step {
     /// The weights are updated.
     Done(StepReport),
     /// There is nothing left to do.
     Finished,
-    /// The stop signal came in the middle. The weights are those before the step; the trainer can save them and no more.
+    /// The stop signal came in the middle. The weights are those before the step, and its batch is that of the next.
     Abandoned,
 }
 
@@ -134,7 +134,7 @@ impl Trainer {
 
     /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data, `on_wait`
     /// hears again and again for what, if the Hub or the network fails.
-    pub(crate) fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&Waiting)) -> Result<Step> {
+    pub fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&Waiting)) -> Result<Step> {
         self.folder.check()?;
         if self.is_finished() {
             return Ok(Step::Finished);
@@ -146,9 +146,12 @@ impl Trainer {
             mixture.waiting().iter().for_each(on_wait);
             stop.requested().is_some()
         };
-        let batch = match self.data.stream.next_sequences_unless(wanted, &interrupted) {
-            Err(DataError::Interrupted) => return Ok(Step::Abandoned),
-            batch => batch?,
+        let batch = match self.data.taken.take() {
+            Some(batch) => batch,
+            None => match self.data.stream.next_sequences_unless(wanted, &interrupted) {
+                Err(DataError::Interrupted) => return Ok(Step::Abandoned),
+                batch => batch?,
+            },
         };
         if batch.is_empty() {
             self.position.data_ended = true;
@@ -157,6 +160,7 @@ impl Trainer {
         let step = self.position.step + 1;
         let learning_rate = self.schedule.at(step);
         let Some(Outcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)? else {
+            self.data.taken = Some(batch);
             return Ok(Step::Abandoned);
         };
         let cursor = self.data.stream.cursor();

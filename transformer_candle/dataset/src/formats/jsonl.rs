@@ -9,14 +9,17 @@ use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
 
-use super::{DocumentFile, MAX_DOCUMENT_BYTES, Row};
+use super::{BYTE_ORDER_MARK, DocumentFile, Field, MAX_DOCUMENT_BYTES, Row};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::skipped::SkipReason;
 
 /// A line may be this long: the text, escaped, and the other fields.
 const MAX_LINE_BYTES: u64 = 4 * MAX_DOCUMENT_BYTES as u64;
+/// Rows that are looked at to say which fields there are.
+const FIELD_ROWS: usize = 8;
 
 pub(crate) struct JsonlFile {
     source: Arc<dyn ByteSource>,
@@ -77,10 +80,40 @@ impl DocumentFile for JsonlFile {
         }
         Ok(None)
     }
+
+    fn fields(&mut self) -> Result<Vec<Field>, DataError> {
+        let mut start = RangeReader::new(Arc::clone(&self.source), 0, u64::MAX);
+        fields_of(&mut start).map_err(|error| self.decoder_error(error))
+    }
+}
+
+/// The fields of the first objects, in the order they come in.
+pub(super) fn fields_of(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
+    let mut fields: Vec<Field> = Vec::new();
+    for _ in 0..FIELD_ROWS {
+        let Some(line) = read_line(reader)? else { break };
+        let object = line.text().and_then(|line| serde_json::from_str::<serde_json::Map<String, Value>>(line).ok());
+        for (name, value) in object.into_iter().flatten() {
+            let other_than_text = match value {
+                Value::String(_) => None,
+                Value::Null => Some("null"),
+                Value::Bool(_) => Some("booleans"),
+                Value::Number(_) => Some("numbers"),
+                Value::Array(_) => Some("lists"),
+                Value::Object(_) => Some("objects"),
+            };
+            match fields.iter_mut().find(|field| field.name == name) {
+                Some(known) => known.other_than_text = known.other_than_text.and(other_than_text),
+                None => fields.push(Field { name, other_than_text }),
+            }
+        }
+    }
+    Ok(fields)
 }
 
 /// A `.json` file may hold JSON Lines; one array of everything could only be read whole.
 pub(super) fn refuse_array(file: &str, start: &[u8]) -> Result<(), DataError> {
+    let start = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(start);
     if start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
         let message = "it is one JSON array; write one JSON object a line (JSON Lines) instead".to_owned();
         return Err(DataError::Format { file: file.to_owned(), message });
@@ -110,19 +143,25 @@ pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
 }
 
 impl Line {
+    /// Without the byte order mark that the first line of a file may have, and of several joined files any other; none if
+    /// it is not UTF-8.
+    fn text(&self) -> Option<&str> {
+        str::from_utf8(self.bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.bytes)).ok()
+    }
+
     /// The row that the line is; none for a blank line.
     pub(super) fn row(self, text_column: &str) -> Option<Row> {
         if self.too_long {
             return Some(Row::Skipped(SkipReason::TooLong));
         }
-        let Ok(line) = str::from_utf8(&self.bytes) else {
+        let Some(line) = self.text() else {
             return Some(Row::Skipped(SkipReason::NotUtf8));
         };
         if line.trim().is_empty() {
             return None;
         }
         let mut deserializer = serde_json::Deserializer::from_str(line);
-        let text = Field { name: text_column }
+        let text = TextField { name: text_column }
             .deserialize(&mut deserializer)
             .and_then(|text| deserializer.end().map(|()| text));
         Some(match text {
@@ -134,11 +173,11 @@ impl Line {
 }
 
 /// Takes one field of a JSON object, a text or null, and passes over all others.
-struct Field<'a> {
+struct TextField<'a> {
     name: &'a str,
 }
 
-impl<'de> DeserializeSeed<'de> for Field<'_> {
+impl<'de> DeserializeSeed<'de> for TextField<'_> {
     type Value = Option<String>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -146,7 +185,7 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Field<'_> {
+impl<'de> Visitor<'de> for TextField<'_> {
     type Value = Option<String>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -231,6 +270,21 @@ mod tests {
             .collect();
         assert_eq!(skipped, [Null, Null, Empty, Malformed, Malformed, Malformed, Malformed, Malformed, NotUtf8]);
         assert_eq!(texts(&rows), ["good", "l\u{e4}st"]);
+    }
+
+    #[test]
+    fn a_byte_order_mark_costs_no_document() {
+        let text = "\u{feff}{\"text\": \"a\"}\n{\"text\": \"b\"}\n\u{feff}{\"text\": \"\u{feff}c\"}\n";
+        assert_eq!(texts(&all_rows(&mut open(text))), ["a", "b", "\u{feff}c"]);
+        assert!(JsonlFile::open(MemoryFile::new("\u{feff}[{}]", 100), "text").is_err());
+    }
+
+    #[test]
+    fn fields_of_the_first_rows_are_known_with_what_they_hold() {
+        let text = "{\"id\": 1, \"body\": null}\nnonsense\n{\"body\": \"x\", \"tags\": []}\n";
+        let fields = open(text).fields().unwrap();
+        let told: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.other_than_text)).collect();
+        assert_eq!(told, [("id", Some("numbers")), ("body", None), ("tags", Some("lists"))]);
     }
 
     #[test]

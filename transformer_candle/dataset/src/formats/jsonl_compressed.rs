@@ -3,13 +3,14 @@
 //! Such a file can only be read from its start, so its groups keep their order and going back to one reads the file
 //! again up to it. Uncompressed JSON Lines and Parquet have neither limit.
 
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
 
-use super::jsonl::{read_line, refuse_array};
-use super::{Compression, DocumentFile, Row};
+use super::jsonl::{fields_of, read_line, refuse_array};
+use super::{Compression, DocumentFile, Field, Row};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
+use crate::cancel::CancelToken;
 
 /// Rows of a group.
 const GROUP_ROWS: u64 = 256;
@@ -18,6 +19,7 @@ pub(crate) struct CompressedJsonlFile {
     source: Arc<dyn ByteSource>,
     compression: Compression,
     text_column: String,
+    cancel: CancelToken,
     reader: Box<dyn BufRead + Send>,
     /// Group and row before which the reader stands.
     group: u64,
@@ -29,10 +31,12 @@ impl CompressedJsonlFile {
         source: Arc<dyn ByteSource>,
         compression: Compression,
         text_column: &str,
+        cancel: &CancelToken,
     ) -> Result<Self, DataError> {
-        let mut reader = decompress(&source, compression)?;
+        let mut reader = decompress(&source, compression, cancel)?;
         refuse_array(source.name(), reader.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
-        Ok(Self { source, compression, text_column: text_column.to_owned(), reader, group: 0, row: 0 })
+        let (text_column, cancel) = (text_column.to_owned(), cancel.clone());
+        Ok(Self { source, compression, text_column, cancel, reader, group: 0, row: 0 })
     }
 
     /// The next row of the file, blank lines passed over; counts it.
@@ -68,7 +72,7 @@ impl DocumentFile for CompressedJsonlFile {
 
     fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
         if (group, row) < (self.group, self.row) {
-            self.reader = decompress(&self.source, self.compression)?;
+            self.reader = decompress(&self.source, self.compression, &self.cancel)?;
             (self.group, self.row) = (0, 0);
         }
         while (self.group, self.row) < (group, row) {
@@ -84,17 +88,45 @@ impl DocumentFile for CompressedJsonlFile {
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
         if self.row == GROUP_ROWS { Ok(None) } else { self.read_row() }
     }
+
+    fn fields(&mut self) -> Result<Vec<Field>, DataError> {
+        let mut start = decompress(&self.source, self.compression, &self.cancel)?;
+        fields_of(&mut start).map_err(|error| DataError::from_decoder(self.source.name(), error))
+    }
 }
 
-fn decompress(source: &Arc<dyn ByteSource>, compression: Compression) -> Result<Box<dyn BufRead + Send>, DataError> {
+fn decompress(
+    source: &Arc<dyn ByteSource>,
+    compression: Compression,
+    cancel: &CancelToken,
+) -> Result<Box<dyn BufRead + Send>, DataError> {
     let packed = RangeReader::new(Arc::clone(source), 0, u64::MAX);
+    let cancel = cancel.clone();
     Ok(match compression {
         Compression::None => Box::new(packed),
-        Compression::Gzip => Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(packed))),
-        Compression::Zstd => Box::new(BufReader::new(
-            zstd::Decoder::with_buffer(packed).map_err(|error| DataError::from_decoder(source.name(), error))?,
-        )),
+        Compression::Gzip => {
+            let content = flate2::bufread::MultiGzDecoder::new(packed);
+            Box::new(BufReader::new(CancellableReader { content, cancel }))
+        }
+        Compression::Zstd => {
+            let content = zstd::Decoder::with_buffer(packed);
+            let content = content.map_err(|error| DataError::from_decoder(source.name(), error))?;
+            Box::new(BufReader::new(CancellableReader { content, cancel }))
+        }
     })
+}
+
+/// Content that is no longer read once its token says so: a few compressed bytes may hold gigabytes of it.
+struct CancellableReader<R> {
+    content: R,
+    cancel: CancelToken,
+}
+
+impl<R: Read> Read for CancellableReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.cancel.check()?;
+        self.content.read(buffer)
+    }
 }
 
 #[cfg(test)]
@@ -125,7 +157,9 @@ mod tests {
         let frame = |range| zstd::encode_all(lines(range).as_bytes(), 1).unwrap();
         let frames = [frame(0..400), frame(400..1000)].concat();
         for (bytes, compression) in [(members, Compression::Gzip), (frames, Compression::Zstd)] {
-            let mut file = CompressedJsonlFile::open(MemoryFile::new(bytes, 64), compression, "text").unwrap();
+            let mut file =
+                CompressedJsonlFile::open(MemoryFile::new(bytes, 64), compression, "text", &CancelToken::new())
+                    .unwrap();
             let rows = all_rows(&mut file);
             assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [256, 256, 256, 232]);
             assert_eq!(texts(&rows), expected(0..1000));
@@ -135,7 +169,7 @@ mod tests {
     #[test]
     fn any_row_can_be_sought_forwards_and_backwards() {
         let source = MemoryFile::new(gzip(&lines(0..600)), 1 << 20);
-        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text").unwrap();
+        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
         let rows = all_rows(&mut file);
         for (group, row) in [(1, 200), (0, 0), (2, 87), (2, 88), (0, 256), (1, 0)] {
             assert!(file.seek(group, row).unwrap(), "{group} {row}");
@@ -148,15 +182,36 @@ mod tests {
     #[test]
     fn a_file_of_exactly_one_group_has_no_second() {
         let source = MemoryFile::new(gzip(&lines(0..256)), 1 << 20);
-        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text").unwrap();
+        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
         assert_eq!(all_rows(&mut file).len(), 1);
+    }
+
+    #[test]
+    fn a_byte_order_mark_costs_no_document() {
+        let source = MemoryFile::new(gzip(&format!("\u{feff}{}", lines(0..3))), 1 << 20);
+        let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
+        assert_eq!(texts(&all_rows(&mut file)), expected(0..3));
+    }
+
+    #[test]
+    fn a_line_without_end_is_no_longer_read_when_cancelled() {
+        let endless = std::io::repeat(b'x').take(64 << 20);
+        let bytes = zstd::encode_all(endless, 1).unwrap();
+        assert!(bytes.len() < 1 << 20, "one read of the file");
+        let cancel = CancelToken::new();
+        let mut file =
+            CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Zstd, "text", &cancel).unwrap();
+        cancel.cancel();
+        assert!(matches!(file.next_row(), Err(DataError::Closed)));
     }
 
     #[test]
     fn a_cut_off_file_is_an_error_that_names_it() {
         let mut bytes = gzip(&lines(0..600));
         bytes.truncate(bytes.len() / 2);
-        let mut file = CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text").unwrap();
+        let mut file =
+            CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text", &CancelToken::new())
+                .unwrap();
         let error = (0..3).find_map(|group| file.rows(group).err()).unwrap();
         assert!(matches!(&error, DataError::Format { file, .. } if file == "memory"), "{error}");
     }

@@ -16,10 +16,14 @@ use std::sync::Arc;
 
 use crate::DataError;
 use crate::byte_source::ByteSource;
+use crate::cancel::CancelToken;
 use crate::skipped::SkipReason;
 
 /// Longer texts are left out: one broken line must not become a window of its own.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
+
+/// What some editors put before UTF-8 text. It is no part of a document.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// A text that becomes tokens in one go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +67,11 @@ pub(crate) trait DocumentFile: Send {
     /// The next row of the group; none at its end.
     fn next_row(&mut self) -> Result<Option<Row>, DataError>;
 
+    /// The fields of the first rows, where the format does not name them before any row is read.
+    fn fields(&mut self) -> Result<Vec<Field>, DataError> {
+        Ok(Vec::new())
+    }
+
     /// How many rows a group has; none if there is no such group. Moves the reader.
     fn rows(&mut self, group: u64) -> Result<Option<u64>, DataError> {
         if !self.seek(group, 0)? {
@@ -74,6 +83,14 @@ pub(crate) trait DocumentFile: Send {
         }
         Ok(Some(rows))
     }
+}
+
+/// A field of JSON objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Field {
+    pub name: String,
+    /// What it holds if not text, in words.
+    pub other_than_text: Option<&'static str>,
 }
 
 /// How a file's name says it is read.
@@ -117,21 +134,28 @@ impl Format {
         }
     }
 
-    /// Opens `source` for reading the column or field `text_column`. Damage on the way is read again.
+    /// Opens `source` for reading the column or field `text_column`. Damage on the way is read again; `cancel` ends
+    /// reading.
     pub(crate) fn open(
         self,
         source: Arc<dyn ByteSource>,
         text_column: &str,
+        cancel: &CancelToken,
     ) -> Result<Box<dyn DocumentFile>, DataError> {
-        Ok(Box::new(reread::Reread::open(self, source, text_column)?))
+        Ok(Box::new(reread::Reread::open(self, source, text_column, cancel)?))
     }
 
-    fn open_once(self, source: Arc<dyn ByteSource>, text_column: &str) -> Result<Box<dyn DocumentFile>, DataError> {
+    fn open_once(
+        self,
+        source: Arc<dyn ByteSource>,
+        text_column: &str,
+        cancel: &CancelToken,
+    ) -> Result<Box<dyn DocumentFile>, DataError> {
         Ok(match self {
             Self::Parquet => Box::new(parquet::ParquetFile::open(source, text_column)?),
             Self::Jsonl(Compression::None) => Box::new(jsonl::JsonlFile::open(source, text_column)?),
             Self::Jsonl(compression) => {
-                Box::new(jsonl_compressed::CompressedJsonlFile::open(source, compression, text_column)?)
+                Box::new(jsonl_compressed::CompressedJsonlFile::open(source, compression, text_column, cancel)?)
             }
             Self::Text => Box::new(text::TextFile::open(source)),
         })

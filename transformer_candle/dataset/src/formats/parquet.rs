@@ -24,6 +24,7 @@ use parquet::schema::types::ColumnDescPtr;
 use super::{DocumentFile, Row};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
+use crate::error::MissingColumn;
 use crate::skipped::SkipReason;
 
 /// Rows decoded at a time, fewer where so many would be more text than [`BYTES_AT_ONCE`].
@@ -194,13 +195,26 @@ fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Res
         .enumerate()
         .filter(|(_, column)| column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0)
         .collect();
-    match texts.iter().find(|(_, column)| column.path().parts() == [text_column]) {
-        Some(&(index, column)) => Ok((index, Arc::clone(column))),
-        None => Err(DataError::MissingColumn {
-            file: file.to_owned(),
-            column: text_column.to_owned(),
-            available: texts.iter().map(|(_, column)| column.path().string()).collect(),
-        }),
+    if let Some(&(index, column)) = texts.iter().find(|(_, column)| column.path().parts() == [text_column]) {
+        return Ok((index, Arc::clone(column)));
+    }
+    let named = schema.columns().iter().find(|column| column.path().parts()[0] == text_column);
+    Err(DataError::MissingColumn(MissingColumn {
+        file: file.to_owned(),
+        column: text_column.to_owned(),
+        found: named.map(content_of),
+        available: texts.iter().map(|(_, column)| column.path().string()).collect(),
+    }))
+}
+
+/// What a column that is not text holds, in words.
+fn content_of(column: &ColumnDescPtr) -> &'static str {
+    match column.physical_type() {
+        _ if column.path().parts().len() > 1 => "lists or groups",
+        PhysicalType::BOOLEAN => "booleans",
+        PhysicalType::INT32 | PhysicalType::INT64 | PhysicalType::INT96 => "integers",
+        PhysicalType::FLOAT | PhysicalType::DOUBLE => "numbers",
+        PhysicalType::BYTE_ARRAY | PhysicalType::FIXED_LEN_BYTE_ARRAY => "bytes",
     }
 }
 

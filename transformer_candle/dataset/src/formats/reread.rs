@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
-use super::{DocumentFile, Format, Row};
+use super::{DocumentFile, Field, Format, Row};
 use crate::DataError;
 use crate::byte_source::ByteSource;
+use crate::cancel::CancelToken;
 
 /// How often the same place is read before its damage counts as the file's own.
 const MOST_READINGS: u32 = 4;
@@ -17,6 +18,7 @@ pub(super) struct Reread {
     format: Format,
     source: Arc<dyn ByteSource>,
     text_column: String,
+    cancel: CancelToken,
     file: Box<dyn DocumentFile>,
     /// Group and row before which the reader stands.
     group: u64,
@@ -24,18 +26,24 @@ pub(super) struct Reread {
 }
 
 impl Reread {
-    pub(super) fn open(format: Format, source: Arc<dyn ByteSource>, text_column: &str) -> Result<Self, DataError> {
-        let file = readings(source.as_ref(), || format.open_once(Arc::clone(&source), text_column))?;
-        Ok(Self { format, source, text_column: text_column.to_owned(), file, group: 0, row: 0 })
+    pub(super) fn open(
+        format: Format,
+        source: Arc<dyn ByteSource>,
+        text_column: &str,
+        cancel: &CancelToken,
+    ) -> Result<Self, DataError> {
+        let file = readings(source.as_ref(), || format.open_once(Arc::clone(&source), text_column, cancel))?;
+        let (text_column, cancel) = (text_column.to_owned(), cancel.clone());
+        Ok(Self { format, source, text_column, cancel, file, group: 0, row: 0 })
     }
 
     /// What `read` gives of the file, opened anew at the place reached after each damage.
     fn reading<T>(&mut self, read: impl Fn(&mut dyn DocumentFile) -> Result<T, DataError>) -> Result<T, DataError> {
-        let Self { format, source, text_column, file, group, row } = self;
+        let Self { format, source, text_column, cancel, file, group, row } = self;
         let mut damaged = false;
         readings(source.as_ref(), || {
             if damaged {
-                *file = format.open_once(Arc::clone(source), text_column)?;
+                *file = format.open_once(Arc::clone(source), text_column, cancel)?;
                 file.seek(*group, *row)?;
             }
             damaged = true;
@@ -58,6 +66,10 @@ impl DocumentFile for Reread {
         let row = self.reading(|file| file.next_row())?;
         self.row += u64::from(row.is_some());
         Ok(row)
+    }
+
+    fn fields(&mut self) -> Result<Vec<Field>, DataError> {
+        self.reading(|file| file.fields())
     }
 
     fn rows(&mut self, group: u64) -> Result<Option<u64>, DataError> {
@@ -150,12 +162,13 @@ mod tests {
     #[test]
     fn a_flipped_byte_in_any_read_of_pages_is_read_again() {
         let whole = flipping(middle, 0, 0);
-        all_rows(&mut Reread::open(Format::Parquet, Arc::clone(&whole) as _, "text").unwrap());
+        all_rows(&mut Reread::open(Format::Parquet, Arc::clone(&whole) as _, "text", &CancelToken::new()).unwrap());
         let reads = whole.reads.load(Ordering::Relaxed);
         assert!(reads > 10);
         for from in 1..reads {
             let source = flipping(middle, from, 1);
-            let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text").unwrap();
+            let mut file =
+                Reread::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
             assert_eq!(texts(&all_rows(&mut file)), documents(), "read {from}");
             assert_eq!(source.distrusted.load(Ordering::Relaxed), 1, "read {from}");
         }
@@ -164,7 +177,7 @@ mod tests {
     #[test]
     fn a_footer_that_cannot_be_read_is_read_again() {
         let source = flipping(|length| length - 6, 0, 1);
-        let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text").unwrap();
+        let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
         assert_eq!(source.distrusted.load(Ordering::Relaxed), 1);
         file.seek(2, 50).unwrap();
         assert_eq!(rest_of_group(&mut file).len(), 50);
@@ -173,7 +186,7 @@ mod tests {
     #[test]
     fn damage_that_stays_is_the_file_s_own() {
         let source = flipping(middle, 1, u32::MAX - 1);
-        let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text").unwrap();
+        let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
         let error = file.seek(0, 0).and_then(|_| file.next_row()).unwrap_err();
         assert!(matches!(error, DataError::Format { .. }), "{error}");
         assert_eq!(source.distrusted.load(Ordering::Relaxed), 3);

@@ -2,11 +2,11 @@
 //!
 //! The cuts lie near multiples of 32 KiB: each is the last start of a line in the 32 KiB before the multiple, or, where no
 //! line starts there, the multiple itself (moved back to where a character starts). So a piece has at most 64 KiB, piece
-//! `k` of a file of any size is found by reading 64 KiB, and the pieces joined are the file.
+//! `k` of a file of any size is found by reading 64 KiB, and the pieces joined are the file without its byte order mark.
 
 use std::sync::Arc;
 
-use super::{DocumentFile, Row};
+use super::{BYTE_ORDER_MARK, DocumentFile, Row};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 
@@ -36,7 +36,9 @@ impl TextFile {
         let start = cut(&window[..middle]);
         let ends = piece + 1 == self.pieces();
         let end = if ends { window.len() } else { middle + cut(&window[middle..]) };
-        Ok(Row::from_bytes(window[start..end].to_vec(), ends))
+        let text = &window[start..end];
+        let text = if piece == 0 { text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text) } else { text };
+        Ok(Row::from_bytes(text.to_vec(), ends))
     }
 }
 
@@ -131,6 +133,13 @@ mod tests {
     fn a_small_or_empty_text_is_one_piece_or_none() {
         assert_eq!(joined(&pieces(b"one line")), "one line");
         assert_eq!(pieces(b""), []);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_text() {
+        assert_eq!(joined(&pieces("\u{feff}one line".as_bytes())), "one line");
+        let text = "line after line\n".repeat(5000) + "\u{feff}";
+        assert_eq!(joined(&pieces(format!("\u{feff}{text}").as_bytes())), text);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ureq::Agent;
@@ -13,7 +14,7 @@ use super::retry::{Failure, Patience, ordered_wait};
 use super::settings::HubSettings;
 use super::waits::Waits;
 use crate::DataError;
-use crate::stop::Stop;
+use crate::cancel::CancelToken;
 
 /// Redirects followed for one request.
 const MOST_REDIRECTS: usize = 5;
@@ -29,7 +30,6 @@ pub(crate) struct HubClient {
     user: Option<String>,
     /// The endpoint has answered something.
     answered: AtomicBool,
-    waits: Waits,
 }
 
 /// A text and where its next page is.
@@ -75,7 +75,7 @@ impl HubClient {
             .user_agent(concat!("transformer_candle/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Ok(Self { settings, agent, endpoint, user, answered: AtomicBool::new(false), waits: Waits::default() })
+        Ok(Self { settings, agent, endpoint, user, answered: AtomicBool::new(false) })
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -84,19 +84,19 @@ impl HubClient {
 
     /// Who waits for this endpoint.
     pub(super) fn waits(&self) -> &Waits {
-        &self.waits
+        &self.settings.waits
     }
 
-    pub(super) fn patience<'a>(&'a self, stop: &'a Stop) -> Patience<'a> {
-        Patience::new(&self.settings, stop, &self.answered, &self.waits)
+    pub(super) fn patience<'a>(&'a self, cancel: &'a CancelToken) -> Patience<'a> {
+        Patience::new(&self.settings, cancel, &self.answered, &self.settings.waits)
     }
 
-    /// The text at `url`, asked for until it comes or a refusal is final.
-    pub(super) fn text(&self, url: &str) -> Result<Page, DataError> {
-        let stop = Stop::default();
-        let mut patience = self.patience(&stop);
+    /// The text at `url`, asked for until it comes, a refusal is final, or `cancel` says to stop.
+    pub(super) fn text(self: &Arc<Self>, url: &str, cancel: &CancelToken) -> Result<Page, DataError> {
+        let mut patience = self.patience(cancel);
         loop {
-            match self.try_text(url) {
+            let (client, asked) = (Arc::clone(self), url.to_owned());
+            match cancel.wait_for("hub", move || client.try_text(&asked))? {
                 Ok(page) => return Ok(page),
                 Err(failure) => patience.wait(failure)?,
             }
@@ -120,16 +120,31 @@ impl HubClient {
         Ok(Page { text, next })
     }
 
-    /// Appends the bytes `range` of a file of `length` bytes to `buffer`, as many as come; says which address gave them.
+    /// The bytes `range` of a file of `length` bytes, as many as come, and which address gave them.
     pub(super) fn try_range(
-        &self,
-        url: &str,
+        self: &Arc<Self>,
+        url: String,
         range: Range<u64>,
         length: u64,
+        cancel: &CancelToken,
+    ) -> Result<(Vec<u8>, Result<String, Failure>), DataError> {
+        let (client, wanted) = (Arc::clone(self), cancel.clone());
+        cancel.wait_for("hub", move || {
+            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+            let tried = client.read_range(&url, &range, length, &mut bytes, &wanted);
+            (bytes, tried)
+        })
+    }
+
+    fn read_range(
+        &self,
+        url: &str,
+        range: &Range<u64>,
+        length: u64,
         buffer: &mut Vec<u8>,
-        stop: &Stop,
+        cancel: &CancelToken,
     ) -> Result<String, Failure> {
-        let Answer { url, response } = self.follow(url, Some(&range))?;
+        let Answer { url, response } = self.follow(url, Some(range))?;
         if response.status() == StatusCode::RANGE_NOT_SATISFIABLE {
             return Err(changed(&url, "fewer", length));
         }
@@ -140,7 +155,7 @@ impl HubClient {
         match given {
             Some((first, last, total)) if first == range.start && last < range.end && total == Some(length) => {
                 let expected = (last + 1 - first) as usize;
-                read_body(response, expected, buffer, stop).map_err(|message| passing(&url, message))?;
+                read_body(response, expected, buffer, cancel).map_err(|message| passing(&url, message))?;
                 Ok(url)
             }
             Some((_, _, Some(total))) if total != length => Err(changed(&url, &format!("{total}"), length)),
@@ -212,12 +227,17 @@ impl HubClient {
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-fn read_body(response: Response<ureq::Body>, expected: usize, buffer: &mut Vec<u8>, stop: &Stop) -> Result<(), String> {
+fn read_body(
+    response: Response<ureq::Body>,
+    expected: usize,
+    buffer: &mut Vec<u8>,
+    cancel: &CancelToken,
+) -> Result<(), String> {
     let mut reader = response.into_body().into_reader();
     let end = buffer.len() + expected;
     let mut piece = vec![0; 64 << 10];
     while buffer.len() < end {
-        if stop.check().is_err() {
+        if cancel.is_cancelled() {
             return Err("no longer wanted".to_owned());
         }
         let wanted = piece.len().min(end - buffer.len());

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::client::HubClient;
 use crate::DataError;
 use crate::byte_source::ByteSource;
-use crate::stop::Stop;
+use crate::cancel::CancelToken;
 
 /// Reads a file of a pinned revision. The signed address that the Hub redirects to is used until it fails once.
 pub(crate) struct HubFile {
@@ -16,12 +16,12 @@ pub(crate) struct HubFile {
     url: String,
     length: u64,
     address: Mutex<Option<String>>,
-    stop: Stop,
+    cancel: CancelToken,
 }
 
 impl HubFile {
-    pub(crate) fn new(client: Arc<HubClient>, name: String, url: String, length: u64, stop: Stop) -> Self {
-        Self { client, name, url, length, address: Mutex::default(), stop }
+    pub(crate) fn new(client: Arc<HubClient>, name: String, url: String, length: u64, cancel: CancelToken) -> Self {
+        Self { client, name, url, length, address: Mutex::default(), cancel }
     }
 
     fn address(&self) -> String {
@@ -55,15 +55,18 @@ impl ByteSource for HubFile {
 
     /// Goes on from the byte reached after each failure; failures with progress between them are not counted together.
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
-        let mut bytes = Vec::with_capacity(length);
-        let mut patience = self.client.patience(&self.stop);
+        let mut bytes = Vec::new();
+        let mut patience = self.client.patience(&self.cancel);
         while bytes.len() < length {
-            self.stop.check()?;
-            let before = bytes.len();
-            let missing = start + before as u64..start + length as u64;
-            let tried = self.client.try_range(&self.address(), missing, self.length, &mut bytes, &self.stop);
-            if bytes.len() > before {
+            let missing = start + bytes.len() as u64..start + length as u64;
+            let (piece, tried) = self.client.try_range(self.address(), missing, self.length, &self.cancel)?;
+            if !piece.is_empty() {
                 patience.progress();
+            }
+            if bytes.is_empty() {
+                bytes = piece;
+            } else {
+                bytes.extend(piece);
             }
             match tried {
                 Ok(address) => self.remember(Some(address)),

@@ -15,4 +15,4 @@ mod waits;
 
 pub(crate) use repository::Repository;
 pub use settings::HubSettings;
-pub use waits::Waiting;
+pub use waits::{Waiting, Waits};

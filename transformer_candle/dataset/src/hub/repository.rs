@@ -13,7 +13,7 @@ use super::waits::Waiting;
 use crate::DataError;
 use crate::block_cache::{BlockCache, CachedFile, CachedSource};
 use crate::byte_source::ByteSource;
-use crate::stop::Stop;
+use crate::cancel::CancelToken;
 
 /// Pages of one listing; the Hub puts a thousand entries on one.
 const MOST_PAGES: usize = 10_000;
@@ -43,7 +43,12 @@ struct TreeEntry {
 
 impl Repository {
     /// Asks which commit `revision` (a branch, tag or commit; else `main`) is, and stays with it.
-    pub(crate) fn pin(settings: HubSettings, name: &str, revision: Option<&str>) -> Result<Self, DataError> {
+    pub(crate) fn pin(
+        settings: HubSettings,
+        name: &str,
+        revision: Option<&str>,
+        cancel: &CancelToken,
+    ) -> Result<Self, DataError> {
         if !is_dataset_name(name) {
             return Err(DataError::DatasetName { name: name.to_owned() });
         }
@@ -54,7 +59,7 @@ impl Repository {
         let client = Arc::new(HubClient::new(settings)?);
         let revision = encode(revision.unwrap_or("main"), false);
         let url = format!("{}/api/datasets/{name}/revision/{revision}", client.endpoint());
-        let answer: RevisionAnswer = parse(&url, &client.text(&url)?.text)?;
+        let answer: RevisionAnswer = parse(&url, &client.text(&url, cancel)?.text)?;
         if answer.sha.len() < 7 || !answer.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(DataError::Answer { url: shown(&url), message: "it names no commit".to_owned() });
         }
@@ -72,15 +77,20 @@ impl Repository {
     }
 
     /// The files of a split, chosen as the `datasets` library chooses them.
-    pub(crate) fn files(&self, config: Option<&str>, split: &str) -> Result<Vec<ListedFile>, DataError> {
-        let card = self.card()?;
-        layout::choose(&self.name, card.as_deref(), config, split, |folder| self.tree(folder))
+    pub(crate) fn files(
+        &self,
+        config: Option<&str>,
+        split: &str,
+        cancel: &CancelToken,
+    ) -> Result<Vec<ListedFile>, DataError> {
+        let card = self.card(cancel)?;
+        layout::choose(&self.name, card.as_deref(), config, split, |folder| self.tree(folder, cancel))
     }
 
     /// Opens one of the files.
-    pub(crate) fn open(&self, file: &str, length: u64, stop: &Stop) -> Arc<dyn ByteSource> {
+    pub(crate) fn open(&self, file: &str, length: u64, cancel: &CancelToken) -> Arc<dyn ByteSource> {
         let url = self.resolve(file);
-        let source = HubFile::new(Arc::clone(&self.client), file.to_owned(), url, length, stop.clone());
+        let source = HubFile::new(Arc::clone(&self.client), file.to_owned(), url, length, cancel.clone());
         match &self.cache {
             None => Arc::new(source),
             Some(cache) => {
@@ -95,8 +105,8 @@ impl Repository {
     }
 
     /// The text of `README.md`; none if there is none.
-    fn card(&self) -> Result<Option<String>, DataError> {
-        match self.client.text(&self.resolve("README.md")) {
+    fn card(&self, cancel: &CancelToken) -> Result<Option<String>, DataError> {
+        match self.client.text(&self.resolve("README.md"), cancel) {
             Ok(page) => Ok(Some(page.text)),
             Err(DataError::Refused { status: 404, .. }) => Ok(None),
             Err(error) => Err(error),
@@ -104,7 +114,7 @@ impl Repository {
     }
 
     /// Every file below `folder`, sorted; none if there is no such folder.
-    fn tree(&self, folder: &str) -> Result<Vec<ListedFile>, DataError> {
+    fn tree(&self, folder: &str, cancel: &CancelToken) -> Result<Vec<ListedFile>, DataError> {
         let slash = if folder.is_empty() { "" } else { "/" };
         let folder = encode(folder, true);
         let mut url = format!(
@@ -115,7 +125,7 @@ impl Repository {
         );
         let mut files = Vec::new();
         for _ in 0..MOST_PAGES {
-            let page = match self.client.text(&url) {
+            let page = match self.client.text(&url, cancel) {
                 Err(DataError::Refused { status: 404, .. }) if !folder.is_empty() => {
                     return Ok(Vec::new());
                 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::settings::HubSettings;
 use super::waits::{Waiting, Waits};
 use crate::DataError;
-use crate::stop::Stop;
+use crate::cancel::CancelToken;
 
 /// The longest pause of our own choosing, and the longest one that the Hub may ask for (its rate limits are counted over
 /// five minutes).
@@ -36,7 +36,7 @@ pub(super) enum Failure {
 /// How a read has gone since its last progress.
 pub(super) struct Patience<'a> {
     settings: &'a HubSettings,
-    stop: &'a Stop,
+    cancel: &'a CancelToken,
     /// Whether the Hub has ever answered anything.
     answered: &'a AtomicBool,
     waits: &'a Waits,
@@ -52,8 +52,13 @@ struct Failing {
 }
 
 impl<'a> Patience<'a> {
-    pub(super) fn new(settings: &'a HubSettings, stop: &'a Stop, answered: &'a AtomicBool, waits: &'a Waits) -> Self {
-        Self { settings, stop, answered, waits, failing: None }
+    pub(super) fn new(
+        settings: &'a HubSettings,
+        cancel: &'a CancelToken,
+        answered: &'a AtomicBool,
+        waits: &'a Waits,
+    ) -> Self {
+        Self { settings, cancel, answered, waits, failing: None }
     }
 
     /// Something came through: what failed before no longer counts.
@@ -85,7 +90,7 @@ impl<'a> Patience<'a> {
         let pause = self.pause(failures).max(ordered).min(left);
         let number = self.waits.note(number, Waiting { url, reason, since, next_attempt: Instant::now() + pause });
         self.failing = Some(Failing { since, failures, number });
-        self.stop.wait(pause)
+        self.cancel.wait(pause)
     }
 
     /// Doubles with each failure; between half and all of it, so that many readers do not come back at once.
@@ -134,8 +139,8 @@ mod tests {
 
     #[test]
     fn pauses_double_within_a_random_half_and_stay_under_a_minute() {
-        let (settings, stop, waits) = (HubSettings::default(), Stop::default(), Waits::default());
-        let patience = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        let (settings, cancel, waits) = (HubSettings::default(), CancelToken::new(), Waits::default());
+        let patience = Patience::new(&settings, &cancel, &ANSWERED, &waits);
         for (failures, full) in [(1, 0.2), (2, 0.4), (5, 3.2), (10, 60.0), (100, 60.0)] {
             let pause = patience.pause(failures).as_secs_f64();
             assert!((full / 2.0..=full).contains(&pause), "{failures}: {pause}");
@@ -145,8 +150,8 @@ mod tests {
     #[test]
     fn only_the_time_without_progress_counts() {
         let settings = HubSettings { pause: Duration::ZERO, ..HubSettings::default() };
-        let (stop, waits) = (Stop::default(), Waits::default());
-        let mut patience = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        let (cancel, waits) = (CancelToken::new(), Waits::default());
+        let mut patience = Patience::new(&settings, &cancel, &ANSWERED, &waits);
         let two_hours_later = |patience: &mut Patience| {
             let failing = patience.failing.as_mut().unwrap();
             failing.since = failing.since.checked_sub(Duration::from_hours(2)).unwrap();
@@ -165,13 +170,13 @@ mod tests {
     #[test]
     fn who_waits_says_for_what_until_it_comes() {
         let settings = HubSettings { pause: Duration::ZERO, ..HubSettings::default() };
-        let (stop, waits) = (Stop::default(), Waits::default());
-        let mut first = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        let (cancel, waits) = (CancelToken::new(), Waits::default());
+        let mut first = Patience::new(&settings, &cancel, &ANSWERED, &waits);
         assert_eq!(waits.longest(), None);
         first.wait(passing()).unwrap();
         let told = waits.longest().unwrap().to_string();
         assert_eq!(told, "waiting for the Hub for 0 s: http://hub/x: reset; trying again");
-        let mut second = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        let mut second = Patience::new(&settings, &cancel, &ANSWERED, &waits);
         second.wait(passing()).unwrap();
         first.progress();
         assert!(waits.longest().is_some());
@@ -181,9 +186,9 @@ mod tests {
 
     #[test]
     fn the_next_attempt_is_told_when_the_hub_says_to_wait() {
-        let (settings, stop, waits) = (HubSettings::default(), Stop::default(), Waits::default());
-        let mut patience = Patience::new(&settings, &stop, &ANSWERED, &waits);
-        stop.order();
+        let (settings, cancel, waits) = (HubSettings::default(), CancelToken::new(), Waits::default());
+        let mut patience = Patience::new(&settings, &cancel, &ANSWERED, &waits);
+        cancel.cancel();
         let Failure::Passing { url, message, .. } = passing() else { unreachable!() };
         let ordered = Failure::Passing { url, message, wait: Some(Duration::from_secs(12)) };
         patience.wait(ordered).unwrap_err();
@@ -194,8 +199,8 @@ mod tests {
     #[test]
     fn what_contradicts_the_listing_is_asked_for_a_few_times() {
         let settings = HubSettings { pause: Duration::ZERO, ..HubSettings::default() };
-        let (stop, waits) = (Stop::default(), Waits::default());
-        let mut patience = Patience::new(&settings, &stop, &ANSWERED, &waits);
+        let (cancel, waits) = (CancelToken::new(), Waits::default());
+        let mut patience = Patience::new(&settings, &cancel, &ANSWERED, &waits);
         let url = || "http://hub/x".to_owned();
         let failure = || Failure::Contradiction {
             url: url(),
@@ -208,8 +213,8 @@ mod tests {
     #[test]
     fn a_hub_that_never_answered_is_given_up_sooner() {
         let settings = HubSettings { pause: Duration::ZERO, ..HubSettings::default() };
-        let (stop, waits, answered) = (Stop::default(), Waits::default(), AtomicBool::new(false));
-        let mut patience = Patience::new(&settings, &stop, &answered, &waits);
+        let (cancel, waits, answered) = (CancelToken::new(), Waits::default(), AtomicBool::new(false));
+        let mut patience = Patience::new(&settings, &cancel, &answered, &waits);
         let failures = (0..100).take_while(|_| patience.wait(passing()).is_ok()).count();
         assert_eq!(failures, 5);
     }
@@ -217,9 +222,9 @@ mod tests {
     #[test]
     fn a_stop_ends_the_waiting_at_once() {
         let settings = HubSettings { pause: Duration::from_mins(10), ..HubSettings::default() };
-        let (stop, waits) = (Stop::default(), Waits::default());
-        stop.order();
-        let error = Patience::new(&settings, &stop, &ANSWERED, &waits).wait(passing()).unwrap_err();
+        let (cancel, waits) = (CancelToken::new(), Waits::default());
+        cancel.cancel();
+        let error = Patience::new(&settings, &cancel, &ANSWERED, &waits).wait(passing()).unwrap_err();
         assert!(matches!(error, DataError::Closed));
     }
 }

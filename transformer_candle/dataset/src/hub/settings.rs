@@ -4,11 +4,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use run_config::DataConfig;
+use run_config::{DataConfig, regular_file};
 
 use super::address::without_user;
 use crate::block_cache::BLOCK_BYTES;
 use crate::cache::cache_root;
+use crate::hub::waits::Waits;
 
 /// How to talk to the Hub. [`HubSettings::from_environment`] reads what `huggingface_hub` reads.
 #[derive(Clone)]
@@ -27,6 +28,8 @@ pub struct HubSettings {
     pub silence: Duration,
     /// Where to keep what was read, and at most how many bytes of it; none to keep nothing.
     pub cache: Option<(PathBuf, u64)>,
+    /// Where whoever waits for the Hub says so, from the first request on.
+    pub waits: Waits,
 }
 
 impl Default for HubSettings {
@@ -39,6 +42,7 @@ impl Default for HubSettings {
             pause: Duration::from_millis(200),
             silence: Duration::from_secs(20),
             cache: None,
+            waits: Waits::default(),
         }
     }
 }
@@ -82,7 +86,7 @@ impl fmt::Debug for HubSettings {
             .field("pause", &self.pause)
             .field("silence", &self.silence)
             .field("cache", &self.cache)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -101,7 +105,7 @@ fn stored_token() -> Option<String> {
         (None, Some(home)) => PathBuf::from(home).join("token"),
         (None, None) => crate::cache::user_cache_folder().join("huggingface/token"),
     };
-    let token = std::fs::read_to_string(path).ok()?.trim().to_owned();
+    let token = regular_file::read_to_string(&path).ok()?.trim().to_owned();
     (!token.is_empty()).then_some(token)
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often the log repeats what it has said already.
@@ -34,9 +34,9 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// The readers that have failed since they last got a byte.
-#[derive(Default)]
-pub(crate) struct Waits(Mutex<Board>);
+/// The readers that have failed since they last got a byte. Clones share it.
+#[derive(Clone, Default)]
+pub struct Waits(Arc<Mutex<Board>>);
 
 #[derive(Default)]
 struct Board {
@@ -71,7 +71,7 @@ impl Waits {
     }
 
     /// What the reader that has waited longest waits for; none if all goes well.
-    pub(crate) fn longest(&self) -> Option<Waiting> {
+    pub fn longest(&self) -> Option<Waiting> {
         let board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         board.waits.values().min_by_key(|waiting| waiting.since).cloned()
     }

@@ -8,7 +8,6 @@ use self::component::ComponentAuditor;
 pub use self::component::{AuditedComponent, AuditedEpoch};
 use super::{BeginRecord, LedgerHead, LedgerRecord, StepRecord, WindowRecord, for_each_record};
 use crate::shares::Shares;
-use crate::stop::Stop;
 use crate::{DataError, DataSource, Mixture, StreamSettings};
 
 /// What an audit found.
@@ -47,7 +46,7 @@ pub fn audit(
     ended: bool,
 ) -> Result<Audit, DataError> {
     let mixture: Mixture = data.into();
-    let selection = |source: &DataSource| source.selection(settings.wanted(), &Stop::default());
+    let selection = |source: &DataSource| source.selection(settings.wanted(), source.cancel());
     let selections = mixture.sources().iter().map(selection).collect::<Result<Vec<_>, _>>()?;
     let components = mixture.sources().iter().zip(&selections);
     let mut auditor = Auditor {
@@ -59,7 +58,7 @@ pub fn audit(
         next_step: None,
         problems: Problems::default(),
     };
-    for_each_record(path, head, |record| match record {
+    for_each_record(path, head, mixture.cancel(), |record| match record {
         LedgerRecord::Begin(begin) => {
             auditor.begin(&begin);
             Ok(())

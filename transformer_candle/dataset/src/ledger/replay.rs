@@ -21,18 +21,18 @@ pub fn replay(
 ) -> Result<Batch, DataError> {
     let mixture: Mixture = data.into();
     let wrong = |message: String| DataError::Ledger { path: path.to_owned(), message };
-    let components = mixture.sources().len();
-    let (before, record) =
-        find(path, head, step, components)?.ok_or_else(|| wrong(format!("it has no step {step}")))?;
-    let mut cursor = Cursor::at_start(StreamIdentity::of(&mixture, settings, tokenizer), components, settings.lanes);
+    let (before, record) = find(path, head, step, &mixture)?.ok_or_else(|| wrong(format!("it has no step {step}")))?;
+    let identity = StreamIdentity::of(&mixture, settings, tokenizer);
+    let mut cursor = Cursor::at_start(identity, mixture.sources().len(), settings.lanes);
     for (position, before) in cursor.components.iter_mut().zip(before) {
         position.given = before.given;
         if let Some((start, sequence)) = before.first {
             (position.start, position.sequence) = (start, sequence);
         }
     }
-    let mut stream = TokenStream::open(mixture, settings, tokenizer, Some(cursor))?;
-    let batch = stream.next_sequences(record.sequences() as usize)?;
+    let mut stream = TokenStream::open(&mixture, settings, tokenizer, Some(cursor))?;
+    let interrupted = || mixture.cancel().is_cancelled();
+    let batch = stream.next_sequences_unless(record.sequences() as usize, &interrupted)?;
     if batch_hash(&batch) == record.batch {
         return Ok(batch);
     }
@@ -50,17 +50,18 @@ struct Before {
     recent: Vec<WindowRecord>,
 }
 
-/// The step's line, and where each of so many components stood before it.
+/// The step's line, and where each component stood before it.
 fn find(
     path: &Path,
     head: &LedgerHead,
     step: u64,
-    components: usize,
+    mixture: &Mixture,
 ) -> Result<Option<(Vec<Before>, StepRecord)>, DataError> {
+    let components = mixture.sources().len();
     let (mut at, mut found) = (vec![Before::default(); components], None);
     let message = format!("it names more than the run's {components} components");
     let unknown = || DataError::Ledger { path: path.to_owned(), message: message.clone() };
-    for_each_record(path, head, |record| {
+    for_each_record(path, head, mixture.cancel(), |record| {
         match record {
             LedgerRecord::Begin(begin) => {
                 for (at, begun) in at.iter_mut().zip(&begin.components) {

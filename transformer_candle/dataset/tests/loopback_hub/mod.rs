@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dataset::hub::HubSettings;
-use dataset::{DataError, DataSource};
+use dataset::{CancelToken, DataError, DataSource};
 use run_config::StreamingConfig;
 
 pub const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -150,7 +150,7 @@ impl LoopbackHub {
     }
 
     pub fn source(&self) -> Result<DataSource, DataError> {
-        DataSource::streaming(&streaming("owner/name"), self.settings(None))
+        DataSource::streaming(&streaming("owner/name"), self.settings(None), &CancelToken::new())
     }
 }
 

@@ -6,7 +6,9 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use dataset::{Batch, Cursor, DataError, DataSource, HeldOut, IGNORED_TARGET, StreamSettings, TokenStream, Tokenizer};
+use dataset::{
+    Batch, CancelToken, Cursor, DataError, DataSource, HeldOut, IGNORED_TARGET, StreamSettings, TokenStream, Tokenizer,
+};
 use run_config::Packing;
 
 #[path = "../../src/formats/writing.rs"]
@@ -75,7 +77,7 @@ pub fn write(folder: &Path, files: &[(&str, Vec<u8>)]) {
 
 /// All files of a folder.
 pub fn folder_source(folder: &Path) -> DataSource {
-    DataSource::local(&[folder.to_str().unwrap().to_owned()], Path::new(""), "text").unwrap()
+    DataSource::local(&[folder.to_str().unwrap().to_owned()], Path::new(""), "text", &CancelToken::new()).unwrap()
 }
 
 pub fn open(source: &DataSource, settings: &StreamSettings, cursor: Option<Cursor>) -> TokenStream {

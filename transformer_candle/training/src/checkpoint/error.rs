@@ -94,6 +94,9 @@ pub enum CheckpointError {
         /// The system's answer.
         source: io::Error,
     },
+    /// Whoever waited for the checkpoint gave up waiting.
+    #[error("stopped while reading a checkpoint")]
+    Interrupted,
     /// A buffer of the trainer could not be read or written.
     #[error("cannot move the checkpoint's tensors: {0}")]
     Kernel(#[from] kernels::Error),
@@ -108,9 +111,11 @@ impl CheckpointError {
         let code = match self {
             Self::Damaged { .. } | Self::NoneSound { .. } => ExitCode::CheckpointCorrupted,
             Self::Absent { .. } | Self::Mismatch { .. } => ExitCode::WrongRequest,
-            Self::NoSpace { .. } | Self::FileSizeLimit { .. } | Self::Io { .. } | Self::Kernel(_) => {
-                ExitCode::Unexpected
-            }
+            Self::NoSpace { .. }
+            | Self::FileSizeLimit { .. }
+            | Self::Io { .. }
+            | Self::Interrupted
+            | Self::Kernel(_) => ExitCode::Unexpected,
         };
         code as u8
     }

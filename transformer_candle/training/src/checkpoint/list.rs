@@ -5,6 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use dataset::CancelToken;
+use run_config::regular_file;
+
 use super::aside::{remove_folder, remove_leftovers, replace_text};
 use super::error::{CheckpointError, Damaged, Result, failed};
 use super::manifest::Manifest;
@@ -65,8 +68,8 @@ pub fn list(directory: &Path) -> Result<Vec<Listed>> {
 }
 
 /// The newest checkpoint that is whole. `latest` says which one is newest: those beyond it belong to a future that a
-/// resume from an earlier checkpoint abandoned, and are taken only when nothing else is whole.
-pub fn newest_sound(directory: &Path) -> Result<NewestSound> {
+/// resume from an earlier checkpoint abandoned, and are taken only when nothing else is whole. `cancel` ends reading them.
+pub fn newest_sound(directory: &Path, cancel: &CancelToken) -> Result<NewestSound> {
     let mut candidates = list(directory)?;
     if candidates.is_empty() {
         return Err(CheckpointError::Absent { directory: directory.to_owned() });
@@ -75,7 +78,7 @@ pub fn newest_sound(directory: &Path) -> Result<NewestSound> {
     candidates.sort_by_key(|checkpoint| (checkpoint.step <= newest, checkpoint.step));
     let mut damaged = Vec::new();
     for Listed { name, path, .. } in candidates.into_iter().rev() {
-        match verify(&path) {
+        match verify(&path, cancel) {
             Ok(_) => return Ok(NewestSound { path, damaged }),
             Err(CheckpointError::Damaged { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
                 damaged.push(Damaged { name, reason });
@@ -154,7 +157,7 @@ fn latest_step(directory: &Path, checkpoints: &[Listed]) -> u64 {
 }
 
 fn pointed_to(directory: &Path, pointer: &str) -> Option<PathBuf> {
-    let name = fs::read_to_string(directory.join(pointer)).ok()?;
+    let name = regular_file::read_to_string(&directory.join(pointer)).ok()?;
     let name = name.trim();
     step_of(name)?;
     Some(directory.join(name)).filter(|path| path.is_dir())

@@ -5,9 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 
+use dataset::CancelToken;
+use run_config::regular_file;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -57,13 +59,7 @@ impl Manifest {
     /// Reads the manifest of a checkpoint and proves that it is the one written there.
     pub fn load(directory: &Path) -> Result<Self> {
         let path = directory.join(FILE_NAME);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(CheckpointError::damaged(directory, format!("{FILE_NAME} is missing")));
-            }
-            Err(error) => return Err(failed("read", &path)(error)),
-        };
+        let bytes = regular_file::read(&path).map_err(|error| unreadable(directory, FILE_NAME, error))?;
         let manifest: Self = serde_json::from_slice(&bytes)
             .map_err(|error| CheckpointError::damaged(directory, format!("{FILE_NAME}: {error}")))?;
         if let Some(name) = manifest.files.keys().find(|name| name.contains(['/', '\\'])) {
@@ -86,34 +82,44 @@ impl Manifest {
 
     /// Reads a small file whole and proves its content.
     pub fn read(&self, directory: &Path, name: &str) -> Result<Vec<u8>> {
-        let mut file = self.open(directory, name)?;
+        let mut file = self.open(directory, name, &CancelToken::new())?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(failed("read", &directory.join(name)))?;
         file.finish()?;
         Ok(bytes)
     }
 
-    /// Opens a file for one pass from its start to its end, which [`VerifiedFile::finish`] then proves.
-    pub fn open(&self, directory: &Path, name: &str) -> Result<VerifiedFile> {
+    /// Opens a file for one pass from its start to its end, which [`VerifiedFile::finish`] then proves. `cancel` ends
+    /// reading it.
+    pub fn open(&self, directory: &Path, name: &str, cancel: &CancelToken) -> Result<VerifiedFile> {
         let Some(record) = self.files.get(name) else {
             return Err(CheckpointError::damaged(directory, format!("{FILE_NAME} does not list {name}")));
         };
-        VerifiedFile::open(directory, name, Some(record.clone()))
+        VerifiedFile::open(directory, name, Some(record.clone()), cancel)
     }
 
     /// Proves size and content of every file.
-    pub fn verify_files(&self, directory: &Path) -> Result<()> {
+    pub fn verify_files(&self, directory: &Path, cancel: &CancelToken) -> Result<()> {
         // Sizes first: a truncated file is told in no time, before gigabytes are read.
         for name in self.files.keys() {
-            self.open(directory, name)?;
+            self.open(directory, name, cancel)?;
         }
-        let mut piece = vec![0; PIECE_BYTES];
         for name in self.files.keys() {
-            let mut file = self.open(directory, name)?;
-            while file.read(&mut piece).map_err(failed("read", &directory.join(name)))? > 0 {}
-            file.finish()?;
+            self.open(directory, name, cancel)?.finish()?;
         }
         Ok(())
+    }
+}
+
+/// Why a file of a checkpoint cannot be read: it is not what was written there, or the system refuses.
+fn unreadable(directory: &Path, name: &str, error: io::Error) -> CheckpointError {
+    match error.kind() {
+        ErrorKind::NotFound => CheckpointError::damaged(directory, format!("{name} is missing")),
+        // How `regular_file` says that it is none.
+        ErrorKind::InvalidInput | ErrorKind::IsADirectory => {
+            CheckpointError::damaged(directory, format!("{name} cannot be read: {error}"))
+        }
+        _ => failed("open", &directory.join(name))(error),
     }
 }
 
@@ -127,18 +133,13 @@ pub struct VerifiedFile {
     directory: std::path::PathBuf,
     name: String,
     bytes: u64,
+    cancel: CancelToken,
 }
 
 impl VerifiedFile {
-    pub(super) fn open(directory: &Path, name: &str, record: Option<FileRecord>) -> Result<Self> {
+    pub(super) fn open(directory: &Path, name: &str, record: Option<FileRecord>, cancel: &CancelToken) -> Result<Self> {
         let path = directory.join(name);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(CheckpointError::damaged(directory, format!("{name} is missing")));
-            }
-            Err(error) => return Err(failed("open", &path)(error)),
-        };
+        let file = regular_file::open(&path).map_err(|error| unreadable(directory, name, error))?;
         let bytes = file.metadata().map_err(failed("read", &path))?.len();
         if let Some(record) = &record
             && record.bytes != bytes
@@ -146,7 +147,8 @@ impl VerifiedFile {
             let reason = format!("{name} has {bytes} bytes, {} were written", record.bytes);
             return Err(CheckpointError::damaged(directory, reason));
         }
-        Ok(Self { file, hasher: Sha256::new(), record, directory: directory.to_owned(), name: name.to_owned(), bytes })
+        let (directory, name, cancel) = (directory.to_owned(), name.to_owned(), cancel.clone());
+        Ok(Self { file, hasher: Sha256::new(), record, directory, name, bytes, cancel })
     }
 
     /// The file's name in its directory.
@@ -162,7 +164,11 @@ impl VerifiedFile {
     /// Reads what is left and compares the hash of everything read with the manifest's.
     pub fn finish(mut self) -> Result<()> {
         let path = self.directory.join(&self.name);
-        io::copy(&mut self, &mut io::sink()).map_err(failed("read", &path))?;
+        let mut piece = vec![0; PIECE_BYTES];
+        while !self.cancel.is_cancelled() && self.read(&mut piece).map_err(failed("read", &path))? > 0 {}
+        if self.cancel.is_cancelled() {
+            return Err(CheckpointError::Interrupted);
+        }
         let found = hexadecimal(&self.hasher.finalize());
         match self.record {
             Some(record) if record.sha256 != found => {
@@ -175,6 +181,9 @@ impl VerifiedFile {
 
 impl Read for VerifiedFile {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        if self.cancel.is_cancelled() {
+            return Err(io::Error::other("stopped"));
+        }
         let read = self.file.read(piece)?;
         if self.record.is_some() {
             self.hasher.update(&piece[..read]);

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use dataset::CancelToken;
 use kernels::Buffer;
 use model::{ModelShape, Precision, hugging_face};
 use serde_json::Value;
@@ -26,11 +27,11 @@ pub struct StoredModel {
     pub end_of_text: Option<u32>,
 }
 
-/// Proves size and SHA-256 of every file of a checkpoint.
-pub fn verify(checkpoint: &Path) -> Result<Manifest> {
+/// Proves size and SHA-256 of every file of a checkpoint, unless `cancel` says to stop.
+pub fn verify(checkpoint: &Path, cancel: &CancelToken) -> Result<Manifest> {
     exists(checkpoint)?;
     let manifest = Manifest::load(checkpoint)?;
-    manifest.verify_files(checkpoint)?;
+    manifest.verify_files(checkpoint, cancel)?;
     Ok(manifest)
 }
 
@@ -42,7 +43,7 @@ pub fn load_state(checkpoint: &Path) -> Result<TrainerState> {
 }
 
 /// Fills the trainer's flat buffers with weights, moments and (bf16) remainders of a checkpoint. On an error they
-/// hold part of it.
+/// hold part of it. `cancel` ends reading.
 pub fn restore(
     checkpoint: &Path,
     shape: &ModelShape,
@@ -50,9 +51,10 @@ pub fn restore(
     remainder: Option<&mut Buffer>,
     first_moment: &mut Buffer,
     second_moment: &mut Buffer,
+    cancel: &CancelToken,
 ) -> Result<()> {
-    load_weights(checkpoint, shape, weights)?;
-    let mut file = Manifest::load(checkpoint)?.open(checkpoint, OPTIMIZER_FILE)?;
+    load_weights(checkpoint, shape, weights, cancel)?;
+    let mut file = Manifest::load(checkpoint)?.open(checkpoint, OPTIMIZER_FILE, cancel)?;
     let bytes = file.bytes();
     let buffers = OptimizerBuffers { first_moment, second_moment, remainder: remainder.map(|remainder| &*remainder) };
     let filled = optimizer_file::read(&mut file, bytes, &checkpoint.join(OPTIMIZER_FILE), shape, &buffers);
@@ -62,7 +64,7 @@ pub fn restore(
 /// Sizes and types of a model directory: a checkpoint, or any Llama model in one safetensors file.
 pub fn stored_model(directory: &Path) -> Result<StoredModel> {
     exists(directory)?;
-    let mut file = open(directory, CONFIG_FILE)?;
+    let mut file = open(directory, CONFIG_FILE, &CancelToken::new())?;
     let parsed = serde_json::from_reader(&mut file)
         .map_err(|error| CheckpointError::damaged(directory, format!("{CONFIG_FILE}: {error}")));
     let config: Value = proven(file, parsed)?;
@@ -87,21 +89,21 @@ fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
     }
 }
 
-/// Fills a flat buffer with a model directory's weights alone.
-pub fn load_weights(directory: &Path, shape: &ModelShape, weights: &mut Buffer) -> Result<()> {
+/// Fills a flat buffer with a model directory's weights alone. `cancel` ends reading.
+pub fn load_weights(directory: &Path, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
     exists(directory)?;
-    let mut file = open(directory, MODEL_FILE)?;
+    let mut file = open(directory, MODEL_FILE, cancel)?;
     let bytes = file.bytes();
     let filled = hugging_face::read_weights(&mut file, bytes, &directory.join(MODEL_FILE), shape, weights);
     proven(file, filled.map_err(|error| of_model(directory, error)))
 }
 
 /// Opens a file of a model directory; one with a manifest is held to it.
-fn open(directory: &Path, name: &str) -> Result<VerifiedFile> {
+fn open(directory: &Path, name: &str, cancel: &CancelToken) -> Result<VerifiedFile> {
     if directory.join(manifest::FILE_NAME).exists() {
-        return Manifest::load(directory)?.open(directory, name);
+        return Manifest::load(directory)?.open(directory, name, cancel);
     }
-    VerifiedFile::open(directory, name, None)
+    VerifiedFile::open(directory, name, None, cancel)
 }
 
 /// A file that is not what was written is damaged, whatever else its content led to.

@@ -1,9 +1,9 @@
 //! The tokenizer's files inside a checkpoint, so that `AutoTokenizer.from_pretrained` works on it.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use run_config::regular_file;
 use serde_json::json;
 
 use super::error::{Result, failed};
@@ -36,7 +36,7 @@ impl TokenizerFiles {
     /// Reads `tokenizer.json`, and `tokenizer_config.json` and `special_tokens_map.json` where they stand beside it.
     /// Without a `tokenizer_config.json` a plain one is made, in which `end_of_text` begins and ends a text.
     pub fn read(tokenizer_json: &Path, end_of_text: &str, end_of_text_id: u32, longest_text: usize) -> Result<Self> {
-        let tokenizer = fs::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
+        let tokenizer = regular_file::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
         let mut files = vec![(TOKENIZER_FILE, tokenizer)];
         let config =
             beside(tokenizer_json, "tokenizer_config.json")?.unwrap_or_else(|| plain_config(end_of_text, longest_text));
@@ -62,7 +62,7 @@ impl TokenizerFiles {
 
 fn beside(tokenizer_json: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let path = tokenizer_json.with_file_name(name);
-    match fs::read(&path) {
+    match regular_file::read(&path) {
         Ok(content) => Ok(Some(content)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed("read", &path)(error)),

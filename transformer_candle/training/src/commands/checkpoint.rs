@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use super::model_source::{checkpoints_in, experiment_folder};
 use crate::Result;
 use crate::checkpoint::{self, CheckpointError, Listed};
+use crate::stop::StopSignal;
 
 /// What can be asked about checkpoints.
 #[derive(Debug, Clone, Subcommand)]
@@ -30,14 +31,14 @@ pub struct Place {
     pub experiment: Option<String>,
 }
 
-pub(super) fn main(command: &CheckpointCommand) -> Result<u8> {
+pub(super) fn main(command: &CheckpointCommand, stop: &StopSignal) -> Result<u8> {
     match command {
         CheckpointCommand::List(place) => {
             let (directory, checkpoints) = place.checkpoints()?;
             super::print(&table(&directory, &checkpoints))?;
             Ok(0)
         }
-        CheckpointCommand::Verify(place) => verify(&place.checkpoints()?.1),
+        CheckpointCommand::Verify(place) => verify(&place.checkpoints()?.1, stop),
     }
 }
 
@@ -83,11 +84,12 @@ fn table(directory: &Path, checkpoints: &[Listed]) -> String {
 }
 
 /// One line a checkpoint; 5 if one of them is damaged.
-fn verify(checkpoints: &[Listed]) -> Result<u8> {
+fn verify(checkpoints: &[Listed], stop: &StopSignal) -> Result<u8> {
     let mut code = 0;
     for Listed { path, .. } in checkpoints {
-        match checkpoint::verify(path) {
+        match checkpoint::verify(path, &stop.cancel_token()) {
             Ok(manifest) => super::print(&format!("{}  sound, {} files\n", path.display(), manifest.files.len() + 1))?,
+            Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted.into()),
             Err(error) => {
                 super::print_error(&error);
                 code = error.exit_code();

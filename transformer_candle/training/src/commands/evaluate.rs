@@ -4,7 +4,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use dataset::{DataSource, HeldOut, Mixture, Tokenizer};
+use dataset::hub::HubSettings;
+use dataset::{CancelToken, DataSource, HeldOut, Mixture, Tokenizer};
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::ModelSource;
@@ -48,10 +49,11 @@ pub struct EvaluateOptions {
     pub json: bool,
 }
 
-/// Evaluates the model.
-pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationReport> {
+/// Evaluates the model, unless the signal is raised meanwhile.
+pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> Result<EvaluationReport> {
     pool::start()?;
-    let directory = options.model.directory()?;
+    let cancel = stop.cancel_token();
+    let directory = options.model.directory(&cancel)?;
     let StoredModel { shape, precision, .. } = checkpoint::stored_model(&directory)?;
     let tokenizer = load_tokenizer(&directory)?;
     let state = checkpoint::load_state(&directory).ok();
@@ -59,14 +61,16 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
     let (mut config, mut text) = match (run, options.input.as_slice()) {
         (Some(run), []) => {
             let run = run?;
-            let text = HeldOut::from_run(&run, &Mixture::from_run(&run)?, &tokenizer)?;
+            let data = Mixture::from_run(&run, hub, &cancel)?;
+            warn_of(&data.notes());
+            let text = HeldOut::from_run(&run, &data, &tokenizer)?;
             (run.config, text)
         }
         (None, []) => return Err(no_text(&directory)),
         (run, patterns) => {
             let config =
                 run.map_or_else(|| Ok(usual(shape.max_position_embeddings)), |run| run.map(|run| run.config))?;
-            let text = vec![local(patterns, &options.text_column, &config.data, &tokenizer)?];
+            let text = vec![local(patterns, &options.text_column, &config.data, &tokenizer, &cancel)?];
             (config, text)
         }
     };
@@ -75,14 +79,12 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
     let needed =
         |device: &kernels::Device| EvaluationBuffers::of(&config, &shape, sequences, device.kind()).plan.bytes();
     let Chosen { device, notes } = device::choose_for(options.device, &shape, needed)?;
-    for note in notes {
-        tracing::warn!("{note}");
-    }
+    warn_of(&notes);
     let buffers = EvaluationBuffers::of(&config, &shape, sequences, device.kind());
     require_room(buffers.plan.bytes(), &device, || format!("evaluating the model in {}", directory.display()))?;
     let arena = buffers.plan.allocate(&device)?;
     let mut decoder = buffers.decoder.bind(&arena)?;
-    checkpoint::load_weights(&directory, &shape, decoder.weights_mut())?;
+    checkpoint::load_weights(&directory, &shape, decoder.weights_mut(), &cancel)?;
     let mut micro_batch = MicroBatch::bind(&buffers.micro_batch, &arena, sequences)?;
     let most = options.max_sequences.unwrap_or_else(|| match options.input.as_slice() {
         [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,
@@ -101,11 +103,8 @@ pub fn run(options: &EvaluateOptions, stop: &StopSignal) -> Result<EvaluationRep
     }
 }
 
-pub(super) fn main(options: &EvaluateOptions) -> Result<u8> {
-    let stop = StopSignal::new();
-    let listening = stop.listen().map_err(TrainerError::io("listen for", "signals"))?;
-    let report = run(options, &stop)?;
-    drop(listening);
+pub(super) fn main(options: &EvaluateOptions, stop: &StopSignal) -> Result<u8> {
+    let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
         super::print_json(&report)?;
         return Ok(0);
@@ -147,8 +146,21 @@ fn usual(max_position_embeddings: usize) -> RunConfig {
     config
 }
 
-fn local(patterns: &[String], text_column: &str, data: &DataConfig, tokenizer: &Tokenizer) -> Result<HeldOut> {
+fn local(
+    patterns: &[String],
+    text_column: &str,
+    data: &DataConfig,
+    tokenizer: &Tokenizer,
+    cancel: &CancelToken,
+) -> Result<HeldOut> {
     let here = env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
-    let source = DataSource::local(patterns, &here, text_column)?;
+    let source = DataSource::local(patterns, &here, text_column, cancel)?;
+    warn_of(source.notes());
     Ok(HeldOut::whole(&source, data.sequence_length, data.packing, tokenizer)?)
+}
+
+fn warn_of(notes: &[String]) {
+    for note in notes {
+        tracing::warn!("{note}");
+    }
 }

@@ -1,6 +1,5 @@
 //! `generate`: a trained model continues a text.
 
-use std::fs;
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -8,10 +7,11 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use model::SamplingSettings;
-use run_config::Device;
+use run_config::{Device, regular_file};
 
 use super::ModelSource;
 use crate::completion::Completion;
+use crate::stop::StopSignal;
 use crate::terminal::escaped;
 use crate::trained_model::TrainedModel;
 use crate::{Result, TrainerError};
@@ -64,7 +64,7 @@ impl Prompt {
     fn read(&self) -> Result<String> {
         match (&self.text, &self.file) {
             (Some(text), _) => Ok(text.clone()),
-            (None, Some(file)) => fs::read_to_string(file).map_err(|error| {
+            (None, Some(file)) => regular_file::read_to_string(file).map_err(|error| {
                 TrainerError::Request(format!("cannot read the prompt in {}: {error}", file.display()))
             }),
             (None, None) => Ok(String::new()),
@@ -72,18 +72,17 @@ impl Prompt {
     }
 }
 
-/// Continues the text; `on_text` gets it as it grows and may break off.
-pub fn run(options: &GenerateOptions, on_text: impl FnMut(&str) -> ControlFlow<()> + Send) -> Result<Completion> {
-    let Prepared { model, prompt, settings } = Prepared::from(options)?;
-    model.complete(&prompt, options.max_tokens, &settings, on_text)
+/// Continues the text, unless the signal is raised meanwhile.
+pub fn run(options: &GenerateOptions, stop: &StopSignal) -> Result<Completion> {
+    Prepared::from(options, stop)?.complete(options, stop, |_| Ok(()))
 }
 
-pub(super) fn main(options: &GenerateOptions) -> Result<u8> {
+pub(super) fn main(options: &GenerateOptions, stop: &StopSignal) -> Result<u8> {
     if options.json {
-        super::print_json(&run(options, |_| ControlFlow::Continue(()))?)?;
+        super::print_json(&run(options, stop)?)?;
         return Ok(0);
     }
-    let Prepared { model, prompt, settings } = Prepared::from(options)?;
+    let Prepared { model, prompt, settings } = Prepared::from(options, stop)?;
     // Exact where it goes to a file or a program; a terminal would obey what is in it.
     let is_obeyed = io::stdout().is_terminal();
     let print = |text: &str| super::written(&if is_obeyed { escaped(text) } else { text.into() });
@@ -92,8 +91,10 @@ pub(super) fn main(options: &GenerateOptions) -> Result<u8> {
     let mut printed = Ok(());
     model.complete(&prompt, options.max_tokens, &settings, |text| {
         printed = print(due.take().unwrap_or_default()).and_then(|()| print(text));
-        if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        let continues = printed.is_ok() && stop.requested().is_none();
+        if continues { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
+    stop.check()?;
     super::delivered(printed.and_then(|()| print(due.unwrap_or_default())).and_then(|()| print("\n")))?;
     Ok(0)
 }
@@ -106,11 +107,28 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn from(options: &GenerateOptions) -> Result<Self> {
+    fn from(options: &GenerateOptions, stop: &StopSignal) -> Result<Self> {
         let &GenerateOptions { temperature, top_k, top_p, seed, .. } = options;
         let settings = SamplingSettings { temperature, top_k, top_p, seed };
         settings.check().map_err(|error| TrainerError::Request(error.to_string()))?;
         let prompt = options.prompt.read()?;
-        Ok(Self { model: TrainedModel::open(&options.model.directory()?, options.device)?, prompt, settings })
+        let cancel = stop.cancel_token();
+        let directory = options.model.directory(&cancel)?;
+        Ok(Self { model: TrainedModel::open(&directory, options.device, &cancel)?, prompt, settings })
+    }
+
+    /// Continues the text; `on_text` gets it as it grows, and ends it by failing.
+    fn complete(
+        &self,
+        options: &GenerateOptions,
+        stop: &StopSignal,
+        mut on_text: impl FnMut(&str) -> Result<()> + Send,
+    ) -> Result<Completion> {
+        let mut written = Ok(());
+        let completion = self.model.complete(&self.prompt, options.max_tokens, &self.settings, |text| {
+            written = on_text(text).and_then(|()| stop.check());
+            if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        written.map(|()| completion)
     }
 }

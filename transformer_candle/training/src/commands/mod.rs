@@ -10,6 +10,7 @@ pub mod gpu_check;
 mod model_source;
 pub mod plan;
 pub mod train;
+mod until_stopped;
 pub mod validate_data;
 
 use std::fmt::Display;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+use self::until_stopped::until_stopped;
 use crate::terminal::{LogWriter, escaped, escaped_json};
 use crate::{Result, TrainerError, stop};
 
@@ -70,21 +72,27 @@ enum Command {
 
 /// The program `transformer-candle`.
 pub fn main() -> ExitCode {
-    guarded(|| match arguments::parsed::<CommandLine>()?.command {
-        Command::Train(options) => train::main(&options),
-        Command::Plan(options) => plan::main(&options),
-        Command::Generate(options) => generate::main(&options),
-        Command::Evaluate(options) => evaluate::main(&options),
-        Command::Bench(options) => bench::main(&options),
-        Command::GpuCheck(options) => gpu_check::main(&options),
-        Command::ValidateData(options) => validate_data::main(&options),
-        Command::Checkpoint(command) => checkpoint::main(&command),
+    guarded(|| {
+        let command = arguments::parsed::<CommandLine>()?.command;
+        until_stopped(|stop| match command {
+            Command::Train(options) => train::main(&options, stop),
+            Command::Plan(options) => plan::main(&options),
+            Command::Generate(options) => generate::main(&options, stop),
+            Command::Evaluate(options) => evaluate::main(&options, stop),
+            Command::Bench(options) => bench::main(&options),
+            Command::GpuCheck(options) => gpu_check::main(&options),
+            Command::ValidateData(options) => validate_data::main(&options, stop),
+            Command::Checkpoint(command) => checkpoint::main(&command, stop),
+        })
     })
 }
 
 /// The program `train`: the command of that name on its own.
 pub fn train_main() -> ExitCode {
-    guarded(|| train::main(&arguments::parsed::<TrainCommandLine>()?.options))
+    guarded(|| {
+        let options = arguments::parsed::<TrainCommandLine>()?.options;
+        until_stopped(|stop| train::main(&options, stop))
+    })
 }
 
 /// Runs a command: logs and errors go to stderr, an error is one paragraph, a panic one sentence.

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use dataset::CancelToken;
 use run_config::{check_experiment_name, checkpoint_directory};
 
 use crate::checkpoint;
@@ -23,13 +24,13 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// The model's directory. Damaged checkpoints that were passed over are warned about.
-    pub fn directory(&self) -> Result<PathBuf> {
+    /// The model's directory, unless `cancel` says to stop. Damaged checkpoints that were passed over are warned about.
+    pub fn directory(&self, cancel: &CancelToken) -> Result<PathBuf> {
         let folder = self.folder()?;
         if folder.join("config.json").exists() || folder.join(checkpoint::MANIFEST_FILE_NAME).exists() {
             return Ok(folder);
         }
-        let newest = checkpoint::newest_sound(&checkpoints_in(&folder))?;
+        let newest = checkpoint::newest_sound(&checkpoints_in(&folder), cancel)?;
         for damaged in &newest.damaged {
             tracing::warn!("checkpoint {} is damaged ({}) and passed over", damaged.name, damaged.reason);
         }

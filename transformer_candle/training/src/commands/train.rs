@@ -7,13 +7,13 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use run_config::{Device, ResolvedRun, RunConfig};
 
+use crate::Result;
 use crate::checkpoint;
 use crate::lock::RunLock;
 use crate::progress::ProgressMode;
 use crate::run::{Outcome, RunOptions, run_training};
 use crate::stop::StopSignal;
 use crate::trainer::ResumeFrom;
-use crate::{Result, TrainerError};
 
 /// What `train` takes.
 #[derive(Debug, Clone, Args)]
@@ -64,12 +64,8 @@ pub fn load(config: &Path, overrides: &[String], resume: Option<&ResumeFrom>) ->
     Ok(RunConfig::load_with_checkpoint(config, overrides, &tokenizer)?)
 }
 
-pub(super) fn main(options: &TrainOptions) -> Result<u8> {
-    let stop = StopSignal::new();
-    let listening = stop.listen().map_err(TrainerError::io("listen for", "signals"))?;
-    let outcome = run(options, None, ProgressMode::Auto, &stop);
-    drop(listening);
-    Ok(outcome?.exit_code())
+pub(super) fn main(options: &TrainOptions, stop: &StopSignal) -> Result<u8> {
+    Ok(run(options, None, ProgressMode::Auto, stop)?.exit_code())
 }
 
 fn resume_from(directory: PathBuf) -> ResumeFrom {

@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::{Path, PathBuf, absolute};
 
 use clap::Args;
-use dataset::TokenStream;
+use dataset::hub::HubSettings;
 use dataset::ledger::{Audit, AuditedComponent, AuditedEpoch, audit, replay};
+use dataset::{CancelToken, TokenStream};
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
@@ -13,6 +14,7 @@ use super::model_source::checkpoints_in;
 use crate::checkpoint::{self, TrainerState};
 use crate::identity;
 use crate::memory_plan::shape_of;
+use crate::stop::StopSignal;
 use crate::trainer::{DataPlan, LEDGER, cursor_of};
 use crate::{Result, TrainerError};
 
@@ -57,12 +59,13 @@ pub struct ComponentReport {
     pub share: f64,
 }
 
-/// Audits a run.
+/// Audits a run, unless the signal is raised meanwhile.
 ///
 /// # Errors
 /// [`TrainerError::Request`] where this is no run, or a step to be made again is not in its ledger;
 /// [`TrainerError::Data`] where the ledger is not what the checkpoint vouches for, or the data cannot be read.
-pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
+pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) -> Result<DataReport> {
+    let cancel = stop.cancel_token();
     let directory = &absolute(&options.run).unwrap_or_else(|_| options.run.clone());
     let config = directory.join(RESOLVED_CONFIG);
     if !config.exists() {
@@ -70,15 +73,15 @@ pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
             format!("{} is no run's folder: it lacks the {RESOLVED_CONFIG} that training writes", directory.display());
         return Err(TrainerError::Request(message));
     }
-    let newest = checkpoint::newest_sound(&checkpoints_in(directory))?.path;
+    let newest = checkpoint::newest_sound(&checkpoints_in(directory), &cancel)?.path;
     let mut run = RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(&newest)))?;
     let state = checkpoint::load_state(&newest)?;
     identity::recall_revisions(&state.identity, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
-    let data = DataPlan::of(&run, shape_of(&run.config)?.vocab_size)?;
+    let data = DataPlan::of(&run, shape_of(&run.config)?.vocab_size, hub, &cancel)?;
     let DataPlan { mixture, settings, tokenizer } = &data;
     let path = directory.join(LEDGER);
-    let ended = ended(&run, &state, &data)?;
+    let ended = ended(&run, &state, &data, &cancel)?;
     let Audit { steps, targets, components, problems } = audit(&path, &head, mixture, settings, ended)?;
     let first = state.step + 1 - steps.min(state.step);
     for &step in &options.replay {
@@ -95,8 +98,8 @@ pub fn run(options: &ValidateDataOptions) -> Result<DataReport> {
     Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
 }
 
-pub(super) fn main(options: &ValidateDataOptions) -> Result<u8> {
-    let report = run(options)?;
+pub(super) fn main(options: &ValidateDataOptions, stop: &StopSignal) -> Result<u8> {
+    let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
         super::print_json(&report)?;
     } else {
@@ -138,13 +141,13 @@ impl fmt::Display for DataReport {
 }
 
 /// Whether the data had ended at the checkpoint: the run takes so many epochs, and nothing of them is left.
-fn ended(run: &ResolvedRun, state: &TrainerState, data: &DataPlan) -> Result<bool> {
+fn ended(run: &ResolvedRun, state: &TrainerState, data: &DataPlan, cancel: &CancelToken) -> Result<bool> {
     if run.config.scheduler.total_epochs.is_none() {
         return Ok(false);
     }
     let DataPlan { mixture, settings, tokenizer } = data;
     let mut stream = TokenStream::open(mixture, settings, tokenizer, Some(cursor_of(state)?))?;
-    Ok(stream.next_sequences(1)?.is_empty())
+    Ok(stream.next_sequences_unless(1, &|| cancel.is_cancelled())?.is_empty())
 }
 
 fn no_ledger(directory: &Path) -> TrainerError {

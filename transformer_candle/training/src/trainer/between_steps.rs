@@ -23,7 +23,7 @@ impl Trainer {
     }
 
     /// Evaluates unless the signal is raised before the last batch.
-    pub(crate) fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
+    pub fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
         let most = self.run.config.runtime.evaluation.max_batches * self.run.config.data.sequences_per_step;
         let held_out = self.data.held_out(&self.run)?;
         let (pool, step) = (self.engine.pool(), self.position.step);
@@ -93,6 +93,17 @@ impl Trainer {
 
     /// Continues a prompt with the weights as they are; an empty prompt starts a new text.
     pub fn generate(&self, prompt: &str, max_tokens: usize, settings: &SamplingSettings) -> Result<Completion> {
+        self.generate_unless(prompt, max_tokens, settings, &StopSignal::new())
+    }
+
+    /// As [`Trainer::generate`], unless the signal is raised before the last token.
+    pub fn generate_unless(
+        &self,
+        prompt: &str,
+        max_tokens: usize,
+        settings: &SamplingSettings,
+        stop: &StopSignal,
+    ) -> Result<Completion> {
         let tokenizer = &self.data.tokenizer;
         let mut tokens = tokenizer.encode(prompt)?;
         if tokens.is_empty() {
@@ -102,8 +113,11 @@ impl Trainer {
         let (shape, weights) = (&self.shape, self.engine.decoder.weights().clone());
         self.engine.pool().install(|| {
             let mut generator = generator(shape, weights, tokens.len().saturating_add(max_tokens))?;
-            let on_text = |_: &str| ControlFlow::Continue(());
-            complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)
+            let on_text =
+                |_: &str| if stop.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+            let written =
+                complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)?;
+            stop.check().map(|()| written)
         })
     }
 

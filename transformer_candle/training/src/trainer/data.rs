@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use dataset::{Cursor, DataError, HeldOut, Mixture, StreamSettings, TokenStream, Tokenizer};
+use dataset::hub::HubSettings;
+use dataset::{Batch, CancelToken, Cursor, DataError, HeldOut, Mixture, StreamSettings, TokenStream, Tokenizer};
 use run_config::ResolvedRun;
 
 use crate::checkpoint::TrainerState;
@@ -19,12 +20,14 @@ pub(crate) struct DataPlan {
 pub(super) struct Data {
     pub(super) tokenizer: Tokenizer,
     pub(super) stream: TokenStream,
+    /// The batch of a step that was abandoned.
+    pub(super) taken: Option<Batch>,
     held_out: Vec<HeldOut>,
 }
 
 impl DataPlan {
-    /// Loads the tokenizer and lists the files.
-    pub(crate) fn of(run: &ResolvedRun, vocab_size: usize) -> Result<Self> {
+    /// Loads the tokenizer and lists the files, unless `cancel` says to stop.
+    pub(crate) fn of(run: &ResolvedRun, vocab_size: usize, hub: &HubSettings, cancel: &CancelToken) -> Result<Self> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
         let tokenizer = Tokenizer::load(path, &run.special_tokens)?;
         if tokenizer.vocab_size() > vocab_size {
@@ -34,15 +37,16 @@ impl DataPlan {
                 tokenizer.vocab_size()
             )));
         }
-        Ok(Self { tokenizer, mixture: Mixture::from_run(run)?, settings: StreamSettings::from_run(run) })
+        Ok(Self { tokenizer, mixture: Mixture::from_run(run, hub, cancel)?, settings: StreamSettings::from_run(run) })
     }
 
     /// Opens the stream, where a checkpoint left it if there is one; and the held-out text if the run will evaluate, so that
     /// it cannot fail on that hours later. A text too small to hold out a part of it is trained on without evaluation.
     pub(super) fn open(self, run: &mut ResolvedRun, cursor: Option<Cursor>, notes: &mut Vec<String>) -> Result<Data> {
         let Self { tokenizer, mixture, settings } = self;
+        notes.extend(mixture.notes());
         let stream = TokenStream::open(mixture, &settings, &tokenizer, cursor)?;
-        let mut data = Data { tokenizer, stream, held_out: Vec::new() };
+        let mut data = Data { tokenizer, stream, taken: None, held_out: Vec::new() };
         if run.config.runtime.evaluation.every_n_steps.is_some() {
             match data.held_out(run) {
                 Err(TrainerError::Data(problem @ DataError::NothingHeldOut { .. })) => {

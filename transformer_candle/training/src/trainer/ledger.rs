@@ -3,7 +3,7 @@
 use std::{io, path::Path};
 
 use dataset::{
-    Batch, Cursor,
+    Batch, CancelToken, Cursor, DataError,
     ledger::{BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, WindowRecord},
 };
 
@@ -32,6 +32,7 @@ impl RunLedger {
         resumed: Option<&TrainerState>,
         cursor: &Cursor,
         notes: &mut Vec<String>,
+        cancel: &CancelToken,
     ) -> Result<Self> {
         let path = run_directory.join(LEDGER);
         if path.is_symlink() {
@@ -40,14 +41,15 @@ impl RunLedger {
                 "{path} is a symbolic link, and what it points to would be overwritten: remove the link"
             )));
         }
-        let new = || Ledger::open(&path, &LedgerHead::empty());
+        let new = || Ledger::open(&path, &LedgerHead::empty(), cancel);
         let Some(state) = resumed else {
             return Ok(Self::of(new()?, None));
         };
         let refusal = match &state.ledger {
             None => "the checkpoint vouches for none".to_owned(),
-            Some(head) => match Ledger::open(&path, head) {
+            Some(head) => match Ledger::open(&path, head, cancel) {
                 Ok(ledger) => return Ok(Self::of(ledger, Some(cursor.clone()))),
+                Err(DataError::Interrupted) => return Err(DataError::Interrupted.into()),
                 Err(error) => error.to_string(),
             },
         };

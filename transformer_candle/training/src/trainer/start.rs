@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
-use dataset::{Cursor, Tokenizer};
+use dataset::{CancelToken, Cursor, Tokenizer, hub::HubSettings};
 use kernels::Device;
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
@@ -23,6 +23,7 @@ use crate::{
     run::RunOptions,
     run_folder::RunFolder,
     schedule::LearningRate,
+    stop::StopSignal,
 };
 
 /// Where a run goes on.
@@ -47,7 +48,7 @@ impl Trainer {
     /// Nothing is allocated or written if the run does not fit in memory, its directory belongs to another trainer or
     /// holds checkpoints already, or its data cannot be found.
     pub fn new(run: ResolvedRun) -> Result<Self> {
-        Self::start(run, &RunOptions::default())
+        Self::start(run, &RunOptions::default(), &HubSettings::from_environment(), &StopSignal::new())
     }
 
     /// A trainer that resumes at a checkpoint, bit for bit as if it had never stopped: also its micro-batch, accumulation and
@@ -58,12 +59,15 @@ impl Trainer {
     /// [`TrainerError::ChangedOnResume`] and [`TrainerError::RebatchedOnResume`] if a key of the config differs that training
     /// cannot be resumed with; [`TrainerError::OutOfMemoryOnResume`] if the checkpoint's micro-batch does not fit any more.
     pub fn resume(run: ResolvedRun, from: &ResumeFrom, rebatch: bool) -> Result<Self> {
-        Self::start(run, &RunOptions { resume: Some(from.clone()), rebatch, ..RunOptions::default() })
+        let options = RunOptions { resume: Some(from.clone()), rebatch, ..RunOptions::default() };
+        Self::start(run, &options, &HubSettings::from_environment(), &StopSignal::new())
     }
 
-    /// A trainer of a new run or a resumed one, as the options say.
-    pub(crate) fn start(mut run: ResolvedRun, options: &RunOptions) -> Result<Self> {
+    /// [`Trainer::new`] or [`Trainer::resume`], as the options say, unless the signal is raised meanwhile. What it waits for can
+    /// be seen in `hub.waits`.
+    pub fn start(mut run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
+        let cancel = stop.cancel_token();
         pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
         let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
         let shape = shape_of(&run.config)?;
@@ -77,13 +81,13 @@ impl Trainer {
         };
         let folder = RunFolder::open(&run.run_directory)?;
         let mut notes = [run.notes.clone(), of_device].concat();
-        let chosen = choose(&run, from, &mut notes)?;
+        let chosen = choose(&run, from, &mut notes, &cancel)?;
         let plan = plan(&mut run, &device, chosen.as_ref(), rebatch, &mut notes)?;
         let resumed = chosen.as_ref().map(|chosen| &chosen.state);
         if let Some(state) = resumed {
             identity::recall_revisions(&state.identity, &mut run);
         }
-        let data = DataPlan::of(&run, shape.vocab_size)?;
+        let data = DataPlan::of(&run, shape.vocab_size, hub, &cancel)?;
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
         let sources = data.mixture.describe();
         identity::pin_revisions(&mut run, &sources);
@@ -97,13 +101,15 @@ impl Trainer {
         let data = data.open(&mut run, resumed.map(cursor_of).transpose()?, &mut notes)?;
 
         let mut engine = Engine::new(&run.config, &shape, plan.setting(device.kind()), &device)?;
-        fill(&mut engine, &shape, run.config.runtime.seed, chosen.as_ref())?;
+        stop.check()?;
+        fill(&mut engine, &shape, run.config.runtime.seed, chosen.as_ref(), &cancel)?;
+        stop.check()?;
         if let Some(state) = resumed {
             notes.extend(products::recall(&device, state.products.as_ref())?);
         }
         engine.warm_up()?;
         let cursor = data.stream.cursor();
-        let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes)?;
+        let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes, &cancel)?;
         write_records(&run, &engine)?;
         let logging = &run.config.runtime.logging;
         let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
@@ -138,14 +144,20 @@ impl Trainer {
 }
 
 /// The weights, and what the optimizer keeps beside them, as they are before the first step or at a checkpoint.
-fn fill(engine: &mut Engine, shape: &ModelShape, seed: u64, chosen: Option<&Chosen>) -> Result<()> {
+fn fill(
+    engine: &mut Engine,
+    shape: &ModelShape,
+    seed: u64,
+    chosen: Option<&Chosen>,
+    cancel: &CancelToken,
+) -> Result<()> {
     let pool = engine.pool();
     let Engine { decoder, optimizer, .. } = engine;
     let (weights, (remainder, first_moment, second_moment)) = (decoder.weights_mut(), optimizer.state_mut());
     pool.install(|| match chosen {
         None => Ok(initialization::fill(shape, seed, weights, remainder)?),
         Some(Chosen { directory, .. }) => {
-            Ok(checkpoint::restore(directory, shape, weights, remainder, first_moment, second_moment)?)
+            Ok(checkpoint::restore(directory, shape, weights, remainder, first_moment, second_moment, cancel)?)
         }
     })
 }
@@ -179,7 +191,12 @@ fn plan(
     Ok(plan)
 }
 
-fn choose(run: &ResolvedRun, from: Option<&ResumeFrom>, notes: &mut Vec<String>) -> Result<Option<Chosen>> {
+fn choose(
+    run: &ResolvedRun,
+    from: Option<&ResumeFrom>,
+    notes: &mut Vec<String>,
+    cancel: &CancelToken,
+) -> Result<Option<Chosen>> {
     let directory = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(&run.run_directory);
     let existing = checkpoint::list(directory)?;
     let chosen = match (from, existing.last()) {
@@ -197,14 +214,14 @@ fn choose(run: &ResolvedRun, from: Option<&ResumeFrom>, notes: &mut Vec<String>)
             return Ok(None);
         }
         (Some(ResumeFrom::Latest), Some(_)) => {
-            let found = checkpoint::newest_sound(directory)?;
+            let found = checkpoint::newest_sound(directory, cancel)?;
             notes.extend(found.damaged.iter().map(|damaged| {
                 format!("checkpoint {} is damaged and was passed over: {}", damaged.name, damaged.reason)
             }));
             found.path
         }
         (Some(ResumeFrom::Directory(path)), _) => {
-            checkpoint::verify(path)?;
+            checkpoint::verify(path, cancel)?;
             path.clone()
         }
     };

@@ -8,7 +8,6 @@ use super::Problems;
 use crate::formats::Row;
 use crate::ledger::{BeginPosition, Piece, TakenSequences, WindowRecord};
 use crate::selection::Selection;
-use crate::stop::Stop;
 use crate::{DataError, DataSource};
 
 /// What an audit found of a component.
@@ -132,7 +131,7 @@ impl<'a> ComponentAuditor<'a> {
     fn check_complete(&self, epoch: u64, coverage: &Coverage, problems: &mut Problems) -> Result<(), DataError> {
         for index in 0..self.selection.training_files() {
             let name = &self.source.files()[index].name;
-            let mut file = self.source.open(index, &Stop::default())?;
+            let mut file = self.source.open(index, self.source.cancel())?;
             let mut group = 0;
             while group < self.selection.training_groups(index, file.groups().unwrap_or(u64::MAX)) {
                 let Some(rows) = file.rows(group)? else {
@@ -154,7 +153,7 @@ impl<'a> ComponentAuditor<'a> {
     /// The first row among these that holds a document: rows without one leave no trace where a window has nothing
     /// else.
     fn first_document(&self, rows: &Piece) -> Result<Option<u64>, DataError> {
-        let mut file = self.source.open(rows.file as usize, &Stop::default())?;
+        let mut file = self.source.open(rows.file as usize, self.source.cancel())?;
         file.seek(rows.group, rows.row)?;
         for row in rows.row..rows.row + rows.rows {
             if matches!(file.next_row()?, Some(Row::Document(_))) {

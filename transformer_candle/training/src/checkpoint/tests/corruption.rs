@@ -8,7 +8,7 @@ fn scattered(number: usize, limit: usize) -> impl Iterator<Item = usize> {
 }
 
 fn assert_damaged(checkpoint: &Path, name: &str, what: &str) {
-    match verify(checkpoint) {
+    match verify(checkpoint, &CancelToken::new()) {
         Err(CheckpointError::Damaged { reason, .. }) => {
             assert!(reason.contains(name), "{what}: {reason}");
         }
@@ -36,7 +36,7 @@ fn every_byte_of_the_small_files_counts() {
         }
         fs::write(&path, &bytes).unwrap();
     }
-    verify(&checkpoint).unwrap();
+    verify(&checkpoint, &CancelToken::new()).unwrap();
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn every_flipped_bit_of_the_tensors_is_found_and_never_restored() {
         }
         fs::write(&path, &bytes).unwrap();
     }
-    verify(&checkpoint).unwrap();
+    verify(&checkpoint, &CancelToken::new()).unwrap();
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_file_that_is_cut_lengthened_or_gone_is_named() {
         assert_damaged(&checkpoint, &name, "gone");
         fs::write(&path, &bytes).unwrap();
     }
-    verify(&checkpoint).unwrap();
+    verify(&checkpoint, &CancelToken::new()).unwrap();
 }
 
 #[test]

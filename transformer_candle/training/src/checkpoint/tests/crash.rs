@@ -63,7 +63,7 @@ fn a_disk_that_fills_up_anywhere_leaves_the_older_checkpoints_and_no_piece_of_th
         refused += 1;
     }
     assert!(refused > 10);
-    verify(&folder.path().join("step-00000001")).unwrap();
+    verify(&folder.path().join("step-00000001"), &CancelToken::new()).unwrap();
     save_with_room(&folder, 2 * needed as usize, io::ErrorKind::StorageFull).unwrap();
 }
 
@@ -99,12 +99,12 @@ fn a_failing_disk_leaves_no_piece_either_and_names_the_file() {
 fn while_a_checkpoint_is_written_readers_see_the_one_before() {
     let folder = saved(&[1]);
     let create = |path: &Path| {
-        assert_eq!(newest_sound(folder.path()).unwrap().path, folder.path().join("step-00000001"));
+        assert_eq!(newest_sound(folder.path(), &CancelToken::new()).unwrap().path, folder.path().join("step-00000001"));
         assert_eq!(list(folder.path()).unwrap().len(), 1);
         create_file(path)
     };
     Tiny::at(Precision::Fp32, 2).save_through(folder.path(), &state_at(2), &create).unwrap();
-    assert_eq!(newest_sound(folder.path()).unwrap().path, folder.path().join("step-00000002"));
+    assert_eq!(newest_sound(folder.path(), &CancelToken::new()).unwrap().path, folder.path().join("step-00000002"));
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn what_killed_writers_left_is_removed_by_the_next_save() {
     fs::create_dir(&left).unwrap();
     fs::write(left.join("model.safetensors"), "half").unwrap();
     fs::write(folder.path().join(".latest.tmp-4242"), "step-0").unwrap();
-    assert_eq!(newest_sound(folder.path()).unwrap().path, folder.path().join("step-00000001"));
+    assert_eq!(newest_sound(folder.path(), &CancelToken::new()).unwrap().path, folder.path().join("step-00000001"));
     Tiny::at(Precision::Fp32, 3).save(folder.path(), &state_at(3));
     assert_eq!(names(folder.path()), ["latest", "step-00000001", "step-00000003"]);
 }
@@ -127,7 +127,8 @@ fn writer_that_is_killed() {
     let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else {
         return;
     };
-    let first = newest_sound(&folder).map_or(1, |newest| load_state(&newest.path).unwrap().step + 1);
+    let first =
+        newest_sound(&folder, &CancelToken::new()).map_or(1, |newest| load_state(&newest.path).unwrap().step + 1);
     for step in first.. {
         Tiny::at(Precision::Fp32, step).save(&folder, &state_at(step));
         mark_best(&folder, &folder.join(step_name(step))).unwrap();
@@ -156,7 +157,7 @@ fn a_writer_killed_at_any_instant_leaves_a_sound_checkpoint_and_loses_none() {
         thread::sleep(Duration::from_micros(700 * round));
         writer.kill().unwrap();
         writer.wait().unwrap();
-        let newest = newest_sound(folder.path()).unwrap();
+        let newest = newest_sound(folder.path(), &CancelToken::new()).unwrap();
         assert!(newest.damaged.is_empty(), "{:?}", newest.damaged);
         let step = load_state(&newest.path).unwrap().step;
         assert!(step > newest_step, "step {newest_step} was there before, {step} is left");

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use dataset::CancelToken;
 use kernels::{Buffer, DType, Device, bf16};
 use model::{ModelShape, ParameterLayout, Precision};
 use run_config::ModelConfig;
@@ -101,7 +102,7 @@ impl Tiny {
 
     fn restore(&mut self, checkpoint: &Path) -> Result<()> {
         let Self { shape, weights, remainder, first_moment, second_moment, .. } = self;
-        restore(checkpoint, shape, weights, remainder.as_mut(), first_moment, second_moment)
+        restore(checkpoint, shape, weights, remainder.as_mut(), first_moment, second_moment, &CancelToken::new())
     }
 
     /// The bits of every tensor that is saved; the vocabulary's padding is not.

@@ -154,7 +154,8 @@ fn a_model_from_elsewhere_needs_no_manifest() {
     let checkpoint = folder.path().join("step-00000001");
     fs::remove_file(checkpoint.join("MANIFEST.json")).unwrap();
     let mut tiny = Tiny::zeros(Precision::Fp32);
-    load_weights(&checkpoint, &stored_model(&checkpoint).unwrap().shape, &mut tiny.weights).unwrap();
+    load_weights(&checkpoint, &stored_model(&checkpoint).unwrap().shape, &mut tiny.weights, &CancelToken::new())
+        .unwrap();
     assert!(tiny.weights.read_f32().unwrap().iter().any(|weight| *weight != 0.0));
-    assert!(verify(&checkpoint).is_err(), "as a checkpoint to go on from it is damaged");
+    assert!(verify(&checkpoint, &CancelToken::new()).is_err(), "as a checkpoint to go on from it is damaged");
 }

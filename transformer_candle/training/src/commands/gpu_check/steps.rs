@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use dataset::Batch;
+use dataset::{Batch, CancelToken};
 use kernels::Device;
 use model::{ModelShape, initialization};
 use run_config::{ActivationRecompute, Format, Precision, RunConfig};
@@ -188,7 +188,15 @@ impl Task {
         let mut engine = self.engine(&subject.device, way)?;
         let Engine { decoder, optimizer, .. } = &mut engine;
         let (remainder, first_moment, second_moment) = optimizer.state_mut();
-        checkpoint::restore(&saved, &self.shape, decoder.weights_mut(), remainder, first_moment, second_moment)?;
+        checkpoint::restore(
+            &saved,
+            &self.shape,
+            decoder.weights_mut(),
+            remainder,
+            first_moment,
+            second_moment,
+            &CancelToken::new(),
+        )?;
         engine.warm_up()?;
         losses.extend(self.steps(&mut engine, self.first + 1..=self.last())?);
         Trained::of(subject, run, &engine, losses)

@@ -1,0 +1,18 @@
+"""Reading the files that people name, regular ones only: a named pipe is waited for, a device read without end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def check_regular(path: Path) -> None:
+    """Raise an `OSError` if there is something that is neither a file nor a folder."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        kind = "a named pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
+        raise OSError(f"it is {kind}, not a regular file")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, without the byte order mark that some editors put first."""
+    check_regular(path)
+    return path.read_text(encoding="utf-8-sig")
