@@ -121,11 +121,13 @@ pub fn listening<T: Send>(
                 Err(error) => return Err(Failure::Error(Box::new(not_started(&error)))),
             };
             while done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                if let Err(error) = Python::attach(Python::check_signals) {
-                    let of_keyboard = Python::attach(|py| error.is_instance_of::<PyKeyboardInterrupt>(py));
-                    stop.request(if of_keyboard { Signal::Interrupt } else { Signal::Terminate });
-                    interrupted = Some(error);
-                }
+                Python::attach(|py| {
+                    if let Err(error) = py.check_signals() {
+                        let of_keyboard = error.is_instance_of::<PyKeyboardInterrupt>(py);
+                        stop.request(if of_keyboard { Signal::Interrupt } else { Signal::Terminate });
+                        interrupted = Some(error);
+                    }
+                });
             }
             worker.join().unwrap_or_else(|_| Err(Failure::Panic("a panic in a panic".to_owned())))
         })
