@@ -21,7 +21,7 @@ NOBODY = 65534
 MODEL = ("hidden_size=8", "intermediate_size=8", "num_layers=1", "num_attention_heads=2", "num_key_value_heads=1")
 # Above the largest file of a checkpoint of MODEL, below what some hundred steps write to each file of the run.
 FILE_SIZE = 64 << 10
-ADDRESS_SPACE = 700 << 20
+ADDRESS_SPACE = 400 << 20
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +108,8 @@ def read_until(process: subprocess.Popen[str], words: str) -> str:
 
 
 def limited(run: Run, *arguments: str | Path) -> Finished:
-    """Run the program with little address space."""
-    size = f"--as={ADDRESS_SPACE}"
-    return run.workspace.command("prlimit", size, *arguments)
+    """Run the program with little address space and few threads, each of which reserves some."""
+    return run.workspace.command("env", "RAYON_NUM_THREADS=2", "prlimit", f"--as={ADDRESS_SPACE}", *arguments)
 
 
 def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
