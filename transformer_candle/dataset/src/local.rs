@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(names(&["."]), ["a.txt", "sub/b.txt", "sub/c.txt"]);
         assert_eq!(names(&["alias/*.txt", "sub", "*.txt"]), ["alias/b.txt", "alias/c.txt", "a.txt"]);
         assert_eq!(names(&["0.txt", "sub/b.txt"]), ["0.txt"]);
-        assert_eq!(names(&["{alias,sub}/*.txt"]), ["sub/b.txt", "sub/c.txt"]);
+        assert_eq!(names(&["{alias,sub}/*.txt", "a.txt"]), ["sub/b.txt", "sub/c.txt", "a.txt"]);
         assert_eq!(names(&["{alias/c,sub/c}.txt"]), ["c.txt"]);
     }
 
