@@ -25,6 +25,7 @@ __all__ = [
     "MemoryPlan",
     "OutOfMemoryError",
     "RunConfig",
+    "RunLock",
     "StepReport",
     "TokenStream",
     "Trainer",
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "cache_root",
     "cards",
+    "check_threads",
     "config_to_yaml",
     "environment",
     "evaluate",
@@ -45,6 +47,7 @@ __all__ = [
     "presets",
     "train",
     "validate_data",
+    "vocab_size",
 ]
 
 _Path = str | PathLike[str]

@@ -200,8 +200,8 @@ def _run(arguments: list[str]) -> int:
     try:
         with answered():
             return int(app(arguments, prog_name="orchestrate", standalone_mode=False) or ExitCode.DONE)
-    except Stopped as stopped:
-        return _complain(str(stopped), stopped.code)
+    except Stopped as end:
+        return _complain(str(end), end.code)
     except CommandError as failure:
         return _complain(str(failure), failure.code)
     except TyperException as error:

@@ -352,10 +352,10 @@ mod tests {
     fn no_head_vouches_for_lines_not_on_the_disk() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
-        let mut ledger = Ledger::open(&path, &LedgerHead::empty()).unwrap();
+        let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
         ledger.append(&record(1)).unwrap();
         let one = ledger.sync().unwrap();
-        let disk = ledger.file.put_in_place(File::options().write(true).open("/dev/full").unwrap());
+        let disk = ledger.file.put_in_place(std::fs::File::options().write(true).open("/dev/full").unwrap());
         ledger.append(&record(2)).unwrap();
         assert_eq!(ledger.sync(), None);
         assert_eq!(steps(&path, &one).unwrap(), [1], "what was vouched for before still is");

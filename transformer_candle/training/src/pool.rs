@@ -17,6 +17,8 @@ const MOST_PER_CORE: usize = 8;
 const ALWAYS_ALLOWED: usize = 64;
 /// Pools of so many threads: ours, and those of the two libraries that encode text.
 const POOLS: usize = 3;
+/// As `data.num_workers` has it.
+const MOST_WORKERS: usize = 256;
 /// Threads that wait for data, for signals, for the Hub.
 const SINGLE_THREADS: usize = 8;
 
@@ -27,7 +29,7 @@ const SINGLE_THREADS: usize = 8;
 /// [`TrainerError::Request`] says who asks for so many, or that there is no room for them.
 pub fn check(configured: Option<usize>, workers: usize) -> Result<()> {
     let threads = Threads::wanted(configured)?;
-    let needed = POOLS * threads.number + workers + SINGLE_THREADS;
+    let needed = POOLS * threads.number + workers.min(MOST_WORKERS) + SINGLE_THREADS;
     start_and_end(needed).map_err(|error| threads.not_started(needed, &error.to_string()))
 }
 
