@@ -15,9 +15,10 @@ pub(crate) fn transpose(source: &[f32], from: usize, target: &mut [f32], to: usi
     plain(source, from, target, to);
 }
 
+/// Rows of the target are written in order: where they overlap (`to` below [`SIDE`], narrow panels), the later one stays.
 fn plain(source: &[f32], from: usize, target: &mut [f32], to: usize) {
-    for row in 0..SIDE {
-        for column in 0..SIDE {
+    for column in 0..SIDE {
+        for row in 0..SIDE {
             target[column * to + row] = source[row * from + column];
         }
     }
