@@ -51,6 +51,29 @@ def build(tied: bool) -> LlamaForCausalLM:
     return model
 
 
+class ExactRotary(torch.nn.Module):
+    """Cosines and sines of the angles in float64, [sequences, positions, head_dim] each."""
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        head_dim = CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
+        frequencies = CONFIG["rope_theta"] ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        angles = (position_ids[..., None] * frequencies).repeat(1, 1, 2)
+        return angles.cos(), angles.sin()
+
+
+def exact(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The model in float64 throughout: transformers' norms and angles are float32, and round as the processor does."""
+    layers = model.model.layers
+    for parent, name in [(model.model, "norm")] + [
+        (layer, name) for layer in layers for name in ("input_layernorm", "post_attention_layernorm")
+    ]:
+        norm = torch.nn.RMSNorm(CONFIG["hidden_size"], eps=CONFIG["rms_norm_eps"])
+        norm.weight = getattr(parent, name).weight
+        setattr(parent, name, norm)
+    model.model.rotary_emb = ExactRotary()
+    return model.double()
+
+
 def loss_sum(
     model: LlamaForCausalLM, ids: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -133,10 +156,12 @@ def fixture(name: str) -> dict[str, torch.Tensor]:
     documents = draw_documents(SEQUENCES, POSITIONS) if packed else None
     if documents is not None:
         out["documents"] = documents
-    model = model.double()
-    loss, exact = gradients(model, ids, targets, documents)
+    as_released, _ = gradients(model.double(), ids, targets, documents)
+    model = exact(model)
+    loss, wanted = gradients(model, ids, targets, documents)
+    torch.testing.assert_close(loss, as_released, rtol=1e-6, atol=0.0)
     out |= {"input_ids": ids, "targets": targets, "loss": loss.reshape(1)}
-    out |= {f"gradients.{name}": grad for name, grad in exact.items()}
+    out |= {f"gradients.{name}": grad for name, grad in wanted.items()}
 
     half = build(tied).bfloat16()
     half.load_state_dict(
@@ -144,7 +169,7 @@ def fixture(name: str) -> dict[str, torch.Tensor]:
     )
     rough_loss, rough = gradients(half, ids, targets, documents)
     out["bf16.loss_error"] = (rough_loss.double() - loss).abs().reshape(1)
-    for name, grad in exact.items():
+    for name, grad in wanted.items():
         out[f"bf16.error.{name}"] = ((rough[name].double() - grad).norm() / grad.norm()).reshape(1)
 
     if not packed:
