@@ -95,7 +95,7 @@ def prepare(workspace: Workspace, dataset: str, samples: int, *experiments: str)
     template = workspace.run_folder("template")
     for experiment in experiments:
         folder = workspace.run_folder(experiment)
-        folder.mkdir()
+        shutil.copytree(template / "tokenizer", folder / "tokenizer")
         for name in ("streaming_config.json", "special_tokens.txt"):
             shutil.copy(template / name, folder)
         (folder / "training.yaml").write_text(CONFIG)

@@ -132,12 +132,18 @@ def test_a_command_that_computes_is_ended(workspace: Workspace, number: signal.S
     assert_stopped(process, number)
 
 
+# The signal may also find the interpreter before the compiled code is entered.
 COMPILED = """
 import hashlib
-from orchestrator.signals import answered
-with answered():
-    print("ready", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+import sys
+from orchestrator.signals import Stopped, answered
+try:
+    with answered():
+        print("ready", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+except Stopped as stopped:
+    print(f"orchestrate: {stopped}", file=sys.stderr)
+    sys.exit(stopped.code)
 """
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, base_config, demo_data, launch, run_files, summary, tokenizer
+from orchestrator import _native, base_config, demo_data, launch, run_files, signals, summary, tokenizer
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import Place, Roots, shown
@@ -37,7 +37,7 @@ def run(settings: Settings) -> int:
         return _resume(settings, place, roots)
     base = base_config.choose(settings)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
-    with _native.RunLock(place.folder.absolute()) as lock:
+    with _native.RunLock(place.folder.absolute()) as lock, signals.at_end(lock.release):
         _refuse_an_earlier_run(place, base, settings)
         source = _open_source(settings, base)
         ready = _prepare_tokenizer(settings, place, base, source)
@@ -67,6 +67,10 @@ def _check_conflicts(settings: Settings) -> None:
         flags = ", ".join(_streamed(settings))
         raise CommandError(
             f"--input reads local files, and {flags} is for a data set that is streamed: give one or the other"
+        )
+    if settings.dataset == DEMO_DATASET and (settings.revision or settings.data_config):
+        raise CommandError(
+            "this machine makes the data set demo itself, and there is only one: leave out --revision and --data-config"
         )
     if settings.config is not None and settings.preset is not None:
         raise CommandError("--config and --preset both say what to start from: give one of them")

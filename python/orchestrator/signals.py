@@ -7,13 +7,16 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 GRACE = 0.5
 """Seconds that the interpreter has to answer; compiled code may keep it from seeing a signal."""
+
+
+_at_end: list[Callable[[], None]] = []
 
 
 class Stopped(BaseException):
@@ -59,6 +62,16 @@ def unwatched() -> Iterator[None]:
         signal.set_wakeup_fd(former)
 
 
+@contextmanager
+def at_end(call: Callable[[], None]) -> Iterator[None]:
+    """Call it where a signal ends the process within the block without unwinding it."""
+    _at_end.append(call)
+    try:
+        yield
+    finally:
+        _at_end.remove(call)
+
+
 def _stop(number: int, _frame: FrameType | None) -> None:
     raise Stopped(number)
 
@@ -75,4 +88,6 @@ def _end(stopped: Stopped) -> None:
     """End the process as it is, with what was printed; a bar had hidden the cursor."""
     print("\x1b[?25h" if sys.stdout.isatty() else "", end="", flush=True)
     print(f"orchestrate: {stopped}", file=sys.stderr, flush=True)
+    for call in _at_end:
+        call()
     os._exit(stopped.code)

@@ -31,6 +31,8 @@ struct Owner {
 pub struct RunLock {
     file: File,
     path: PathBuf,
+    /// Whether the directory was created for it; it goes with the lock if nothing else was written into it.
+    creates_directory: bool,
 }
 
 impl RunLock {
@@ -42,28 +44,41 @@ impl RunLock {
     /// # Errors
     /// [`TrainerError::Locked`] with the owner's process id and host; [`TrainerError::Request`] where no file can be written.
     pub fn acquire(run_directory: &Path) -> Result<Self> {
-        let unwritable = |source: io::Error| unwritable(run_directory, &source);
-        fs::create_dir_all(run_directory).map_err(unwritable)?;
-        let path = run_directory.join(FILE_NAME);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
-            .open(&path)
-            .map_err(|source| if path.is_symlink() { not_followed(&path) } else { unwritable(source) })?;
-        let file = handed_on(&file).unwrap_or(file);
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(refusal(file, run_directory)),
-            Err(TryLockError::Error(source)) => {
-                return Err(TrainerError::Io { action: "lock", path, source });
+        let creates_directory = !run_directory.exists();
+        loop {
+            let mut lock = Self::open(run_directory)?;
+            match lock.file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(refusal(lock, run_directory)),
+                Err(TryLockError::Error(source)) => {
+                    return Err(TrainerError::io("lock", &lock.path)(source));
+                }
+            }
+            // Another command may have removed the directory that it had created, with the file opened here.
+            if lock.is_of(run_directory) {
+                lock.creates_directory = creates_directory;
+                lock.sign()?;
+                return Ok(lock);
             }
         }
-        let mut lock = Self { file, path };
-        lock.sign()?;
-        Ok(lock)
+    }
+
+    fn open(run_directory: &Path) -> Result<Self> {
+        let unwritable = |source: io::Error| unwritable(run_directory, &source);
+        let path = run_directory.join(FILE_NAME);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+        let file = loop {
+            fs::create_dir_all(run_directory).map_err(unwritable)?;
+            match options.open(&path) {
+                Ok(file) => break file,
+                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(_) if path.is_symlink() => return Err(not_followed(&path)),
+                Err(source) => return Err(unwritable(source)),
+            }
+        };
+        let file = handed_on(&file).unwrap_or(file);
+        Ok(Self { file, path, creates_directory: false })
     }
 
     /// Whether it is the lock of this run directory.
@@ -81,6 +96,18 @@ impl RunLock {
             .and_then(|()| self.file.rewind())
             .and_then(|()| writeln!(self.file, "{owner}"))
             .map_err(TrainerError::io("write", &self.path))
+    }
+}
+
+impl Drop for RunLock {
+    /// A command that was refused or stopped before it wrote anything leaves no directory behind.
+    fn drop(&mut self) {
+        let Some(directory) = self.path.parent() else { return };
+        let is_alone = || fs::read_dir(directory).is_ok_and(|entries| entries.count() == 1);
+        if self.creates_directory && self.is_of(directory) && is_alone() && fs::remove_file(&self.path).is_ok() {
+            // Kept if somebody has written into it meanwhile.
+            drop(fs::remove_dir(directory));
+        }
     }
 }
 
@@ -111,9 +138,9 @@ fn unwritable(run_directory: &Path, source: &io::Error) -> TrainerError {
     ))
 }
 
-fn refusal(mut file: File, run_directory: &Path) -> TrainerError {
+fn refusal(mut lock: RunLock, run_directory: &Path) -> TrainerError {
     let mut text = String::new();
-    let owner = file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok());
+    let owner = lock.file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok());
     // The owner signs right after it has locked: between the two there is nothing to read.
     let Owner { pid, host } = owner.unwrap_or(Owner { pid: 0, host: "a host that has not said its name yet".into() });
     TrainerError::Locked { directory: run_directory.into(), pid, host }
@@ -135,6 +162,42 @@ mod tests {
         assert!(!host.is_empty());
         drop(held);
         RunLock::acquire(&run).unwrap();
+    }
+
+    #[test]
+    fn an_unused_directory_goes_with_the_lock_that_created_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        drop(RunLock::acquire(&run).unwrap());
+        assert!(!run.exists());
+
+        let held = RunLock::acquire(&run).unwrap();
+        fs::write(run.join("training.yaml"), "").unwrap();
+        drop(held);
+        assert!(run.join("training.yaml").exists());
+
+        fs::create_dir(folder.path().join("theirs")).unwrap();
+        drop(RunLock::acquire(&folder.path().join("theirs")).unwrap());
+        assert!(folder.path().join("theirs").exists());
+    }
+
+    #[test]
+    fn commands_that_come_and_go_hold_the_lock_one_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let holders = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let Ok(held) = RunLock::acquire(&run) else { continue };
+                        assert_eq!(holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        assert!(held.is_of(&run));
+                        holders.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    }
+                });
+            }
+        });
     }
 
     #[test]

@@ -80,10 +80,15 @@ pub fn stored_model(directory: &Path) -> Result<StoredModel> {
 fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
     let described = shape.parameter_count();
     match fs::metadata(directory.join(MODEL_FILE)) {
-        Ok(file) if file.len() / SMALLEST_PARAMETER_BYTES < described => Err(CheckpointError::mismatch(
-            directory,
-            format!("{CONFIG_FILE} describes {described} parameters, and {MODEL_FILE} has only {} bytes", file.len()),
-        )),
+        Ok(file) if file.is_file() && file.len() / SMALLEST_PARAMETER_BYTES < described => {
+            Err(CheckpointError::mismatch(
+                directory,
+                format!(
+                    "{CONFIG_FILE} describes {described} parameters, and {MODEL_FILE} has only {} bytes",
+                    file.len()
+                ),
+            ))
+        }
         // What is wrong with the file is told when it is read.
         _ => Ok(()),
     }
