@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from workspace import Workspace
 
+STATE = "trainer_state.json"
 GOLDEN = sorted((Path(__file__).parent / "golden" / "checkpoints").iterdir())
 # Processors with other vector instructions round differently.
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
@@ -42,6 +43,20 @@ def test_golden_run_resumes_with_its_data_and_losses(workspace: Workspace, golde
         assert losses[step] == pytest.approx(loss, rel=TOLERANCE[precision])
     assert sorted(losses, key=int) == [str(step) for step in range(1, 9)]
     workspace.trainer("validate-data", golden).succeeded()
+    written = keys(json.loads((golden / "checkpoints" / "step-00000008" / STATE).read_text()))
+    covered = set().union(
+        *(keys(json.loads(path.read_text())) for run in GOLDEN for path in run.rglob(f"step-*/{STATE}"))
+    )
+    assert written <= covered, "a new key: check in checkpoints that hold it (tests/golden/make_checkpoints.py)"
+
+
+def keys(document: Any, place: str = "") -> set[str]:
+    """The paths of all keys in a JSON document; elements of an array count as one."""
+    if isinstance(document, list):
+        return set().union(*(keys(element, f"{place}[]") for element in document))
+    if not isinstance(document, dict):
+        return {place}
+    return set().union(*(keys(value, f"{place}/{key}") for key, value in document.items()))
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

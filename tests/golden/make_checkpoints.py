@@ -3,7 +3,8 @@
 Each folder of `checkpoints/` is a run that was stopped after 4 of 8 steps, as a landed version of the trainer wrote it,
 and `expected.json`: what the same version wrote of steps 5 to 8 without a stop. `tests/test_golden_checkpoints.py`
 resumes each. A folder is made once, by the version whose format it shows, and never made again; a new format gets
-folders of its own.
+folders of its own. `first` is the first format; `execution` adds how steps are computed; `windows` is the same format,
+stopped after its first shuffle window, so that the data cursor lies within a file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ STOPPED_AT, STEPS = 4, 8
 CONFIG = """
 model: {{hidden_size: 16, intermediate_size: 32, num_layers: 1, num_attention_heads: 2, num_key_value_heads: 1}}
 tokenizer: {{tokenizer_json: tokenizer.json}}
-data: {{{data}, sequence_length: 32, batch_size: {batch_size}, sequences_per_step: 4, shuffle_buffer_size: 16,
+data: {{{data}, sequence_length: 32, batch_size: {batch_size}, sequences_per_step: 4, shuffle_buffer_size: 4,
        held_out_fraction: 0.1, num_workers: 1}}
 optimizer: {{learning_rate: 5.0e-3}}
 scheduler: {{strategy: cosine, warmup_steps: 2, total_steps: {steps}}}
