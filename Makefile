@@ -39,7 +39,7 @@ demo: $(VENV)/.extension-dev binaries
 
 test: $(VENV)/.dev $(VENV)/.extension-dev binaries
 	cargo test --workspace --locked
-	$(BIN)/python -m pytest --ignore=tests/oracles --ignore=tests/cuda_emulator
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadgroup --ignore=tests/oracles --ignore=tests/cuda_emulator
 
 build: $(VENV)/.requirements
 	rm -f $(VENV)/.extension-*

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from workspace import REPOSITORY, TARGET, TINY_MODEL, Workspace
 
+pytestmark = pytest.mark.xdist_group("wheel")
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
