@@ -124,6 +124,7 @@ def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
         assert len(warnings) == 1, printed
         assert "File too large" in warnings[0]
     assert run.state(500)["ledger"] is None, "no checkpoint vouches for lines that are not on the disk"
+    run.workspace.trainer("validate-data", run.folder).refused(2, "ledger")
 
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
     printed = read_until(process, "ledger.jsonl is written again, no line is lost")

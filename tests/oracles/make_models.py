@@ -62,7 +62,8 @@ class ExactRotary(torch.nn.Module):
 
 
 def exact(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The model in float64 throughout: transformers' norms and angles are float32, and round as the processor does."""
+    """The model in float64 throughout: as it comes, norms, angles and softmax are float32, and round by processor."""
+    model.set_attn_implementation("sdpa")
     layers = model.model.layers
     for parent, name in [(model.model, "norm")] + [
         (layer, name) for layer in layers for name in ("input_layernorm", "post_attention_layernorm")

@@ -30,4 +30,4 @@ def test_operation_fixtures_are_pytorchs(operation: Callable[[], Tensors]) -> No
 
 @pytest.mark.parametrize("name", MODELS)
 def test_model_fixtures_are_transformers(name: str) -> None:
-    assert_stored(f"model_{name}", model_fixture(name), 1e-9)
+    assert_stored(f"model_{name}", model_fixture(name), 1e-12)

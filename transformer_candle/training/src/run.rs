@@ -54,6 +54,10 @@ impl Outcome {
 
 /// Trains until the config's end, `max_steps`, or the stop signal. A checkpoint holds what was reached in each case, also
 /// when the data cannot be read any further.
+///
+/// # Errors
+/// What keeps a run from starting or from going on; an interruption ([`TrainerError::is_interruption`]) where the stop signal
+/// comes before there is a trainer, which leaves nothing to save.
 pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<Outcome> {
     if let Some(device) = options.device {
         run.config.runtime.device = device;

@@ -194,11 +194,15 @@ fn a_stop_signal_saves_what_was_reached_and_a_resume_goes_on_as_if_nothing_had_b
     let workshop = Workshop::new();
     let stop = StopSignal::new();
     let raised = stop.clone();
+    let run = workshop.run("stopped", &["scheduler.total_steps=400"]);
+    let metrics = run.run_directory.join("metrics.jsonl");
     let raise = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(150));
+        while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 5 {
+            thread::sleep(Duration::from_millis(1));
+        }
         raised.request(Signal::Interrupt);
     });
-    let outcome = run_training(workshop.run("stopped", &["scheduler.total_steps=400"]), &QUIET, &stop).unwrap();
+    let outcome = run_training(run, &QUIET, &stop).unwrap();
     raise.join().unwrap();
     assert_eq!(outcome, Outcome::Stopped(Signal::Interrupt));
     assert_eq!(outcome.exit_code(), 130);
@@ -214,13 +218,15 @@ fn a_stop_signal_saves_what_was_reached_and_a_resume_goes_on_as_if_nothing_had_b
 }
 
 #[test]
-fn a_signal_before_the_first_step_still_leaves_a_checkpoint() {
+fn a_signal_while_the_data_is_looked_for_ends_the_run_unsaved() {
     let workshop = Workshop::new();
     let stop = StopSignal::new();
     stop.request(Signal::Terminate);
-    let outcome = run_training(workshop.run("run", &[]), &QUIET, &stop).unwrap();
-    assert_eq!(outcome.exit_code(), 143);
-    assert_eq!(workshop.checkpoints("run"), ["step-00000000"]);
+    let error = run_training(workshop.run("run", &[]), &QUIET, &stop).unwrap_err();
+    assert!(error.is_interruption(), "{error}");
+    assert!(!workshop.path().join("run/checkpoints/latest").exists());
+    train(&workshop, "run", &[], &resume(Some(2)));
+    assert_eq!(workshop.losses("run", "train").len(), 2);
 }
 
 #[test]

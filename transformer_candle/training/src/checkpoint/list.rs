@@ -83,6 +83,7 @@ pub fn newest_sound(directory: &Path, cancel: &CancelToken) -> Result<NewestSoun
             Err(CheckpointError::Damaged { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
                 damaged.push(Damaged { name, reason });
             }
+            Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted),
             // A disk that cannot read the file, or a folder without files, is as bad as a wrong byte.
             Err(error) => damaged.push(Damaged { name, reason: error.to_string() }),
         }
