@@ -52,7 +52,8 @@ def run(qkv, dout, heads, batch, documents=None, family="sm_80"):
     tokens, dtype = len(qkv), qkv.dtype
     length = tokens // batch
     out = torch.full((tokens, heads.query_width), torch.nan, dtype=dtype)
-    lse, delta = (torch.full((batch, heads.heads, length), torch.nan) for _ in range(2))
+    lse, statistics = (torch.full((batch, heads.heads, rows, length), torch.nan) for rows in (1, 2))
+    lse = lse.squeeze(2)
     dqkv = torch.full_like(qkv, torch.nan)
     begins = torch.zeros(tokens, dtype=torch.int32) if documents is None else documents
     sizes = (length, *heads.arguments, heads.size**-0.5)
@@ -65,8 +66,8 @@ def run(qkv, dout, heads, batch, documents=None, family="sm_80"):
         return [batch * heads, tiles(length, kernel.constants[rows])]
 
     launch(forward, grid(heads.heads, forward, "BLOCK_M"), qkv, begins, out, lse, *sizes)
-    launch(queries, grid(heads.heads, queries, "BLOCK_M"), qkv, begins, out, lse, dout, dqkv, delta, *sizes)
-    launch(keys, grid(heads.kv_heads, keys, "BLOCK_L"), qkv, begins, lse, dout, dqkv, delta, *sizes)
+    launch(queries, grid(heads.heads, queries, "BLOCK_M"), qkv, begins, out, lse, dout, dqkv, statistics, *sizes)
+    launch(keys, grid(heads.kv_heads, keys, "BLOCK_L"), qkv, begins, dout, dqkv, statistics, *sizes)
     return out, lse, dqkv
 
 
