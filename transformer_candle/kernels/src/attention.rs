@@ -145,7 +145,7 @@ pub fn decode(
 }
 
 /// Elements of F32 workspace for all three functions with at most so many sequences and positions. It follows from the sizes
-/// alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a card a number a row, for the gradient.
+/// alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a GPU two numbers per row, for the gradient.
 pub fn workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize, device: DeviceKind) -> usize {
     let forward = forward_workspace_elements(layout, batch, sequence_length, device);
     forward.max(backward_workspace_elements(layout, batch, sequence_length, device))
@@ -180,7 +180,7 @@ pub fn backward_workspace_elements(
             length: sequence_length,
             past: 0,
         }),
-        DeviceKind::Cuda => batch * layout.heads * sequence_length,
+        DeviceKind::Cuda => 2 * batch * layout.heads * sequence_length,
     }
 }
 

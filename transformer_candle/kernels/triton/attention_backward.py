@@ -8,7 +8,17 @@ head has T numbers of delta, then T of log-sum-exp.
 
 import triton
 import triton.language as tl
-from attention import LOG2_E, SIZES, document_limits, head_size, load_keys, load_rows, query_tile, store_rows
+from attention import (
+    LOG2_E,
+    SIZES,
+    document_limits,
+    head_size,
+    load_keys,
+    load_rows,
+    masked_tile,
+    query_tile,
+    store_rows,
+)
 from attention_variants import Tile, Tiles, variants
 
 
@@ -62,24 +72,20 @@ def attention_backward_queries(
     end = tl.minimum(first + BLOCK_M, T)
     scale_2 = scale * LOG2_E
     document_M = position_M
+    begin = 0
     common = 0
     if DOCUMENTS:
         document_M = tl.load(documents_N + token + position_M, mask=inside_M, other=0)
         begin, common = document_limits(documents_N + token, first, whole, T, BLOCK_M, BLOCK_L)
-        for key in tl.range(begin, common, BLOCK_L):
-            dq_ME = _meet_keys(
-                dq_ME, q_ME, do_ME, lse_M, delta_M, keys, values, P, key, end, position_M, document_M, E, scale_2,
-                True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
-            )  # fmt: skip
+    for step in tl.range(begin - common, end - whole, BLOCK_L):
+        dq_ME = _meet_keys(
+            dq_ME, q_ME, do_ME, lse_M, delta_M, keys, values, P, masked_tile(step, common, whole), end, position_M,
+            document_M, E, scale_2, True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
+        )  # fmt: skip
     for key in tl.range(common, whole, BLOCK_L):
         dq_ME = _meet_keys(
             dq_ME, q_ME, do_ME, lse_M, delta_M, keys, values, P, key, end, position_M, document_M, E, scale_2,
             False, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
-        )  # fmt: skip
-    for key in tl.range(whole, end, BLOCK_L):
-        dq_ME = _meet_keys(
-            dq_ME, q_ME, do_ME, lse_M, delta_M, keys, values, P, key, end, position_M, document_M, E, scale_2,
-            True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
         )  # fmt: skip
     store_rows(dq_ME * scale, dqkv_NP + token * P + head * E, P, first, T, E, BLOCK_M, BLOCK_E, EXACT)
 
@@ -125,9 +131,11 @@ def _accumulate_heads(
 ):  # fmt: skip
     """Adds `tiles` tiles of queries of each head of the group, from position `begin` on, without those from number
     `skip_from` to `skip_to`. One loop over heads and tiles: its loads stay in flight from one head to the next."""
+    # The loop's first loads may be issued before its test, and a division by 0 is undefined there.
+    tiles_per_head = tl.maximum(tiles, 1)
     for step in tl.range(0, group * tiles):
-        head = first_head + step // tiles
-        tile = step % tiles
+        head = first_head + step // tiles_per_head
+        tile = step % tiles_per_head
         tile = tl.where(tile < skip_from, tile, tile + skip_to - skip_from)
         dk_LE, dv_LE = _accumulate_queries(
             dk_LE, dv_LE, k_LE, v_LE, qkv_P + head * E, (heads + 2 * kv_heads) * E, dout_HE + head * E, heads * E,
@@ -233,6 +241,7 @@ KERNELS = [
                 "sm_80": {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 8, 2)},
                 "sm_90a": {64: Tile(64, 64, 4, 3), 128: Tile(32, 128, 8, 2)},
             },
+            candidates={"sm_90a": {64: [Tile(64, 128, 8, 2)]}},
         ),
     ),
 ]

@@ -47,13 +47,14 @@ pub(crate) fn forward(qkv: Value, documents: Option<Value>, [out, lse]: [Value; 
     [Request::launch("attention_forward", &sizes.variant(qkv, documents), grid, sizes.behind(&values))]
 }
 
-/// See [`crate::attention::backward`]. `delta` is B * H * T elements of workspace: of every row, the sum of `dout * out`.
-pub(crate) fn backward(saved: &Saved, dqkv: Value, delta: Value, sizes: &Sizes) -> [Request; 2] {
+/// See [`crate::attention::backward`]. `statistics` are 2 * B * H * T elements of workspace: of every row, the sum of `dout * out`
+/// and the log-sum-exp in base 2.
+pub(crate) fn backward(saved: &Saved, dqkv: Value, statistics: Value, sizes: &Sizes) -> [Request; 2] {
     let &Saved { qkv, documents, out, lse, dout } = saved;
     let kernel = sizes.variant(qkv, documents);
     let documents = or_null(documents);
-    let queries = sizes.behind(&[qkv, documents, out, lse, dout, dqkv, delta]);
-    let keys = sizes.behind(&[qkv, documents, lse, dout, dqkv, delta]);
+    let queries = sizes.behind(&[qkv, documents, out, lse, dout, dqkv, statistics]);
+    let keys = sizes.behind(&[qkv, documents, dout, dqkv, statistics]);
     let HeadLayout { heads, kv_heads, .. } = sizes.layout;
     [
         Request::launch("attention_backward_queries", &kernel, sizes.grid(heads, "BLOCK_M"), queries),

@@ -26,6 +26,9 @@ pub(super) struct Entry {
     /// `<operation>_<direction>.<dtype>[.<variant>]`.
     pub(super) name: String,
     family: String,
+    /// The name of an alternative to the kernel of this name and family, to be chosen by measuring; none is the declared one.
+    #[serde(default)]
+    candidate: Option<String>,
     /// Where its PTX is, relative to the manifest.
     pub(super) file: String,
     /// Its name in the PTX.
@@ -98,7 +101,7 @@ impl Manifest {
         let families = families(compute_capability);
         let rank = |entry: &Entry| families.iter().position(|family| *family == entry.family);
         let mut chosen: HashMap<String, Entry> = HashMap::new();
-        for entry in manifest.kernels {
+        for entry in manifest.kernels.into_iter().filter(|entry| entry.candidate.is_none()) {
             let Some(own) = rank(&entry) else { continue };
             if chosen.get(&entry.name).and_then(rank).is_none_or(|other| own < other) {
                 chosen.insert(entry.name.clone(), entry);
@@ -185,6 +188,8 @@ mod tests {
          "constants": {}, "num_warps": 8, "shared_bytes": 0},
         {"name": "scale.bf16", "family": "sm_80_small", "file": "sm_80_small/scale.bf16.ptx", "entry": "scale",
          "arguments": [], "constants": {}, "num_warps": 8, "shared_bytes": 0},
+        {"name": "scale.bf16", "family": "sm_80_small", "candidate": "w4", "file": "sm_80_small/scale.bf16.w4.ptx",
+         "entry": "scale", "arguments": [], "constants": {}, "num_warps": 4, "shared_bytes": 0},
         {"name": "hopper", "family": "sm_90a", "file": "sm_90a/hopper.ptx", "entry": "hopper", "arguments": [],
          "constants": {}, "num_warps": 8, "shared_bytes": 0}]}"#;
 

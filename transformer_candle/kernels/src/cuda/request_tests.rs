@@ -121,14 +121,14 @@ fn attention_names(dtype: DType, head_size: usize, has_documents: bool) -> [Vec<
     let [keys, values] = rows(700, layout.key_width(), dtype);
     let lse = value(&[2, 6, 300], DType::F32);
     let documents = has_documents.then(|| value(&[n], DType::I32));
-    let delta = crate::attention::backward_workspace_elements(&layout, 2, 300, DeviceKind::Cuda);
-    let delta = value(&[delta], DType::F32);
+    let statistics = crate::attention::backward_workspace_elements(&layout, 2, 300, DeviceKind::Cuda);
+    let statistics = value(&[statistics], DType::F32);
     let sizes = attention::Sizes { layout, batch: 2, length: 300 };
     let saved = attention::Saved { qkv, documents, out, lse, dout };
     let cache = attention::Cache { keys, values, past: 100 };
     [
         asked(&attention::forward(qkv, documents, [out, lse], &sizes)),
-        asked(&attention::backward(&saved, dqkv, delta, &sizes)),
+        asked(&attention::backward(&saved, dqkv, statistics, &sizes)),
         asked(&attention::decode(qkv, cache, out, &layout, n)),
     ]
 }

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 import attention
 import attention_backward
+import attention_decode
 import pytest
 import torch
 from interpreter import launch
 
 BF16, F32 = torch.bfloat16, torch.float32
 CHAINS = {"sm_80": ["sm_80"], "sm_80_small": ["sm_80_small", "sm_80"], "sm_90a": ["sm_90a", "sm_80"]}
-KERNELS = {(one.name, one.family): one for one in [*attention.KERNELS, *attention_backward.KERNELS]}
+DECLARED = [*attention.KERNELS, *attention_backward.KERNELS, *attention_decode.KERNELS]
+KERNELS = {(one.name, one.family, one.candidate): one for one in DECLARED}
 
 
 @dataclass(frozen=True)
@@ -33,22 +35,22 @@ class Heads:
 
 
 def kernel(operation, dtype, heads, family="sm_80", documents=False):
-    """The one that a card takes."""
+    """The one that a GPU takes unmeasured."""
     columns = max(32, 1 << (heads.size - 1).bit_length())
-    exact = columns == 32 or (columns == heads.size and dtype == BF16 and operation != "attention_decode")
+    exact = columns == 32 or (columns == heads.size and dtype == BF16 and not operation.startswith("attention_decode"))
     name = (
         f"{operation}.{'bf16' if dtype == BF16 else 'f32'}.e{columns}{'' if exact and heads.size == columns else 'm'}"
     )
     name += ".documents" if documents else ""
-    return next(KERNELS[name, one] for one in CHAINS[family] if (name, one) in KERNELS)
+    return next(KERNELS[name, one, None] for one in CHAINS[family] if (name, one, None) in KERNELS)
 
 
 def tiles(length, rows):
     return -(-length // rows)
 
 
-def run(qkv, dout, heads, batch, documents=None, family="sm_80"):
-    """out, lse, dqkv; what a kernel leaves out stays NaN."""
+def run(qkv, dout, heads, batch, documents=None, family="sm_80", candidates=()):
+    """out, lse, dqkv; what a kernel leaves out stays NaN. `candidates` take the place of kernels of their name."""
     tokens, dtype = len(qkv), qkv.dtype
     length = tokens // batch
     out = torch.full((tokens, heads.query_width), torch.nan, dtype=dtype)
@@ -57,9 +59,11 @@ def run(qkv, dout, heads, batch, documents=None, family="sm_80"):
     dqkv = torch.full_like(qkv, torch.nan)
     begins = torch.zeros(tokens, dtype=torch.int32) if documents is None else documents
     sizes = (length, *heads.arguments, heads.size**-0.5)
+    taken = {one.name: one for one in candidates}
     forward, queries, keys = (
-        kernel(f"attention_{direction}", dtype, heads, family, documents is not None)
+        taken.get(one.name, one)
         for direction in ("forward", "backward_queries", "backward_keys")
+        for one in [kernel(f"attention_{direction}", dtype, heads, family, documents is not None)]
     )
 
     def grid(heads, kernel, rows):
@@ -105,9 +109,9 @@ def split(dqkv, heads):
     return dqkv.split([heads.query_width, *2 * [heads.kv_heads * heads.size]], 1)
 
 
-def check(heads, batch, length, dtype, documents=None, family="sm_80", spread=1.0):
+def check(heads, batch, length, dtype, documents=None, family="sm_80", spread=1.0, candidates=()):
     qkv, dout = inputs(heads, batch * length, dtype, spread)
-    out, lse, dqkv = run(qkv, dout, heads, batch, documents, family)
+    out, lse, dqkv = run(qkv, dout, heads, batch, documents, family, candidates)
     exact_out, exact_lse, exact_dqkv = pytorch(qkv, dout, heads, batch, torch.float64, documents)
     assert ((lse - exact_lse).abs() < 5e-7 * (1 + exact_lse.abs())).all()
     same_out, _, same_dqkv = pytorch(qkv, dout, heads, batch, dtype, documents)
@@ -132,6 +136,19 @@ def test_every_head_size_matches_pytorch(size, dtype):
 @pytest.mark.parametrize("size", [64, 128])
 def test_every_family_matches_pytorch(family, size):
     check(Heads(2, 1, size), 1, 275, BF16, family=family)
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
+def test_candidates_match_pytorch(documents):
+    begins = documents_of([5, 123, 1, 130, 16]) if documents else None
+    candidates = [one for one in KERNELS.values() if one.candidate and one.name.endswith(".documents") == documents]
+    assert {one.name.split(".")[0] for one in candidates} == {"attention_forward", "attention_backward_keys"}
+    check(Heads(2, 1, 64), 1, 275, BF16, begins, "sm_90a", candidates=candidates)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_packed_documents_match_pytorch_on_hopper(size):
+    check(Heads(2, 1, size), 1, 275, BF16, documents_of([5, 123, 1, 130, 16]), "sm_90a")
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1), (6, 2)])
