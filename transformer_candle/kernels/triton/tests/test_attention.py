@@ -201,31 +201,64 @@ def test_one_document_gives_the_bits_of_none():
     assert all(torch.equal(a, b) for a, b in zip(none, one, strict=True))
 
 
-def decode(qkv, heads, pieces):
+def attend(rows, keys, values, past, heads, splits):
+    """The output of new rows whose keys and values are in the caches, with the keys in so many splits; 0 is without."""
+    new, sizes = len(rows), (past, *heads.arguments, heads.size**-0.5)
+    out = torch.full((new, heads.query_width), torch.nan, dtype=rows.dtype)
+    one = kernel(f"attention_decode{'_split' if splits else ''}", rows.dtype, heads)
+    grid = [heads.kv_heads, tiles(new * heads.heads // heads.kv_heads, one.constants["BLOCK_M"])]
+    if not splits:
+        launch(one, grid, rows, keys, values, out, new, *sizes)
+        return out
+    partial = torch.full((splits, new, heads.heads, heads.size), torch.nan)
+    row_max, row_sum = torch.full((2, splits, new, heads.heads), torch.nan)
+    launch(one, [*grid, splits], rows, keys, values, partial, row_max, row_sum, new, *sizes)
+    columns = max(32, 1 << (heads.size - 1).bit_length())
+    reduce = KERNELS[f"attention_decode_reduce.{'bf16' if rows.dtype == BF16 else 'f32'}.e{columns}", "sm_80", None]
+    launch(reduce, [new * heads.heads], partial, row_max, row_sum, out, splits, heads.size // 8)
+    return out
+
+
+def decode(qkv, heads, pieces, splits=0):
     """The rows of one sequence that comes in pieces; the caches held NaN before."""
     capacity, width = sum(pieces) + 3, heads.kv_heads * heads.size
     keys, values = torch.full((2, capacity, width), torch.nan, dtype=qkv.dtype)
     outputs, past = [], 0
-    append = KERNELS[f"attention_append.{'bf16' if qkv.dtype == BF16 else 'f32'}", "sm_80"]
-    attend = kernel("attention_decode", qkv.dtype, heads)
+    append = KERNELS[f"attention_append.{'bf16' if qkv.dtype == BF16 else 'f32'}", "sm_80", None]
     for new in pieces:
         rows = qkv[past : past + new].clone()
-        out = torch.full((new, heads.query_width), torch.nan, dtype=qkv.dtype)
         launch(append, [new], rows, keys, values, past, *heads.arguments)
-        grid = [heads.kv_heads, tiles(new * heads.heads // heads.kv_heads, attend.constants["BLOCK_M"])]
-        launch(attend, grid, rows, keys, values, out, new, past, *heads.arguments, heads.size**-0.5)
-        outputs.append(out)
+        outputs.append(attend(rows, keys, values, past, heads, splits))
         past += new
     assert keys[past:].isnan().all() and values[past:].isnan().all()
     return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
-@pytest.mark.parametrize("size", [32, 40, 64, 128])
-def test_decoding_in_pieces_matches_pytorch(size, dtype):
-    heads, pieces = Heads(6, 2, size), [70, 1, 1, 13, 1]
-    qkv, dout = inputs(heads, sum(pieces), dtype)
+def check_decoding(heads, pieces, dtype, splits=0, spread=1.0):
+    qkv, dout = inputs(heads, sum(pieces), dtype, spread)
     exact, _, _ = pytorch(qkv, dout, heads, 1, torch.float64)
     same, _, _ = pytorch(qkv, dout, heads, 1, dtype)
     bound = 1e-6 if dtype == F32 else 1.5 * error(same, exact)
-    assert error(decode(qkv, heads, pieces), exact) <= bound
+    assert error(decode(qkv, heads, pieces, splits), exact) <= bound
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("size", [32, 40, 64, 128])
+def test_decoding_in_pieces_matches_pytorch(size, dtype):
+    check_decoding(Heads(6, 2, size), [70, 1, 1, 13, 1], dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("size", [32, 40, 64, 128])
+def test_decoding_with_split_keys_matches_pytorch(size, dtype):
+    # Splits of one and of two tiles, of which rows see none, some or all keys, and empty ones.
+    check_decoding(Heads(6, 2, size), [70, 1, 13, 1, 60, 1], dtype, splits=3)
+
+
+@pytest.mark.parametrize("splits", [1, 64])
+def test_any_number_of_splits_matches_pytorch(splits):
+    check_decoding(Heads(4, 1, 64), [128, 1, 2], BF16, splits)
+
+
+def test_splits_with_scores_far_apart_match_pytorch():
+    check_decoding(Heads(2, 1, 64), [129, 1], BF16, 4, spread=6.0)
