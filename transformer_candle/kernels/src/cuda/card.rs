@@ -22,6 +22,15 @@ pub struct Memory {
     pub total: u64,
 }
 
+/// Bytes of the memory pool that this process's buffers lie in: exact, and untouched by other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolMemory {
+    /// What buffers hold.
+    pub used: u64,
+    /// What the pool has taken of the GPU, for them and for later ones.
+    pub reserved: u64,
+}
+
 impl Card {
     /// Why the kernels do not run on it, if they do not.
     pub fn refusal(&self) -> Option<String> {
