@@ -65,8 +65,9 @@ EXPORTED CUresult cuInit(unsigned flags) {
         card.count = (int)emulator_setting("CUDA_EMULATOR_CARDS", 1);
         sscanf(text_setting("CUDA_EMULATOR_CAPABILITY", "12.0"), "%d.%d", &card.major, &card.minor);
         card.driver_version = (int)emulator_setting("CUDA_EMULATOR_DRIVER", 13000);
-        card.memory = emulator_setting("CUDA_EMULATOR_MEMORY", 32607ull << 20);
+        card.memory = emulator_setting("CUDA_EMULATOR_MEMORY", 32122ull << 20);
         card.used_by_others = emulator_setting("CUDA_EMULATOR_USED", 0);
+        card.drift = emulator_setting("CUDA_EMULATOR_DRIFT", 0);
         card.context = emulator_setting("CUDA_EMULATOR_CONTEXT", 400ull << 20);
         initialised = true;
     }

@@ -60,6 +60,8 @@ struct card {
     int driver_version;
     uint64_t memory;
     uint64_t used_by_others;
+    /* What others take more each time that somebody asks how much is free. */
+    uint64_t drift;
     uint64_t context;
 };
 extern struct card card;
@@ -71,6 +73,8 @@ EXPORTED bool context_is_current(void);
 
 /* report.c: what a test can count. */
 #define COUNTERS(X)                                                                                                        \
+    /* Products with a matrix of zeros, which a GPU computes faster: nothing is to be timed on one. */                      \
+    X(products_of_zeros)                                                                                                   \
     X(launches) X(launches_in_graphs) X(products) X(products_in_graphs) X(graph_launches) X(captures) X(synchronizations)  \
     /* Waits that found work to do and left none: the card then idles until the program has asked for more. */              \
     X(drains)                                                                                                              \

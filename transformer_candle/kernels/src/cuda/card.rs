@@ -22,6 +22,15 @@ pub struct Memory {
     pub total: u64,
 }
 
+/// Bytes of the memory pool that this process's buffers lie in: exact, and untouched by other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolMemory {
+    /// What buffers hold.
+    pub used: u64,
+    /// What the pool has taken of the GPU, for them and for later ones.
+    pub reserved: u64,
+}
+
 impl Card {
     /// Why the kernels do not run on it, if they do not.
     pub fn refusal(&self) -> Option<String> {
@@ -40,14 +49,14 @@ impl Card {
     }
 }
 
-/// By what the driver calls the card. The first entry counts that the name contains as whole words, so that longer names come first;
-/// a laptop's card shares its name with a faster one, and is not listed.
+/// By what the driver calls the GPU. The first entry counts that the name contains as whole words, so that longer names come first;
+/// a laptop's GPU and a MIG slice share their names with a faster one, and have no peak.
 ///
 /// Sources, all NVIDIA's: the data sheets of the data centre and workstation cards (the dense number, half of the sparse one), and the
 /// tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor TFLOPS with FP32 Accumulate",
 /// dense), which for `GeForce` is 512 x multiprocessors x boost clock.
 fn nominal_bf16_flops(name: &str) -> Option<f64> {
-    const TERAFLOPS: [(&str, f64); 33] = [
+    const TERAFLOPS: [(&str, f64); 34] = [
         ("RTX 5090 D", 209.5),
         ("RTX 5090", 209.5),
         ("RTX 5080", 112.6),
@@ -72,6 +81,7 @@ fn nominal_bf16_flops(name: &str) -> Option<f64> {
         ("H100 NVL", 835.5),
         ("H100 PCIe", 756.5),
         ("H100", 989.0),
+        ("H800 PCIe", 756.5),
         ("H800", 989.0),
         ("B200", 2250.0),
         ("A100", 312.0),
@@ -83,7 +93,8 @@ fn nominal_bf16_flops(name: &str) -> Option<f64> {
         ("L4", 121.0),
     ];
     let found = TERAFLOPS.iter().find(|(part, _)| contains_words(name, part));
-    found.filter(|_| !contains_words(name, "Laptop")).map(|(_, teraflops)| teraflops * 1e12)
+    let is_less = ["Laptop", "MIG"].iter().any(|word| contains_words(name, word));
+    found.filter(|_| !is_less).map(|(_, teraflops)| teraflops * 1e12)
 }
 
 /// `A100` is in `NVIDIA A100-SXM4-80GB`, and not in `NVIDIA RTX A1000`.
@@ -107,6 +118,10 @@ mod tests {
         assert_eq!(peak("NVIDIA GeForce RTX 5090"), Some(209.5e12));
         assert_eq!(peak("NVIDIA H200"), Some(989e12));
         assert_eq!(peak("NVIDIA H200 NVL"), Some(835.5e12));
+        assert_eq!(peak("NVIDIA H100 80GB HBM3"), Some(989e12));
+        assert_eq!(peak("NVIDIA H100 NVL"), Some(835.5e12));
+        assert_eq!(peak("NVIDIA H100 PCIe"), Some(756.5e12));
+        assert_eq!(peak("NVIDIA H800 PCIe"), Some(756.5e12));
         assert_eq!(peak("NVIDIA A100-SXM4-80GB"), Some(312e12));
         assert_eq!(peak("NVIDIA L40S"), Some(362e12));
         assert_eq!(peak("NVIDIA L4"), Some(121e12));
@@ -122,6 +137,8 @@ mod tests {
             "NVIDIA RTX A3000 Laptop GPU",
             "NVIDIA GeForce RTX 5090 Laptop GPU",
             "NVIDIA GB200",
+            "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+            "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
         ] {
             assert_eq!(card(name, (8, 6)).nominal_bf16_flops(), None, "{name}");
         }

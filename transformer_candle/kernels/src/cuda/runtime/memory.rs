@@ -12,7 +12,7 @@ use half::bf16;
 
 use super::Cuda;
 use super::failure::{Context as _, is_out_of_memory};
-use crate::cuda::Memory;
+use crate::cuda::{Memory, PoolMemory};
 use crate::{Error, Result};
 
 /// The stream-ordered pool that the card's memory comes from, where the driver has one.
@@ -63,6 +63,14 @@ impl Cuda {
         let (free, total) = self.0.context.mem_get_info().during(self.ordinal(), "cuMemGetInfo")?;
         let (used, reserved) = self.pool()?;
         Ok(Memory { free: free as u64 + reserved.saturating_sub(used), total: total as u64 })
+    }
+
+    /// What this process's buffers hold of the GPU, to the byte and whatever other programs take; none where the driver keeps no pool.
+    /// What was freed counts until the stream is there.
+    pub fn pool_memory(&self) -> Result<Option<PoolMemory>> {
+        let known = self.0.pool.0.is_some();
+        let (used, reserved) = self.pool()?;
+        Ok(known.then_some(PoolMemory { used, reserved }))
     }
 
     /// Caps what this program takes of the card, the context with its libraries included: allocations beyond are refused as if the
