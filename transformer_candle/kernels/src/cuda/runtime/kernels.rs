@@ -62,9 +62,9 @@ impl Slot {
                 (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
             ];
             for (attribute, value) in attributes {
-                let call =
-                    format!("cuFuncSetAttribute, asking for {shared_bytes} bytes of shared memory for `{name}`,");
-                function.set_attribute(attribute, value).during(ordinal, call)?;
+                let set = function.set_attribute(attribute, value);
+                let asking = format_args!("asking for {shared_bytes} bytes of shared memory for `{name}`");
+                set.during(ordinal, format_args!("cuFuncSetAttribute, {asking},"))?;
             }
         }
         Ok(function)
@@ -106,9 +106,10 @@ impl Kernel<'_> {
     /// If the values are not what the manifest says, or the driver refuses. Nothing was launched then.
     pub(crate) fn launch(&self, grid: [usize; 3], values: &[Value]) -> Result<()> {
         let (ordinal, name) = (self.cuda.ordinal(), &self.entry.name);
-        let call = || format!("cuLaunchKernel of `{name}`");
+        let call = format_args!("cuLaunchKernel of `{name}`");
         let checked = self.entry.check(grid, values);
-        let Some(mut launch) = checked.map_err(|reason| Error::Cuda { ordinal, call: call(), reason })? else {
+        let Some(mut launch) = checked.map_err(|reason| Error::Cuda { ordinal, call: call.to_string(), reason })?
+        else {
             return Ok(());
         };
         let words = launch.words.iter_mut();
@@ -124,6 +125,6 @@ impl Kernel<'_> {
             let block = (launch.threads, 1, 1);
             result::launch_kernel(self.function.cu_function(), (x, y, z), block, shared, stream, &mut arguments)
         }
-        .during(ordinal, call())
+        .during(ordinal, call)
     }
 }

@@ -28,7 +28,7 @@ impl Pinned {
         // SAFETY: the context is the thread's; the memory is initialised before anybody sees it.
         unsafe {
             let memory = result::malloc_host(allocated, 0);
-            let memory = memory.during(cuda.ordinal(), format!("cuMemHostAlloc of {bytes} bytes"))?.cast::<u8>();
+            let memory = memory.during(cuda.ordinal(), format_args!("cuMemHostAlloc of {bytes} bytes"))?.cast::<u8>();
             memory.write_bytes(0, allocated);
             Ok(Self { cuda: cuda.clone(), memory, bytes })
         }
@@ -95,7 +95,7 @@ impl Transfer {
                 let bytes = std::slice::from_raw_parts(*memory, *bytes);
                 result::memcpy_htod_async(landing as u64, bytes, copies.cu_stream())
             }
-            .during(ordinal, format!("cuMemcpyHtoDAsync of {bytes} bytes"))?;
+            .during(ordinal, format_args!("cuMemcpyHtoDAsync of {bytes} bytes"))?;
         }
         self.landed.record(copies).during(ordinal, "cuEventRecord")
     }
@@ -143,10 +143,11 @@ impl Arrival {
         // SAFETY: the last copy is done, waited for above.
         let memory = unsafe { self.memory.slice_mut() };
         if !memory.is_empty() {
-            let call = format!("cuMemcpyDtoHAsync of {} bytes", memory.len());
+            let bytes = memory.len();
             // SAFETY: the source is a buffer that the caller keeps and that is freed on this stream, so later; the memory is neither read
             // nor freed before the copy is done: `bytes`, `start` and `drop` wait for it.
-            unsafe { result::memcpy_dtoh_async(memory, source as u64, stream.cu_stream()) }.during(ordinal, call)?;
+            unsafe { result::memcpy_dtoh_async(memory, source as u64, stream.cu_stream()) }
+                .during(ordinal, format_args!("cuMemcpyDtoHAsync of {bytes} bytes"))?;
         }
         self.arrived.record(stream).during(ordinal, "cuEventRecord")
     }
