@@ -87,6 +87,18 @@ def test_every_family_of_cards_trains_alike(runs: Runs, card: str, capability: s
 
 
 def test_generating_and_evaluating_on_the_card(runs: Runs) -> None:
+def test_a_refused_kernel_is_told_in_the_compilers_words(runs: Runs) -> None:
+    runs.write("run", TINY)
+    words = "line 9; fatal : Parsing error near 'refused'; ptxas fatal : Ptx assembly aborted"
+    refused = runs.having(jit="refuses").train("run").refused(1, "cuModuleLoadDataEx of `", "INVALID_PTX", words)
+    assert len(refused.err.strip().splitlines()) == 1
+
+
+def test_a_missing_ptx_compiler_is_named(runs: Runs) -> None:
+    runs.write("run", TINY)
+    runs.having(jit="missing").train("run").refused(2, "cuda:0", "libnvidia-ptxjitcompiler.so.1", "install")
+
+
     checkpoint = runs.checkpoint(runs.trained("run", Tiny(steps=2, checkpoint_every=2, precision="fp32")), 2)
     flags = "--prompt=hello --max-tokens=6 --temperature=0 --json".split()
     words = ["generate", "--checkpoint", str(checkpoint), *flags]

@@ -10,6 +10,7 @@ mod kernels;
 mod libraries;
 mod library;
 mod memory;
+mod module;
 mod pinned;
 mod probe;
 mod products;

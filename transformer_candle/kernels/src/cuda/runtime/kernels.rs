@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute as Attribute;
-use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaFunction, result};
-use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
+use candle_core::cuda_backend::cudarc::driver::{CudaContext, result};
 
 use super::Cuda;
 use super::failure::Context as _;
+use super::module::{Function, Module};
 use crate::cuda::Value;
 use crate::cuda::manifest::{Entry, Manifest};
 use crate::{Error, Result};
@@ -27,14 +27,14 @@ pub(super) struct Kernels(HashMap<String, Slot>);
 
 struct Slot {
     entry: Entry,
-    function: OnceLock<CudaFunction>,
+    function: OnceLock<Function>,
 }
 
 /// A kernel of a card, loaded.
 pub(crate) struct Kernel<'a> {
     cuda: &'a Cuda,
     entry: &'a Entry,
-    function: &'a CudaFunction,
+    function: &'a Function,
 }
 
 impl Kernels {
@@ -46,15 +46,12 @@ impl Kernels {
 }
 
 impl Slot {
-    /// The driver compiles the PTX for this card, or takes what it compiled before from its cache on disk.
-    fn load(&self, context: &Arc<CudaContext>) -> Result<CudaFunction> {
+    /// Loads the kernel into the context, which is the calling thread's.
+    fn load(&self, context: &Arc<CudaContext>) -> Result<Function> {
         let (ordinal, Entry { name, file, shared_bytes, .. }) = (context.ordinal(), &self.entry);
         let text = embedded::PTX.iter().find(|(embedded, _)| embedded == file).map(|(_, text)| *text);
         let text = text.expect("every file that the manifest lists is embedded");
-        let module =
-            context.load_module(Ptx::from_src(text)).during(ordinal, format!("cuModuleLoadData of `{file}`"))?;
-        let function = module.load_function(&self.entry.symbol);
-        let function = function.during(ordinal, format!("cuModuleGetFunction of `{name}`"))?;
+        let function = Module::load(context, file, text)?.function(&self.entry.symbol)?;
         if *shared_bytes > USUAL_SHARED_BYTES {
             // All of a multiprocessor's memory that can be shared, so that as many blocks fit as were reckoned with.
             let attributes = [
@@ -123,7 +120,7 @@ impl Kernel<'_> {
             let stream = self.cuda.stream().cu_stream();
             let shared = self.entry.shared_bytes;
             let block = (launch.threads, 1, 1);
-            result::launch_kernel(self.function.cu_function(), (x, y, z), block, shared, stream, &mut arguments)
+            result::launch_kernel(self.function.handle(), (x, y, z), block, shared, stream, &mut arguments)
         }
         .during(ordinal, call)
     }
