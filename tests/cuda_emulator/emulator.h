@@ -76,6 +76,8 @@ EXPORTED bool context_is_current(void);
     X(launches) X(launches_in_graphs) X(products) X(products_in_graphs) X(graph_launches) X(captures) X(synchronizations)  \
     /* Waits that found work to do and left none: the card then idles until the program has asked for more. */              \
     X(drains)                                                                                                              \
+    /* Waits for unfinished work during which the thread polls: all but those for an event made with CU_EVENT_BLOCKING_SYNC. */ \
+    X(spins)                                                                                                               \
     X(contexts) X(allocations) X(frees) X(pinned_allocations) X(copies_to_card) X(copies_to_host) X(copies_on_card) X(pageable_copies) \
     X(fills) X(event_queries) X(modules) X(allocated_high)
 struct counters {

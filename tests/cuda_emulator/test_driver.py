@@ -209,6 +209,19 @@ def test_what_is_refused_is_explained_in_the_programs_buffer(emulator: Emulator)
     run(emulator.having(driver=12080), body)
 
 
+@pytest.mark.parametrize(("flags", "spins"), [(0, 1), (1, 0), (2, 1), (3, 0)])
+def test_a_wait_spins_unless_its_event_blocks(emulator: Emulator, flags: int, spins: int) -> None:
+    def body(cuda: Cuda) -> int:
+        event = cuda.made("cuEventCreate", flags)
+        cuda.upload(b"1234")
+        cuda.call("cuEventRecord", event, cuda.stream)
+        cuda.call("cuEventSynchronize", event)
+        cuda.call("cuEventSynchronize", event)
+        return cuda.counters()["spins"]
+
+    assert run(emulator, body) == spins
+
+
 def test_an_empty_module_is_no_ptx(emulator: Emulator) -> None:
     def body(cuda: Cuda) -> int:
         return cuda.code("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), b"")

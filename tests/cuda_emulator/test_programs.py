@@ -86,7 +86,6 @@ def test_every_family_of_cards_trains_alike(runs: Runs, card: str, capability: s
     assert losses == pytest.approx([row[1] for row in runs.steps(runs.trained("usual", TINY))], rel=4e-3)
 
 
-def test_generating_and_evaluating_on_the_card(runs: Runs) -> None:
 def test_a_refused_kernel_is_told_in_the_compilers_words(runs: Runs) -> None:
     runs.write("run", TINY)
     words = "line 9; fatal : Parsing error near 'refused'; ptxas fatal : Ptx assembly aborted"

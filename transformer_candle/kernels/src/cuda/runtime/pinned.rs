@@ -1,5 +1,6 @@
 //! Host memory that the card copies from and to by itself.
 
+use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, result};
 
 use super::Cuda;
@@ -51,8 +52,16 @@ impl Drop for Pinned {
     }
 }
 
+/// An event that streams wait for.
 fn event(cuda: &Cuda) -> Result<CudaEvent> {
     cuda.0.context.new_event(None).during(cuda.ordinal(), "cuEventCreate")
+}
+
+/// An event that a thread of this program waits for asleep: for most of a step the host has nothing to do, and the data loader needs the
+/// cores. The driver would poll for any other event.
+fn awaited_event(cuda: &Cuda) -> Result<CudaEvent> {
+    let event = cuda.0.context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC));
+    event.during(cuda.ordinal(), "cuEventCreate")
 }
 
 /// A copy to the card beside the compute stream.
@@ -70,7 +79,7 @@ impl Transfer {
     /// For so many bytes. What was asked of the compute stream before, such as zeroing the landing buffer, comes first.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self> {
         let _turn = cuda.take_turn();
-        let transfer = Self { memory: Pinned::new(cuda, bytes)?, landed: event(cuda)?, taken: event(cuda)? };
+        let transfer = Self { memory: Pinned::new(cuda, bytes)?, landed: awaited_event(cuda)?, taken: event(cuda)? };
         transfer.taken.record(cuda.stream()).during(cuda.ordinal(), "cuEventRecord")?;
         Ok(transfer)
     }
@@ -129,7 +138,7 @@ pub(crate) struct Arrival {
 impl Arrival {
     /// For so many bytes.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self> {
-        Ok(Self { memory: Pinned::new(cuda, bytes)?, arrived: event(cuda)? })
+        Ok(Self { memory: Pinned::new(cuda, bytes)?, arrived: awaited_event(cuda)? })
     }
 
     /// Asks the compute stream for the copy.
