@@ -75,7 +75,8 @@ def test_a_driver_of_cuda_12_8_takes_what_this_program_brings(runs: Runs) -> Non
     runs.write("run", TINY)
     runs.having(driver=12060, cublas=120602).train("run").refused(2, "driver")
     runs.having(driver=12080, cublas=130100).train("run").refused(2, "cuBLAS 13.1.0")
-    runs.having(driver=12080, cublas=120804).train("run").succeeded()
+    runs.having(driver=12080, cublas=120804).train("run").refused(2, "cuRAND 10.4.0")
+    runs.having(driver=12080, cublas=120804, curand=100309).train("run").succeeded()
 
 
 @pytest.mark.parametrize(("card", "capability"), [("NVIDIA A100-SXM4-80GB", "8.0"), ("NVIDIA H200", "9.0")])
@@ -98,6 +99,7 @@ def test_a_missing_ptx_compiler_is_named(runs: Runs) -> None:
     runs.having(jit="missing").train("run").refused(2, "cuda:0", "libnvidia-ptxjitcompiler.so.1", "install")
 
 
+def test_generating_and_evaluating_on_the_card(runs: Runs) -> None:
     checkpoint = runs.checkpoint(runs.trained("run", Tiny(steps=2, checkpoint_every=2, precision="fp32")), 2)
     flags = "--prompt=hello --max-tokens=6 --temperature=0 --json".split()
     words = ["generate", "--checkpoint", str(checkpoint), *flags]
@@ -131,6 +133,7 @@ def test_a_step_waits_once_and_allocates_nothing(runs: Runs) -> None:
     assert more["captures"] == more["modules"] == 0
     assert more["pageable_copies"] == 0
     assert more["drains"] == 4
+    assert more["spins"] == 0, "the data loader needs the cores"
 
 
 def test_the_plan_is_what_the_card_then_holds(runs: Runs) -> None:
