@@ -23,10 +23,11 @@ pub fn probe() -> Result<Vec<Card>, String> {
 
 fn list() -> Result<Vec<Card>, DriverError> {
     init()?;
-    (0..device::get_count()?).map(card).collect()
+    let [major, minor, _] = libraries::cublas_version().map(i32::cast_unsigned);
+    (0..device::get_count()?).map(|ordinal| card(ordinal, (major, minor))).collect()
 }
 
-fn card(ordinal: i32) -> Result<Card, DriverError> {
+fn card(ordinal: i32, cublas: (u32, u32)) -> Result<Card, DriverError> {
     let found = device::get(ordinal)?;
     // SAFETY: the driver gave this device.
     let (total_bytes, major, minor) = unsafe {
@@ -36,5 +37,5 @@ fn card(ordinal: i32) -> Result<Card, DriverError> {
     };
     let compute_capability = (major.cast_unsigned(), minor.cast_unsigned());
     let ordinal = ordinal.cast_unsigned() as usize;
-    Ok(Card { ordinal, name: device::get_name(found)?, total_bytes: total_bytes as u64, compute_capability })
+    Ok(Card { ordinal, name: device::get_name(found)?, total_bytes: total_bytes as u64, compute_capability, cublas })
 }
