@@ -7,6 +7,8 @@ pub struct Card {
     pub ordinal: usize,
     /// As the driver calls it, such as `NVIDIA GeForce RTX 5090`.
     pub name: String,
+    /// The driver's identifier, by which NVML knows it as well: `GPU-` (`MIG-` for a slice of one) and 32 hexadecimal digits.
+    pub uuid: String,
     /// Its memory, in bytes.
     pub total_bytes: u64,
     /// Major and minor, such as (12, 0).
@@ -110,7 +112,14 @@ mod tests {
     use super::*;
 
     fn card(name: &str, compute_capability: (u32, u32)) -> Card {
-        Card { ordinal: 0, name: name.to_owned(), total_bytes: 1, compute_capability, cublas: (13, 0) }
+        Card {
+            ordinal: 0,
+            name: name.to_owned(),
+            uuid: String::new(),
+            total_bytes: 1,
+            compute_capability,
+            cublas: (13, 0),
+        }
     }
 
     #[test]
