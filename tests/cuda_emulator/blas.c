@@ -1,5 +1,6 @@
 /* libcublas.so.13: the handle that Candle's device opens and never multiplies with. */
 #include "emulator.h"
+#include "version.h"
 
 #include <stdlib.h>
 
@@ -10,8 +11,7 @@ struct handle {
 };
 
 static int version(void) {
-    const char *value = getenv("CUDA_EMULATOR_CUBLAS");
-    return value && *value ? atoi(value) : 130100;
+    return version_or("CUDA_EMULATOR_CUBLAS", CUBLAS);
 }
 
 EXPORTED int cublasCreate_v2(struct handle **handle) {
@@ -36,9 +36,8 @@ EXPORTED int cublasGetVersion_v2(struct handle *handle, int *out) {
 }
 
 EXPORTED int cublasGetProperty(int property, int *out) {
-    int parts[] = {version() / 10000, version() / 100 % 100, version() % 100};
     if (property < 0 || property > 2)
         return INVALID_VALUE;
-    *out = parts[property];
+    *out = version_part(version(), property);
     return SUCCESS;
 }

@@ -1,5 +1,6 @@
 /* libcurand.so.10: the generator that Candle's device opens and never draws from. */
 #include "emulator.h"
+#include "version.h"
 
 #include <stdlib.h>
 
@@ -36,6 +37,14 @@ EXPORTED int curandSetStream(struct generator *generator, CUstream stream) {
 }
 
 EXPORTED int curandGetVersion(int *version) {
-    *version = 100400;
+    *version = version_or("CUDA_EMULATOR_CURAND", CURAND);
+    return 0;
+}
+
+EXPORTED int curandGetProperty(int property, int *out) {
+    enum { OUT_OF_RANGE = 104 };
+    if (property < 0 || property > 2)
+        return OUT_OF_RANGE;
+    *out = version_part(version_or("CUDA_EMULATOR_CURAND", CURAND), property);
     return 0;
 }

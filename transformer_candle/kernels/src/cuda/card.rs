@@ -7,11 +7,18 @@ pub struct Card {
     pub ordinal: usize,
     /// As the driver calls it, such as `NVIDIA GeForce RTX 5090`.
     pub name: String,
+    /// The driver's identifier, by which NVML knows it as well: `GPU-` (`MIG-` for a slice of one) and 32 hexadecimal digits.
+    pub uuid: String,
     /// Its memory, in bytes.
     pub total_bytes: u64,
     /// Major and minor, such as (12, 0).
     pub compute_capability: (u32, u32),
+    /// Major and minor version of the cuBLAS that computes its matmuls.
+    pub cublas: (u32, u32),
 }
+
+/// The first cuBLAS that knows GPUs of compute capability 10.0 and newer (Blackwell).
+const CUBLAS_OF_BLACKWELL: (u32, u32) = (12, 8);
 
 /// Bytes of a card's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +41,18 @@ pub struct PoolMemory {
 impl Card {
     /// Why the kernels do not run on it, if they do not.
     pub fn refusal(&self) -> Option<String> {
-        let (major, minor) = self.compute_capability;
-        (major < 8).then(|| {
+        let ((major, minor), name) = (self.compute_capability, &self.name);
+        if major < 8 {
+            return Some(format!(
+                "{name} has compute capability {major}.{minor}, 8.0 is needed (Ampere, such as A100 or RTX 3090, or newer)"
+            ));
+        }
+        (major >= 10 && self.cublas < CUBLAS_OF_BLACKWELL).then(|| {
+            let (cublas_major, cublas_minor) = self.cublas;
             format!(
-                "{} has compute capability {major}.{minor}, 8.0 is needed (Ampere, such as A100 or RTX 3090, or newer)",
-                self.name
+                "{name} has compute capability {major}.{minor}, which cuBLAS {cublas_major}.{cublas_minor} does not know: \
+                 `pip install 'transformer-candle[cuda]'`, or with a driver older than 580 `pip install --upgrade \
+                 nvidia-cublas-cu12`, brings one that does"
             )
         })
     }
@@ -109,7 +123,14 @@ mod tests {
     use super::*;
 
     fn card(name: &str, compute_capability: (u32, u32)) -> Card {
-        Card { ordinal: 0, name: name.to_owned(), total_bytes: 1, compute_capability }
+        Card {
+            ordinal: 0,
+            name: name.to_owned(),
+            uuid: String::new(),
+            total_bytes: 1,
+            compute_capability,
+            cublas: (13, 0),
+        }
     }
 
     #[test]
@@ -151,5 +172,16 @@ mod tests {
         assert!(refusal.starts_with("Tesla T4 has compute capability 7.5, 8.0 is needed"), "{refusal}");
         assert_eq!(card("NVIDIA A100", (8, 0)).refusal(), None);
         assert_eq!(card("NVIDIA GeForce RTX 5090", (12, 0)).refusal(), None);
+    }
+    #[test]
+    fn blackwell_needs_a_cublas_that_knows_it() {
+        let with = |compute_capability, cublas| Card { cublas, ..card("NVIDIA B200", compute_capability) }.refusal();
+        for blackwell in [(10, 0), (12, 0)] {
+            let refusal = with(blackwell, (12, 6)).unwrap();
+            assert!(refusal.contains(".0, which cuBLAS 12.6 does not know: `pip install"), "{refusal}");
+            assert_eq!(with(blackwell, (12, 8)), None);
+            assert_eq!(with(blackwell, (13, 0)), None);
+        }
+        assert_eq!(with((9, 0), (12, 6)), None);
     }
 }
