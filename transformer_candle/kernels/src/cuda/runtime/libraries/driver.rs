@@ -38,7 +38,7 @@ pub(in super::super) fn version() -> Result<i32, CUresult> {
 }
 
 /// Why a library that is called libcuda is not the driver, if it is a stub. cudarc asks for `libcuda.so` before `libcuda.so.1`, and a
-/// toolkit's `lib64/stubs` in LD_LIBRARY_PATH has the former.
+/// toolkit's `lib64/stubs` in `LD_LIBRARY_PATH` has the former.
 pub(super) fn stub(library: &Library) -> Option<String> {
     // SAFETY: the type is that of `cuInit` in libcuda and in its stub alike.
     let initialise = unsafe { library.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit") }.ok()?;
