@@ -4,19 +4,15 @@
 
 #include <stdlib.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 7 };
+enum { SUCCESS = 0, NOT_INITIALIZED = 1 };
 
 struct handle {
     CUstream stream;
 };
 
-static int version(void) {
-    return version_or("CUDA_EMULATOR_CUBLAS", CUBLAS);
-}
-
 EXPORTED int cublasCreate_v2(struct handle **handle) {
     *handle = calloc(1, sizeof **handle);
-    return SUCCESS;
+    return starts(cublas_version() / 10000) ? SUCCESS : NOT_INITIALIZED;
 }
 
 EXPORTED int cublasDestroy_v2(struct handle *handle) {
@@ -31,13 +27,13 @@ EXPORTED int cublasSetStream_v2(struct handle *handle, CUstream stream) {
 
 EXPORTED int cublasGetVersion_v2(struct handle *handle, int *out) {
     (void)handle;
-    *out = version();
+    *out = cublas_version();
     return SUCCESS;
 }
 
+extern int cublasLtGetProperty(int property, int *out);
+
+/* As NVIDIA's own does, it passes on what libcublasLt answers: whichever is loaded. */
 EXPORTED int cublasGetProperty(int property, int *out) {
-    if (property < 0 || property > 2)
-        return INVALID_VALUE;
-    *out = version_part(version(), property);
-    return SUCCESS;
+    return cublasLtGetProperty(property, out);
 }

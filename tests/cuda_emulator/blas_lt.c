@@ -39,13 +39,13 @@ static const struct way WAYS[] = {
 #define WAYS_COUNT (sizeof WAYS / sizeof *WAYS)
 
 EXPORTED size_t cublasLtGetVersion(void) {
-    return (size_t)version_or("CUDA_EMULATOR_CUBLAS", CUBLAS);
+    return (size_t)cublas_version();
 }
 
 EXPORTED int cublasLtGetProperty(int property, int *out) {
     if (property < 0 || property > 2)
         return INVALID_VALUE;
-    *out = version_part((int)cublasLtGetVersion(), property);
+    *out = version_part(cublas_version(), property);
     return SUCCESS;
 }
 

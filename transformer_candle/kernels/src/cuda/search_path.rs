@@ -147,7 +147,9 @@ mod tests {
             "usr/local/nvidia/lib64",
             "usr/local/nvidia/lib",
         ];
-        expected.iter().for_each(|folder| make(folder));
+        for folder in expected {
+            make(folder);
+        }
         let found = folders(|_| None, None, &root);
         assert_eq!(relative(&found, &root), expected.map(Path::new));
         std::fs::remove_dir_all(root).unwrap();

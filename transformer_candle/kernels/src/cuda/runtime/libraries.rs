@@ -45,8 +45,7 @@ fn load_all() -> Result<(), String> {
     let folders = folders(|name| std::env::var_os(name), program.as_deref(), "/".as_ref());
     let driver = driver::load(&folders)?;
     for library in LIBRARIES {
-        let too_new = |opened: &Library| versions::too_new(&library, opened, driver);
-        load_one(&library, &folders, too_new).map_err(|unusable| {
+        load_one(&library, &folders, Some(driver)).map_err(|unusable| {
             let Wanted { name, remedy, .. } = library;
             let missing = "or add the folder of CUDA 13's libraries to LD_LIBRARY_PATH";
             unusable.unwrap_or_else(|| format!("CUDA's lib{name}.so was not found: {remedy}, {missing}"))
@@ -56,18 +55,16 @@ fn load_all() -> Result<(), String> {
 }
 
 /// Loads a library for the rest of the program's life: what the loader finds by name, or else the first file in one of the folders
-/// that `refusal` has no sentence about.
+/// that can be used with a driver for CUDA `driver`; none while that is looked for.
 ///
 /// # Errors
 /// What is wrong with the file that is there; none if there is no file.
-fn load_one(
-    library: &Wanted,
-    folders: &[PathBuf],
-    refusal: impl Fn(&Library) -> Option<String>,
-) -> Result<(), Option<String>> {
+fn load_one(library: &Wanted, folders: &[PathBuf], driver: Option<i32>) -> Result<(), Option<String>> {
     let usable = |file: &str| {
         let opened = open(file, library.function).map_err(|reason| format!("{reason}; {}", library.remedy))?;
-        refusal(&opened).map_or(Ok(opened), Err)
+        let refusal =
+            driver.map_or_else(|| driver::stub(&opened), |driver| versions::too_new(library, &opened, driver));
+        refusal.map_or(Ok(opened), Err)
     };
     // cudarc will ask the loader by these names: what it finds first cannot be passed over.
     if let Some(name) = known_to_the_loader(library) {
@@ -81,7 +78,9 @@ fn load_one(
         if !path.is_file() {
             continue;
         }
-        match usable(&path.to_string_lossy()) {
+        // Such a one is not even opened: libcublas passes on what libcublasLt answers, which may be another's, loaded before.
+        let too_new = driver.and_then(|driver| versions::named_too_new(library, version, driver));
+        match too_new.map_or_else(|| usable(&path.to_string_lossy()), Err) {
             // Loaded by its whole path, it is what the loader then takes for its name (the file's SONAME).
             Ok(opened) if known_to_the_loader(library).is_some_and(|name| usable(&name).is_ok()) => {
                 keep(opened);

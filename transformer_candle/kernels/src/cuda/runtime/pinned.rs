@@ -58,7 +58,7 @@ fn event(cuda: &Cuda) -> Result<CudaEvent> {
 }
 
 /// An event that a thread of this program waits for asleep: for most of a step the host has nothing to do, and the data loader needs the
-/// cores. The driver would poll for any other event.
+/// cores. The driver would poll for any other event. cudarc takes one flag, so that this one also records the time.
 fn awaited_event(cuda: &Cuda) -> Result<CudaEvent> {
     let event = cuda.0.context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC));
     event.during(cuda.ordinal(), "cuEventCreate")

@@ -17,7 +17,7 @@ const OLDEST: i32 = 12_080;
 /// # Errors
 /// A sentence on what is missing or too old, and the way out.
 pub(super) fn load(folders: &[PathBuf]) -> Result<i32, String> {
-    load_one(&DRIVER, folders, stub).map_err(|unusable| {
+    load_one(&DRIVER, folders, None).map_err(|unusable| {
         unusable.unwrap_or_else(|| format!("no NVIDIA driver was found (libcuda.so.1): {}", DRIVER.remedy))
     })?;
     let version = version().map_err(|failure| format!("the NVIDIA driver does not answer: {failure:?}"))?;
@@ -38,8 +38,8 @@ pub(in super::super) fn version() -> Result<i32, CUresult> {
 }
 
 /// Why a library that is called libcuda is not the driver, if it is a stub. cudarc asks for `libcuda.so` before `libcuda.so.1`, and a
-/// toolkit's `lib64/stubs` in LD_LIBRARY_PATH has the former.
-fn stub(library: &Library) -> Option<String> {
+/// toolkit's `lib64/stubs` in `LD_LIBRARY_PATH` has the former.
+pub(super) fn stub(library: &Library) -> Option<String> {
     // SAFETY: the type is that of `cuInit` in libcuda and in its stub alike.
     let initialise = unsafe { library.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit") }.ok()?;
     let file = file_of(*initialise as usize);

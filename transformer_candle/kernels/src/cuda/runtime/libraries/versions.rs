@@ -23,12 +23,18 @@ pub(super) fn too_new(wanted: &Wanted, library: &Library, driver: i32) -> Option
         unsafe { ask(part, &raw mut number) };
         number
     });
-    needs_newer_driver(wanted.name, version, driver)
+    needs_newer_driver(wanted.name, &version, driver)
 }
 
-fn needs_newer_driver(name: &str, version: Version, driver: i32) -> Option<String> {
+/// The same by the version in a file's name, where that tells.
+pub(super) fn named_too_new(wanted: &Wanted, version: &str, driver: i32) -> Option<String> {
+    needs_newer_driver(wanted.name, &[version.parse().ok()?], driver)
+}
+
+/// `version` may have its first numbers only.
+fn needs_newer_driver(name: &str, version: &[i32], driver: i32) -> Option<String> {
     let (software, cuda) = match name {
-        "curand" => ("cuRAND", if version >= CURAND_OF_CUDA_13 { 13 } else { 12 }),
+        "curand" => ("cuRAND", if *version >= CURAND_OF_CUDA_13[..] { 13 } else { 12 }),
         _ => ("cuBLAS", version[0]),
     };
     (cuda > driver / 1000).then(|| {
@@ -65,14 +71,14 @@ fn refusal(lt: Version, blas: Version) -> Option<String> {
     (lt != blas).then(|| {
         format!(
             "libcublas is of version {} and libcublasLt of {}: let LD_LIBRARY_PATH begin with the one folder that has both",
-            text(blas),
-            text(lt)
+            text(&blas),
+            text(&lt)
         )
     })
 }
 
-fn text([major, minor, patch]: Version) -> String {
-    format!("{major}.{minor}.{patch}")
+fn text(version: &[i32]) -> String {
+    version.iter().map(i32::to_string).collect::<Vec<_>>().join(".")
 }
 
 /// 12080 is 12.8.
@@ -94,14 +100,16 @@ mod tests {
     #[test]
     fn libraries_of_a_later_cuda_need_a_newer_driver() {
         for (name, version) in [("cublasLt", [13, 1, 0]), ("cublas", [13, 1, 0]), ("curand", [10, 4, 1])] {
-            assert_eq!(needs_newer_driver(name, version, 13_000), None);
-            let refused = needs_newer_driver(name, version, 12_090).unwrap();
+            assert_eq!(needs_newer_driver(name, &version, 13_000), None);
+            let refused = needs_newer_driver(name, &version, 12_090).unwrap();
             assert!(refused.contains("needs an NVIDIA driver of the line 580 or newer, this one is for CUDA 12.9"));
         }
-        assert!(needs_newer_driver("cublas", [13, 1, 0], 12_080).unwrap().starts_with("cuBLAS 13.1.0 needs"));
+        assert!(needs_newer_driver("cublas", &[13, 1, 0], 12_080).unwrap().starts_with("cuBLAS 13.1.0 needs"));
+        assert!(needs_newer_driver("cublas", &[13], 12_080).unwrap().starts_with("cuBLAS 13 needs"));
+        assert_eq!(needs_newer_driver("curand", &[10], 12_080), None, "the name does not tell");
         for (name, version) in [("cublasLt", [12, 9, 1]), ("cublas", [12, 8, 4]), ("curand", [10, 3, 10])] {
-            assert_eq!(needs_newer_driver(name, version, 12_080), None);
-            assert_eq!(needs_newer_driver(name, version, 13_000), None);
+            assert_eq!(needs_newer_driver(name, &version, 12_080), None);
+            assert_eq!(needs_newer_driver(name, &version, 13_000), None);
         }
     }
 }
