@@ -6,7 +6,7 @@ import json
 
 import pytest
 from fake_hub import FakeHub
-from workspace import REPOSITORY, TINY_MODEL, Workspace
+from workspace import REPOSITORY, TINY_CONFIG, TINY_MODEL, Workspace
 
 
 def test_wrong_flags_end_with_2_and_touch_nothing(workspace: Workspace) -> None:
@@ -35,6 +35,21 @@ def test_plan_prints_parameters_bytes_flops_and_disk(workspace: Workspace, prese
         assert word in out.lower() or word in out, out
     if preset == "rtx5090_1b":
         assert "1,318,832,128" in out
+
+
+def test_bench_measures_a_step_whatever_the_budget(workspace: Workspace) -> None:
+    config = workspace.root / "bench.yaml"
+    config.write_text(f"{TINY_CONFIG}\n")
+    words = ["bench", "--config", str(config), "--override", "model.vocab_size=300", "--steps=100000000"]
+    report = json.loads(workspace.trainer(*words, "--seconds=1", timeout=60).succeeded().out)
+    assert 1 <= report["steps"] < 100_000_000
+    assert report["tokens_per_second"] > 0
+    assert report["milliseconds"]["step"] > 0
+    # A step of seconds: none ends in the budget, and one is measured all the same.
+    words += ["--override", "data.gradient_accumulation_steps=20000"]
+    report = json.loads(workspace.trainer(*words, "--seconds=1", timeout=120).succeeded().out)
+    assert report["steps"] == 1
+    assert list(report["milliseconds"]) == ["step"]
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_starts(workspace: Workspace) -> None:

@@ -23,7 +23,7 @@ class Card:
 
     ordinal = 0
     name = "NVIDIA GeForce RTX 5090"
-    total_bytes = 32607 << 20
+    total_bytes = 32122 << 20
     compute_capability = (12, 0)
     refusal: str | None = None
 
@@ -119,7 +119,7 @@ def test_a_card_gets_the_largest_preset_that_it_holds(
     monkeypatch.setattr(_native, "cards", lambda: [Card()])
     monkeypatch.setattr(base_config, "_fits", lambda name, _card: name in fitting)
     assert base_config.choose(Settings(dataset="somebody/something")).described == f"preset {preset}"
-    assert "RTX 5090 (34.2 GB)" in capsys.readouterr().out
+    assert "RTX 5090 (33.7 GB)" in capsys.readouterr().out
     for asked in (Settings(dataset="demo"), Settings(device="cpu"), Settings(override=["runtime.device=cpu"])):
         assert base_config.choose(asked).described == "preset smoke_cpu"
     assert base_config.choose(Settings(preset="rtx5090_1b", device="cpu")).described == "preset rtx5090_1b"

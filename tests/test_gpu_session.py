@@ -1,4 +1,4 @@
-"""The measuring session on a card, with programs that stand in for the trainer and PyTorch."""
+"""The measuring session on a GPU, with programs that stand in for the trainer and PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
 from workspace import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "benches" / "gpu"))
@@ -17,18 +19,33 @@ sys.path.insert(0, str(REPOSITORY / "benches" / "gpu"))
 import session
 
 SESSION = REPOSITORY / "benches" / "gpu" / "session.py"
+CAPPED = {
+    "tokens_per_second": 300.0,
+    "tokens_per_step": 600,
+    "mfu": 0.6,
+    "memory_bytes": 30_000_000_000,
+    "nominal_flops_per_second": 209.5e12,
+}
 TRAINER = """#!/bin/sh
 case "$*" in
-  *memory_limit*) echo '{"tokens_per_second": 300.0, "mfu": 0.6, "memory_bytes": 30000000000}' ;;
+  *"--only gradients"*) echo 'a row' >&2; echo '{"part": "gradients", "passed": false, "rows": []}'; exit 1 ;;
+  gpu-check*) echo '{"part": "any", "passed": true, "rows": []}' ;;
+  *memory_limit*) echo "$CAPPED" ;;
   *) echo 'error: out of everything' >&2; exit 4 ;;
 esac
 """
 PYTHON = """#!/bin/sh
 case "$*" in
-  -c*) ;;
+  -c*) echo '[]' ;;
   *eager*) echo 'no such kernel' ;;
   *) echo '{"micro_batch": 1}'; echo '{"tokens_per_second": 200.0, "mfu": 0.4, "micro_batch": 1}' ;;
 esac
+"""
+SANITIZER = """#!/bin/sh
+echo "========= COMPUTE-SANITIZER"
+echo '{"part": "gradients", "passed": true, "rows": []}'
+echo "========= ERROR SUMMARY: 2 errors"
+exit 86
 """
 
 
@@ -38,35 +55,123 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
+def session_of(folder: Path, *options: str, only: tuple[str, ...] = (), path: str = "") -> tuple[str, dict[str, Any]]:
+    """Runs a session with the programs above: the table, and what results.json holds."""
+    program, python = folder / "transformer-candle.gz", script(folder / "python", PYTHON)
+    program.write_bytes(gzip.compress(TRAINER.encode()))
+    words = [word for part in only for word in ("--only", part)]
+    places = ["--program", str(program), "--python", str(python), "--out", str(folder)]
+    command = [sys.executable, str(SESSION), *places, *options, *words]
+    environment = {**os.environ, "PATH": f"{path}{os.environ['PATH']}", "CAPPED": json.dumps(CAPPED)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    return done.stdout, json.loads((folder / "results.json").read_text())
+
+
+def commands(folder: Path) -> list[str]:
+    return [line for line in (folder / "log.txt").read_text().splitlines() if line.startswith("$ ")]
+
+
 def test_a_part_that_hangs_is_stopped_with_all_it_started(tmp_path: Path) -> None:
     hanging = script(tmp_path / "hanging", "#!/bin/sh\necho row 1\nsleep 100 &\nsleep 100\n")
+    part = session.Part("hangs", [str(hanging)], session.Time(0.5), session.Time(0))
     begin = time.monotonic()
-    outcome = session.run(session.Part("hangs", [str(hanging)], 60), 0.5, dict(os.environ), tmp_path / "log.txt")
+    outcome = session.run(part, session.Known(), 60, dict(os.environ), tmp_path / "log.txt")
     assert time.monotonic() - begin < 10
     assert outcome.failure == "stopped after 0 s: row 1"
     assert outcome.result == {}
 
 
 def test_the_table_compares_rounds_and_names_what_failed(tmp_path: Path) -> None:
-    program, python = tmp_path / "transformer-candle.gz", script(tmp_path / "python", PYTHON)
-    program.write_bytes(gzip.compress(TRAINER.encode()))
     only = ("ours, capped", "torch.compile, capped", "ours", "torch eager")
-    words = [word for part in only for word in ("--only", part)]
-    command: list[str | Path] = [
-        sys.executable,
-        SESSION,
-        "--program",
-        program,
-        "--python",
-        python,
-        "--out",
-        tmp_path,
-        *words,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert "ours / torch.compile, capped: 1.500 (rounds: 2)" in done.stdout
-    assert "exit code 4: error: out of everything" in done.stdout
-    assert "printed no result" in done.stdout
-    assert "60.0%" in done.stdout
-    saved = json.loads((tmp_path / "results.json").read_text())
+    table, saved = session_of(tmp_path, only=only)
+    assert "ours / torch.compile, capped: 1.500 (rounds: 2)" in table
+    assert "exit code 4: error: out of everything" in table
+    assert "printed no result" in table
+    assert "60.0%" in table
     assert [part["part"] for part in saved["parts"]] == [*only[:3], "torch eager", *only[:3]]
+
+
+def test_every_part_asks_for_a_gpu(tmp_path: Path) -> None:
+    """Without a library, none is to measure a CPU for minutes."""
+    session_of(tmp_path)
+    asked = commands(tmp_path)
+    assert len(asked) > 10
+    assert [command for command in asked if "--device cuda" not in command] == []
+
+
+def test_what_is_not_begun_is_in_the_results(tmp_path: Path) -> None:
+    _, saved = session_of(tmp_path, "--seconds", "5")
+    assert len(saved["parts"]) == 14
+    assert all("no time left" in part["failure"] for part in saved["parts"])
+    assert not (tmp_path / "log.txt").exists(), "nothing was run"
+
+
+def test_parts_are_sized_by_the_measured_step(tmp_path: Path) -> None:
+    session_of(tmp_path, "--seconds", "2000", only=("ours, capped", "torch.compile, capped"))
+    seconds = [float(command.split("--seconds ")[1].split()[0]) for command in commands(tmp_path)]
+    start, compiling, assumed, measured = session.START, session.COMPILE, session.ASSUMED_STEP, 2.0
+    assert seconds[0] == start + 9 * assumed
+    assert seconds[1] == start + 2 * compiling + 8 * measured, "room to compile twice"
+    assert seconds[2] == start + 9 * measured
+    assert "--peak 209500000000000" in commands(tmp_path)[1], "PyTorch's MFU has our peak"
+
+
+def test_our_bench_gets_its_steps_on_every_gpu() -> None:
+    """Steps of a 5090, an A100 and an H200; within a limit that ends after the budget."""
+    [ours] = session.measurements("program", "python", Path("c.yaml"), ["ours"])[:1]
+    for step in (6.6, 7.0, 1.9):
+        found = session.sized(ours, session.Known(step=step), 400)
+        assert found is not None
+        command, limit = found
+        budget = float(command[-1])
+        assert budget >= session.START + 9 * step - 1
+        assert limit >= budget + step
+    assert session.sized(ours, session.Known(step=6.6), 45) is None
+
+
+def test_gpu_check_comes_in_parts_of_their_own(tmp_path: Path) -> None:
+    _, saved = session_of(tmp_path, only=("gpu-check",))
+    names = ["training", "gradients", "operations", "memory"]
+    assert [part["part"] for part in saved["parts"]][:4] == [f"gpu-check {name}" for name in names]
+    assert [part["result"].get("passed") for part in saved["parts"]][:4] == [True, False, True, True]
+
+
+def test_a_failed_check_is_repeated_under_the_sanitizer(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    script(tools / "compute-sanitizer", SANITIZER)
+    table, saved = session_of(tmp_path, only=("gpu-check",), path=f"{tools}{os.pathsep}")
+    assert saved["parts"][4]["part"] == "compute-sanitizer"
+    assert "exit code 86: ========= ERROR SUMMARY: 2 errors" in table
+    last = commands(tmp_path)[-1]
+    assert last.startswith(f"$ {tools}/compute-sanitizer --error-exitcode 86 ")
+    assert last.endswith("gpu-check --device cuda --size small --json --only gradients")
+    assert len(saved["parts"]) == 5
+
+
+def test_a_missing_sanitizer_is_told_after_a_failure_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "installed_sanitizer", lambda: None)
+    right = session.Outcome("gpu-check training", 1.0, None, {"passed": True})
+    skipped = session.Outcome("gpu-check memory", None, "no time left")
+    assert session.sanitizer("program", [right, skipped]) is None
+    told = session.sanitizer("program", [right, session.Outcome("gpu-check gradients", 90.0, "stopped after 90 s")])
+    assert isinstance(told, session.Outcome)
+    assert told.failure is not None
+    assert "not installed" in told.failure
+
+
+def test_libraries_are_those_of_the_interpreter_asked(tmp_path: Path) -> None:
+    """That of a virtual environment is a link to one that has other packages."""
+    environment = tmp_path / "an environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    assert python.resolve() == Path(sys.executable).resolve()
+    [packages] = environment.glob("lib/python*/site-packages")
+    libraries = packages / "nvidia" / "cublas" / "lib"
+    libraries.mkdir(parents=True)
+    assert str(libraries) in session.library_path(str(python)).split(os.pathsep)
+
+
+def test_an_interpreter_that_does_not_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="nowhere/python does not say where its packages are"):
+        session.library_path(str(tmp_path / "nowhere" / "python"))

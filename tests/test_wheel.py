@@ -35,7 +35,11 @@ def test_the_extra_for_cards_brings_the_libraries_that_a_driver_lacks(wheel: Pat
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         needed = [line for line in archive.read(name).decode().splitlines() if "extra == 'cuda'" in line]
-    assert {line.split()[1].split("~")[0] for line in needed} == {"nvidia-cublas", "nvidia-curand"}
+    assert {line.split()[1].split("~")[0] for line in needed} == {
+        "nvidia-cublas",
+        "nvidia-curand",
+        "nvidia-cuda-runtime",
+    }
     assert all("sys_platform == 'linux'" in line for line in needed)
 
 

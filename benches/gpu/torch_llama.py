@@ -1,9 +1,9 @@
-"""The same model in PyTorch, at its best, on one card: a JSON line for each micro-batch tried, the result last.
+"""The same model in PyTorch, at its best, on one GPU: a JSON line for each micro-batch tried, the result last.
 
 The shape, the tokens of an optimizer step and the count of FLOPs are those of `transformer-candle bench` on the same
 config. Weights and activations are bf16, attention is SDPA's FlashAttention, gradients accumulate in f32, and a fused
-AdamW steps f32 masters. The micro-batch is the fastest of those that fit under --memory-limit. Without a card it runs
-on the CPU, as a test of itself.
+AdamW steps f32 masters. The micro-batch is the fastest of those that fit under --memory-limit. Without a GPU it runs
+on the CPU, as a test of itself, unless --device cuda asks for one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-# Dense bf16 with f32 accumulation by the makers' data sheets, as `transformer-candle bench` takes it.
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "RTX 5090": 209.5e12, "RTX 4090": 165.2e12}
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-# What `transformer-candle plan` leaves of a card: 2 % for fragmentation, and the driver's context and libraries.
+# What `transformer-candle plan` leaves of a GPU: 2 % for fragmentation, and the driver's context and libraries.
 USABLE, CONTEXT = 0.98, 600_000_000
 
 
@@ -235,19 +233,23 @@ def timed(device: torch.device) -> Iterator[list[float]]:
     seconds.append(time.perf_counter() - begin)
 
 
-def measure(trainer: Trainer, micro_batch: int, steps: int) -> dict[str, Any]:
-    """Means over `steps` optimizer steps, after one to warm up."""
+def measure(trainer: Trainer, micro_batch: int, steps: int, end: float, peak: float | None) -> dict[str, Any]:
+    """Means over at most `steps` optimizer steps, of which one at least and else those that end before `end`, after one
+    to warm up."""
     device, shape = trainer.device, trainer.shape
     first = trainer.step(micro_batch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    done, begin = 0, time.monotonic()
     with timed(device) as seconds:
-        for _ in range(steps):
+        # A step waits for its loss, so that the clock is that of the device.
+        while done < steps and (done == 0 or time.monotonic() + (time.monotonic() - begin) / done <= end):
             last = trainer.step(micro_batch)
-    speed = steps * shape.sequences_per_step * shape.sequence_length / seconds[0]
+            done += 1
+    speed = done * shape.sequences_per_step * shape.sequence_length / seconds[0]
     flops = speed * shape.flops_per_token()
-    peak = peak_of(device)
     return {
+        "steps": done,
         "tokens_per_second": speed,
         "model_flops_per_second": flops,
         "mfu": flops / peak if peak else None,
@@ -258,11 +260,6 @@ def measure(trainer: Trainer, micro_batch: int, steps: int) -> dict[str, Any]:
         "first_step": dict(zip(("loss", "grad_norm"), first, strict=True)),
         "last_step": dict(zip(("loss", "grad_norm"), last, strict=True)),
     }
-
-
-def peak_of(device: torch.device) -> float | None:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((flops for card, flops in PEAKS.items() if card in name), None)
 
 
 def read_shape(path: Path) -> Shape:
@@ -319,7 +316,7 @@ def scalar(text: str) -> Any:
 
 
 def limit_memory(text: str, device: torch.device) -> int | None:
-    """Let PyTorch's allocator hand out what `transformer-candle plan` would use of so large a card; bytes."""
+    """Let PyTorch's allocator hand out what `transformer-candle plan` would use of so large a GPU; bytes."""
     if text == "none" or device.type != "cuda":
         return None
     units = {"MiB": 1 << 20, "GiB": 1 << 30, "GB": 10**9}
@@ -334,7 +331,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="a config of ours: YAML, or JSON")
     parser.add_argument("--mode", choices=("eager", "compile"), default="compile")
-    parser.add_argument("--memory-limit", default="none", metavar="[32607MiB|none]", help="the card to pretend to have")
+    parser.add_argument("--memory-limit", default="none", metavar="[32122MiB|none]", help="the GPU to pretend to have")
+    parser.add_argument("--device", choices=("auto", "cuda"), default="auto", help="cuda: refuse to run on the CPU")
     parser.add_argument(
         "--micro-batch", default="auto", metavar="[auto|N,N...]",
         help="the fastest that fits, or the first of these that fits; torch.compile takes a minute for each it tries",
@@ -342,9 +340,19 @@ def main() -> None:
     parser.add_argument("--recompute", choices=("none", "block"), default="none")
     parser.add_argument("--attention", choices=sorted(ATTENTION), default="flash")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="after so long no step is begun; one at least is measured"
+    )
+    parser.add_argument(
+        "--peak", type=float, metavar="FLOPS", help="what MFU divides by: `nominal_flops_per_second` of our bench"
+    )
     arguments = parser.parse_args()
+    end = time.monotonic() + arguments.seconds
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if arguments.device == "cuda" and device.type != "cuda":
+        print(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device", file=sys.stderr)
+        sys.exit(2)
     usable = limit_memory(arguments.memory_limit, device)
     shape = read_shape(arguments.config)
     compiled = arguments.mode == "compile"
@@ -357,7 +365,7 @@ def main() -> None:
         "memory_limit": arguments.memory_limit,
         "usable_bytes": usable,
         "recompute": arguments.recompute,
-        **measure(trainer, micro_batch, arguments.steps),
+        **measure(trainer, micro_batch, arguments.steps, end, arguments.peak),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "shape": asdict(shape),

@@ -400,6 +400,10 @@ class Card:
         """As the driver calls it."""
 
     @property
+    def uuid(self) -> str:
+        """As `nvidia-smi -L` writes it."""
+
+    @property
     def total_bytes(self) -> int:
         """Its memory."""
 
@@ -413,6 +417,16 @@ class Card:
 
 def cards() -> list[Card]:
     """Return the cards that the driver lists, at least one; a `ConfigError` says what is missing. None is opened."""
+
+def gpu_state(uuid: str) -> dict[str, Any]:
+    """Return what NVML says of the GPU with this UUID; None for what the GPU does not tell.
+
+    Keys: `pcie`, `power`, `persistence`, `clocks`, `ecc`, `other_processes`. A `TrainerError` says why NVML does not
+    answer.
+
+    Args:
+        uuid: `Card.uuid`.
+    """
 
 def open_device(device: str) -> dict[str, Any]:
     """Open a device as a run would, and tell what it is and what of its memory is free.

@@ -1,22 +1,18 @@
 /* libcublas.so.13: the handle that Candle's device opens and never multiplies with. */
 #include "emulator.h"
+#include "version.h"
 
 #include <stdlib.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 7 };
+enum { SUCCESS = 0, NOT_INITIALIZED = 1 };
 
 struct handle {
     CUstream stream;
 };
 
-static int version(void) {
-    const char *value = getenv("CUDA_EMULATOR_CUBLAS");
-    return value && *value ? atoi(value) : 130100;
-}
-
 EXPORTED int cublasCreate_v2(struct handle **handle) {
     *handle = calloc(1, sizeof **handle);
-    return SUCCESS;
+    return starts(cublas_version() / 10000) ? SUCCESS : NOT_INITIALIZED;
 }
 
 EXPORTED int cublasDestroy_v2(struct handle *handle) {
@@ -31,14 +27,13 @@ EXPORTED int cublasSetStream_v2(struct handle *handle, CUstream stream) {
 
 EXPORTED int cublasGetVersion_v2(struct handle *handle, int *out) {
     (void)handle;
-    *out = version();
+    *out = cublas_version();
     return SUCCESS;
 }
 
+extern int cublasLtGetProperty(int property, int *out);
+
+/* As NVIDIA's own does, it passes on what libcublasLt answers: whichever is loaded. */
 EXPORTED int cublasGetProperty(int property, int *out) {
-    int parts[] = {version() / 10000, version() / 100 % 100, version() % 100};
-    if (property < 0 || property > 2)
-        return INVALID_VALUE;
-    *out = parts[property];
-    return SUCCESS;
+    return cublasLtGetProperty(property, out);
 }

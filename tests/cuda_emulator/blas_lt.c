@@ -1,5 +1,6 @@
 /* libcublasLt.so.13: descriptions, layouts, preferences, ways to compute a product, and what the library refuses. */
 #include "blas_lt.h"
+#include "version.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,8 +39,14 @@ static const struct way WAYS[] = {
 #define WAYS_COUNT (sizeof WAYS / sizeof *WAYS)
 
 EXPORTED size_t cublasLtGetVersion(void) {
-    const char *value = getenv("CUDA_EMULATOR_CUBLAS");
-    return value && *value ? strtoull(value, NULL, 0) : 130100;
+    return (size_t)cublas_version();
+}
+
+EXPORTED int cublasLtGetProperty(int property, int *out) {
+    if (property < 0 || property > 2)
+        return INVALID_VALUE;
+    *out = version_part(cublas_version(), property);
+    return SUCCESS;
 }
 
 EXPORTED int cublasLtCreate(void **handle) {

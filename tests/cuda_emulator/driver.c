@@ -65,8 +65,9 @@ EXPORTED CUresult cuInit(unsigned flags) {
         card.count = (int)emulator_setting("CUDA_EMULATOR_CARDS", 1);
         sscanf(text_setting("CUDA_EMULATOR_CAPABILITY", "12.0"), "%d.%d", &card.major, &card.minor);
         card.driver_version = (int)emulator_setting("CUDA_EMULATOR_DRIVER", 13000);
-        card.memory = emulator_setting("CUDA_EMULATOR_MEMORY", 32607ull << 20);
+        card.memory = emulator_setting("CUDA_EMULATOR_MEMORY", 32122ull << 20);
         card.used_by_others = emulator_setting("CUDA_EMULATOR_USED", 0);
+        card.drift = emulator_setting("CUDA_EMULATOR_DRIFT", 0);
         card.context = emulator_setting("CUDA_EMULATOR_CONTEXT", 400ull << 20);
         initialised = true;
     }
@@ -208,11 +209,13 @@ static const struct {
     {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {CUDA_ERROR_STUB_LIBRARY, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library"},
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
     {CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {CUDA_ERROR_JIT_COMPILER_NOT_FOUND, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", "PTX JIT compiler library not found"},
     {CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
      "the provided PTX was compiled with an unsupported toolchain."},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},

@@ -22,11 +22,13 @@ enum {
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_STUB_LIBRARY = 34,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
     CUDA_ERROR_INVALID_PTX = 218,
+    CUDA_ERROR_JIT_COMPILER_NOT_FOUND = 221,
     CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_FOUND = 500,
@@ -60,6 +62,8 @@ struct card {
     int driver_version;
     uint64_t memory;
     uint64_t used_by_others;
+    /* What others take more each time that somebody asks how much is free. */
+    uint64_t drift;
     uint64_t context;
 };
 extern struct card card;
@@ -71,9 +75,13 @@ EXPORTED bool context_is_current(void);
 
 /* report.c: what a test can count. */
 #define COUNTERS(X)                                                                                                        \
+    /* Products with a matrix of zeros, which a GPU computes faster: nothing is to be timed on one. */                      \
+    X(products_of_zeros)                                                                                                   \
     X(launches) X(launches_in_graphs) X(products) X(products_in_graphs) X(graph_launches) X(captures) X(synchronizations)  \
     /* Waits that found work to do and left none: the card then idles until the program has asked for more. */              \
     X(drains)                                                                                                              \
+    /* Waits for unfinished work during which the thread polls: all but those for an event made with CU_EVENT_BLOCKING_SYNC. */ \
+    X(spins)                                                                                                               \
     X(contexts) X(allocations) X(frees) X(pinned_allocations) X(copies_to_card) X(copies_to_host) X(copies_on_card) X(pageable_copies) \
     X(fills) X(event_queries) X(modules) X(allocated_high)
 struct counters {

@@ -5,30 +5,51 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 KERNELS = FOLDER.parents[1] / "transformer_candle" / "kernels" / "triton"
-DRIVER = "driver.c report.c memory.c stream.c copy.c graph.c module.c worker.c".split()
-LIBRARIES = {
-    "libcuda.so.1": DRIVER,
-    "libcublas.so.13": ["blas.c"],
-    "libcublasLt.so.13": ["blas_lt.c", "product.c"],
-    "libcurand.so.10": ["rand.c"],
+SOURCES = {
+    "libcuda": "driver.c report.c memory.c stream.c copy.c graph.c module.c worker.c".split(),
+    "libcublas": ["blas.c"],
+    "libcublasLt": ["blas_lt.c", "product.c"],
+    "libcurand": ["rand.c"],
 }
+LIBRARIES = ("libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10")
 WARNINGS = "-std=gnu11 -Wall -Wextra -Werror -O2 -ffp-contract=off -fPIC -fvisibility=hidden".split()
+# What NVIDIA's wheels hold, by the folder that they have it in: CUDA 13's lie together, of CUDA 12 each has its own.
+WHEELS: dict[int, dict[str, tuple[str, ...]]] = {
+    13: {"cu13": ("libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10")},
+    12: {"cublas": ("libcublas.so.12", "libcublasLt.so.12"), "curand": ("libcurand.so.10",)},
+}
+VERSIONS = {13: ("-DCUBLAS=130100", "-DCURAND=100400"), 12: ("-DCUBLAS=120804", "-DCURAND=100309")}
 
 
 def build(folder: Path) -> None:
-    """Compiles the libraries into `folder`."""
-    for name, sources in LIBRARIES.items():
-        using = [] if name == "libcuda.so.1" else [f"-L{folder}", "-l:libcuda.so.1"]
-        files = [str(FOLDER / source) for source in sources]
-        output = ["-shared", f"-Wl,-soname,{name}", "-o", str(folder / name)]
-        subprocess.run(["cc", *WARNINGS, *output, *files, *using, "-pthread"], check=True)
+    """Compiles the libraries into `folder`, and a toolkit's stub of the driver into `stubs` below it."""
+    for name in LIBRARIES:
+        _compile(folder / name, name, SOURCES[name.partition(".")[0]], folder)
+    (folder / "stubs").mkdir()
+    _compile(folder / "stubs" / "libcuda.so", "libcuda.so.1", ["stub.c"], folder)
+
+
+def build_wheels(environment: Path, libraries: Path, cuda: int) -> None:
+    """Puts what `pip install` brings of CUDA 12 or 13 into a Python environment; `libraries` is what `build` made."""
+    for wheel, names in WHEELS[cuda].items():
+        folder = environment / "lib" / "python3.12" / "site-packages" / "nvidia" / wheel / "lib"
+        folder.mkdir(parents=True)
+        for name in names:
+            _compile(folder / name, name, SOURCES[name.partition(".")[0]], libraries, VERSIONS[cuda])
+
+
+def _compile(file: Path, soname: str, sources: Sequence[str], libraries: Path, definitions: Sequence[str] = ()) -> None:
+    files = [str(FOLDER / source) for source in sources]
+    using = [] if soname == "libcuda.so.1" else [f"-L{libraries}", "-l:libcuda.so.1"]
+    output = ["-shared", f"-Wl,-soname,{soname}", "-o", str(file)]
+    subprocess.run(["cc", *WARNINGS, *definitions, *output, *files, *using, "-pthread"], check=True)
 
 
 @dataclass(frozen=True)

@@ -271,6 +271,7 @@ EXPORTED CUresult cuMemGetInfo_v2(size_t *available, size_t *total) {
     LOCKED;
     *available = free_bytes();
     *total = card.memory;
+    card.used_by_others += card.drift;
     return card_failure;
 }
 

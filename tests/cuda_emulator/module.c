@@ -41,13 +41,30 @@ static int newest_ptx(int driver_version) {
     return 70;
 }
 
-static CUresult check_target(const char *text, int *target) {
+/* Where the program wants to read what the compiler has against a text; nowhere if `text` is NULL. */
+struct log {
+    char *text;
+    size_t bytes;
+};
+
+static CUresult refuse(struct log log, CUresult result, const char *words) {
+    if (log.text && log.bytes)
+        snprintf(log.text, log.bytes, "ptxas application ptx input, line 9; fatal   : %s\nptxas fatal   : Ptx assembly aborted\n", words);
+    return result;
+}
+
+static CUresult check_target(const char *text, int *target, struct log log) {
     const char *version = strstr(text, "\n.version "), *line = strstr(text, "\n.target sm_");
+    const char *compiler = getenv("CUDA_EMULATOR_JIT");
     int major, minor;
+    if (compiler && strcmp(compiler, "missing") == 0)
+        return CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
+    if (compiler && strcmp(compiler, "refuses") == 0)
+        return refuse(log, CUDA_ERROR_INVALID_PTX, "Parsing error near 'refused'");
     if (!version || !line || sscanf(version, "\n.version %d.%d", &major, &minor) != 2)
-        return CUDA_ERROR_INVALID_PTX;
+        return refuse(log, CUDA_ERROR_INVALID_PTX, "Missing .version directive");
     if (major * 10 + minor > newest_ptx(card.driver_version))
-        return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
+        return refuse(log, CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "Unsupported .version");
     char *end;
     int own = card.major * 10 + card.minor;
     *target = (int)strtol(line + strlen("\n.target sm_"), &end, 10);
@@ -94,18 +111,17 @@ static void read_entry(struct module *module, const char *at) {
     module->functions = function;
 }
 
-EXPORTED CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
-    LOCKED;
+static CUresult load(CUmodule *handle, const char *text, struct log log) {
     CUresult forbidden = capture_forbids();
     if (forbidden || card_failure)
         return forbidden ? forbidden : card_failure;
     struct module *module = calloc(1, sizeof *module);
-    CUresult result = check_target(image, &module->target);
+    CUresult result = check_target(text, &module->target, log);
     if (result) {
         free(module);
         return result;
     }
-    module->text = strdup(image);
+    module->text = strdup(text);
     const char *mark = ".visible .entry ";
     for (const char *at = module->text; (at = strstr(at, mark));)
         read_entry(module, at += strlen(mark));
@@ -115,10 +131,27 @@ EXPORTED CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
 }
 
 EXPORTED CUresult cuModuleLoadDataEx(CUmodule *handle, const void *image, unsigned count, int *options, void **values) {
-    (void)count;
-    (void)options;
-    (void)values;
-    return cuModuleLoadData(handle, image);
+    LOCKED;
+    struct log log = {0};
+    void **size = NULL;
+    for (unsigned index = 0; index < count; index++) {
+        if (options[index] == 5) /* CU_JIT_ERROR_LOG_BUFFER */
+            log.text = values[index];
+        else if (options[index] == 6) /* CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, a number in a pointer's place */
+            log.bytes = (size_t)*(size = &values[index]);
+        else
+            emulator_abort("the option %d of a module is not emulated", options[index]);
+    }
+    if (log.text && log.bytes)
+        *log.text = 0;
+    CUresult result = load(handle, image, log);
+    if (size)
+        *size = (void *)(log.text ? strlen(log.text) : 0);
+    return result;
+}
+
+EXPORTED CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
+    return cuModuleLoadDataEx(handle, image, 0, NULL, NULL);
 }
 
 EXPORTED CUresult cuModuleUnload(CUmodule module) {

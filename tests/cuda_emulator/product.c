@@ -62,6 +62,12 @@ static float *unpack(CUdeviceptr address, const struct layout *layout, bool tran
     return values;
 }
 
+static bool is_zero(const float *values, uint64_t count) {
+    while (count && values[count - 1] == 0)
+        count--;
+    return !count;
+}
+
 WIDEST static void add_scaled(float *restrict sum, const float *restrict column, float factor, uint64_t count) {
     for (uint64_t index = 0; index < count; index++)
         sum[index] += column[index] * factor;
@@ -90,6 +96,8 @@ static CUresult run_product(struct operation *operation) {
     uint64_t scratch = product_workspace(product->way, m, product->n);
     void *workspace = scratch ? memory_at(product->workspace, scratch) : NULL;
     CUresult result = !a || !b || !c || (scratch && !workspace) ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+    if (!result && (is_zero(a, m * k) || is_zero(b, k * product->n)))
+        counters.products_of_zeros++;
     float *one = malloc(m * sizeof *one), *other = malloc(m * sizeof *other);
     for (uint64_t column = 0; !result && column < product->n; column++) {
         const float *factors = b + column * k;

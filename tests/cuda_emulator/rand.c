@@ -1,5 +1,6 @@
 /* libcurand.so.10: the generator that Candle's device opens and never draws from. */
 #include "emulator.h"
+#include "version.h"
 
 #include <stdlib.h>
 
@@ -8,9 +9,10 @@ struct generator {
 };
 
 EXPORTED int curandCreateGenerator(struct generator **generator, int kind) {
+    enum { INITIALIZATION_FAILED = 203 };
     (void)kind;
     *generator = calloc(1, sizeof **generator);
-    return 0;
+    return starts(curand_version() >= 100400 ? 13 : 12) ? 0 : INITIALIZATION_FAILED;
 }
 
 EXPORTED int curandDestroyGenerator(struct generator *generator) {
@@ -36,6 +38,14 @@ EXPORTED int curandSetStream(struct generator *generator, CUstream stream) {
 }
 
 EXPORTED int curandGetVersion(int *version) {
-    *version = 100400;
+    *version = curand_version();
+    return 0;
+}
+
+EXPORTED int curandGetProperty(int property, int *out) {
+    enum { OUT_OF_RANGE = 104 };
+    if (property < 0 || property > 2)
+        return OUT_OF_RANGE;
+    *out = version_part(curand_version(), property);
     return 0;
 }

@@ -111,10 +111,13 @@ class Runs:
         (folder / "training.json").write_text(json.dumps(tiny.config(text)))
         return folder
 
-    def train(self, name: str, *arguments: str | Path, device: str = "cuda") -> Finished:
+    def train(
+        self, name: str, *arguments: str | Path, device: str = "cuda", environment: Mapping[str, str] | None = None
+    ) -> Finished:
         """Trains a run that was written, or goes on with it."""
         config = self.workspace.run_folder(name) / "training.json"
-        return self.program("train", "--config", config, "--device", device, *arguments)
+        words = ("train", "--config", config, "--device", device, *arguments)
+        return self.program(*words, environment=environment)
 
     def trained(self, name: str, tiny: Tiny, device: str = "cuda") -> str:
         """The name of a run that is trained to its end."""
@@ -147,5 +150,6 @@ class Runs:
         nowhere = dict.fromkeys(
             ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "ORCHESTRATE_NVIDIA_WHEELS"), ""
         )
+        nowhere["HOME"] = str(self.workspace.root)
         own = nowhere | self.emulator.environment() | dict(environment or {})
         return Workspace(self.workspace.root, {**self.workspace.extra_environment, **own})

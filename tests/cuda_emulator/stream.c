@@ -25,7 +25,7 @@ struct event {
     uint64_t position;
     struct graph *captured;
     double time;
-    bool untimed, destroyed, asked;
+    bool untimed, blocking, destroyed, asked;
 };
 
 static struct stream *streams;
@@ -134,9 +134,10 @@ static bool anything_to_compute(void) {
 }
 
 /* What the program waits for: one stream up to a position, or everything. */
-static CUresult wait_for(struct stream *stream, uint64_t position) {
+static CUresult wait_for(struct stream *stream, uint64_t position, bool asleep) {
     uint64_t before = computed;
     counters.synchronizations++;
+    counters.spins += !asleep && (stream ? stream->done < position : anything_to_compute());
     if (stream)
         run_until(stream, position);
     else
@@ -201,7 +202,7 @@ EXPORTED CUresult cuStreamSynchronize(CUstream handle) {
     struct stream *stream = stream_of(handle);
     if (capture_of(stream))
         return capture_invalidate(stream);
-    return wait_for(stream, stream->submitted);
+    return wait_for(stream, stream->submitted, false);
 }
 
 EXPORTED CUresult cuCtxSynchronize(void) {
@@ -209,13 +210,14 @@ EXPORTED CUresult cuCtxSynchronize(void) {
     CUresult forbidden = capture_forbids();
     if (forbidden)
         return forbidden;
-    return wait_for(NULL, 0);
+    return wait_for(NULL, 0, false);
 }
 
 EXPORTED CUresult cuEventCreate(CUevent *handle, unsigned flags) {
     LOCKED;
     *handle = calloc(1, sizeof **handle);
-    (*handle)->untimed = flags & 2; /* CU_EVENT_DISABLE_TIMING */
+    (*handle)->blocking = flags & 1; /* CU_EVENT_BLOCKING_SYNC */
+    (*handle)->untimed = flags & 2;  /* CU_EVENT_DISABLE_TIMING */
     return card_failure;
 }
 
@@ -307,7 +309,7 @@ EXPORTED CUresult cuEventSynchronize(CUevent event) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->captured)
         return CUDA_ERROR_CAPTURED_EVENT;
-    return event->position ? wait_for(event->stream, event->position) : card_failure;
+    return event->position ? wait_for(event->stream, event->position, event->blocking) : card_failure;
 }
 
 /* Not ready when first asked, whatever the schedule: a program that takes one answer for granted is found out. */

@@ -194,6 +194,34 @@ def test_ptx_loads_where_the_driver_and_the_card_take_it(
     assert run(emulator.having(**settings), body) == answer
 
 
+def test_what_is_refused_is_explained_in_the_programs_buffer(emulator: Emulator) -> None:
+    text = b"//\n.version 9.0\n.target sm_80\n.address_size 64\n"
+
+    def body(cuda: Cuda) -> None:
+        log = ctypes.create_string_buffer(b"stale", 64)
+        options = (ctypes.c_int * 2)(5, 6)
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
+        code = cuda.code("cuModuleLoadDataEx", ctypes.byref(ctypes.c_void_p()), text, 2, options, values)
+        assert code == UNSUPPORTED_PTX_VERSION
+        assert log.value.startswith(b"ptxas application ptx input, line 9; fatal   : Unsupported")
+        assert values[1] == len(log.value) == 63
+
+    run(emulator.having(driver=12080), body)
+
+
+@pytest.mark.parametrize(("flags", "spins"), [(0, 1), (1, 0), (2, 1), (3, 0)])
+def test_a_wait_spins_unless_its_event_blocks(emulator: Emulator, flags: int, spins: int) -> None:
+    def body(cuda: Cuda) -> int:
+        event = cuda.made("cuEventCreate", flags)
+        cuda.upload(b"1234")
+        cuda.call("cuEventRecord", event, cuda.stream)
+        cuda.call("cuEventSynchronize", event)
+        cuda.call("cuEventSynchronize", event)
+        return cuda.counters()["spins"]
+
+    assert run(emulator, body) == spins
+
+
 def test_an_empty_module_is_no_ptx(emulator: Emulator) -> None:
     def body(cuda: Cuda) -> int:
         return cuda.code("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), b"")

@@ -1,23 +1,70 @@
-"""`gpu-check` and `bench` on the emulated card: a sound one passes, one with a broken kernel does not."""
+"""`gpu-check` and `bench` on the emulated GPU: a correct one passes, one with a broken kernel does not."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from cuda_emulator.runs import Runs
+from workspace import Finished
 
-OPERATIONS = ("gpu-check", "--size", "small", "--only", "operations", "--seed", "1")
+SMALL = ("gpu-check", "--size", "small", "--seed", "1")
+OPERATIONS = (*SMALL, "--only", "operations")
+MEMORY = (*SMALL, "--only", "memory")
 
 
-def test_a_sound_card_passes_every_check(runs: Runs) -> None:
+def reports(finished: Finished) -> dict[str, dict[str, Any]]:
+    """What each part printed, in the order of the lines."""
+    return {report["part"]: report for report in map(json.loads, finished.out.splitlines())}
+
+
+def failures(report: dict[str, Any]) -> dict[str, str]:
+    return {row["check"]: row["failure"] for row in report["rows"] if row["failure"]}
+
+
+def test_a_correct_gpu_passes_every_check(runs: Runs) -> None:
     finished = runs.program("gpu-check", "--size", "small", "--json")
     finished.succeeded()
-    report = json.loads(finished.out)
-    assert report["passed"]
-    assert "cuda:0" in report["device"]
-    checks = {row["check"] for row in report["rows"]}
+    found = reports(finished)
+    assert list(found) == ["training", "gradients", "operations", "memory"]
+    assert all(report["passed"] and "cuda:0" in report["device"] for report in found.values())
+    checks = {row["check"] for report in found.values() for row in report["rows"]}
     assert {"memory: planned and used", "attention::backward bf16", "model bf16: qkv", "training bf16, twice"} <= checks
     assert "swiglu::forward bf16" in finished.err, "rows come as they are made"
+
+
+def test_a_failed_launch_leaves_what_was_checked_before(runs: Runs) -> None:
+    """As one illegal address on a GPU: everything asked of it afterwards fails."""
+    lost = runs.having(fault="swiglu_backward.bf16")
+    finished = lost.program(*SMALL, "--json", "--only", "operations", "--only", "training", "--only", "memory")
+    assert finished.code == 1
+    found = reports(finished)
+    assert found["training"]["passed"]
+    assert list(failures(found["operations"])) == ["swiglu::backward bf16", "operations: runs to its end"]
+    assert len(found["operations"]["rows"]) > 10, "the rows of before are there"
+    assert list(failures(found["memory"])) == ["memory: runs to its end"]
+
+
+def test_a_plan_that_does_not_fit_is_a_failed_row(runs: Runs) -> None:
+    small = runs.having(memory=512 << 20)
+    finished = small.program(*SMALL, "--json", "--only", "memory", "--only", "training")
+    assert finished.code == 1
+    found = reports(finished)
+    assert found["training"]["passed"]
+    assert "does not fit" in failures(found["memory"])["memory: the plan fits"]
+
+
+def test_memory_passes_while_others_take_some(runs: Runs) -> None:
+    """A desktop, a browser: what is free falls all the time."""
+    runs.having(drift=1 << 16).program(*MEMORY).succeeded()
+
+
+def test_nothing_is_timed_on_zeros(runs: Runs) -> None:
+    counting = runs.having(report=runs.workspace.root / "report.json")
+    counting.program(*MEMORY).succeeded()
+    counts = counting.emulator.report()
+    assert counts["products"] > 0
+    assert counts["products_of_zeros"] == 0
 
 
 def test_a_broken_kernel_fails_its_operation_alone(runs: Runs) -> None:
@@ -31,6 +78,17 @@ def test_a_broken_kernel_fails_its_operation_alone(runs: Runs) -> None:
 
 
 def test_bench_measures_parts_and_memory(runs: Runs) -> None:
+    finished = bench(runs, "--device", "cuda").succeeded()
+    report = json.loads(finished.out)
+    assert report["mfu"] > 0
+    assert report["mfu_measured"] > 0
+    assert abs(report["memory_used_bytes"] / report["memory_bytes"] - 1) < 0.03
+    parts = report["milliseconds"]
+    assert all(parts[part] > 0 for part in ("attention", "gemm", "head_and_loss", "norm_and_pointwise", "optimizer"))
+    assert report["nominal_flops_per_second"] == 209.5e12
+
+
+def bench(runs: Runs, *options: str) -> Finished:
     sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_layers": 1, "num_attention_heads": 2}
     config = {
         "model": sizes,
@@ -40,11 +98,18 @@ def test_bench_measures_parts_and_memory(runs: Runs) -> None:
     }
     path = runs.workspace.root / "bench.json"
     path.write_text(json.dumps(config))
-    finished = runs.program("bench", "--config", path, "--steps", "1", "--device", "cuda")
-    finished.succeeded()
-    report = json.loads(finished.out)
-    assert report["mfu"] > 0
+    return runs.program("bench", "--config", path, "--steps", "1", *options)
+
+
+def test_bench_says_why_it_leaves_a_gpu_alone(runs: Runs) -> None:
+    finished = bench(runs.having(card="Tesla T4", capability="7.5")).succeeded()
+    assert json.loads(finished.out)["device"] == "cpu"
+    assert "on the CPU: Tesla T4 has compute capability 7.5" in finished.err
+
+
+def test_a_slice_of_a_gpu_has_no_mfu(runs: Runs) -> None:
+    mig = runs.having(card="NVIDIA A100-SXM4-40GB MIG 1g.5gb", capability="8.0")
+    report = json.loads(bench(mig, "--device", "cuda").succeeded().out)
+    assert report["mfu"] is None
+    assert report["nominal_flops_per_second"] is None
     assert report["mfu_measured"] > 0
-    assert abs(report["memory_used_bytes"] / report["memory_bytes"] - 1) < 0.03
-    parts = report["milliseconds"]
-    assert all(parts[part] > 0 for part in ("attention", "gemm", "head_and_loss", "norm_and_pointwise", "optimizer"))

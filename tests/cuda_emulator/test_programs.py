@@ -75,7 +75,8 @@ def test_a_driver_of_cuda_12_8_takes_what_this_program_brings(runs: Runs) -> Non
     runs.write("run", TINY)
     runs.having(driver=12060, cublas=120602).train("run").refused(2, "driver")
     runs.having(driver=12080, cublas=130100).train("run").refused(2, "cuBLAS 13.1.0")
-    runs.having(driver=12080, cublas=120804).train("run").succeeded()
+    runs.having(driver=12080, cublas=120804).train("run").refused(2, "cuRAND 10.4.0")
+    runs.having(driver=12080, cublas=120804, curand=100309).train("run").succeeded()
 
 
 @pytest.mark.parametrize(("card", "capability"), [("NVIDIA A100-SXM4-80GB", "8.0"), ("NVIDIA H200", "9.0")])
@@ -84,6 +85,18 @@ def test_every_family_of_cards_trains_alike(runs: Runs, card: str, capability: s
     other = runs.having(card=card, capability=capability)
     losses = [row[1] for row in other.steps(other.trained("run", TINY))]
     assert losses == pytest.approx([row[1] for row in runs.steps(runs.trained("usual", TINY))], rel=4e-3)
+
+
+def test_a_refused_kernel_is_told_in_the_compilers_words(runs: Runs) -> None:
+    runs.write("run", TINY)
+    words = "line 9; fatal : Parsing error near 'refused'; ptxas fatal : Ptx assembly aborted"
+    refused = runs.having(jit="refuses").train("run").refused(1, "cuModuleLoadDataEx of `", "INVALID_PTX", words)
+    assert len(refused.err.strip().splitlines()) == 1
+
+
+def test_a_missing_ptx_compiler_is_named(runs: Runs) -> None:
+    runs.write("run", TINY)
+    runs.having(jit="missing").train("run").refused(2, "cuda:0", "libnvidia-ptxjitcompiler.so.1", "install")
 
 
 def test_generating_and_evaluating_on_the_card(runs: Runs) -> None:
@@ -120,6 +133,7 @@ def test_a_step_waits_once_and_allocates_nothing(runs: Runs) -> None:
     assert more["captures"] == more["modules"] == 0
     assert more["pageable_copies"] == 0
     assert more["drains"] == 4
+    assert more["spins"] == 0, "the data loader needs the cores"
 
 
 def test_the_plan_is_what_the_card_then_holds(runs: Runs) -> None:

@@ -6,6 +6,7 @@ A launch that the card would not survive ends this process or is answered with a
 
     CUDA_EMULATOR_KERNELS   the folder of the Triton sources, with ptx/manifest.json
     CUDA_EMULATOR_BREAK     names a kernel of the manifest whose results come out a little too large
+    CUDA_EMULATOR_FAULT     names one whose launch fails, after which the context is lost
     CUDA_EMULATOR_ORDER     "reversed" runs a grid's programs from the last to the first
 """
 
@@ -44,6 +45,7 @@ SCRATCH_ARGUMENTS = 2
 BASE = 0x200000000000
 PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 1, 2, 1, 2, 16, 32, 0x4000
 BROKEN = os.environ.get("CUDA_EMULATOR_BREAK")
+FAULTY = os.environ.get("CUDA_EMULATOR_FAULT")
 REVERSED = os.environ.get("CUDA_EMULATOR_ORDER") == "reversed"
 builder = interpreter.interpreter_builder
 
@@ -227,6 +229,8 @@ class Worker:
         """A kernel when it is first launched."""
         if number not in self.kernels:
             kernel = self.manifest.kernel(*self.learned[number])
+            if kernel.name == FAULTY:
+                raise Refused("it fails as it was told to")
             if kernel.name == BROKEN:
                 spoil_stores(kernel)
             self.kernels[number] = kernel

@@ -115,26 +115,37 @@ def test_it_learns_one_batch_by_heart() -> None:
         assert torch.equal(weight, master.bfloat16())
 
 
-def test_the_command_ends_with_its_result(tmp_path: Path) -> None:
-    config = tmp_path / "tiny.json"
+def command(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """The command on the CPU."""
+    config = folder / "tiny.json"
     model = {name: value for name, value in vars(TINY).items() if name not in ("sequence_length", "sequences_per_step")}
     data = {"sequence_length": TINY.sequence_length, "sequences_per_step": TINY.sequences_per_step}
     config.write_text(json.dumps({"model": model, "data": data}))
-    command = [
-        sys.executable,
-        REPOSITORY / "benches/gpu/torch_llama.py",
-        "--config",
-        config,
-        "--mode",
-        "eager",
-        "--steps",
-        "1",
-    ]
-    # Hides a card, so that the test is the same everywhere.
+    words = [sys.executable, REPOSITORY / "benches/gpu/torch_llama.py", "--config", config, "--mode", "eager", *options]
+    # Hides a GPU, so that the test is the same everywhere.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=300)
+
+
+def test_the_command_ends_with_its_result(tmp_path: Path) -> None:
+    done = command(tmp_path, "--steps", "1")
+    assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["micro_batch"] for line in lines[:-1]] == [1, 2, 4, 8]
     assert lines[-1]["contender"] == "torch-eager"
     assert lines[-1]["tokens_per_step"] == 256
     assert lines[-1]["mfu"] is None
+
+
+def test_a_budget_bounds_the_steps_and_the_peak_is_given(tmp_path: Path) -> None:
+    done = command(tmp_path, "--micro-batch", "8", "--steps", "100000000", "--seconds", "1", "--peak", "1e12")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert 1 <= result["steps"] < 100_000_000
+    assert result["mfu"] == result["model_flops_per_second"] / 1e12
+
+
+def test_a_gpu_that_is_asked_for_and_missing_is_refused(tmp_path: Path) -> None:
+    done = command(tmp_path, "--device", "cuda")
+    assert done.returncode == 2
+    assert "finds no CUDA device" in done.stderr

@@ -184,6 +184,11 @@ impl Buffer {
         self.address
     }
 
+    /// Whether a byte of it is also one of the other's.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.address < other.address + other.bytes() && other.address < self.address + self.bytes()
+    }
+
     fn bytes(&self) -> usize {
         self.elements() * self.dtype().size_in_bytes()
     }

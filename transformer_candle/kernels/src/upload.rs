@@ -53,8 +53,8 @@ impl<T: Scalar> Upload<T> {
                     return Err(out_of_order("a card needs a landing buffer"));
                 };
                 check::<T>("landing", &landing, target.shape())?;
-                if !landing.device().is_same(target.device()) || landing.storage_key() == target.storage_key() {
-                    return Err(out_of_order("the landing buffer needs memory of its own on the target's card"));
+                if !landing.device().is_same(target.device()) || landing.overlaps(&target) {
+                    return Err(out_of_order("the landing buffer needs memory of its own on the target's GPU"));
                 }
                 let transfer = Transfer::new(cuda, target.elements() * size_of::<T>())?;
                 Source::Pinned { transfer, landing, elements: PhantomData }

@@ -228,6 +228,24 @@ fn a_kernel_computes_what_the_cpu_does_recorded_or_not() {
 
 #[test]
 #[ignore = "needs a card"]
+fn an_upload_lands_beside_its_target_and_not_in_it() {
+    let device = card();
+    // As the buffers of a plan: one allocation.
+    let whole = zeros(&[64], &device);
+    let [target, landing, overlapping] = [0, 16, 15].map(|first| whole.view(first, &[16]).unwrap());
+    let mut upload = Upload::<f32>::new(target.clone(), Some(landing)).unwrap();
+    upload.stage().unwrap().fill(7.0);
+    upload.send().unwrap();
+    upload.receive().unwrap();
+    assert_eq!(target.read::<f32>().unwrap(), [7.0; 16]);
+    for landing in [overlapping, target.clone(), zeros(&[16], &card())] {
+        let error = Upload::<f32>::new(target.clone(), Some(landing)).unwrap_err().to_string();
+        assert!(error.contains("memory of its own"), "{error}");
+    }
+}
+
+#[test]
+#[ignore = "needs a card"]
 fn a_recording_keeps_its_buffers_alive() {
     let device = card();
     let target = zeros(&[1 << 16], &device);

@@ -10,6 +10,7 @@ mod config;
 mod data;
 mod errors;
 mod generation;
+mod gpu_state;
 mod json;
 mod lock;
 mod machine;
@@ -48,6 +49,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
     module.add_function(wrap_pyfunction!(generation::logits, module)?)?;
     module.add_function(wrap_pyfunction!(generation::newest_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_state::gpu_state, module)?)?;
     module.add_function(wrap_pyfunction!(machine::cards, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;
     module.add_function(wrap_pyfunction!(machine::environment, module)?)?;

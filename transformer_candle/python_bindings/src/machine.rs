@@ -16,6 +16,8 @@ pub struct Card {
     ordinal: usize,
     /// As the driver calls it.
     name: String,
+    /// As `nvidia-smi -L` writes it.
+    uuid: String,
     /// Its memory.
     total_bytes: u64,
     /// Major and minor.
@@ -32,6 +34,7 @@ pub fn cards(py: Python<'_>) -> PyResult<Vec<Card>> {
         refusal: card.refusal(),
         ordinal: card.ordinal,
         name: card.name,
+        uuid: card.uuid,
         total_bytes: card.total_bytes,
         compute_capability: card.compute_capability,
     });

@@ -1,4 +1,4 @@
-//! Amounts of memory as people write them: `24GB`, `32607MiB`, `1.5 GiB`, `1000000`.
+//! Amounts of memory as people write them: `24GB`, `30GiB`, `1.5 GiB`, `1000000`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,7 +33,7 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || "must be an amount of memory such as `24GB` or `32607MiB`".to_owned();
+        let invalid = || "must be an amount of memory such as `24GB` or `30GiB`".to_owned();
         let text = text.trim();
         let digits = text.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(text.len());
         let (number, unit) = (&text[..digits], text[digits..].trim_start());

@@ -25,7 +25,7 @@ pub struct RuntimeConfig {
     /// CPU threads. Left out: `RAYON_NUM_THREADS`, else all cores. Results do not depend on it.
     #[schemars(range(min = 1, max = 4096))]
     pub threads: Option<usize>,
-    /// Most memory that training may take on its device, such as `24GB` (10^9) or `32607MiB`
+    /// Most memory that training may take on its device, such as `24GB` (10^9) or `30GiB`
     /// (2^20). Left out: what is free.
     pub memory_limit: Option<ByteSize>,
     /// Optimizer steps between two lines of metrics.

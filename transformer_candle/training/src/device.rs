@@ -210,6 +210,7 @@ mod tests {
             name: (*name).to_owned(),
             total_bytes: 34_190_917_632,
             compute_capability: (12, 0),
+            cublas: (13, 0),
         };
         Machine { cards: Ok(names.iter().enumerate().map(card).collect()), shows_card: true }
     }

@@ -19,7 +19,7 @@ use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 pub use budget::Budget;
-pub(crate) use budget::require_room;
+pub(crate) use budget::{RTX_5090, require_room};
 use cpu_speed::CpuSpeed;
 pub(crate) use display::bytes;
 pub use estimate::Estimate;

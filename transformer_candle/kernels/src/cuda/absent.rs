@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use candle_core::{DType, Tensor};
 
-use super::{Card, Memory, Product, Value};
+use super::{Card, Memory, PoolMemory, Product, Value};
 use crate::{Error, Result};
 
 /// What to say to whoever asks for a card.
@@ -75,6 +75,11 @@ impl Cuda {
 
     /// What the card's memory has room for now, and its size.
     pub fn memory(&self) -> Result<Memory> {
+        match self.0 {}
+    }
+
+    /// What this process's buffers hold of the GPU.
+    pub fn pool_memory(&self) -> Result<Option<PoolMemory>> {
         match self.0 {}
     }
 

@@ -7,11 +7,18 @@ pub struct Card {
     pub ordinal: usize,
     /// As the driver calls it, such as `NVIDIA GeForce RTX 5090`.
     pub name: String,
+    /// The driver's identifier, by which NVML knows it as well: `GPU-` (`MIG-` for a slice of one) and 32 hexadecimal digits.
+    pub uuid: String,
     /// Its memory, in bytes.
     pub total_bytes: u64,
     /// Major and minor, such as (12, 0).
     pub compute_capability: (u32, u32),
+    /// Major and minor version of the cuBLAS that computes its matmuls.
+    pub cublas: (u32, u32),
 }
+
+/// The first cuBLAS that knows GPUs of compute capability 10.0 and newer (Blackwell).
+const CUBLAS_OF_BLACKWELL: (u32, u32) = (12, 8);
 
 /// Bytes of a card's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,14 +29,30 @@ pub struct Memory {
     pub total: u64,
 }
 
+/// Bytes of the memory pool that this process's buffers lie in: exact, and untouched by other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolMemory {
+    /// What buffers hold.
+    pub used: u64,
+    /// What the pool has taken of the GPU, for them and for later ones.
+    pub reserved: u64,
+}
+
 impl Card {
     /// Why the kernels do not run on it, if they do not.
     pub fn refusal(&self) -> Option<String> {
-        let (major, minor) = self.compute_capability;
-        (major < 8).then(|| {
+        let ((major, minor), name) = (self.compute_capability, &self.name);
+        if major < 8 {
+            return Some(format!(
+                "{name} has compute capability {major}.{minor}, 8.0 is needed (Ampere, such as A100 or RTX 3090, or newer)"
+            ));
+        }
+        (major >= 10 && self.cublas < CUBLAS_OF_BLACKWELL).then(|| {
+            let (cublas_major, cublas_minor) = self.cublas;
             format!(
-                "{} has compute capability {major}.{minor}, 8.0 is needed (Ampere, such as A100 or RTX 3090, or newer)",
-                self.name
+                "{name} has compute capability {major}.{minor}, which cuBLAS {cublas_major}.{cublas_minor} does not know: \
+                 `pip install 'transformer-candle[cuda]'`, or with a driver older than 580 `pip install --upgrade \
+                 nvidia-cublas-cu12`, brings one that does"
             )
         })
     }
@@ -40,14 +63,14 @@ impl Card {
     }
 }
 
-/// By what the driver calls the card. The first entry counts that the name contains as whole words, so that longer names come first;
-/// a laptop's card shares its name with a faster one, and is not listed.
+/// By what the driver calls the GPU. The first entry counts that the name contains as whole words, so that longer names come first;
+/// a laptop's GPU and a MIG slice share their names with a faster one, and have no peak.
 ///
 /// Sources, all NVIDIA's: the data sheets of the data centre and workstation cards (the dense number, half of the sparse one), and the
 /// tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor TFLOPS with FP32 Accumulate",
 /// dense), which for `GeForce` is 512 x multiprocessors x boost clock.
 fn nominal_bf16_flops(name: &str) -> Option<f64> {
-    const TERAFLOPS: [(&str, f64); 33] = [
+    const TERAFLOPS: [(&str, f64); 34] = [
         ("RTX 5090 D", 209.5),
         ("RTX 5090", 209.5),
         ("RTX 5080", 112.6),
@@ -72,6 +95,7 @@ fn nominal_bf16_flops(name: &str) -> Option<f64> {
         ("H100 NVL", 835.5),
         ("H100 PCIe", 756.5),
         ("H100", 989.0),
+        ("H800 PCIe", 756.5),
         ("H800", 989.0),
         ("B200", 2250.0),
         ("A100", 312.0),
@@ -83,7 +107,8 @@ fn nominal_bf16_flops(name: &str) -> Option<f64> {
         ("L4", 121.0),
     ];
     let found = TERAFLOPS.iter().find(|(part, _)| contains_words(name, part));
-    found.filter(|_| !contains_words(name, "Laptop")).map(|(_, teraflops)| teraflops * 1e12)
+    let is_less = ["Laptop", "MIG"].iter().any(|word| contains_words(name, word));
+    found.filter(|_| !is_less).map(|(_, teraflops)| teraflops * 1e12)
 }
 
 /// `A100` is in `NVIDIA A100-SXM4-80GB`, and not in `NVIDIA RTX A1000`.
@@ -98,7 +123,14 @@ mod tests {
     use super::*;
 
     fn card(name: &str, compute_capability: (u32, u32)) -> Card {
-        Card { ordinal: 0, name: name.to_owned(), total_bytes: 1, compute_capability }
+        Card {
+            ordinal: 0,
+            name: name.to_owned(),
+            uuid: String::new(),
+            total_bytes: 1,
+            compute_capability,
+            cublas: (13, 0),
+        }
     }
 
     #[test]
@@ -107,6 +139,10 @@ mod tests {
         assert_eq!(peak("NVIDIA GeForce RTX 5090"), Some(209.5e12));
         assert_eq!(peak("NVIDIA H200"), Some(989e12));
         assert_eq!(peak("NVIDIA H200 NVL"), Some(835.5e12));
+        assert_eq!(peak("NVIDIA H100 80GB HBM3"), Some(989e12));
+        assert_eq!(peak("NVIDIA H100 NVL"), Some(835.5e12));
+        assert_eq!(peak("NVIDIA H100 PCIe"), Some(756.5e12));
+        assert_eq!(peak("NVIDIA H800 PCIe"), Some(756.5e12));
         assert_eq!(peak("NVIDIA A100-SXM4-80GB"), Some(312e12));
         assert_eq!(peak("NVIDIA L40S"), Some(362e12));
         assert_eq!(peak("NVIDIA L4"), Some(121e12));
@@ -122,6 +158,8 @@ mod tests {
             "NVIDIA RTX A3000 Laptop GPU",
             "NVIDIA GeForce RTX 5090 Laptop GPU",
             "NVIDIA GB200",
+            "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+            "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
         ] {
             assert_eq!(card(name, (8, 6)).nominal_bf16_flops(), None, "{name}");
         }
@@ -134,5 +172,16 @@ mod tests {
         assert!(refusal.starts_with("Tesla T4 has compute capability 7.5, 8.0 is needed"), "{refusal}");
         assert_eq!(card("NVIDIA A100", (8, 0)).refusal(), None);
         assert_eq!(card("NVIDIA GeForce RTX 5090", (12, 0)).refusal(), None);
+    }
+    #[test]
+    fn blackwell_needs_a_cublas_that_knows_it() {
+        let with = |compute_capability, cublas| Card { cublas, ..card("NVIDIA B200", compute_capability) }.refusal();
+        for blackwell in [(10, 0), (12, 0)] {
+            let refusal = with(blackwell, (12, 6)).unwrap();
+            assert!(refusal.contains(".0, which cuBLAS 12.6 does not know: `pip install"), "{refusal}");
+            assert_eq!(with(blackwell, (12, 8)), None);
+            assert_eq!(with(blackwell, (13, 0)), None);
+        }
+        assert_eq!(with((9, 0), (12, 6)), None);
     }
 }

@@ -36,7 +36,7 @@ mod runtime;
 #[cfg(feature = "cuda")]
 mod runtime;
 
-pub use card::{Card, Memory};
+pub use card::{Card, Memory, PoolMemory};
 pub(crate) use launch::Value;
 pub(crate) use product::{Operand, Product, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 pub(crate) use request::perform;

@@ -10,6 +10,7 @@ mod kernels;
 mod libraries;
 mod library;
 mod memory;
+mod module;
 mod pinned;
 mod probe;
 mod products;
@@ -210,7 +211,14 @@ mod tests {
     use super::*;
 
     fn card(ordinal: usize, compute_capability: (u32, u32)) -> Card {
-        Card { ordinal, name: "a card".to_owned(), total_bytes: 1, compute_capability }
+        Card {
+            ordinal,
+            name: "a card".to_owned(),
+            uuid: String::new(),
+            total_bytes: 1,
+            compute_capability,
+            cublas: (13, 0),
+        }
     }
 
     #[test]

@@ -13,11 +13,16 @@ pub(super) fn file_names(library: &str) -> Vec<String> {
 /// The newest first: CUDA 13 and 12 (cuBLAS), 10 (cuRAND of either), 1 (the driver).
 pub(super) const VERSIONS: [&str; 6] = ["13", "12", "11", "10", "9", "1"];
 
-/// Folders that exist, the most particular first: toolkits that the environment names, the wheels of virtual environments, toolkits
-/// in the usual places.
+/// Folders that exist, the most particular first: toolkits that the environment names, the wheels of virtual environments and of
+/// the user, toolkits in the usual places, the driver's own folders.
 ///
-/// `variable` reads the environment; `executable` is this program, which in a virtual environment has libraries of its own.
-pub(super) fn folders(variable: impl Fn(&str) -> Option<OsString>, executable: Option<&Path>) -> Vec<PathBuf> {
+/// `variable` reads the environment; `executable` is this program, which in a virtual environment has libraries of its own; `root` is
+/// where the file system begins.
+pub(super) fn folders(
+    variable: impl Fn(&str) -> Option<OsString>,
+    executable: Option<&Path>,
+    root: &Path,
+) -> Vec<PathBuf> {
     let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let mut folders = Vec::new();
     for toolkit in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(path) {
@@ -30,14 +35,18 @@ pub(super) fn folders(variable: impl Fn(&str) -> Option<OsString>, executable: O
         folders.extend(wheel_folders(&environment));
     }
     folders.extend(path("CONDA_PREFIX").map(|prefix| prefix.join("lib")));
-    let toolkits = entries(Path::new("/usr/local")).into_iter().rev();
+    // What `pip install --user` installs, for the program that is started without Python.
+    folders.extend(path("HOME").into_iter().flat_map(|home| wheel_folders(&home.join(".local"))));
+    let toolkits = entries(&root.join("usr/local")).into_iter().rev();
     folders.extend(toolkits.filter(|toolkit| name(toolkit).starts_with("cuda")).map(|toolkit| toolkit.join("lib64")));
-    folders.push(PathBuf::from("/opt/cuda/lib64"));
-    // The driver's own library under WSL2 and on NixOS.
-    folders.extend(["/usr/lib/wsl/lib", "/run/opengl-driver/lib"].map(PathBuf::from));
+    folders.extend(SYSTEM_FOLDERS.map(|folder| root.join(folder)));
     folders.retain(|folder| folder.is_dir());
     folders
 }
+
+/// Arch's toolkit, and the driver's own library under WSL2, on NixOS, and in containers whose host mounts it (Google's Kubernetes).
+const SYSTEM_FOLDERS: [&str; 5] =
+    ["opt/cuda/lib64", "usr/lib/wsl/lib", "run/opengl-driver/lib", "usr/local/nvidia/lib64", "usr/local/nvidia/lib"];
 
 /// The virtual environment that a program lies in, as `bin/program`.
 fn own_environment(executable: &Path) -> Option<PathBuf> {
@@ -82,16 +91,27 @@ mod tests {
         assert!(file_names("cuda").contains(&"libcuda.so.1".to_owned()));
     }
 
+    /// A temporary folder, and a way to make folders in it.
+    fn scratch(name: &str) -> (PathBuf, impl Fn(&str)) {
+        let root = std::env::temp_dir().join(format!("search-path-{name}-{}", std::process::id()));
+        let below = root.clone();
+        (root, move |folder| std::fs::create_dir_all(below.join(folder)).unwrap())
+    }
+
+    fn relative<'a>(folders: &'a [PathBuf], root: &Path) -> Vec<&'a Path> {
+        folders.iter().filter_map(|folder| folder.strip_prefix(root).ok()).collect()
+    }
+
     #[test]
     fn toolkits_named_by_the_environment_and_wheels_are_searched() {
-        let root = std::env::temp_dir().join(format!("search-path-{}", std::process::id()));
-        let make = |folder: &str| std::fs::create_dir_all(root.join(folder)).unwrap();
+        let (root, make) = scratch("environment");
         make("toolkit/lib64");
         make("user/nvidia/cu13/lib");
         make("venv/bin");
         make("venv/lib/python3.12/site-packages/nvidia/cublas/lib");
         make("venv/lib/python3.12/site-packages/nvidia/cu13/lib");
         make("other/lib/python3.11/site-packages/nvidia/curand/lib");
+        make("home/.local/lib/python3.13/site-packages/nvidia/cu13/lib");
         std::fs::write(root.join("venv/pyvenv.cfg"), "").unwrap();
 
         let variable = |name: &str| match name {
@@ -99,20 +119,39 @@ mod tests {
             "CUDA_PATH" => Some(OsString::new()),
             "ORCHESTRATE_NVIDIA_WHEELS" => Some(root.join("user/nvidia").into_os_string()),
             "VIRTUAL_ENV" => Some(root.join("other").into_os_string()),
+            "HOME" => Some(root.join("home").into_os_string()),
             _ => None,
         };
-        let found = folders(variable, Some(&root.join("venv/bin/transformer-candle")));
-        let found: Vec<_> = found.iter().filter_map(|folder| folder.strip_prefix(&root).ok()).collect();
+        let nowhere = root.join("nowhere");
+        let found = folders(variable, Some(&root.join("venv/bin/transformer-candle")), &nowhere);
         let expected = [
             "toolkit/lib64",
             "user/nvidia/cu13/lib",
             "venv/lib/python3.12/site-packages/nvidia/cu13/lib",
             "venv/lib/python3.12/site-packages/nvidia/cublas/lib",
             "other/lib/python3.11/site-packages/nvidia/curand/lib",
+            "home/.local/lib/python3.13/site-packages/nvidia/cu13/lib",
         ];
-        assert_eq!(found, expected.map(Path::new));
-        let elsewhere = folders(|_| None, Some(&root.join("toolkit/lib64/program")));
-        assert!(elsewhere.iter().all(|folder| !folder.starts_with(&root)));
+        assert_eq!(relative(&found, &root), expected.map(Path::new));
+        assert_eq!(folders(|_| None, Some(&root.join("toolkit/lib64/program")), &nowhere), [] as [PathBuf; 0]);
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn toolkits_and_drivers_of_the_system_are_searched() {
+        let (root, make) = scratch("system");
+        let expected = [
+            "usr/local/cuda-13.0/lib64",
+            "usr/local/cuda/lib64",
+            "usr/lib/wsl/lib",
+            "usr/local/nvidia/lib64",
+            "usr/local/nvidia/lib",
+        ];
+        for folder in expected {
+            make(folder);
+        }
+        let found = folders(|_| None, None, &root);
+        assert_eq!(relative(&found, &root), expected.map(Path::new));
         std::fs::remove_dir_all(root).unwrap();
     }
 }

@@ -196,7 +196,8 @@ mod tests {
     fn a_card_of_32_gib_trains_a_billion_parameters_with_micro_batches_of_four() {
         // The remainder and the moments, 10 bytes a parameter, are the optimizer's.
         let total = plan(4, true).bytes() + 10 * one_billion().parameter_count();
-        assert!(total < 32_607 * 1024 * 1024 / 100 * 95, "{total}");
+        // What CUDA reports of an RTX 5090.
+        assert!(total < 32_122 * 1024 * 1024 / 100 * 95, "{total}");
     }
 
     #[test]

@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use dataset::Batch;
 use kernels::{Device, cuda::Cuda, timing};
-use model::initialization;
 use run_config::{Packing, RunConfig};
 use serde::Serialize;
 
 use crate::Result;
-use crate::device;
+use crate::device::{self, Chosen};
 use crate::memory_plan::{MemoryPlan, shape_of};
 use crate::stop::StopSignal;
 use crate::trainer::{Engine, synthetic};
@@ -38,6 +37,9 @@ pub struct BenchOptions {
     /// Optimizer steps to measure, after one to warm up.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
+    /// Begin no step that would end so many seconds after the command's start; at least one is measured.
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: Option<u32>,
     /// Where to compute: auto, cpu, cuda or cuda:N. [default: the config's runtime.device]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<run_config::Device>,
@@ -46,8 +48,10 @@ pub struct BenchOptions {
 /// What was measured: means over the steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BenchReport {
-    /// Where: `cpu`, or the card with its driver and library.
+    /// Where: `cpu`, or the GPU with its driver and library.
     pub device: String,
+    /// Optimizer steps measured, as many as were asked for or as the budget allowed.
+    pub steps: u32,
     /// Target tokens a second.
     pub tokens_per_second: f64,
     /// Model FLOPs of a token: six a weight that takes part in a product, and 6 L A T of causal attention, counted whatever is
@@ -55,8 +59,10 @@ pub struct BenchReport {
     pub model_flops_per_token: f64,
     /// The same a second.
     pub model_flops_per_second: f64,
-    /// That over the card's nominal BF16 peak, dense; none where no peak is known, as on a CPU.
+    /// That over `nominal_flops_per_second`.
     pub mfu: Option<f64>,
+    /// The GPU's nominal BF16 peak, dense; none where it is not known, as on a CPU or a MIG slice.
+    pub nominal_flops_per_second: Option<f64>,
     /// That over what a large BF16 product reached in this very run; none on a CPU.
     pub mfu_measured: Option<f64>,
     /// What that product reached.
@@ -70,8 +76,25 @@ pub struct BenchReport {
     /// Tokens of an optimizer step.
     pub tokens_per_step: u64,
     /// Milliseconds of an optimizer step, and of its parts, which [`Part`] names. The step is measured as it is trained; the parts in a
-    /// pass of their own, one operation after the other. `other` is the rest of the step: negative where operations overlap in it.
+    /// pass of their own, one operation after the other, and left out where the budget has no step left for it. `other` is the rest of
+    /// the step: negative where operations overlap in it.
     pub milliseconds: BTreeMap<&'static str, f64>,
+}
+
+/// Until when steps may be measured.
+#[derive(Debug, Clone, Copy)]
+struct Budget(Option<Instant>);
+
+impl Budget {
+    fn of(seconds: Option<u32>) -> Self {
+        Self(seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds.into())))
+    }
+
+    /// How many steps that each take so long end in time.
+    fn steps(self, seconds: f64) -> u32 {
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).as_secs_f64();
+        self.0.map_or(u32::MAX, |deadline| (left(deadline) / seconds) as u32)
+    }
 }
 
 /// A part of a step, by the operations that it is made of.
@@ -118,31 +141,39 @@ impl Part {
 
 /// Trains on synthetic tokens and measures.
 pub fn run(options: &BenchOptions) -> Result<BenchReport> {
+    let budget = Budget::of(options.seconds);
     let mut run = RunConfig::load_for_planning(&options.config, &options.overrides)?;
     run.config.runtime.device = options.device.unwrap_or(run.config.runtime.device);
-    let device = device::choose(&mut run)?.device;
+    let Chosen { device, notes } = device::choose(&mut run)?;
+    for note in notes {
+        tracing::warn!("{note}");
+    }
     let plan = MemoryPlan::here(&run, &device)?;
     plan.check()?;
     let free = device.as_cuda().map(free_bytes).transpose()?;
     let product = device.as_cuda().map(|cuda| product_speed(cuda, &run.config)).transpose()?;
     let mut bench = Bench::new(&run.config, &plan, &device)?;
-    let seconds = bench.step_seconds(options.steps)?;
+    let (steps, seconds) = bench.step_seconds(options.steps, budget)?;
     let used = device.as_cuda().map(free_bytes).transpose()?.zip(free).map(|(now, before)| before.saturating_sub(now));
     let tokens_per_second = plan.tokens_per_step as f64 / seconds;
     let model_flops_per_second = tokens_per_second * plan.flops_per_token;
+    let nominal = device.as_cuda().and_then(Cuda::nominal_bf16_flops);
+    let operation_steps = steps_to_measure(seconds).min(budget.steps(seconds));
     Ok(BenchReport {
         device: describe(&device),
+        steps,
         tokens_per_second,
         model_flops_per_token: plan.flops_per_token,
         model_flops_per_second,
-        mfu: device.as_cuda().and_then(Cuda::nominal_bf16_flops).map(|peak| model_flops_per_second / peak),
+        mfu: nominal.map(|peak| model_flops_per_second / peak),
+        nominal_flops_per_second: nominal,
         mfu_measured: product.map(|peak| model_flops_per_second / peak),
         product_flops_per_second: product,
         memory_bytes: plan.bytes,
         memory_used_bytes: used,
         micro_batch: plan.micro_batch,
         tokens_per_step: plan.tokens_per_step,
-        milliseconds: milliseconds(seconds, &bench.part_seconds(steps_to_measure(seconds))?),
+        milliseconds: milliseconds(seconds, bench.part_seconds(operation_steps)?.as_ref()),
     })
 }
 
@@ -151,7 +182,7 @@ pub(super) fn main(options: &BenchOptions) -> Result<u8> {
     Ok(0)
 }
 
-/// The device, and on a card what its results depend on.
+/// The device, and on a GPU what its results depend on.
 pub(super) fn describe(device: &Device) -> String {
     device.as_cuda().map_or_else(|| device.to_string(), |cuda| format!("{device}: {}", cuda.fingerprint()))
 }
@@ -178,9 +209,7 @@ impl Bench {
     fn new(config: &RunConfig, plan: &MemoryPlan, device: &Device) -> Result<Self> {
         let shape = shape_of(config)?;
         let mut engine = Engine::new(config, &shape, plan.setting(device.kind()), device)?;
-        let Engine { decoder, optimizer, .. } = &mut engine;
-        initialization::fill(&shape, config.runtime.seed, decoder.weights_mut(), optimizer.state_mut().0)?;
-        engine.warm_up()?;
+        engine.initialize(config.runtime.seed)?;
         let mut batch = synthetic(config.data.sequences_per_step, config.data.sequence_length, shape.vocab_size);
         if config.data.packing == Packing::Documents {
             let start = |position: usize| (position - position % DOCUMENT_TOKENS) as i32;
@@ -196,24 +225,33 @@ impl Bench {
         Ok(())
     }
 
-    /// The mean of a step, as it is trained.
-    fn step_seconds(&mut self, steps: u32) -> Result<f64> {
+    /// Steps as they are trained, after one to warm up: how many, and the mean. They leave time for those that run operation by
+    /// operation.
+    fn step_seconds(&mut self, steps: u32, budget: Budget) -> Result<(u32, f64)> {
         self.step()?;
         let started = Instant::now();
-        for _ in 0..steps {
+        let mut done = 0;
+        loop {
             self.step()?;
+            done += 1;
+            let mean = started.elapsed().as_secs_f64() / f64::from(done);
+            if done == steps || f64::from(budget.steps(mean)) < 1.0 + MEASURED_STEPS[0] {
+                return Ok((done, mean));
+            }
         }
-        Ok(started.elapsed().as_secs_f64() / f64::from(steps))
     }
 
-    /// The mean of each part in a step that runs operation by operation.
-    fn part_seconds(&mut self, steps: u32) -> Result<BTreeMap<Part, f64>> {
+    /// The mean of each part in a step that runs operation by operation; none of no steps.
+    fn part_seconds(&mut self, steps: u32) -> Result<Option<BTreeMap<Part, f64>>> {
+        if steps == 0 {
+            return Ok(None);
+        }
         let (pool, device) = (self.engine.pool(), self.engine.device().clone());
         let mut run = || (0..steps).try_for_each(|_| self.step());
         // Operations run on the thread that asks for them, which is the pool's.
         let (done, times) = pool.install(|| timing::measure(&device, || Ok(run())))?;
         done?;
-        Ok(by_part(&times, steps))
+        Ok(Some(by_part(&times, steps)))
     }
 }
 
@@ -232,10 +270,10 @@ fn by_part(times: &BTreeMap<&'static str, Duration>, steps: u32) -> BTreeMap<Par
     parts
 }
 
-fn milliseconds(step_seconds: f64, parts: &BTreeMap<Part, f64>) -> BTreeMap<&'static str, f64> {
-    let other = step_seconds - parts.values().sum::<f64>();
-    let named = parts.iter().map(|(part, seconds)| (part.name(), *seconds));
-    named.chain([("step", step_seconds), ("other", other)]).map(|(name, seconds)| (name, seconds * 1e3)).collect()
+fn milliseconds(step_seconds: f64, parts: Option<&BTreeMap<Part, f64>>) -> BTreeMap<&'static str, f64> {
+    let other = parts.map(|parts| ("other", step_seconds - parts.values().sum::<f64>()));
+    let named = parts.into_iter().flatten().map(|(part, seconds)| (part.name(), *seconds));
+    named.chain([("step", step_seconds)]).chain(other).map(|(name, seconds)| (name, seconds * 1e3)).collect()
 }
 
 #[cfg(test)]
@@ -270,12 +308,25 @@ mod tests {
             ("linear::backward_input", Duration::from_millis(20)),
             ("adamw::step", Duration::from_millis(10)),
         ]);
-        let milliseconds = milliseconds(0.05, &by_part(&times, 2));
+        let milliseconds = milliseconds(0.05, Some(&by_part(&times, 2)));
         let near = |name: &str, expected: f64| assert!((milliseconds[name] - expected).abs() < 1e-9, "{name}");
         near("gemm", 30.0);
         near("optimizer", 5.0);
         near("attention", 0.0);
         near("other", 15.0);
         near("step", 50.0);
+    }
+
+    #[test]
+    fn a_budget_allows_the_steps_that_end_in_it() {
+        assert_eq!(Budget::of(None).steps(1e9), u32::MAX);
+        let budget = Budget::of(Some(1000));
+        assert_eq!([2000.0, 300.0, 99.0].map(|seconds| budget.steps(seconds)), [0, 3, 10]);
+        assert_eq!(Budget(Some(Instant::now())).steps(1e-3), 0, "it is used up");
+    }
+
+    #[test]
+    fn without_steps_for_the_parts_the_step_alone_is_told() {
+        assert_eq!(milliseconds(0.05, None), BTreeMap::from([("step", 50.0)]));
     }
 }

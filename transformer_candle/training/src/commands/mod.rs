@@ -61,7 +61,7 @@ enum Command {
     Evaluate(evaluate::EvaluateOptions),
     /// Measure a config's training speed on synthetic tokens.
     Bench(bench::BenchOptions),
-    /// Compare a card with the CPU: operations, gradients, training, memory.
+    /// Compare a GPU with the CPU: training, gradients, operations, memory.
     GpuCheck(gpu_check::GpuCheckOptions),
     /// Prove from a run's ledger that every document was used exactly once.
     ValidateData(validate_data::ValidateDataOptions),
@@ -185,7 +185,7 @@ mod tests {
             "generate --experiment e --prompt-file f",
             "evaluate --experiment e",
             "evaluate --checkpoint d --input a.txt --input b.jsonl --json",
-            "bench --config a.yaml --steps 3",
+            "bench --config a.yaml --steps 3 --seconds 60",
             "bench --config a.yaml --device cuda:1",
             "gpu-check",
             "gpu-check --device cuda:1 --size small --only memory --only training --seed 7 --json",
@@ -211,6 +211,8 @@ mod tests {
         assert!(refused("generate --experiment e").contains("--prompt"));
         assert!(refused("generate --experiment e --checkpoint d --prompt x").contains("cannot be used with"));
         assert!(refused("bench --config a.yaml --steps 0").contains('0'));
+        assert!(refused("bench --config a.yaml --seconds 0").contains("--seconds"));
+        assert!(refused("gpu-check --only everything").contains("training, gradients, operations, memory"));
         assert!(refused("gpu-check --size huge").contains("small"));
         assert!(refused("trian").contains("train"));
     }
@@ -228,7 +230,7 @@ mod tests {
           generate       Continue a text with a trained model
           evaluate       Measure a trained model's loss on held-out text
           bench          Measure a config's training speed on synthetic tokens
-          gpu-check      Compare a card with the CPU: operations, gradients, training, memory
+          gpu-check      Compare a GPU with the CPU: training, gradients, operations, memory
           validate-data  Prove from a run's ledger that every document was used exactly once
           checkpoint     List or verify checkpoints
           help           Print this message or the help of the given subcommand(s)

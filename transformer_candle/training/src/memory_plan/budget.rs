@@ -14,7 +14,7 @@ use super::{
 use crate::error::{Result, TrainerError};
 
 /// What CUDA reports, 31.37 GiB; `nvidia-smi` says 32,607 MiB, of which a program never gets the last 485.
-const RTX_5090: ByteSize = ByteSize(32_122 << 20);
+pub(crate) const RTX_5090: ByteSize = ByteSize(32_122 << 20);
 /// Share of a card's memory that its driver and the page tables leave.
 const USABLE_SHARE_OF_CARD: f64 = 0.98;
 /// What a CUDA context with its libraries takes of a card, assumed; what is free on an open card is measured beside it.

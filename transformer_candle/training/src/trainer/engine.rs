@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dataset::Batch;
 use kernels::Device;
-use model::{Decoder, ModelShape};
+use model::{Decoder, ModelShape, initialization};
 use rayon::ThreadPool;
 use run_config::RunConfig;
 
@@ -46,6 +46,15 @@ impl Engine {
             device: device.clone(),
             pool: Arc::new(pool),
         })
+    }
+
+    /// Fills the weights as a run of this seed begins with, and warms up. Zeros would do neither for measuring nor for choosing
+    /// algorithms: a GPU computes them faster.
+    pub(crate) fn initialize(&mut self, seed: u64) -> Result<()> {
+        let Self { pool, decoder, optimizer, .. } = self;
+        let shape = decoder.shape().clone();
+        pool.install(|| initialization::fill(&shape, seed, decoder.weights_mut(), optimizer.state_mut().0))?;
+        self.warm_up()
     }
 
     /// Runs on a card everything that a step and an evaluation run, so that kernels are loaded and the fastest way of each matrix

@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute as Attribute;
-use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaFunction, result};
-use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
+use candle_core::cuda_backend::cudarc::driver::{CudaContext, result};
 
 use super::Cuda;
 use super::failure::Context as _;
+use super::module::{Function, Module};
 use crate::cuda::Value;
 use crate::cuda::manifest::{Entry, Manifest};
 use crate::{Error, Result};
@@ -27,14 +27,14 @@ pub(super) struct Kernels(HashMap<String, Slot>);
 
 struct Slot {
     entry: Entry,
-    function: OnceLock<CudaFunction>,
+    function: OnceLock<Function>,
 }
 
 /// A kernel of a card, loaded.
 pub(crate) struct Kernel<'a> {
     cuda: &'a Cuda,
     entry: &'a Entry,
-    function: &'a CudaFunction,
+    function: &'a Function,
 }
 
 impl Kernels {
@@ -46,15 +46,12 @@ impl Kernels {
 }
 
 impl Slot {
-    /// The driver compiles the PTX for this card, or takes what it compiled before from its cache on disk.
-    fn load(&self, context: &Arc<CudaContext>) -> Result<CudaFunction> {
+    /// Loads the kernel into the context, which is the calling thread's.
+    fn load(&self, context: &Arc<CudaContext>) -> Result<Function> {
         let (ordinal, Entry { name, file, shared_bytes, .. }) = (context.ordinal(), &self.entry);
         let text = embedded::PTX.iter().find(|(embedded, _)| embedded == file).map(|(_, text)| *text);
         let text = text.expect("every file that the manifest lists is embedded");
-        let module =
-            context.load_module(Ptx::from_src(text)).during(ordinal, format!("cuModuleLoadData of `{file}`"))?;
-        let function = module.load_function(&self.entry.symbol);
-        let function = function.during(ordinal, format!("cuModuleGetFunction of `{name}`"))?;
+        let function = Module::load(context, file, text)?.function(&self.entry.symbol)?;
         if *shared_bytes > USUAL_SHARED_BYTES {
             // All of a multiprocessor's memory that can be shared, so that as many blocks fit as were reckoned with.
             let attributes = [
@@ -62,9 +59,9 @@ impl Slot {
                 (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
             ];
             for (attribute, value) in attributes {
-                let call =
-                    format!("cuFuncSetAttribute, asking for {shared_bytes} bytes of shared memory for `{name}`,");
-                function.set_attribute(attribute, value).during(ordinal, call)?;
+                let set = function.set_attribute(attribute, value);
+                let asking = format_args!("asking for {shared_bytes} bytes of shared memory for `{name}`");
+                set.during(ordinal, format_args!("cuFuncSetAttribute, {asking},"))?;
             }
         }
         Ok(function)
@@ -106,9 +103,10 @@ impl Kernel<'_> {
     /// If the values are not what the manifest says, or the driver refuses. Nothing was launched then.
     pub(crate) fn launch(&self, grid: [usize; 3], values: &[Value]) -> Result<()> {
         let (ordinal, name) = (self.cuda.ordinal(), &self.entry.name);
-        let call = || format!("cuLaunchKernel of `{name}`");
+        let call = format_args!("cuLaunchKernel of `{name}`");
         let checked = self.entry.check(grid, values);
-        let Some(mut launch) = checked.map_err(|reason| Error::Cuda { ordinal, call: call(), reason })? else {
+        let Some(mut launch) = checked.map_err(|reason| Error::Cuda { ordinal, call: call.to_string(), reason })?
+        else {
             return Ok(());
         };
         let words = launch.words.iter_mut();
@@ -122,8 +120,8 @@ impl Kernel<'_> {
             let stream = self.cuda.stream().cu_stream();
             let shared = self.entry.shared_bytes;
             let block = (launch.threads, 1, 1);
-            result::launch_kernel(self.function.cu_function(), (x, y, z), block, shared, stream, &mut arguments)
+            result::launch_kernel(self.function.handle(), (x, y, z), block, shared, stream, &mut arguments)
         }
-        .during(ordinal, call())
+        .during(ordinal, call)
     }
 }

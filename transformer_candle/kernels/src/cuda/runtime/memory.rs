@@ -12,7 +12,7 @@ use half::bf16;
 
 use super::Cuda;
 use super::failure::{Context as _, is_out_of_memory};
-use crate::cuda::Memory;
+use crate::cuda::{Memory, PoolMemory};
 use crate::{Error, Result};
 
 /// The stream-ordered pool that the card's memory comes from, where the driver has one.
@@ -63,6 +63,14 @@ impl Cuda {
         let (free, total) = self.0.context.mem_get_info().during(self.ordinal(), "cuMemGetInfo")?;
         let (used, reserved) = self.pool()?;
         Ok(Memory { free: free as u64 + reserved.saturating_sub(used), total: total as u64 })
+    }
+
+    /// What this process's buffers hold of the GPU, to the byte and whatever other programs take; none where the driver keeps no pool.
+    /// What was freed counts until the stream is there.
+    pub fn pool_memory(&self) -> Result<Option<PoolMemory>> {
+        let known = self.0.pool.0.is_some();
+        let (used, reserved) = self.pool()?;
+        Ok(known.then_some(PoolMemory { used, reserved }))
     }
 
     /// Caps what this program takes of the card, the context with its libraries included: allocations beyond are refused as if the
@@ -137,7 +145,7 @@ impl Cuda {
                 let available = self.memory()?.free;
                 return Err(Error::OutOfMemory { ordinal, needed, available, limit: None });
             }
-            Err(error).during(ordinal, format!("cuMemAllocAsync of {needed} bytes"))
+            Err(error).during(ordinal, format_args!("cuMemAllocAsync of {needed} bytes"))
         })?;
         let storage = CudaStorage::wrap_cuda_slice(slice, self.0.candle.clone());
         Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
@@ -181,7 +189,7 @@ impl Cuda {
         self.enter()?;
         // SAFETY: the bytes are those of a buffer of this device, which the caller keeps; it is freed on this stream, so later.
         unsafe { result::memset_d8_async(address as u64, 0, bytes, self.stream().cu_stream()) }
-            .during(self.ordinal(), format!("cuMemsetD8Async of {bytes} bytes"))
+            .during(self.ordinal(), format_args!("cuMemsetD8Async of {bytes} bytes"))
     }
 
     /// Copies bytes of one buffer to another that does not overlap it, in the stream's order.
@@ -192,7 +200,7 @@ impl Cuda {
         self.enter()?;
         // SAFETY: as in `zero`, for both buffers.
         unsafe { result::memcpy_dtod_async(target as u64, source as u64, bytes, self.stream().cu_stream()) }
-            .during(self.ordinal(), format!("cuMemcpyDtoDAsync of {bytes} bytes"))
+            .during(self.ordinal(), format_args!("cuMemcpyDtoDAsync of {bytes} bytes"))
     }
 
     /// Copies host bytes to a buffer, in the stream's order, and waits: the bytes may change or go as soon as this returns.
@@ -205,7 +213,7 @@ impl Cuda {
         // SAFETY: the target as in `zero`. The source is borrowed until the stream has been waited for below, also where the driver
         // reads pageable memory by itself and returns before it has done so.
         unsafe { result::memcpy_htod_async(address as u64, bytes, self.stream().cu_stream()) }
-            .during(self.ordinal(), format!("cuMemcpyHtoDAsync of {} bytes", bytes.len()))?;
+            .during(self.ordinal(), format_args!("cuMemcpyHtoDAsync of {} bytes", bytes.len()))?;
         self.synchronize()
     }
 
@@ -218,7 +226,7 @@ impl Cuda {
         self.enter()?;
         // SAFETY: the source as in `zero`; the target is borrowed until the stream has been waited for below.
         unsafe { result::memcpy_dtoh_async(bytes, address as u64, self.stream().cu_stream()) }
-            .during(self.ordinal(), format!("cuMemcpyDtoHAsync of {} bytes", bytes.len()))?;
+            .during(self.ordinal(), format_args!("cuMemcpyDtoHAsync of {} bytes", bytes.len()))?;
         self.synchronize()
     }
 }

@@ -1,5 +1,6 @@
 //! Host memory that the card copies from and to by itself.
 
+use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, result};
 
 use super::Cuda;
@@ -28,7 +29,7 @@ impl Pinned {
         // SAFETY: the context is the thread's; the memory is initialised before anybody sees it.
         unsafe {
             let memory = result::malloc_host(allocated, 0);
-            let memory = memory.during(cuda.ordinal(), format!("cuMemHostAlloc of {bytes} bytes"))?.cast::<u8>();
+            let memory = memory.during(cuda.ordinal(), format_args!("cuMemHostAlloc of {bytes} bytes"))?.cast::<u8>();
             memory.write_bytes(0, allocated);
             Ok(Self { cuda: cuda.clone(), memory, bytes })
         }
@@ -51,8 +52,16 @@ impl Drop for Pinned {
     }
 }
 
+/// An event that streams wait for.
 fn event(cuda: &Cuda) -> Result<CudaEvent> {
     cuda.0.context.new_event(None).during(cuda.ordinal(), "cuEventCreate")
+}
+
+/// An event that a thread of this program waits for asleep: for most of a step the host has nothing to do, and the data loader needs the
+/// cores. The driver would poll for any other event. cudarc takes one flag, so that this one also records the time.
+fn awaited_event(cuda: &Cuda) -> Result<CudaEvent> {
+    let event = cuda.0.context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC));
+    event.during(cuda.ordinal(), "cuEventCreate")
 }
 
 /// A copy to the card beside the compute stream.
@@ -70,7 +79,7 @@ impl Transfer {
     /// For so many bytes. What was asked of the compute stream before, such as zeroing the landing buffer, comes first.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self> {
         let _turn = cuda.take_turn();
-        let transfer = Self { memory: Pinned::new(cuda, bytes)?, landed: event(cuda)?, taken: event(cuda)? };
+        let transfer = Self { memory: Pinned::new(cuda, bytes)?, landed: awaited_event(cuda)?, taken: event(cuda)? };
         transfer.taken.record(cuda.stream()).during(cuda.ordinal(), "cuEventRecord")?;
         Ok(transfer)
     }
@@ -95,7 +104,7 @@ impl Transfer {
                 let bytes = std::slice::from_raw_parts(*memory, *bytes);
                 result::memcpy_htod_async(landing as u64, bytes, copies.cu_stream())
             }
-            .during(ordinal, format!("cuMemcpyHtoDAsync of {bytes} bytes"))?;
+            .during(ordinal, format_args!("cuMemcpyHtoDAsync of {bytes} bytes"))?;
         }
         self.landed.record(copies).during(ordinal, "cuEventRecord")
     }
@@ -129,7 +138,7 @@ pub(crate) struct Arrival {
 impl Arrival {
     /// For so many bytes.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self> {
-        Ok(Self { memory: Pinned::new(cuda, bytes)?, arrived: event(cuda)? })
+        Ok(Self { memory: Pinned::new(cuda, bytes)?, arrived: awaited_event(cuda)? })
     }
 
     /// Asks the compute stream for the copy.
@@ -143,10 +152,11 @@ impl Arrival {
         // SAFETY: the last copy is done, waited for above.
         let memory = unsafe { self.memory.slice_mut() };
         if !memory.is_empty() {
-            let call = format!("cuMemcpyDtoHAsync of {} bytes", memory.len());
+            let bytes = memory.len();
             // SAFETY: the source is a buffer that the caller keeps and that is freed on this stream, so later; the memory is neither read
             // nor freed before the copy is done: `bytes`, `start` and `drop` wait for it.
-            unsafe { result::memcpy_dtoh_async(memory, source as u64, stream.cu_stream()) }.during(ordinal, call)?;
+            unsafe { result::memcpy_dtoh_async(memory, source as u64, stream.cu_stream()) }
+                .during(ordinal, format_args!("cuMemcpyDtoHAsync of {bytes} bytes"))?;
         }
         self.arrived.record(stream).during(ordinal, "cuEventRecord")
     }

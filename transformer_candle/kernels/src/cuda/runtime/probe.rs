@@ -23,10 +23,11 @@ pub fn probe() -> Result<Vec<Card>, String> {
 
 fn list() -> Result<Vec<Card>, DriverError> {
     init()?;
-    (0..device::get_count()?).map(card).collect()
+    let [major, minor, _] = libraries::cublas_version().map(i32::cast_unsigned);
+    (0..device::get_count()?).map(|ordinal| card(ordinal, (major, minor))).collect()
 }
 
-fn card(ordinal: i32) -> Result<Card, DriverError> {
+fn card(ordinal: i32, cublas: (u32, u32)) -> Result<Card, DriverError> {
     let found = device::get(ordinal)?;
     // SAFETY: the driver gave this device.
     let (total_bytes, major, minor) = unsafe {
@@ -35,6 +36,27 @@ fn card(ordinal: i32) -> Result<Card, DriverError> {
         (device::total_mem(found)?, major, attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
     };
     let compute_capability = (major.cast_unsigned(), minor.cast_unsigned());
-    let ordinal = ordinal.cast_unsigned() as usize;
-    Ok(Card { ordinal, name: device::get_name(found)?, total_bytes: total_bytes as u64, compute_capability })
+    let (ordinal, name) = (ordinal.cast_unsigned() as usize, device::get_name(found)?);
+    let uuid = written(name.contains(" MIG "), device::get_uuid(found)?.bytes.map(|byte| byte as u8));
+    Ok(Card { ordinal, name, uuid, total_bytes: total_bytes as u64, compute_capability, cublas })
+}
+
+/// A UUID as `nvidia-smi -L` writes it.
+fn written(is_slice: bool, bytes: [u8; 16]) -> String {
+    let mut digits = String::new();
+    for (place, byte) in bytes.iter().enumerate() {
+        digits += if matches!(place, 4 | 6 | 8 | 10) { "-" } else { "" };
+        digits += &format!("{byte:02x}");
+    }
+    format!("{}-{digits}", if is_slice { "MIG" } else { "GPU" })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn uuids_are_written_as_nvidia_smi_does() {
+        let bytes = std::array::from_fn(|place| (place as u8) << 4 | place as u8);
+        assert_eq!(super::written(false, bytes), "GPU-00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(super::written(true, [0; 16]), "MIG-00000000-0000-0000-0000-000000000000");
+    }
 }

@@ -59,7 +59,7 @@ impl Cuda {
         }
         self.enter()?;
         let choice = self.choice(shape, product)?;
-        self.launch_product(product, &choice, 1.0).during(self.ordinal(), format!("cublasLtMatmul for {shape}"))
+        self.launch_product(product, &choice, 1.0).during(self.ordinal(), format_args!("cublasLtMatmul for {shape}"))
     }
 
     /// The algorithms chosen so far, by shape: opaque texts, which [`Cuda::recall_product_choices`] takes.

@@ -8,7 +8,7 @@ use kernels::{Buffer, DType, Device, DeviceKind};
 
 use super::report::CheckRow;
 use super::subject::{Bits, Subject, relative_error};
-use crate::Result;
+use crate::{Result, TrainerError};
 
 /// Elements before and behind every argument. A multiple of 256 bytes of any type, so that arguments stay aligned.
 const GUARD: usize = 128;
@@ -105,8 +105,20 @@ impl Case {
         self
     }
 
-    /// Runs the case and compares.
+    /// Runs the case and compares. A case for which the device has no room has failed; the next one may fit.
     pub(super) fn check(&self, subject: &Subject) -> Result<CheckRow> {
+        match self.compare(subject) {
+            Err(error @ TrainerError::Kernel(kernels::Error::OutOfMemory { .. })) => Ok(self.failed(&error)),
+            compared => compared,
+        }
+    }
+
+    /// The row of a case that could not be made.
+    pub(super) fn failed(&self, error: &TrainerError) -> CheckRow {
+        CheckRow::new(&self.name, &self.sizes).require(false, || error.to_string())
+    }
+
+    fn compare(&self, subject: &Subject) -> Result<CheckRow> {
         let reference = self.reference()?;
         let first = self.observe(subject, 1)?;
         let second = self.observe(subject, 2)?;

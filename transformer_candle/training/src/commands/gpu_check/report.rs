@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::Part;
+
 /// One check.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckRow {
@@ -82,7 +84,7 @@ pub struct SpeedRow {
     pub milliseconds: f64,
     /// Of its products, where it has any.
     pub teraflops_per_second: Option<f64>,
-    /// That over the card's nominal peak.
+    /// That over the GPU's nominal peak.
     pub share_of_peak: Option<f64>,
     /// Of what it must move.
     pub terabytes_per_second: Option<f64>,
@@ -101,10 +103,12 @@ impl fmt::Display for SpeedRow {
     }
 }
 
-/// Every row of a run of checks.
+/// Every row of one part.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckReport {
-    /// The device and what its results depend on: card, driver, library.
+    /// Which part.
+    pub part: Part,
+    /// The device and what its results depend on: GPU, driver, library.
     pub device: String,
     /// Of the random inputs; `--seed` takes it to run the same again.
     pub seed: u64,
@@ -118,16 +122,14 @@ pub struct CheckReport {
     pub seconds: f64,
 }
 
-impl fmt::Display for CheckReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let failed = self.rows.iter().filter(|row| row.failure.is_some()).count();
-        let (device, seed, seconds, checks) = (&self.device, self.seed, self.seconds, self.rows.len());
-        if failed == 0 {
-            write!(f, "PASSED: {checks} checks on {device} in {seconds:.0} s, seed {seed}")
-        } else {
-            write!(f, "FAILED: {failed} of {checks} checks on {device} in {seconds:.0} s, seed {seed}")
-        }
-    }
+/// The last line, for all parts.
+pub(super) fn verdict(reports: &[CheckReport]) -> String {
+    let Some(CheckReport { device, seed, .. }) = reports.first() else { return String::new() };
+    let rows = || reports.iter().flat_map(|report| &report.rows);
+    let (checks, failed) = (rows().count(), rows().filter(|row| row.failure.is_some()).count());
+    let seconds: f64 = reports.iter().map(|report| report.seconds).sum();
+    let found = if failed == 0 { format!("PASSED: {checks}") } else { format!("FAILED: {failed} of {checks}") };
+    format!("{found} checks on {device} in {seconds:.0} s, seed {seed}")
 }
 
 /// The rows so far, and where each goes when it is there.
@@ -169,6 +171,7 @@ mod tests {
             terabytes_per_second: Some(1.25),
         };
         let report = CheckReport {
+            part: Part::Operations,
             device: "cuda:0 (a card)".into(),
             seed: 7,
             passed: false,
@@ -176,6 +179,7 @@ mod tests {
             speed: vec![speed.clone()],
             seconds: 3.2,
         };
-        insta::assert_snapshot!(format!("{}\n{row}\n{speed}\n{report}", heading()));
+        let memory = CheckReport { part: Part::Memory, passed: true, rows: Vec::new(), seconds: 1.0, ..report.clone() };
+        insta::assert_snapshot!(format!("{}\n{row}\n{speed}\n{}", heading(), verdict(&[report, memory])));
     }
 }

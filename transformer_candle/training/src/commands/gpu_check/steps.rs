@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use dataset::{Batch, CancelToken};
 use kernels::Device;
-use model::{ModelShape, initialization};
+use model::ModelShape;
 use run_config::{ActivationRecompute, Format, Precision, RunConfig};
 
 use super::Size;
@@ -152,9 +152,7 @@ impl Task {
 
     fn new_engine(&self, device: &Device, way: Way) -> Result<Engine> {
         let mut engine = self.engine(device, way)?;
-        let Engine { decoder, optimizer, .. } = &mut engine;
-        initialization::fill(&self.shape, self.seed, decoder.weights_mut(), optimizer.state_mut().0)?;
-        engine.warm_up()?;
+        engine.initialize(self.seed)?;
         Ok(engine)
     }
 

@@ -4,12 +4,21 @@ use kernels::Device;
 
 use super::*;
 
+fn told(progress: Progress<'_>) {
+    if let Progress::Row(row) = progress {
+        println!("{row}");
+    }
+}
+
 fn failures(subject: &Subject) -> Vec<String> {
-    let report = check(subject, Size::Small, &[], 1, &mut |row| println!("{row}")).unwrap();
-    let failed = report.rows.iter().filter(|row| row.failure.is_some());
-    let failed: Vec<String> = failed.map(|row| row.check.clone()).collect();
-    assert_eq!(report.passed, failed.is_empty());
-    failed
+    let reports = check(subject, Size::Small, &[], 1, &mut told);
+    let failed = |report: &CheckReport| -> Vec<String> {
+        let failed = report.rows.iter().filter(|row| row.failure.is_some());
+        let failed: Vec<String> = failed.map(|row| row.check.clone()).collect();
+        assert_eq!(report.passed, failed.is_empty());
+        failed
+    };
+    reports.iter().flat_map(failed).collect()
 }
 
 /// The checks that fail when the last bits of an element of what is so named are changed in a run.
@@ -72,8 +81,40 @@ fn a_wrong_element_of_one_operation_fails_its_case_alone() {
 
 #[test]
 fn what_is_asked_for_is_checked_and_no_more() {
-    let report = check(&Subject::new(Device::Cpu), Size::Small, &[Part::Training], 1, &mut |_| ()).unwrap();
-    assert!(!report.rows.is_empty() && report.rows.iter().all(|row| row.check.starts_with("training")));
+    let reports = check(&Subject::new(Device::Cpu), Size::Small, &[Part::Training], 1, &mut |_| ());
+    let [CheckReport { part: Part::Training, rows, .. }] = &reports[..] else { panic!("{reports:?}") };
+    assert!(!rows.is_empty() && rows.iter().all(|row| row.check.starts_with("training")));
+}
+
+#[test]
+fn a_part_is_told_when_it_ends_and_what_trains_comes_first() {
+    let mut seen = Vec::new();
+    // Whatever order they are asked for in.
+    let only = [Part::Memory, Part::Gradients, Part::Training];
+    let reports = check(&Subject::new(Device::Cpu), Size::Small, &only, 1, &mut |progress| {
+        seen.push(match progress {
+            Progress::Row(row) => row.check.split([' ', ':']).next().unwrap_or_default().to_owned(),
+            Progress::Part(report) => format!("end of {}", report.part),
+        });
+    });
+    assert_eq!(
+        reports.iter().map(|report| report.part).collect::<Vec<_>>(),
+        [Part::Training, Part::Gradients, Part::Memory]
+    );
+    seen.dedup();
+    let end = |part| seen.iter().position(|seen| *seen == format!("end of {part}")).unwrap();
+    assert!(end(Part::Training) < end(Part::Gradients) && end(Part::Gradients) < end(Part::Memory), "{seen:?}");
+    assert!(seen[..end(Part::Training)].iter().all(|seen| seen == "training"), "{seen:?}");
+}
+
+#[test]
+fn a_seed_is_every_part_s_so_that_one_can_be_repeated_alone() {
+    let rows = |only: &[Part]| {
+        let reports = check(&Subject::new(Device::Cpu), Size::Small, only, 7, &mut |_| ());
+        let rows = reports.into_iter().filter(|report| report.part == Part::Training).flat_map(|report| report.rows);
+        rows.map(|row| (row.check, row.error)).collect::<Vec<_>>()
+    };
+    assert_eq!(rows(&[Part::Training]), rows(&[Part::Gradients, Part::Training]));
 }
 
 #[test]
@@ -89,6 +130,6 @@ fn only_a_card_is_checked() {
 #[test]
 #[ignore = "minutes: the sizes of a model of a billion parameters, on a CPU"]
 fn a_cpu_passes_every_check_at_full_size() {
-    let report = check(&Subject::new(Device::Cpu), Size::Full, &[], 1, &mut |row| println!("{row}")).unwrap();
-    assert!(report.passed, "{report}");
+    let reports = check(&Subject::new(Device::Cpu), Size::Full, &[], 1, &mut told);
+    assert!(reports.iter().all(|report| report.passed), "{}", report::verdict(&reports));
 }

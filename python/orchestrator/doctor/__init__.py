@@ -1,0 +1,52 @@
+"""`orchestrate doctor`: whether this machine can train on what is asked, how fast, and the way out where it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator import _native
+from orchestrator.doctor import device as devices
+from orchestrator.doctor import gpu, host, software
+from orchestrator.doctor.finding import Finding, Verdict
+from orchestrator.launch import find_program
+from orchestrator.paths import Roots
+
+__all__ = ["Finding", "Verdict", "as_json", "examine", "is_ready"]
+
+
+def examine(device: str, roots: Roots) -> list[Finding]:
+    """Look at everything that training on `device` needs, and at what slows it down. Nothing is left behind.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        roots: Where runs would be written.
+    """
+    built = _native.environment()
+    found = [devices.device(device)]
+    on_a_gpu = "free_bytes" in found[0].facts
+    if found[0].facts.get("device") != "cpu":
+        found.append(devices.libraries())
+    if on_a_gpu:
+        found += gpu.state(found[0].facts["device"])
+    return [
+        *found,
+        software.trainer(find_program(roots.target), built, on_a_gpu),
+        host.machine(built),
+        *host.governor(),
+        *host.memory(),
+        host.disk(roots.runs),
+        software.hub(),
+    ]
+
+
+def is_ready(findings: list[Finding]) -> bool:
+    """Whether nothing is in the way of training."""
+    return all(finding.verdict is not Verdict.BAD for finding in findings)
+
+
+def as_json(findings: list[Finding]) -> dict[str, Any]:
+    """Return the findings by topic."""
+    topics = {
+        finding.topic: {"verdict": finding.verdict.value, "text": finding.text, **finding.facts} for finding in findings
+    }
+    return {"ready": is_ready(findings), **topics}

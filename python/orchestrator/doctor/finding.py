@@ -1,0 +1,25 @@
+"""What the doctor finds out about one thing."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Verdict(str, enum.Enum):
+    """What a finding means for training."""
+
+    GOOD = "good"
+    REMARK = "remark"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about one thing, in a sentence and as values."""
+
+    topic: str
+    verdict: Verdict
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)

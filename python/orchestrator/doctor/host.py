@@ -1,0 +1,102 @@
+"""The machine around the GPU: processor, memory, disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from orchestrator.doctor.finding import Finding, Verdict
+from orchestrator.paths import shown
+from orchestrator.screen import amount
+
+CHECKPOINT_OF_1B = 15_825_985_536
+"""Bytes of a checkpoint of 1.3 B parameters."""
+LITTLE_FREE = 4 << 30
+MUCH_SWAPPED = 1 << 30
+SLOW_SAVE = 120
+"""Seconds for a checkpoint of 1.3 B parameters from which a disk is called slow."""
+_PROBE_BYTES = 8 << 20
+
+
+def machine(built: dict[str, Any]) -> Finding:
+    """Tell what computes here."""
+    memory = f"{amount(built['memory_bytes'])} of memory" if built["memory_bytes"] else "memory of unknown size"
+    vectors = ", ".join(built["instructions"]) or "no vector instructions that are used"
+    text = f"{built['processor'] or built['target']}, {built['cores']} cores ({vectors}), {memory}; {built['system']}"
+    facts = {name: built[name] for name in ("processor", "instructions", "cores", "memory_bytes", "system")}
+    return Finding("machine", Verdict.GOOD, text, facts)
+
+
+def governor(cpus: Path = Path("/sys/devices/system/cpu")) -> list[Finding]:
+    """Look at who sets the processor's clocks; nothing where the system does not tell, as in many virtual machines."""
+    governors = sorted({path.read_text().strip() for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")})
+    if not governors:
+        return []
+    facts = {"governors": governors}
+    text = f"the processor's clocks are set by {', '.join(governors)}"
+    if "powersave" in governors or "conservative" in governors:
+        way_out = "`sudo cpupower frequency-set -g performance` keeps them high: the loader and CPU training need them"
+        return [Finding("governor", Verdict.REMARK, f"{text}: {way_out}", facts)]
+    return [Finding("governor", Verdict.GOOD, text, facts)]
+
+
+def memory(meminfo: Path = Path("/proc/meminfo")) -> list[Finding]:
+    """Look at what of the memory is free, and whether some of it lies on the disk."""
+    if not meminfo.exists():
+        return []
+    sizes = {
+        name: int(rest.split()[0]) * 1024
+        for name, _, rest in (line.partition(":") for line in meminfo.read_text().splitlines())
+    }
+    free, swapped = sizes["MemAvailable"], sizes["SwapTotal"] - sizes["SwapFree"]
+    facts = {"free_bytes": free, "swapped_bytes": swapped}
+    text = f"{amount(free)} of memory free"
+    if swapped > MUCH_SWAPPED:
+        text = f"{text}, and {amount(swapped)} of other programs' lies on the disk (swap): end what is not needed"
+        return [Finding("memory", Verdict.REMARK, text, facts)]
+    if free < LITTLE_FREE:
+        text = f"{text}: end what is not needed, as saving and reading take some beside the model"
+        return [Finding("memory", Verdict.REMARK, text, facts)]
+    return [Finding("memory", Verdict.GOOD, text, facts)]
+
+
+def disk(runs: Path) -> Finding:
+    """Look at the room for runs, and at how fast a checkpoint is saved."""
+    folder = runs.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    way_out = "name another folder in ORCHESTRATE_RUNS_ROOT or --run-dir"
+    try:
+        free = shutil.disk_usage(folder).free
+        rate = _written_and_synced(folder)
+    except OSError as error:
+        text = f"cannot write below {shown(runs)}: {error.strerror}; {way_out}"
+        return Finding("disk", Verdict.BAD, text, {"runs": shown(runs)})
+    text = f"{shown(runs)}: {amount(free)} free, {amount(int(rate))}/s written and synced"
+    facts = {"runs": shown(runs), "free_bytes": free, "bytes_per_second": rate}
+    if free < 2 * CHECKPOINT_OF_1B:
+        size = amount(CHECKPOINT_OF_1B)
+        return Finding("disk", Verdict.REMARK, f"{text}; a checkpoint of 1.3 B parameters takes {size}", facts)
+    if (seconds := CHECKPOINT_OF_1B / rate) > SLOW_SAVE:
+        way_out = f"a checkpoint of 1.3 B parameters takes {seconds:,.0f} s; a local SSD saves it sooner"
+        return Finding("disk", Verdict.REMARK, f"{text}: {way_out}", facts)
+    return Finding("disk", Verdict.GOOD, text, facts)
+
+
+def _written_and_synced(folder: Path) -> float:
+    """Write a file as a checkpoint is written, and return bytes a second."""
+    content = os.urandom(_PROBE_BYTES)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        begin = time.perf_counter()
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        seconds = time.perf_counter() - begin
+        file.seek(0)
+        if file.read() != content:
+            raise OSError(0, "what was read back is not what was written")
+    return _PROBE_BYTES / seconds

@@ -1,0 +1,72 @@
+"""The programs, and the Hub that data come from."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from orchestrator.doctor.finding import Finding, Verdict
+from orchestrator.paths import shown
+
+HUB = "https://huggingface.co"
+
+
+def trainer(program: Path | None, built: dict[str, Any], on_a_card: bool) -> Finding:
+    """Look at whether the program and this package are of one build, and fit the device."""
+    package = built["version"] + (f" (CUDA {built['cuda']})" if built["cuda"] else "")
+    facts = {"package": package, "program": str(program) if program else None}
+    if program is None:
+        text = f"the package {package}; no program, so that training runs in Python's process (--launch bindings)"
+        return Finding("trainer", Verdict.GOOD, text, facts)
+    try:
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        text = f"{shown(program)} does not start: {error}. Build it again: `make build`, or `make cuda` for a card"
+        return Finding("trainer", Verdict.BAD, text, facts)
+    version = answer.stdout.strip().partition(" ")[2]
+    facts["program_version"] = version
+    text = f"{shown(program)} {version}, the package {package}"
+    if "stand-in" in version:
+        return Finding("trainer", Verdict.BAD, f"{text}: the program is one for tests; `make cuda` builds it", facts)
+    if on_a_card and "CUDA" not in version:
+        text = f"{text}: the program knows no cards. `make cuda` builds one that does, or take --launch bindings"
+        return Finding("trainer", Verdict.BAD, text, facts)
+    if version != package:
+        return Finding("trainer", Verdict.REMARK, f"{text}: `make build` or `make cuda` makes both alike", facts)
+    return Finding("trainer", Verdict.GOOD, text, facts)
+
+
+def _without_user(endpoint: str) -> tuple[str, str]:
+    """Return an address as messages show it, and the user and password before its host, which none shows."""
+    scheme, separator, rest = endpoint.rpartition("://")
+    user, _, host = rest.rpartition("@")
+    return f"{scheme}{separator}{host}", user
+
+
+def hub() -> Finding:
+    """Ask the Hub whether it answers."""
+    endpoint, user = _without_user((os.environ.get("HF_ENDPOINT") or HUB).rstrip("/"))
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        text = "offline, as HF_HUB_OFFLINE asks: local files and `--dataset demo` only"
+        return Finding("hub", Verdict.REMARK, text, {"endpoint": endpoint, "offline": True})
+    facts = {"endpoint": endpoint, "offline": False, "token": bool(os.environ.get("HF_TOKEN"))}
+    try:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        if user:
+            credentials = base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()
+            request.add_header("Authorization", f"Basic {credentials}")
+        urllib.request.urlopen(request, timeout=10).close()
+    except urllib.error.HTTPError:
+        pass  # an answer all the same
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        text = f"{endpoint} does not answer ({reason}): HTTPS_PROXY or HF_ENDPOINT, or local files and `--dataset demo`"
+        return Finding("hub", Verdict.REMARK, text, facts)
+    token = "with HF_TOKEN" if facts["token"] else "without HF_TOKEN, which gated data sets and higher limits need"
+    return Finding("hub", Verdict.GOOD, f"{endpoint} answers, {token}", facts)
