@@ -114,9 +114,9 @@ def online_softmax(
     DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Over the keys from `begin` to `end`, of which all rows see those from `common` to `whole`: the sums of weighted
-    values and of weights, both times 2^-row_max, and row_max in powers of two.
+    """Weighted sum of values, sum of weights and row_max of the keys from `begin` to `end`.
 
+    All rows see the keys from `common` to `whole`. Both sums are times 2^-row_max, and row_max is in powers of two.
     Tiles with a mask first, in one loop: a third one would make ptxas wait for every single product on Hopper.
     """
     out_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)

@@ -129,8 +129,11 @@ def _accumulate_heads(
     group, key_L, T, heads, kv_heads, E, scale,
     MASKED: tl.constexpr, DOCUMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Adds `tiles` tiles of queries of each head of the group, from position `begin` on, without those from number
-    `skip_from` to `skip_to`. One loop over heads and tiles: its loads stay in flight from one head to the next."""
+    """Adds `tiles` tiles of queries of each head of the group, from position `begin` on.
+
+    Those from number `skip_from` to `skip_to` are left out. One loop over heads and tiles: its loads stay in flight
+    from one head to the next.
+    """
     # The loop's first loads may be issued before its test, and a division by 0 is undefined there.
     tiles_per_head = tl.maximum(tiles, 1)
     for step in tl.range(0, group * tiles):
@@ -147,8 +150,10 @@ def _accumulate_heads(
 
 @triton.jit
 def _document_ends(documents_T, first_key, last_key, T, BLOCK: tl.constexpr):
-    """For either key the position after the last whose document begins at or before it: their number, as documents
-    never fall."""
+    """For either key the position after the last whose document begins at or before it.
+
+    As documents never fall, that is the number of such positions.
+    """
     of_first, of_last = 0, 0
     for first in range(0, T, BLOCK):
         position = first + tl.arange(0, BLOCK)

@@ -23,8 +23,10 @@ SPLITS = 64
 
 @triton.jit
 def _new_rows(S, past, heads, kv_heads, BLOCK_M: tl.constexpr):
-    """Of this program's tile of rows: head and new position of each, whether it is one; the keys that its first row
-    sees, and those that its last one sees."""
+    """Of this program's tile of rows: head and new position of each, and whether it is one.
+
+    Behind them the number of keys that its first row sees, and that its last one sees.
+    """
     group = heads // kv_heads
     first = tl.program_id(1) * BLOCK_M
     row_M = first + tl.arange(0, BLOCK_M)
@@ -35,9 +37,7 @@ def _new_rows(S, past, heads, kv_heads, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _load_queries(
-    qkv_SP, head_M, new_M, inside_M, heads, kv_heads, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr
-):
+def _load_queries(qkv_SP, head_M, new_M, inside_M, heads, kv_heads, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
     """[BLOCK_M, BLOCK_E] of the packed rows."""
     column = tl.arange(0, BLOCK_E)
     query_M = new_M.to(tl.int64) * ((heads + 2 * kv_heads) * E) + head_M * E

@@ -2,8 +2,8 @@
 
 A variant is named after the columns of its tiles, with an `m` where it masks them for head sizes below. What trains,
 bf16 with a head size that fills its columns, has tiles for every family; all else has tiles that fit any GPU. With
-documents there are tiles of their own for Hopper only. Beside the tiles that a family takes, candidates may be declared:
-compiled and tested alike, to be chosen by measuring.
+documents there are tiles of their own for Hopper only. Beside the tiles that a family takes, candidates may be
+declared: compiled and tested alike, to be chosen by measuring.
 """
 
 from __future__ import annotations

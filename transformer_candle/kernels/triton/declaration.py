@@ -61,7 +61,9 @@ class Kernel:
     """Whether `a * b + c` may be rounded once; without, every operation is rounded as on a CPU."""
     family: str = "sm_80"
     candidate: str | None = None
-    """The name of an alternative to the kernel of this name and family; None is the one that is taken unmeasured."""
+    """The name of an alternative to the kernel of this name and family; None is the one that is taken unmeasured.
+
+    Timing runs a kernel again and again: one with candidates must not read what it writes."""
 
     def __post_init__(self) -> None:
         """Refuses a declaration that does not fit its function."""
