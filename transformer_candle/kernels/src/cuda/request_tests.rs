@@ -15,7 +15,7 @@ use crate::{Accumulate, DeviceKind, HeadLayout};
 
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
-fn kernels() -> [HashMap<String, Entry>; 4] {
+fn kernels() -> [HashMap<String, Vec<Entry>>; 4] {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/triton/ptx/manifest.json");
     let text = std::fs::read_to_string(path).unwrap();
     [(8, 0), (8, 6), (9, 0), (12, 0)].map(|capability| Manifest::for_card(&text, capability).unwrap())
@@ -34,10 +34,12 @@ fn asked(requests: &[Request]) -> Vec<String> {
                     names.push("multiply".to_owned());
                 }
                 Request::Launch(launch) => {
-                    let entry = kernels.get(&launch.kernel).unwrap_or_else(|| panic!("no kernel {}", launch.kernel));
-                    let grid = launch.blocks(|name| entry.constant(name).unwrap());
-                    if let Err(problem) = entry.check(grid, &launch.values) {
-                        panic!("{}: {problem}", launch.kernel);
+                    let variants = kernels.get(&launch.kernel).unwrap_or_else(|| panic!("no kernel {}", launch.kernel));
+                    for entry in variants {
+                        let grid = launch.blocks(|name| entry.constant(name).unwrap());
+                        if let Err(problem) = entry.check(grid, &launch.values) {
+                            panic!("{}: {problem}", entry.file);
+                        }
                     }
                     names.push(launch.kernel.clone());
                 }
@@ -56,7 +58,7 @@ fn rows<const N: usize>(n: usize, width: usize, dtype: DType) -> [Value; N] {
 }
 
 fn constant(kernel: &str, name: &str) -> usize {
-    kernels()[0][kernel].constant(name).unwrap()
+    kernels()[0][kernel][0].constant(name).unwrap()
 }
 
 #[test]
