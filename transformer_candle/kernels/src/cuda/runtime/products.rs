@@ -34,6 +34,8 @@ pub(super) struct Products(Mutex<HashMap<Shape, Arc<Choice>>>);
 struct Choice {
     descriptors: Descriptors,
     algorithm: Algorithm,
+    /// Whether it was found by timing, here or in another run. The library's first guess would be the same again.
+    is_searched: bool,
 }
 
 impl Products {
@@ -71,7 +73,7 @@ impl Cuda {
             (shape.to_string(), product_choice::write(&choice.algorithm, &origin))
         };
         let mut choices = self.variant_choices();
-        choices.extend(self.0.products.locked().iter().map(text));
+        choices.extend(self.0.products.locked().iter().filter(|(_, choice)| choice.is_searched).map(text));
         choices
     }
 
@@ -111,7 +113,7 @@ impl Cuda {
         if descriptors.workspace_bytes(self.library(), &algorithm)? > WORKSPACE_BYTES {
             return Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
         }
-        Ok(Choice { descriptors, algorithm })
+        Ok(Choice { descriptors, algorithm, is_searched: true })
     }
 
     fn choice(&self, shape: Shape, product: &Product) -> Result<Arc<Choice>> {

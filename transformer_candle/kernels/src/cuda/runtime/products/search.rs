@@ -13,7 +13,7 @@ use crate::{Accumulate, Error, Result};
 const CANDIDATES: usize = 16;
 
 impl Cuda {
-    /// The fastest algorithm for this product. Overwrites what the product
+    /// The fastest algorithm for this product, or for few rows the first that the library offers. Overwrites what the product
     /// overwrites. What it adds to is left as it is: sums are multiplied by the smallest normal number meanwhile, which no gradient
     /// above 1e-30 shows.
     pub(super) fn search(&self, shape: &Shape, product: &Product) -> Result<Choice> {
@@ -30,12 +30,18 @@ impl Cuda {
             let launched = self.launch_product(product, &descriptors, &candidates[candidate], scale);
             launched.during(self.ordinal(), "cublasLtMatmul while it is timed")
         };
-        let Some(best) = self.fastest(candidates.len(), run)? else {
+        let is_searched = !shape.is_linear_of_few_rows();
+        let best = if is_searched {
+            self.fastest(candidates.len(), run)?
+        } else {
+            (0..candidates.len()).find(|&candidate| run(candidate).is_ok())
+        };
+        let Some(best) = best else {
             let (ordinal, call) = (self.ordinal(), during("cublasLtMatmul"));
             let reason = format!("none of the {} algorithms that the library offers computes it", candidates.len());
             return Err(Error::Cuda { ordinal, call, reason });
         };
         let algorithm: Algorithm = candidates[best];
-        Ok(Choice { descriptors, algorithm })
+        Ok(Choice { descriptors, algorithm, is_searched })
     }
 }
