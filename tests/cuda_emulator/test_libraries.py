@@ -75,7 +75,9 @@ def test_the_wheels_that_the_driver_starts_are_taken(
 def test_wheels_above_the_driver_alone_are_refused(driver: Runs, emulator: Emulator) -> None:
     new = {"VIRTUAL_ENV": str(wheels(driver, emulator, 13))}
     older = driver.having(driver=12090)
-    older.train("run", environment=new).refused(2, "libcublasLt.so.13", "cuBLAS 13 needs", "for CUDA 12.9", "nvidia-cublas-cu12")
+    older.train("run", environment=new).refused(
+        2, "libcublasLt.so.13", "cuBLAS 13 needs", "for CUDA 12.9", "nvidia-cublas-cu12"
+    )
 
 
 def test_a_library_that_does_not_load_is_named_with_the_way_out(driver: Runs, emulator: Emulator) -> None:
