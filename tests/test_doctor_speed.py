@@ -112,9 +112,7 @@ def test_a_governor_that_saves_power_is_a_remark(tmp_path: Path, governor: str, 
 )
 def test_little_memory_is_a_remark(tmp_path: Path, free: int, swap_used: int, verdict: Verdict, words: str) -> None:
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text(
-        f"MemAvailable: {free} kB\nSwapTotal: {8 << 20} kB\nSwapFree: {(8 << 20) - swap_used} kB\n"
-    )
+    meminfo.write_text(f"MemAvailable: {free} kB\nSwapTotal: {8 << 20} kB\nSwapFree: {(8 << 20) - swap_used} kB\n")
     (finding,) = host.memory(meminfo)
     assert finding.verdict is verdict
     assert words in finding.text

@@ -26,9 +26,11 @@ CAPPED = {
     "memory_bytes": 30_000_000_000,
     "nominal_flops_per_second": 209.5e12,
 }
+FAILED = {"check": "model bf16: qkv", "failure": "NaN is more than 1.0e-3"}
+GRADIENTS = {"part": "gradients", "passed": False, "rows": [{"check": "model bf16: down", "failure": None}, FAILED]}
 TRAINER = """#!/bin/sh
 case "$*" in
-  *"--only gradients"*) echo 'a row' >&2; echo '{"part": "gradients", "passed": false, "rows": []}'; exit 1 ;;
+  *"--only gradients"*) echo 'a row' >&2; echo "$GRADIENTS"; exit 1 ;;
   gpu-check*) echo '{"part": "any", "passed": true, "rows": []}' ;;
   *memory_limit*) echo "$CAPPED" ;;
   *) echo 'error: out of everything' >&2; exit 4 ;;
@@ -62,7 +64,8 @@ def session_of(folder: Path, *options: str, only: tuple[str, ...] = (), path: st
     words = [word for part in only for word in ("--only", part)]
     places = ["--program", str(program), "--python", str(python), "--out", str(folder)]
     command = [sys.executable, str(SESSION), *places, *options, *words]
-    environment = {**os.environ, "PATH": f"{path}{os.environ['PATH']}", "CAPPED": json.dumps(CAPPED)}
+    answers = {"CAPPED": json.dumps(CAPPED), "GRADIENTS": json.dumps(GRADIENTS)}
+    environment = {**os.environ, "PATH": f"{path}{os.environ['PATH']}", **answers}
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
     return done.stdout, json.loads((folder / "results.json").read_text())
 
@@ -130,10 +133,11 @@ def test_our_bench_gets_its_steps_on_every_gpu() -> None:
 
 
 def test_gpu_check_comes_in_parts_of_their_own(tmp_path: Path) -> None:
-    _, saved = session_of(tmp_path, only=("gpu-check",))
+    table, saved = session_of(tmp_path, only=("gpu-check",))
     names = ["training", "gradients", "operations", "memory"]
     assert [part["part"] for part in saved["parts"]][:4] == [f"gpu-check {name}" for name in names]
     assert [part["result"].get("passed") for part in saved["parts"]][:4] == [True, False, True, True]
+    assert "exit code 1: model bf16: qkv: NaN is more than 1.0e-3" in table
 
 
 def test_a_failed_check_is_repeated_under_the_sanitizer(tmp_path: Path) -> None:

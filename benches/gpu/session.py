@@ -201,11 +201,19 @@ def run(part: Part, known: Known, left: float, environment: dict[str, str], log:
             found_in_line = json.loads(line)
             result = found_in_line if isinstance(found_in_line, dict) else result
     if failure and lines:
-        failure = f"{failure}: {lines[-1][:100]}"
+        failure = f"{failure}: {reason(lines[-1])[:100]}"
     elif not failure and not result:
         failure = "printed no result"
     learn(known, result)
     return Outcome(part.name, round(took, 1), failure, result)
+
+
+def reason(line: str) -> str:
+    """The last line of a part that failed; of a report of gpu-check its first failed row."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        failed = next((row for row in json.loads(line)["rows"] if row["failure"]), None)
+        return f"{failed['check']}: {failed['failure']}" if failed else line
+    return line
 
 
 def failure_of(command: list[str], seconds: float, environment: dict[str, str], output: IO[str]) -> str | None:

@@ -38,6 +38,7 @@ __all__ = [
     "environment",
     "evaluate",
     "generate",
+    "gpu_state",
     "json_schema",
     "logits",
     "memory_plan",

@@ -212,6 +212,7 @@ mod tests {
         let card = |(ordinal, name): (usize, &&str)| Card {
             ordinal,
             name: (*name).to_owned(),
+            uuid: String::new(),
             total_bytes: 34_190_917_632,
             compute_capability: (12, 0),
             cublas: (13, 0),

@@ -34,7 +34,14 @@ fn plan_among(run: &ResolvedRun, cards: &[Card], free: Option<u64>) -> Result<Me
 }
 
 fn card(ordinal: usize, name: &str, total_bytes: u64) -> Card {
-    Card { ordinal, name: name.to_owned(), total_bytes, compute_capability: (12, 0), cublas: (13, 0) }
+    Card {
+        ordinal,
+        name: name.to_owned(),
+        uuid: String::new(),
+        total_bytes,
+        compute_capability: (12, 0),
+        cublas: (13, 0),
+    }
 }
 
 const RTX_5090: [&str; 2] = ["runtime.memory_limit=32122MiB", "runtime.device=cuda"];

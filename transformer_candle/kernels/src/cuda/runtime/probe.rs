@@ -43,12 +43,9 @@ fn card(ordinal: i32, cublas: (u32, u32)) -> Result<Card, DriverError> {
 
 /// A UUID as `nvidia-smi -L` writes it.
 fn written(is_slice: bool, bytes: [u8; 16]) -> String {
-    let mut digits = String::new();
-    for (place, byte) in bytes.iter().enumerate() {
-        digits += if matches!(place, 4 | 6 | 8 | 10) { "-" } else { "" };
-        digits += &format!("{byte:02x}");
-    }
-    format!("{}-{digits}", if is_slice { "MIG" } else { "GPU" })
+    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+    let groups = [0..8, 8..12, 12..16, 16..20, 20..32].map(|places| &digits[places]);
+    format!("{}-{}", if is_slice { "MIG" } else { "GPU" }, groups.join("-"))
 }
 
 #[cfg(test)]
