@@ -62,9 +62,10 @@ impl Cuda {
 
     /// Takes a variant that was chosen before, if it was on such a GPU and is among those compiled.
     pub(in super::super) fn recall_variant(&self, shape: &str, text: &str) -> bool {
-        let recalled = text.split_once(' ').filter(|(_, gpu)| *gpu == self.name()).and_then(|(name, _)| {
-            self.variants_of(shape)?.iter().position(|slot| slot.entry.variant() == name)
-        });
+        let recalled = text
+            .split_once(' ')
+            .filter(|(_, gpu)| *gpu == self.name())
+            .and_then(|(name, _)| self.variants_of(shape)?.iter().position(|slot| slot.entry.variant() == name));
         if let Some(variant) = recalled {
             self.0.kernels.choices.locked().insert(shape.to_owned(), variant);
         }
