@@ -137,6 +137,11 @@ class Runs:
         folder = self.workspace.run_folder(name) / "checkpoints" / f"step-{step:08}"
         return {file: (folder / file).read_bytes() for file in ("model.safetensors", "optimizer.safetensors")}
 
+    def trainer_state(self, name: str, step: int) -> dict[str, Any]:
+        """What a checkpoint says of the run, in `trainer_state.json`."""
+        state: dict[str, Any] = json.loads((self.checkpoint(name, step) / "trainer_state.json").read_text())
+        return state
+
     def gradients(self, name: str) -> dict[str, np.ndarray]:
         """The first moments after step 1, which are its clipped gradients times a constant."""
         file = self.checkpoint(name, 1) / "optimizer.safetensors"

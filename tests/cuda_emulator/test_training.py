@@ -90,6 +90,33 @@ def test_what_the_choices_in_the_checkpoint_are_for(runs: Runs) -> None:
     assert runs.state("one day", 4) != runs.state("another day", 4)
 
 
+def test_deterministic_runs_have_equal_bits_whatever_is_fastest(runs: Runs) -> None:
+    for name, timing in (("one day", 0), ("another day", 3)):
+        runs.write(name, BF16)
+        runs.having(timing=timing).train(name, "--override", "runtime.deterministic=true").succeeded()
+    assert runs.state("one day", 4) == runs.state("another day", 4)
+
+
+def test_variants_of_kernels_are_timed_and_kept(runs: Runs) -> None:
+    """The emulated GPU takes longer the more blocks it is given: twice the keys per block are faster."""
+    tiny = Tiny(hidden=128, sequence=128, steps=2, checkpoint_every=1)
+    positions = ("--override", "model.max_position_embeddings=128")
+    deterministic = ("--override", "runtime.deterministic=true")
+    hopper = runs.having(card="NVIDIA H200", capability="9.0")
+
+    def variants(name: str, step: int) -> dict[str, str]:
+        choices = runs.trainer_state(name, step)["products"]["choices"]
+        kept = {shape.split()[0]: text.split()[0] for shape, text in choices.items() if shape.startswith("attention")}
+        return {kernel.removesuffix(".bf16.e64"): variant for kernel, variant in kept.items()}
+
+    for name, chosen, options in (("timed", "m64l128w8s2", ()), ("declared", "declared", deterministic)):
+        runs.write(name, tiny)
+        hopper.train(name, *positions, *options, "--max-steps", "1").succeeded()
+        assert variants(name, 1) == {"attention_forward": "declared", "attention_backward_keys": chosen}
+    hopper.train("timed", *positions, *deterministic, "--resume").succeeded()
+    assert variants("timed", 2)["attention_backward_keys"] == "m64l128w8s2", "the checkpoint's, not the declared one"
+
+
 def test_another_card_on_resume_is_told(runs: Runs) -> None:
     tiny = Tiny(steps=4, checkpoint_every=2)
     runs.write("moved", tiny)

@@ -105,7 +105,7 @@ pub fn backward(
 
 /// Attention of S new tokens of one sequence whose first `past` tokens are cached: appends the new keys and values to the
 /// caches, both [C, K * E], and writes `out`, [S, H * E]. `past` is 0 for a prompt. All F32 or all BF16; keys and queries
-/// already turned by `rope`. The workspace is [`forward_workspace_elements`] of a batch of 1 and S positions.
+/// already turned by `rope`. The workspace is [`decode_workspace_elements`].
 pub fn decode(
     qkv_SP: &Buffer,
     layout: &HeadLayout,
@@ -124,11 +124,12 @@ pub fn decode(
         .output("keys_CKE", keys_CKE, dtype, &[capacity, layout.key_width()])
         .output("values_CKE", values_CKE, dtype, &[capacity, layout.key_width()])
         .output("out_SHE", out_SHE, dtype, &[new, layout.query_width()])
-        .workspace(workspace, forward_workspace_elements(layout, 1, new, qkv_SP.device().kind()))
+        .workspace(workspace, decode_workspace_elements(layout, new, qkv_SP.device().kind()))
         .require(past.checked_add(new).is_some_and(|end| end <= capacity), || {
             format!("{new} tokens after {past} do not fit a cache of {capacity}")
         });
-    let [qkv, keys, values, out] = [qkv_SP, &*keys_CKE, &*values_CKE, &*out_SHE].map(Value::from);
+    let [qkv, keys, values] = [qkv_SP, &*keys_CKE, &*values_CKE].map(Value::from);
+    let outputs = [&*out_SHE, &*workspace].map(Value::from);
     let cpu = |access: &Access<'_>| {
         let shape = Shape { layout: *layout, batch: 1, length: new, past };
         with_element!(OPERATION, "qkv_SP", dtype, E => {
@@ -140,18 +141,18 @@ pub fn decode(
     };
     arguments.run(cpu, |card| {
         let cache = Cache { keys, values, past };
-        cuda::perform(card, &cuda::attention::decode(qkv, cache, out, layout, new))
+        cuda::perform(card, &cuda::attention::decode(qkv, cache, outputs, layout, new))
     })
 }
 
 /// Elements of F32 workspace for all three functions with at most so many sequences and positions. It follows from the sizes
-/// alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a card a number a row, for the gradient.
+/// alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a GPU two numbers per row, for the gradient.
 pub fn workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize, device: DeviceKind) -> usize {
     let forward = forward_workspace_elements(layout, batch, sequence_length, device);
     forward.max(backward_workspace_elements(layout, batch, sequence_length, device))
 }
 
-/// Elements of F32 workspace for [`forward`], and for [`decode`] of `sequence_length` new tokens with a batch of 1.
+/// Elements of F32 workspace for [`forward`].
 pub fn forward_workspace_elements(
     layout: &HeadLayout,
     batch: usize,
@@ -163,6 +164,16 @@ pub fn forward_workspace_elements(
             cpu::attention::workspace_elements(&Shape { layout: *layout, batch, length: sequence_length, past: 0 })
         }
         DeviceKind::Cuda => 0,
+    }
+}
+
+/// Elements of F32 workspace for [`decode`] of at most so many new tokens.
+pub fn decode_workspace_elements(layout: &HeadLayout, new: usize, device: DeviceKind) -> usize {
+    match device {
+        DeviceKind::Cpu => {
+            cpu::attention::workspace_elements(&Shape { layout: *layout, batch: 1, length: new, past: 0 })
+        }
+        DeviceKind::Cuda => cuda::attention::decode_workspace_elements(layout, new),
     }
 }
 
@@ -180,7 +191,7 @@ pub fn backward_workspace_elements(
             length: sequence_length,
             past: 0,
         }),
-        DeviceKind::Cuda => batch * layout.heads * sequence_length,
+        DeviceKind::Cuda => 2 * batch * layout.heads * sequence_length,
     }
 }
 

@@ -226,7 +226,7 @@ fn decoded(qkv: &[f64], layout: &HeadLayout, pieces: &[usize], dtype: DType) -> 
     for &new in pieces {
         let packed = &qkv[past * layout.packed_width()..(past + new) * layout.packed_width()];
         let mut out = zeros(&[new, layout.query_width()], dtype);
-        let mut space = workspace(forward_workspace_elements(layout, 1, new, DeviceKind::Cpu));
+        let mut space = workspace(decode_workspace_elements(layout, new, DeviceKind::Cpu));
         let [keys, values] = &mut cache;
         let qkv = buffer(packed, &[new, layout.packed_width()], dtype);
         decode(&qkv, layout, past, keys, values, &mut out, &mut space).unwrap();

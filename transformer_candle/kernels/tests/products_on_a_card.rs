@@ -63,25 +63,53 @@ fn the_first_call_and_the_next_equal_the_cpus() {
 fn a_choice_is_recalled_on_the_card_and_library_it_was_made_with() {
     let (one, other) = (Device::cuda(0).unwrap(), Device::cuda(0).unwrap());
     let (one, other_card) = ((one.as_cuda().unwrap(), &one), other.as_cuda().unwrap());
-    all([33, 48, 80], DType::BF16, one.1);
-    let choices = one.0.product_choices();
+    all([133, 48, 80], DType::BF16, one.1);
+    let choices = one.0.choices();
     let names: Vec<&str> = choices.keys().map(|name| name.split(" a ").next().unwrap()).collect();
-    assert_eq!(names, ["33x48x80", "33x80x48", "80x48x33", "80x48x33"]);
+    assert_eq!(names, ["133x48x80", "133x80x48", "80x48x133", "80x48x133"]);
 
-    assert!(other_card.product_choices().is_empty());
-    assert_eq!(other_card.recall_product_choices(&choices).unwrap(), [""; 0]);
-    assert_eq!(other_card.product_choices(), choices);
-    all([33, 48, 80], DType::BF16, &other);
-    assert_eq!(other_card.product_choices(), choices, "a choice that was recalled is not made again");
+    assert!(other_card.choices().is_empty());
+    assert_eq!(other_card.recall_choices(&choices).unwrap(), [""; 0]);
+    assert_eq!(other_card.choices(), choices);
+    all([133, 48, 80], DType::BF16, &other);
+    assert_eq!(other_card.choices(), choices, "a choice that was recalled is not made again");
 
     let strange = |text: &str| text.replace("cuBLASLt ", "cuBLASLt 9");
     let foreign: BTreeMap<_, _> = choices.iter().map(|(name, text)| (name.clone(), strange(text))).collect();
     let third = Device::cuda(0).unwrap();
-    let refused = third.as_cuda().unwrap().recall_product_choices(&foreign).unwrap();
+    let refused = third.as_cuda().unwrap().recall_choices(&foreign).unwrap();
     assert_eq!(refused, foreign.keys().cloned().collect::<Vec<_>>());
     let nonsense = BTreeMap::from([("no shape".to_owned(), "no algorithm".to_owned())]);
-    assert_eq!(third.as_cuda().unwrap().recall_product_choices(&nonsense).unwrap(), ["no shape"]);
-    assert!(third.as_cuda().unwrap().product_choices().is_empty());
+    assert_eq!(third.as_cuda().unwrap().recall_choices(&nonsense).unwrap(), ["no shape"]);
+    assert!(third.as_cuda().unwrap().choices().is_empty());
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn generation_of_few_rows_searches_and_keeps_nothing() {
+    let device = Device::cuda(0).unwrap();
+    let choices = |n: usize| {
+        let [x, w] = [[n, 48], [80, 48]].map(|shape| buffer(&whole(1, shape[0] * 48), &shape, DType::BF16, &device));
+        let mut y = Buffer::zeros(&[n, 80], DType::BF16, &device).unwrap();
+        let needed = linear::workspace_elements(n, 48, 80, device.kind());
+        let mut workspace = Buffer::zeros(&[needed], DType::F32, &device).unwrap();
+        linear::forward(&x, &w, &mut y, &mut workspace).unwrap();
+        device.as_cuda().unwrap().choices().len()
+    };
+    assert_eq!([1, 33, 128, 129].map(choices), [0, 0, 0, 1]);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn a_deterministic_device_takes_what_is_offered_first() {
+    let choices = |is_deterministic| {
+        let device = Device::cuda(0).unwrap();
+        device.as_cuda().unwrap().set_deterministic(is_deterministic);
+        (150..170).for_each(|n| drop(all([n, 48, 80], DType::BF16, &device)));
+        device.as_cuda().unwrap().choices()
+    };
+    assert_eq!(choices(true), choices(true));
+    assert_eq!(choices(true).len(), choices(false).len());
 }
 
 #[test]

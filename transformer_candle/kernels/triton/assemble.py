@@ -2,7 +2,8 @@
 
     assemble.py [PATTERN]        prints registers, spills and shared memory of the kernels whose file contains PATTERN
 
-Fails where ptxas refuses, where more than 64 bytes spill, or where a card that runs the kernel has less shared memory.
+Fails where ptxas refuses, where more than 64 bytes spill, where it makes Hopper's asynchronous products wait for each
+other, or where a GPU that runs the kernel has less shared memory.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def assemble(kernel: dict[str, Any], target: str, limit: int | None) -> Assemble
     spilled, shared, problem = max(stores, loads), kernel["shared_bytes"], None
     if spilled > MOST_SPILLED:
         problem = f"{spilled} bytes of registers spill"
+    if "wgmma.mma_async instructions are serialized" in done.stderr:
+        problem = "its wgmma instructions are serialized"
     if limit is not None and shared > limit:
         problem = f"{shared} bytes of shared memory; the card has {limit}"
     return Assembled(kernel["file"], target, registers, spilled, shared, problem)

@@ -15,8 +15,7 @@ at which its document begins; it never falls within a sequence.
 
 import triton
 import triton.language as tl
-from attention_variants import ELEMENTS, Tile, Tiles, variants
-from declaration import Kernel
+from attention_variants import Tile, Tiles, variants
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -104,32 +103,36 @@ def _meet(
 
 
 @triton.jit
-def _attend(
+def masked_tile(step, common, whole):
+    """Where a masked tile of keys begins: before `common` while `step` is negative, then from `whole` on."""
+    return step + tl.where(step < 0, common, whole)
+
+
+@triton.jit
+def online_softmax(
     q_ME, keys, values, stride, begin, common, whole, end, position_M, document_M, E, scale,
     DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Output and log-sum-exp over the keys from `begin` to `end`; all rows see those from `common` to `whole`."""
+    """Weighted sum of values, sum of weights and row_max of the keys from `begin` to `end`.
+
+    All rows see the keys from `common` to `whole`. Both sums are times 2^-row_max, and row_max is in powers of two.
+    Tiles with a mask first, in one loop: a third one would make ptxas wait for every single product on Hopper.
+    """
     out_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    peak_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    if DOCUMENTS:
-        for first in tl.range(begin, common, BLOCK_L):
-            out_ME, peak_M, sum_M = _meet(
-                out_ME, peak_M, sum_M, q_ME, keys, values, stride, first, end, position_M, document_M, E, scale,
-                True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
-            )  # fmt: skip
+    row_max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum_M = tl.zeros([BLOCK_M], tl.float32)
+    for step in tl.range(begin - common, end - whole, BLOCK_L):
+        out_ME, row_max_M, row_sum_M = _meet(
+            out_ME, row_max_M, row_sum_M, q_ME, keys, values, stride, masked_tile(step, common, whole), end, position_M,
+            document_M, E, scale, True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
+        )  # fmt: skip
     for first in tl.range(common, whole, BLOCK_L):
-        out_ME, peak_M, sum_M = _meet(
-            out_ME, peak_M, sum_M, q_ME, keys, values, stride, first, end, position_M, document_M, E, scale,
+        out_ME, row_max_M, row_sum_M = _meet(
+            out_ME, row_max_M, row_sum_M, q_ME, keys, values, stride, first, end, position_M, document_M, E, scale,
             False, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
         )  # fmt: skip
-    for first in tl.range(whole, end, BLOCK_L):
-        out_ME, peak_M, sum_M = _meet(
-            out_ME, peak_M, sum_M, q_ME, keys, values, stride, first, end, position_M, document_M, E, scale,
-            True, DOCUMENTS, BLOCK_L, BLOCK_E, EXACT,
-        )  # fmt: skip
-    return out_ME / sum_M[:, None], (peak_M + tl.log2(sum_M)) * LN_2
+    return out_ME, row_max_M, row_sum_M
 
 
 @triton.jit
@@ -171,56 +174,14 @@ def attention_forward(
     if DOCUMENTS:
         document_M = tl.load(documents_N + token + position_M, mask=position_M < T, other=0)
         begin, common = document_limits(documents_N + token, first, whole, T, BLOCK_M, BLOCK_L)
-    out_ME, lse_M = _attend(
+    out_ME, row_max_M, row_sum_M = online_softmax(
         q_ME, keys, keys + kv_heads * E, P, begin, common, whole, end, position_M, document_M, E, scale * LOG2_E,
         DOCUMENTS, BLOCK_M, BLOCK_L, BLOCK_E, EXACT,
     )  # fmt: skip
+    out_ME = out_ME / row_sum_M[:, None]
+    lse_M = (row_max_M + tl.log2(row_sum_M)) * LN_2
     store_rows(out_ME, out_NHE + token * heads * E + head * E, heads * E, first, T, E, BLOCK_M, BLOCK_E, EXACT)
     tl.store(lse_BHT + tl.program_id(0).to(tl.int64) * T + position_M, lse_M, mask=position_M < T)
-
-
-@triton.jit
-def attention_decode(
-    qkv_SP, keys_CKE, values_CKE, out_SHE, S, past, heads, kv_heads, head_size_8, scale,
-    BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    """A tile of a key/value head's rows: its query heads at position 0, then at 1 ... Grid: (K, tiles of S * H / K)."""
-    kv_head = tl.program_id(0)
-    group = heads // kv_heads
-    E = head_size(head_size_8, BLOCK_E, EXACT)
-    row_M = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    new_M = row_M // group
-    head_M = kv_head * group + row_M % group
-    column = tl.arange(0, BLOCK_E)
-    inside = (row_M < S * group)[:, None] & (column < E)[None, :]
-    query_M = new_M.to(tl.int64) * ((heads + 2 * kv_heads) * E) + head_M * E
-    q_ME = tl.load(qkv_SP + query_M[:, None] + column[None, :], mask=inside, other=0.0)
-    first_new = tl.program_id(1) * BLOCK_M // group
-    last_new = tl.minimum(tl.program_id(1) * BLOCK_M + BLOCK_M, S * group) - 1
-    position_M = past + new_M
-    whole = (past + first_new + 1) // BLOCK_L * BLOCK_L
-    end = past + last_new // group + 1
-    width = kv_heads * E
-    out_ME, _ = _attend(
-        q_ME, keys_CKE + kv_head * E, values_CKE + kv_head * E, width, 0, 0, whole, end, position_M, position_M, E,
-        scale * LOG2_E, False, BLOCK_M, BLOCK_L, BLOCK_E, EXACT,
-    )  # fmt: skip
-    out_M = new_M.to(tl.int64) * (heads * E) + head_M * E
-    tl.store(out_SHE + out_M[:, None] + column[None, :], out_ME.to(out_SHE.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def attention_append(qkv_SP, keys_CKE, values_CKE, past, heads, kv_heads, head_size_8, BLOCK: tl.constexpr):
-    """A new token's keys and values into the caches. Grid: (S)."""
-    token = tl.program_id(0).to(tl.int64)
-    E = head_size_8 * 8
-    width = kv_heads * E
-    keys = qkv_SP + token * (heads * E + 2 * width) + heads * E
-    place = (past + token) * width
-    for first in range(0, width, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        tl.store(keys_CKE + place + at, tl.load(keys + at, mask=at < width), mask=at < width)
-        tl.store(values_CKE + place + at, tl.load(keys + width + at, mask=at < width), mask=at < width)
 
 
 SIZES = dict.fromkeys(("heads", "kv_heads", "head_size_8"), "i32")
@@ -244,35 +205,7 @@ KERNELS = [
                 "sm_80_small": {64: Tile(64, 64, 4, 2, 168), 128: Tile(64, 32, 4, 2)},
                 "sm_90a": {64: Tile(128, 64, 8, 3, 128), 128: Tile(128, 128, 8, 2)},
             },
+            candidates={"sm_90a": {64: [Tile(128, 128, 8, 2)]}},
         ),
-    ),
-    *variants(
-        "attention_decode",
-        attention_decode,
-        {
-            "qkv_SP": "element",
-            "keys_CKE": "element",
-            "values_CKE": "element",
-            "out_SHE": "element",
-            "S": "i32",
-            "past": "i32",
-        }
-        | SIZES
-        | {"scale": "fp32"},
-        Tiles(
-            anywhere={32: Tile(16, 64, 4, 3), 64: Tile(16, 64, 4, 3), 128: Tile(16, 64, 4, 2)},
-            f32={32: Tile(16, 32, 4, 2), 64: Tile(16, 16, 4, 2), 128: Tile(16, 16, 4, 2)},
-            by_family={},
-        ),
-    ),
-    *(
-        Kernel(
-            f"attention_append.{dtype}",
-            attention_append,
-            {"qkv_SP": f"{element}:16", "keys_CKE": f"{element}:16", "values_CKE": f"{element}:16", "past": "i32"}
-            | SIZES,
-            {"BLOCK": 1024},
-        )
-        for dtype, element in ELEMENTS.items()
     ),
 ]

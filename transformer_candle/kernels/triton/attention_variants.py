@@ -1,13 +1,15 @@
 """How attention's kernels are compiled: the tiles of a program, by element type, head size and family of cards.
 
 A variant is named after the columns of its tiles, with an `m` where it masks them for head sizes below. What trains,
-bf16 with a head size that fills its columns, has tiles for every family; all else has tiles that fit any card.
+bf16 with a head size that fills its columns, has tiles for every family; all else has tiles that fit any GPU. With
+documents there are tiles of their own for Hopper only. Beside the tiles that a family takes, candidates may be
+declared: compiled and tested alike, to be chosen by measuring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from declaration import Kernel
@@ -23,6 +25,12 @@ class Tile:
     num_stages: int
     max_registers: int | None = None
 
+    @property
+    def candidate(self) -> str:
+        """What a candidate is called: queries, keys, warps, stages and registers."""
+        limit = f"r{self.max_registers}" if self.max_registers else ""
+        return f"m{self.queries}l{self.keys}w{self.num_warps}s{self.num_stages}{limit}"
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -31,6 +39,7 @@ class Tiles:
     anywhere: Mapping[int, Tile]
     f32: Mapping[int, Tile]
     by_family: Mapping[str, Mapping[int, Tile]]
+    candidates: Mapping[str, Mapping[int, Sequence[Tile]]] = field(default_factory=dict)
 
 
 ELEMENTS = {"bf16": "*bf16", "f32": "*fp32"}
@@ -39,7 +48,14 @@ ELEMENTS = {"bf16": "*bf16", "f32": "*fp32"}
 def variants(operation: str, function: Any, arguments: Mapping[str, str], tiles: Tiles) -> list[Kernel]:
     """Every kernel of an operation. In `arguments`, "element" stands for a pointer to either type."""
 
-    def kernel(name: str, tile: Tile, columns: int, constants: dict[str, bool], family: str = "sm_80") -> Kernel:
+    def kernel(
+        name: str,
+        tile: Tile,
+        columns: int,
+        constants: dict[str, bool],
+        family: str = "sm_80",
+        candidate: str | None = None,
+    ) -> Kernel:
         element = ELEMENTS[name.split(".")[0]]
         sizes = {"BLOCK_M": tile.queries, "BLOCK_L": tile.keys, "BLOCK_E": columns}
         return Kernel(
@@ -51,6 +67,7 @@ def variants(operation: str, function: Any, arguments: Mapping[str, str], tiles:
             tile.num_stages,
             tile.max_registers,
             family=family,
+            candidate=candidate,
         )
 
     def declared() -> Iterator[Kernel]:
@@ -61,10 +78,15 @@ def variants(operation: str, function: Any, arguments: Mapping[str, str], tiles:
                 for columns, tile in fitting.items():
                     name = f"{dtype}.e{columns}{'m' if columns > 32 else ''}{suffix}"
                     yield kernel(name, tile, columns, {"EXACT": columns == 32} | constants)
-            families = {"sm_80": tiles.anywhere} if documents else tiles.by_family
+            families = dict(tiles.by_family)
+            if documents:
+                families = {"sm_80": tiles.anywhere, "sm_90a": tiles.by_family.get("sm_90a", {})}
             for family, fitting in families.items():
                 for columns, tile in fitting.items():
                     if columns > 32:
-                        yield kernel(f"bf16.e{columns}{suffix}", tile, columns, {"EXACT": True} | constants, family)
+                        name, exact = f"bf16.e{columns}{suffix}", {"EXACT": True} | constants
+                        yield kernel(name, tile, columns, exact, family)
+                        for other in tiles.candidates.get(family, {}).get(columns, ()):
+                            yield kernel(name, other, columns, exact, family, other.candidate)
 
     return list(declared())

@@ -95,7 +95,8 @@ def entry(kernel: Kernel, metadata: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "family": kernel.family,
-        "file": f"{kernel.family}/{kernel.name}.ptx",
+        **({"candidate": kernel.candidate} if kernel.candidate else {}),
+        "file": f"{kernel.family}/{kernel.name}{f'.{kernel.candidate}' if kernel.candidate else ''}.ptx",
         "entry": metadata["name"],
         "source": kernel.source,
         "function": kernel.function_name,
@@ -128,7 +129,10 @@ def write(folder: Path, names: Sequence[str]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(ptx)
     kept = [described for described in before if described["source"] not in names and described["source"] in sources()]
-    entries = sorted([*kept, *(described for _, described in compiled)], key=lambda one: (one["name"], one["family"]))
+    entries = sorted(
+        [*kept, *(described for _, described in compiled)],
+        key=lambda one: (one["name"], one["family"], one.get("candidate") or ""),
+    )
     files = [described["file"] for described in entries]
     if len(set(files)) != len(files):
         raise ValueError("two kernels have one name in one family")

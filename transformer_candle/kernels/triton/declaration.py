@@ -36,7 +36,8 @@ FAMILIES = {
     "sm_80_small": Family(80, ("sm_86", "sm_89", "sm_120"), SMALL),
     "sm_90a": Family(90, ("sm_90a",), {"sm_90a": 227 * KIB}),
 }
-"""A card of 9.0 looks a name up in sm_90a, one with 99 KiB of shared memory in sm_80_small, then each in sm_80."""
+"""A GPU of 9.0 looks a name up in sm_90a, one with 99 KiB of shared memory in sm_80_small, then each in sm_80. Those of
+10.x (B200) have no family of their own: they run sm_80."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Kernel:
     """One function compiled in one way."""
 
     name: str
-    """`<operation>_<direction>.<dtype>[.<variant>]`; the same name may be declared once in every family."""
+    """`<operation>_<direction>.<dtype>[.<variant>]`; the same name may be declared once in every family, and once more
+    for each candidate."""
     function: Any
     """The `@triton.jit` function."""
     arguments: Mapping[str, str]
@@ -58,6 +60,10 @@ class Kernel:
     fused_multiply_add: bool = True
     """Whether `a * b + c` may be rounded once; without, every operation is rounded as on a CPU."""
     family: str = "sm_80"
+    candidate: str | None = None
+    """The name of an alternative to the kernel of this name and family; None is the one that is taken unmeasured.
+
+    Timing runs a kernel again and again: one with candidates must not read what it writes."""
 
     def __post_init__(self) -> None:
         """Refuses a declaration that does not fit its function."""

@@ -228,7 +228,8 @@ fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usiz
     let attention = if training {
         attention::workspace_elements(&heads, batch, sequence_length, device)
     } else {
-        attention::forward_workspace_elements(&heads, batch, sequence_length, device)
+        let decode = attention::decode_workspace_elements(&heads, sequence_length, device);
+        attention::forward_workspace_elements(&heads, batch, sequence_length, device).max(decode)
     };
     let embedding = if training { embedding::workspace_elements(n, device) } else { 0 };
     linear.unwrap_or(0).max(norm).max(attention).max(embedding)

@@ -28,6 +28,11 @@ pub struct RuntimeConfig {
     /// Most memory that training may take on its device, such as `24GB` (10^9) or `30GiB`
     /// (2^20). Left out: what is free.
     pub memory_limit: Option<ByteSize>,
+    /// Whether a GPU computes in the way that is declared or offered first instead of the fastest of
+    /// those it timed: fresh runs on the same GPU and libraries then have the same bits, at some
+    /// loss of speed. A resumed run keeps what its checkpoint says either way. A CPU run is
+    /// deterministic without.
+    pub deterministic: bool,
     /// Optimizer steps between two lines of metrics.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub log_every_n_steps: u64,
@@ -51,6 +56,7 @@ impl Default for RuntimeConfig {
             precision: Precision::Fp32,
             threads: None,
             memory_limit: None,
+            deterministic: false,
             log_every_n_steps: 10,
             activation_recompute: ActivationRecompute::Selective,
             divergence_guard: DivergenceGuardConfig::default(),

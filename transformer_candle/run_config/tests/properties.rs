@@ -154,13 +154,14 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
     let machine = (device, 0..i64::MAX as u64, precision, proptest::option::of(1..=4096usize), memory, recompute);
     let steps = (1..1000u64, 1..1000u64, proptest::option::of(1..1000u64), 1..1000usize, 1..9usize);
     let guard = (1..1000u64, proptest::option::of(1e-3..1e3f64), 1..1000u64);
-    (machine, steps, guard, (path(), path(), path(), any::<bool>())).prop_map(|(machine, steps, guard, paths)| {
+    (machine, steps, guard, (path(), path(), path(), any::<[bool; 2]>())).prop_map(|(machine, steps, guard, paths)| {
         RuntimeConfig {
             device: machine.0,
             seed: machine.1,
             precision: machine.2,
             threads: machine.3,
             memory_limit: machine.4,
+            deterministic: paths.3[1],
             log_every_n_steps: steps.0,
             activation_recompute: machine.5,
             divergence_guard: DivergenceGuardConfig {
@@ -174,7 +175,7 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
                 max_batches: steps.3,
                 best: BestConfig { directory: paths.1, max_keep: steps.4 },
             },
-            logging: LoggingConfig { tensorboard: paths.3, tensorboard_directory: paths.2 },
+            logging: LoggingConfig { tensorboard: paths.3[0], tensorboard_directory: paths.2 },
         }
     })
 }

@@ -42,7 +42,8 @@ pub fn open(asked: run_config::Device) -> Result<Device> {
     open_decided(decision.device)
 }
 
-/// Chooses and opens the device that a run is trained on, holds it to `runtime.memory_limit`, and writes it into the config.
+/// Chooses and opens the device that a run is trained on, holds it to `runtime.memory_limit` and `runtime.deterministic`, and writes it
+/// into the config.
 ///
 /// # Errors
 /// [`TrainerError::Request`] if a card is named that is not there, or that does not take the model.
@@ -52,6 +53,9 @@ pub fn choose(run: &mut ResolvedRun) -> Result<Chosen> {
     let device = open_decided(decision.device)?;
     if let (Device::Cuda(card), Some(limit)) = (&device, run.config.runtime.memory_limit) {
         card.set_memory_limit(limit.bytes());
+    }
+    if let Device::Cuda(card) = &device {
+        card.set_deterministic(run.config.runtime.deterministic);
     }
     run.config.runtime.device = decision.device;
     Ok(Chosen { device, notes: decision.note.into_iter().collect() })

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use candle_core::{DType, Tensor};
 
+use super::request::Launch;
 use super::{Card, Memory, PoolMemory, Product, Value};
 use crate::{Error, Result};
 
@@ -83,6 +84,11 @@ impl Cuda {
         match self.0 {}
     }
 
+    /// Has everything be computed in the way that is declared or offered first, unmeasured.
+    pub fn set_deterministic(&self, _is_deterministic: bool) {
+        match self.0 {}
+    }
+
     /// Caps what this program takes of the card.
     pub fn set_memory_limit(&self, _bytes: u64) {
         match self.0 {}
@@ -98,13 +104,13 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// The algorithms that products run by, by their shapes.
-    pub fn product_choices(&self) -> BTreeMap<String, String> {
+    /// What was found by timing so far.
+    pub fn choices(&self) -> BTreeMap<String, String> {
         match self.0 {}
     }
 
-    /// Takes algorithms chosen before; returns those that this card or library refuses.
-    pub fn recall_product_choices(&self, _choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
+    /// Takes choices made before; returns those that this GPU, library or program does not have.
+    pub fn recall_choices(&self, _choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
         match self.0 {}
     }
 
@@ -145,7 +151,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    pub(crate) fn kernel(&self, _name: &str) -> Result<Kernel<'_>> {
+    pub(crate) fn kernel(&self, _launch: &Launch) -> Result<Kernel<'_>> {
         match self.0 {}
     }
 

@@ -10,6 +10,14 @@ use crate::HeadLayout;
 const COLUMNS: [usize; 3] = [32, 64, 128];
 /// Kernels count a head's elements in eights.
 const EIGHT: usize = 8;
+/// Rows of a block of the kernels `attention_decode*`, their `BLOCK_M`.
+pub(super) const DECODE_ROWS: usize = 16;
+/// Blocks that keep a GPU busy while it decodes: about two for each of 132 to 170 processors. Not measured.
+const DECODE_BLOCKS: usize = 256;
+/// Keys below which a block of its own is not worth its launch and its part in the reduction. Not measured.
+const KEYS_WORTH_A_SPLIT: usize = 64;
+/// The constant `SPLITS` of the kernel `attention_decode_reduce`.
+pub(super) const MOST_SPLITS: usize = 64;
 
 /// The sizes of a call.
 #[derive(Clone, Copy)]
@@ -47,13 +55,14 @@ pub(crate) fn forward(qkv: Value, documents: Option<Value>, [out, lse]: [Value; 
     [Request::launch("attention_forward", &sizes.variant(qkv, documents), grid, sizes.behind(&values))]
 }
 
-/// See [`crate::attention::backward`]. `delta` is B * H * T elements of workspace: of every row, the sum of `dout * out`.
-pub(crate) fn backward(saved: &Saved, dqkv: Value, delta: Value, sizes: &Sizes) -> [Request; 2] {
+/// See [`crate::attention::backward`]. `statistics` are 2 * B * H * T elements of workspace: of every row, the sum of `dout * out`
+/// and the log-sum-exp in base 2.
+pub(crate) fn backward(saved: &Saved, dqkv: Value, statistics: Value, sizes: &Sizes) -> [Request; 2] {
     let &Saved { qkv, documents, out, lse, dout } = saved;
     let kernel = sizes.variant(qkv, documents);
     let documents = or_null(documents);
-    let queries = sizes.behind(&[qkv, documents, out, lse, dout, dqkv, delta]);
-    let keys = sizes.behind(&[qkv, documents, lse, dout, dqkv, delta]);
+    let queries = sizes.behind(&[qkv, documents, out, lse, dout, dqkv, statistics]);
+    let keys = sizes.behind(&[qkv, documents, dout, dqkv, statistics]);
     let HeadLayout { heads, kv_heads, .. } = sizes.layout;
     [
         Request::launch("attention_backward_queries", &kernel, sizes.grid(heads, "BLOCK_M"), queries),
@@ -61,19 +70,55 @@ pub(crate) fn backward(saved: &Saved, dqkv: Value, delta: Value, sizes: &Sizes) 
     ]
 }
 
-/// See [`crate::attention::decode`]; `new` is S.
-pub(crate) fn decode(qkv: Value, cache: Cache, out: Value, layout: &HeadLayout, new: usize) -> [Request; 2] {
+/// See [`crate::attention::decode`]; `new` is S. `workspace` has [`decode_workspace_elements`].
+pub(crate) fn decode(
+    qkv: Value,
+    cache: Cache,
+    [out, workspace]: [Value; 2],
+    layout: &HeadLayout,
+    new: usize,
+) -> Vec<Request> {
     let Cache { keys, values, past } = cache;
+    let splits = splits(layout, new, past + new);
     let ([count, past], [heads, kv_heads, eights]) = ([new, past].map(Value::count), counts(layout));
     let append = [qkv, keys, values, past, heads, kv_heads, eights];
-    let attend = [qkv, keys, values, out, count, past, heads, kv_heads, eights, scale(layout)];
-    let tiles = [Blocks::Count(layout.kv_heads), Blocks::Of(new * layout.group_size(), "BLOCK_M"), Blocks::ONE];
+    let numbers = [count, past, heads, kv_heads, eights, scale(layout)];
+    let tiles = Blocks::Of(new * layout.group_size(), "BLOCK_M");
     let dtype = variant(qkv.dtype());
     let kernel = format!("{dtype}.{}", columns(layout.head_size, false));
-    [
-        Request::launch("attention_append", dtype, [Blocks::Count(new), Blocks::ONE, Blocks::ONE], append),
-        Request::launch("attention_decode", &kernel, tiles, attend),
+    let append = Request::launch("attention_append", dtype, [Blocks::Count(new), Blocks::ONE, Blocks::ONE], append);
+    if splits == 1 {
+        let grid = [Blocks::Count(layout.kv_heads), tiles, Blocks::ONE];
+        let attend = [&[qkv, keys, values, out], &numbers[..]].concat();
+        return vec![append, Request::launch("attention_decode", &kernel, grid, attend)];
+    }
+    let rows = new * layout.heads;
+    let row_max = workspace.skip_elements(splits * rows * layout.head_size);
+    let partial = [workspace, row_max, row_max.skip_elements(splits * rows)];
+    let grid = [Blocks::Count(layout.kv_heads), tiles, Blocks::Count(splits)];
+    let split = [&[qkv, keys, values], &partial[..], &numbers].concat();
+    let reduce = [&partial[..], &[out, Value::count(splits), eights]].concat();
+    let reduced = format!("{dtype}.{}", columns(layout.head_size, false).trim_end_matches('m'));
+    vec![
+        append,
+        Request::launch("attention_decode_split", &kernel, grid, split),
+        Request::launch("attention_decode_reduce", &reduced, [Blocks::Count(rows), Blocks::ONE, Blocks::ONE], reduce),
     ]
+}
+
+/// Splits of the keys in which `new` tokens attend to `length`, themselves included: as many as give the GPU [`DECODE_BLOCKS`], and
+/// no more than have keys worth a block. It follows from the sizes alone, so that every GPU adds in the same order.
+fn splits(layout: &HeadLayout, new: usize, length: usize) -> usize {
+    let blocks = layout.kv_heads * (new * layout.group_size()).div_ceil(DECODE_ROWS);
+    let wanted = DECODE_BLOCKS / blocks.max(1);
+    wanted.min(length / KEYS_WORTH_A_SPLIT).clamp(1, MOST_SPLITS)
+}
+
+/// Elements of F32 workspace for [`decode`] of at most so many new tokens: of every row in every split its sums and its largest
+/// score, where there is more than one split. Then all blocks together have at most [`DECODE_ROWS`] rows each.
+pub(crate) fn decode_workspace_elements(layout: &HeadLayout, new: usize) -> usize {
+    let rows = (DECODE_BLOCKS * DECODE_ROWS).min(MOST_SPLITS * new * layout.heads);
+    rows * (layout.head_size + 2)
 }
 
 impl Sizes {
@@ -121,6 +166,32 @@ fn columns(head_size: usize, exact: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// 32 heads, so many of them with keys.
+    fn layout(kv_heads: usize) -> HeadLayout {
+        HeadLayout { heads: 32, kv_heads, head_size: 64 }
+    }
+
+    #[test]
+    fn keys_are_split_until_the_gpu_is_busy() {
+        let lengths = [1, 100, 128, 1000, 2048, 100_000];
+        assert_eq!(lengths.map(|length| splits(&layout(8), 1, length)), [1, 1, 2, 15, 32, 32]);
+        assert_eq!(lengths.map(|length| splits(&layout(1), 1, length)), [1, 1, 2, 15, 32, 64]);
+        assert_eq!([1, 16, 64, 128].map(|new| splits(&layout(8), new, 2048)), [32, 8, 2, 1]);
+    }
+
+    #[test]
+    fn the_workspace_holds_every_split_of_fewer_tokens() {
+        for kv_heads in [1, 2, 8, 32] {
+            let layout = layout(kv_heads);
+            for new in 1..=130 {
+                let splits = splits(&layout, new, 1 << 20);
+                let needed = if splits > 1 { splits * new * layout.heads * (layout.head_size + 2) } else { 0 };
+                assert!((new..=130).all(|most| needed <= decode_workspace_elements(&layout, most)), "{kv_heads} {new}");
+            }
+        }
+        assert!(decode_workspace_elements(&HeadLayout { head_size: 128, ..layout(8) }, 128) * 4 <= 32 << 20);
+    }
 
     #[test]
     fn head_sizes_go_to_the_next_larger_tile() {

@@ -26,6 +26,9 @@ pub(super) struct Entry {
     /// `<operation>_<direction>.<dtype>[.<variant>]`.
     pub(super) name: String,
     family: String,
+    /// The name of an alternative to the kernel of this name and family, to be chosen by measuring; none is the declared one.
+    #[serde(default)]
+    candidate: Option<String>,
     /// Where its PTX is, relative to the manifest.
     pub(super) file: String,
     /// Its name in the PTX.
@@ -92,16 +95,26 @@ fn families(compute_capability: (u32, u32)) -> &'static [&'static str] {
 }
 
 impl Manifest {
-    /// The kernels for a card, by name.
-    pub(super) fn for_card(text: &str, compute_capability: (u32, u32)) -> Result<HashMap<String, Entry>, String> {
+    /// The kernels for a GPU, by name: the variants of its best family, the one to take unmeasured first.
+    pub(super) fn for_card(text: &str, compute_capability: (u32, u32)) -> Result<HashMap<String, Vec<Entry>>, String> {
         let manifest: Self = serde_json::from_str(text).map_err(|error| format!("the kernels' manifest: {error}"))?;
         let families = families(compute_capability);
         let rank = |entry: &Entry| families.iter().position(|family| *family == entry.family);
-        let mut chosen: HashMap<String, Entry> = HashMap::new();
+        let mut chosen: HashMap<String, Vec<Entry>> = HashMap::new();
         for entry in manifest.kernels {
             let Some(own) = rank(&entry) else { continue };
-            if chosen.get(&entry.name).and_then(rank).is_none_or(|other| own < other) {
-                chosen.insert(entry.name.clone(), entry);
+            let variants = chosen.entry(entry.name.clone()).or_default();
+            match variants.first().and_then(rank) {
+                Some(other) if own > other => continue,
+                Some(other) if own < other => variants.clear(),
+                _ => (),
+            }
+            variants.push(entry);
+        }
+        for (name, variants) in &mut chosen {
+            variants.sort_by(|one, other| one.candidate.cmp(&other.candidate));
+            if variants[0].candidate.is_some() {
+                return Err(format!("the kernels' manifest: `{name}` has candidates only in {}", variants[0].family));
             }
         }
         Ok(chosen)
@@ -109,6 +122,11 @@ impl Manifest {
 }
 
 impl Entry {
+    /// What its variant is called among those of its name.
+    pub(super) fn variant(&self) -> &str {
+        self.candidate.as_deref().unwrap_or("declared")
+    }
+
     /// A constant that the kernel was compiled with.
     pub(super) fn constant(&self, name: &str) -> Option<usize> {
         usize::try_from(self.constants.get(name)?.as_u64()?).ok()
@@ -185,11 +203,13 @@ mod tests {
          "constants": {}, "num_warps": 8, "shared_bytes": 0},
         {"name": "scale.bf16", "family": "sm_80_small", "file": "sm_80_small/scale.bf16.ptx", "entry": "scale",
          "arguments": [], "constants": {}, "num_warps": 8, "shared_bytes": 0},
+        {"name": "scale.bf16", "family": "sm_80_small", "candidate": "w4", "file": "sm_80_small/scale.bf16.w4.ptx",
+         "entry": "scale", "arguments": [], "constants": {}, "num_warps": 4, "shared_bytes": 0},
         {"name": "hopper", "family": "sm_90a", "file": "sm_90a/hopper.ptx", "entry": "hopper", "arguments": [],
          "constants": {}, "num_warps": 8, "shared_bytes": 0}]}"#;
 
     fn scale() -> Entry {
-        Manifest::for_card(SAMPLE, (8, 0)).unwrap().remove("scale.bf16").unwrap()
+        Manifest::for_card(SAMPLE, (8, 0)).unwrap().remove("scale.bf16").unwrap().remove(0)
     }
 
     fn pointer(address: usize, dtype: DType) -> Value {
@@ -198,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_card_takes_the_first_family_that_has_a_kernel() {
-        let file = |capability| Manifest::for_card(SAMPLE, capability).unwrap()["scale.bf16"].file.clone();
+        let file = |capability| Manifest::for_card(SAMPLE, capability).unwrap()["scale.bf16"][0].file.clone();
         assert_eq!(file((8, 0)), "sm_80/scale.bf16.ptx");
         assert_eq!(file((9, 0)), "sm_90a/scale.bf16.ptx");
         assert_eq!(file((10, 0)), "sm_80/scale.bf16.ptx");
@@ -207,6 +227,19 @@ mod tests {
         }
         assert!(Manifest::for_card(SAMPLE, (9, 0)).unwrap().contains_key("hopper"));
         assert!(!Manifest::for_card(SAMPLE, (12, 0)).unwrap().contains_key("hopper"));
+    }
+
+    #[test]
+    fn candidates_stand_behind_the_kernel_taken_unmeasured() {
+        let variants = |capability, text: &str| -> Result<Vec<String>, String> {
+            let kernels = Manifest::for_card(text, capability)?;
+            Ok(kernels["scale.bf16"].iter().map(|entry| entry.variant().to_owned()).collect())
+        };
+        assert_eq!(variants((12, 0), SAMPLE).unwrap(), ["declared", "w4"]);
+        assert_eq!(variants((9, 0), SAMPLE).unwrap(), ["declared"]);
+        let declared = r#""family": "sm_80_small", "file""#;
+        let alone = SAMPLE.replace(declared, r#""family": "sm_90a", "file""#);
+        assert!(variants((12, 0), &alone).unwrap_err().ends_with("has candidates only in sm_80_small"));
     }
 
     #[test]
@@ -262,7 +295,7 @@ mod tests {
         for capability in [(8, 0), (8, 6), (9, 0), (12, 0)] {
             let kernels = Manifest::for_card(&text, capability).unwrap();
             assert!(!kernels.is_empty());
-            for entry in kernels.values() {
+            for entry in kernels.values().flatten() {
                 let ptx = std::fs::read_to_string(format!("{folder}/{}", entry.file)).unwrap();
                 assert!(ptx.contains(&format!(".entry {}(", entry.symbol)), "{}", entry.file);
             }

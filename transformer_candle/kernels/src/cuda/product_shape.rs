@@ -8,6 +8,9 @@ use candle_core::DType;
 use super::{Operand, Product};
 use crate::Accumulate;
 
+/// Rows that generation passes through a model together, at most.
+const FEW_ROWS: usize = 128;
+
 /// A product without its addresses. Its text names the choice of an algorithm:
 /// `8192x16384x2048 a bf16 2048 @256, b bf16 2048 transposed @256, c bf16 16384 @256`, with `c +=` where the result is added; sizes
 /// are m x n x k, the numbers a matrix's stride in elements and its alignment in bytes.
@@ -54,6 +57,13 @@ impl Shape {
     pub(crate) fn of(product: &Product) -> Self {
         let Product { m, n, k, a, b, c, accumulate, .. } = product;
         Self { sizes: [*m, *n, *k], a: a.into(), b: b.into(), c: c.into(), accumulate: *accumulate }
+    }
+
+    /// Whether it is y = x W^T of at most [`FEW_ROWS`]. Reading W takes most of its time, whatever the algorithm, and generation asks
+    /// for another shape with every length of a prompt.
+    pub(crate) fn is_linear_of_few_rows(&self) -> bool {
+        let is_linear = !self.a.transposed && self.b.transposed && self.accumulate == Accumulate::Begin;
+        is_linear && self.sizes[0] <= FEW_ROWS
     }
 
     /// A row-major matrix is the transpose of the column-major one in the same memory, and c^T = b^T a^T: the operands change

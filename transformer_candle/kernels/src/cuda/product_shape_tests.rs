@@ -185,3 +185,18 @@ fn a_workspace_begins_at_a_multiple_of_256_bytes_wherever_its_buffer_lies() {
         assert!(part.address.is_multiple_of(256) && part.bytes >= 32 << 20, "{part:?}");
     }
 }
+
+#[test]
+fn only_linear_maps_of_few_rows_go_unsearched() {
+    let shape = |text: &str| text.parse::<Shape>().unwrap();
+    let linear = |m: usize| shape(&format!("{m}x512x256 a bf16 256 @256, b bf16 256 transposed @256, c bf16 512 @256"));
+    assert!([1, 33, 128].into_iter().all(|m| linear(m).is_linear_of_few_rows()));
+    assert!(!linear(129).is_linear_of_few_rows());
+    for gradient in [
+        "33x256x512 a bf16 512 @256, b bf16 256 @256, c bf16 256 @256",
+        "96x64x33 a bf16 96 transposed @256, b bf16 64 @256, c f32 64 @256",
+        "96x64x33 a bf16 96 transposed @256, b bf16 64 @256, c += f32 64 @256",
+    ] {
+        assert!(!shape(gradient).is_linear_of_few_rows(), "{gradient}");
+    }
+}

@@ -52,6 +52,22 @@ impl Blocks {
 }
 
 impl Launch {
+    /// What the choice among a kernel's variants is kept by: its name, what the grid covers, and its integers, such as
+    /// `attention_forward.bf16.e64 256x2048x1 2048 32 8 8`.
+    pub(crate) fn shape(&self) -> String {
+        let covered = self.grid.map(|blocks| match blocks {
+            Blocks::Count(things) | Blocks::Of(things, _) => things.to_string(),
+        });
+        let mut text = format!("{} {}", self.kernel, covered.join("x"));
+        for value in &self.values {
+            if let Value::I32(number) = value {
+                text.push(' ');
+                text.push_str(&number.to_string());
+            }
+        }
+        text
+    }
+
     /// The grid, for a kernel with these constants.
     pub(crate) fn blocks(&self, constant: impl Fn(&str) -> usize) -> [usize; 3] {
         self.grid.map(|blocks| blocks.count(&constant))
@@ -64,7 +80,7 @@ pub(crate) fn perform(cuda: &Cuda, requests: &[Request]) -> Result<()> {
         match request {
             Request::Multiply(product) => cuda.multiply(product)?,
             Request::Launch(launch) => {
-                let kernel = cuda.kernel(&launch.kernel)?;
+                let kernel = cuda.kernel(launch)?;
                 kernel.launch(launch.blocks(|name| kernel.constant(name)), &launch.values)?;
             }
         }
@@ -100,6 +116,18 @@ mod tests {
         assert_eq!(lengths(5), [(0, 5)]);
         assert_eq!(lengths(RANGE), [(0, RANGE)]);
         assert_eq!(lengths(2 * RANGE + 3), [(0, RANGE), (RANGE, RANGE), (2 * RANGE, 3)]);
+    }
+
+    #[test]
+    fn a_launch_is_known_by_its_name_grid_and_integers() {
+        let grid = [Blocks::Count(7), Blocks::Of(1025, "BLOCK"), Blocks::ONE];
+        let pointer = Value::Pointer { address: 16, dtype: DType::F32 };
+        let launch = Launch {
+            kernel: "scale.bf16".to_owned(),
+            grid,
+            values: vec![Value::I32(1025), pointer, Value::F32(0.5), Value::I32(8)],
+        };
+        assert_eq!(launch.shape(), "scale.bf16 7x1025x1 1025 8");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{Accumulate, DeviceKind, HeadLayout};
 
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
-fn kernels() -> [HashMap<String, Entry>; 4] {
+fn kernels() -> [HashMap<String, Vec<Entry>>; 4] {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/triton/ptx/manifest.json");
     let text = std::fs::read_to_string(path).unwrap();
     [(8, 0), (8, 6), (9, 0), (12, 0)].map(|capability| Manifest::for_card(&text, capability).unwrap())
@@ -34,10 +34,12 @@ fn asked(requests: &[Request]) -> Vec<String> {
                     names.push("multiply".to_owned());
                 }
                 Request::Launch(launch) => {
-                    let entry = kernels.get(&launch.kernel).unwrap_or_else(|| panic!("no kernel {}", launch.kernel));
-                    let grid = launch.blocks(|name| entry.constant(name).unwrap());
-                    if let Err(problem) = entry.check(grid, &launch.values) {
-                        panic!("{}: {problem}", launch.kernel);
+                    let variants = kernels.get(&launch.kernel).unwrap_or_else(|| panic!("no kernel {}", launch.kernel));
+                    for entry in variants {
+                        let grid = launch.blocks(|name| entry.constant(name).unwrap());
+                        if let Err(problem) = entry.check(grid, &launch.values) {
+                            panic!("{}: {problem}", entry.file);
+                        }
                     }
                     names.push(launch.kernel.clone());
                 }
@@ -56,7 +58,7 @@ fn rows<const N: usize>(n: usize, width: usize, dtype: DType) -> [Value; N] {
 }
 
 fn constant(kernel: &str, name: &str) -> usize {
-    kernels()[0][kernel].constant(name).unwrap()
+    kernels()[0][kernel][0].constant(name).unwrap()
 }
 
 #[test]
@@ -112,8 +114,8 @@ fn heads_of_any_size_that_validates_turn() {
     }
 }
 
-/// What attention's three functions ask for.
-fn attention_names(dtype: DType, head_size: usize, has_documents: bool) -> [Vec<String>; 3] {
+/// What attention's three functions ask for, the last one for many tokens and for one.
+fn attention_names(dtype: DType, head_size: usize, has_documents: bool) -> [Vec<String>; 4] {
     let layout = HeadLayout { heads: 6, kv_heads: 2, head_size };
     let (n, query_width) = (2 * 300, layout.query_width());
     let [qkv, dqkv] = rows(n, layout.packed_width(), dtype);
@@ -121,15 +123,17 @@ fn attention_names(dtype: DType, head_size: usize, has_documents: bool) -> [Vec<
     let [keys, values] = rows(700, layout.key_width(), dtype);
     let lse = value(&[2, 6, 300], DType::F32);
     let documents = has_documents.then(|| value(&[n], DType::I32));
-    let delta = crate::attention::backward_workspace_elements(&layout, 2, 300, DeviceKind::Cuda);
-    let delta = value(&[delta], DType::F32);
+    let statistics = crate::attention::backward_workspace_elements(&layout, 2, 300, DeviceKind::Cuda);
+    let statistics = value(&[statistics], DType::F32);
+    let space = value(&[crate::attention::decode_workspace_elements(&layout, n, DeviceKind::Cuda)], DType::F32);
     let sizes = attention::Sizes { layout, batch: 2, length: 300 };
     let saved = attention::Saved { qkv, documents, out, lse, dout };
     let cache = attention::Cache { keys, values, past: 100 };
     [
         asked(&attention::forward(qkv, documents, [out, lse], &sizes)),
-        asked(&attention::backward(&saved, dqkv, delta, &sizes)),
-        asked(&attention::decode(qkv, cache, out, &layout, n)),
+        asked(&attention::backward(&saved, dqkv, statistics, &sizes)),
+        asked(&attention::decode(qkv, cache, [out, space], &layout, n)),
+        asked(&attention::decode(qkv, attention::Cache { past: 600, ..cache }, [out, space], &layout, 1)),
     ]
 }
 
@@ -143,13 +147,19 @@ fn heads_of_any_size_that_validates_attend() {
             for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
                 let exact = dtype == DType::BF16 && head_size == columns;
                 let variant = if exact { format!("e{columns}") } else { masked.clone() };
-                let [forward, backward, decode] = attention_names(dtype, head_size, has_documents);
+                let [forward, backward, decode, decode_one] = attention_names(dtype, head_size, has_documents);
                 assert_eq!(forward, [format!("attention_forward.{suffix}.{variant}{documents}")]);
                 let names =
                     ["queries", "keys"].map(|of| format!("attention_backward_{of}.{suffix}.{variant}{documents}"));
                 assert_eq!(backward, names);
                 let names = [format!("attention_append.{suffix}"), format!("attention_decode.{suffix}.{masked}")];
                 assert_eq!(decode, names);
+                let names = [
+                    format!("attention_append.{suffix}"),
+                    format!("attention_decode_split.{suffix}.{masked}"),
+                    format!("attention_decode_reduce.{suffix}.e{columns}"),
+                ];
+                assert_eq!(decode_one, names);
             }
         }
     }
@@ -164,14 +174,30 @@ fn attention_covers_every_head_and_position_once() {
     let saved = attention::Saved { qkv, documents: None, out, lse, dout: out };
     let [forward] = attention::forward(qkv, None, [out, lse], &sizes);
     let [queries, keys] = attention::backward(&saved, qkv, lse, &sizes);
-    let [append, decode] =
-        attention::decode(qkv, attention::Cache { keys: out, values: out, past: 7 }, out, &layout, 900);
+    let decode = |past, new| {
+        let cache = attention::Cache { keys: out, values: out, past };
+        attention::decode(qkv, cache, [out, lse], &layout, new)
+    };
     let blocks = |request: &Request| {
         let Request::Launch(launch) = request else { panic!("{request:?}") };
         launch.blocks(|_| 64)
     };
     assert_eq!([&forward, &queries, &keys].map(blocks), [[18, 5, 1], [18, 5, 1], [6, 5, 1]]);
-    assert_eq!([&append, &decode].map(blocks), [[900, 1, 1], [2, 43, 1]]);
+    assert_eq!(decode(7, 900).iter().map(blocks).collect::<Vec<_>>(), [[900, 1, 1], [2, 43, 1]]);
+    assert_eq!(decode(899, 1).iter().map(blocks).collect::<Vec<_>>(), [[1, 1, 1], [2, 1, 14], [6, 1, 1]]);
+}
+
+#[test]
+fn decoding_counts_rows_and_splits_as_its_kernels_do() {
+    for (variant, columns) in [("e32", "e32"), ("e64m", "e64"), ("e128m", "e128")] {
+        for suffix in ["f32", "bf16"] {
+            for kernel in ["attention_decode", "attention_decode_split"] {
+                assert_eq!(constant(&format!("{kernel}.{suffix}.{variant}"), "BLOCK_M"), attention::DECODE_ROWS);
+            }
+            let reduce = format!("attention_decode_reduce.{suffix}.{columns}");
+            assert_eq!(constant(&reduce, "SPLITS"), attention::MOST_SPLITS);
+        }
+    }
 }
 
 #[test]

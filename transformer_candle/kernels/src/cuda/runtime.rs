@@ -5,6 +5,7 @@
 
 mod event;
 mod failure;
+mod fastest;
 mod graph;
 mod kernels;
 mod libraries;
@@ -17,6 +18,7 @@ mod products;
 mod turn;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candle_core::cuda_backend::cudarc::cublaslt::sys as lt;
@@ -54,6 +56,7 @@ struct Opened {
     /// Bytes taken of the card, but for tensors, when the context and the libraries were open.
     memory_at_opening: u64,
     memory_limit: Mutex<Option<u64>>,
+    is_deterministic: AtomicBool,
     turn: turn::Turn,
 }
 
@@ -95,6 +98,7 @@ impl Cuda {
             pool,
             memory_at_opening: ((total - free) as u64).saturating_sub(reserved),
             memory_limit: Mutex::default(),
+            is_deterministic: AtomicBool::new(false),
             turn: turn::Turn::default(),
         })))
     }
@@ -127,6 +131,16 @@ impl Cuda {
         // SAFETY: takes nothing and returns a number.
         let library = unsafe { lt::cublasLtGetVersion() };
         format!("{}, driver {module}CUDA {cuda}, cuBLASLt {library}", self.name())
+    }
+
+    /// Has everything be computed in the way that is declared or offered first, unmeasured: fresh runs then have the same bits. What
+    /// was chosen before, or is recalled, stays.
+    pub fn set_deterministic(&self, is_deterministic: bool) {
+        self.0.is_deterministic.store(is_deterministic, Ordering::Relaxed);
+    }
+
+    fn is_deterministic(&self) -> bool {
+        self.0.is_deterministic.load(Ordering::Relaxed)
     }
 
     /// Waits for everything asked of the compute stream.

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 import attention
 import attention_backward
+import attention_decode
 import pytest
 import torch
 from interpreter import launch
 
 BF16, F32 = torch.bfloat16, torch.float32
 CHAINS = {"sm_80": ["sm_80"], "sm_80_small": ["sm_80_small", "sm_80"], "sm_90a": ["sm_90a", "sm_80"]}
-KERNELS = {(one.name, one.family): one for one in [*attention.KERNELS, *attention_backward.KERNELS]}
+DECLARED = [*attention.KERNELS, *attention_backward.KERNELS, *attention_decode.KERNELS]
+KERNELS = {(one.name, one.family, one.candidate): one for one in DECLARED}
 
 
 @dataclass(frozen=True)
@@ -33,40 +35,43 @@ class Heads:
 
 
 def kernel(operation, dtype, heads, family="sm_80", documents=False):
-    """The one that a card takes."""
+    """The one that a GPU takes unmeasured."""
     columns = max(32, 1 << (heads.size - 1).bit_length())
-    exact = columns == 32 or (columns == heads.size and dtype == BF16 and operation != "attention_decode")
+    exact = columns == 32 or (columns == heads.size and dtype == BF16 and not operation.startswith("attention_decode"))
     name = (
         f"{operation}.{'bf16' if dtype == BF16 else 'f32'}.e{columns}{'' if exact and heads.size == columns else 'm'}"
     )
     name += ".documents" if documents else ""
-    return next(KERNELS[name, one] for one in CHAINS[family] if (name, one) in KERNELS)
+    return next(KERNELS[name, one, None] for one in CHAINS[family] if (name, one, None) in KERNELS)
 
 
 def tiles(length, rows):
     return -(-length // rows)
 
 
-def run(qkv, dout, heads, batch, documents=None, family="sm_80"):
-    """out, lse, dqkv; what a kernel leaves out stays NaN."""
+def run(qkv, dout, heads, batch, documents=None, family="sm_80", candidates=()):
+    """out, lse, dqkv; what a kernel leaves out stays NaN. `candidates` take the place of kernels of their name."""
     tokens, dtype = len(qkv), qkv.dtype
     length = tokens // batch
     out = torch.full((tokens, heads.query_width), torch.nan, dtype=dtype)
-    lse, delta = (torch.full((batch, heads.heads, length), torch.nan) for _ in range(2))
+    lse, statistics = (torch.full((batch, heads.heads, rows, length), torch.nan) for rows in (1, 2))
+    lse = lse.squeeze(2)
     dqkv = torch.full_like(qkv, torch.nan)
     begins = torch.zeros(tokens, dtype=torch.int32) if documents is None else documents
     sizes = (length, *heads.arguments, heads.size**-0.5)
+    taken = {one.name: one for one in candidates}
     forward, queries, keys = (
-        kernel(f"attention_{direction}", dtype, heads, family, documents is not None)
+        taken.get(one.name, one)
         for direction in ("forward", "backward_queries", "backward_keys")
+        for one in [kernel(f"attention_{direction}", dtype, heads, family, documents is not None)]
     )
 
     def grid(heads, kernel, rows):
         return [batch * heads, tiles(length, kernel.constants[rows])]
 
     launch(forward, grid(heads.heads, forward, "BLOCK_M"), qkv, begins, out, lse, *sizes)
-    launch(queries, grid(heads.heads, queries, "BLOCK_M"), qkv, begins, out, lse, dout, dqkv, delta, *sizes)
-    launch(keys, grid(heads.kv_heads, keys, "BLOCK_L"), qkv, begins, lse, dout, dqkv, delta, *sizes)
+    launch(queries, grid(heads.heads, queries, "BLOCK_M"), qkv, begins, out, lse, dout, dqkv, statistics, *sizes)
+    launch(keys, grid(heads.kv_heads, keys, "BLOCK_L"), qkv, begins, dout, dqkv, statistics, *sizes)
     return out, lse, dqkv
 
 
@@ -104,9 +109,9 @@ def split(dqkv, heads):
     return dqkv.split([heads.query_width, *2 * [heads.kv_heads * heads.size]], 1)
 
 
-def check(heads, batch, length, dtype, documents=None, family="sm_80", spread=1.0):
+def check(heads, batch, length, dtype, documents=None, family="sm_80", spread=1.0, candidates=()):
     qkv, dout = inputs(heads, batch * length, dtype, spread)
-    out, lse, dqkv = run(qkv, dout, heads, batch, documents, family)
+    out, lse, dqkv = run(qkv, dout, heads, batch, documents, family, candidates)
     exact_out, exact_lse, exact_dqkv = pytorch(qkv, dout, heads, batch, torch.float64, documents)
     assert ((lse - exact_lse).abs() < 5e-7 * (1 + exact_lse.abs())).all()
     same_out, _, same_dqkv = pytorch(qkv, dout, heads, batch, dtype, documents)
@@ -131,6 +136,19 @@ def test_every_head_size_matches_pytorch(size, dtype):
 @pytest.mark.parametrize("size", [64, 128])
 def test_every_family_matches_pytorch(family, size):
     check(Heads(2, 1, size), 1, 275, BF16, family=family)
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
+def test_candidates_match_pytorch(documents):
+    begins = documents_of([5, 123, 1, 130, 16]) if documents else None
+    candidates = [one for one in KERNELS.values() if one.candidate and one.name.endswith(".documents") == documents]
+    assert {one.name.split(".")[0] for one in candidates} == {"attention_forward", "attention_backward_keys"}
+    check(Heads(2, 1, 64), 1, 275, BF16, begins, "sm_90a", candidates=candidates)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_packed_documents_match_pytorch_on_hopper(size):
+    check(Heads(2, 1, size), 1, 275, BF16, documents_of([5, 123, 1, 130, 16]), "sm_90a")
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1), (6, 2)])
@@ -183,31 +201,64 @@ def test_one_document_gives_the_bits_of_none():
     assert all(torch.equal(a, b) for a, b in zip(none, one, strict=True))
 
 
-def decode(qkv, heads, pieces):
+def attend(rows, keys, values, past, heads, splits):
+    """The output of new rows whose keys and values are in the caches, with the keys in so many splits; 0 is without."""
+    new, sizes = len(rows), (past, *heads.arguments, heads.size**-0.5)
+    out = torch.full((new, heads.query_width), torch.nan, dtype=rows.dtype)
+    one = kernel(f"attention_decode{'_split' if splits else ''}", rows.dtype, heads)
+    grid = [heads.kv_heads, tiles(new * heads.heads // heads.kv_heads, one.constants["BLOCK_M"])]
+    if not splits:
+        launch(one, grid, rows, keys, values, out, new, *sizes)
+        return out
+    partial = torch.full((splits, new, heads.heads, heads.size), torch.nan)
+    row_max, row_sum = torch.full((2, splits, new, heads.heads), torch.nan)
+    launch(one, [*grid, splits], rows, keys, values, partial, row_max, row_sum, new, *sizes)
+    columns = max(32, 1 << (heads.size - 1).bit_length())
+    reduce = KERNELS[f"attention_decode_reduce.{'bf16' if rows.dtype == BF16 else 'f32'}.e{columns}", "sm_80", None]
+    launch(reduce, [new * heads.heads], partial, row_max, row_sum, out, splits, heads.size // 8)
+    return out
+
+
+def decode(qkv, heads, pieces, splits=0):
     """The rows of one sequence that comes in pieces; the caches held NaN before."""
     capacity, width = sum(pieces) + 3, heads.kv_heads * heads.size
     keys, values = torch.full((2, capacity, width), torch.nan, dtype=qkv.dtype)
     outputs, past = [], 0
-    append = KERNELS[f"attention_append.{'bf16' if qkv.dtype == BF16 else 'f32'}", "sm_80"]
-    attend = kernel("attention_decode", qkv.dtype, heads)
+    append = KERNELS[f"attention_append.{'bf16' if qkv.dtype == BF16 else 'f32'}", "sm_80", None]
     for new in pieces:
         rows = qkv[past : past + new].clone()
-        out = torch.full((new, heads.query_width), torch.nan, dtype=qkv.dtype)
         launch(append, [new], rows, keys, values, past, *heads.arguments)
-        grid = [heads.kv_heads, tiles(new * heads.heads // heads.kv_heads, attend.constants["BLOCK_M"])]
-        launch(attend, grid, rows, keys, values, out, new, past, *heads.arguments, heads.size**-0.5)
-        outputs.append(out)
+        outputs.append(attend(rows, keys, values, past, heads, splits))
         past += new
     assert keys[past:].isnan().all() and values[past:].isnan().all()
     return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
-@pytest.mark.parametrize("size", [32, 40, 64, 128])
-def test_decoding_in_pieces_matches_pytorch(size, dtype):
-    heads, pieces = Heads(6, 2, size), [70, 1, 1, 13, 1]
-    qkv, dout = inputs(heads, sum(pieces), dtype)
+def check_decoding(heads, pieces, dtype, splits=0, spread=1.0):
+    qkv, dout = inputs(heads, sum(pieces), dtype, spread)
     exact, _, _ = pytorch(qkv, dout, heads, 1, torch.float64)
     same, _, _ = pytorch(qkv, dout, heads, 1, dtype)
     bound = 1e-6 if dtype == F32 else 1.5 * error(same, exact)
-    assert error(decode(qkv, heads, pieces), exact) <= bound
+    assert error(decode(qkv, heads, pieces, splits), exact) <= bound
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("size", [32, 40, 64, 128])
+def test_decoding_in_pieces_matches_pytorch(size, dtype):
+    check_decoding(Heads(6, 2, size), [70, 1, 1, 13, 1], dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("size", [32, 40, 64, 128])
+def test_decoding_with_split_keys_matches_pytorch(size, dtype):
+    # Splits of one and of two tiles, of which rows see none, some or all keys, and empty ones.
+    check_decoding(Heads(6, 2, size), [70, 1, 13, 1, 60, 1], dtype, splits=3)
+
+
+@pytest.mark.parametrize("splits", [1, 64])
+def test_any_number_of_splits_matches_pytorch(splits):
+    check_decoding(Heads(4, 1, 64), [128, 1, 2], BF16, splits)
+
+
+def test_splits_with_scores_far_apart_match_pytorch():
+    check_decoding(Heads(2, 1, 64), [129, 1], BF16, 4, spread=6.0)

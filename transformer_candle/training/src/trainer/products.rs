@@ -6,7 +6,7 @@ use crate::{checkpoint::Products, error::Result};
 
 /// The choices that a device has made so far; none on a CPU, which makes none.
 pub(super) fn of(device: &Device) -> Option<Products> {
-    let of_card = |card: &Cuda| Products { fingerprint: card.fingerprint(), choices: card.product_choices() };
+    let of_card = |card: &Cuda| Products { fingerprint: card.fingerprint(), choices: card.choices() };
     device.as_cuda().map(of_card)
 }
 
@@ -20,10 +20,10 @@ pub(super) fn recall(device: &Device, saved: Option<&Products>) -> Result<Option
     let (Some(card), Some(products)) = (device.as_cuda(), saved) else {
         return Ok(None);
     };
-    let refused = card.recall_product_choices(&products.choices)?;
+    let refused = card.recall_choices(&products.choices)?;
     Ok((!refused.is_empty()).then(|| {
         format!(
-            "{} does not know {} of the checkpoint's ways of computing a product any more: from here on the weights round \
+            "{} does not know {} of the checkpoint's algorithms of products and variants of kernels any more: from here on the weights round \
              differently from those of a run that never stopped",
             products.fingerprint,
             refused.len()

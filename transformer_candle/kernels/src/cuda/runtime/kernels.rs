@@ -12,6 +12,7 @@ use super::failure::Context as _;
 use super::module::{Function, Module};
 use crate::cuda::Value;
 use crate::cuda::manifest::{Entry, Manifest};
+use crate::cuda::request::Launch;
 use crate::{Error, Result};
 
 /// The text of the manifest and of every PTX file that it lists, by name.
@@ -19,11 +20,16 @@ mod embedded {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }
 
+mod variants;
+
 /// Shared memory that a block may have without the driver being told.
 const USUAL_SHARED_BYTES: u32 = 48 * 1024;
 
-/// The kernels that this card takes, by name.
-pub(super) struct Kernels(HashMap<String, Slot>);
+/// The kernels that this GPU takes, by name, each in its variants; the one to take unmeasured comes first.
+pub(super) struct Kernels {
+    slots: HashMap<String, Vec<Slot>>,
+    choices: variants::Choices,
+}
 
 struct Slot {
     entry: Entry,
@@ -40,8 +46,11 @@ pub(crate) struct Kernel<'a> {
 impl Kernels {
     pub(super) fn of(compute_capability: (u32, u32)) -> Result<Self, String> {
         let entries = Manifest::for_card(embedded::MANIFEST, compute_capability)?;
-        let slot = |entry| Slot { entry, function: OnceLock::new() };
-        Ok(Self(entries.into_iter().map(|(name, entry)| (name, slot(entry))).collect()))
+        let slots = |variants: Vec<Entry>| {
+            variants.into_iter().map(|entry| Slot { entry, function: OnceLock::new() }).collect()
+        };
+        let slots = entries.into_iter().map(|(name, variants)| (name, slots(variants))).collect();
+        Ok(Self { slots, choices: variants::Choices::default() })
     }
 }
 
@@ -69,12 +78,19 @@ impl Slot {
 }
 
 impl Cuda {
-    /// A kernel by its name in the manifest, such as `swiglu_forward.bf16`.
-    pub(crate) fn kernel(&self, name: &str) -> Result<Kernel<'_>> {
-        let Some(slot) = self.0.kernels.0.get(name) else {
+    /// The kernel of a launch. Where it was compiled in several variants, the first launch of a shape waits for the GPU while they are
+    /// timed.
+    pub(crate) fn kernel(&self, launch: &Launch) -> Result<Kernel<'_>> {
+        let name = &launch.kernel;
+        let Some(variants) = self.0.kernels.slots.get(name) else {
             let call = format!("looking up the kernel `{name}`");
             return Err(Error::Cuda { ordinal: self.ordinal(), call, reason: "it was not compiled".to_owned() });
         };
+        let variant = if variants.len() == 1 { 0 } else { self.variant(launch, variants)? };
+        self.load(&variants[variant])
+    }
+
+    fn load<'a>(&'a self, slot: &'a Slot) -> Result<Kernel<'a>> {
         let function = if let Some(function) = slot.function.get() {
             function
         } else {

@@ -34,6 +34,8 @@ pub(super) struct Products(Mutex<HashMap<Shape, Arc<Choice>>>);
 struct Choice {
     descriptors: Descriptors,
     algorithm: Algorithm,
+    /// Whether it was found by timing, here or in another run. The library's first guess would be the same again.
+    is_searched: bool,
 }
 
 impl Products {
@@ -59,25 +61,30 @@ impl Cuda {
         }
         self.enter()?;
         let choice = self.choice(shape, product)?;
-        self.launch_product(product, &choice, 1.0).during(self.ordinal(), format_args!("cublasLtMatmul for {shape}"))
+        self.launch_product(product, &choice.descriptors, &choice.algorithm, 1.0)
+            .during(self.ordinal(), format_args!("cublasLtMatmul for {shape}"))
     }
 
-    /// The algorithms chosen so far, by shape: opaque texts, which [`Cuda::recall_product_choices`] takes.
-    pub fn product_choices(&self) -> BTreeMap<String, String> {
+    /// What was found by timing so far, the algorithm of each shape of a product and the variant of each launch that has several:
+    /// opaque texts, which [`Cuda::recall_choices`] takes.
+    pub fn choices(&self) -> BTreeMap<String, String> {
         let origin = self.product_origin();
         let text = |(shape, choice): (&Shape, &Arc<Choice>)| {
             (shape.to_string(), product_choice::write(&choice.algorithm, &origin))
         };
-        self.0.products.locked().iter().map(text).collect()
+        let mut choices = self.variant_choices();
+        choices.extend(self.0.products.locked().iter().filter(|(_, choice)| choice.is_searched).map(text));
+        choices
     }
 
-    /// Computes products as another run did that this is to repeat. Before the first step: what was recorded into a graph stays.
+    /// Computes as another run did that this is to repeat. Before the first step: what was recorded into a graph stays.
     ///
-    /// Returns the shapes whose algorithms this card or this version of the library does not have; they are searched anew.
+    /// Returns the shapes and launches whose choice this GPU, this version of the library or this program does not have; they are
+    /// searched anew.
     ///
     /// # Errors
     /// [`Error::Cuda`] if the card cannot be used at all.
-    pub fn recall_product_choices(&self, choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
+    pub fn recall_choices(&self, choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
         self.enter()?;
         let origin = self.product_origin();
         let mut refused = Vec::new();
@@ -86,7 +93,7 @@ impl Cuda {
             let checked = recalled.and_then(|(shape, algorithm)| Some((shape, self.checked(&shape, algorithm).ok()?)));
             if let Some((shape, choice)) = checked {
                 self.0.products.keep(shape, choice);
-            } else {
+            } else if !self.recall_variant(name, text) {
                 refused.push(name.clone());
             }
         }
@@ -106,7 +113,7 @@ impl Cuda {
         if descriptors.workspace_bytes(self.library(), &algorithm)? > WORKSPACE_BYTES {
             return Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
         }
-        Ok(Choice { descriptors, algorithm })
+        Ok(Choice { descriptors, algorithm, is_searched: true })
     }
 
     fn choice(&self, shape: Shape, product: &Product) -> Result<Arc<Choice>> {
@@ -131,18 +138,24 @@ impl Cuda {
     }
 
     /// Puts `c = scale a b` or `c += scale a b` on the stream.
-    fn launch_product(&self, product: &Product, choice: &Choice, scale: f32) -> Result<(), CublasError> {
+    fn launch_product(
+        &self,
+        product: &Product,
+        descriptors: &Descriptors,
+        algorithm: &Algorithm,
+        scale: f32,
+    ) -> Result<(), CublasError> {
         let Product { a, b, c, accumulate, workspace, .. } = product;
         let keep = match accumulate {
             Accumulate::Begin => 0f32,
             Accumulate::Continue => 1f32,
         };
         let pointer = |address: usize| ptr::without_provenance_mut::<c_void>(address);
-        let algorithm = sys::cublasLtMatmulAlgo_t { data: choice.algorithm };
-        let Descriptors { operation, left, right, result: output } = &choice.descriptors;
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: *algorithm };
+        let Descriptors { operation, left, right, result: output } = descriptors;
         // SAFETY: `Product::check` found the three matrices inside of their buffers and the workspace as large as the algorithm may
         // need; the operation that asked keeps the buffers alive, and memory is freed in the stream's order. The descriptors say how
-        // they lie (`Shape::column_major`) and live as long as `choice`. Scales are read during the call.
+        // they lie (`Shape::column_major`) and outlive the call. Scales are read during the call.
         unsafe {
             result::matmul(
                 self.library(),

@@ -66,6 +66,8 @@ pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case
         // One new token, then a few, behind a cache that is filled that far.
         visit(&decode(inputs, Sizes { length: 1, ..*sizes }, sizes.length))?;
         visit(&decode(inputs, Sizes { length: 3, ..*sizes }, sizes.length))?;
+        // Behind so many that the keys are split.
+        visit(&decode(inputs, Sizes { length: 3, ..*sizes }, sizes.length + 200))?;
     }
     Ok(())
 }
@@ -148,7 +150,7 @@ fn decode(inputs: &mut Inputs, sizes: Sizes, past: usize) -> Case {
         .updated("keys", &cache, inputs.numbers(&cache), EXACT)
         .updated("values", &cache, inputs.numbers(&cache), EXACT)
         .output("out", &out, inputs.dtype, bound(inputs))
-        .workspace(move |device| attention::forward_workspace_elements(&layout, 1, new, device))
+        .workspace(move |device| attention::decode_workspace_elements(&layout, new, device))
         .call(move |[qkv, keys, values, out, workspace]| {
             attention::decode(qkv, &layout, past, keys, values, out, workspace)
         })
