@@ -100,7 +100,7 @@ check-kernels: $(ORACLE)/.requirements
 check-cuda: $(ORACLE)/.extension cuda-emulated
 	$(ORACLE)/bin/python -m pytest tests/cuda_emulator
 
-# Two runs of 2,000 steps, here and in PyTorch: 8 minutes; the figures are in docs/experiment_log.md.
+# Two runs of 2,000 steps, here and in PyTorch: 8 minutes; the figures are in docs/experiments/learning.md.
 learning-proof: $(ORACLE)/.extension binaries
 	PYTHONPATH=tests $(ORACLE)/bin/python tests/oracles/learning_proof.py --folder "$$(mktemp -d)"
 

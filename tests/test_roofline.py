@@ -14,7 +14,7 @@ sys.path.insert(0, str(REPOSITORY / "benches" / "gpu"))
 import roofline
 from roofline import CARDS, Model
 
-DOCUMENT = REPOSITORY / "docs" / "decisions" / "012-roofline-of-the-32-gb-card.md"
+DOCUMENT = REPOSITORY / "docs" / "decisions" / "012-roofline-of-a-32-gb-gpu.md"
 MODEL = Model()
 
 

@@ -2,7 +2,7 @@
 //!
 //! The Hugging Face library defines the ids. For byte-level BPE with GPT-2's pattern, which is what `orchestrate` trains, crate
 //! `fastokens` gives the same ids several times faster: no difference in 1.1 GB of mixed text and 300,000 random strings
-//! (`docs/experiment_log.md`). It encodes where the tokenizer is of exactly this kind and agrees on a sample of awkward
+//! (`docs/experiments/data.md`). It encodes where the tokenizer is of exactly this kind and agrees on a sample of awkward
 //! text; everywhere else the library itself does.
 
 use fastokens::AddedTokenPolicy;

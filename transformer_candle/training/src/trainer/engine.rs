@@ -1,6 +1,6 @@
 //! What computes a step: the decoder and the optimizer over the planned buffers, and the order in which a device is asked.
 //!
-//! A step asks for everything it needs and waits once, at its end, for three numbers (docs/decisions/011-one-wait-a-step.md).
+//! A step asks for everything it needs and waits once, at its end, for three numbers (docs/decisions/011-one-wait-per-step.md).
 
 use std::sync::Arc;
 
