@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod optimizer;
 pub mod pool;
 pub mod progress;
+pub mod report;
 pub mod run;
 mod run_folder;
 pub mod schedule;

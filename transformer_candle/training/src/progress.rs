@@ -15,9 +15,8 @@ use dataset::hub::Waiting;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{
-    evaluation::EvaluationReport,
+    report::{EvaluationReport, LogInterval, StepReport},
     terminal::{escaped, print_line},
-    trainer::StepReport,
 };
 
 /// Weight of the newest step in the smoothed time a step takes.
@@ -46,7 +45,7 @@ pub enum ProgressMode {
 pub struct Progress {
     sink: Sink,
     total_steps: Option<u64>,
-    log_every: u64,
+    log_interval: LogInterval,
     smoothed_step_seconds: Option<f64>,
     /// Steps shown so far.
     steps_seen: u64,
@@ -84,7 +83,7 @@ impl Progress {
         Self {
             sink,
             total_steps,
-            log_every: log_every.max(1),
+            log_interval: LogInterval::new(log_every, total_steps),
             smoothed_step_seconds: None,
             steps_seen: 0,
             waits: WaitNews::default(),
@@ -106,7 +105,7 @@ impl Progress {
                 bar.set_position(report.step);
                 bar.set_message(self.line(report));
             }
-            Sink::Plain if self.is_shown(report.step) => print_line(&self.line(report)),
+            Sink::Plain if self.log_interval.includes(report.step) => print_line(&self.line(report)),
             Sink::Plain | Sink::Silent => {}
         }
     }
@@ -174,10 +173,6 @@ impl Progress {
         if let Sink::Live(bar) = &self.sink {
             bar.abandon();
         }
-    }
-
-    fn is_shown(&self, step: u64) -> bool {
-        step == 1 || step.is_multiple_of(self.log_every) || Some(step) == self.total_steps
     }
 
     /// `step 120/2,000  loss 3.4567  12,345 tokens/s  ETA 3m 20s`
@@ -294,7 +289,7 @@ mod tests {
     #[test]
     fn plain_lines_come_at_the_first_every_nth_and_the_last_step() {
         let progress = Progress::new(ProgressMode::Plain, 0, Some(25), 10);
-        let shown: Vec<u64> = (1..=25).filter(|step| progress.is_shown(*step)).collect();
+        let shown: Vec<u64> = (1..=25).filter(|step| progress.log_interval.includes(*step)).collect();
         assert_eq!(shown, [1, 10, 20, 25]);
     }
 

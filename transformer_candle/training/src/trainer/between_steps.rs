@@ -12,7 +12,8 @@ use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
     completion::{Completion, complete, generator},
     error::Result,
-    evaluation::{EvaluationReport, evaluate},
+    evaluation::evaluate,
+    report::EvaluationReport,
     stop::StopSignal,
 };
 
@@ -32,7 +33,7 @@ impl Trainer {
         let Some(report) = report else {
             return Ok(None);
         };
-        self.metrics.evaluation(&report);
+        self.metrics.record(&report.record());
         self.saved = None;
         self.position.evaluation_loss = Some(report.loss);
         if self.position.best.is_none_or(|best| report.loss < best.loss) {
