@@ -14,7 +14,7 @@ mod place;
 mod tests;
 
 use kernels::{Device, DeviceKind, cuda::Card, memory::Plan};
-use model::{Decoder, DecoderPlan, DecoderSettings, ModelShape};
+use model::{Decoder, DecoderPlan, DecoderSettings, ModelShape, dtype_of};
 use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
 
@@ -28,17 +28,14 @@ pub use fit::{Fit, Shortage};
 pub(crate) use place::{CardMemory, Place};
 
 use crate::{
-    device,
+    checkpoint, device,
+    engine::OptimizerPlan,
     error::{Result, TrainerError},
-    optimizer::OptimizerPlan,
     trainer::MicroBatchPlan,
 };
 
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
 const SAVING_BYTES: u64 = 8 << 20;
-
-/// An f32 weight, or the two halves of it that bf16 training keeps, and two moments.
-const CHECKPOINT_BYTES_PER_PARAMETER: u64 = 4 + 8;
 
 /// What a run needs, and what it gives. `Display` prints it for people, serde for programs.
 #[derive(Clone, Debug, Serialize)]
@@ -71,7 +68,7 @@ pub struct MemoryPlan {
     pub bytes_by_category: Vec<CategoryBytes>,
     /// What there is, where that is known.
     pub budget: Option<Budget>,
-    /// Size of a checkpoint directory: weights, moments and, beside bf16 weights, the remainders of their f32 masters.
+    /// Size of a checkpoint directory: the weights, and what the optimizer keeps from step to step.
     pub checkpoint_bytes: u64,
     /// Checkpoints on disk at most: those kept, the best, and the one being written.
     pub checkpoints: u64,
@@ -133,7 +130,7 @@ impl MemoryPlan {
         let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), place.kind());
         let activation_recompute = config.runtime.activation_recompute;
         let setting = Setting { micro_batch, activation_recompute, device: place.kind() };
-        let plan = RunBuffers::of(config, &shape, setting).plan;
+        let RunBuffers { plan, optimizer, .. } = RunBuffers::of(config, &shape, setting);
         let data = &config.data;
         let parameters = shape.parameter_count();
         let work = work(config)?;
@@ -160,7 +157,7 @@ impl MemoryPlan {
                 .map(|(category, bytes)| CategoryBytes { category: category.to_string(), bytes })
                 .collect(),
             budget,
-            checkpoint_bytes: parameters * CHECKPOINT_BYTES_PER_PARAMETER,
+            checkpoint_bytes: checkpoint::expected_bytes(&shape, dtype_of(config.runtime.precision), optimizer.state()),
             checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
             saving_bytes: SAVING_BYTES,
             estimate: work.estimate(place),
@@ -207,7 +204,13 @@ impl RunBuffers {
     pub(crate) fn of(config: &RunConfig, shape: &ModelShape, setting: Setting) -> Self {
         let mut plan = Plan::new();
         let (decoder, micro_batch) = forward_buffers(config, shape, setting, true, &mut plan);
-        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), config.runtime.precision, setting.device);
+        let optimizer = OptimizerPlan::add_to(
+            &mut plan,
+            decoder.layout(),
+            &config.optimizer,
+            config.runtime.precision,
+            setting.device,
+        );
         Self { plan, decoder, optimizer, micro_batch }
     }
 }

@@ -10,7 +10,7 @@ use run_config::regular_file;
 use serde_json::Value;
 
 use crate::Result;
-use crate::checkpoint::{self, StoredModel};
+use crate::checkpoint::{Checkpoint, StoredModel};
 use crate::completion::{Completion, complete, generator, refused};
 use crate::device::{self, Chosen};
 use crate::memory_plan::require_room;
@@ -39,7 +39,8 @@ impl TrainedModel {
     /// reading them.
     pub fn open(directory: &Path, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
         pool::start()?;
-        let StoredModel { shape, precision, end_of_text } = checkpoint::stored_model(directory)?;
+        let checkpoint = Checkpoint::open(directory)?;
+        let StoredModel { shape, precision, end_of_text } = checkpoint.model()?;
         let tokenizer = load_tokenizer(directory)?;
         let dtype = dtype_of(precision);
         let elements = ParameterLayout::new(&shape).elements();
@@ -54,7 +55,7 @@ impl TrainedModel {
         let weights_bytes = (elements * dtype.size_in_bytes()) as u64;
         require_room(weights_bytes, &device, || format!("the model in {}", directory.display()))?;
         let mut weights = Buffer::zeros(&[elements], dtype, &device)?;
-        checkpoint::load_weights(directory, &shape, &mut weights, cancel)?;
+        checkpoint.weights(&shape, &mut weights, cancel)?;
         Ok(Self { shape, precision, weights, tokenizer, stop_token: end_of_text })
     }
 

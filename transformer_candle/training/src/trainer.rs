@@ -35,12 +35,12 @@ pub use self::start::ResumeFrom;
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},
     divergence_guard::DivergenceGuard,
+    engine::StepOutcome,
     error::{Result, TrainerError},
     identity::Identity,
     lock::RunLock,
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
-    optimizer::Outcome,
     report::{LogInterval, StepReport},
     run_folder::RunFolder,
     schedule::LearningRate,
@@ -135,7 +135,8 @@ impl Trainer {
         }
         let step = self.position.step + 1;
         let learning_rate = self.schedule.at(step);
-        let Some(Outcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)? else {
+        let Some(StepOutcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)?
+        else {
             self.data.taken = Some(batch);
             return Ok(Step::Abandoned);
         };

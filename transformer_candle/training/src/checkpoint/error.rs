@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::ExitCode;
 
-/// A checkpoint that is not whole, and why.
+/// A corrupted checkpoint, and why it is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damaged {
     /// The directory's name, `step-00001000`.
@@ -28,9 +28,9 @@ pub enum CheckpointError {
         /// The first thing found wrong with it.
         reason: String,
     },
-    /// There are checkpoints, none of them whole.
+    /// There are checkpoints, none of them intact.
     #[error("no sound checkpoint is left in {directory}:{}", listed(damaged))]
-    NoneSound {
+    NoneIntact {
         /// The folder of checkpoints.
         directory: PathBuf,
         /// Each one with its reason.
@@ -45,7 +45,7 @@ pub enum CheckpointError {
         /// The folder that was looked through.
         directory: PathBuf,
     },
-    /// A whole checkpoint, but of another model, precision or format.
+    /// An intact checkpoint, but of another model, precision or format.
     #[error("checkpoint {directory} does not fit: {reason}")]
     Mismatch {
         /// The checkpoint's directory.
@@ -102,14 +102,14 @@ pub enum CheckpointError {
     Kernel(#[from] kernels::Error),
 }
 
-/// The result of everything in this room.
+/// What reading and writing checkpoints returns.
 pub type Result<T> = std::result::Result<T, CheckpointError>;
 
 impl CheckpointError {
     /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
         let code = match self {
-            Self::Damaged { .. } | Self::NoneSound { .. } => ExitCode::CheckpointCorrupted,
+            Self::Damaged { .. } | Self::NoneIntact { .. } => ExitCode::CheckpointCorrupted,
             Self::Absent { .. } | Self::Mismatch { .. } => ExitCode::WrongRequest,
             Self::NoSpace { .. }
             | Self::FileSizeLimit { .. }

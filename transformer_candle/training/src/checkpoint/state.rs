@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::{CheckpointError, Result};
+use super::files::pretty;
 
 /// The one format this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -87,7 +88,7 @@ pub struct BestEvaluation {
 
 impl TrainerState {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        super::pretty(self)
+        pretty(self)
     }
 
     pub(super) fn from_bytes(directory: &Path, bytes: &[u8]) -> Result<Self> {

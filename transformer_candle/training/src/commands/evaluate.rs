@@ -9,7 +9,7 @@ use dataset::{CancelToken, DataSource, HeldOut, Mixture, Tokenizer};
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::ModelSource;
-use crate::checkpoint::{self, StoredModel, TrainerState};
+use crate::checkpoint::{self, Checkpoint, StoredModel, TrainerState};
 use crate::device::{self, Chosen};
 use crate::evaluation;
 use crate::identity;
@@ -55,9 +55,10 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     pool::start()?;
     let cancel = stop.cancel_token();
     let directory = options.model.directory(&cancel)?;
-    let StoredModel { shape, precision, .. } = checkpoint::stored_model(&directory)?;
+    let checkpoint = Checkpoint::open(&directory)?;
+    let StoredModel { shape, precision, .. } = checkpoint.model()?;
     let tokenizer = load_tokenizer(&directory)?;
-    let state = checkpoint::load_state(&directory).ok();
+    let state = checkpoint.state().ok();
     let run = run_of(&directory, state.as_ref());
     let (mut config, mut text) = match (run, options.input.as_slice()) {
         (Some(run), []) => {
@@ -85,7 +86,7 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     require_room(buffers.plan.bytes(), &device, || format!("evaluating the model in {}", directory.display()))?;
     let arena = buffers.plan.allocate(&device)?;
     let mut decoder = buffers.decoder.bind(&arena)?;
-    checkpoint::load_weights(&directory, &shape, decoder.weights_mut(), &cancel)?;
+    checkpoint.weights(&shape, decoder.weights_mut(), &cancel)?;
     let mut micro_batch = MicroBatch::bind(&buffers.micro_batch, &arena, sequences)?;
     let most = options.max_sequences.unwrap_or_else(|| match options.input.as_slice() {
         [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,

@@ -73,9 +73,10 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
             format!("{} is no run's folder: it lacks the {RESOLVED_CONFIG} that training writes", directory.display());
         return Err(TrainerError::Request(message));
     }
-    let newest = checkpoint::newest_sound(&checkpoints_in(directory), &cancel)?.path;
-    let mut run = RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(&newest)))?;
-    let state = checkpoint::load_state(&newest)?;
+    let newest = checkpoint::newest_intact(&checkpoints_in(directory), &cancel)?.checkpoint;
+    let mut run =
+        RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(newest.directory())))?;
+    let state = newest.state()?;
     identity::recall_revisions(&state.identity, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
     let data = DataPlan::of(&run, shape_of(&run.config)?.vocab_size, hub, &cancel)?;

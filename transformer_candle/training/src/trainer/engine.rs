@@ -12,9 +12,9 @@ use run_config::RunConfig;
 
 use super::MicroBatch;
 use crate::{
+    engine::{Optimizer, StepOutcome},
     error::Result,
     memory_plan::{RunBuffers, Setting, does_not_fit},
-    optimizer::{Optimizer, Outcome},
     pool,
     stop::StopSignal,
 };
@@ -40,7 +40,7 @@ impl Engine {
             buffers.plan.allocate(device).map_err(|error| does_not_fit(error, config, shape, setting, device))?;
         let decoder = buffers.decoder.bind(&arena)?;
         Ok(Self {
-            optimizer: Optimizer::bind(&buffers.optimizer, &arena, &decoder, &config.optimizer)?,
+            optimizer: Optimizer::bind(&buffers.optimizer, &arena, &decoder)?,
             micro_batch: MicroBatch::bind(&buffers.micro_batch, &arena, setting.micro_batch)?,
             decoder,
             device: device.clone(),
@@ -53,7 +53,7 @@ impl Engine {
     pub(crate) fn initialize(&mut self, seed: u64) -> Result<()> {
         let Self { pool, decoder, optimizer, .. } = self;
         let shape = decoder.shape().clone();
-        pool.install(|| initialization::fill(&shape, seed, decoder.weights_mut(), optimizer.state_mut().0))?;
+        pool.install(|| initialization::fill(&shape, seed, decoder.weights_mut(), optimizer.low_bits_mut()))?;
         self.warm_up()
     }
 
@@ -81,7 +81,7 @@ impl Engine {
         step: u64,
         learning_rate: f64,
         stop: &StopSignal,
-    ) -> Result<Option<Outcome>> {
+    ) -> Result<Option<StepOutcome>> {
         let Self { pool, decoder, optimizer, micro_batch, .. } = self;
         pool.install(|| {
             optimizer.prepare(step, learning_rate)?;

@@ -12,7 +12,7 @@ fn every_bit_comes_back() {
         read.restore(&checkpoint).unwrap();
         assert_eq!(read.bits(), tiny.bits());
         assert_eq!(load_state(&checkpoint).unwrap(), state_at(5));
-        let stored = stored_model(&checkpoint).unwrap();
+        let stored = Checkpoint::open(&checkpoint).unwrap().model().unwrap();
         assert_eq!((stored.precision, stored.end_of_text), (precision, Some(0)));
         assert_eq!(stored.shape, tiny.shape);
     }
@@ -154,8 +154,8 @@ fn a_model_from_elsewhere_needs_no_manifest() {
     let checkpoint = folder.path().join("step-00000001");
     fs::remove_file(checkpoint.join("MANIFEST.json")).unwrap();
     let mut tiny = Tiny::zeros(Precision::Fp32);
-    load_weights(&checkpoint, &stored_model(&checkpoint).unwrap().shape, &mut tiny.weights, &CancelToken::new())
-        .unwrap();
+    let model = Checkpoint::open(&checkpoint).unwrap();
+    model.weights(&model.model().unwrap().shape, &mut tiny.weights, &CancelToken::new()).unwrap();
     assert!(tiny.weights.read_f32().unwrap().iter().any(|weight| *weight != 0.0));
     assert!(verify(&checkpoint, &CancelToken::new()).is_err(), "as a checkpoint to go on from it is damaged");
 }

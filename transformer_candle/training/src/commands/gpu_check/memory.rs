@@ -12,8 +12,8 @@ use run_config::{Format, Precision, ResolvedRun, RunConfig};
 use super::Size;
 use super::report::{CheckRow, Findings, SpeedRow};
 use super::speed;
+use crate::engine::StepOutcome;
 use crate::memory_plan::{MemoryPlan, RTX_5090, bytes, shape_of};
-use crate::optimizer::Outcome;
 use crate::stop::StopSignal;
 use crate::trainer::{Engine, synthetic};
 use crate::{Result, TrainerError};
@@ -173,7 +173,7 @@ fn model(size: Size, limit: u64) -> Result<ResolvedRun> {
 /// Time of each operation in one step.
 fn operation_times(
     engine: &mut Engine,
-    step: &mut (impl FnMut(&mut Engine, u64) -> Result<Option<Outcome>> + Send),
+    step: &mut (impl FnMut(&mut Engine, u64) -> Result<Option<StepOutcome>> + Send),
 ) -> Result<BTreeMap<&'static str, Duration>> {
     let (pool, device) = (engine.pool(), engine.device().clone());
     let (done, times) = pool.install(|| timing::measure(&device, || Ok(step(engine, 2 + MORE_STEPS))))?;

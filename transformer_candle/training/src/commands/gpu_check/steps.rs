@@ -12,7 +12,7 @@ use run_config::{ActivationRecompute, Format, Precision, RunConfig};
 use super::Size;
 use super::report::{CheckRow, Findings};
 use super::subject::{Bits, Random, Subject, relative_error};
-use crate::checkpoint::{self, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
+use crate::checkpoint::{self, Checkpoint, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
 use crate::memory_plan::{Setting, shape_of};
 use crate::stop::StopSignal;
 use crate::trainer::Engine;
@@ -185,16 +185,9 @@ impl Task {
         drop(engine);
         let mut engine = self.engine(&subject.device, way)?;
         let Engine { decoder, optimizer, .. } = &mut engine;
-        let (remainder, first_moment, second_moment) = optimizer.state_mut();
-        checkpoint::restore(
-            &saved,
-            &self.shape,
-            decoder.weights_mut(),
-            remainder,
-            first_moment,
-            second_moment,
-            &CancelToken::new(),
-        )?;
+        let (checkpoint, cancel) = (Checkpoint::open(&saved)?, CancelToken::new());
+        checkpoint.weights(&self.shape, decoder.weights_mut(), &cancel)?;
+        checkpoint.optimizer(&self.shape, optimizer.state_mut(), &cancel)?;
         engine.warm_up()?;
         losses.extend(self.steps(&mut engine, self.first + 1..=self.last())?);
         Trained::of(subject, run, &engine, losses)
@@ -220,9 +213,7 @@ impl Task {
             shape: &self.shape,
             precision: way.precision,
             weights: engine.decoder.weights(),
-            remainder: engine.optimizer.remainder(),
-            first_moment: engine.optimizer.first_moment(),
-            second_moment: engine.optimizer.second_moment(),
+            optimizer: engine.optimizer.state(),
             tokenizer: &TokenizerFiles::read(&tokenizer, "", 0, self.shape.max_position_embeddings)?,
             state: &state,
         };
@@ -232,15 +223,10 @@ impl Task {
 
 impl Trained {
     fn of(subject: &Subject, run: usize, engine: &Engine, losses: Vec<f32>) -> Result<Self> {
-        let (decoder, optimizer) = (&engine.decoder, &engine.optimizer);
-        let mut state = vec![
-            ("weights", subject.read("weights", run, decoder.weights())?),
-            ("first_moment", subject.read("first_moment", run, optimizer.first_moment())?),
-            ("second_moment", subject.read("second_moment", run, optimizer.second_moment())?),
-        ];
-        if let Some(remainder) = optimizer.remainder() {
-            state.push(("remainder", subject.read("remainder", run, remainder)?));
-        }
+        let optimizer = engine.optimizer.state().iter().map(|tensor| (tensor.layout.name, &tensor.buffer));
+        let tensors = [("weights", engine.decoder.weights())].into_iter().chain(optimizer);
+        let read = |(name, buffer)| Ok((name, subject.read(name, run, buffer)?));
+        let state = tensors.map(read).collect::<Result<_>>()?;
         Ok(Self { losses: subject.numbers("losses", run, losses), state })
     }
 }

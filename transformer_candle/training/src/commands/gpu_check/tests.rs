@@ -61,7 +61,7 @@ fn one_bit_of_a_recomputed_gradient_fails_both_ways_to_recompute() {
 fn one_bit_of_the_weights_of_any_second_run_fails_the_comparison_with_the_first() {
     assert_eq!(failures_of("weights", 2, 1), ["training bf16, twice"]);
     assert_eq!(failures_of("second_moment", 3, 1), ["training bf16, without graphs"]);
-    assert_eq!(failures_of("remainder", 4, 1), ["training bf16, saved after 1 steps"]);
+    assert_eq!(failures_of("master_remainder", 4, 1), ["training bf16, saved after 1 steps"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A directory written aside and put in its place in one step.
+//! A directory that is written under a staging name and put in its place atomically.
 //!
 //! `.step-00001000.tmp-4242/` takes the files; each is hashed on its way and fsynced; then the folder is fsynced,
 //! renamed to `step-00001000/` and its parent fsynced. Whatever instant the process dies at, a reader finds either
@@ -10,7 +10,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::error::{CheckpointError, Result, failed};
-use super::manifest::{self, FileRecord, HashingWriter, Manifest, PIECE_BYTES};
+use super::files;
+use super::manifest::{FileRecord, HashingWriter, Manifest, PIECE_BYTES};
 use crate::atomic_file::{self, staged_name, staging_path};
 
 /// Where a checkpoint's bytes go: a file, or in tests a disk that fills up.
@@ -33,8 +34,8 @@ pub(super) fn create_file(path: &Path) -> io::Result<Box<dyn Sink>> {
     Ok(Box::new(File::create_new(path)?))
 }
 
-/// A checkpoint that is being written. Dropped without [`Aside::commit`], it leaves nothing behind.
-pub(super) struct Aside<'a> {
+/// A checkpoint that is being written. Dropped without [`StagingDirectory::commit`], it leaves nothing behind.
+pub(super) struct StagingDirectory<'a> {
     parent: PathBuf,
     name: String,
     folder: PathBuf,
@@ -43,8 +44,8 @@ pub(super) struct Aside<'a> {
     committed: bool,
 }
 
-impl<'a> Aside<'a> {
-    pub(super) fn begin(parent: &Path, name: &str, create: Create<'a>) -> Result<Self> {
+impl<'a> StagingDirectory<'a> {
+    pub(super) fn create(parent: &Path, name: &str, create: Create<'a>) -> Result<Self> {
         let folder = temporary_path(parent, name);
         fs::create_dir(&folder).map_err(failed("create", &folder))?;
         Ok(Self {
@@ -79,7 +80,7 @@ impl<'a> Aside<'a> {
     /// Writes the manifest and puts the directory in its place.
     pub(super) fn commit(mut self, step: u64) -> Result<PathBuf> {
         let manifest = Manifest::new(step, std::mem::take(&mut self.files));
-        self.bytes(manifest::FILE_NAME, &manifest.to_bytes())?;
+        self.bytes(files::MANIFEST, &manifest.to_bytes())?;
         sync_folder(&self.folder)?;
         let place = self.parent.join(&self.name);
         put_in_place(&self.folder, &place)?;
@@ -89,7 +90,7 @@ impl<'a> Aside<'a> {
     }
 }
 
-impl Drop for Aside<'_> {
+impl Drop for StagingDirectory<'_> {
     fn drop(&mut self) {
         if !self.committed {
             // What cannot be removed here is removed by the next save.
