@@ -9,9 +9,9 @@ use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use run_config::ResolvedRun;
 use training::SamplingSettings;
-use training::run::RunOptions;
+use training::run_options::{ResumeFrom, RunOptions};
 use training::stop::StopSignal;
-use training::trainer::{ResumeFrom, Step};
+use training::trainer::Step;
 
 use crate::arguments::{detached, integer};
 use crate::config::RunConfig;

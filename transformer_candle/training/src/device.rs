@@ -2,6 +2,8 @@
 //!
 //! A CPU run needs no CUDA library: the cards are looked for only where a card could be meant.
 
+mod gpu_memory;
+
 use std::path::Path;
 
 use kernels::{
@@ -11,9 +13,11 @@ use kernels::{
 use model::ModelShape;
 use run_config::{ResolvedRun, RunConfig};
 
+pub use self::gpu_memory::GpuMemory;
 use crate::{
+    engine::model_shape,
     error::{Result, TrainerError},
-    memory_plan::{CardMemory, bytes, shape_of},
+    units::bytes,
 };
 
 /// What a driver on Linux, or Windows' own below it, shows of a card.
@@ -80,7 +84,7 @@ pub fn choose_for(
     let room = opened.and_then(|device| {
         let free = match &device {
             Device::Cpu => None,
-            Device::Cuda(card) => CardMemory::now(card)?.free,
+            Device::Cuda(card) => GpuMemory::now(card)?.free,
         };
         Ok((needed(&device), free, device))
     });
@@ -98,9 +102,14 @@ pub fn choose_for(
     }
 }
 
+/// The device, and on a GPU what its results depend on.
+pub fn describe(device: &Device) -> String {
+    device.as_cuda().map_or_else(|| device.to_string(), |cuda| format!("{device}: {}", cuda.fingerprint()))
+}
+
 /// Why no card trains a config's model, as a clause behind "a card"; none where one does.
-pub(crate) fn refusal(config: &RunConfig) -> Result<Option<String>> {
-    Ok(limits::refusal(&sizes(&shape_of(config)?, config.data.sequence_length)))
+pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
+    Ok(limits::refusal(&sizes(&model_shape(config)?, config.data.sequence_length)))
 }
 
 /// What a request for a card that does not take the model is told.
@@ -109,13 +118,6 @@ pub(crate) fn refused(asked: run_config::Device, clause: &str) -> String {
         "the device asked for is {asked}, and this model needs a CPU: a card {clause}. Change the model's sizes, or take \
          `--device cpu`"
     )
-}
-
-/// A card's memory as it is now, or all that is known of it where it cannot be opened.
-pub(crate) fn memory_of(card: &Card) -> CardMemory {
-    let opened = Device::cuda(card.ordinal);
-    let measured = opened.as_ref().ok().and_then(Device::as_cuda).and_then(|card| CardMemory::now(card).ok());
-    measured.unwrap_or_else(|| CardMemory::unopened(card))
 }
 
 fn sizes(shape: &ModelShape, sequence_length: usize) -> limits::Sizes {

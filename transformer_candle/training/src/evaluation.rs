@@ -4,10 +4,10 @@ use dataset::{DataError, HeldOut};
 use model::Decoder;
 
 use crate::{
+    engine::MicroBatch,
     error::Result,
     report::{ComponentEvaluation, EvaluationReport},
     stop::StopSignal,
-    trainer::MicroBatch,
 };
 
 /// The sums over one held-out text.

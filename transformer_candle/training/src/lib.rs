@@ -24,11 +24,14 @@ pub mod progress;
 pub mod report;
 pub mod run;
 mod run_folder;
+pub mod run_options;
 pub mod schedule;
+mod signal;
 pub mod stop;
 pub mod terminal;
 pub mod trained_model;
 pub mod trainer;
+pub mod units;
 
 pub use error::{Result, TrainerError};
 pub use model::SamplingSettings;

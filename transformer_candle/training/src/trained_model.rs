@@ -9,13 +9,13 @@ use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings,
 use run_config::regular_file;
 use serde_json::Value;
 
-use crate::Result;
 use crate::checkpoint::{Checkpoint, StoredModel};
-use crate::completion::{Completion, complete, generator, refused};
+use crate::completion::{Completion, CompletionRequest, complete, generator};
 use crate::device::{self, Chosen};
 use crate::memory_plan::require_room;
 use crate::pool::{self, in_pool};
 use crate::stop::StopSignal;
+use crate::{Result, TrainerError};
 
 /// The token that ends a text where a tokenizer's files name none.
 const USUAL_END_OF_TEXT: &str = "<|endoftext|>";
@@ -76,9 +76,8 @@ impl TrainedModel {
         let longest = prompt_tokens.len().saturating_add(max_tokens);
         let mut generator = generator(&self.shape, self.weights.clone(), longest)?;
         let (tokenizer, stop_token) = (&self.tokenizer, self.stop_token);
-        in_pool(|| {
-            complete(&mut generator, tokenizer, prompt, &prompt_tokens, max_tokens, stop_token, settings, on_text)
-        })
+        let request = CompletionRequest { prompt, prompt_tokens: &prompt_tokens, max_tokens, stop_token, settings };
+        in_pool(|| complete(&mut generator, tokenizer, &request, on_text))
     }
 
     /// The logits behind each of these tokens, one row of `vocab_size` per token, unless the signal is raised meanwhile.
@@ -86,7 +85,7 @@ impl TrainedModel {
         let mut generator = generator(&self.shape, self.weights.clone(), tokens.len())?;
         let mut row = |&token: &u32| {
             stop.check()?;
-            generator.step(token).map_err(refused)
+            generator.step(token).map_err(TrainerError::from_request)
         };
         in_pool(|| tokens.iter().map(&mut row).collect())
     }

@@ -6,10 +6,8 @@
 
 mod between_steps;
 mod data;
-mod engine;
 mod execution;
 mod ledger;
-mod micro_batch;
 mod products;
 mod start;
 
@@ -27,15 +25,12 @@ use run_config::ResolvedRun;
 
 use self::data::Data;
 pub(crate) use self::data::{DataPlan, cursor_of};
-pub(crate) use self::engine::{Engine, synthetic};
 pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
-pub(crate) use self::micro_batch::{MicroBatch, MicroBatchPlan};
-pub use self::start::ResumeFrom;
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},
     divergence_guard::DivergenceGuard,
-    engine::StepOutcome,
+    engine::{Engine, StepOutcome},
     error::{Result, TrainerError},
     identity::Identity,
     lock::RunLock,

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use super::error::{Result, failed};
 use super::files;
 use super::list::{Pruned, by_loss, list, mark_best};
 use super::manifest::Manifest;
 use super::staging::{put_in_place, remove_leftovers, sync_folder, temporary_path};
+use crate::error::checkpoint::{Result, failed};
 
 /// Puts a saved checkpoint also into `best_directory`, names it the best there, and keeps the `max_keep` with the
 /// lowest held-out loss. The files are hard links where the file system has them, so that they take no room of their

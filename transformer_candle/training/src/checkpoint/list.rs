@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use dataset::CancelToken;
 use run_config::regular_file;
 
-use super::error::{CheckpointError, Damaged, Result, failed};
 use super::manifest::Manifest;
 use super::reader::Checkpoint;
 use super::staging::{remove_folder, remove_leftovers, replace_text};
+use crate::error::checkpoint::{CheckpointError, Damaged, Result, failed};
 
 /// The file that names the checkpoint a resume starts from.
 pub(super) const LATEST: &str = "latest";

@@ -13,8 +13,8 @@ use run_config::regular_file;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::error::{CheckpointError, Result, failed};
 use super::files::{MANIFEST, pretty};
+use crate::error::checkpoint::{CheckpointError, Result, failed};
 
 /// Bytes read or written at a time.
 pub(super) const PIECE_BYTES: usize = 1 << 20;

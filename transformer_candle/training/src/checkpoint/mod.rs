@@ -13,7 +13,6 @@
 //! [`Checkpoint`] checks every byte that it reads against the manifest.
 
 mod best;
-mod error;
 mod files;
 mod list;
 mod manifest;
@@ -26,8 +25,8 @@ mod state;
 mod tests;
 mod tokenizer_files;
 
+pub use crate::error::checkpoint::{CheckpointError, Damaged, Result};
 pub use best::keep_best_in;
-pub use error::{CheckpointError, Damaged, Result};
 pub use files::MANIFEST as MANIFEST_FILE_NAME;
 pub use list::{Listed, NewestIntact, Pruned, best, latest, list, mark_best, newest_intact, prune};
 pub use manifest::{FileRecord, Manifest};

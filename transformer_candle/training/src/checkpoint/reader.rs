@@ -8,10 +8,10 @@ use kernels::Buffer;
 use model::{ModelShape, Precision, hugging_face};
 use serde_json::Value;
 
-use super::error::{CheckpointError, Result, failed, of_model};
 use super::manifest::{Manifest, VerifiedFile};
 use super::{TrainerState, files, optimizer_file};
 use crate::engine::StateTensor;
+use crate::error::checkpoint::{CheckpointError, Result, failed, of_model};
 
 /// Of bf16.
 const SMALLEST_PARAMETER_BYTES: u64 = 2;

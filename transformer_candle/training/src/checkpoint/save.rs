@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use kernels::{Buffer, DType};
 use model::{ModelShape, Precision, hugging_face};
 
-use super::error::{CheckpointError, Result, failed, is_full, of_model};
 use super::files::{self, pretty};
 use super::list::LATEST;
 use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_text};
 use super::{TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
+use crate::error::checkpoint::{CheckpointError, Result, failed, is_full, of_model};
 
 /// What a checkpoint is made of. The buffers are flat, laid out as `model::parameters` says.
 #[derive(Debug)]

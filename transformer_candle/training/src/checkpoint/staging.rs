@@ -9,10 +9,10 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, Result, failed};
 use super::files;
 use super::manifest::{FileRecord, HashingWriter, Manifest, PIECE_BYTES};
 use crate::atomic_file::{self, staged_name, staging_path};
+use crate::error::checkpoint::{CheckpointError, Result, failed};
 
 /// Where a checkpoint's bytes go: a file, or in tests a disk that fills up.
 pub(super) trait Sink: Write {

@@ -8,8 +8,8 @@ use run_config::ActivationRecompute;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::{CheckpointError, Result};
 use super::files::pretty;
+use crate::error::checkpoint::{CheckpointError, Result};
 
 /// The one format this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use run_config::regular_file;
 use serde_json::json;
 
-use super::error::{Result, failed};
 use super::files;
 use super::list::list;
 use super::reader::Checkpoint;
+use crate::error::checkpoint::{Result, failed};
 
 /// Where a checkpoint has its tokenizer.
 pub fn tokenizer_in(checkpoint: &Path) -> PathBuf {

@@ -6,6 +6,7 @@ use std::process;
 use clap::parser::ArgMatches;
 use clap::{Command, CommandFactory, FromArgMatches};
 
+use super::output;
 use crate::{Result, TrainerError};
 
 /// An empty prompt starts a new text.
@@ -29,7 +30,7 @@ fn told(error: &clap::Error) -> TrainerError {
         return TrainerError::Request(text.trim_start_matches("error: ").trim_end().to_owned());
     }
     let printed = error.print().and_then(|()| std::io::stdout().flush());
-    match super::delivered(printed) {
+    match output::delivered(printed) {
         Ok(()) => process::exit(0),
         Err(error) => error,
     }

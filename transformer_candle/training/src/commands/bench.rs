@@ -11,11 +11,12 @@ use kernels::{Device, cuda::Cuda, timing};
 use run_config::{Packing, RunConfig};
 use serde::Serialize;
 
+use super::output;
 use crate::Result;
 use crate::device::{self, Chosen};
-use crate::memory_plan::{MemoryPlan, shape_of};
+use crate::engine::{Engine, model_shape, synthetic};
+use crate::memory_plan::{self, MemoryPlan};
 use crate::stop::StopSignal;
-use crate::trainer::{Engine, synthetic};
 
 /// How long the pass that measures operations one by one takes, in seconds, and how many steps at least and at most.
 const MEASURED_SECONDS: f64 = 0.5;
@@ -160,7 +161,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let nominal = device.as_cuda().and_then(Cuda::nominal_bf16_flops);
     let operation_steps = steps_to_measure(seconds).min(budget.steps(seconds));
     Ok(BenchReport {
-        device: describe(&device),
+        device: device::describe(&device),
         steps,
         tokens_per_second,
         model_flops_per_token: plan.flops_per_token,
@@ -178,13 +179,8 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
 }
 
 pub(super) fn main(options: &BenchOptions) -> Result<u8> {
-    super::print_json(&run(options)?)?;
+    output::print_json(&run(options)?)?;
     Ok(0)
-}
-
-/// The device, and on a GPU what its results depend on.
-pub(super) fn describe(device: &Device) -> String {
-    device.as_cuda().map_or_else(|| device.to_string(), |cuda| format!("{device}: {}", cuda.fingerprint()))
 }
 
 fn free_bytes(cuda: &Cuda) -> Result<u64> {
@@ -207,8 +203,8 @@ struct Bench {
 
 impl Bench {
     fn new(config: &RunConfig, plan: &MemoryPlan, device: &Device) -> Result<Self> {
-        let shape = shape_of(config)?;
-        let mut engine = Engine::new(config, &shape, plan.setting(device.kind()), device)?;
+        let shape = model_shape(config)?;
+        let mut engine = memory_plan::allocate(config, &shape, plan.engine_settings(device.kind()), device)?;
         engine.initialize(config.runtime.seed)?;
         let mut batch = synthetic(config.data.sequences_per_step, config.data.sequence_length, shape.vocab_size);
         if config.data.packing == Packing::Documents {

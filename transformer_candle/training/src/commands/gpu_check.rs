@@ -23,7 +23,6 @@ use self::output::Output;
 use self::report::Findings;
 pub use self::report::{CheckReport, CheckRow, SpeedRow};
 use self::subject::{Random, Subject};
-use super::bench::describe;
 use crate::{Result, TrainerError, device};
 
 /// What `gpu-check` takes.
@@ -150,7 +149,7 @@ fn check_part(subject: &Subject, size: Size, part: Part, seed: u64, on_row: &mut
     let rows = findings.rows;
     CheckReport {
         part,
-        device: describe(&subject.device),
+        device: device::describe(&subject.device),
         seed,
         passed: rows.iter().all(|row| row.failure.is_none()),
         rows,

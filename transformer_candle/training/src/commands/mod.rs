@@ -8,22 +8,22 @@ pub mod evaluate;
 pub mod generate;
 pub mod gpu_check;
 mod model_source;
+pub mod output;
 pub mod plan;
 pub mod train;
 mod until_stopped;
 pub mod validate_data;
 
-use std::fmt::Display;
-use std::io::{self, Write};
 use std::panic;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+use self::output::print_error;
 use self::until_stopped::until_stopped;
-use crate::terminal::{LogWriter, escaped, escaped_json};
-use crate::{Result, TrainerError, stop};
+use crate::terminal::LogWriter;
+use crate::{Result, stop};
 
 pub use model_source::ModelSource;
 
@@ -112,35 +112,6 @@ fn guarded(command: impl FnOnce() -> Result<u8> + panic::UnwindSafe) -> ExitCode
             ExitCode::from(error.exit_code())
         }
         Err(_) => ExitCode::FAILURE,
-    }
-}
-
-/// `error: ...` on stderr. Nobody reading it is no reason to fail differently.
-pub fn print_error(error: &dyn Display) {
-    let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
-}
-
-/// Prints what was asked for, for people. It goes on where the reader has gone away (`| head`): the exit code is the command's.
-fn print(text: &str) -> Result<()> {
-    delivered(written(&escaped(text)))
-}
-
-/// Prints a value as one line of JSON.
-fn print_json(value: &impl serde::Serialize) -> Result<()> {
-    let json = serde_json::to_string(value).expect("plain values always serialise");
-    delivered(written(&format!("{}\n", escaped_json(&json))))
-}
-
-fn written(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
-}
-
-/// A reader that wants no more has had enough; a stdout that is full is an error.
-fn delivered(written: io::Result<()>) -> Result<()> {
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(TrainerError::io("write to", "stdout")),
     }
 }
 

@@ -11,9 +11,9 @@ use crate::Result;
 use crate::checkpoint;
 use crate::lock::RunLock;
 use crate::progress::ProgressMode;
-use crate::run::{Outcome, RunOptions, run_training};
+use crate::run::{RunOutcome, run_training};
+use crate::run_options::{ResumeFrom, RunOptions};
 use crate::stop::StopSignal;
-use crate::trainer::ResumeFrom;
 
 /// What `train` takes.
 #[derive(Debug, Clone, Args)]
@@ -48,7 +48,7 @@ pub fn run(
     lock: Option<Arc<RunLock>>,
     progress: ProgressMode,
     stop: &StopSignal,
-) -> Result<Outcome> {
+) -> Result<RunOutcome> {
     let resolved = load(&options.config, &options.overrides, options.resume.as_ref())?;
     let TrainOptions { resume, rebatch, max_steps, device, .. } = options.clone();
     run_training(resolved, &RunOptions { resume, rebatch, lock, max_steps, device, progress }, stop)

@@ -11,9 +11,10 @@ use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 use super::model_source::checkpoints_in;
+use super::output;
 use crate::checkpoint::{self, TrainerState};
+use crate::engine::model_shape;
 use crate::identity;
-use crate::memory_plan::shape_of;
 use crate::stop::StopSignal;
 use crate::trainer::{DataPlan, LEDGER, cursor_of};
 use crate::{Result, TrainerError};
@@ -79,7 +80,7 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     let state = newest.state()?;
     identity::recall_revisions(&state.identity, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
-    let data = DataPlan::of(&run, shape_of(&run.config)?.vocab_size, hub, &cancel)?;
+    let data = DataPlan::of(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
     let DataPlan { mixture, settings, tokenizer } = &data;
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data, &cancel)?;
@@ -102,9 +103,9 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
 pub(super) fn main(options: &ValidateDataOptions, stop: &StopSignal) -> Result<u8> {
     let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
-        super::print_json(&report)?;
+        output::print_json(&report)?;
     } else {
-        super::print(&report.to_string())?;
+        output::print(&report.to_string())?;
     }
     // As for data that cannot be read: what the run was trained on is not what it should have been.
     Ok(if report.problems.is_empty() { 0 } else { 3 })

@@ -7,7 +7,7 @@ use std::path::Path;
 use dataset::AppendFile;
 use serde::{Deserialize, Serialize};
 
-use super::MetricsSink;
+use super::sink::MetricsSink;
 use crate::{Result, TrainerError, atomic_file, report::Record};
 
 /// The open file, written a whole line at a time.

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dataset::AppendFile;
 
-use super::MetricsSink;
+use super::sink::MetricsSink;
 use super::tfrecord::{self, Event, Summary, Value, What};
 use crate::atomic_file::{self, staged_name};
 use crate::report::{Record, Scalar};

@@ -7,10 +7,11 @@ use std::{
 
 use model::SamplingSettings;
 
-use super::{Engine, Position, Trainer, execution, products};
+use super::{Position, Trainer, execution, products};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
-    completion::{Completion, complete, generator},
+    completion::{Completion, CompletionRequest, complete, generator},
+    engine::Engine,
     error::Result,
     evaluation::evaluate,
     report::EvaluationReport,
@@ -114,8 +115,8 @@ impl Trainer {
             let mut generator = generator(shape, weights, tokens.len().saturating_add(max_tokens))?;
             let on_text =
                 |_: &str| if stop.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-            let written =
-                complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)?;
+            let request = CompletionRequest { prompt, prompt_tokens: &tokens, max_tokens, stop_token, settings };
+            let written = complete(&mut generator, tokenizer, &request, on_text)?;
             stop.check().map(|()| written)
         })
     }
@@ -132,7 +133,7 @@ impl Trainer {
             identity: self.identity.clone(),
             evaluation_loss: *evaluation_loss,
             best: *best,
-            execution: Some(execution::of(&self.plan)),
+            execution: Some(execution::from_plan(&self.plan)),
             products: products::of(self.engine.device()),
             ledger,
         }

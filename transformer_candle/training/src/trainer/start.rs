@@ -11,34 +11,26 @@ use kernels::Device;
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
 
-use super::{Engine, Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, products};
+use super::{Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, products};
 use crate::{
     atomic_file,
     checkpoint::{self, Checkpoint, TokenizerFiles, TrainerState},
     device,
     divergence_guard::DivergenceGuard,
+    engine::{Engine, model_shape},
     environment::Environment,
     error::{Result, TrainerError},
     identity,
     lock::RunLock,
-    memory_plan::{MemoryPlan, shape_of},
+    memory_plan::{self, MemoryPlan},
     metrics::MetricsWriter,
     pool,
     report::LogInterval,
-    run::RunOptions,
     run_folder::RunFolder,
+    run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
     stop::StopSignal,
 };
-
-/// Where a run goes on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ResumeFrom {
-    /// At the newest sound checkpoint of the run's folder of checkpoints; at the beginning if none was ever written.
-    Latest,
-    /// At this checkpoint directory.
-    Directory(PathBuf),
-}
 
 /// The checkpoint that a run is resumed from.
 struct Resumed {
@@ -81,7 +73,7 @@ impl Trainer {
         let cancel = stop.cancel_token();
         pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
         let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
-        let shape = shape_of(&run.config)?;
+        let shape = model_shape(&run.config)?;
         if from.is_none() {
             // A new run that does not fit leaves no trace, not even a lock.
             MemoryPlan::here(&run, &device)?.check()?;
@@ -111,7 +103,7 @@ impl Trainer {
         }
         let data = data.open(&mut run, state.map(cursor_of).transpose()?, &mut notes)?;
 
-        let mut engine = Engine::new(&run.config, &shape, plan.setting(device.kind()), &device)?;
+        let mut engine = memory_plan::allocate(&run.config, &shape, plan.engine_settings(device.kind()), &device)?;
         stop.check()?;
         fill(&mut engine, &shape, run.config.runtime.seed, resumed.as_ref(), &cancel)?;
         stop.check()?;
@@ -188,7 +180,9 @@ fn plan(
     let plan = MemoryPlan::here(run, device)?;
     match (&plan.shortage, resumed) {
         (Some(shortage), Some(resumed))
-            if !rebatch && !shortage.fits.is_empty() && resumed.state.execution == Some(execution::of(&plan)) =>
+            if !rebatch
+                && !shortage.fits.is_empty()
+                && resumed.state.execution == Some(execution::from_plan(&plan)) =>
         {
             let (checkpoint, shortage) = (resumed.directory().to_owned(), Box::new(shortage.clone()));
             return Err(TrainerError::OutOfMemoryOnResume { checkpoint, shortage });

@@ -12,10 +12,10 @@ use run_config::{Format, Precision, ResolvedRun, RunConfig};
 use super::Size;
 use super::report::{CheckRow, Findings, SpeedRow};
 use super::speed;
-use crate::engine::StepOutcome;
-use crate::memory_plan::{MemoryPlan, RTX_5090, bytes, shape_of};
+use crate::engine::{Engine, StepOutcome, model_shape, synthetic};
+use crate::memory_plan::{self, MemoryPlan, RTX_5090};
 use crate::stop::StopSignal;
-use crate::trainer::{Engine, synthetic};
+use crate::units::bytes;
 use crate::{Result, TrainerError};
 
 /// How far the GPU's used bytes may be from the plan's.
@@ -77,8 +77,8 @@ fn check_limited(
         return Ok(Vec::new());
     }
     let before = gpu.memory()?.free;
-    let shape = shape_of(&run.config)?;
-    let mut engine = Engine::new(&run.config, &shape, plan.setting(device.kind()), device)?;
+    let shape = model_shape(&run.config)?;
+    let mut engine = memory_plan::allocate(&run.config, &shape, plan.engine_settings(device.kind()), device)?;
     let allocated = gpu.memory()?.free;
     engine.initialize(seed)?;
     let data = &run.config.data;

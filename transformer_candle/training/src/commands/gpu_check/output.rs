@@ -3,7 +3,7 @@
 use super::report::{heading, verdict};
 use super::{CheckReport, Progress};
 use crate::Result;
-use crate::commands::{print, print_json};
+use crate::commands::output::{print, print_json};
 
 /// Prints while checks are made, of which a reader that goes away stops none.
 pub(super) struct Output {

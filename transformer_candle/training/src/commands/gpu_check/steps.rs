@@ -13,9 +13,9 @@ use super::Size;
 use super::report::{CheckRow, Findings};
 use super::subject::{Bits, Random, Subject, relative_error};
 use crate::checkpoint::{self, Checkpoint, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
-use crate::memory_plan::{Setting, shape_of};
+use crate::engine::{Engine, EngineSettings, model_shape};
+use crate::memory_plan;
 use crate::stop::StopSignal;
-use crate::trainer::Engine;
 use crate::{Result, TrainerError};
 
 /// F32 losses after steps whose differences `AdamW` magnifies: where a gradient is nearly zero, its sign decides the step.
@@ -125,7 +125,7 @@ impl Task {
         let mut batches: Vec<Batch> = (1..steps).map(batch).collect();
         batches.extend(batches.first().cloned());
         Ok(Self {
-            shape: shape_of(&config)?,
+            shape: model_shape(&config)?,
             batches,
             sizes: format!("{steps} steps of {sequences} x {length}, {layers} layers of {hidden}"),
             text,
@@ -138,12 +138,12 @@ impl Task {
     fn engine(&self, device: &Device, way: Way) -> Result<Engine> {
         let mut config = RunConfig::parse(&self.text, Format::Yaml, &[])?;
         config.runtime.precision = way.precision;
-        let setting = Setting {
+        let settings = EngineSettings {
             micro_batch: way.micro_batch,
             activation_recompute: ActivationRecompute::Selective,
             device: device.kind(),
         };
-        let mut engine = Engine::new(&config, &self.shape, setting, device)?;
+        let mut engine = memory_plan::allocate(&config, &self.shape, settings, device)?;
         if !way.graphs {
             engine.decoder.run_eagerly();
         }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::ExitCode;
+use super::exit_code::ExitCode;
 
 /// A corrupted checkpoint, and why it is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,23 +120,23 @@ impl CheckpointError {
         code as u8
     }
 
-    pub(super) fn damaged(directory: &Path, reason: impl Into<String>) -> Self {
+    pub(crate) fn damaged(directory: &Path, reason: impl Into<String>) -> Self {
         Self::Damaged { directory: directory.to_owned(), reason: reason.into() }
     }
 
-    pub(super) fn mismatch(directory: &Path, reason: impl Into<String>) -> Self {
+    pub(crate) fn mismatch(directory: &Path, reason: impl Into<String>) -> Self {
         Self::Mismatch { directory: directory.to_owned(), reason: reason.into() }
     }
 }
 
 /// Names the path in an I/O error: `.map_err(failed("read", path))`.
-pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.to_owned();
     move |source| CheckpointError::Io { action, path, source }
 }
 
 /// An error of the tensor files, as one of the checkpoint they are in.
-pub(super) fn of_model(directory: &Path, error: model::Error) -> CheckpointError {
+pub(crate) fn of_model(directory: &Path, error: model::Error) -> CheckpointError {
     match error {
         model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
         model::Error::Kernel(error) => error.into(),
@@ -146,7 +146,7 @@ pub(super) fn of_model(directory: &Path, error: model::Error) -> CheckpointError
 }
 
 /// Whether the system said that the disk, or this user's share of it, is full.
-pub(super) fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 

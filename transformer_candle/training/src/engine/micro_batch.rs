@@ -1,4 +1,4 @@
-//! The batch of an optimizer step, cut into pieces that fit in memory, and their way to the device.
+//! The batch of an optimizer step, cut into micro-batches that fit in memory and uploaded to the device.
 //!
 //! Legend: N tokens of a micro-batch.
 
@@ -15,17 +15,17 @@ use kernels::{
 use model::Decoder;
 use run_config::Packing;
 
-use crate::{completion::refused, error::Result};
+use crate::error::{Result, TrainerError};
 
-/// Ways to the device that alternate: while the device works on a micro-batch, the next one travels.
-const LANES: usize = 2;
+/// Double buffering: while the device works on a micro-batch, the next one is copied into the other slot.
+const SLOTS: usize = 2;
 
 /// The buffers of a [`MicroBatch`] in a memory plan.
 #[derive(Clone, Debug)]
-pub(crate) struct MicroBatchPlan {
+pub struct MicroBatchPlan {
     batch: Columns,
-    /// Where a micro-batch lands on a card before it is its turn, one a lane. A CPU needs none.
-    landings: Vec<Columns>,
+    /// The slots' staging buffers on a GPU. A CPU needs none.
+    staging: Vec<Columns>,
     vocab_size: usize,
 }
 
@@ -38,13 +38,8 @@ struct Columns {
 }
 
 impl MicroBatchPlan {
-    pub(crate) fn add_to(
-        plan: &mut Plan,
-        tokens: usize,
-        packing: Packing,
-        vocab_size: usize,
-        device: DeviceKind,
-    ) -> Self {
+    /// Adds the buffers of micro-batches of so many tokens.
+    pub fn add_to(plan: &mut Plan, tokens: usize, packing: Packing, vocab_size: usize, device: DeviceKind) -> Self {
         let mut columns = |name: &str| {
             let mut add = |column, dtype| plan.add(format!("{column}{name}"), Category::Batch, dtype, &[tokens]);
             Columns {
@@ -53,17 +48,17 @@ impl MicroBatchPlan {
                 documents: (packing == Packing::Documents).then(|| add("documents", DType::I32)),
             }
         };
-        let lanes = if device == DeviceKind::Cuda { LANES } else { 0 };
+        let slots = if device == DeviceKind::Cuda { SLOTS } else { 0 };
         Self {
             batch: columns(""),
-            landings: (0..lanes).map(|lane| columns(&format!(".landing.{lane}"))).collect(),
+            staging: (0..slots).map(|slot| columns(&format!(".staging.{slot}"))).collect(),
             vocab_size,
         }
     }
 }
 
-/// The device's micro-batch, and the ways that it comes.
-pub(crate) struct MicroBatch {
+/// The device's micro-batch, and the slots through which it is uploaded.
+pub struct MicroBatch {
     /// Token ids, U32.
     inputs_N: Buffer,
     /// The token after each, I32, [`IGNORED_TARGET`] where there is none.
@@ -72,71 +67,72 @@ pub(crate) struct MicroBatch {
     documents_N: Option<Buffer>,
     sequences: usize,
     vocab_size: usize,
-    lanes: [Lane; LANES],
-    /// Lanes on their way, the oldest first.
-    travelling: VecDeque<usize>,
+    slots: [Slot; SLOTS],
+    /// Slots whose copies are under way, the oldest first.
+    in_flight: VecDeque<usize>,
     next: usize,
 }
 
-/// One way to the device.
-struct Lane {
+/// One of the two uploads that alternate.
+struct Slot {
     inputs: Upload<u32>,
     targets: Upload<i32>,
     documents: Option<Upload<i32>>,
 }
 
 impl MicroBatch {
-    pub(crate) fn bind(plan: &MicroBatchPlan, arena: &Arena, sequences: usize) -> Result<Self> {
+    /// Takes its buffers from the arena.
+    pub fn bind(plan: &MicroBatchPlan, arena: &Arena, sequences: usize) -> Result<Self> {
         let of = |id: BufferId| arena.buffer(id);
         let Columns { inputs, targets, documents } = plan.batch;
-        let lane = |lane: usize| -> Result<Lane> {
-            let landing = plan.landings.get(lane);
-            let landing_documents = landing.and_then(|landing| landing.documents);
-            Ok(Lane {
-                inputs: Upload::new(of(inputs), landing.map(|landing| of(landing.inputs)))?,
-                targets: Upload::new(of(targets), landing.map(|landing| of(landing.targets)))?,
-                documents: documents.map(|to| Upload::new(of(to), landing_documents.map(of))).transpose()?,
+        let slot = |slot: usize| -> Result<Slot> {
+            let staging = plan.staging.get(slot);
+            let staging_documents = staging.and_then(|staging| staging.documents);
+            Ok(Slot {
+                inputs: Upload::new(of(inputs), staging.map(|staging| of(staging.inputs)))?,
+                targets: Upload::new(of(targets), staging.map(|staging| of(staging.targets)))?,
+                documents: documents.map(|to| Upload::new(of(to), staging_documents.map(of))).transpose()?,
             })
         };
         Ok(Self {
-            lanes: [lane(0)?, lane(1)?],
+            slots: [slot(0)?, slot(1)?],
             inputs_N: of(inputs),
             targets_N: of(targets),
             documents_N: documents.map(of),
             sequences,
             vocab_size: plan.vocab_size,
-            travelling: VecDeque::with_capacity(LANES),
+            in_flight: VecDeque::with_capacity(SLOTS),
             next: 0,
         })
     }
 
     /// Sequences at a time.
-    pub(crate) fn sequences(&self) -> usize {
+    pub fn sequences(&self) -> usize {
         self.sequences
     }
 
     /// The sequences of each micro-batch; the last may have fewer.
-    pub(crate) fn cut(&self, batch: &Batch) -> impl Iterator<Item = Range<usize>> + use<> {
+    pub fn cut(&self, batch: &Batch) -> impl Iterator<Item = Range<usize>> + use<> {
         let (all, step) = (batch.sequences(), self.sequences);
         (0..all).step_by(step).map(move |start| start..all.min(start + step))
     }
 
-    /// Sets some sequences on their way to the device; at most one micro-batch may be ahead of the one that is worked on. What the
+    /// Starts to copy some sequences to the device; at most one micro-batch may be ahead of the one that is worked on. What the
     /// sequences leave free of it has no targets.
     ///
-    /// Tokens are checked here, once: a card could not refuse them later.
-    pub(crate) fn send(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
+    /// Tokens are checked here, once: a GPU could not refuse them later.
+    pub(super) fn send(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
         let tokens = sequences.start * batch.sequence_length..sequences.end * batch.sequence_length;
         let (inputs, targets) = (&batch.inputs[tokens.clone()], &batch.targets[tokens.clone()]);
         self.check(inputs, targets)?;
-        let lane = &mut self.lanes[self.next];
-        let staged = lane.inputs.stage()?;
+        let slot = &mut self.slots[self.next];
+        let staged = slot.inputs.stage()?;
         staged[..inputs.len()].copy_from_slice(inputs);
         staged[inputs.len()..].fill(0);
-        let staged = lane.targets.stage()?;
+        let staged = slot.targets.stage()?;
         staged[..targets.len()].copy_from_slice(targets);
         staged[targets.len()..].fill(IGNORED_TARGET);
-        if let Some(documents) = &mut lane.documents {
+        if let Some(documents) = &mut slot.documents {
             let staged = documents.stage()?;
             staged.fill(0);
             if let Some(starts) = &batch.document_starts {
@@ -144,35 +140,35 @@ impl MicroBatch {
             }
             documents.send()?;
         }
-        lane.inputs.send()?;
-        lane.targets.send()?;
-        self.travelling.push_back(self.next);
-        self.next = (self.next + 1) % LANES;
+        slot.inputs.send()?;
+        slot.targets.send()?;
+        self.in_flight.push_back(self.next);
+        self.next = (self.next + 1) % SLOTS;
         Ok(())
     }
 
     /// Makes the micro-batch that was sent first the one that the device works on next.
-    pub(crate) fn receive(&mut self) -> Result<()> {
-        let lane = self.travelling.pop_front().expect("what is received was sent before");
-        let Lane { inputs, targets, documents } = &mut self.lanes[lane];
+    pub(super) fn receive(&mut self) -> Result<()> {
+        let slot = self.in_flight.pop_front().expect("what is received was sent before");
+        let Slot { inputs, targets, documents } = &mut self.slots[slot];
         inputs.receive()?;
         targets.receive()?;
         Ok(documents.iter_mut().try_for_each(Upload::receive)?)
     }
 
     /// [`MicroBatch::send`] and [`MicroBatch::receive`] in one.
-    pub(crate) fn upload(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
+    pub fn upload(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
         self.send(batch, sequences)?;
         self.receive()
     }
 
     /// Adds `scale` times the summed loss of its targets to the decoder's loss, and its gradients to the decoder's.
-    pub(crate) fn train(&self, decoder: &mut Decoder, scale: f32) -> Result<()> {
+    pub fn train(&self, decoder: &mut Decoder, scale: f32) -> Result<()> {
         Ok(decoder.forward_backward(&self.inputs_N, self.documents_N.as_ref(), &self.targets_N, scale)?)
     }
 
     /// The loss of each target in nats, F32 `[N]`, zero where there is none.
-    pub(crate) fn evaluate<'a>(&self, decoder: &'a mut Decoder) -> Result<&'a Buffer> {
+    pub fn evaluate<'a>(&self, decoder: &'a mut Decoder) -> Result<&'a Buffer> {
         Ok(decoder.evaluate(&self.inputs_N, self.documents_N.as_ref(), &self.targets_N)?)
     }
 
@@ -180,7 +176,7 @@ impl MicroBatch {
         let vocab_size = self.vocab_size;
         let targets = targets.iter().filter(|target| **target != IGNORED_TARGET).map(|target| target.cast_unsigned());
         match inputs.iter().copied().chain(targets).find(|token| *token as usize >= vocab_size) {
-            Some(token) => Err(refused(model::Error::UnknownToken { token, vocab_size })),
+            Some(token) => Err(TrainerError::from_request(model::Error::UnknownToken { token, vocab_size })),
             None => Ok(()),
         }
     }
