@@ -178,7 +178,8 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     })
 }
 
-pub(super) fn main(options: &BenchOptions) -> Result<u8> {
+/// Prints the measurement as JSON; the exit code.
+pub fn main(options: &BenchOptions) -> Result<u8> {
     output::print_json(&run(options)?)?;
     Ok(0)
 }

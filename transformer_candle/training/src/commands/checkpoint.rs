@@ -32,7 +32,8 @@ pub struct CheckpointLocation {
     pub experiment: Option<String>,
 }
 
-pub(super) fn main(command: &CheckpointCommand, stop: &StopSignal) -> Result<u8> {
+/// Lists or verifies; the exit code.
+pub fn main(command: &CheckpointCommand, stop: &StopSignal) -> Result<u8> {
     match command {
         CheckpointCommand::List(location) => {
             let (directory, checkpoints) = location.checkpoints()?;

@@ -106,7 +106,8 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     }
 }
 
-pub(super) fn main(options: &EvaluateOptions, stop: &StopSignal) -> Result<u8> {
+/// Prints the evaluation; the exit code.
+pub fn main(options: &EvaluateOptions, stop: &StopSignal) -> Result<u8> {
     let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
         output::print_json(&report)?;

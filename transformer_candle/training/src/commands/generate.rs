@@ -78,7 +78,8 @@ pub fn run(options: &GenerateOptions, stop: &StopSignal) -> Result<Completion> {
     Prepared::from(options, stop)?.complete(options, stop, |_| Ok(()))
 }
 
-pub(super) fn main(options: &GenerateOptions, stop: &StopSignal) -> Result<u8> {
+/// Prints the continued text as it grows; the exit code.
+pub fn main(options: &GenerateOptions, stop: &StopSignal) -> Result<u8> {
     if options.json {
         output::print_json(&run(options, stop)?)?;
         return Ok(0);

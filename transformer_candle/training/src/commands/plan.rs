@@ -28,7 +28,8 @@ pub fn run(options: &PlanOptions) -> Result<MemoryPlan> {
     MemoryPlan::new(&RunConfig::load_for_planning(&options.config, &options.overrides)?)
 }
 
-pub(super) fn main(options: &PlanOptions) -> Result<u8> {
+/// Prints the plan; the exit code.
+pub fn main(options: &PlanOptions) -> Result<u8> {
     let plan = run(options)?;
     if options.json {
         output::print_json(&plan)?;

@@ -100,7 +100,8 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
 }
 
-pub(super) fn main(options: &ValidateDataOptions, stop: &StopSignal) -> Result<u8> {
+/// Prints what was proven; the exit code.
+pub fn main(options: &ValidateDataOptions, stop: &StopSignal) -> Result<u8> {
     let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
         output::print_json(&report)?;

@@ -2,10 +2,13 @@
 
 use kernels::Device;
 
-use super::*;
+use crate::check::{CheckProgress, check, run};
+use crate::report::{self, CheckReport};
+use crate::subject::Subject;
+use crate::{Part, Size};
 
-fn told(progress: Progress<'_>) {
-    if let Progress::Row(row) = progress {
+fn told(progress: CheckProgress<'_>) {
+    if let CheckProgress::Row(row) = progress {
         println!("{row}");
     }
 }
@@ -93,8 +96,8 @@ fn a_part_is_told_when_it_ends_and_what_trains_comes_first() {
     let only = [Part::Memory, Part::Gradients, Part::Training];
     let reports = check(&Subject::new(Device::Cpu), Size::Small, &only, 1, &mut |progress| {
         seen.push(match progress {
-            Progress::Row(row) => row.check.split([' ', ':']).next().unwrap_or_default().to_owned(),
-            Progress::Part(report) => format!("end of {}", report.part),
+            CheckProgress::Row(row) => row.check.split([' ', ':']).next().unwrap_or_default().to_owned(),
+            CheckProgress::Part(report) => format!("end of {}", report.part),
         });
     });
     assert_eq!(
@@ -119,9 +122,8 @@ fn a_seed_is_every_part_s_so_that_one_can_be_repeated_alone() {
 
 #[test]
 fn only_a_card_is_checked() {
-    let options = |device| GpuCheckOptions { device, size: Size::Small, only: Vec::new(), seed: Some(1), json: false };
     for device in [run_config::Device::Cpu, run_config::Device::Auto] {
-        let error = run(&options(device), &mut |_| ()).unwrap_err();
+        let error = run(device, Size::Small, &[], Some(1), &mut |_| ()).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("take cuda:N"), "{error}");
     }

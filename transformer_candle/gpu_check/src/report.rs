@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::Part;
+use super::part::Part;
 
 /// One check.
 #[derive(Clone, Debug, Serialize)]
@@ -71,7 +71,7 @@ impl fmt::Display for CheckRow {
 }
 
 /// The head of the table that [`CheckRow`]s make.
-pub(super) fn heading() -> String {
+pub fn heading() -> String {
     format!("{:<41} {:<36} {:>8} {:>8}  verdict", "check", "sizes", "error", "bound")
 }
 
@@ -123,7 +123,7 @@ pub struct CheckReport {
 }
 
 /// The last line, for all parts.
-pub(super) fn verdict(reports: &[CheckReport]) -> String {
+pub fn verdict(reports: &[CheckReport]) -> String {
     let Some(CheckReport { device, seed, .. }) = reports.first() else { return String::new() };
     let rows = || reports.iter().flat_map(|report| &report.rows);
     let (checks, failed) = (rows().count(), rows().filter(|row| row.failure.is_some()).count());

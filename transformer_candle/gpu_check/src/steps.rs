@@ -9,14 +9,14 @@ use kernels::Device;
 use model::ModelShape;
 use run_config::{ActivationRecompute, Format, Precision, RunConfig};
 
-use super::Size;
+use super::part::Size;
 use super::report::{CheckRow, Findings};
 use super::subject::{Bits, Random, Subject, relative_error};
-use crate::checkpoint::{self, Checkpoint, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
-use crate::engine::{Engine, EngineSettings, model_shape};
-use crate::memory_plan;
-use crate::stop::StopSignal;
-use crate::{Result, TrainerError};
+use training::checkpoint::{self, Checkpoint, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
+use training::engine::{Engine, EngineSettings, model_shape};
+use training::memory_plan;
+use training::stop::StopSignal;
+use training::{Result, TrainerError};
 
 /// F32 losses after steps whose differences `AdamW` magnifies: where a gradient is nearly zero, its sign decides the step.
 const F32: f64 = 1e-3;
@@ -257,7 +257,7 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("transformer-candle-gpu-check-{}", Random::of_now()));
+        let path = std::env::temp_dir().join(format!("transformer-candle-gpu-check-{}", Random::seed_from_now()));
         fs::create_dir_all(&path).map_err(TrainerError::io("create", &path))?;
         Ok(Self(path))
     }

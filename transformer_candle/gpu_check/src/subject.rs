@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kernels::{Buffer, DType, Device, Element, bf16};
 
-use crate::Result;
+use training::Result;
 
 /// Changes what was read, given what it is and which of several equal runs it is from (from 1): how tests prove that a
 /// check can fail.
@@ -124,7 +124,7 @@ impl Random {
     }
 
     /// A seed that no other moment or process has.
-    pub(super) fn of_now() -> u64 {
+    pub(super) fn seed_from_now() -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::new(now.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40)).bits()
     }

@@ -9,10 +9,10 @@ mod rows;
 
 use kernels::DType;
 
-use super::Size;
 use super::case::Case;
+use super::part::Size;
 use super::subject::{Bits, Random};
-use crate::Result;
+use training::Result;
 
 /// Copies, and whatever is defined by its bits.
 const EXACT: f64 = 0.0;

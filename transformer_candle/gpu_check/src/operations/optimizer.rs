@@ -4,10 +4,10 @@ use kernels::cast::reference::split;
 use kernels::{DType, adamw, cast, grad_norm};
 
 use super::{EXACT, F32, F32_POINTWISE, Inputs};
-use crate::Result;
-use crate::commands::gpu_check::Size;
-use crate::commands::gpu_check::case::Case;
-use crate::commands::gpu_check::subject::Bits;
+use crate::case::Case;
+use crate::part::Size;
+use crate::subject::Bits;
+use training::Result;
 
 const SETTINGS: adamw::AdamW = adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
 const WEIGHT_DECAY: f32 = 0.1;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../training/tests/support/mod.rs"]
 mod support;
 
 use std::process::{Command, Output};

@@ -8,7 +8,7 @@ use kernels::{Buffer, DType, Device, DeviceKind};
 
 use super::report::CheckRow;
 use super::subject::{Bits, Subject, relative_error};
-use crate::{Result, TrainerError};
+use training::{Result, TrainerError};
 
 /// Elements before and behind every argument. A multiple of 256 bytes of any type, so that arguments stay aligned.
 const GUARD: usize = 128;
@@ -269,7 +269,7 @@ mod tests {
     use kernels::swiglu;
 
     use super::*;
-    use crate::commands::gpu_check::subject::Random;
+    use crate::subject::Random;
 
     const OUTPUT: &str = "swiglu: out";
 

@@ -4,10 +4,10 @@ use kernels::rope::RopeTables;
 use kernels::{DType, Device, HeadLayout, add_rms_norm, cast, embedding, rope, swiglu};
 
 use super::{EXACT, F32, Inputs};
-use crate::Result;
-use crate::commands::gpu_check::Size;
-use crate::commands::gpu_check::case::Case;
-use crate::commands::gpu_check::subject::Bits;
+use crate::case::Case;
+use crate::part::Size;
+use crate::subject::Bits;
+use training::Result;
 
 const EPSILON: f32 = 1e-5;
 

@@ -3,10 +3,10 @@
 use kernels::{Buffer, DType, Device, DeviceKind, HeadLayout, attention};
 
 use super::{BF16_ATTENTION, EXACT, F32, Inputs};
-use crate::Result;
-use crate::commands::gpu_check::Size;
-use crate::commands::gpu_check::case::Case;
-use crate::commands::gpu_check::subject::Bits;
+use crate::case::Case;
+use crate::part::Size;
+use crate::subject::Bits;
+use training::Result;
 
 /// Sequences, their positions, and the heads.
 #[derive(Clone, Copy)]

@@ -3,10 +3,10 @@
 use kernels::{Accumulate, DType, head_cross_entropy, linear};
 
 use super::{BF16, F32, F32_SUM, Inputs};
-use crate::Result;
-use crate::commands::gpu_check::Size;
-use crate::commands::gpu_check::case::Case;
-use crate::commands::gpu_check::subject::Bits;
+use crate::case::Case;
+use crate::part::Size;
+use crate::subject::Bits;
+use training::Result;
 
 /// Tokens, hidden, padded vocabulary, vocabulary, rows of a chunk.
 #[derive(Clone, Copy)]

@@ -13,10 +13,10 @@ use model::{
     initialization,
 };
 
-use super::Size;
+use super::part::Size;
 use super::report::{CheckRow, Findings};
 use super::subject::{Bits, Random, Subject, relative_error};
-use crate::{Result, TrainerError};
+use training::{Result, TrainerError};
 
 /// F32 through a few layers, each with sums in another order.
 const F32: f64 = 1e-4;
@@ -33,7 +33,7 @@ struct Problem {
 }
 
 /// What a computation left behind: names and bits.
-type Outcome = Vec<(String, Bits)>;
+type NamedBits = Vec<(String, Bits)>;
 
 /// Checks a block and a model, both precisions, every way to recompute.
 pub(super) fn check(subject: &Subject, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
@@ -57,7 +57,7 @@ pub(super) fn check(subject: &Subject, size: Size, seed: u64, findings: &mut Fin
 }
 
 /// Of a device, a run, a type and whether BF16 numbers are given widened.
-type Compute<'a> = dyn Fn(&Subject, usize, DType, bool) -> Result<Outcome> + 'a;
+type Compute<'a> = dyn Fn(&Subject, usize, DType, bool) -> Result<NamedBits> + 'a;
 
 /// Runs a computation on both devices, twice on the one examined; a row for each kind of result. Returns what it computed.
 fn compare(
@@ -67,7 +67,7 @@ fn compare(
     subject: &Subject,
     findings: &mut Findings<'_>,
     compute: &Compute<'_>,
-) -> Result<Outcome> {
+) -> Result<NamedBits> {
     let cpu = Subject::new(Device::Cpu);
     let dtype = dtype_of(precision);
     let exact = compute(&cpu, 1, dtype, true)?;
@@ -91,7 +91,7 @@ fn compare(
 }
 
 /// A row for each kind of value (`qkv` of all layers is one kind), with its worst layer.
-fn rows(name: &str, sizes: &str, ours: &Outcome, exact: &Outcome, bounds: &[f64]) -> Vec<CheckRow> {
+fn rows(name: &str, sizes: &str, ours: &NamedBits, exact: &NamedBits, bounds: &[f64]) -> Vec<CheckRow> {
     let mut worst: Vec<(&str, &str, f64, f64)> = Vec::new();
     for (((full, ours), (_, exact)), &bound) in ours.iter().zip(exact).zip(bounds) {
         let kind = full.rsplit('.').next().unwrap_or(full);
@@ -111,7 +111,7 @@ fn rows(name: &str, sizes: &str, ours: &Outcome, exact: &Outcome, bounds: &[f64]
 }
 
 /// Two outcomes with the same bits.
-fn same(row: CheckRow, one: &Outcome, other: &Outcome, what: &str) -> CheckRow {
+fn same(row: CheckRow, one: &NamedBits, other: &NamedBits, what: &str) -> CheckRow {
     let differs = one.iter().zip(other).find(|((_, one), (_, other))| one != other);
     row.require(differs.is_none(), || format!("{} is not that of {what}", differs.map_or("", |((name, _), _)| name)))
 }
@@ -162,7 +162,7 @@ impl Problem {
     }
 
     /// Output, gradient of the input and gradients of the first block's parameters.
-    fn block(&self, subject: &Subject, run: usize, dtype: DType, widened: bool) -> Result<Outcome> {
+    fn block(&self, subject: &Subject, run: usize, dtype: DType, widened: bool) -> Result<NamedBits> {
         let (n, d) = (self.tokens(), self.shape.hidden_size);
         let mut random = Random::new(self.seed);
         let mut numbers = || {
@@ -177,7 +177,7 @@ impl Problem {
         let values = &mut blocks[0];
         input.write_to(&mut values.input_ND)?;
         block::forward(&parameters.blocks[0], &settings, None, None, values, branch_ND, workspace)?;
-        let mut outcome = Outcome::new();
+        let mut outcome = NamedBits::new();
         let mut keep = |name: &str, buffer: &Buffer| {
             outcome.push((name.to_owned(), subject.read(name, run, buffer)?));
             Ok::<(), TrainerError>(())
@@ -250,7 +250,7 @@ impl Problem {
         dtype: DType,
         widened: bool,
         recompute: ActivationRecompute,
-    ) -> Result<Outcome> {
+    ) -> Result<NamedBits> {
         let n = self.tokens();
         let weights = self.weights(dtype, widened)?;
         let settings = DecoderSettings {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../training/tests/support/mod.rs"]
 mod support;
 
 use std::{
@@ -20,8 +21,8 @@ const OVERRIDES: [&str; 4] = [
 ];
 
 fn start(workshop: &Workshop, name: &str, data: &[String]) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
-    command.arg("--config").arg(workshop.run_directory(name).join("training.yaml")).arg("--resume");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_transformer-candle"));
+    command.arg("train").arg("--config").arg(workshop.run_directory(name).join("training.yaml")).arg("--resume");
     for value in OVERRIDES.into_iter().chain(data.iter().map(String::as_str)) {
         command.args(["--override", value]);
     }

@@ -9,14 +9,14 @@ use kernels::cuda::{Cuda, PoolMemory};
 use kernels::{Buffer, DType, Device, timing};
 use run_config::{Format, Precision, ResolvedRun, RunConfig};
 
-use super::Size;
+use super::part::Size;
 use super::report::{CheckRow, Findings, SpeedRow};
 use super::speed;
-use crate::engine::{Engine, StepOutcome, model_shape, synthetic};
-use crate::memory_plan::{self, MemoryPlan, RTX_5090};
-use crate::stop::StopSignal;
-use crate::units::bytes;
-use crate::{Result, TrainerError};
+use training::engine::{Engine, StepOutcome, model_shape, synthetic};
+use training::memory_plan::{self, MemoryPlan, RTX_5090};
+use training::stop::StopSignal;
+use training::units::bytes;
+use training::{Result, TrainerError};
 
 /// How far the GPU's used bytes may be from the plan's.
 const PLAN: f64 = 0.03;
@@ -225,7 +225,7 @@ mod tests {
     fn both_models_are_configs_that_a_card_may_train() {
         for (size, limit) in [(Size::Small, SMALL_LIMIT), (Size::Full, RTX_5090.bytes())] {
             let run = model(size, limit).unwrap();
-            assert_eq!(crate::device::refusal(&run.config).unwrap(), None);
+            assert_eq!(training::device::refusal(&run.config).unwrap(), None);
             assert_eq!(run.config.runtime.precision, Precision::Bf16);
         }
     }
