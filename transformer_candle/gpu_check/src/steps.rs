@@ -173,7 +173,7 @@ impl Task {
     fn train(&self, subject: &Subject, run: usize, way: Way) -> Result<Trained> {
         let mut engine = self.new_engine(&subject.device, way)?;
         let losses = self.steps(&mut engine, 1..=self.last())?;
-        Trained::of(subject, run, &engine, losses)
+        Trained::read(subject, run, &engine, losses)
     }
 
     /// The same in two trainers, the second of which has nothing of the first but its checkpoint.
@@ -190,7 +190,7 @@ impl Task {
         checkpoint.optimizer(&self.shape, optimizer.state_mut(), &cancel)?;
         engine.warm_up()?;
         losses.extend(self.steps(&mut engine, self.first + 1..=self.last())?);
-        Trained::of(subject, run, &engine, losses)
+        Trained::read(subject, run, &engine, losses)
     }
 
     fn save(&self, engine: &Engine, way: Way, folder: &Path) -> Result<PathBuf> {
@@ -222,7 +222,7 @@ impl Task {
 }
 
 impl Trained {
-    fn of(subject: &Subject, run: usize, engine: &Engine, losses: Vec<f32>) -> Result<Self> {
+    fn read(subject: &Subject, run: usize, engine: &Engine, losses: Vec<f32>) -> Result<Self> {
         let optimizer = engine.optimizer.state().iter().map(|tensor| (tensor.layout.name, &tensor.buffer));
         let tensors = [("weights", engine.decoder.weights())].into_iter().chain(optimizer);
         let read = |(name, buffer)| Ok((name, subject.read(name, run, buffer)?));

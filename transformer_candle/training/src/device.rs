@@ -25,7 +25,7 @@ const DRIVER_FILES: [&str; 2] = ["/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"
 
 /// A device, opened, and what a person should know about the choice.
 #[derive(Clone, Debug)]
-pub struct Chosen {
+pub struct ChosenDevice {
     /// Where to compute.
     pub device: Device,
     /// One sentence each.
@@ -51,7 +51,7 @@ pub fn open(asked: run_config::Device) -> Result<Device> {
 ///
 /// # Errors
 /// [`TrainerError::Request`] if a card is named that is not there, or that does not take the model.
-pub fn choose(run: &mut ResolvedRun) -> Result<Chosen> {
+pub fn choose(run: &mut ResolvedRun) -> Result<ChosenDevice> {
     let asked = run.config.runtime.device;
     let decision = Machine::for_request(asked).decide(asked, refusal(&run.config)?)?;
     let device = open_decided(decision.device)?;
@@ -62,7 +62,7 @@ pub fn choose(run: &mut ResolvedRun) -> Result<Chosen> {
         card.set_deterministic(run.config.runtime.deterministic);
     }
     run.config.runtime.device = decision.device;
-    Ok(Chosen { device, notes: decision.note.into_iter().collect() })
+    Ok(ChosenDevice { device, notes: decision.note.into_iter().collect() })
 }
 
 /// Chooses and opens the device that a trained model is used on, for which it needs so many bytes. With `auto` a card that has not so
@@ -74,12 +74,12 @@ pub fn choose_for(
     asked: run_config::Device,
     shape: &ModelShape,
     needed: impl FnOnce(&Device) -> u64,
-) -> Result<Chosen> {
+) -> Result<ChosenDevice> {
     let decision = Machine::for_request(asked).decide(asked, limits::refusal(&sizes(shape, 0)))?;
     let mut notes: Vec<String> = decision.note.into_iter().collect();
     let opened = open_decided(decision.device);
     if asked != run_config::Device::Auto || decision.device == run_config::Device::Cpu {
-        return Ok(Chosen { device: opened?, notes });
+        return Ok(ChosenDevice { device: opened?, notes });
     }
     let room = opened.and_then(|device| {
         let free = match &device {
@@ -92,12 +92,12 @@ pub fn choose_for(
         Ok((needed, Some(free), _)) if needed > free => {
             let (needed, free) = (bytes(needed), bytes(free));
             notes.push(format!("on the CPU: {} has {free} free, and the model needs {needed}", decision.device));
-            Ok(Chosen { device: Device::Cpu, notes })
+            Ok(ChosenDevice { device: Device::Cpu, notes })
         }
-        Ok((_, _, device)) => Ok(Chosen { device, notes }),
+        Ok((_, _, device)) => Ok(ChosenDevice { device, notes }),
         Err(problem) => {
             notes.push(format!("on the CPU: {problem}"));
-            Ok(Chosen { device: Device::Cpu, notes })
+            Ok(ChosenDevice { device: Device::Cpu, notes })
         }
     }
 }

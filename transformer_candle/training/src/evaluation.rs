@@ -30,7 +30,7 @@ pub(crate) fn evaluate(
 ) -> Result<Option<EvaluationReport>> {
     let (mut all, mut components) = (Vec::new(), Vec::new());
     for text in held_out {
-        let totals = Totals::of(decoder, micro_batch, text, most, stop)?;
+        let totals = Totals::sum(decoder, micro_batch, text, most, stop)?;
         if stop.requested().is_some() {
             return Ok(None);
         }
@@ -46,7 +46,7 @@ pub(crate) fn evaluate(
 }
 
 impl Totals {
-    fn of(
+    fn sum(
         decoder: &mut Decoder,
         micro_batch: &mut MicroBatch,
         text: &mut HeldOut,

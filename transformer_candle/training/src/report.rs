@@ -10,5 +10,5 @@ mod step;
 
 pub use evaluation::{ComponentEvaluation, EvaluationReport};
 pub(crate) use interval::LogInterval;
-pub use scalar::{Component, Record, Scalar, Value};
+pub use scalar::{ComponentRecord, Number, Record, Scalar};
 pub use step::StepReport;

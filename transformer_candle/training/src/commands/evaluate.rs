@@ -11,7 +11,7 @@ use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use super::ModelSource;
 use super::output;
 use crate::checkpoint::{self, Checkpoint, StoredModel, TrainerState};
-use crate::device::{self, Chosen};
+use crate::device::{self, ChosenDevice};
 use crate::engine::{EvaluationBuffers, MicroBatch};
 use crate::evaluation;
 use crate::identity;
@@ -81,7 +81,7 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     let sequences = config.data.sequences_per_step.min(USUAL_BATCH);
     let needed =
         |device: &kernels::Device| EvaluationBuffers::new(&config, &shape, sequences, device.kind()).plan.bytes();
-    let Chosen { device, notes } = device::choose_for(options.device, &shape, needed)?;
+    let ChosenDevice { device, notes } = device::choose_for(options.device, &shape, needed)?;
     warn_of(&notes);
     let buffers = EvaluationBuffers::new(&config, &shape, sequences, device.kind());
     require_room(buffers.plan.bytes(), &device, || format!("evaluating the model in {}", directory.display()))?;

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use super::scalar::{Component, Record, Scalar};
+use super::scalar::{ComponentRecord, Record, Scalar};
 
 /// TensorBoard's tag of the held-out loss; of a mixture's component with its name appended.
 const LOSS_TAG: &str = "loss/validation";
@@ -59,14 +59,14 @@ impl EvaluationReport {
 }
 
 impl ComponentEvaluation {
-    fn component(&self) -> Component {
+    fn component(&self) -> ComponentRecord {
         let scalars = vec![
             Scalar::plain("share", self.share),
             Scalar::curve("loss", LOSS_TAG, self.loss),
             Scalar::optional_plain("bits_per_byte", self.bits_per_byte),
             Scalar::plain("tokens", self.tokens),
         ];
-        Component { name: self.name.clone(), scalars }
+        ComponentRecord { name: self.name.clone(), scalars }
     }
 }
 

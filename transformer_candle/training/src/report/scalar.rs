@@ -4,7 +4,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// A logged number.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Value {
+pub enum Number {
     /// A count.
     Integer(u64),
     /// A 32-bit number, written as the shortest decimal that reads back as it.
@@ -13,7 +13,7 @@ pub enum Value {
     F64(f64),
 }
 
-impl Value {
+impl Number {
     /// The number for a sink that knows only one type.
     pub fn as_f64(self) -> f64 {
         match self {
@@ -24,25 +24,25 @@ impl Value {
     }
 }
 
-impl From<u64> for Value {
+impl From<u64> for Number {
     fn from(value: u64) -> Self {
         Self::Integer(value)
     }
 }
 
-impl From<f32> for Value {
+impl From<f32> for Number {
     fn from(value: f32) -> Self {
         Self::F32(value)
     }
 }
 
-impl From<f64> for Value {
+impl From<f64> for Number {
     fn from(value: f64) -> Self {
         Self::F64(value)
     }
 }
 
-impl Serialize for Value {
+impl Serialize for Number {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match *self {
             Self::Integer(value) => serializer.serialize_u64(value),
@@ -60,34 +60,34 @@ pub struct Scalar {
     /// Its tag in TensorBoard; none for what is no curve.
     pub tag: Option<&'static str>,
     /// None where it is not known, as a CPU's MFU.
-    pub value: Option<Value>,
+    pub value: Option<Number>,
 }
 
 impl Scalar {
     /// A number that TensorBoard draws as a curve under `tag`.
-    pub(super) fn curve(key: &'static str, tag: &'static str, value: impl Into<Value>) -> Self {
+    pub(super) fn curve(key: &'static str, tag: &'static str, value: impl Into<Number>) -> Self {
         Self { key, tag: Some(tag), value: Some(value.into()) }
     }
 
     /// A curve with gaps where the number is not known.
     pub(super) fn optional_curve(key: &'static str, tag: &'static str, value: Option<f64>) -> Self {
-        Self { key, tag: Some(tag), value: value.map(Value::F64) }
+        Self { key, tag: Some(tag), value: value.map(Number::F64) }
     }
 
     /// A number that is no curve.
-    pub(super) fn plain(key: &'static str, value: impl Into<Value>) -> Self {
+    pub(super) fn plain(key: &'static str, value: impl Into<Number>) -> Self {
         Self { key, tag: None, value: Some(value.into()) }
     }
 
     /// A number that is no curve, and not always known.
     pub(super) fn optional_plain(key: &'static str, value: Option<f64>) -> Self {
-        Self { key, tag: None, value: value.map(Value::F64) }
+        Self { key, tag: None, value: value.map(Number::F64) }
     }
 }
 
 /// The numbers of one component of a mixture.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Component {
+pub struct ComponentRecord {
     /// The component's name, which a sink without nesting appends to each tag.
     pub name: String,
     /// Its numbers.
@@ -104,7 +104,7 @@ pub struct Record {
     /// All numbers but the step.
     pub scalars: Vec<Scalar>,
     /// Those of each component of a mixture; empty without one.
-    pub components: Vec<Component>,
+    pub components: Vec<ComponentRecord>,
 }
 
 fn serialize_scalars<M: SerializeMap>(scalars: &[Scalar], map: &mut M) -> Result<(), M::Error> {
@@ -123,7 +123,7 @@ impl Serialize for Record {
     }
 }
 
-impl Serialize for Component {
+impl Serialize for ComponentRecord {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("name", &self.name)?;

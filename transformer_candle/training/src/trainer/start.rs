@@ -72,7 +72,7 @@ impl Trainer {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();
         pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
-        let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
+        let device::ChosenDevice { device, notes: of_device } = device::choose(&mut run)?;
         let shape = model_shape(&run.config)?;
         if from.is_none() {
             // A new run that does not fit leaves no trace, not even a lock.

@@ -108,3 +108,41 @@ pub(super) fn state_layouts(groups: &[ParameterGroup], elements: usize, precisio
     }
     layouts
 }
+
+#[cfg(test)]
+mod tests {
+    use model::ModelShape;
+    use run_config::ModelConfig;
+
+    use super::*;
+
+    #[test]
+    fn groups_cover_every_parameter_once_and_share_their_state() {
+        let layout = ParameterLayout::new(&ModelShape::new(&ModelConfig::default(), 100));
+        let groups = Algorithm::from_config(&OptimizerConfig::default()).groups(&layout);
+        let mut end = 0;
+        for group in &groups {
+            assert_eq!(group.range.start, end);
+            end = group.range.end;
+        }
+        assert_eq!(end, layout.elements());
+        for (precision, names) in [
+            (Precision::Fp32, &["first_moment", "second_moment"][..]),
+            (Precision::Bf16, &["first_moment", "second_moment", "master_remainder"]),
+        ] {
+            let state = state_layouts(&groups, layout.elements(), precision);
+            assert_eq!(state.iter().map(|layout| layout.name).collect::<Vec<_>>(), names);
+            assert!(state.iter().all(|state| state.range == (0..layout.elements())));
+        }
+    }
+
+    #[test]
+    fn state_spans_the_groups_that_keep_it_and_no_others() {
+        let rule = UpdateRule::AdamW(adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
+        let group = |range| ParameterGroup { range, rule, weight_decay: 0.0 };
+        let state = state_layouts(&[group(10..30), group(30..40)], 50, Precision::Fp32);
+        assert!(state.iter().all(|layout| layout.range == (10..40)));
+        assert_eq!(state[0].offset_of(&(12..20)), Some(2));
+        assert_eq!([state[0].offset_of(&(8..20)), state[0].offset_of(&(38..42))], [None, None]);
+    }
+}
