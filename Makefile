@@ -69,7 +69,7 @@ cuda-emulated:
 lint: $(VENV)/.dev $(VENV)/.extension-dev
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	$(STAND_IN) cargo clippy -p kernels -p model -p training -p python_bindings --features cuda --all-targets --locked -- -D warnings
+	$(STAND_IN) cargo clippy -p kernels -p model -p training -p gpu_check -p cli -p python_bindings --features cuda --all-targets --locked -- -D warnings
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy

@@ -47,5 +47,5 @@ impl MemoryPlan {
 /// Return what a run needs in memory, disk and arithmetic, before anything is allocated.
 #[pyfunction]
 pub fn memory_plan(py: Python<'_>, config: &RunConfig) -> PyResult<MemoryPlan> {
-    detached(py, || training::memory_plan::MemoryPlan::of(&config.0)).map(MemoryPlan)
+    detached(py, || training::memory_plan::MemoryPlan::new(&config.0)).map(MemoryPlan)
 }

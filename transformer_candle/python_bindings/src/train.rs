@@ -9,8 +9,8 @@ use training::commands::ModelSource;
 use training::commands::evaluate::{self, EvaluateOptions};
 use training::commands::train::{self, TrainOptions};
 use training::progress::ProgressMode;
+use training::run_options::ResumeFrom;
 use training::stop::StopSignal;
-use training::trainer::ResumeFrom;
 
 use crate::arguments::{Failure, Integer};
 use crate::errors::raised;

@@ -9,9 +9,9 @@ use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use run_config::ResolvedRun;
 use training::SamplingSettings;
-use training::run::RunOptions;
+use training::run_options::{ResumeFrom, RunOptions};
 use training::stop::StopSignal;
-use training::trainer::{ResumeFrom, Step};
+use training::trainer::Step;
 
 use crate::arguments::{detached, integer};
 use crate::config::RunConfig;
@@ -26,7 +26,7 @@ const TRAINING_CONFIG: &str = "training.yaml";
 
 /// What one optimizer step did.
 #[pyclass(frozen, module = "orchestrator._native")]
-pub struct StepReport(training::trainer::StepReport);
+pub struct StepReport(training::report::StepReport);
 
 #[pymethods]
 impl StepReport {
@@ -105,10 +105,10 @@ impl StepReport {
 
 /// What one evaluation found.
 #[pyclass(frozen, module = "orchestrator._native")]
-pub struct EvaluationReport(training::evaluation::EvaluationReport);
+pub struct EvaluationReport(training::report::EvaluationReport);
 
-impl From<training::evaluation::EvaluationReport> for EvaluationReport {
-    fn from(report: training::evaluation::EvaluationReport) -> Self {
+impl From<training::report::EvaluationReport> for EvaluationReport {
+    fn from(report: training::report::EvaluationReport) -> Self {
         Self(report)
     }
 }

@@ -35,17 +35,29 @@ pub(crate) fn generator(shape: &ModelShape, weights: Buffer, max_tokens: usize) 
     Ok(Generator::new(shape, weights, max_tokens)?)
 }
 
-/// Continues tokens with any generator, such as a running trainer's.
+/// What a generator is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct CompletionRequest<'a> {
+    /// The text to continue.
+    pub prompt: &'a str,
+    /// The same as tokens, at least one.
+    pub prompt_tokens: &'a [u32],
+    /// Tokens to write at most.
+    pub max_tokens: usize,
+    /// The token that ends a text, if one does.
+    pub stop_token: Option<u32>,
+    /// How tokens are drawn.
+    pub settings: &'a SamplingSettings,
+}
+
+/// Continues tokens with any generator, such as a running trainer's. `on_text` gets the text as it grows, and may end it.
 pub fn complete(
     generator: &mut Generator,
     tokenizer: &Tokenizer,
-    prompt: &str,
-    prompt_tokens: &[u32],
-    max_tokens: usize,
-    stop_token: Option<u32>,
-    settings: &SamplingSettings,
+    request: &CompletionRequest<'_>,
     mut on_text: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Completion> {
+    let &CompletionRequest { prompt, prompt_tokens, max_tokens, stop_token, settings } = request;
     let started = Instant::now();
     let mut text = GrowingText::new(tokenizer);
     let mut unreadable = None;
@@ -57,7 +69,9 @@ pub fn complete(
             ControlFlow::Break(())
         }
     };
-    let tokens = generator.generate(prompt_tokens, max_tokens, stop_token, settings, on_token).map_err(refused)?;
+    let tokens = generator
+        .generate(prompt_tokens, max_tokens, stop_token, settings, on_token)
+        .map_err(TrainerError::from_request)?;
     if let Some(error) = unreadable {
         return Err(error);
     }
@@ -116,15 +130,5 @@ impl<'a> GrowingText<'a> {
         self.tokens.drain(..self.handed_out);
         self.handed_out = self.tokens.len();
         Ok(piece)
-    }
-}
-
-/// What a model refuses about a prompt or the settings was asked of it: exit code 2.
-pub(crate) fn refused(error: model::Error) -> TrainerError {
-    match error {
-        model::Error::ContextFull { .. } | model::Error::UnknownToken { .. } | model::Error::Sampling { .. } => {
-            TrainerError::Request(error.to_string())
-        }
-        other => other.into(),
     }
 }

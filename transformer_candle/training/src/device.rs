@@ -2,6 +2,8 @@
 //!
 //! A CPU run needs no CUDA library: the cards are looked for only where a card could be meant.
 
+mod gpu_memory;
+
 use std::path::Path;
 
 use kernels::{
@@ -11,9 +13,11 @@ use kernels::{
 use model::ModelShape;
 use run_config::{ResolvedRun, RunConfig};
 
+pub use self::gpu_memory::GpuMemory;
 use crate::{
+    engine::model_shape,
     error::{Result, TrainerError},
-    memory_plan::{CardMemory, bytes, shape_of},
+    units::bytes,
 };
 
 /// What a driver on Linux, or Windows' own below it, shows of a card.
@@ -21,7 +25,7 @@ const DRIVER_FILES: [&str; 2] = ["/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"
 
 /// A device, opened, and what a person should know about the choice.
 #[derive(Clone, Debug)]
-pub struct Chosen {
+pub struct ChosenDevice {
     /// Where to compute.
     pub device: Device,
     /// One sentence each.
@@ -47,7 +51,7 @@ pub fn open(asked: run_config::Device) -> Result<Device> {
 ///
 /// # Errors
 /// [`TrainerError::Request`] if a card is named that is not there, or that does not take the model.
-pub fn choose(run: &mut ResolvedRun) -> Result<Chosen> {
+pub fn choose(run: &mut ResolvedRun) -> Result<ChosenDevice> {
     let asked = run.config.runtime.device;
     let decision = Machine::for_request(asked).decide(asked, refusal(&run.config)?)?;
     let device = open_decided(decision.device)?;
@@ -58,7 +62,7 @@ pub fn choose(run: &mut ResolvedRun) -> Result<Chosen> {
         card.set_deterministic(run.config.runtime.deterministic);
     }
     run.config.runtime.device = decision.device;
-    Ok(Chosen { device, notes: decision.note.into_iter().collect() })
+    Ok(ChosenDevice { device, notes: decision.note.into_iter().collect() })
 }
 
 /// Chooses and opens the device that a trained model is used on, for which it needs so many bytes. With `auto` a card that has not so
@@ -70,17 +74,17 @@ pub fn choose_for(
     asked: run_config::Device,
     shape: &ModelShape,
     needed: impl FnOnce(&Device) -> u64,
-) -> Result<Chosen> {
+) -> Result<ChosenDevice> {
     let decision = Machine::for_request(asked).decide(asked, limits::refusal(&sizes(shape, 0)))?;
     let mut notes: Vec<String> = decision.note.into_iter().collect();
     let opened = open_decided(decision.device);
     if asked != run_config::Device::Auto || decision.device == run_config::Device::Cpu {
-        return Ok(Chosen { device: opened?, notes });
+        return Ok(ChosenDevice { device: opened?, notes });
     }
     let room = opened.and_then(|device| {
         let free = match &device {
             Device::Cpu => None,
-            Device::Cuda(card) => CardMemory::now(card)?.free,
+            Device::Cuda(card) => GpuMemory::now(card)?.free,
         };
         Ok((needed(&device), free, device))
     });
@@ -88,19 +92,24 @@ pub fn choose_for(
         Ok((needed, Some(free), _)) if needed > free => {
             let (needed, free) = (bytes(needed), bytes(free));
             notes.push(format!("on the CPU: {} has {free} free, and the model needs {needed}", decision.device));
-            Ok(Chosen { device: Device::Cpu, notes })
+            Ok(ChosenDevice { device: Device::Cpu, notes })
         }
-        Ok((_, _, device)) => Ok(Chosen { device, notes }),
+        Ok((_, _, device)) => Ok(ChosenDevice { device, notes }),
         Err(problem) => {
             notes.push(format!("on the CPU: {problem}"));
-            Ok(Chosen { device: Device::Cpu, notes })
+            Ok(ChosenDevice { device: Device::Cpu, notes })
         }
     }
 }
 
+/// The device, and on a GPU what its results depend on.
+pub fn describe(device: &Device) -> String {
+    device.as_cuda().map_or_else(|| device.to_string(), |cuda| format!("{device}: {}", cuda.fingerprint()))
+}
+
 /// Why no card trains a config's model, as a clause behind "a card"; none where one does.
-pub(crate) fn refusal(config: &RunConfig) -> Result<Option<String>> {
-    Ok(limits::refusal(&sizes(&shape_of(config)?, config.data.sequence_length)))
+pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
+    Ok(limits::refusal(&sizes(&model_shape(config)?, config.data.sequence_length)))
 }
 
 /// What a request for a card that does not take the model is told.
@@ -109,13 +118,6 @@ pub(crate) fn refused(asked: run_config::Device, clause: &str) -> String {
         "the device asked for is {asked}, and this model needs a CPU: a card {clause}. Change the model's sizes, or take \
          `--device cpu`"
     )
-}
-
-/// A card's memory as it is now, or all that is known of it where it cannot be opened.
-pub(crate) fn memory_of(card: &Card) -> CardMemory {
-    let opened = Device::cuda(card.ordinal);
-    let measured = opened.as_ref().ok().and_then(Device::as_cuda).and_then(|card| CardMemory::now(card).ok());
-    measured.unwrap_or_else(|| CardMemory::unopened(card))
 }
 
 fn sizes(shape: &ModelShape, sequence_length: usize) -> limits::Sizes {

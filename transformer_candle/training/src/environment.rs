@@ -13,6 +13,8 @@ use serde::Serialize;
 
 use crate::{Result, TrainerError, atomic_file};
 
+/// This program's version, and the CUDA release that it was built with.
+pub const VERSION: &str = env!("BUILT_VERSION");
 /// The file's name in a run directory.
 pub const FILE_NAME: &str = "environment.json";
 

@@ -1,15 +1,19 @@
 //! Everything that can stop a run, with the way out, and the exit code each cause has in the command's contract.
 
+pub(crate) mod checkpoint;
+mod exit_code;
+pub(crate) mod shortage;
+
 use std::{fmt, io, path::PathBuf};
 
 use dataset::DataError;
 
-use crate::{
-    checkpoint::CheckpointError,
-    identity::Change,
-    memory_plan::{Budget, Shortage, bytes},
-    stop::Signal,
+pub use self::{
+    checkpoint::{CheckpointError, Damaged},
+    exit_code::ExitCode,
+    shortage::{Budget, Fit, Shortage},
 };
+use crate::{identity::Change, signal::Signal, units::bytes};
 
 /// What this crate's functions return.
 pub type Result<T> = std::result::Result<T, TrainerError>;
@@ -131,30 +135,6 @@ pub enum TrainerError {
     },
 }
 
-/// The exit codes of the programs: README.md has them in a table, and `python/orchestrator/command_error.py` for Python.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ExitCode {
-    /// What was asked for is done.
-    Done = 0,
-    /// Anything that has no code of its own.
-    Unexpected = 1,
-    /// The command, the config, or what it asks of this machine is wrong.
-    WrongRequest = 2,
-    /// Data cannot be read.
-    DataUnreadable = 3,
-    /// The run does not fit in memory.
-    OutOfMemory = 4,
-    /// A checkpoint is corrupted, and no intact one is left.
-    CheckpointCorrupted = 5,
-    /// Training diverged.
-    Diverged = 6,
-    /// Stopped by SIGINT, saved.
-    Interrupted = 130,
-    /// Stopped by SIGTERM, saved.
-    Terminated = 143,
-}
-
 impl TrainerError {
     /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
@@ -187,6 +167,16 @@ impl TrainerError {
             Self::Model(_) | Self::Moved { .. } | Self::Io { .. } => ExitCode::Unexpected,
         };
         code as u8
+    }
+
+    /// An error of the model, told from what was asked of it: a prompt or settings that it refuses end with exit code 2.
+    pub(crate) fn from_request(error: model::Error) -> Self {
+        match error {
+            model::Error::ContextFull { .. } | model::Error::UnknownToken { .. } | model::Error::Sampling { .. } => {
+                Self::Request(error.to_string())
+            }
+            other => other.into(),
+        }
     }
 
     /// Whether this is no failure but the answer to whoever asked to stop.

@@ -2,43 +2,13 @@
 
 use dataset::{DataError, HeldOut};
 use model::Decoder;
-use serde::{Deserialize, Serialize};
 
-use crate::{error::Result, stop::StopSignal, trainer::MicroBatch};
-
-/// What one evaluation found. A line of `metrics.jsonl`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EvaluationReport {
-    /// Optimizer steps taken before it.
-    pub step: u64,
-    /// Mean over the held-out target tokens, nats.
-    pub loss: f64,
-    /// `exp(loss)`.
-    pub perplexity: f64,
-    /// Nats of all targets over the bytes of their text, in bits. None where the tokenizer's tokens have no length in
-    /// bytes.
-    pub bits_per_byte: Option<f64>,
-    /// Target tokens evaluated.
-    pub tokens: u64,
-    /// Of a mixture, what its components' held-out texts say one by one; the numbers above weigh them by their shares.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub components: Vec<ComponentEvaluation>,
-}
-
-/// What one evaluation found on the held-out text of a component.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ComponentEvaluation {
-    /// The data set's name, or the patterns.
-    pub name: String,
-    /// The component's weight, of 1.
-    pub share: f64,
-    /// As for the whole.
-    pub loss: f64,
-    /// As for the whole.
-    pub bits_per_byte: Option<f64>,
-    /// As for the whole.
-    pub tokens: u64,
-}
+use crate::{
+    engine::MicroBatch,
+    error::Result,
+    report::{ComponentEvaluation, EvaluationReport},
+    stop::StopSignal,
+};
 
 /// The sums over one held-out text.
 struct Totals {
@@ -60,7 +30,7 @@ pub(crate) fn evaluate(
 ) -> Result<Option<EvaluationReport>> {
     let (mut all, mut components) = (Vec::new(), Vec::new());
     for text in held_out {
-        let totals = Totals::of(decoder, micro_batch, text, most, stop)?;
+        let totals = Totals::sum(decoder, micro_batch, text, most, stop)?;
         if stop.requested().is_some() {
             return Ok(None);
         }
@@ -76,7 +46,7 @@ pub(crate) fn evaluate(
 }
 
 impl Totals {
-    fn of(
+    fn sum(
         decoder: &mut Decoder,
         micro_batch: &mut MicroBatch,
         text: &mut HeldOut,

@@ -3,42 +3,39 @@
 //! The buffers listed here are the ones that the trainer allocates before its first step: it has no other list. So a run
 //! that cannot fit is refused before it starts, and told what would.
 
+mod allocate;
 mod budget;
 mod cpu_speed;
 mod display;
 mod estimate;
 mod fit;
 mod machine;
-mod place;
+mod target;
 #[cfg(test)]
 mod tests;
 
-use kernels::{Device, DeviceKind, cuda::Card, memory::Plan};
-use model::{Decoder, DecoderPlan, DecoderSettings, ModelShape};
+use kernels::{Device, DeviceKind, cuda::Card};
+use model::dtype_of;
 use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
 
-pub use budget::Budget;
-pub(crate) use budget::{RTX_5090, require_room};
+pub use allocate::allocate;
+pub use budget::{RTX_5090, require_room};
 use cpu_speed::CpuSpeed;
-pub(crate) use display::bytes;
 pub use estimate::Estimate;
 use estimate::Work;
-pub use fit::{Fit, Shortage};
-pub(crate) use place::{CardMemory, Place};
+use target::PlanTarget;
 
+pub use crate::error::{Budget, Fit, Shortage};
 use crate::{
-    device,
+    checkpoint,
+    device::{self, GpuMemory},
+    engine::{EngineSettings, RunBuffers, model_shape},
     error::{Result, TrainerError},
-    optimizer::OptimizerPlan,
-    trainer::MicroBatchPlan,
 };
 
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
 const SAVING_BYTES: u64 = 8 << 20;
-
-/// An f32 weight, or the two halves of it that bf16 training keeps, and two moments.
-const CHECKPOINT_BYTES_PER_PARAMETER: u64 = 4 + 8;
 
 /// What a run needs, and what it gives. `Display` prints it for people, serde for programs.
 #[derive(Clone, Debug, Serialize)]
@@ -71,7 +68,7 @@ pub struct MemoryPlan {
     pub bytes_by_category: Vec<CategoryBytes>,
     /// What there is, where that is known.
     pub budget: Option<Budget>,
-    /// Size of a checkpoint directory: weights, moments and, beside bf16 weights, the remainders of their f32 masters.
+    /// Size of a checkpoint directory: the weights, and what the optimizer keeps from step to step.
     pub checkpoint_bytes: u64,
     /// Checkpoints on disk at most: those kept, the best, and the one being written.
     pub checkpoints: u64,
@@ -102,46 +99,46 @@ impl MemoryPlan {
     ///
     /// # Errors
     /// [`TrainerError::Request`] if the vocabulary's size is not known, or if the run is meant for a card that does not take it.
-    pub fn of(run: &ResolvedRun) -> Result<Self> {
+    pub fn new(run: &ResolvedRun) -> Result<Self> {
         // Without a driver or a build for it there is no card to plan for; training will say so.
         let cards = if run.config.runtime.device == run_config::Device::Cpu { Ok(Vec::new()) } else { device::cards() };
-        Self::among(&run.config, &cards.unwrap_or_default(), device::memory_of, CpuSpeed::measure)
+        Self::among(&run.config, &cards.unwrap_or_default(), GpuMemory::measure, CpuSpeed::measure)
     }
 
-    /// Like [`MemoryPlan::of`] for a device at hand, and never more than it has free: what a trainer may allocate here.
+    /// Like [`MemoryPlan::new`] for a device at hand, and never more than it has free: what a trainer may allocate here.
     ///
     /// # Errors
-    /// As [`MemoryPlan::of`], and when a card does not tell its memory.
+    /// As [`MemoryPlan::new`], and when a card does not tell its memory.
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
-        let place = Place::here(device)?;
-        Self::at(&run.config, &place, Budget::here(&run.config, &place))
+        let target = PlanTarget::open(device)?;
+        Self::at(&run.config, &target, budget::here(&run.config, &target))
     }
 
     /// Where these cards are found, with ways to look at one and to measure the CPU.
     fn among(
         config: &RunConfig,
         cards: &[Card],
-        look: impl Fn(&Card) -> CardMemory,
+        look: impl Fn(&Card) -> GpuMemory,
         measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
     ) -> Result<Self> {
-        let place = Place::of(config, cards, look, measure)?;
-        Self::at(config, &place, Budget::planned(config, &place))
+        let target = PlanTarget::choose(config, cards, look, measure)?;
+        Self::at(config, &target, budget::planned(config, &target))
     }
 
-    fn at(config: &RunConfig, place: &Place, budget: Option<Budget>) -> Result<Self> {
-        let shape = shape_of(config)?;
-        let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), place.kind());
+    fn at(config: &RunConfig, target: &PlanTarget, budget: Option<Budget>) -> Result<Self> {
+        let shape = model_shape(config)?;
+        let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), target.kind());
         let activation_recompute = config.runtime.activation_recompute;
-        let setting = Setting { micro_batch, activation_recompute, device: place.kind() };
-        let plan = RunBuffers::of(config, &shape, setting).plan;
+        let settings = EngineSettings { micro_batch, activation_recompute, device: target.kind() };
+        let RunBuffers { plan, optimizer, .. } = RunBuffers::new(config, &shape, settings);
         let data = &config.data;
         let parameters = shape.parameter_count();
-        let work = work(config)?;
+        let work = Work::new(config)?;
         let categories = plan.by_category();
         let shortage = budget
             .as_ref()
             .filter(|budget| budget.bytes < plan.bytes())
-            .map(|budget| Shortage::of(config, &shape, setting, budget));
+            .map(|budget| fit::shortage(config, &shape, settings, budget));
         Ok(Self {
             parameters,
             flops_per_token: work.flops_per_token,
@@ -160,10 +157,10 @@ impl MemoryPlan {
                 .map(|(category, bytes)| CategoryBytes { category: category.to_string(), bytes })
                 .collect(),
             budget,
-            checkpoint_bytes: parameters * CHECKPOINT_BYTES_PER_PARAMETER,
+            checkpoint_bytes: checkpoint::expected_bytes(&shape, dtype_of(config.runtime.precision), optimizer.state()),
             checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
             saving_bytes: SAVING_BYTES,
-            estimate: work.estimate(place),
+            estimate: target.estimate(work),
             shortage,
         })
     }
@@ -180,108 +177,8 @@ impl MemoryPlan {
     }
 
     /// What the plan's buffers are made for.
-    pub(crate) fn setting(&self, device: DeviceKind) -> Setting {
+    pub fn engine_settings(&self, device: DeviceKind) -> EngineSettings {
         let &Self { micro_batch, activation_recompute, .. } = self;
-        Setting { micro_batch: micro_batch as usize, activation_recompute, device }
+        EngineSettings { micro_batch: micro_batch as usize, activation_recompute, device }
     }
-}
-
-/// What the memory of a run of one config still depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Setting {
-    pub(crate) micro_batch: usize,
-    pub(crate) activation_recompute: ActivationRecompute,
-    pub(crate) device: DeviceKind,
-}
-
-/// Every buffer of a training run.
-#[derive(Debug)]
-pub(crate) struct RunBuffers {
-    pub(crate) plan: Plan,
-    pub(crate) decoder: DecoderPlan,
-    pub(crate) optimizer: OptimizerPlan,
-    pub(crate) micro_batch: MicroBatchPlan,
-}
-
-impl RunBuffers {
-    pub(crate) fn of(config: &RunConfig, shape: &ModelShape, setting: Setting) -> Self {
-        let mut plan = Plan::new();
-        let (decoder, micro_batch) = forward_buffers(config, shape, setting, true, &mut plan);
-        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), config.runtime.precision, setting.device);
-        Self { plan, decoder, optimizer, micro_batch }
-    }
-}
-
-/// Every buffer of an evaluation by itself: neither gradients nor an optimizer, and nothing kept for a backward pass.
-#[derive(Debug)]
-pub(crate) struct EvaluationBuffers {
-    pub(crate) plan: Plan,
-    pub(crate) decoder: DecoderPlan,
-    pub(crate) micro_batch: MicroBatchPlan,
-}
-
-impl EvaluationBuffers {
-    pub(crate) fn of(config: &RunConfig, shape: &ModelShape, micro_batch: usize, device: DeviceKind) -> Self {
-        let mut plan = Plan::new();
-        let setting = Setting { micro_batch, activation_recompute: ActivationRecompute::None, device };
-        let (decoder, micro_batch) = forward_buffers(config, shape, setting, false, &mut plan);
-        Self { plan, decoder, micro_batch }
-    }
-}
-
-/// The decoder's buffers and those its micro-batches come in.
-fn forward_buffers(
-    config: &RunConfig,
-    shape: &ModelShape,
-    setting: Setting,
-    training: bool,
-    plan: &mut Plan,
-) -> (DecoderPlan, MicroBatchPlan) {
-    let settings = DecoderSettings {
-        batch: setting.micro_batch,
-        sequence_length: config.data.sequence_length,
-        precision: config.runtime.precision,
-        recompute: setting.activation_recompute,
-        training,
-        device: setting.device,
-    };
-    let decoder = Decoder::plan(shape, &settings, plan);
-    let tokens = setting.micro_batch * config.data.sequence_length;
-    (decoder, MicroBatchPlan::add_to(plan, tokens, config.data.packing, shape.vocab_size, setting.device))
-}
-
-/// What to tell a run whose device refused the buffers although they fitted the plan: something else took the memory meanwhile.
-pub(crate) fn does_not_fit(
-    error: kernels::Error,
-    config: &RunConfig,
-    shape: &ModelShape,
-    setting: Setting,
-    device: &Device,
-) -> TrainerError {
-    let left = Place::here(device).ok().and_then(|place| Budget::here(config, &place));
-    match (error, left) {
-        (kernels::Error::OutOfMemory { .. } | kernels::Error::HostMemory { .. }, Some(mut budget)) => {
-            let needed = RunBuffers::of(config, shape, setting).plan.bytes();
-            budget.bytes = budget.bytes.min(needed - 1);
-            TrainerError::OutOfMemory(Box::new(Shortage::of(config, shape, setting, &budget)))
-        }
-        (error, _) => error.into(),
-    }
-}
-
-fn work(config: &RunConfig) -> Result<Work> {
-    let flops_per_token = shape_of(config)?.flops_per_token(config.data.sequence_length);
-    let tokens_per_step = config.data.tokens_per_step() as u64;
-    let total_tokens = config.scheduler.total_steps.map(|steps| steps * tokens_per_step);
-    Ok(Work { flops_per_token, total_tokens })
-}
-
-/// The model of a config whose vocabulary is known.
-pub(crate) fn shape_of(config: &RunConfig) -> Result<ModelShape> {
-    let vocab_size = config.model.vocab_size.ok_or_else(|| {
-        TrainerError::Request(
-            "model.vocab_size is not known: name a tokenizer in tokenizer.tokenizer_json, or give the number".into(),
-        )
-    })?;
-    Ok(ModelShape::new(&config.model, vocab_size))
 }

@@ -50,7 +50,7 @@ fn start_and_end(number: usize) -> io::Result<()> {
 ///
 /// # Errors
 /// [`TrainerError::Request`] for far more threads than cores, and where the system does not start them.
-pub(crate) fn of(config: &RunConfig) -> Result<ThreadPool> {
+pub(crate) fn from_config(config: &RunConfig) -> Result<ThreadPool> {
     let threads = Threads::wanted(config.runtime.threads)?;
     let builder = ThreadPoolBuilder::new().num_threads(threads.number);
     builder.thread_name(|index| format!("trainer-{index}")).build().map_err(|error| threads.refused(&error))
@@ -59,7 +59,7 @@ pub(crate) fn of(config: &RunConfig) -> Result<ThreadPool> {
 /// Starts the threads that [`in_pool`] computes with outside of a trainer, once for the process.
 ///
 /// # Errors
-/// As [`of`].
+/// As [`from_config`].
 pub(crate) fn start() -> Result<()> {
     static STARTED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
     check(None, 0)?;

@@ -15,9 +15,9 @@ use dataset::hub::Waiting;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{
-    evaluation::EvaluationReport,
+    report::{EvaluationReport, LogInterval, StepReport},
     terminal::{escaped, print_line},
-    trainer::StepReport,
+    units::{duration, grouped},
 };
 
 /// Weight of the newest step in the smoothed time a step takes.
@@ -46,7 +46,7 @@ pub enum ProgressMode {
 pub struct Progress {
     sink: Sink,
     total_steps: Option<u64>,
-    log_every: u64,
+    log_interval: LogInterval,
     smoothed_step_seconds: Option<f64>,
     /// Steps shown so far.
     steps_seen: u64,
@@ -84,7 +84,7 @@ impl Progress {
         Self {
             sink,
             total_steps,
-            log_every: log_every.max(1),
+            log_interval: LogInterval::new(log_every, total_steps),
             smoothed_step_seconds: None,
             steps_seen: 0,
             waits: WaitNews::default(),
@@ -106,7 +106,7 @@ impl Progress {
                 bar.set_position(report.step);
                 bar.set_message(self.line(report));
             }
-            Sink::Plain if self.is_shown(report.step) => print_line(&self.line(report)),
+            Sink::Plain if self.log_interval.includes(report.step) => print_line(&self.line(report)),
             Sink::Plain | Sink::Silent => {}
         }
     }
@@ -176,10 +176,6 @@ impl Progress {
         }
     }
 
-    fn is_shown(&self, step: u64) -> bool {
-        step == 1 || step.is_multiple_of(self.log_every) || Some(step) == self.total_steps
-    }
-
     /// `step 120/2,000  loss 3.4567  12,345 tokens/s  ETA 3m 20s`
     fn line(&self, report: &StepReport) -> String {
         let total = self.total_steps.map(|total| format!("/{}", grouped(total)));
@@ -221,32 +217,6 @@ fn live_line(done: u64, total_steps: Option<u64>) -> ProgressBar {
     bar.set_style(ProgressStyle::with_template(template).expect("the templates above are well formed"));
     bar.set_position(done);
     bar
-}
-
-/// `1,234,567`
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// The two largest units: `15d 7h`, `3m 20s`, `8s`.
-pub(crate) fn duration(length: Duration) -> String {
-    let seconds = length.as_secs_f64().round() as u64;
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match seconds {
-        63_072_000.. => format!("{} years", days / 365),
-        86_400.. => format!("{days}d {hours}h"),
-        3600.. => format!("{hours}h {minutes}m"),
-        60.. => format!("{minutes}m {}s", seconds % 60),
-        _ => format!("{seconds}s"),
-    }
 }
 
 #[cfg(test)]
@@ -294,7 +264,7 @@ mod tests {
     #[test]
     fn plain_lines_come_at_the_first_every_nth_and_the_last_step() {
         let progress = Progress::new(ProgressMode::Plain, 0, Some(25), 10);
-        let shown: Vec<u64> = (1..=25).filter(|step| progress.is_shown(*step)).collect();
+        let shown: Vec<u64> = (1..=25).filter(|step| progress.log_interval.includes(*step)).collect();
         assert_eq!(shown, [1, 10, 20, 25]);
     }
 
@@ -318,14 +288,5 @@ mod tests {
         assert_eq!(news.line(None).unwrap(), "data again after 0s");
         assert_eq!(news.line(None), None);
         assert!(is_news(&waiting(2, "it answered 503")), "another wait");
-    }
-
-    #[test]
-    fn durations_are_told_in_their_two_largest_units() {
-        let told = |seconds| duration(Duration::from_secs(seconds));
-        assert_eq!(
-            [told(8), told(200), told(7260), told(1_321_200), told(1 << 32)],
-            ["8s", "3m 20s", "2h 1m", "15d 7h", "136 years"]
-        );
     }
 }

@@ -2,47 +2,28 @@
 //!
 //! The binary and the Python bindings both call [`run_training`], so a config and a seed give the same losses either way.
 
-use std::sync::Arc;
-
 use dataset::hub::HubSettings;
-use run_config::{Device, ResolvedRun};
+use run_config::ResolvedRun;
 
 use crate::{
     error::{Result, TrainerError},
-    lock::RunLock,
-    memory_plan,
-    progress::{Progress, ProgressMode, grouped},
+    progress::{Progress, ProgressMode},
+    run_options::RunOptions,
     stop::{Signal, StopSignal},
-    trainer::{ResumeFrom, Step, Trainer},
+    trainer::{Step, Trainer},
+    units::{bytes, grouped},
 };
-
-/// What a caller decides about a run besides its config.
-#[derive(Clone, Debug, Default)]
-pub struct RunOptions {
-    /// Go on from a checkpoint instead of starting anew.
-    pub resume: Option<ResumeFrom>,
-    /// Resume with the config's micro-batch, accumulation and recompute mode instead of the checkpoint's.
-    pub rebatch: bool,
-    /// The run directory's lock, where the caller has taken it already.
-    pub lock: Option<Arc<RunLock>>,
-    /// Leave the run, with a checkpoint, once it has taken this many steps in all. The schedule does not change.
-    pub max_steps: Option<u64>,
-    /// Instead of `runtime.device`.
-    pub device: Option<Device>,
-    /// How progress is shown.
-    pub progress: ProgressMode,
-}
 
 /// How a run ended, if not with an error. There is a checkpoint of it in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RunOutcome {
     /// All steps are taken, the data have ended, or `max_steps` is reached.
     Finished,
     /// A signal asked for it.
     Stopped(Signal),
 }
 
-impl Outcome {
+impl RunOutcome {
     /// 0, or what the signal stands for.
     pub fn exit_code(self) -> u8 {
         match self {
@@ -58,7 +39,7 @@ impl Outcome {
 /// # Errors
 /// What keeps a run from starting or from going on; an interruption ([`TrainerError::is_interruption`]) where the stop signal
 /// comes before there is a trainer, which leaves nothing to save.
-pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<Outcome> {
+pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<RunOutcome> {
     if let Some(device) = options.device {
         run.config.runtime.device = device;
     }
@@ -122,12 +103,12 @@ impl Session {
             "training {} parameters on {device}{card} with {} threads; {} of buffers; {} tokens a step",
             grouped(plan.parameters),
             self.trainer.threads(),
-            memory_plan::bytes(plan.bytes),
+            bytes(plan.bytes),
             grouped(plan.tokens_per_step),
         ));
     }
 
-    fn train(&mut self, stop: &StopSignal) -> Result<Outcome> {
+    fn train(&mut self, stop: &StopSignal) -> Result<RunOutcome> {
         loop {
             let step = self.trainer.steps_done();
             if step > 0 {
@@ -137,11 +118,11 @@ impl Session {
             if let Some(signal) = stop.requested() {
                 self.progress.say(&format!("{signal}: saving step {}", grouped(step)));
                 self.save()?;
-                return Ok(Outcome::Stopped(signal));
+                return Ok(RunOutcome::Stopped(signal));
             }
             if self.max_steps.is_some_and(|max| step >= max) {
                 self.save()?;
-                return Ok(Outcome::Finished);
+                return Ok(RunOutcome::Finished);
             }
             let progress = &self.progress;
             let step = self.trainer.step_unless(stop, &|waiting| progress.waiting(waiting));
@@ -206,12 +187,12 @@ impl Session {
     }
 
     /// The last step is taken, or the data have ended: judge and keep what came out.
-    fn end(&mut self, stop: &StopSignal) -> Result<Outcome> {
+    fn end(&mut self, stop: &StopSignal) -> Result<RunOutcome> {
         if self.evaluate_every.is_some() {
             self.evaluate(stop)?;
         }
         self.save()?;
-        Ok(stop.requested().map_or(Outcome::Finished, Outcome::Stopped))
+        Ok(stop.requested().map_or(RunOutcome::Finished, RunOutcome::Stopped))
     }
 
     /// The data are gone and the weights are not: keep what was trained, for a resume.

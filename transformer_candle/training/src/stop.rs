@@ -2,7 +2,7 @@
 //! process at once.
 
 use std::{
-    fmt, fs, io,
+    fs, io,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -17,44 +17,7 @@ use signal_hook::{
 };
 
 use crate::error::{Result, TrainerError};
-
-/// A signal that asks a run to save and end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
-    /// Ctrl-C.
-    Interrupt,
-    /// SIGTERM, as schedulers and `kill` send it.
-    Terminate,
-    /// SIGHUP: the terminal or the connection is gone.
-    HangUp,
-}
-
-impl Signal {
-    /// The shell's convention: 128 plus the signal's number. A closed terminal counts as SIGTERM, as which `orchestrate`
-    /// hands it on.
-    pub fn exit_code(self) -> u8 {
-        let counted = if self == Self::HangUp { Self::Terminate } else { self };
-        128 + counted.number() as u8
-    }
-
-    fn number(self) -> i32 {
-        match self {
-            Self::Interrupt => SIGINT,
-            Self::Terminate => SIGTERM,
-            Self::HangUp => SIGHUP,
-        }
-    }
-}
-
-impl fmt::Display for Signal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Interrupt => "Ctrl-C",
-            Self::Terminate => "SIGTERM",
-            Self::HangUp => "SIGHUP",
-        })
-    }
-}
+pub use crate::signal::Signal;
 
 /// The flag a running loop looks at. Clones share it; without [`StopSignal::listen`] only [`StopSignal::request`] raises it.
 #[derive(Clone, Debug, Default)]

@@ -9,13 +9,13 @@ use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings,
 use run_config::regular_file;
 use serde_json::Value;
 
-use crate::Result;
-use crate::checkpoint::{self, StoredModel};
-use crate::completion::{Completion, complete, generator, refused};
-use crate::device::{self, Chosen};
+use crate::checkpoint::{Checkpoint, StoredModel};
+use crate::completion::{Completion, CompletionRequest, complete, generator};
+use crate::device::{self, ChosenDevice};
 use crate::memory_plan::require_room;
 use crate::pool::{self, in_pool};
 use crate::stop::StopSignal;
+use crate::{Result, TrainerError};
 
 /// The token that ends a text where a tokenizer's files name none.
 const USUAL_END_OF_TEXT: &str = "<|endoftext|>";
@@ -39,7 +39,8 @@ impl TrainedModel {
     /// reading them.
     pub fn open(directory: &Path, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
         pool::start()?;
-        let StoredModel { shape, precision, end_of_text } = checkpoint::stored_model(directory)?;
+        let checkpoint = Checkpoint::open(directory)?;
+        let StoredModel { shape, precision, end_of_text } = checkpoint.model()?;
         let tokenizer = load_tokenizer(directory)?;
         let dtype = dtype_of(precision);
         let elements = ParameterLayout::new(&shape).elements();
@@ -47,14 +48,14 @@ impl TrainedModel {
             let weights = (elements * dtype.size_in_bytes()) as u64;
             weights + Generator::bytes(&shape, dtype, usize::MAX, device.kind())
         };
-        let Chosen { device, notes } = device::choose_for(asked, &shape, needed)?;
+        let ChosenDevice { device, notes } = device::choose_for(asked, &shape, needed)?;
         for note in notes {
             tracing::warn!("{note}");
         }
         let weights_bytes = (elements * dtype.size_in_bytes()) as u64;
         require_room(weights_bytes, &device, || format!("the model in {}", directory.display()))?;
         let mut weights = Buffer::zeros(&[elements], dtype, &device)?;
-        checkpoint::load_weights(directory, &shape, &mut weights, cancel)?;
+        checkpoint.weights(&shape, &mut weights, cancel)?;
         Ok(Self { shape, precision, weights, tokenizer, stop_token: end_of_text })
     }
 
@@ -75,9 +76,8 @@ impl TrainedModel {
         let longest = prompt_tokens.len().saturating_add(max_tokens);
         let mut generator = generator(&self.shape, self.weights.clone(), longest)?;
         let (tokenizer, stop_token) = (&self.tokenizer, self.stop_token);
-        in_pool(|| {
-            complete(&mut generator, tokenizer, prompt, &prompt_tokens, max_tokens, stop_token, settings, on_text)
-        })
+        let request = CompletionRequest { prompt, prompt_tokens: &prompt_tokens, max_tokens, stop_token, settings };
+        in_pool(|| complete(&mut generator, tokenizer, &request, on_text))
     }
 
     /// The logits behind each of these tokens, one row of `vocab_size` per token, unless the signal is raised meanwhile.
@@ -85,7 +85,7 @@ impl TrainedModel {
         let mut generator = generator(&self.shape, self.weights.clone(), tokens.len())?;
         let mut row = |&token: &u32| {
             stop.check()?;
-            generator.step(token).map_err(refused)
+            generator.step(token).map_err(TrainerError::from_request)
         };
         in_pool(|| tokens.iter().map(&mut row).collect())
     }

@@ -6,10 +6,8 @@
 
 mod between_steps;
 mod data;
-mod engine;
 mod execution;
 mod ledger;
-mod micro_batch;
 mod products;
 mod start;
 
@@ -24,53 +22,25 @@ use dataset::{Cursor, DataError, Mixture, SkippedRows, hub::Waiting};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
-use serde::{Deserialize, Serialize};
 
 use self::data::Data;
 pub(crate) use self::data::{DataPlan, cursor_of};
-pub(crate) use self::engine::{Engine, synthetic};
 pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
-pub(crate) use self::micro_batch::{MicroBatch, MicroBatchPlan};
-pub use self::start::ResumeFrom;
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},
     divergence_guard::DivergenceGuard,
+    engine::{Engine, StepOutcome},
     error::{Result, TrainerError},
     identity::Identity,
     lock::RunLock,
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
-    optimizer::Outcome,
+    report::{LogInterval, StepReport},
     run_folder::RunFolder,
     schedule::LearningRate,
     stop::StopSignal,
 };
-
-/// What one optimizer step did. A line of `metrics.jsonl`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepReport {
-    /// Optimizer steps taken, this one included.
-    pub step: u64,
-    /// Mean over the step's target tokens, nats, before the update.
-    pub loss: f32,
-    /// The step's learning rate.
-    pub learning_rate: f64,
-    /// Global norm of the gradients before clipping. Where it is not finite, the step changed no weight.
-    pub grad_norm: f32,
-    /// Target tokens trained on since the run began.
-    pub tokens: u64,
-    /// Target tokens of this step over its seconds.
-    pub tokens_per_second: f64,
-    /// Model FLOPs over the card's nominal BF16 peak, dense; none where no peak is known, as on a CPU.
-    pub mfu: Option<f64>,
-    /// Wall time of the step.
-    pub step_seconds: f64,
-    /// Part of it spent waiting for data.
-    pub data_wait_seconds: f64,
-    /// Bytes of the planned buffers: what `plan` printed and the trainer allocated.
-    pub memory_bytes: u64,
-}
 
 /// A model in training, with everything that belongs to its run directory.
 pub struct Trainer {
@@ -84,6 +54,7 @@ pub struct Trainer {
     tokenizer_files: TokenizerFiles,
     identity: Identity,
     metrics: MetricsWriter,
+    log_interval: LogInterval,
     ledger: RunLedger,
     position: Position,
     /// The checkpoint that holds exactly what the trainer is.
@@ -159,7 +130,8 @@ impl Trainer {
         }
         let step = self.position.step + 1;
         let learning_rate = self.schedule.at(step);
-        let Some(Outcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)? else {
+        let Some(StepOutcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)?
+        else {
             self.data.taken = Some(batch);
             return Ok(Step::Abandoned);
         };
@@ -186,8 +158,8 @@ impl Trainer {
             memory_bytes: self.plan.bytes,
         };
         let diverged = self.guard.observe(loss, applied);
-        if self.is_logged(step) || diverged.is_some() {
-            self.metrics.train(&report);
+        if self.log_interval.includes(step) || diverged.is_some() {
+            self.metrics.record(&report.record());
         }
         let Some(reason) = diverged else {
             return Ok(Step::Done(report));
@@ -210,12 +182,6 @@ impl Trainer {
     pub fn is_finished(&self) -> bool {
         self.position.data_ended
             || self.run.config.scheduler.total_steps.is_some_and(|total| self.position.step >= total)
-    }
-
-    /// Whether a step has a line in the metrics: the first, every `log_every_n_steps`th and the last.
-    fn is_logged(&self, step: u64) -> bool {
-        let every = self.run.config.runtime.log_every_n_steps;
-        step == 1 || step.is_multiple_of(every) || self.run.config.scheduler.total_steps == Some(step)
     }
 
     fn checkpoint_directory(&self) -> &Path {

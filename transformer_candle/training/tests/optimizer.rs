@@ -11,7 +11,7 @@ use model::hugging_face::{hf_tensors, shape_from_config_json};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision};
 use run_config::OptimizerConfig;
 use safetensors::SafeTensors;
-use training::optimizer::{Optimizer, OptimizerPlan};
+use training::engine::{Optimizer, OptimizerPlan, StateTensor};
 
 const MICRO_BATCHES: usize = 2;
 
@@ -46,21 +46,21 @@ impl Golden {
             DecoderSettings { batch, sequence_length, precision, recompute, training: true, device: DeviceKind::Cpu };
         let mut plan = Plan::new();
         let decoder = Decoder::plan(&self.shape, &settings, &mut plan);
-        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), precision, DeviceKind::Cpu);
+        let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
+        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), &config, precision, DeviceKind::Cpu);
         let arena = plan.allocate(&Device::Cpu).unwrap();
         let mut decoder = decoder.bind(&arena).unwrap();
-        let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
-        let mut optimizer = Optimizer::bind(&optimizer, &arena, &decoder, &config).unwrap();
+        let mut optimizer = Optimizer::bind(&optimizer, &arena, &decoder).unwrap();
         for tensor in hf_tensors(&self.shape) {
             let values = self.values(&format!("weights.{}", tensor.name), f32::from_le_bytes);
             let range = |buffer: &Buffer| buffer.view(tensor.offset, &[tensor.elements]).unwrap();
             let mut weights = range(decoder.weights_mut());
-            match optimizer.state_mut().0 {
+            match optimizer.low_bits_mut() {
                 None => weights.write(&values).unwrap(),
-                Some(remainder) => {
+                Some(low_bits) => {
                     let mut master = Buffer::zeros(&[values.len()], DType::F32, &Device::Cpu).unwrap();
                     master.write(&values).unwrap();
-                    cast::split_master(&master, &mut weights, &mut range(remainder)).unwrap();
+                    cast::split_master(&master, &mut weights, &mut range(low_bits)).unwrap();
                 }
             }
         }
@@ -125,10 +125,12 @@ fn a_step_with_a_gradient_that_is_no_number_changes_nothing() {
         decoder.gradients_mut().write(&vec![0.5_f32; elements]).unwrap();
         assert!(optimizer.step(&mut decoder, 1, 1e-2).unwrap().applied);
         let state = |decoder: &Decoder, optimizer: &Optimizer| {
-            let remainder: Option<Vec<i16>> = optimizer.remainder().map(|buffer| buffer.read().unwrap());
-            let moments =
-                [optimizer.first_moment(), optimizer.second_moment()].map(|buffer| buffer.read_f32().unwrap());
-            (decoder.weights().read_f32().unwrap(), remainder, moments)
+            let bits = |tensor: &StateTensor| match tensor.buffer.dtype() {
+                DType::I16 => tensor.buffer.read::<i16>().unwrap().into_iter().map(i32::from).collect(),
+                _ => tensor.buffer.read_f32().unwrap().into_iter().map(|value| value.to_bits().cast_signed()).collect(),
+            };
+            let state: Vec<Vec<i32>> = optimizer.state().iter().map(bits).collect();
+            (decoder.weights().read_f32().unwrap(), state)
         };
         let before = state(&decoder, &optimizer);
         for poison in [f32::NAN, f32::INFINITY] {

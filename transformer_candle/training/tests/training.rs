@@ -11,9 +11,10 @@ use training::{
     TrainerError,
     memory_plan::MemoryPlan,
     progress::ProgressMode,
-    run::{Outcome, RunOptions, run_training},
+    run::{RunOutcome, run_training},
+    run_options::{ResumeFrom, RunOptions},
     stop::{Signal, StopSignal},
-    trainer::{ResumeFrom, Trainer},
+    trainer::Trainer,
 };
 
 const QUIET: RunOptions = RunOptions {
@@ -25,7 +26,7 @@ const QUIET: RunOptions = RunOptions {
     progress: ProgressMode::Silent,
 };
 
-fn train(workshop: &Workshop, name: &str, overrides: &[&str], options: &RunOptions) -> Outcome {
+fn train(workshop: &Workshop, name: &str, overrides: &[&str], options: &RunOptions) -> RunOutcome {
     run_training(workshop.run(name, overrides), options, &StopSignal::new()).unwrap()
 }
 
@@ -37,7 +38,7 @@ fn resume(max_steps: Option<u64>) -> RunOptions {
 fn the_loss_falls_from_uniform_to_below_what_single_tokens_can_give() {
     let workshop = Workshop::new();
     let outcome = train(&workshop, "run", &["scheduler.total_steps=60", "runtime.evaluation.every_n_steps=20"], &QUIET);
-    assert_eq!(outcome, Outcome::Finished);
+    assert_eq!(outcome, RunOutcome::Finished);
     let losses: Vec<f64> = workshop.metrics("run", "train").iter().map(|line| line["loss"].as_f64().unwrap()).collect();
     assert_eq!(losses.len(), 60);
     let uniform = 260_f64.ln();
@@ -130,7 +131,7 @@ fn a_resume_keeps_the_micro_batch_whatever_memory_is_free() {
     let workshop = Workshop::new();
     let needed = |micro_batch: &str| {
         let run = workshop.run("needed", &[&format!("data.batch_size={micro_batch}")]);
-        MemoryPlan::of(&run).unwrap().bytes
+        MemoryPlan::new(&run).unwrap().bytes
     };
     let limit = |bytes: u64| format!("runtime.memory_limit={bytes}B");
     let (auto, tight) = ("data.batch_size=auto", limit(needed("2")));
@@ -204,7 +205,7 @@ fn a_stop_signal_saves_what_was_reached_and_a_resume_goes_on_as_if_nothing_had_b
     });
     let outcome = run_training(run, &QUIET, &stop).unwrap();
     raise.join().unwrap();
-    assert_eq!(outcome, Outcome::Stopped(Signal::Interrupt));
+    assert_eq!(outcome, RunOutcome::Stopped(Signal::Interrupt));
     assert_eq!(outcome.exit_code(), 130);
     let reached = workshop.losses("stopped", "train").len() as u64;
     assert_eq!(workshop.checkpoints("stopped").last().unwrap(), &format!("step-{reached:08}"));

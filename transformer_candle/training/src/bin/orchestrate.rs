@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use training::commands::print_error;
+use training::commands::output::print_error;
 
 /// Set for the command that is started, so that a wrapper that leads back here is seen instead of followed for ever.
 const GUARD: &str = "TRANSFORMER_CANDLE_ORCHESTRATE";

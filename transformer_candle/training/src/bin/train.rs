@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    training::commands::train_main()
+    training::commands::train::program()
 }

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use super::aside::{put_in_place, remove_leftovers, sync_folder, temporary_path};
-use super::error::{Result, failed};
+use super::files;
 use super::list::{Pruned, by_loss, list, mark_best};
-use super::manifest::{self, Manifest};
+use super::manifest::Manifest;
+use super::staging::{put_in_place, remove_leftovers, sync_folder, temporary_path};
+use crate::error::checkpoint::{Result, failed};
 
 /// Puts a saved checkpoint also into `best_directory`, names it the best there, and keeps the `max_keep` with the
 /// lowest held-out loss. The files are hard links where the file system has them, so that they take no room of their
@@ -15,15 +16,15 @@ pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -
     fs::create_dir_all(best_directory).map_err(failed("create", best_directory))?;
     let mut pruned = Pruned { unremovable: remove_leftovers(best_directory)?, ..Pruned::default() };
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let aside = temporary_path(best_directory, &name);
-    fs::create_dir(&aside).map_err(failed("create", &aside))?;
+    let staging = temporary_path(best_directory, &name);
+    fs::create_dir(&staging).map_err(failed("create", &staging))?;
     let files = Manifest::load(checkpoint)?.files;
-    for file in files.keys().map(String::as_str).chain([manifest::FILE_NAME]) {
-        link_or_copy(&checkpoint.join(file), &aside.join(file))?;
+    for file in files.keys().map(String::as_str).chain([files::MANIFEST]) {
+        link_or_copy(&checkpoint.join(file), &staging.join(file))?;
     }
-    sync_folder(&aside)?;
+    sync_folder(&staging)?;
     let place = best_directory.join(&name);
-    put_in_place(&aside, &place)?;
+    put_in_place(&staging, &place)?;
     sync_folder(best_directory)?;
     mark_best(best_directory, &place)?;
     let kept = list(best_directory)?;

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use dataset::CancelToken;
 use run_config::regular_file;
 
-use super::aside::{remove_folder, remove_leftovers, replace_text};
-use super::error::{CheckpointError, Damaged, Result, failed};
 use super::manifest::Manifest;
-use super::restore::{load_state, verify};
+use super::reader::Checkpoint;
+use super::staging::{remove_folder, remove_leftovers, replace_text};
+use crate::error::checkpoint::{CheckpointError, Damaged, Result, failed};
 
 /// The file that names the checkpoint a resume starts from.
 pub(super) const LATEST: &str = "latest";
@@ -44,10 +44,10 @@ impl Listed {
 }
 
 /// Where a resume starts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewestSound {
-    /// The checkpoint.
-    pub path: PathBuf,
+#[derive(Debug)]
+pub struct NewestIntact {
+    /// The checkpoint, every byte of which has been read.
+    pub checkpoint: Checkpoint,
     /// Newer ones that had to be passed over.
     pub damaged: Vec<Damaged>,
 }
@@ -67,9 +67,9 @@ pub fn list(directory: &Path) -> Result<Vec<Listed>> {
     Ok(found)
 }
 
-/// The newest checkpoint that is whole. `latest` says which one is newest: those beyond it belong to a future that a
-/// resume from an earlier checkpoint abandoned, and are taken only when nothing else is whole. `cancel` ends reading them.
-pub fn newest_sound(directory: &Path, cancel: &CancelToken) -> Result<NewestSound> {
+/// The newest intact checkpoint. `latest` says which one is newest: those beyond it belong to a future that a resume from an
+/// earlier checkpoint abandoned, and are taken only when no other one is intact. `cancel` ends reading them.
+pub fn newest_intact(directory: &Path, cancel: &CancelToken) -> Result<NewestIntact> {
     let mut candidates = list(directory)?;
     if candidates.is_empty() {
         return Err(CheckpointError::Absent { directory: directory.to_owned() });
@@ -78,8 +78,8 @@ pub fn newest_sound(directory: &Path, cancel: &CancelToken) -> Result<NewestSoun
     candidates.sort_by_key(|checkpoint| (checkpoint.step <= newest, checkpoint.step));
     let mut damaged = Vec::new();
     for Listed { name, path, .. } in candidates.into_iter().rev() {
-        match verify(&path, cancel) {
-            Ok(_) => return Ok(NewestSound { path, damaged }),
+        match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verified(cancel)) {
+            Ok(checkpoint) => return Ok(NewestIntact { checkpoint, damaged }),
             Err(CheckpointError::Damaged { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
                 damaged.push(Damaged { name, reason });
             }
@@ -88,7 +88,7 @@ pub fn newest_sound(directory: &Path, cancel: &CancelToken) -> Result<NewestSoun
             Err(error) => damaged.push(Damaged { name, reason: error.to_string() }),
         }
     }
-    Err(CheckpointError::NoneSound { directory: directory.to_owned(), damaged })
+    Err(CheckpointError::NoneIntact { directory: directory.to_owned(), damaged })
 }
 
 /// The checkpoint that `latest` names, if that one is there.
@@ -109,7 +109,7 @@ pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
 
 /// The checkpoints with the lowest held-out loss measured at their own step, best first.
 pub(super) fn by_loss(checkpoints: &[Listed]) -> Vec<&Listed> {
-    let loss = |checkpoint: &&Listed| load_state(&checkpoint.path).ok().and_then(|state| state.evaluation_loss);
+    let loss = |listed: &&Listed| Checkpoint::open(&listed.path).ok()?.state().ok()?.evaluation_loss;
     let mut judged: Vec<_> =
         checkpoints.iter().filter_map(|checkpoint| Some((loss(&checkpoint)?, checkpoint))).collect();
     judged.sort_by(|(a, _), (b, _)| a.total_cmp(b));

@@ -13,10 +13,8 @@ use run_config::regular_file;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::error::{CheckpointError, Result, failed};
-
-/// The manifest's file name.
-pub const FILE_NAME: &str = "MANIFEST.json";
+use super::files::{MANIFEST, pretty};
+use crate::error::checkpoint::{CheckpointError, Result, failed};
 
 /// Bytes read or written at a time.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
@@ -53,24 +51,24 @@ impl Manifest {
 
     /// The canonical text.
     pub fn to_bytes(&self) -> Vec<u8> {
-        super::pretty(self)
+        pretty(self)
     }
 
     /// Reads the manifest of a checkpoint and proves that it is the one written there.
     pub fn load(directory: &Path) -> Result<Self> {
-        let path = directory.join(FILE_NAME);
-        let bytes = regular_file::read(&path).map_err(|error| unreadable(directory, FILE_NAME, error))?;
+        let path = directory.join(MANIFEST);
+        let bytes = regular_file::read(&path).map_err(|error| unreadable(directory, MANIFEST, error))?;
         let manifest: Self = serde_json::from_slice(&bytes)
-            .map_err(|error| CheckpointError::damaged(directory, format!("{FILE_NAME}: {error}")))?;
+            .map_err(|error| CheckpointError::damaged(directory, format!("{MANIFEST}: {error}")))?;
         if let Some(name) = manifest.files.keys().find(|name| name.contains(['/', '\\'])) {
             return Err(CheckpointError::damaged(
                 directory,
-                format!("{FILE_NAME} names {name:?}, which is not a file name"),
+                format!("{MANIFEST} names {name:?}, which is not a file name"),
             ));
         }
         let expected = Self::new(manifest.step, manifest.files);
         if expected.to_bytes() != bytes {
-            return Err(CheckpointError::damaged(directory, format!("{FILE_NAME} has been changed")));
+            return Err(CheckpointError::damaged(directory, format!("{MANIFEST} has been changed")));
         }
         Ok(expected)
     }
@@ -93,7 +91,7 @@ impl Manifest {
     /// reading it.
     pub fn open(&self, directory: &Path, name: &str, cancel: &CancelToken) -> Result<VerifiedFile> {
         let Some(record) = self.files.get(name) else {
-            return Err(CheckpointError::damaged(directory, format!("{FILE_NAME} does not list {name}")));
+            return Err(CheckpointError::damaged(directory, format!("{MANIFEST} does not list {name}")));
         };
         VerifiedFile::open(directory, name, Some(record.clone()), cancel)
     }

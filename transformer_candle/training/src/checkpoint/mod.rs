@@ -9,43 +9,28 @@
 //!   best            "step-00000800": the lowest held-out loss
 //! ```
 //!
-//! [`save`] writes aside, fsyncs and renames ([`aside`]); [`newest_sound`] finds where to go on; [`restore`] and
-//! [`load_weights`] prove every byte against the manifest while they read it.
+//! [`save`] writes into a staging directory, fsyncs and renames it ([`staging`]); [`newest_intact`] finds where to resume;
+//! [`Checkpoint`] checks every byte that it reads against the manifest.
 
-mod aside;
 mod best;
-mod error;
+mod files;
 mod list;
 mod manifest;
 mod optimizer_file;
-mod restore;
+mod reader;
 mod save;
+mod staging;
 mod state;
-mod tokenizer_files;
-
-pub use best::keep_best_in;
-pub use error::{CheckpointError, Damaged, Result};
-pub use list::{Listed, NewestSound, Pruned, best, latest, list, mark_best, newest_sound, prune};
-pub use manifest::{FILE_NAME as MANIFEST_FILE_NAME, FileRecord, Manifest};
-pub use restore::{StoredModel, load_state, load_weights, restore, stored_model, verify};
-pub use save::{CheckpointContents, save, step_name};
-pub use state::{BestEvaluation, Execution, FORMAT_VERSION, Products, TrainerState};
-pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, tokenizer_in};
-
-/// The weights, exactly as `transformers` reads them.
-const MODEL_FILE: &str = "model.safetensors";
-/// The optimizer's moments, and the remainders of bf16 master weights.
-const OPTIMIZER_FILE: &str = "optimizer.safetensors";
-const STATE_FILE: &str = "trainer_state.json";
-const CONFIG_FILE: &str = "config.json";
-const GENERATION_CONFIG_FILE: &str = "generation_config.json";
-
-/// Indented JSON with a line's end.
-fn pretty(value: &impl serde::Serialize) -> Vec<u8> {
-    let mut bytes = serde_json::to_vec_pretty(value).expect("plain values always serialise");
-    bytes.push(b'\n');
-    bytes
-}
-
 #[cfg(test)]
 mod tests;
+mod tokenizer_files;
+
+pub use crate::error::checkpoint::{CheckpointError, Damaged, Result};
+pub use best::keep_best_in;
+pub use files::MANIFEST as MANIFEST_FILE_NAME;
+pub use list::{Listed, NewestIntact, Pruned, best, latest, list, mark_best, newest_intact, prune};
+pub use manifest::{FileRecord, Manifest};
+pub use reader::{Checkpoint, StoredModel};
+pub use save::{CheckpointContents, expected_bytes, save, step_name};
+pub use state::{BestEvaluation, Execution, FORMAT_VERSION, Products, TrainerState};
+pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, tokenizer_in};

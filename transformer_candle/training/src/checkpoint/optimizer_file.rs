@@ -1,44 +1,35 @@
-//! `optimizer.safetensors`: moments and master remainders under the model's names, exact to the bit.
+//! `optimizer.safetensors`: the optimizer's state under the parameters' names, exact to the bit.
 
 use std::io::{Read, Write};
 use std::path::Path;
 
-use kernels::Buffer;
 use model::tensor_file::{self, Conversion, NamedRange};
 use model::{ModelShape, hugging_face};
 
-/// The optimizer's flat buffers, laid out as the weights are.
-#[derive(Debug)]
-pub(super) struct OptimizerBuffers<'a> {
-    pub(super) first_moment: &'a Buffer,
-    pub(super) second_moment: &'a Buffer,
-    /// The low halves (I16) of f32 master weights whose high halves are the bf16 weights.
-    pub(super) remainder: Option<&'a Buffer>,
+use crate::engine::{StateLayout, StateTensor};
+
+/// Every tensor of the file, such as `model.norm.weight.first_moment`.
+fn ranges<'a>(shape: &ModelShape, state: &'a [StateTensor]) -> Vec<NamedRange<'a>> {
+    let parameters = hugging_face::hf_tensors(shape);
+    let of_state = |StateTensor { layout, buffer }: &'a StateTensor| {
+        let range = |parameter: &hugging_face::HfTensor| {
+            let offset = layout.offset_of(&(parameter.offset..parameter.offset + parameter.elements))?;
+            let name = format!("{}.{}", parameter.name, layout.name);
+            Some(NamedRange { name, shape: parameter.shape.clone(), buffer, offset })
+        };
+        parameters.iter().filter_map(range).collect::<Vec<_>>()
+    };
+    state.iter().flat_map(of_state).collect()
 }
 
-/// Every tensor of the file: `model.norm.weight.first_moment`, `.second_moment` and `.master_remainder`.
-fn ranges<'a>(shape: &ModelShape, buffers: &OptimizerBuffers<'a>) -> Vec<NamedRange<'a>> {
-    let kinds = [
-        ("first_moment", Some(buffers.first_moment)),
-        ("second_moment", Some(buffers.second_moment)),
-        ("master_remainder", buffers.remainder),
-    ];
-    let mut ranges = Vec::new();
-    for (kind, buffer) in kinds {
-        let Some(buffer) = buffer else { continue };
-        ranges.extend(hugging_face::hf_tensors(shape).into_iter().map(|tensor| NamedRange {
-            name: format!("{}.{kind}", tensor.name),
-            shape: tensor.shape,
-            buffer,
-            offset: tensor.offset,
-        }));
-    }
-    ranges
-}
-
-/// Bytes of payload; the header adds about 150 a tensor.
-pub(super) fn payload_bytes(shape: &ModelShape, buffers: &OptimizerBuffers) -> u64 {
-    ranges(shape, buffers).iter().map(|range| range.bytes() as u64).sum()
+/// Bytes of payload; the header adds about 150 per tensor.
+pub(super) fn payload_bytes<'a>(shape: &ModelShape, state: impl Iterator<Item = &'a StateLayout>) -> u64 {
+    let parameters = hugging_face::hf_tensors(shape);
+    let elements = |layout: &StateLayout| {
+        let ranges = parameters.iter().map(|parameter| parameter.offset..parameter.offset + parameter.elements);
+        ranges.filter(|range| layout.offset_of(range).is_some()).map(|range| range.len()).sum::<usize>()
+    };
+    state.map(|layout| (elements(layout) * layout.dtype.size_in_bytes()) as u64).sum()
 }
 
 /// Writes the file.
@@ -46,18 +37,18 @@ pub(super) fn write(
     writer: &mut dyn Write,
     path: &Path,
     shape: &ModelShape,
-    buffers: &OptimizerBuffers,
+    state: &[StateTensor],
 ) -> model::Result<()> {
-    tensor_file::write(writer, path, ranges(shape, buffers))
+    tensor_file::write(writer, path, ranges(shape, state))
 }
 
-/// Fills the buffers from a file that holds exactly their tensors.
+/// Fills the state from a file that holds exactly its tensors.
 pub(super) fn read(
     reader: &mut dyn Read,
     file_bytes: u64,
     path: &Path,
     shape: &ModelShape,
-    buffers: &OptimizerBuffers,
+    state: &mut [StateTensor],
 ) -> model::Result<()> {
-    tensor_file::read(reader, file_bytes, path, ranges(shape, buffers), Conversion::Refused)
+    tensor_file::read(reader, file_bytes, path, ranges(shape, state), Conversion::Refused)
 }

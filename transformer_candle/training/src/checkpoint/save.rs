@@ -4,16 +4,15 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use kernels::Buffer;
+use kernels::{Buffer, DType};
 use model::{ModelShape, Precision, hugging_face};
 
-use super::aside::{Aside, Create, create_file, remove_leftovers, replace_text};
-use super::error::{CheckpointError, Result, failed, is_full, of_model};
+use super::files::{self, pretty};
 use super::list::LATEST;
-use super::optimizer_file::{self, OptimizerBuffers};
-use super::{
-    CONFIG_FILE, GENERATION_CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, TokenizerFiles, TrainerState, pretty,
-};
+use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_text};
+use super::{TokenizerFiles, TrainerState, optimizer_file};
+use crate::engine::{StateLayout, StateTensor};
+use crate::error::checkpoint::{CheckpointError, Result, failed, is_full, of_model};
 
 /// What a checkpoint is made of. The buffers are flat, laid out as `model::parameters` says.
 #[derive(Debug)]
@@ -22,14 +21,10 @@ pub struct CheckpointContents<'a> {
     pub shape: &'a ModelShape,
     /// The policy it is trained with.
     pub precision: Precision,
-    /// F32, or BF16 beside a remainder.
+    /// F32, or BF16 beside the low bits of its master weights.
     pub weights: &'a Buffer,
-    /// The low halves (I16) of the f32 master weights, with BF16 weights.
-    pub remainder: Option<&'a Buffer>,
-    /// AdamW's first moments, F32.
-    pub first_moment: &'a Buffer,
-    /// AdamW's second moments, F32.
-    pub second_moment: &'a Buffer,
+    /// What the optimizer keeps from step to step.
+    pub optimizer: &'a [StateTensor],
     /// The tokenizer the model was trained with.
     pub tokenizer: &'a TokenizerFiles,
     /// Everything else.
@@ -52,7 +47,8 @@ pub fn save(directory: &Path, contents: &CheckpointContents) -> Result<PathBuf> 
 
 pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {
     let step = contents.state.step;
-    let needed = expected_bytes(contents);
+    let tensors = expected_bytes(contents.shape, contents.weights.dtype(), layouts(contents));
+    let needed = tensors + contents.tokenizer.bytes() + SMALL_FILES_BYTES;
     let no_space = |free| CheckpointError::NoSpace { directory: directory.to_owned(), step, needed, free };
     let saved = prepare(directory).and_then(|()| {
         match free_bytes(directory) {
@@ -79,38 +75,36 @@ fn prepare(directory: &Path) -> Result<()> {
 }
 
 fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {
-    let CheckpointContents { shape, precision, weights, tokenizer, state, .. } = *contents;
+    let CheckpointContents { shape, precision, weights, optimizer, tokenizer, state } = *contents;
     let name = step_name(state.step);
     let path = |file: &str| directory.join(&name).join(file);
     let end_of_text = Some(tokenizer.end_of_text());
-    let mut aside = Aside::begin(directory, &name, create)?;
-    aside.bytes(CONFIG_FILE, &pretty(&hugging_face::config_json(shape, precision, end_of_text, end_of_text)))?;
-    aside.bytes(GENERATION_CONFIG_FILE, &pretty(&hugging_face::generation_config_json(end_of_text, end_of_text)))?;
+    let mut staging = StagingDirectory::create(directory, &name, create)?;
+    staging.bytes(files::CONFIG, &pretty(&hugging_face::config_json(shape, precision, end_of_text, end_of_text)))?;
+    staging
+        .bytes(files::GENERATION_CONFIG, &pretty(&hugging_face::generation_config_json(end_of_text, end_of_text)))?;
     for (file, content) in tokenizer.iter() {
-        aside.bytes(file, content)?;
+        staging.bytes(file, content)?;
     }
-    aside.bytes(STATE_FILE, &state.to_bytes())?;
-    aside.file(MODEL_FILE, |writer: &mut dyn Write| {
-        hugging_face::write_weights(writer, &path(MODEL_FILE), shape, weights)
+    staging.bytes(files::STATE, &state.to_bytes())?;
+    staging.file(files::MODEL, |writer: &mut dyn Write| {
+        hugging_face::write_weights(writer, &path(files::MODEL), shape, weights)
             .map_err(|error| of_model(directory, error))
     })?;
-    aside.file(OPTIMIZER_FILE, |writer: &mut dyn Write| {
-        optimizer_file::write(writer, &path(OPTIMIZER_FILE), shape, &optimizer_buffers(contents))
+    staging.file(files::OPTIMIZER, |writer: &mut dyn Write| {
+        optimizer_file::write(writer, &path(files::OPTIMIZER), shape, optimizer)
             .map_err(|error| of_model(directory, error))
     })?;
-    aside.commit(state.step)
+    staging.commit(state.step)
 }
 
-fn optimizer_buffers<'a>(contents: &CheckpointContents<'a>) -> OptimizerBuffers<'a> {
-    let CheckpointContents { first_moment, second_moment, remainder, .. } = *contents;
-    OptimizerBuffers { first_moment, second_moment, remainder }
+fn layouts<'a>(contents: &CheckpointContents<'a>) -> impl Iterator<Item = &'a StateLayout> {
+    contents.optimizer.iter().map(|tensor| &tensor.layout)
 }
 
-fn expected_bytes(contents: &CheckpointContents) -> u64 {
-    contents.shape.parameter_count() * contents.weights.dtype().size_in_bytes() as u64
-        + optimizer_file::payload_bytes(contents.shape, &optimizer_buffers(contents))
-        + contents.tokenizer.bytes()
-        + SMALL_FILES_BYTES
+/// Bytes of the tensors of a checkpoint: the weights and the optimizer's state.
+pub fn expected_bytes<'a>(shape: &ModelShape, weights: DType, optimizer: impl Iterator<Item = &'a StateLayout>) -> u64 {
+    shape.parameter_count() * weights.size_in_bytes() as u64 + optimizer_file::payload_bytes(shape, optimizer)
 }
 
 /// What this user may still write there; none where the system does not say.

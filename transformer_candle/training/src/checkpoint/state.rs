@@ -8,7 +8,8 @@ use run_config::ActivationRecompute;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::{CheckpointError, Result};
+use super::files::pretty;
+use crate::error::checkpoint::{CheckpointError, Result};
 
 /// The one format this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -87,7 +88,7 @@ pub struct BestEvaluation {
 
 impl TrainerState {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        super::pretty(self)
+        pretty(self)
     }
 
     pub(super) fn from_bytes(directory: &Path, bytes: &[u8]) -> Result<Self> {

@@ -6,22 +6,20 @@ use std::path::{Path, PathBuf};
 use run_config::regular_file;
 use serde_json::json;
 
-use super::error::{Result, failed};
+use super::files;
 use super::list::list;
-use super::manifest::Manifest;
-
-const TOKENIZER_FILE: &str = "tokenizer.json";
+use super::reader::Checkpoint;
+use crate::error::checkpoint::{Result, failed};
 
 /// Where a checkpoint has its tokenizer.
 pub fn tokenizer_in(checkpoint: &Path) -> PathBuf {
-    checkpoint.join(TOKENIZER_FILE)
+    checkpoint.join(files::TOKENIZER)
 }
 
 /// The tokenizer of the newest checkpoint in a folder of checkpoints that has an intact one.
 pub fn newest_tokenizer(directory: &Path) -> Option<PathBuf> {
-    let intact = |checkpoint: &Path| Manifest::load(checkpoint)?.read(checkpoint, TOKENIZER_FILE).map(drop);
-    let found = list(directory).ok()?.into_iter().rev().find(|listed| intact(&listed.path).is_ok());
-    found.map(|listed| tokenizer_in(&listed.path))
+    let intact = |path: &Path| Checkpoint::open(path).and_then(|checkpoint| checkpoint.tokenizer());
+    list(directory).ok()?.into_iter().rev().find_map(|listed| intact(&listed.path).ok())
 }
 
 /// The tokenizer as it was when the run started. Kept in memory, so that every checkpoint holds what the model was
@@ -37,7 +35,7 @@ impl TokenizerFiles {
     /// Without a `tokenizer_config.json` a plain one is made, in which `end_of_text` begins and ends a text.
     pub fn read(tokenizer_json: &Path, end_of_text: &str, end_of_text_id: u32, longest_text: usize) -> Result<Self> {
         let tokenizer = regular_file::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
-        let mut files = vec![(TOKENIZER_FILE, tokenizer)];
+        let mut files = vec![(files::TOKENIZER, tokenizer)];
         let config =
             beside(tokenizer_json, "tokenizer_config.json")?.unwrap_or_else(|| plain_config(end_of_text, longest_text));
         files.push(("tokenizer_config.json", config));
@@ -77,5 +75,5 @@ fn plain_config(end_of_text: &str, longest_text: usize) -> Vec<u8> {
         "model_max_length": longest_text,
         "clean_up_tokenization_spaces": false,
     });
-    super::pretty(&config)
+    files::pretty(&config)
 }

@@ -1,24 +1,26 @@
 //! The words of the command line: parsed, and checked for what no option takes.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process;
 
 use clap::parser::ArgMatches;
 use clap::{Command, CommandFactory, FromArgMatches};
 
+use super::output;
 use crate::{Result, TrainerError};
 
 /// An empty prompt starts a new text.
 const MAY_BE_EMPTY: [&str; 1] = ["prompt"];
 
-/// What was typed. Help and version are printed here, and end the program.
+/// What was typed, the program's name first. Help and version are printed here, and end the program.
 ///
 /// # Errors
 /// [`TrainerError::Request`] for what cannot be understood, and for a value that is empty, as a shell variable is that was never
 /// set: an empty path would be the current folder.
-pub fn parsed<C: CommandFactory + FromArgMatches>() -> Result<C> {
+pub fn parse_from<C: CommandFactory + FromArgMatches>(words: impl Iterator<Item = OsString>) -> Result<C> {
     let mut command = C::command();
-    let matches = command.try_get_matches_from_mut(std::env::args_os()).map_err(|error| told(&error))?;
+    let matches = command.try_get_matches_from_mut(words).map_err(|error| told(&error))?;
     refuse_empty(&command, &matches)?;
     C::from_arg_matches(&matches).map_err(|error| told(&error.format(&mut command)))
 }
@@ -29,7 +31,7 @@ fn told(error: &clap::Error) -> TrainerError {
         return TrainerError::Request(text.trim_start_matches("error: ").trim_end().to_owned());
     }
     let printed = error.print().and_then(|()| std::io::stdout().flush());
-    match super::delivered(printed) {
+    match output::delivered(printed) {
         Ok(()) => process::exit(0),
         Err(error) => error,
     }
@@ -49,41 +51,5 @@ fn refuse_empty(command: &Command, matches: &ArgMatches) -> Result<()> {
     match matches.subcommand() {
         Some((name, matches)) => command.find_subcommand(name).map_or(Ok(()), |inner| refuse_empty(inner, matches)),
         None => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::commands::CommandLine;
-
-    fn checked(words: &[&str]) -> Result<()> {
-        let mut command = CommandLine::command();
-        let words = std::iter::once("transformer-candle").chain(words.iter().copied());
-        let matches = command.try_get_matches_from_mut(words).map_err(|error| told(&error))?;
-        refuse_empty(&command, &matches)
-    }
-
-    #[test]
-    fn an_empty_value_is_refused_by_its_name() {
-        for (words, name) in [
-            (&["evaluate", "--experiment", "e", "--input", "a", "--input", ""][..], "--input"),
-            (&["evaluate", "--experiment", "", "--input", "a"], "--experiment"),
-            (&["evaluate", "--experiment", "e", "--text-column", " "], "--text-column"),
-            (&["train", "--config", "c", "--override="], "--override"),
-            (&["train", "--config", ""], "--config"),
-            (&["generate", "--checkpoint", "d", "--prompt-file", ""], "--prompt-file"),
-            (&["validate-data", ""], "RUN"),
-            (&["checkpoint", "list", ""], "DIR"),
-        ] {
-            let error = checked(words).unwrap_err();
-            assert_eq!(error.exit_code(), 2, "{words:?}");
-            assert!(error.to_string().contains(name), "{words:?}: {error}");
-        }
-    }
-
-    #[test]
-    fn an_empty_prompt_starts_a_new_text() {
-        checked(&["generate", "--experiment", "e", "--prompt", ""]).unwrap();
     }
 }

@@ -11,11 +11,12 @@ use kernels::{Device, cuda::Cuda, timing};
 use run_config::{Packing, RunConfig};
 use serde::Serialize;
 
+use super::output;
 use crate::Result;
-use crate::device::{self, Chosen};
-use crate::memory_plan::{MemoryPlan, shape_of};
+use crate::device::{self, ChosenDevice};
+use crate::engine::{Engine, model_shape, synthetic};
+use crate::memory_plan::{self, MemoryPlan};
 use crate::stop::StopSignal;
-use crate::trainer::{Engine, synthetic};
 
 /// How long the pass that measures operations one by one takes, in seconds, and how many steps at least and at most.
 const MEASURED_SECONDS: f64 = 0.5;
@@ -75,7 +76,7 @@ pub struct BenchReport {
     pub micro_batch: u64,
     /// Tokens of an optimizer step.
     pub tokens_per_step: u64,
-    /// Milliseconds of an optimizer step, and of its parts, which [`Part`] names. The step is measured as it is trained; the parts in a
+    /// Milliseconds of an optimizer step, and of its parts, which [`StepPart`] names. The step is measured as it is trained; the parts in a
     /// pass of their own, one operation after the other, and left out where the budget has no step left for it. `other` is the rest of
     /// the step: negative where operations overlap in it.
     pub milliseconds: BTreeMap<&'static str, f64>,
@@ -83,10 +84,10 @@ pub struct BenchReport {
 
 /// Until when steps may be measured.
 #[derive(Debug, Clone, Copy)]
-struct Budget(Option<Instant>);
+struct TimeBudget(Option<Instant>);
 
-impl Budget {
-    fn of(seconds: Option<u32>) -> Self {
+impl TimeBudget {
+    fn new(seconds: Option<u32>) -> Self {
         Self(seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds.into())))
     }
 
@@ -99,7 +100,7 @@ impl Budget {
 
 /// A part of a step, by the operations that it is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum StepPart {
     /// Attention, both directions.
     Attention,
     /// Matrix products, but for the head's.
@@ -112,11 +113,11 @@ pub enum Part {
     Optimizer,
 }
 
-impl Part {
+impl StepPart {
     const ALL: [Self; 5] = [Self::Attention, Self::Gemm, Self::HeadAndLoss, Self::NormAndPointwise, Self::Optimizer];
 
     /// Which part an operation, such as `linear::forward`, belongs to.
-    fn of(operation: &str) -> Self {
+    fn from_operation(operation: &str) -> Self {
         match operation.split("::").next() {
             Some("attention") => Self::Attention,
             Some("linear") => Self::Gemm,
@@ -141,10 +142,10 @@ impl Part {
 
 /// Trains on synthetic tokens and measures.
 pub fn run(options: &BenchOptions) -> Result<BenchReport> {
-    let budget = Budget::of(options.seconds);
+    let budget = TimeBudget::new(options.seconds);
     let mut run = RunConfig::load_for_planning(&options.config, &options.overrides)?;
     run.config.runtime.device = options.device.unwrap_or(run.config.runtime.device);
-    let Chosen { device, notes } = device::choose(&mut run)?;
+    let ChosenDevice { device, notes } = device::choose(&mut run)?;
     for note in notes {
         tracing::warn!("{note}");
     }
@@ -160,7 +161,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let nominal = device.as_cuda().and_then(Cuda::nominal_bf16_flops);
     let operation_steps = steps_to_measure(seconds).min(budget.steps(seconds));
     Ok(BenchReport {
-        device: describe(&device),
+        device: device::describe(&device),
         steps,
         tokens_per_second,
         model_flops_per_token: plan.flops_per_token,
@@ -177,14 +178,10 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     })
 }
 
-pub(super) fn main(options: &BenchOptions) -> Result<u8> {
-    super::print_json(&run(options)?)?;
+/// Prints the measurement as JSON; the exit code.
+pub fn main(options: &BenchOptions) -> Result<u8> {
+    output::print_json(&run(options)?)?;
     Ok(0)
-}
-
-/// The device, and on a GPU what its results depend on.
-pub(super) fn describe(device: &Device) -> String {
-    device.as_cuda().map_or_else(|| device.to_string(), |cuda| format!("{device}: {}", cuda.fingerprint()))
 }
 
 fn free_bytes(cuda: &Cuda) -> Result<u64> {
@@ -207,8 +204,8 @@ struct Bench {
 
 impl Bench {
     fn new(config: &RunConfig, plan: &MemoryPlan, device: &Device) -> Result<Self> {
-        let shape = shape_of(config)?;
-        let mut engine = Engine::new(config, &shape, plan.setting(device.kind()), device)?;
+        let shape = model_shape(config)?;
+        let mut engine = memory_plan::allocate(config, &shape, plan.engine_settings(device.kind()), device)?;
         engine.initialize(config.runtime.seed)?;
         let mut batch = synthetic(config.data.sequences_per_step, config.data.sequence_length, shape.vocab_size);
         if config.data.packing == Packing::Documents {
@@ -227,7 +224,7 @@ impl Bench {
 
     /// Steps as they are trained, after one to warm up: how many, and the mean. They leave time for those that run operation by
     /// operation.
-    fn step_seconds(&mut self, steps: u32, budget: Budget) -> Result<(u32, f64)> {
+    fn step_seconds(&mut self, steps: u32, budget: TimeBudget) -> Result<(u32, f64)> {
         self.step()?;
         let started = Instant::now();
         let mut done = 0;
@@ -242,7 +239,7 @@ impl Bench {
     }
 
     /// The mean of each part in a step that runs operation by operation; none of no steps.
-    fn part_seconds(&mut self, steps: u32) -> Result<Option<BTreeMap<Part, f64>>> {
+    fn part_seconds(&mut self, steps: u32) -> Result<Option<BTreeMap<StepPart, f64>>> {
         if steps == 0 {
             return Ok(None);
         }
@@ -262,15 +259,15 @@ fn steps_to_measure(seconds: f64) -> u32 {
 }
 
 /// Seconds a step of each part.
-fn by_part(times: &BTreeMap<&'static str, Duration>, steps: u32) -> BTreeMap<Part, f64> {
-    let mut parts: BTreeMap<Part, f64> = Part::ALL.into_iter().map(|part| (part, 0.0)).collect();
+fn by_part(times: &BTreeMap<&'static str, Duration>, steps: u32) -> BTreeMap<StepPart, f64> {
+    let mut parts: BTreeMap<StepPart, f64> = StepPart::ALL.into_iter().map(|part| (part, 0.0)).collect();
     for (operation, time) in times {
-        *parts.entry(Part::of(operation)).or_default() += time.as_secs_f64() / f64::from(steps);
+        *parts.entry(StepPart::from_operation(operation)).or_default() += time.as_secs_f64() / f64::from(steps);
     }
     parts
 }
 
-fn milliseconds(step_seconds: f64, parts: Option<&BTreeMap<Part, f64>>) -> BTreeMap<&'static str, f64> {
+fn milliseconds(step_seconds: f64, parts: Option<&BTreeMap<StepPart, f64>>) -> BTreeMap<&'static str, f64> {
     let other = parts.map(|parts| ("other", step_seconds - parts.values().sum::<f64>()));
     let named = parts.into_iter().flatten().map(|(part, seconds)| (part.name(), *seconds));
     named.chain([("step", step_seconds)]).chain(other).map(|(name, seconds)| (name, seconds * 1e3)).collect()
@@ -283,16 +280,16 @@ mod tests {
     #[test]
     fn every_operation_belongs_to_a_part() {
         for (operation, part) in [
-            ("attention::backward", Part::Attention),
-            ("linear::backward_weight", Part::Gemm),
-            ("head_cross_entropy::forward_backward", Part::HeadAndLoss),
-            ("add_rms_norm::normalize", Part::NormAndPointwise),
-            ("embedding::backward", Part::NormAndPointwise),
-            ("Buffer::write", Part::NormAndPointwise),
-            ("Buffer::zero", Part::Optimizer),
-            ("grad_norm::clip", Part::Optimizer),
+            ("attention::backward", StepPart::Attention),
+            ("linear::backward_weight", StepPart::Gemm),
+            ("head_cross_entropy::forward_backward", StepPart::HeadAndLoss),
+            ("add_rms_norm::normalize", StepPart::NormAndPointwise),
+            ("embedding::backward", StepPart::NormAndPointwise),
+            ("Buffer::write", StepPart::NormAndPointwise),
+            ("Buffer::zero", StepPart::Optimizer),
+            ("grad_norm::clip", StepPart::Optimizer),
         ] {
-            assert_eq!(Part::of(operation), part, "{operation}");
+            assert_eq!(StepPart::from_operation(operation), part, "{operation}");
         }
     }
 
@@ -319,10 +316,10 @@ mod tests {
 
     #[test]
     fn a_budget_allows_the_steps_that_end_in_it() {
-        assert_eq!(Budget::of(None).steps(1e9), u32::MAX);
-        let budget = Budget::of(Some(1000));
+        assert_eq!(TimeBudget::new(None).steps(1e9), u32::MAX);
+        let budget = TimeBudget::new(Some(1000));
         assert_eq!([2000.0, 300.0, 99.0].map(|seconds| budget.steps(seconds)), [0, 3, 10]);
-        assert_eq!(Budget(Some(Instant::now())).steps(1e-3), 0, "it is used up");
+        assert_eq!(TimeBudget(Some(Instant::now())).steps(1e-3), 0, "it is used up");
     }
 
     #[test]

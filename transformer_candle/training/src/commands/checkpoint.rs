@@ -6,23 +6,24 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 
 use super::model_source::{checkpoints_in, experiment_folder};
+use super::output;
 use crate::Result;
-use crate::checkpoint::{self, CheckpointError, Listed};
+use crate::checkpoint::{self, Checkpoint, CheckpointError, Listed};
 use crate::stop::StopSignal;
 
 /// What can be asked about checkpoints.
 #[derive(Debug, Clone, Subcommand)]
 pub enum CheckpointCommand {
     /// List the checkpoints of a run: step, size, which one is the latest and which the best.
-    List(Place),
+    List(CheckpointLocation),
     /// Read every byte of a checkpoint, or of all of a run, and compare it with what was written.
-    Verify(Place),
+    Verify(CheckpointLocation),
 }
 
 /// Where to look.
 #[derive(Debug, Clone, Args)]
 #[group(required = true, multiple = false)]
-pub struct Place {
+pub struct CheckpointLocation {
     /// A checkpoint, a folder of checkpoints, or a run's folder.
     #[arg(value_name = "DIR")]
     pub directory: Option<PathBuf>,
@@ -31,18 +32,19 @@ pub struct Place {
     pub experiment: Option<String>,
 }
 
-pub(super) fn main(command: &CheckpointCommand, stop: &StopSignal) -> Result<u8> {
+/// Lists or verifies; the exit code.
+pub fn main(command: &CheckpointCommand, stop: &StopSignal) -> Result<u8> {
     match command {
-        CheckpointCommand::List(place) => {
-            let (directory, checkpoints) = place.checkpoints()?;
-            super::print(&table(&directory, &checkpoints))?;
+        CheckpointCommand::List(location) => {
+            let (directory, checkpoints) = location.checkpoints()?;
+            output::print(&table(&directory, &checkpoints))?;
             Ok(0)
         }
-        CheckpointCommand::Verify(place) => verify(&place.checkpoints()?.1, stop),
+        CheckpointCommand::Verify(location) => verify(&location.checkpoints()?.1, stop),
     }
 }
 
-impl Place {
+impl CheckpointLocation {
     /// The folder of checkpoints and those that are meant, at least one.
     fn checkpoints(&self) -> Result<(PathBuf, Vec<Listed>)> {
         let folder = match (&self.directory, &self.experiment) {
@@ -87,14 +89,21 @@ fn table(directory: &Path, checkpoints: &[Listed]) -> String {
 fn verify(checkpoints: &[Listed], stop: &StopSignal) -> Result<u8> {
     let mut code = 0;
     for Listed { path, .. } in checkpoints {
-        match checkpoint::verify(path, &stop.cancel_token()) {
-            Ok(manifest) => super::print(&format!("{}  sound, {} files\n", path.display(), manifest.files.len() + 1))?,
+        match verified_files(path, stop) {
+            Ok(files) => output::print(&format!("{}  sound, {files} files\n", path.display()))?,
             Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted.into()),
             Err(error) => {
-                super::print_error(&error);
+                output::print_error(&error);
                 code = error.exit_code();
             }
         }
     }
     Ok(code)
+}
+
+/// The number of a checkpoint's files, every byte of which is as it was written.
+fn verified_files(path: &Path, stop: &StopSignal) -> checkpoint::Result<usize> {
+    let checkpoint = Checkpoint::open(path)?.verified(&stop.cancel_token())?;
+    // The manifest does not list itself.
+    Ok(checkpoint.manifest()?.files.len() + 1)
 }

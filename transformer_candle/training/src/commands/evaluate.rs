@@ -9,15 +9,17 @@ use dataset::{CancelToken, DataSource, HeldOut, Mixture, Tokenizer};
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::ModelSource;
-use crate::checkpoint::{self, StoredModel, TrainerState};
-use crate::device::{self, Chosen};
-use crate::evaluation::{self, ComponentEvaluation, EvaluationReport};
+use super::output;
+use crate::checkpoint::{self, Checkpoint, StoredModel, TrainerState};
+use crate::device::{self, ChosenDevice};
+use crate::engine::{EvaluationBuffers, MicroBatch};
+use crate::evaluation;
 use crate::identity;
-use crate::memory_plan::{EvaluationBuffers, require_room};
+use crate::memory_plan::require_room;
 use crate::pool::{self, in_pool};
+use crate::report::{ComponentEvaluation, EvaluationReport};
 use crate::stop::StopSignal;
 use crate::trained_model::load_tokenizer;
-use crate::trainer::MicroBatch;
 use crate::{Result, TrainerError};
 
 /// Sequences at a time for a model whose run is not known.
@@ -54,9 +56,10 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     pool::start()?;
     let cancel = stop.cancel_token();
     let directory = options.model.directory(&cancel)?;
-    let StoredModel { shape, precision, .. } = checkpoint::stored_model(&directory)?;
+    let checkpoint = Checkpoint::open(&directory)?;
+    let StoredModel { shape, precision, .. } = checkpoint.model()?;
     let tokenizer = load_tokenizer(&directory)?;
-    let state = checkpoint::load_state(&directory).ok();
+    let state = checkpoint.state().ok();
     let run = run_of(&directory, state.as_ref());
     let (mut config, mut text) = match (run, options.input.as_slice()) {
         (Some(run), []) => {
@@ -77,14 +80,14 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     config.runtime.precision = precision;
     let sequences = config.data.sequences_per_step.min(USUAL_BATCH);
     let needed =
-        |device: &kernels::Device| EvaluationBuffers::of(&config, &shape, sequences, device.kind()).plan.bytes();
-    let Chosen { device, notes } = device::choose_for(options.device, &shape, needed)?;
+        |device: &kernels::Device| EvaluationBuffers::new(&config, &shape, sequences, device.kind()).plan.bytes();
+    let ChosenDevice { device, notes } = device::choose_for(options.device, &shape, needed)?;
     warn_of(&notes);
-    let buffers = EvaluationBuffers::of(&config, &shape, sequences, device.kind());
+    let buffers = EvaluationBuffers::new(&config, &shape, sequences, device.kind());
     require_room(buffers.plan.bytes(), &device, || format!("evaluating the model in {}", directory.display()))?;
     let arena = buffers.plan.allocate(&device)?;
     let mut decoder = buffers.decoder.bind(&arena)?;
-    checkpoint::load_weights(&directory, &shape, decoder.weights_mut(), &cancel)?;
+    checkpoint.weights(&shape, decoder.weights_mut(), &cancel)?;
     let mut micro_batch = MicroBatch::bind(&buffers.micro_batch, &arena, sequences)?;
     let most = options.max_sequences.unwrap_or_else(|| match options.input.as_slice() {
         [] => config.runtime.evaluation.max_batches * config.data.sequences_per_step,
@@ -103,17 +106,18 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     }
 }
 
-pub(super) fn main(options: &EvaluateOptions, stop: &StopSignal) -> Result<u8> {
+/// Prints the evaluation; the exit code.
+pub fn main(options: &EvaluateOptions, stop: &StopSignal) -> Result<u8> {
     let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
-        super::print_json(&report)?;
+        output::print_json(&report)?;
         return Ok(0);
     }
     let EvaluationReport { loss, perplexity, bits_per_byte, tokens, components, .. } = report;
     let bits = bits_per_byte.map_or_else(String::new, |bits| format!("  {bits:.3} bits a byte"));
-    super::print(&format!("loss {loss:.4}  perplexity {perplexity:.2}{bits}  ({tokens} tokens)\n"))?;
+    output::print(&format!("loss {loss:.4}  perplexity {perplexity:.2}{bits}  ({tokens} tokens)\n"))?;
     for ComponentEvaluation { name, share, loss, tokens, .. } in components {
-        super::print(&format!("  {:.1} % {name}: loss {loss:.4}  ({tokens} tokens)\n", 100.0 * share))?;
+        output::print(&format!("  {:.1} % {name}: loss {loss:.4}  ({tokens} tokens)\n", 100.0 * share))?;
     }
     Ok(0)
 }

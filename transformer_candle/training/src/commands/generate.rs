@@ -10,6 +10,7 @@ use model::SamplingSettings;
 use run_config::{Device, regular_file};
 
 use super::ModelSource;
+use super::output;
 use crate::completion::Completion;
 use crate::stop::StopSignal;
 use crate::terminal::escaped;
@@ -77,15 +78,16 @@ pub fn run(options: &GenerateOptions, stop: &StopSignal) -> Result<Completion> {
     Prepared::from(options, stop)?.complete(options, stop, |_| Ok(()))
 }
 
-pub(super) fn main(options: &GenerateOptions, stop: &StopSignal) -> Result<u8> {
+/// Prints the continued text as it grows; the exit code.
+pub fn main(options: &GenerateOptions, stop: &StopSignal) -> Result<u8> {
     if options.json {
-        super::print_json(&run(options, stop)?)?;
+        output::print_json(&run(options, stop)?)?;
         return Ok(0);
     }
     let Prepared { model, prompt, settings } = Prepared::from(options, stop)?;
     // Exact where it goes to a file or a program; a terminal would obey what is in it.
     let is_obeyed = io::stdout().is_terminal();
-    let print = |text: &str| super::written(&if is_obeyed { escaped(text) } else { text.into() });
+    let print = |text: &str| output::written(&if is_obeyed { escaped(text) } else { text.into() });
     // The prompt is printed with the first text behind it: before that the model may still refuse it.
     let mut due = Some(prompt.as_str());
     let mut printed = Ok(());
@@ -95,7 +97,7 @@ pub(super) fn main(options: &GenerateOptions, stop: &StopSignal) -> Result<u8> {
         if continues { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     stop.check()?;
-    super::delivered(printed.and_then(|()| print(due.unwrap_or_default())).and_then(|()| print("\n")))?;
+    output::delivered(printed.and_then(|()| print(due.unwrap_or_default())).and_then(|()| print("\n")))?;
     Ok(0)
 }
 

@@ -30,11 +30,11 @@ impl ModelSource {
         if folder.join("config.json").exists() || folder.join(checkpoint::MANIFEST_FILE_NAME).exists() {
             return Ok(folder);
         }
-        let newest = checkpoint::newest_sound(&checkpoints_in(&folder), cancel)?;
+        let newest = checkpoint::newest_intact(&checkpoints_in(&folder), cancel)?;
         for damaged in &newest.damaged {
             tracing::warn!("checkpoint {} is damaged ({}) and passed over", damaged.name, damaged.reason);
         }
-        Ok(newest.path)
+        Ok(newest.checkpoint.directory().to_owned())
     }
 
     fn folder(&self) -> Result<PathBuf> {

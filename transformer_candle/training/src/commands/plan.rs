@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use run_config::RunConfig;
 
+use super::output;
 use crate::Result;
 use crate::memory_plan::MemoryPlan;
 
@@ -24,15 +25,16 @@ pub struct PlanOptions {
 
 /// The plan of a config. Needs neither tokenizer nor data.
 pub fn run(options: &PlanOptions) -> Result<MemoryPlan> {
-    MemoryPlan::of(&RunConfig::load_for_planning(&options.config, &options.overrides)?)
+    MemoryPlan::new(&RunConfig::load_for_planning(&options.config, &options.overrides)?)
 }
 
-pub(super) fn main(options: &PlanOptions) -> Result<u8> {
+/// Prints the plan; the exit code.
+pub fn main(options: &PlanOptions) -> Result<u8> {
     let plan = run(options)?;
     if options.json {
-        super::print_json(&plan)?;
+        output::print_json(&plan)?;
     } else {
-        super::print(&format!("{plan}\n"))?;
+        output::print(&format!("{plan}\n"))?;
     }
     Ok(0)
 }

@@ -1,19 +1,21 @@
 //! `train`: a run from its config to its last checkpoint.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
+use clap::{Args, Parser};
 use run_config::{Device, ResolvedRun, RunConfig};
 
 use crate::Result;
 use crate::checkpoint;
+use crate::environment::VERSION;
 use crate::lock::RunLock;
 use crate::progress::ProgressMode;
-use crate::run::{Outcome, RunOptions, run_training};
+use crate::run::{RunOutcome, run_training};
+use crate::run_options::{ResumeFrom, RunOptions};
 use crate::stop::StopSignal;
-use crate::trainer::ResumeFrom;
 
 /// What `train` takes.
 #[derive(Debug, Clone, Args)]
@@ -48,7 +50,7 @@ pub fn run(
     lock: Option<Arc<RunLock>>,
     progress: ProgressMode,
     stop: &StopSignal,
-) -> Result<Outcome> {
+) -> Result<RunOutcome> {
     let resolved = load(&options.config, &options.overrides, options.resume.as_ref())?;
     let TrainOptions { resume, rebatch, max_steps, device, .. } = options.clone();
     run_training(resolved, &RunOptions { resume, rebatch, lock, max_steps, device, progress }, stop)
@@ -64,10 +66,39 @@ pub fn load(config: &Path, overrides: &[String], resume: Option<&ResumeFrom>) ->
     Ok(RunConfig::load_with_checkpoint(config, overrides, &tokenizer)?)
 }
 
-pub(super) fn main(options: &TrainOptions, stop: &StopSignal) -> Result<u8> {
+/// Trains as the options say; the exit code.
+pub fn main(options: &TrainOptions, stop: &StopSignal) -> Result<u8> {
     Ok(run(options, None, ProgressMode::Auto, stop)?.exit_code())
 }
 
 fn resume_from(directory: PathBuf) -> ResumeFrom {
     if directory == Path::new("latest") { ResumeFrom::Latest } else { ResumeFrom::Directory(directory) }
+}
+
+/// Train a model from a config file.
+///
+/// Streams the data set that `streaming_config.json` beside the config names; without that file it reads
+/// `data.train_shards`.
+#[derive(Debug, Parser)]
+#[command(name = "train", version = VERSION, max_term_width = 100)]
+struct TrainCommandLine {
+    #[command(flatten)]
+    options: TrainOptions,
+}
+
+/// The program `train`: the command of that name on its own.
+pub fn program() -> ExitCode {
+    super::program::run(|TrainCommandLine { options }, stop| main(&options, stop))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_declarations_are_consistent() {
+        TrainCommandLine::command().debug_assert();
+    }
 }

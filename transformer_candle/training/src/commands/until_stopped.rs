@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use signal_hook::low_level;
 
-use super::print_error;
+use super::output::print_error;
 use crate::stop::StopSignal;
 use crate::{Result, TrainerError};
 

@@ -11,9 +11,10 @@ use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
 use super::model_source::checkpoints_in;
+use super::output;
 use crate::checkpoint::{self, TrainerState};
+use crate::engine::model_shape;
 use crate::identity;
-use crate::memory_plan::shape_of;
 use crate::stop::StopSignal;
 use crate::trainer::{DataPlan, LEDGER, cursor_of};
 use crate::{Result, TrainerError};
@@ -73,12 +74,13 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
             format!("{} is no run's folder: it lacks the {RESOLVED_CONFIG} that training writes", directory.display());
         return Err(TrainerError::Request(message));
     }
-    let newest = checkpoint::newest_sound(&checkpoints_in(directory), &cancel)?.path;
-    let mut run = RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(&newest)))?;
-    let state = checkpoint::load_state(&newest)?;
+    let newest = checkpoint::newest_intact(&checkpoints_in(directory), &cancel)?.checkpoint;
+    let mut run =
+        RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(newest.directory())))?;
+    let state = newest.state()?;
     identity::recall_revisions(&state.identity, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
-    let data = DataPlan::of(&run, shape_of(&run.config)?.vocab_size, hub, &cancel)?;
+    let data = DataPlan::of(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
     let DataPlan { mixture, settings, tokenizer } = &data;
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data, &cancel)?;
@@ -98,12 +100,13 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
 }
 
-pub(super) fn main(options: &ValidateDataOptions, stop: &StopSignal) -> Result<u8> {
+/// Prints what was proven; the exit code.
+pub fn main(options: &ValidateDataOptions, stop: &StopSignal) -> Result<u8> {
     let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
-        super::print_json(&report)?;
+        output::print_json(&report)?;
     } else {
-        super::print(&report.to_string())?;
+        output::print(&report.to_string())?;
     }
     // As for data that cannot be read: what the run was trained on is not what it should have been.
     Ok(if report.problems.is_empty() { 0 } else { 3 })

@@ -27,7 +27,7 @@ impl CpuSpeed {
     /// # Errors
     /// If the threads cannot be started.
     pub(super) fn measure(config: &RunConfig) -> Result<Self> {
-        let pool = pool::of(config)?;
+        let pool = pool::from_config(config)?;
         let fastest = pool.install(|| fastest_product(dtype_of(config.runtime.precision)))?;
         let flops = 2.0 * (SIZE * SIZE * SIZE) as f64 / fastest.as_secs_f64();
         Ok(Self { threads: pool.current_num_threads(), flops })

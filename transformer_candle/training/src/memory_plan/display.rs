@@ -2,29 +2,13 @@
 
 use std::{fmt, time::Duration};
 
-use run_config::{ActivationRecompute, Precision};
+use run_config::Precision;
 
-use super::{Estimate, MemoryPlan};
-use crate::progress::{duration, grouped};
-
-/// `31.25 GB`, decimal as cards and disks are sold.
-pub(crate) fn bytes(number: u64) -> String {
-    match number {
-        0..1_000 => format!("{number} bytes"),
-        1_000..1_000_000 => format!("{:.1} kB", number as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} MB", number as f64 / 1e6),
-        _ => format!("{:.2} GB", number as f64 / 1e9),
-    }
-}
-
-/// The name that a config has for it.
-pub(super) fn recompute(recompute: ActivationRecompute) -> &'static str {
-    match recompute {
-        ActivationRecompute::None => "none",
-        ActivationRecompute::Selective => "selective",
-        ActivationRecompute::Block => "block",
-    }
-}
+use super::{MemoryPlan, estimate::Estimate};
+use crate::{
+    error::shortage::recompute,
+    units::{bytes, duration, grouped},
+};
 
 fn precision(precision: Precision) -> &'static str {
     match precision {

@@ -1,15 +1,17 @@
 //! How long a run takes, at speeds that are measured or assumed and say so.
 
+use run_config::RunConfig;
 use serde::Serialize;
 
-use super::{CardMemory, CpuSpeed, Place};
+use super::cpu_speed::CpuSpeed;
+use crate::{device::GpuMemory, engine::model_shape, error::Result};
 
 /// bf16 products with f32 sums on an RTX 5090, nominal.
 const RTX_5090_FLOPS: f64 = 209.5e12;
 /// The share of it that a well-tuned trainer reaches on models of this kind.
 const RTX_5090_SHARE: f64 = 0.8;
-/// The share that one reaches of any other card's peak: less, where memory is slower beside the arithmetic.
-const OTHER_CARDS_SHARE: f64 = 0.5;
+/// The share that one reaches of any other GPU's peak: less, where memory is slower beside the arithmetic.
+const OTHER_GPUS_SHARE: f64 = 0.5;
 /// The share of a CPU's rate in matrix products that whole steps sustain.
 const CPU_SHARE: f64 = 0.75;
 /// A run that takes a CPU longer than this is not meant for one.
@@ -34,45 +36,44 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// What a run of this config computes.
+    pub(super) fn new(config: &RunConfig) -> Result<Self> {
+        let flops_per_token = model_shape(config)?.flops_per_token(config.data.sequence_length);
+        let tokens_per_step = config.data.tokens_per_step() as u64;
+        let total_tokens = config.scheduler.total_steps.map(|steps| steps * tokens_per_step);
+        Ok(Self { flops_per_token, total_tokens })
+    }
+
     fn at(self, flops_per_second: f64, assumption: String) -> Estimate {
         let tokens_per_second = flops_per_second / self.flops_per_token;
         let seconds = self.total_tokens.map(|tokens| tokens as f64 / tokens_per_second);
         Estimate { tokens_per_second, seconds, assumption }
     }
 
-    fn on_cpu(self, CpuSpeed { threads, flops }: CpuSpeed) -> Estimate {
+    pub(super) fn on_cpu(self, CpuSpeed { threads, flops }: CpuSpeed) -> Estimate {
         let (percent, gigaflops) = (100.0 * CPU_SHARE, flops / 1e9);
         let products = format!("the {gigaflops:.0} GFLOP/s that its matrix products reach now");
         let plural = if threads == 1 { "" } else { "s" };
         self.at(flops * CPU_SHARE, format!("on {threads} CPU thread{plural}, assuming {percent:.0} % of {products}"))
     }
 
-    fn on_assumed_card(self) -> Estimate {
+    pub(super) fn on_assumed_gpu(self) -> Estimate {
         let assumption = "on an RTX 5090, assuming 80 % of its 209.5 TFLOP/s".to_owned();
         self.at(RTX_5090_FLOPS * RTX_5090_SHARE, assumption)
     }
 
-    /// On a card whose peak is not known, as on the one that the presets are made for.
-    fn on_card(self, card: &CardMemory) -> Estimate {
-        let Some(peak) = card.peak else {
-            return self.on_assumed_card();
+    /// On a GPU; one whose peak is not known is taken for the one that the presets are made for.
+    pub(super) fn on_gpu(self, gpu: &GpuMemory) -> Estimate {
+        let Some(peak) = gpu.peak else {
+            return self.on_assumed_gpu();
         };
-        let share = if (peak - RTX_5090_FLOPS).abs() < 1.0 { RTX_5090_SHARE } else { OTHER_CARDS_SHARE };
-        let (name, percent, teraflops) = (&card.name, 100.0 * share, peak / 1e12);
+        let share = if (peak - RTX_5090_FLOPS).abs() < 1.0 { RTX_5090_SHARE } else { OTHER_GPUS_SHARE };
+        let (name, percent, teraflops) = (&gpu.name, 100.0 * share, peak / 1e12);
         self.at(peak * share, format!("on {name}, assuming {percent:.0} % of its {teraflops:.1} TFLOP/s"))
     }
 
     /// Whether the run would take this machine's CPU months.
     pub(super) fn is_too_long_for_cpu(self, speed: CpuSpeed) -> bool {
         self.on_cpu(speed).seconds.is_some_and(|seconds| seconds > LONGEST_CPU_RUN_SECONDS)
-    }
-
-    /// Nobody has measured this run: a guess for the place where it would be trained, if that place's speed is known.
-    pub(super) fn estimate(self, place: &Place) -> Option<Estimate> {
-        match place {
-            Place::Cpu(speed) => speed.map(|speed| self.on_cpu(speed)),
-            Place::Card(card) => Some(self.on_card(card)),
-            Place::AssumedCard => Some(self.on_assumed_card()),
-        }
     }
 }

@@ -25,12 +25,12 @@ const CPU: CpuSpeed = CpuSpeed { threads: 2, flops: 420e9 };
 
 /// The plan on a machine without a card.
 fn plan_of(run: &ResolvedRun) -> Result<MemoryPlan> {
-    MemoryPlan::among(&run.config, &[], CardMemory::unopened, |_| Ok(CPU))
+    MemoryPlan::among(&run.config, &[], GpuMemory::unopened, |_| Ok(CPU))
 }
 
 /// The plan on a machine with these cards, each with so much free.
 fn plan_among(run: &ResolvedRun, cards: &[Card], free: Option<u64>) -> Result<MemoryPlan> {
-    MemoryPlan::among(&run.config, cards, |card| CardMemory { free, ..CardMemory::unopened(card) }, |_| Ok(CPU))
+    MemoryPlan::among(&run.config, cards, |card| GpuMemory { free, ..GpuMemory::unopened(card) }, |_| Ok(CPU))
 }
 
 fn card(ordinal: usize, name: &str, total_bytes: u64) -> Card {
@@ -109,12 +109,12 @@ fn a_run_that_could_never_fit_is_told_so() {
 #[test]
 fn a_data_stream_that_does_not_fit_is_what_is_told() {
     let run = run_of("smoke_cpu", &["data.num_workers=256"]);
-    let shape = shape_of(&run.config).unwrap();
-    let asked = plan_of(&run).unwrap().setting(DeviceKind::Cpu);
+    let shape = model_shape(&run.config).unwrap();
+    let asked = plan_of(&run).unwrap().engine_settings(DeviceKind::Cpu);
     let shortage = |free| {
         let budget = Budget::beside_the_data(free, "free on this machine", dataset::memory_bound(&run.config.data));
         assert_eq!(budget.bytes, 0);
-        Shortage::of(&run.config, &shape, asked, &budget).to_string()
+        fit::shortage(&run.config, &shape, asked, &budget).to_string()
     };
     let told = shortage(24 << 30);
     assert!(
@@ -149,8 +149,8 @@ fn what_is_planned_is_what_is_allocated() {
         let precision = format!("runtime.precision={precision}");
         let run = run_of("smoke_cpu", &[&precision]);
         let plan = plan_of(&run).unwrap();
-        let shape = shape_of(&run.config).unwrap();
-        let buffers = RunBuffers::of(&run.config, &shape, plan.setting(DeviceKind::Cpu));
+        let shape = model_shape(&run.config).unwrap();
+        let buffers = RunBuffers::new(&run.config, &shape, plan.engine_settings(DeviceKind::Cpu));
         let arena = buffers.plan.allocate(&kernels::Device::Cpu).unwrap();
         assert_eq!(arena.bytes(), plan.bytes);
         assert_eq!(plan.bytes_by_category.iter().map(|line| line.bytes).sum::<u64>(), plan.bytes);
@@ -185,7 +185,7 @@ fn the_time_on_a_cpu_follows_from_how_fast_it_multiplies_now() {
         let precision = format!("runtime.precision={precision}");
         let mut run = run_of("smoke_cpu", &[&precision]);
         (run.config.runtime.device, run.config.runtime.threads) = (run_config::Device::Cpu, Some(3));
-        let plan = MemoryPlan::of(&run).unwrap();
+        let plan = MemoryPlan::new(&run).unwrap();
         let Estimate { tokens_per_second, seconds, assumption } = plan.estimate.unwrap();
         assert!(assumption.starts_with("on 3 CPU threads"), "{assumption}");
         assert!(tokens_per_second > 0.0 && tokens_per_second.is_finite());
@@ -233,9 +233,9 @@ fn auto_plans_for_the_cpu_where_a_card_does_not_take_the_model() {
 fn a_card_that_is_planned_for_has_landings_for_the_tokens_on_their_way() {
     let batch = |packing, device| {
         let run = run_of("rtx5090_1b", &[RTX_5090.as_slice(), &[packing]].concat());
-        let shape = shape_of(&run.config).unwrap();
-        let setting = plan_of(&run).unwrap().setting(device);
-        RunBuffers::of(&run.config, &shape, setting).plan.bytes_of(kernels::memory::Category::Batch)
+        let shape = model_shape(&run.config).unwrap();
+        let setting = plan_of(&run).unwrap().engine_settings(device);
+        RunBuffers::new(&run.config, &shape, setting).plan.bytes_of(kernels::memory::Category::Batch)
     };
     // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a card also two pairs and a scale on their way.
     let of = |packing| [DeviceKind::Cpu, DeviceKind::Cuda].map(|device| batch(packing, device));

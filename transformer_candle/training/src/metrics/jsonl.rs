@@ -7,7 +7,8 @@ use std::path::Path;
 use dataset::AppendFile;
 use serde::{Deserialize, Serialize};
 
-use crate::{Result, TrainerError, atomic_file};
+use super::sink::MetricsSink;
+use crate::{Result, TrainerError, atomic_file, report::Record};
 
 /// The open file, written a whole line at a time.
 #[derive(Debug)]
@@ -16,15 +17,15 @@ pub(super) struct JsonLines {
 }
 
 #[derive(Serialize)]
-struct Line<'a, Report> {
+struct Line<'a> {
     kind: &'a str,
     #[serde(flatten)]
-    report: &'a Report,
+    record: &'a Record,
 }
 
-impl JsonLines {
+impl MetricsSink for JsonLines {
     /// Opens the file with the lines up to a step in it, or empty.
-    pub(super) fn open(path: &Path, rewind_to: Option<u64>) -> Result<Self> {
+    fn open(path: &Path, _run: &str, rewind_to: Option<u64>) -> Result<Self> {
         let opened =
             atomic_file::replace_with(path, |kept| rewind_to.map_or(Ok(()), |step| copy_lines(path, kept, step)));
         let file = opened.and_then(|file| AppendFile::of(path, file)).map_err(TrainerError::io("write", path))?;
@@ -32,14 +33,18 @@ impl JsonLines {
     }
 
     /// Appends a line.
-    pub(super) fn write(&mut self, kind: &str, report: &impl Serialize) {
-        let mut line = serde_json::to_vec(&Line { kind, report }).expect("reports are plain values");
+    fn record(&mut self, record: &Record) {
+        let mut line = serde_json::to_vec(&Line { kind: record.kind, record }).expect("records are plain values");
         line.push(b'\n');
         self.file.append(&line);
     }
 
-    pub(super) fn file(&mut self) -> &mut AppendFile {
-        &mut self.file
+    fn flush(&mut self) {
+        self.file.sync();
+    }
+
+    fn take_news(&mut self) -> Vec<String> {
+        self.file.take_news()
     }
 }
 
@@ -69,15 +74,14 @@ mod tests {
     use super::*;
     use std::fs;
 
-    #[derive(Serialize)]
-    struct Report {
-        step: u64,
+    fn record(step: u64) -> Record {
+        Record { kind: "train", step, scalars: Vec::new(), components: Vec::new() }
     }
 
     fn written(path: &Path) -> Vec<u8> {
-        let mut lines = JsonLines::open(path, None).unwrap();
+        let mut lines = JsonLines::open(path, "run", None).unwrap();
         for step in 1..=3 {
-            lines.write("train", &Report { step });
+            lines.record(&record(step));
         }
         fs::read(path).unwrap()
     }
@@ -90,7 +94,7 @@ mod tests {
         let two_lines = bytes.len() / 3 * 2;
         for torn in two_lines..bytes.len() {
             fs::write(&path, &bytes[..torn]).unwrap();
-            drop(JsonLines::open(&path, Some(3)).unwrap());
+            drop(JsonLines::open(&path, "run", Some(3)).unwrap());
             assert_eq!(fs::read(&path).unwrap(), bytes[..two_lines], "torn at {torn}");
         }
     }
@@ -100,7 +104,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         written(&path);
-        JsonLines::open(&path, Some(1)).unwrap().write("train", &Report { step: 2 });
+        JsonLines::open(&path, "run", Some(1)).unwrap().record(&record(2));
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"train\",\"step\":2}\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
@@ -110,7 +114,7 @@ mod tests {
     fn a_file_that_is_gone_starts_empty() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        drop(JsonLines::open(&path, Some(5)).unwrap());
+        drop(JsonLines::open(&path, "run", Some(5)).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"");
     }
 }

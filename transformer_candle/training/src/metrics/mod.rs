@@ -2,92 +2,58 @@
 //! that no step is there twice and none is missing.
 
 mod jsonl;
+mod sink;
 mod tensorboard;
 mod tfrecord;
 
 use std::path::Path;
 
-use dataset::AppendFile;
 use jsonl::JsonLines;
+use sink::MetricsSink;
 use tensorboard::EventFile;
 
-use crate::Result;
-use crate::evaluation::EvaluationReport;
-use crate::trainer::StepReport;
+use crate::{Result, report::Record};
 
-/// Writes a run's metrics. Each call has left the process when it returns, so that a kill loses nothing; only what a full
-/// disk does not take waits for room.
+/// Writes a run's metrics to every sink.
 #[derive(Debug)]
 pub struct MetricsWriter {
-    lines: JsonLines,
-    events: Option<EventFile>,
+    sinks: Vec<Box<dyn MetricsSink>>,
 }
 
 impl MetricsWriter {
     /// Opens the metrics of a run directory, and its TensorBoard events in a folder of their own where one is given.
-    /// `rewind_to` keeps what was written up to that step, for a resume; without it the run is a new one and starts
-    /// empty.
+    /// `rewind_to` keeps what was written up to that step, for a resume; without it the metrics start empty.
     pub fn open(run_directory: &Path, tensorboard: Option<&Path>, rewind_to: Option<u64>) -> Result<Self> {
-        let lines = JsonLines::open(&run_directory.join("metrics.jsonl"), rewind_to)?;
         let run = run_directory.file_name().unwrap_or_default().to_string_lossy();
-        let events = tensorboard.map(|folder| EventFile::open(folder, &run, rewind_to)).transpose()?;
-        Ok(Self { lines, events })
+        let lines = JsonLines::open(&run_directory.join("metrics.jsonl"), &run, rewind_to)?;
+        let mut sinks: Vec<Box<dyn MetricsSink>> = vec![Box::new(lines)];
+        if let Some(folder) = tensorboard {
+            sinks.push(Box::new(EventFile::open(folder, &run, rewind_to)?));
+        }
+        Ok(Self { sinks })
     }
 
-    /// Records an optimizer step.
-    pub fn train(&mut self, report: &StepReport) {
-        self.lines.write("train", report);
-        let Some(events) = &mut self.events else {
-            return;
-        };
-        let mut scalars = vec![
-            ("loss/train", f64::from(report.loss)),
-            ("learning_rate", report.learning_rate),
-            ("gradient_norm", f64::from(report.grad_norm)),
-            ("tokens_per_second", report.tokens_per_second),
-            ("step_seconds", report.step_seconds),
-            ("data_wait_seconds", report.data_wait_seconds),
-            ("memory_bytes", report.memory_bytes as f64),
-        ];
-        scalars.extend(report.mfu.map(|mfu| ("mfu", mfu)));
-        events.write(report.step, &scalars);
-    }
-
-    /// Records an evaluation.
-    pub fn evaluation(&mut self, report: &EvaluationReport) {
-        self.lines.write("evaluation", report);
-        let Some(events) = &mut self.events else {
-            return;
-        };
-        let mut scalars = vec![("loss/validation", report.loss), ("perplexity/validation", report.perplexity)];
-        scalars.extend(report.bits_per_byte.map(|bits| ("bits_per_byte/validation", bits)));
-        let tags: Vec<String> =
-            report.components.iter().map(|component| format!("loss/validation/{}", component.name)).collect();
-        scalars.extend(tags.iter().map(String::as_str).zip(report.components.iter().map(|component| component.loss)));
-        events.write(report.step, &scalars);
+    /// Records an optimizer step or an evaluation.
+    pub fn record(&mut self, record: &Record) {
+        self.sinks.iter_mut().for_each(|sink| sink.record(record));
     }
 
     /// Makes everything written durable, as far as the disk takes it. Called before a checkpoint, so that no checkpoint
     /// outlives the metrics that led to it.
     pub fn flush(&mut self) {
-        self.files().for_each(|file| {
-            file.sync();
-        });
+        self.sinks.iter_mut().for_each(|sink| sink.flush());
     }
 
     /// What a person should know since this was last asked, one sentence each.
     pub fn take_news(&mut self) -> Vec<String> {
-        self.files().flat_map(AppendFile::take_news).collect()
-    }
-
-    fn files(&mut self) -> impl Iterator<Item = &mut AppendFile> {
-        [self.lines.file()].into_iter().chain(self.events.as_mut().map(EventFile::file))
+        self.sinks.iter_mut().flat_map(|sink| sink.take_news()).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::{EvaluationReport, StepReport};
 
     fn open(run: &Path, rewind_to: Option<u64>) -> MetricsWriter {
         MetricsWriter::open(run, Some(&run.join("tensorboard")), rewind_to).unwrap()
@@ -123,8 +89,8 @@ mod tests {
     fn lines_have_the_contract_s_keys() {
         let run = tempfile::tempdir().unwrap();
         let mut metrics = open(run.path(), None);
-        metrics.train(&step(1));
-        metrics.evaluation(&evaluation(1));
+        metrics.record(&step(1).record());
+        metrics.record(&evaluation(1).record());
         metrics.flush();
         insta::assert_snapshot!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap(), @r#"
         {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"memory_bytes":1073741824}
@@ -138,9 +104,9 @@ mod tests {
         let run = |directory: &Path, rewind_to, steps: std::ops::RangeInclusive<u64>| {
             let mut metrics = open(directory, rewind_to);
             for number in steps {
-                metrics.train(&step(number));
+                metrics.record(&step(number).record());
                 if number % 2 == 0 {
-                    metrics.evaluation(&evaluation(number));
+                    metrics.record(&evaluation(number).record());
                 }
             }
         };
@@ -159,7 +125,7 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         for _ in 0..2 {
             let mut metrics = open(run.path(), None);
-            metrics.train(&step(1));
+            metrics.record(&step(1).record());
         }
         assert_eq!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap().lines().count(), 1);
         assert_eq!(std::fs::read_dir(run.path().join("tensorboard")).unwrap().count(), 1);

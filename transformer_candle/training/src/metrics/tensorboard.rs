@@ -11,8 +11,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dataset::AppendFile;
 
+use super::sink::MetricsSink;
 use super::tfrecord::{self, Event, Summary, Value, What};
 use crate::atomic_file::{self, staged_name};
+use crate::report::{Record, Scalar};
 use crate::{Result, TrainerError};
 
 /// The open event file.
@@ -21,9 +23,9 @@ pub(super) struct EventFile {
     file: AppendFile,
 }
 
-impl EventFile {
+impl MetricsSink for EventFile {
     /// Opens a run's events with those up to a step in it, or empty. Other runs may have theirs in the same folder.
-    pub(super) fn open(folder: &Path, run: &str, rewind_to: Option<u64>) -> Result<Self> {
+    fn open(folder: &Path, run: &str, rewind_to: Option<u64>) -> Result<Self> {
         fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
         atomic_file::remove_leftovers(folder, |name| is_leftover(name, run));
         let earlier = event_files(folder, run).map_err(TrainerError::io("read", folder))?;
@@ -40,17 +42,34 @@ impl EventFile {
         Ok(Self { file })
     }
 
-    /// Appends the scalars of a step.
-    pub(super) fn write(&mut self, step: u64, scalars: &[(&str, f64)]) {
-        let value = |(tag, value): &(&str, f64)| Value { tag: (*tag).to_owned(), simple_value: Some(*value as f32) };
-        let summary = Summary { value: scalars.iter().map(value).collect() };
-        let event = Event { wall_time: now(), step: step as i64, what: Some(What::Summary(summary)) };
+    /// Appends an event with every known curve of the record.
+    fn record(&mut self, record: &Record) {
+        let summary = Summary { value: curves(record) };
+        let event = Event { wall_time: now(), step: record.step as i64, what: Some(What::Summary(summary)) };
         self.file.append(&tfrecord::record(&event));
     }
 
-    pub(super) fn file(&mut self) -> &mut AppendFile {
-        &mut self.file
+    fn flush(&mut self) {
+        self.file.sync();
     }
+
+    fn take_news(&mut self) -> Vec<String> {
+        self.file.take_news()
+    }
+}
+
+/// The values of a record that are curves; a component's have its name appended to their tags.
+fn curves(record: &Record) -> Vec<Value> {
+    let whole = record.scalars.iter().map(|scalar| (scalar, None));
+    let components = record.components.iter();
+    let of_components =
+        components.flat_map(|component| component.scalars.iter().map(|scalar| (scalar, Some(&component.name))));
+    let curve = |(scalar, component): (&Scalar, Option<&String>)| {
+        let (tag, value) = (scalar.tag?, scalar.value?);
+        let tag = component.map_or_else(|| tag.to_owned(), |name| format!("{tag}/{name}"));
+        Some(Value { tag, simple_value: Some(value.as_f64() as f32) })
+    };
+    whole.chain(of_components).filter_map(curve).collect()
 }
 
 /// The run's event files, oldest first: their names begin with the time and end with the run.
@@ -137,7 +156,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut events = EventFile::open(folder.path(), "demo", None).unwrap();
         for step in 1..=5 {
-            events.write(step, &[("loss/train", 1.0)]);
+            let loss = Scalar { key: "loss", tag: Some("loss/train"), value: Some(1.0_f64.into()) };
+            events.record(&Record { kind: "train", step, scalars: vec![loss], components: Vec::new() });
         }
         // As a kill between writing the rewound file and removing the earlier one leaves it, with a torn end.
         let bytes = fs::read(&event_files(folder.path(), "demo").unwrap()[0]).unwrap();

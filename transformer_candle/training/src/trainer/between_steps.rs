@@ -7,12 +7,14 @@ use std::{
 
 use model::SamplingSettings;
 
-use super::{Engine, Position, Trainer, execution, products};
+use super::{Position, Trainer, execution, products};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
-    completion::{Completion, complete, generator},
+    completion::{Completion, CompletionRequest, complete, generator},
+    engine::Engine,
     error::Result,
-    evaluation::{EvaluationReport, evaluate},
+    evaluation::evaluate,
+    report::EvaluationReport,
     stop::StopSignal,
 };
 
@@ -32,7 +34,7 @@ impl Trainer {
         let Some(report) = report else {
             return Ok(None);
         };
-        self.metrics.evaluation(&report);
+        self.metrics.record(&report.record());
         self.saved = None;
         self.position.evaluation_loss = Some(report.loss);
         if self.position.best.is_none_or(|best| report.loss < best.loss) {
@@ -53,9 +55,7 @@ impl Trainer {
                 shape: &self.shape,
                 precision: config.runtime.precision,
                 weights: self.engine.decoder.weights(),
-                remainder: self.engine.optimizer.remainder(),
-                first_moment: self.engine.optimizer.first_moment(),
-                second_moment: self.engine.optimizer.second_moment(),
+                optimizer: self.engine.optimizer.state(),
                 tokenizer: &self.tokenizer_files,
                 state: &state,
             },
@@ -115,8 +115,8 @@ impl Trainer {
             let mut generator = generator(shape, weights, tokens.len().saturating_add(max_tokens))?;
             let on_text =
                 |_: &str| if stop.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-            let written =
-                complete(&mut generator, tokenizer, prompt, &tokens, max_tokens, stop_token, settings, on_text)?;
+            let request = CompletionRequest { prompt, prompt_tokens: &tokens, max_tokens, stop_token, settings };
+            let written = complete(&mut generator, tokenizer, &request, on_text)?;
             stop.check().map(|()| written)
         })
     }
@@ -133,7 +133,7 @@ impl Trainer {
             identity: self.identity.clone(),
             evaluation_loss: *evaluation_loss,
             best: *best,
-            execution: Some(execution::of(&self.plan)),
+            execution: Some(execution::from_plan(&self.plan)),
             products: products::of(self.engine.device()),
             ledger,
         }

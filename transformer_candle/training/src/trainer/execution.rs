@@ -8,13 +8,13 @@ use serde_json::json;
 
 use crate::{
     checkpoint::Execution,
-    error::{Result, TrainerError},
+    error::{Result, TrainerError, shortage::recompute},
     identity::Change,
     memory_plan::MemoryPlan,
 };
 
 /// How the steps of a plan are computed.
-pub(super) fn of(plan: &MemoryPlan) -> Execution {
+pub(super) fn from_plan(plan: &MemoryPlan) -> Execution {
     Execution {
         micro_batch: plan.micro_batch as usize,
         gradient_accumulation_steps: plan.gradient_accumulation_steps as usize,
@@ -57,7 +57,7 @@ pub(super) fn keep(run: &mut ResolvedRun, checkpoint: &Path, saved: Option<&Exec
 
 /// What a run that was asked to change its batching should say of it.
 pub(super) fn changed(plan: &MemoryPlan, saved: Option<&Execution>) -> Option<String> {
-    let (was, is) = (saved?, of(plan));
+    let (was, is) = (saved?, from_plan(plan));
     (*was != is).then(|| {
         format!(
             "--rebatch: steps are computed as {}, not as {}: from here on the weights agree with those of an uninterrupted run up \
@@ -70,8 +70,7 @@ pub(super) fn changed(plan: &MemoryPlan, saved: Option<&Execution>) -> Option<St
 
 fn described(execution: &Execution) -> String {
     let Execution { micro_batch, gradient_accumulation_steps, activation_recompute } = execution;
-    let recompute = json!(activation_recompute);
-    let recompute = recompute.as_str().unwrap_or_default();
+    let recompute = recompute(*activation_recompute);
     format!("{micro_batch} x {gradient_accumulation_steps} sequences with activation_recompute {recompute}")
 }
 

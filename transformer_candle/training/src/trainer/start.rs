@@ -1,44 +1,47 @@
 //! From a resolved run to a trainer that can take its next step: everything is checked before anything is written.
 
-use std::{collections::HashSet, path::PathBuf, sync::Arc};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use dataset::{CancelToken, Cursor, Tokenizer, hub::HubSettings};
 use kernels::Device;
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
 
-use super::{Engine, Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, products};
+use super::{Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, products};
 use crate::{
     atomic_file,
-    checkpoint::{self, TokenizerFiles, TrainerState},
+    checkpoint::{self, Checkpoint, TokenizerFiles, TrainerState},
     device,
     divergence_guard::DivergenceGuard,
+    engine::{Engine, model_shape},
     environment::Environment,
     error::{Result, TrainerError},
     identity,
     lock::RunLock,
-    memory_plan::{MemoryPlan, shape_of},
+    memory_plan::{self, MemoryPlan},
     metrics::MetricsWriter,
     pool,
-    run::RunOptions,
+    report::LogInterval,
     run_folder::RunFolder,
+    run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
     stop::StopSignal,
 };
 
-/// Where a run goes on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ResumeFrom {
-    /// At the newest sound checkpoint of the run's folder of checkpoints; at the beginning if none was ever written.
-    Latest,
-    /// At this checkpoint directory.
-    Directory(PathBuf),
+/// The checkpoint that a run is resumed from.
+struct Resumed {
+    checkpoint: Checkpoint,
+    state: TrainerState,
 }
 
-/// A checkpoint that was chosen to go on from.
-struct Chosen {
-    directory: PathBuf,
-    state: TrainerState,
+impl Resumed {
+    fn directory(&self) -> &Path {
+        self.checkpoint.directory()
+    }
 }
 
 impl Trainer {
@@ -69,8 +72,8 @@ impl Trainer {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();
         pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
-        let device::Chosen { device, notes: of_device } = device::choose(&mut run)?;
-        let shape = shape_of(&run.config)?;
+        let device::ChosenDevice { device, notes: of_device } = device::choose(&mut run)?;
+        let shape = model_shape(&run.config)?;
         if from.is_none() {
             // A new run that does not fit leaves no trace, not even a lock.
             MemoryPlan::here(&run, &device)?.check()?;
@@ -81,10 +84,10 @@ impl Trainer {
         };
         let folder = RunFolder::open(&run.run_directory)?;
         let mut notes = [run.notes.clone(), of_device].concat();
-        let chosen = choose(&run, from, &mut notes, &cancel)?;
-        let plan = plan(&mut run, &device, chosen.as_ref(), rebatch, &mut notes)?;
-        let resumed = chosen.as_ref().map(|chosen| &chosen.state);
-        if let Some(state) = resumed {
+        let resumed = choose(&run, from, &mut notes, &cancel)?;
+        let plan = plan(&mut run, &device, resumed.as_ref(), rebatch, &mut notes)?;
+        let state = resumed.as_ref().map(|resumed| &resumed.state);
+        if let Some(state) = state {
             identity::recall_revisions(&state.identity, &mut run);
         }
         let data = DataPlan::of(&run, shape.vocab_size, hub, &cancel)?;
@@ -92,33 +95,34 @@ impl Trainer {
         let sources = data.mixture.describe();
         identity::pin_revisions(&mut run, &sources);
         let identity = identity::of(&run, data.tokenizer.content_hash(), &sources);
-        if let Some(Chosen { directory, state }) = &chosen {
-            let changes = identity::changes(&state.identity, &identity);
+        if let Some(resumed) = &resumed {
+            let changes = identity::changes(&resumed.state.identity, &identity);
             if !changes.is_empty() {
-                return Err(TrainerError::ChangedOnResume { checkpoint: directory.clone(), changes });
+                return Err(TrainerError::ChangedOnResume { checkpoint: resumed.directory().to_owned(), changes });
             }
         }
-        let data = data.open(&mut run, resumed.map(cursor_of).transpose()?, &mut notes)?;
+        let data = data.open(&mut run, state.map(cursor_of).transpose()?, &mut notes)?;
 
-        let mut engine = Engine::new(&run.config, &shape, plan.setting(device.kind()), &device)?;
+        let mut engine = memory_plan::allocate(&run.config, &shape, plan.engine_settings(device.kind()), &device)?;
         stop.check()?;
-        fill(&mut engine, &shape, run.config.runtime.seed, chosen.as_ref(), &cancel)?;
+        fill(&mut engine, &shape, run.config.runtime.seed, resumed.as_ref(), &cancel)?;
         stop.check()?;
-        if let Some(state) = resumed {
+        if let Some(state) = state {
             notes.extend(products::recall(&device, state.products.as_ref())?);
         }
         engine.warm_up()?;
         let cursor = data.stream.cursor();
-        let ledger = RunLedger::open(&run.run_directory, resumed, &cursor, &mut notes, &cancel)?;
+        let ledger = RunLedger::open(&run.run_directory, state, &cursor, &mut notes, &cancel)?;
         write_records(&run, &engine)?;
         let logging = &run.config.runtime.logging;
         let tensorboard = logging.tensorboard_directory.as_deref().filter(|_| logging.tensorboard);
-        let rewind_to = resumed.map(|state| state.step);
+        let rewind_to = state.map(|state| state.step);
         let mut trainer = Self {
-            saved: saved(&run, chosen.as_ref()),
-            position: position(chosen.as_ref(), cursor),
+            saved: saved(&run, resumed.as_ref()),
+            position: position(state, cursor),
             ledger,
             metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
+            log_interval: LogInterval::new(run.config.runtime.log_every_n_steps, run.config.scheduler.total_steps),
             schedule: LearningRate::of(&run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
             run,
@@ -148,16 +152,16 @@ fn fill(
     engine: &mut Engine,
     shape: &ModelShape,
     seed: u64,
-    chosen: Option<&Chosen>,
+    resumed: Option<&Resumed>,
     cancel: &CancelToken,
 ) -> Result<()> {
     let pool = engine.pool();
     let Engine { decoder, optimizer, .. } = engine;
-    let (weights, (remainder, first_moment, second_moment)) = (decoder.weights_mut(), optimizer.state_mut());
-    pool.install(|| match chosen {
-        None => Ok(initialization::fill(shape, seed, weights, remainder)?),
-        Some(Chosen { directory, .. }) => {
-            Ok(checkpoint::restore(directory, shape, weights, remainder, first_moment, second_moment, cancel)?)
+    pool.install(|| match resumed {
+        None => Ok(initialization::fill(shape, seed, decoder.weights_mut(), optimizer.low_bits_mut())?),
+        Some(Resumed { checkpoint, .. }) => {
+            checkpoint.weights(shape, decoder.weights_mut(), cancel)?;
+            Ok(checkpoint.optimizer(shape, optimizer.state_mut(), cancel)?)
         }
     })
 }
@@ -166,25 +170,27 @@ fn fill(
 fn plan(
     run: &mut ResolvedRun,
     device: &Device,
-    chosen: Option<&Chosen>,
+    resumed: Option<&Resumed>,
     rebatch: bool,
     notes: &mut Vec<String>,
 ) -> Result<MemoryPlan> {
-    if let Some(Chosen { directory, state }) = chosen.filter(|_| !rebatch) {
-        notes.extend(execution::keep(run, directory, state.execution.as_ref())?);
+    if let Some(resumed) = resumed.filter(|_| !rebatch) {
+        notes.extend(execution::keep(run, resumed.directory(), resumed.state.execution.as_ref())?);
     }
     let plan = MemoryPlan::here(run, device)?;
-    match (&plan.shortage, chosen) {
-        (Some(shortage), Some(Chosen { directory, state }))
-            if !rebatch && !shortage.fits.is_empty() && state.execution == Some(execution::of(&plan)) =>
+    match (&plan.shortage, resumed) {
+        (Some(shortage), Some(resumed))
+            if !rebatch
+                && !shortage.fits.is_empty()
+                && resumed.state.execution == Some(execution::from_plan(&plan)) =>
         {
-            let (checkpoint, shortage) = (directory.clone(), Box::new(shortage.clone()));
+            let (checkpoint, shortage) = (resumed.directory().to_owned(), Box::new(shortage.clone()));
             return Err(TrainerError::OutOfMemoryOnResume { checkpoint, shortage });
         }
         _ => plan.check()?,
     }
     if rebatch {
-        notes.extend(execution::changed(&plan, chosen.and_then(|chosen| chosen.state.execution.as_ref())));
+        notes.extend(execution::changed(&plan, resumed.and_then(|resumed| resumed.state.execution.as_ref())));
     }
     run.config.data.batch_size = BatchSize::Fixed(plan.micro_batch as usize);
     run.config.data.gradient_accumulation_steps = Some(plan.gradient_accumulation_steps as usize);
@@ -196,10 +202,10 @@ fn choose(
     from: Option<&ResumeFrom>,
     notes: &mut Vec<String>,
     cancel: &CancelToken,
-) -> Result<Option<Chosen>> {
+) -> Result<Option<Resumed>> {
     let directory = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(&run.run_directory);
     let existing = checkpoint::list(directory)?;
-    let chosen = match (from, existing.last()) {
+    let checkpoint = match (from, existing.last()) {
         (None, None) => return Ok(None),
         (None, Some(newest)) => {
             return Err(TrainerError::Request(format!(
@@ -214,24 +220,20 @@ fn choose(
             return Ok(None);
         }
         (Some(ResumeFrom::Latest), Some(_)) => {
-            let found = checkpoint::newest_sound(directory, cancel)?;
+            let found = checkpoint::newest_intact(directory, cancel)?;
             notes.extend(found.damaged.iter().map(|damaged| {
                 format!("checkpoint {} is damaged and was passed over: {}", damaged.name, damaged.reason)
             }));
-            found.path
+            found.checkpoint
         }
-        (Some(ResumeFrom::Directory(path)), _) => {
-            checkpoint::verify(path, cancel)?;
-            path.clone()
-        }
+        (Some(ResumeFrom::Directory(path)), _) => Checkpoint::open(path)?.verified(cancel)?,
     };
-    let state = checkpoint::load_state(&chosen)?;
-    notes.push(format!("resuming at step {} from {}", state.step, chosen.display()));
-    Ok(Some(Chosen { directory: chosen, state }))
+    let state = checkpoint.state()?;
+    notes.push(format!("resuming at step {} from {}", state.step, checkpoint.directory().display()));
+    Ok(Some(Resumed { checkpoint, state }))
 }
 
-fn position(chosen: Option<&Chosen>, cursor: Cursor) -> Position {
-    let state = chosen.map(|chosen| &chosen.state);
+fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
     Position {
         step: state.map_or(0, |state| state.step),
         tokens: state.map_or(0, |state| state.tokens),
@@ -243,10 +245,10 @@ fn position(chosen: Option<&Chosen>, cursor: Cursor) -> Position {
 }
 
 /// A checkpoint of another folder is no checkpoint of this run.
-fn saved(run: &ResolvedRun, chosen: Option<&Chosen>) -> Option<PathBuf> {
-    let name = chosen?.directory.canonicalize().ok()?.file_name()?.to_owned();
-    let path = run.config.runtime.checkpoint.directory.as_deref()?.join(name);
-    (path.canonicalize().ok() == chosen?.directory.canonicalize().ok()).then_some(path)
+fn saved(run: &ResolvedRun, resumed: Option<&Resumed>) -> Option<PathBuf> {
+    let directory = resumed?.directory().canonicalize().ok()?;
+    let path = run.config.runtime.checkpoint.directory.as_deref()?.join(directory.file_name()?);
+    (path.canonicalize().ok()? == directory).then_some(path)
 }
 
 fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<TokenizerFiles> {

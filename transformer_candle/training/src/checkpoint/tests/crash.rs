@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::checkpoint::aside::{Sink, create_file};
+use crate::checkpoint::staging::{Sink, create_file};
 
 /// A disk with so many bytes left, and what it says when they are used up.
 struct FullingDisk {
@@ -99,12 +99,12 @@ fn a_failing_disk_leaves_no_piece_either_and_names_the_file() {
 fn while_a_checkpoint_is_written_readers_see_the_one_before() {
     let folder = saved(&[1]);
     let create = |path: &Path| {
-        assert_eq!(newest_sound(folder.path(), &CancelToken::new()).unwrap().path, folder.path().join("step-00000001"));
+        assert_eq!(newest(folder.path()).0, folder.path().join("step-00000001"));
         assert_eq!(list(folder.path()).unwrap().len(), 1);
         create_file(path)
     };
     Tiny::at(Precision::Fp32, 2).save_through(folder.path(), &state_at(2), &create).unwrap();
-    assert_eq!(newest_sound(folder.path(), &CancelToken::new()).unwrap().path, folder.path().join("step-00000002"));
+    assert_eq!(newest(folder.path()).0, folder.path().join("step-00000002"));
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn what_killed_writers_left_is_removed_by_the_next_save() {
     fs::create_dir(&left).unwrap();
     fs::write(left.join("model.safetensors"), "half").unwrap();
     fs::write(folder.path().join(".latest.tmp-4242"), "step-0").unwrap();
-    assert_eq!(newest_sound(folder.path(), &CancelToken::new()).unwrap().path, folder.path().join("step-00000001"));
+    assert_eq!(newest(folder.path()).0, folder.path().join("step-00000001"));
     Tiny::at(Precision::Fp32, 3).save(folder.path(), &state_at(3));
     assert_eq!(names(folder.path()), ["latest", "step-00000001", "step-00000003"]);
 }
@@ -128,7 +128,7 @@ fn writer_that_is_killed() {
         return;
     };
     let first =
-        newest_sound(&folder, &CancelToken::new()).map_or(1, |newest| load_state(&newest.path).unwrap().step + 1);
+        newest_intact(&folder, &CancelToken::new()).map_or(1, |newest| newest.checkpoint.state().unwrap().step + 1);
     for step in first.. {
         Tiny::at(Precision::Fp32, step).save(&folder, &state_at(step));
         mark_best(&folder, &folder.join(step_name(step))).unwrap();
@@ -157,12 +157,12 @@ fn a_writer_killed_at_any_instant_leaves_a_sound_checkpoint_and_loses_none() {
         thread::sleep(Duration::from_micros(700 * round));
         writer.kill().unwrap();
         writer.wait().unwrap();
-        let newest = newest_sound(folder.path(), &CancelToken::new()).unwrap();
-        assert!(newest.damaged.is_empty(), "{:?}", newest.damaged);
-        let step = load_state(&newest.path).unwrap().step;
+        let (path, damaged) = newest(folder.path());
+        assert!(damaged.is_empty(), "{damaged:?}");
+        let step = load_state(&path).unwrap().step;
         assert!(step > newest_step, "step {newest_step} was there before, {step} is left");
         let mut read = Tiny::zeros(Precision::Fp32);
-        read.restore(&newest.path).unwrap();
+        read.restore(&path).unwrap();
         assert_eq!(read.bits(), Tiny::at(Precision::Fp32, step).bits());
         newest_step = step;
     }

@@ -15,7 +15,7 @@ fn a_folder_without_checkpoints_says_so() {
     let folder = tempfile::tempdir().unwrap();
     for directory in [folder.path().to_owned(), folder.path().join("missing")] {
         assert!(list(&directory).unwrap().is_empty());
-        let error = newest_sound(&directory, &CancelToken::new()).unwrap_err();
+        let error = newest_intact(&directory, &CancelToken::new()).unwrap_err();
         assert!(matches!(error, CheckpointError::Absent { .. }), "{error}");
         assert_eq!(error.exit_code(), 2);
         assert!(matches!(load_state(&directory).unwrap_err(), CheckpointError::Absent { .. }));
@@ -50,21 +50,21 @@ fn a_pointer_that_is_torn_or_points_nowhere_counts_for_nothing() {
     for text in ["", "step-", "../step-00000005", "step-00000007\n", "\0\0\0"] {
         fs::write(folder.path().join("latest"), text).unwrap();
         assert_eq!(latest(folder.path()), None, "{text:?}");
-        assert_eq!(newest_sound(folder.path(), &CancelToken::new()).unwrap().path, path(&folder, 10));
+        assert_eq!(newest(folder.path()).0, path(&folder, 10));
     }
 }
 
 #[test]
-fn the_newest_sound_one_is_taken_and_the_damaged_ones_are_named() {
+fn the_newest_intact_one_is_taken_and_the_damaged_ones_are_named() {
     let folder = saved(&[5, 10, 15]);
     damage(&path(&folder, 15).join("optimizer.safetensors"));
     fs::remove_file(path(&folder, 10).join("MANIFEST.json")).unwrap();
-    let NewestSound { path: chosen, damaged } = newest_sound(folder.path(), &CancelToken::new()).unwrap();
+    let (chosen, damaged) = newest(folder.path());
     assert_eq!(chosen, path(&folder, 5));
     let named: Vec<_> = damaged.iter().map(|damaged| damaged.name.as_str()).collect();
     assert_eq!(named, ["step-00000015", "step-00000010"]);
     damage(&path(&folder, 5).join("tokenizer.json"));
-    let error = newest_sound(folder.path(), &CancelToken::new()).unwrap_err();
+    let error = newest_intact(folder.path(), &CancelToken::new()).unwrap_err();
     assert_eq!(error.exit_code(), 5);
     for word in ["step-00000015", "optimizer.safetensors", "step-00000010", "MANIFEST.json", "step-00000005"] {
         assert!(error.to_string().contains(word), "{error}");
@@ -76,7 +76,7 @@ fn an_empty_folder_is_passed_over() {
     let folder = saved(&[5]);
     fs::create_dir(path(&folder, 10)).unwrap();
     fs::write(folder.path().join("latest"), "step-00000010").unwrap();
-    let NewestSound { path: chosen, damaged } = newest_sound(folder.path(), &dataset::CancelToken::new()).unwrap();
+    let (chosen, damaged) = newest(folder.path());
     assert_eq!(chosen, path(&folder, 5));
     assert_eq!(damaged[0].name, "step-00000010");
 }
@@ -85,15 +85,11 @@ fn an_empty_folder_is_passed_over() {
 fn an_abandoned_future_is_not_gone_on_with() {
     // 15 and 20 were saved; a resume from 10 saved 12.
     let folder = saved(&[10, 15, 20, 12]);
-    assert_eq!(newest_sound(folder.path(), &CancelToken::new()).unwrap().path, path(&folder, 12));
+    assert_eq!(newest(folder.path()).0, path(&folder, 12));
     damage(&path(&folder, 12).join("config.json"));
-    assert_eq!(newest_sound(folder.path(), &CancelToken::new()).unwrap().path, path(&folder, 10));
+    assert_eq!(newest(folder.path()).0, path(&folder, 10));
     damage(&path(&folder, 10).join("config.json"));
-    assert_eq!(
-        newest_sound(folder.path(), &CancelToken::new()).unwrap().path,
-        path(&folder, 20),
-        "better than nothing"
-    );
+    assert_eq!(newest(folder.path()).0, path(&folder, 20), "better than nothing");
 }
 
 #[test]
@@ -155,9 +151,9 @@ fn reading_ends_when_it_is_no_longer_wanted() {
     let cancel = CancelToken::when(|| true);
     assert!(matches!(verify(&path(&folder, 10), &cancel), Err(CheckpointError::Interrupted)));
     // An intact checkpoint is not passed over because nobody waited for its proof.
-    assert!(matches!(newest_sound(folder.path(), &cancel), Err(CheckpointError::Interrupted)));
+    assert!(matches!(newest_intact(folder.path(), &cancel), Err(CheckpointError::Interrupted)));
     let mut tiny = Tiny::zeros(Precision::Fp32);
-    let read = load_weights(&path(&folder, 10), &tiny_shape(), &mut tiny.weights, &cancel);
+    let read = Checkpoint::open(&path(&folder, 10)).unwrap().weights(&tiny_shape(), &mut tiny.weights, &cancel);
     assert!(matches!(read, Err(CheckpointError::Interrupted)));
 }
 
@@ -169,7 +165,7 @@ fn what_is_no_file_is_damage() {
         let file = path(&folder, 10).join(name);
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
-        let NewestSound { path: chosen, damaged } = newest_sound(folder.path(), &CancelToken::new()).unwrap();
+        let (chosen, damaged) = newest(folder.path());
         assert_eq!(chosen, path(&folder, 5));
         assert_eq!(damaged[0].reason, format!("{name} cannot be read: it is a device, not a regular file"));
     }

@@ -10,15 +10,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use dataset::CancelToken;
+use kernels::memory::Category;
 use kernels::{Buffer, DType, Device, bf16};
 use model::{ModelShape, ParameterLayout, Precision};
 use run_config::ModelConfig;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::aside::Create;
 use super::save::save_through;
+use super::staging::Create;
 use super::*;
+use crate::engine::{StateLayout, StateTensor};
 
 fn tiny_shape() -> ModelShape {
     let config = ModelConfig {
@@ -38,9 +40,8 @@ struct Tiny {
     shape: ModelShape,
     precision: Precision,
     weights: Buffer,
-    remainder: Option<Buffer>,
-    first_moment: Buffer,
-    second_moment: Buffer,
+    /// First and second moments, and beside bf16 weights the low bits of their masters.
+    optimizer: Vec<StateTensor>,
     tokenizer: TokenizerFiles,
 }
 
@@ -50,11 +51,16 @@ impl Tiny {
         let elements = ParameterLayout::new(&shape).elements();
         let zeros = |dtype| Buffer::zeros(&[elements], dtype, &Device::Cpu).unwrap();
         let bf16 = precision == Precision::Bf16;
+        let tensor = |name, category, dtype| StateTensor {
+            layout: StateLayout { name, category, dtype, range: 0..elements },
+            buffer: zeros(dtype),
+        };
+        let moments = ["first_moment", "second_moment"];
+        let moments = moments.map(|name| tensor(name, Category::OptimizerMoments, DType::F32));
+        let low_bits = bf16.then(|| tensor("master_remainder", Category::MasterRemainder, DType::I16));
         Self {
             weights: zeros(if bf16 { DType::BF16 } else { DType::F32 }),
-            remainder: bf16.then(|| zeros(DType::I16)),
-            first_moment: zeros(DType::F32),
-            second_moment: zeros(DType::F32),
+            optimizer: moments.into_iter().chain(low_bits).collect(),
             tokenizer: tokenizer_files(),
             precision,
             shape,
@@ -71,11 +77,14 @@ impl Tiny {
             Precision::Bf16 => tiny.weights.write(&numbers(1).map(|n| bf16::from_f32(n as f32)).collect::<Vec<_>>()),
         }
         .unwrap();
-        if let Some(remainder) = &mut tiny.remainder {
-            remainder.write(&numbers(2).map(|n| n as i16 - 2000).collect::<Vec<_>>()).unwrap();
+        for StateTensor { layout, buffer } in &mut tiny.optimizer {
+            match layout.name {
+                "first_moment" => buffer.write(&numbers(3).map(|n| n as f32 / 3.0 - 500.0).collect::<Vec<_>>()),
+                "second_moment" => buffer.write(&numbers(4).map(|n| n as f32 * 1e-6).collect::<Vec<_>>()),
+                _ => buffer.write(&numbers(2).map(|n| n as i16 - 2000).collect::<Vec<_>>()),
+            }
+            .unwrap();
         }
-        tiny.first_moment.write(&numbers(3).map(|n| n as f32 / 3.0 - 500.0).collect::<Vec<_>>()).unwrap();
-        tiny.second_moment.write(&numbers(4).map(|n| n as f32 * 1e-6).collect::<Vec<_>>()).unwrap();
         tiny
     }
 
@@ -92,17 +101,16 @@ impl Tiny {
             shape: &self.shape,
             precision: self.precision,
             weights: &self.weights,
-            remainder: self.remainder.as_ref(),
-            first_moment: &self.first_moment,
-            second_moment: &self.second_moment,
+            optimizer: &self.optimizer,
             tokenizer: &self.tokenizer,
             state,
         }
     }
 
     fn restore(&mut self, checkpoint: &Path) -> Result<()> {
-        let Self { shape, weights, remainder, first_moment, second_moment, .. } = self;
-        restore(checkpoint, shape, weights, remainder.as_mut(), first_moment, second_moment, &CancelToken::new())
+        let (checkpoint, cancel) = (Checkpoint::open(checkpoint)?, CancelToken::new());
+        checkpoint.weights(&self.shape, &mut self.weights, &cancel)?;
+        checkpoint.optimizer(&self.shape, &mut self.optimizer, &cancel)
     }
 
     /// The bits of every tensor that is saved; the vocabulary's padding is not.
@@ -110,15 +118,31 @@ impl Tiny {
         let mut all = Vec::new();
         for tensor in model::hugging_face::hf_tensors(&self.shape) {
             let part = |buffer: &Buffer| buffer.view(tensor.offset, &[tensor.elements]).unwrap();
-            for buffer in [&self.weights, &self.first_moment, &self.second_moment] {
-                all.push(part(buffer).read_f32().unwrap().into_iter().map(f32::to_bits).collect());
-            }
-            if let Some(remainder) = &self.remainder {
-                all.push(part(remainder).read::<i16>().unwrap().into_iter().map(|number| number as u32).collect());
+            for buffer in self.optimizer.iter().map(|tensor| &tensor.buffer).chain([&self.weights]) {
+                all.push(match buffer.dtype() {
+                    DType::I16 => part(buffer).read::<i16>().unwrap().into_iter().map(|number| number as u32).collect(),
+                    _ => part(buffer).read_f32().unwrap().into_iter().map(f32::to_bits).collect(),
+                });
             }
         }
         all
     }
+}
+
+/// The trainer's state of a checkpoint.
+fn load_state(checkpoint: &Path) -> Result<TrainerState> {
+    Checkpoint::open(checkpoint)?.state()
+}
+
+/// Reads every byte of a checkpoint.
+fn verify(checkpoint: &Path, cancel: &CancelToken) -> Result<Checkpoint> {
+    Checkpoint::open(checkpoint)?.verified(cancel)
+}
+
+/// The newest intact checkpoint of a folder, and those that were passed over.
+fn newest(folder: &Path) -> (PathBuf, Vec<Damaged>) {
+    let NewestIntact { checkpoint, damaged } = newest_intact(folder, &CancelToken::new()).unwrap();
+    (checkpoint.directory().to_owned(), damaged)
 }
 
 fn state_at(step: u64) -> TrainerState {

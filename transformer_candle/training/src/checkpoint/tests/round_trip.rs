@@ -12,7 +12,7 @@ fn every_bit_comes_back() {
         read.restore(&checkpoint).unwrap();
         assert_eq!(read.bits(), tiny.bits());
         assert_eq!(load_state(&checkpoint).unwrap(), state_at(5));
-        let stored = stored_model(&checkpoint).unwrap();
+        let stored = Checkpoint::open(&checkpoint).unwrap().model().unwrap();
         assert_eq!((stored.precision, stored.end_of_text), (precision, Some(0)));
         assert_eq!(stored.shape, tiny.shape);
     }
@@ -107,6 +107,34 @@ fn the_optimizer_s_tensors_carry_the_model_s_names() {
 }
 
 #[test]
+fn state_of_some_parameters_is_saved_for_them_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = model::hugging_face::hf_tensors(&tiny_shape());
+    let covered = tensors.iter().find(|tensor| tensor.name == "model.layers.0.mlp.down_proj.weight").unwrap();
+    let layout = StateLayout {
+        name: "momentum",
+        category: Category::OptimizerMoments,
+        dtype: DType::F32,
+        range: covered.offset..covered.offset + covered.elements,
+    };
+    let numbers: Vec<f32> = (0..covered.elements).map(|index| index as f32 / 7.0).collect();
+    let with = |mut tiny: Tiny, numbers: &[f32]| {
+        let mut buffer = Buffer::zeros(&[covered.elements], DType::F32, &Device::Cpu).unwrap();
+        buffer.write(numbers).unwrap();
+        tiny.optimizer.push(StateTensor { layout: layout.clone(), buffer });
+        tiny
+    };
+    let checkpoint = with(Tiny::at(Precision::Fp32, 1), &numbers).save(folder.path(), &state_at(1));
+    let bytes = fs::read(checkpoint.join("optimizer.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let saved: Vec<_> = file.names().into_iter().filter(|name| name.ends_with(".momentum")).collect();
+    assert_eq!(saved, [&format!("{}.momentum", covered.name)]);
+    let mut read = with(Tiny::zeros(Precision::Fp32), &vec![0.0; covered.elements]);
+    read.restore(&checkpoint).unwrap();
+    assert_eq!(read.optimizer.last().unwrap().buffer.read_f32().unwrap(), numbers);
+}
+
+#[test]
 fn a_checkpoint_of_another_model_or_precision_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Tiny::at(Precision::Fp32, 1).save(folder.path(), &state_at(1));
@@ -154,8 +182,8 @@ fn a_model_from_elsewhere_needs_no_manifest() {
     let checkpoint = folder.path().join("step-00000001");
     fs::remove_file(checkpoint.join("MANIFEST.json")).unwrap();
     let mut tiny = Tiny::zeros(Precision::Fp32);
-    load_weights(&checkpoint, &stored_model(&checkpoint).unwrap().shape, &mut tiny.weights, &CancelToken::new())
-        .unwrap();
+    let model = Checkpoint::open(&checkpoint).unwrap();
+    model.weights(&model.model().unwrap().shape, &mut tiny.weights, &CancelToken::new()).unwrap();
     assert!(tiny.weights.read_f32().unwrap().iter().any(|weight| *weight != 0.0));
     assert!(verify(&checkpoint, &CancelToken::new()).is_err(), "as a checkpoint to go on from it is damaged");
 }

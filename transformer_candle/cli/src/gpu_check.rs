@@ -1,0 +1,79 @@
+//! `gpu-check` on the command line: rows as they are made, and a verdict; or with `--json` a line per part, and the rows to stderr.
+
+use clap::Args;
+use gpu_check::{CheckProgress, CheckReport, Part, Size, heading, verdict};
+use training::Result;
+use training::commands::output::{print, print_json};
+
+/// What `gpu-check` takes.
+#[derive(Debug, Clone, Args)]
+pub(super) struct GpuCheckOptions {
+    /// The GPU to check: cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "cuda")]
+    device: run_config::Device,
+    /// How large the checks are.
+    #[arg(long, value_enum, default_value_t = Size::Full)]
+    size: Size,
+    /// Make only these checks. Repeatable. [default: all, in this order]
+    #[arg(long, value_enum, value_name = "PART")]
+    only: Vec<Part>,
+    /// Of the random inputs, as a run printed it. [default: another one each time]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Print one JSON object per part as soon as it ends, and the rows to stderr.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn main(options: &GpuCheckOptions) -> Result<u8> {
+    let &GpuCheckOptions { device, size, ref only, seed, json } = options;
+    let mut output = Output::new(json);
+    let reports = gpu_check::run(device, size, only, seed, &mut |progress| output.show(progress))?;
+    output.end(&reports)?;
+    Ok(u8::from(!reports.iter().all(|report| report.passed)))
+}
+
+/// Prints while checks are made, of which a reader that goes away stops none.
+struct Output {
+    json: bool,
+    begun: bool,
+    /// The first failure to print.
+    failure: Result<()>,
+}
+
+impl Output {
+    fn new(json: bool) -> Self {
+        Self { json, begun: false, failure: Ok(()) }
+    }
+
+    fn show(&mut self, progress: CheckProgress<'_>) {
+        let printed = match progress {
+            CheckProgress::Row(row) => {
+                let head = if self.begun { String::new() } else { format!("{}\n", heading()) };
+                self.begun = true;
+                self.line(&format!("{head}{row}\n"))
+            }
+            CheckProgress::Part(report) => {
+                let speeds = report.speed.iter().try_for_each(|row| self.line(&format!("{row}\n")));
+                if self.json { speeds.and_then(|()| print_json(report)) } else { speeds }
+            }
+        };
+        if self.failure.is_ok() {
+            self.failure = printed;
+        }
+    }
+
+    /// The verdict, for people.
+    fn end(self, reports: &[CheckReport]) -> Result<()> {
+        self.failure?;
+        if self.json { Ok(()) } else { print(&format!("{}\n", verdict(reports))) }
+    }
+
+    fn line(&self, text: &str) -> Result<()> {
+        if self.json {
+            eprint!("{text}");
+            return Ok(());
+        }
+        print(text)
+    }
+}

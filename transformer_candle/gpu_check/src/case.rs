@@ -1,0 +1,345 @@
+//! One call of an operation on two devices: what it is given, what it may write, and how near its results must be.
+//!
+//! Every argument lies between guards in memory of its own, outputs and workspaces come in poisoned, and the call is made twice:
+//! so a case also finds elements left unwritten, writes outside of an output or into an input, and results that differ
+//! from run to run.
+
+use kernels::{Buffer, DType, Device, DeviceKind};
+
+use super::report::CheckRow;
+use super::subject::{Bits, Subject, relative_error};
+use training::{Result, TrainerError};
+
+/// Elements before and behind every argument. A multiple of 256 bytes of any type, so that arguments stay aligned.
+const GUARD: usize = 128;
+/// An element may be this many times as far off as the bound on the whole allows, in units of itself and of the mean size
+/// around it: errors are bell-like, so no sound result comes near, and one wrong element among millions is still seen.
+const ELEMENT_FACTOR: f64 = 16.0;
+
+/// How an argument takes part in the call.
+enum Role {
+    /// Read only.
+    Input,
+    /// Written whole, and near to the reference's by this bound.
+    Output(f64),
+    /// Read and written, and near to the reference's by this bound.
+    Updated(f64),
+    /// Written by whatever way; compared through another argument or not at all.
+    Scratch,
+    /// As many F32 elements as the operation asks for on the device.
+    Workspace(Box<dyn Fn(DeviceKind) -> usize>),
+}
+
+struct Argument {
+    name: &'static str,
+    role: Role,
+    shape: Vec<usize>,
+    content: Bits,
+}
+
+type Call = dyn Fn(&mut [Buffer]) -> kernels::Result<()>;
+
+/// See the module.
+pub(super) struct Case {
+    name: String,
+    sizes: String,
+    arguments: Vec<Argument>,
+    call: Box<Call>,
+    /// Whether the reference computes in F32 from the same numbers, or in the types given.
+    widened: bool,
+}
+
+impl Case {
+    /// A case whose reference is the CPU in F32, given the very numbers that the device gets.
+    pub(super) fn new(name: impl Into<String>, sizes: impl Into<String>) -> Self {
+        let call = Box::new(|_: &mut [Buffer]| Ok(()));
+        Self { name: name.into(), sizes: sizes.into(), arguments: Vec::new(), call, widened: true }
+    }
+
+    /// The reference computes in the types given: for operations that are about bits.
+    pub(super) fn in_its_types(mut self) -> Self {
+        self.widened = false;
+        self
+    }
+
+    fn argument(mut self, name: &'static str, role: Role, shape: &[usize], content: Bits) -> Self {
+        self.arguments.push(Argument { name, role, shape: shape.to_vec(), content });
+        self
+    }
+
+    pub(super) fn input(self, name: &'static str, shape: &[usize], content: Bits) -> Self {
+        self.argument(name, Role::Input, shape, content)
+    }
+
+    pub(super) fn output(self, name: &'static str, shape: &[usize], dtype: DType, bound: f64) -> Self {
+        self.argument(name, Role::Output(bound), shape, poison(dtype, shape))
+    }
+
+    pub(super) fn updated(self, name: &'static str, shape: &[usize], content: Bits, bound: f64) -> Self {
+        self.argument(name, Role::Updated(bound), shape, content)
+    }
+
+    /// Scratch that comes in poisoned.
+    pub(super) fn scratch(self, name: &'static str, shape: &[usize], dtype: DType) -> Self {
+        self.argument(name, Role::Scratch, shape, poison(dtype, shape))
+    }
+
+    /// State that another argument shows after the call.
+    pub(super) fn state(self, name: &'static str, shape: &[usize], content: Bits) -> Self {
+        self.argument(name, Role::Scratch, shape, content)
+    }
+
+    pub(super) fn workspace(self, elements: impl Fn(DeviceKind) -> usize + 'static) -> Self {
+        self.argument("workspace", Role::Workspace(Box::new(elements)), &[], poison(DType::F32, &[0]))
+    }
+
+    /// The call, with the arguments in the order they were added.
+    pub(super) fn call<const N: usize>(
+        mut self,
+        call: impl Fn([&mut Buffer; N]) -> kernels::Result<()> + 'static,
+    ) -> Self {
+        self.call = Box::new(move |arguments| {
+            let arguments: &mut [Buffer; N] = arguments.try_into().expect("a case calls with the arguments it has");
+            call(arguments.each_mut())
+        });
+        self
+    }
+
+    /// Runs the case and compares. A case for which the device has no room has failed; the next one may fit.
+    pub(super) fn check(&self, subject: &Subject) -> Result<CheckRow> {
+        match self.compare(subject) {
+            Err(error @ TrainerError::Kernel(kernels::Error::OutOfMemory { .. })) => Ok(self.failed(&error)),
+            compared => compared,
+        }
+    }
+
+    /// The row of a case that could not be made.
+    pub(super) fn failed(&self, error: &TrainerError) -> CheckRow {
+        CheckRow::new(&self.name, &self.sizes).require(false, || error.to_string())
+    }
+
+    fn compare(&self, subject: &Subject) -> Result<CheckRow> {
+        let reference = self.reference()?;
+        let first = self.observe(subject, 1)?;
+        let second = self.observe(subject, 2)?;
+        let mut row = CheckRow::new(&self.name, &self.sizes);
+        let mut worst: Option<(f64, f64)> = None;
+        for (((argument, reference), first), second) in self.arguments.iter().zip(&reference).zip(&first).zip(&second) {
+            row = argument.check_memory(row, first, second);
+            let (Role::Output(bound) | Role::Updated(bound)) = argument.role else { continue };
+            let (ours, exact) = (inner(first).numbers(), inner(reference).numbers());
+            let error = relative_error(&ours, &exact);
+            if worst.is_none_or(|(largest, of)| share(error, bound) >= share(largest, of)) {
+                worst = Some((error, bound));
+            }
+            row = argument.check_elements(row, &ours, &exact, bound);
+        }
+        Ok(match worst {
+            Some((error, bound)) => row.within(error, bound),
+            None => row,
+        })
+    }
+
+    fn observe(&self, subject: &Subject, run: usize) -> Result<Vec<Bits>> {
+        let memories = self.run(&subject.device, false)?;
+        let named = self.arguments.iter().zip(&memories);
+        named
+            .map(|(argument, memory)| subject.read(&format!("{}: {}", self.name, argument.name), run, memory))
+            .collect()
+    }
+
+    fn reference(&self) -> Result<Vec<Bits>> {
+        self.run(&Device::Cpu, self.widened)?.iter().map(Bits::read).collect()
+    }
+
+    /// Makes the call in new memory, and returns that memory, guards included.
+    fn run(&self, device: &Device, widened: bool) -> Result<Vec<Buffer>> {
+        let mut views = Vec::with_capacity(self.arguments.len());
+        let mut memories = Vec::with_capacity(self.arguments.len());
+        for argument in &self.arguments {
+            let (memory, view) = argument.place(device, widened)?;
+            memories.push(memory);
+            views.push(view);
+        }
+        (self.call)(&mut views)?;
+        Ok(memories)
+    }
+}
+
+impl Argument {
+    fn place(&self, device: &Device, widened: bool) -> Result<(Buffer, Buffer)> {
+        let (shape, content) = match &self.role {
+            Role::Workspace(elements) => {
+                let shape = vec![elements(device.kind())];
+                (shape.clone(), poison(DType::F32, &shape))
+            }
+            _ if widened => (self.shape.clone(), self.content.widened()),
+            _ => (self.shape.clone(), self.content.clone()),
+        };
+        let guard = vec![guard(content.dtype); GUARD];
+        let whole = Bits { dtype: content.dtype, bits: [guard.clone(), content.bits, guard].concat() };
+        let mut memory = Buffer::zeros(&[whole.bits.len()], whole.dtype, device)?;
+        whole.write_to(&mut memory)?;
+        let view = memory.view(GUARD, &shape)?;
+        Ok((memory, view))
+    }
+
+    /// What two runs may not leave behind.
+    fn check_memory(&self, row: CheckRow, first: &Bits, second: &Bits) -> CheckRow {
+        let (name, dtype) = (self.name, first.dtype);
+        let end = first.bits.len() - GUARD;
+        let guards = first.bits[..GUARD].iter().chain(&first.bits[end..]);
+        let outside = guards.filter(|&&bits| bits != guard(dtype)).count();
+        let inside = &first.bits[GUARD..end];
+        let unwritten = inside.iter().position(|&bits| bits == poisoned(dtype));
+        let written = !matches!(self.role, Role::Output(_)) || !is_float(dtype);
+        let scratch = matches!(self.role, Role::Scratch | Role::Workspace(_));
+        row.require(outside == 0, || format!("{outside} elements written outside of {name}"))
+            .require(!matches!(self.role, Role::Input) || inside == self.content.bits, || format!("{name} is written"))
+            .require(written || unwritten.is_none(), || format!("{name}[{}] is not written", unwritten.unwrap_or(0)))
+            .require(scratch || first.bits == second.bits, || format!("{name} differs from run to run"))
+    }
+
+    /// No single element may be far off, seen against its own row and the whole.
+    fn check_elements(&self, row: CheckRow, ours: &[f32], exact: &[f32], bound: f64) -> CheckRow {
+        let rms = |values: &[f32]| {
+            let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+            (squares / values.len().max(1) as f64).sqrt()
+        };
+        let (all, width) = (rms(exact), self.shape.last().copied().unwrap_or(1).max(1));
+        let rows = ours.chunks(width).zip(exact.chunks(width)).enumerate();
+        let far = rows.flat_map(|(at, (ours, exact))| {
+            let around = all + rms(exact);
+            let pairs = ours.iter().zip(exact).enumerate();
+            pairs.filter_map(move |(column, (&ours, &exact))| {
+                let allowed = ELEMENT_FACTOR * bound * (f64::from(exact).abs() + around);
+                let near = (f64::from(ours) - f64::from(exact)).abs() <= allowed;
+                (!near).then_some((at * width + column, ours, exact))
+            })
+        });
+        let name = self.name;
+        match far.into_iter().next() {
+            None => row,
+            Some((at, ours, exact)) => row.require(false, || format!("{name}[{at}] is {ours}, not {exact}")),
+        }
+    }
+}
+
+fn inner(memory: &Bits) -> Bits {
+    Bits { dtype: memory.dtype, bits: memory.bits[GUARD..memory.bits.len() - GUARD].to_vec() }
+}
+
+/// How much of its bound an error takes; more than anything where it is NaN.
+fn share(error: f64, bound: f64) -> f64 {
+    match error / bound {
+        // No error within no bound.
+        _ if error == 0.0 => 0.0,
+        share if share.is_nan() => f64::INFINITY,
+        share => share,
+    }
+}
+
+fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16)
+}
+
+/// A signaling NaN: no arithmetic yields it, and whoever computes with it gets a NaN.
+fn poisoned(dtype: DType) -> u32 {
+    match dtype {
+        DType::BF16 => 0x7fad,
+        DType::I16 => 0x5bad,
+        _ => 0x7fad_bad5,
+    }
+}
+
+fn poison(dtype: DType, shape: &[usize]) -> Bits {
+    Bits { dtype, bits: vec![poisoned(dtype); shape.iter().product()] }
+}
+
+/// A large number, so that reading it shows as well.
+fn guard(dtype: DType) -> u32 {
+    match dtype {
+        DType::BF16 | DType::I16 => 0x5ead,
+        _ => 0x5ead_beef,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::swiglu;
+
+    use super::*;
+    use crate::subject::Random;
+
+    const OUTPUT: &str = "swiglu: out";
+
+    fn case() -> Case {
+        let gate_up = Bits::of_numbers(Random::new(1).numbers(5 * 6), DType::BF16);
+        Case::new("swiglu", "5 x 3")
+            .input("gate_up", &[5, 6], gate_up)
+            .output("out", &[5, 3], DType::BF16, 4e-3)
+            .call(|[gate_up, out]| swiglu::forward(gate_up, out))
+    }
+
+    /// Why the case fails when this is done to what was read.
+    fn failure(tamper: impl Fn(&str, usize, &mut [u32]) + Send + Sync + 'static) -> Option<String> {
+        case().check(&Subject::tampered(Device::Cpu, tamper)).unwrap().failure
+    }
+
+    #[test]
+    fn a_sound_operation_passes_with_its_error() {
+        let row = case().check(&Subject::new(Device::Cpu)).unwrap();
+        assert_eq!(row.failure, None);
+        assert!(row.error.unwrap() > 0.0, "bf16 rounds");
+    }
+
+    #[test]
+    fn everything_that_can_be_wrong_with_memory_is_told() {
+        let at = |what: &'static str, index: usize, bits: u32| {
+            failure(move |name, _, memory| {
+                if name == what {
+                    memory[index] = bits;
+                }
+            })
+        };
+        assert_eq!(at(OUTPUT, 3, 0).unwrap(), "1 elements written outside of out");
+        assert_eq!(at(OUTPUT, GUARD + 15, 0).unwrap(), "1 elements written outside of out");
+        assert_eq!(at("swiglu: gate_up", GUARD + 2, 0).unwrap(), "gate_up is written");
+        assert_eq!(at(OUTPUT, GUARD + 4, 0x7fad).unwrap(), "out[4] is not written");
+    }
+
+    #[test]
+    fn a_second_run_with_another_bit_is_told() {
+        let flipped = failure(|name, run, memory| {
+            if name == OUTPUT && run == 2 {
+                memory[GUARD] ^= 1;
+            }
+        });
+        assert_eq!(flipped.unwrap(), "out differs from run to run");
+    }
+
+    #[test]
+    fn one_wrong_element_and_a_small_error_everywhere_are_told() {
+        let one = failure(|name, _, memory| {
+            if name == OUTPUT {
+                memory[GUARD + 7] = 0x4000;
+            }
+        });
+        assert!(one.unwrap().starts_with("out[7] is 2, not"));
+        let all = failure(|name, _, memory| {
+            if name == OUTPUT {
+                memory[GUARD..GUARD + 15].iter_mut().for_each(|bits| *bits += 4);
+            }
+        });
+        assert!(all.unwrap().contains("is more than 4.0e-3"));
+    }
+
+    #[test]
+    fn an_operation_that_computes_from_its_workspace_yields_nan() {
+        let case = Case::new("copy", "4")
+            .workspace(|_| 4)
+            .output("out", &[4], DType::F32, 1.0)
+            .call(|[workspace, out]| out.copy_from(workspace));
+        assert!(case.check(&Subject::new(Device::Cpu)).unwrap().failure.is_some());
+    }
+}

@@ -1,0 +1,90 @@
+//! Makes the checks, part by part.
+
+use std::time::Instant;
+
+use clap::ValueEnum;
+use training::{Result, TrainerError, device};
+
+use crate::{
+    gradients, memory, operations,
+    part::{Part, Size},
+    report::{CheckReport, CheckRow, Findings},
+    steps,
+    subject::{Random, Subject},
+};
+
+/// What is told while a GPU is checked.
+#[derive(Debug, Clone, Copy)]
+pub enum CheckProgress<'a> {
+    /// A check was made.
+    Row(&'a CheckRow),
+    /// A part has ended.
+    Part(&'a CheckReport),
+}
+
+/// Checks a GPU, and calls `on_progress` with each row and each part as it is there. No parts are all parts; without a seed the random
+/// inputs are others each time. An error of the GPU fails the part that it occurs in, and ends it.
+///
+/// # Errors
+/// [`TrainerError::Request`] if there is no such GPU.
+pub fn run(
+    asked: run_config::Device,
+    size: Size,
+    only: &[Part],
+    seed: Option<u64>,
+    on_progress: &mut dyn FnMut(CheckProgress<'_>),
+) -> Result<Vec<CheckReport>> {
+    if !matches!(asked, run_config::Device::Cuda(_)) {
+        let message = format!("gpu-check compares a GPU with the CPU, and was given `--device {asked}`: take cuda:N");
+        return Err(TrainerError::Request(message));
+    }
+    let subject = Subject::new(device::open(asked)?);
+    Ok(check(&subject, size, only, seed.unwrap_or_else(Random::seed_from_now), on_progress))
+}
+
+/// Checks a device; no parts are all parts.
+pub(crate) fn check(
+    subject: &Subject,
+    size: Size,
+    only: &[Part],
+    seed: u64,
+    on_progress: &mut dyn FnMut(CheckProgress<'_>),
+) -> Vec<CheckReport> {
+    let parts = Part::value_variants().iter().filter(|part| only.is_empty() || only.contains(part));
+    let check = |&part: &Part| {
+        let report = check_part(subject, size, part, seed, &mut |row| on_progress(CheckProgress::Row(row)));
+        on_progress(CheckProgress::Part(&report));
+        report
+    };
+    parts.map(check).collect()
+}
+
+fn check_part(subject: &Subject, size: Size, part: Part, seed: u64, on_row: &mut dyn FnMut(&CheckRow)) -> CheckReport {
+    let started = Instant::now();
+    let mut findings = Findings::new(on_row);
+    let done = match part {
+        Part::Training => steps::check(subject, size, seed, &mut findings).map(|()| Vec::new()),
+        Part::Gradients => gradients::check(subject, size, seed, &mut findings).map(|()| Vec::new()),
+        Part::Operations => operations::visit(size, seed, &mut |case| {
+            let checked = case.check(subject);
+            findings.add(checked.as_ref().map_or_else(|error| case.failed(error), Clone::clone));
+            checked.map(drop)
+        })
+        .map(|()| Vec::new()),
+        Part::Memory => memory::check(&subject.device, size, seed, &mut findings),
+    };
+    let speed = done.unwrap_or_else(|error| {
+        findings.add(CheckRow::new(format!("{part}: runs to its end"), "").require(false, || error.to_string()));
+        Vec::new()
+    });
+    let rows = findings.rows;
+    CheckReport {
+        part,
+        device: device::describe(&subject.device),
+        seed,
+        passed: rows.iter().all(|row| row.failure.is_none()),
+        rows,
+        speed,
+        seconds: started.elapsed().as_secs_f64(),
+    }
+}

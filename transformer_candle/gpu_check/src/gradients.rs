@@ -1,0 +1,306 @@
+//! One decoder block and the whole model: values, loss and the gradient of every parameter.
+//!
+//! In `fp32` the two devices differ by the order of sums. In `bf16` each rounds on its own way through the layers, so the
+//! exact gradient is the CPU's in F32 from the same numbers, and the bound what BF16 costs the CPU: the card may be off by
+//! twice that, whatever the model.
+
+use kernels::memory::{Category, Plan};
+use kernels::{Accumulate, Buffer, DType, Device, head_cross_entropy};
+use model::activations::{ActivationPlan, ActivationSettings, Activations};
+use model::block::{self, BlockSettings};
+use model::{
+    ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Parameters, Precision, dtype_of,
+    initialization,
+};
+
+use super::part::Size;
+use super::report::{CheckRow, Findings};
+use super::subject::{Bits, Random, Subject, relative_error};
+use training::{Result, TrainerError};
+
+/// F32 through a few layers, each with sums in another order.
+const F32: f64 = 1e-4;
+/// What BF16 costs the CPU, times this, and a little more.
+const BF16_FACTOR: f64 = 2.0;
+const BF16_FLOOR: f64 = 2e-3;
+
+/// A model, a micro-batch of it and its numbers.
+struct Problem {
+    shape: ModelShape,
+    batch: usize,
+    sequence_length: usize,
+    seed: u64,
+}
+
+/// What a computation left behind: names and bits.
+type NamedBits = Vec<(String, Bits)>;
+
+/// Checks a block and a model, both precisions, every way to recompute.
+pub(super) fn check(subject: &Subject, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
+    let problem = Problem::new(size, seed);
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        let name = dtype_name(precision);
+        let block = |device: &Subject, run, dtype, widened| problem.block(device, run, dtype, widened);
+        compare(&format!("block {name}"), &problem.sizes(), precision, subject, findings, &block)?;
+        let model = |device: &Subject, run, dtype, widened| {
+            problem.model(device, run, dtype, widened, ActivationRecompute::None)
+        };
+        let kept = compare(&format!("model {name}"), &problem.sizes(), precision, subject, findings, &model)?;
+        for (recompute, what) in [(ActivationRecompute::Selective, "selective"), (ActivationRecompute::Block, "block")]
+        {
+            let recomputed = problem.model(subject, 3, dtype_of(precision), false, recompute)?;
+            let row = CheckRow::new(format!("model {name}, recompute {what}"), problem.sizes());
+            findings.add(same(row, &kept, &recomputed, "what keeps everything"));
+        }
+    }
+    Ok(())
+}
+
+/// Of a device, a run, a type and whether BF16 numbers are given widened.
+type Compute<'a> = dyn Fn(&Subject, usize, DType, bool) -> Result<NamedBits> + 'a;
+
+/// Runs a computation on both devices, twice on the one examined; a row for each kind of result. Returns what it computed.
+fn compare(
+    name: &str,
+    sizes: &str,
+    precision: Precision,
+    subject: &Subject,
+    findings: &mut Findings<'_>,
+    compute: &Compute<'_>,
+) -> Result<NamedBits> {
+    let cpu = Subject::new(Device::Cpu);
+    let dtype = dtype_of(precision);
+    let exact = compute(&cpu, 1, dtype, true)?;
+    let bounds: Vec<f64> = match precision {
+        Precision::Fp32 => vec![F32; exact.len()],
+        Precision::Bf16 => {
+            let rounded = compute(&cpu, 1, dtype, false)?;
+            let cost = |((_, ours), (_, exact)): (&(String, Bits), &(String, Bits))| {
+                BF16_FACTOR * relative_error(&ours.numbers(), &exact.numbers()) + BF16_FLOOR
+            };
+            rounded.iter().zip(&exact).map(cost).collect()
+        }
+    };
+    let first = compute(subject, 1, dtype, false)?;
+    let again = compute(subject, 2, dtype, false)?;
+    for row in rows(name, sizes, &first, &exact, &bounds) {
+        findings.add(row);
+    }
+    findings.add(same(CheckRow::new(format!("{name}, twice"), sizes), &first, &again, "the first run"));
+    Ok(first)
+}
+
+/// A row for each kind of value (`qkv` of all layers is one kind), with its worst layer.
+fn rows(name: &str, sizes: &str, ours: &NamedBits, exact: &NamedBits, bounds: &[f64]) -> Vec<CheckRow> {
+    let mut worst: Vec<(&str, &str, f64, f64)> = Vec::new();
+    for (((full, ours), (_, exact)), &bound) in ours.iter().zip(exact).zip(bounds) {
+        let kind = full.rsplit('.').next().unwrap_or(full);
+        let error = relative_error(&ours.numbers(), &exact.numbers());
+        match worst.iter_mut().find(|(known, ..)| *known == kind) {
+            None => worst.push((kind, full, error, bound)),
+            // NaN stays: nothing is larger.
+            Some(known) if error.is_nan() || error / bound > known.2 / known.3 => *known = (kind, full, error, bound),
+            Some(_) => {}
+        }
+    }
+    let row = |(kind, full, error, bound): (&str, &str, f64, f64)| {
+        let row = CheckRow::new(format!("{name}: {kind}"), sizes).within(error, bound);
+        if kind == full { row } else { row.note(format!("worst: {full}")) }
+    };
+    worst.into_iter().map(row).collect()
+}
+
+/// Two outcomes with the same bits.
+fn same(row: CheckRow, one: &NamedBits, other: &NamedBits, what: &str) -> CheckRow {
+    let differs = one.iter().zip(other).find(|((_, one), (_, other))| one != other);
+    row.require(differs.is_none(), || format!("{} is not that of {what}", differs.map_or("", |((name, _), _)| name)))
+}
+
+impl Problem {
+    fn new(size: Size, seed: u64) -> Self {
+        let (hidden_size, intermediate_size, vocab_size, num_layers) = match size {
+            Size::Small => (64, 96, 71, 2),
+            Size::Full => (1024, 2816, 5000, 3),
+        };
+        let (num_attention_heads, num_key_value_heads) = if size == Size::Small { (2, 1) } else { (16, 4) };
+        let (batch, sequence_length) = if size == Size::Small { (1, 32) } else { (2, 500) };
+        let shape = ModelShape {
+            vocab_size,
+            padded_vocab_size: vocab_size.next_multiple_of(64),
+            hidden_size,
+            intermediate_size,
+            num_layers,
+            num_attention_heads,
+            num_key_value_heads,
+            head_size: hidden_size / num_attention_heads,
+            max_position_embeddings: sequence_length,
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+            tie_embeddings: size == Size::Small,
+            // Large enough that every part of a block matters.
+            init_std: 1.0 / (hidden_size as f64).sqrt(),
+        };
+        Self { shape, batch, sequence_length, seed }
+    }
+
+    fn sizes(&self) -> String {
+        let ModelShape { num_layers, hidden_size, .. } = self.shape;
+        format!("{num_layers} layers of {hidden_size}, {} x {}", self.batch, self.sequence_length)
+    }
+
+    fn tokens(&self) -> usize {
+        self.batch * self.sequence_length
+    }
+
+    /// The weights in a type; `widened` puts the same numbers into F32.
+    fn weights(&self, dtype: DType, widened: bool) -> Result<Bits> {
+        let elements = ParameterLayout::new(&self.shape).elements();
+        let mut weights = Buffer::zeros(&[elements], dtype, &Device::Cpu)?;
+        initialization::fill(&self.shape, self.seed, &mut weights, None)?;
+        let bits = Bits::read(&weights)?;
+        Ok(if widened { bits.widened() } else { bits })
+    }
+
+    /// Output, gradient of the input and gradients of the first block's parameters.
+    fn block(&self, subject: &Subject, run: usize, dtype: DType, widened: bool) -> Result<NamedBits> {
+        let (n, d) = (self.tokens(), self.shape.hidden_size);
+        let mut random = Random::new(self.seed);
+        let mut numbers = || {
+            let bits = Bits::of_numbers(random.numbers(n * d), dtype);
+            if widened { bits.widened() } else { bits }
+        };
+        let (input, output_gradient, weights) = (numbers(), numbers(), self.weights(dtype, widened)?);
+        let Block { parameters, mut gradients, settings, mut activations } = self.bind(subject, &weights)?;
+        let Activations { blocks, branch_ND, workspace, gradients: Some(scratch), .. } = &mut activations else {
+            unreachable!("it is planned for training")
+        };
+        let values = &mut blocks[0];
+        input.write_to(&mut values.input_ND)?;
+        block::forward(&parameters.blocks[0], &settings, None, None, values, branch_ND, workspace)?;
+        let mut outcome = NamedBits::new();
+        let mut keep = |name: &str, buffer: &Buffer| {
+            outcome.push((name.to_owned(), subject.read(name, run, buffer)?));
+            Ok::<(), TrainerError>(())
+        };
+        keep("middle", &values.middle_ND)?;
+        keep("branch", branch_ND)?;
+        output_gradient.write_to(&mut scratch.residual_ND)?;
+        let of_block = &mut gradients.blocks[0];
+        block::backward(
+            &parameters.blocks[0],
+            &settings,
+            None,
+            values,
+            of_block,
+            Accumulate::Continue,
+            scratch,
+            workspace,
+        )?;
+        keep("input_gradient", &scratch.residual_ND)?;
+        keep("attention_norm", &of_block.attention_norm)?;
+        keep("qkv", &of_block.qkv)?;
+        keep("attention_output", &of_block.attention_output)?;
+        keep("mlp_norm", &of_block.mlp_norm)?;
+        keep("gate_up", &of_block.gate_up)?;
+        keep("down", &of_block.down)?;
+        Ok(outcome)
+    }
+
+    fn bind(&self, subject: &Subject, weights: &Bits) -> Result<Block> {
+        let (shape, device) = (&self.shape, &subject.device);
+        let (batch, sequence_length) = (self.batch, self.sequence_length);
+        let layout = ParameterLayout::new(shape);
+        let settings = ActivationSettings {
+            batch,
+            sequence_length,
+            dtype: weights.dtype,
+            recompute: ActivationRecompute::None,
+            training: true,
+            positions: sequence_length,
+            device: device.kind(),
+            workspace_elements: 0,
+        };
+        let mut plan = Plan::new();
+        let flat = plan.add("weights", Category::Weights, weights.dtype, &[layout.elements()]);
+        let gradients = plan.add("gradients", Category::Gradients, DType::F32, &[layout.elements()]);
+        let planned = ActivationPlan::new(shape, &settings, &mut plan);
+        let arena = plan.allocate(device)?;
+        weights.write_to(&mut arena.buffer(flat))?;
+        let activations = planned.bind(&arena)?;
+        Ok(Block {
+            parameters: Parameters::over(&layout, arena.buffer(flat))?,
+            gradients: Parameters::over(&layout, arena.buffer(gradients))?,
+            settings: BlockSettings {
+                heads: shape.heads(),
+                batch,
+                sequence_length,
+                epsilon: shape.norm_epsilon as f32,
+                rope: activations.rope.clone(),
+                recompute: ActivationRecompute::None,
+            },
+            activations,
+        })
+    }
+
+    /// Loss and gradients of two micro-batches, some of whose targets are ignored.
+    fn model(
+        &self,
+        subject: &Subject,
+        run: usize,
+        dtype: DType,
+        widened: bool,
+        recompute: ActivationRecompute,
+    ) -> Result<NamedBits> {
+        let n = self.tokens();
+        let weights = self.weights(dtype, widened)?;
+        let settings = DecoderSettings {
+            batch: self.batch,
+            sequence_length: self.sequence_length,
+            precision: if weights.dtype == DType::BF16 { Precision::Bf16 } else { Precision::Fp32 },
+            recompute,
+            device: subject.device.kind(),
+            training: true,
+        };
+        let mut plan = Plan::new();
+        let planned = Decoder::plan(&self.shape, &settings, &mut plan);
+        let mut decoder = planned.bind(&plan.allocate(&subject.device)?)?;
+        weights.write_to(decoder.weights_mut())?;
+        let mut inputs = Buffer::zeros(&[n], DType::U32, &subject.device)?;
+        let mut targets = Buffer::zeros(&[n], DType::I32, &subject.device)?;
+        let mut random = Random::new(self.seed);
+        for _ in 0..2 {
+            inputs.write(&(0..n).map(|_| self.token(&mut random)).collect::<Vec<_>>())?;
+            let target = |random: &mut Random| match random.below(8) {
+                0 => head_cross_entropy::IGNORED_TARGET,
+                _ => self.token(random).cast_signed(),
+            };
+            targets.write(&(0..n).map(|_| target(&mut random)).collect::<Vec<_>>())?;
+            decoder.forward_backward(&inputs, None, &targets, 1.0 / n as f32)?;
+        }
+        let mut outcome = vec![("loss".to_owned(), subject.read("loss", run, decoder.loss())?)];
+        for parameter in decoder.layout().parameters() {
+            let gradient = decoder.gradients().view(parameter.offset, &parameter.shape)?;
+            outcome.push((parameter.name.clone(), subject.read(&parameter.name, run, &gradient)?));
+        }
+        Ok(outcome)
+    }
+
+    fn token(&self, random: &mut Random) -> u32 {
+        random.below(self.shape.vocab_size) as u32
+    }
+}
+
+/// A block with everything that it computes in.
+struct Block {
+    parameters: Parameters,
+    gradients: Parameters,
+    settings: BlockSettings,
+    activations: Activations,
+}
+
+fn dtype_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Fp32 => "fp32",
+        Precision::Bf16 => "bf16",
+    }
+}

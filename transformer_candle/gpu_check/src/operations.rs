@@ -1,0 +1,76 @@
+//! Every operation of crate `kernels` against its CPU version in F32, in both directions, both types, odd and real sizes.
+//!
+//! The bounds, on ‖ours - exact‖ / ‖exact‖, follow from where an operation rounds:
+
+mod attention;
+mod optimizer;
+mod products;
+mod rows;
+
+use kernels::DType;
+
+use super::case::Case;
+use super::part::Size;
+use super::subject::{Bits, Random};
+use training::Result;
+
+/// Copies, and whatever is defined by its bits.
+const EXACT: f64 = 0.0;
+/// F32 throughout: sums of thousands of terms in another order, exponentials of another library. 200 units of rounding.
+const F32: f64 = 2e-5;
+/// F32 element by element, without sums: a division and a root that may be a few units off.
+const F32_POINTWISE: f64 = 1e-6;
+/// F32 sums of exact products of BF16 numbers. Tensor cores cut off where others round; 2e-5 for sums of 8192, times five.
+const F32_SUM: f64 = 1e-4;
+/// A result rounded once to BF16 is off by 2^-8 at most and by 1.7e-3 in the mean; two roundings in a row by 2.4e-3.
+const BF16: f64 = 4e-3;
+/// BF16 attention rounds probabilities and their gradients as well, each a factor in a sum.
+const BF16_ATTENTION: f64 = 6e-3;
+
+/// Makes every case, one after the other, since the largest take gigabytes.
+pub(super) fn visit(size: Size, seed: u64, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        let mut inputs = Inputs { random: Random::new(seed ^ dtype.size_in_bytes() as u64), dtype };
+        rows::visit(size, &mut inputs, visit)?;
+        attention::visit(size, &mut inputs, visit)?;
+        products::visit(size, &mut inputs, visit)?;
+        optimizer::visit(size, &mut inputs, visit)?;
+    }
+    Ok(())
+}
+
+/// Random arguments of the cases of one element type.
+struct Inputs {
+    random: Random,
+    /// Of activations and weights.
+    dtype: DType,
+}
+
+impl Inputs {
+    /// Activations or weights.
+    fn numbers(&mut self, shape: &[usize]) -> Bits {
+        Bits::of_numbers(self.random.numbers(shape.iter().product()), self.dtype)
+    }
+
+    /// What is F32 whatever the activations are.
+    fn f32(&mut self, shape: &[usize]) -> Bits {
+        Bits::of_numbers(self.random.numbers(shape.iter().product()), DType::F32)
+    }
+
+    /// Token ids, so few that many repeat.
+    fn ids(&mut self, count: usize, limit: usize) -> Bits {
+        let few = (count / 3).clamp(1, limit);
+        let spread = limit / few;
+        Bits { dtype: DType::U32, bits: (0..count).map(|_| (self.random.below(few) * spread) as u32).collect() }
+    }
+
+    /// `swiglu::forward bf16`.
+    fn name(&self, operation: &str) -> String {
+        format!("{operation} {}", if self.dtype == DType::BF16 { "bf16" } else { "f32" })
+    }
+
+    /// The bound of results in the activations' type.
+    fn bound(&self) -> f64 {
+        if self.dtype == DType::BF16 { BF16 } else { F32 }
+    }
+}

@@ -1,0 +1,157 @@
+//! Attention: whole sequences forward and backward, and new tokens behind a cache.
+
+use kernels::{Buffer, DType, Device, DeviceKind, HeadLayout, attention};
+
+use super::{BF16_ATTENTION, EXACT, F32, Inputs};
+use crate::case::Case;
+use crate::part::Size;
+use crate::subject::Bits;
+use training::Result;
+
+/// Sequences, their positions, and the heads.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    length: usize,
+    layout: HeadLayout,
+    /// Whether the sequences hold several documents.
+    packed: bool,
+}
+
+impl Sizes {
+    const fn new(batch: usize, length: usize, heads: usize, kv_heads: usize, head_size: usize) -> Self {
+        Self { batch, length, layout: HeadLayout { heads, kv_heads, head_size }, packed: false }
+    }
+
+    const fn packed(self) -> Self {
+        Self { packed: true, ..self }
+    }
+
+    fn tokens(&self) -> usize {
+        self.batch * self.length
+    }
+
+    fn text(&self) -> String {
+        let HeadLayout { heads, kv_heads, head_size } = self.layout;
+        let documents = if self.packed { ", documents" } else { "" };
+        format!("{} x {}, {heads}/{kv_heads} x {head_size}{documents}", self.batch, self.length)
+    }
+}
+
+const SMALL: [Sizes; 3] =
+    [Sizes::new(1, 33, 2, 1, 32), Sizes::new(1, 20, 1, 1, 40), Sizes::new(1, 33, 1, 1, 32).packed()];
+const FULL: [Sizes; 9] = [
+    Sizes::new(2, 33, 2, 1, 32),
+    Sizes::new(1, 130, 6, 2, 40),
+    Sizes::new(1, 1, 4, 4, 64),
+    Sizes::new(2, 300, 4, 1, 96),
+    Sizes::new(1, 777, 24, 8, 64),
+    Sizes::new(1, 1000, 16, 4, 128),
+    Sizes::new(1, 2048, 32, 8, 64),
+    Sizes::new(2, 301, 4, 1, 64).packed(),
+    Sizes::new(1, 900, 4, 2, 128).packed(),
+];
+
+pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
+    let list = match size {
+        Size::Small => SMALL.as_slice(),
+        Size::Full => &FULL,
+    };
+    for sizes in list {
+        visit(&forward(inputs, *sizes))?;
+        visit(&backward(inputs, *sizes)?)?;
+    }
+    for sizes in list.iter().filter(|sizes| !sizes.packed) {
+        visit(&decode(inputs, *sizes, 0))?;
+        // One new token, then a few, behind a cache that is filled that far.
+        visit(&decode(inputs, Sizes { length: 1, ..*sizes }, sizes.length))?;
+        visit(&decode(inputs, Sizes { length: 3, ..*sizes }, sizes.length))?;
+        // Behind so many that the keys are split.
+        visit(&decode(inputs, Sizes { length: 3, ..*sizes }, sizes.length + 200))?;
+    }
+    Ok(())
+}
+
+fn bound(inputs: &Inputs) -> f64 {
+    if inputs.dtype == DType::BF16 { BF16_ATTENTION } else { F32 }
+}
+
+/// Where each token's document begins within its sequence. Read only where sequences are packed.
+fn documents(inputs: &mut Inputs, sizes: Sizes) -> Bits {
+    let mut bits = Vec::with_capacity(sizes.tokens());
+    for _ in 0..sizes.batch {
+        let mut first = 0;
+        for position in 0..sizes.length {
+            if position > 0 && inputs.random.below(12) == 0 {
+                first = position;
+            }
+            bits.push(first as u32);
+        }
+    }
+    Bits { dtype: DType::I32, bits }
+}
+
+fn forward(inputs: &mut Inputs, sizes: Sizes) -> Case {
+    let Sizes { batch, length, layout, packed } = sizes;
+    let (qkv, out) = ([sizes.tokens(), layout.packed_width()], [sizes.tokens(), layout.query_width()]);
+    Case::new(inputs.name("attention::forward"), sizes.text())
+        .input("qkv", &qkv, inputs.numbers(&qkv))
+        .input("documents", &[sizes.tokens()], documents(inputs, sizes))
+        .output("out", &out, inputs.dtype, bound(inputs))
+        .output("log_sum_exp", &[batch, layout.heads, length], DType::F32, F32)
+        .workspace(move |device| attention::forward_workspace_elements(&layout, batch, length, device))
+        .call(move |[qkv, documents, out, lse, workspace]| {
+            let documents = packed.then_some(&*documents);
+            attention::forward(qkv, documents, &layout, batch, length, out, lse, workspace)
+        })
+}
+
+fn backward(inputs: &mut Inputs, sizes: Sizes) -> Result<Case> {
+    let Sizes { batch, length, layout, packed } = sizes;
+    let (wide, narrow) = ([sizes.tokens(), layout.packed_width()], [sizes.tokens(), layout.query_width()]);
+    let (qkv, documents) = (inputs.numbers(&wide), documents(inputs, sizes));
+    let [out, lse] = saved(&qkv, &documents, sizes, inputs.dtype)?;
+    Ok(Case::new(inputs.name("attention::backward"), sizes.text())
+        .input("qkv", &wide, qkv)
+        .input("documents", &[sizes.tokens()], documents)
+        .input("out", &narrow, out)
+        .input("log_sum_exp", &[batch, layout.heads, length], lse)
+        .input("dout", &narrow, inputs.numbers(&narrow))
+        .output("dqkv", &wide, inputs.dtype, bound(inputs))
+        .workspace(move |device| attention::backward_workspace_elements(&layout, batch, length, device))
+        .call(move |[qkv, documents, out, lse, dout, dqkv, workspace]| {
+            let documents = packed.then_some(&*documents);
+            attention::backward(qkv, documents, out, lse, dout, &layout, batch, length, dqkv, workspace)
+        }))
+}
+
+/// What the forward pass saves, computed in F32 on the CPU.
+fn saved(qkv: &Bits, documents: &Bits, sizes: Sizes, dtype: DType) -> Result<[Bits; 2]> {
+    let Sizes { batch, length, layout, packed } = sizes;
+    let zeros = |shape: &[usize]| Buffer::zeros(shape, DType::F32, &Device::Cpu);
+    let mut wide = zeros(&[sizes.tokens(), layout.packed_width()])?;
+    qkv.widened().write_to(&mut wide)?;
+    let mut begins = Buffer::zeros(&[sizes.tokens()], DType::I32, &Device::Cpu)?;
+    documents.write_to(&mut begins)?;
+    let begins = packed.then_some(&begins);
+    let (mut out, mut lse) = (zeros(&[sizes.tokens(), layout.query_width()])?, zeros(&[batch, layout.heads, length])?);
+    let needed = attention::forward_workspace_elements(&layout, batch, length, DeviceKind::Cpu);
+    attention::forward(&wide, begins, &layout, batch, length, &mut out, &mut lse, &mut zeros(&[needed])?)?;
+    Ok([Bits::of_numbers(out.read_f32()?, dtype), Bits::read(&lse)?])
+}
+
+fn decode(inputs: &mut Inputs, sizes: Sizes, past: usize) -> Case {
+    let Sizes { length: new, layout, .. } = sizes;
+    let (qkv, out) = ([new, layout.packed_width()], [new, layout.query_width()]);
+    let cache = [past + new + 5, layout.key_width()];
+    let text = Sizes { batch: 1, ..sizes }.text();
+    Case::new(inputs.name("attention::decode"), format!("{text} after {past}"))
+        .input("qkv", &qkv, inputs.numbers(&qkv))
+        .updated("keys", &cache, inputs.numbers(&cache), EXACT)
+        .updated("values", &cache, inputs.numbers(&cache), EXACT)
+        .output("out", &out, inputs.dtype, bound(inputs))
+        .workspace(move |device| attention::decode_workspace_elements(&layout, new, device))
+        .call(move |[qkv, keys, values, out, workspace]| {
+            attention::decode(qkv, &layout, past, keys, values, out, workspace)
+        })
+}

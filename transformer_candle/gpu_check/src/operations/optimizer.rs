@@ -1,0 +1,86 @@
+//! The optimizer's part of a step: norm of the gradients, clipping, `AdamW`.
+
+use kernels::cast::reference::split;
+use kernels::{DType, adamw, cast, grad_norm};
+
+use super::{EXACT, F32, F32_POINTWISE, Inputs};
+use crate::case::Case;
+use crate::part::Size;
+use crate::subject::Bits;
+use training::Result;
+
+const SETTINGS: adamw::AdamW = adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
+const WEIGHT_DECAY: f32 = 0.1;
+
+pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
+    let elements = match size {
+        Size::Small => vec![1003],
+        Size::Full => vec![1003, 1 << 16, 5_000_003],
+    };
+    for elements in elements {
+        for applied in [true, false] {
+            visit(&step(inputs, elements, applied))?;
+        }
+        if inputs.dtype == DType::F32 {
+            visit(&norm(inputs, elements))?;
+        }
+    }
+    if inputs.dtype == DType::F32 {
+        for norm in [0.0, 0.5, 8.0, f32::INFINITY, f32::NAN] {
+            visit(&clip(norm))?;
+        }
+    }
+    Ok(())
+}
+
+fn norm(inputs: &mut Inputs, elements: usize) -> Case {
+    Case::new("grad_norm::forward f32", elements.to_string())
+        .input("grads", &[elements], inputs.f32(&[elements]))
+        .output("norm", &[1], DType::F32, F32)
+        .workspace(move |device| grad_norm::workspace_elements(elements, device))
+        .call(|[grads, norm, workspace]| grad_norm::forward(grads, norm, workspace))
+}
+
+fn clip(norm: f32) -> Case {
+    // Without a limit where nothing will be applied: the scale is then 1, and not a NaN that compares with nothing.
+    let limit = norm.is_finite().then_some(1.0);
+    let scalars = Bits::of_numbers([1e-3, 0.1, 0.05, 7.0, 7.0], DType::F32);
+    Case::new("grad_norm::clip f32", format!("norm {norm}"))
+        .input("norm", &[1], Bits::of_numbers([norm], DType::F32))
+        .updated("scalars", &[adamw::SCALARS], scalars, F32_POINTWISE)
+        .call(move |[norm, scalars]| grad_norm::clip(norm, limit, scalars))
+}
+
+/// One step. Beside BF16 weights what counts is the F32 number that weight and remainder make up.
+fn step(inputs: &mut Inputs, elements: usize, applied: bool) -> Case {
+    let shape = [elements];
+    let scalars = [0.01, 0.19, 0.0975, 0.5, if applied { 1.0 } else { 0.0 }];
+    let bound = if applied { F32_POINTWISE } else { EXACT };
+    let squares = inputs.random.numbers(elements).into_iter().map(|value| 0.1 * value * value);
+    let second = Bits::of_numbers(squares.collect::<Vec<_>>(), DType::F32);
+    let (grad, first, master) = (inputs.f32(&shape), inputs.f32(&shape), inputs.random.numbers(elements));
+    let sizes = if applied { elements.to_string() } else { format!("{elements}, not applied") };
+    let case = Case::new(inputs.name("adamw::step"), sizes)
+        .in_its_types()
+        .input("grad", &shape, grad)
+        .updated("first_moment", &shape, first, bound)
+        .updated("second_moment", &shape, second, bound)
+        .input("scalars", &[adamw::SCALARS], Bits::of_numbers(scalars, DType::F32));
+    if inputs.dtype == DType::F32 {
+        return case.updated("weight", &shape, Bits::of_numbers(master, DType::F32), bound).call(
+            |[grad, first, second, scalars, weight]| {
+                adamw::step(weight, None, grad, first, second, scalars, &SETTINGS, WEIGHT_DECAY)
+            },
+        );
+    }
+    let halves = || master.iter().map(|&value| split(value));
+    let weight = halves().map(|(weight, _)| u32::from(weight.to_bits())).collect();
+    let remainder = halves().map(|(_, remainder)| u32::from(remainder.cast_unsigned())).collect();
+    case.state("weight", &shape, Bits { dtype: DType::BF16, bits: weight })
+        .state("remainder", &shape, Bits { dtype: DType::I16, bits: remainder })
+        .output("master", &shape, DType::F32, bound)
+        .call(|[grad, first, second, scalars, weight, remainder, master]| {
+            adamw::step(weight, Some(remainder), grad, first, second, scalars, &SETTINGS, WEIGHT_DECAY)?;
+            cast::join_master(weight, remainder, master)
+        })
+}

@@ -1,0 +1,128 @@
+//! Matrix products, and the head with its loss.
+
+use kernels::{Accumulate, DType, head_cross_entropy, linear};
+
+use super::{BF16, F32, F32_SUM, Inputs};
+use crate::case::Case;
+use crate::part::Size;
+use crate::subject::Bits;
+use training::Result;
+
+/// Tokens, hidden, padded vocabulary, vocabulary, rows of a chunk.
+#[derive(Clone, Copy)]
+struct Head {
+    n: usize,
+    d: usize,
+    v: usize,
+    vocab_size: usize,
+    c: usize,
+}
+
+pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
+    let (products, heads) = match size {
+        Size::Small => (vec![[5, 64, 48]], vec![Head { n: 9, d: 64, v: 128, vocab_size: 71, c: 4 }]),
+        Size::Full => (
+            vec![[37, 80, 48], [1000, 1536, 2560], [2048, 2048, 3072], [2048, 2048, 16_384], [2048, 8192, 2048]],
+            vec![
+                Head { n: 100, d: 80, v: 128, vocab_size: 71, c: 64 },
+                Head { n: 1024, d: 2048, v: 50_048, vocab_size: 50_000, c: 640 },
+            ],
+        ),
+    };
+    for sizes in products {
+        visit(&forward(inputs, sizes))?;
+        visit(&backward_input(inputs, sizes))?;
+        visit(&backward_weight(inputs, sizes))?;
+    }
+    // What is trained at the largest sizes is BF16; in F32 the host alone would be busy with them for a minute.
+    let (dtype, largest) = (inputs.dtype, 1 << 14);
+    for head in heads.into_iter().filter(|head| dtype == DType::BF16 || head.v <= largest) {
+        visit(&losses(inputs, head))?;
+        visit(&loss_and_gradients(inputs, head))?;
+    }
+    Ok(())
+}
+
+fn product(inputs: &Inputs, operation: &str, [n, i, o]: [usize; 3]) -> Case {
+    Case::new(inputs.name(operation), format!("{n} x {i} -> {o}"))
+}
+
+fn forward(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
+    product(inputs, "linear::forward", sizes)
+        .input("x", &[n, i], inputs.numbers(&[n, i]))
+        .input("w", &[o, i], inputs.numbers(&[o, i]))
+        .output("y", &[n, o], inputs.dtype, inputs.bound())
+        .workspace(move |device| linear::workspace_elements(n, i, o, device))
+        .call(|[x, w, y, workspace]| linear::forward(x, w, y, workspace))
+}
+
+fn backward_input(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
+    product(inputs, "linear::backward_input", sizes)
+        .input("dy", &[n, o], inputs.numbers(&[n, o]))
+        .input("w", &[o, i], inputs.numbers(&[o, i]))
+        .output("dx", &[n, i], inputs.dtype, inputs.bound())
+        .workspace(move |device| linear::workspace_elements(n, i, o, device))
+        .call(|[dy, w, dx, workspace]| linear::backward_input(dy, w, dx, workspace))
+}
+
+fn backward_weight(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
+    product(inputs, "linear::backward_weight", sizes)
+        .input("dy", &[n, o], inputs.numbers(&[n, o]))
+        .input("x", &[n, i], inputs.numbers(&[n, i]))
+        .updated("dw", &[o, i], inputs.f32(&[o, i]), F32_SUM)
+        .workspace(move |device| linear::workspace_elements(n, i, o, device))
+        .call(|[dy, x, dw, workspace]| linear::backward_weight(dy, x, dw, Accumulate::Continue, workspace))
+}
+
+impl Head {
+    fn case(self, inputs: &mut Inputs, operation: &str) -> Case {
+        let Self { n, d, v, vocab_size, c } = self;
+        let target = |inputs: &mut Inputs| match inputs.random.below(5) {
+            0 => head_cross_entropy::IGNORED_TARGET.cast_unsigned(),
+            _ => inputs.random.below(vocab_size) as u32,
+        };
+        let targets = (0..n).map(|_| target(inputs)).collect();
+        Case::new(inputs.name(operation), format!("{n} x {d} -> {vocab_size} of {v}, by {c}"))
+            .input("hidden", &[n, d], inputs.numbers(&[n, d]))
+            .input("weight", &[v, d], inputs.numbers(&[v, d]))
+            .input("targets", &[n], Bits { dtype: DType::I32, bits: targets })
+            .scratch("logits", &[c, v], DType::F32)
+            .workspace(move |device| head_cross_entropy::workspace_elements(c, d, v, device))
+    }
+}
+
+/// The logits are F32 sums of exact products, and everything after them is F32.
+fn losses(inputs: &mut Inputs, head: Head) -> Case {
+    head.case(inputs, "head_cross_entropy::forward").output("losses", &[head.n], DType::F32, F32_SUM).call(
+        move |[hidden, weight, targets, logits, workspace, losses]| {
+            head_cross_entropy::forward(hidden, weight, targets, head.vocab_size, losses, logits, workspace)
+        },
+    )
+}
+
+/// The gradients are products of the logits' gradients, which BF16 rounds.
+fn loss_and_gradients(inputs: &mut Inputs, head: Head) -> Case {
+    let Head { n, d, v, vocab_size, .. } = head;
+    let weight_bound = if inputs.dtype == DType::BF16 { BF16 } else { F32 };
+    let scale = Bits::of_numbers([1.0 / n as f32], DType::F32);
+    head.case(inputs, "head_cross_entropy::forward_backward")
+        .input("scale", &[1], scale)
+        .updated("loss", &[1], Bits::of_numbers([1.25], DType::F32), F32_SUM)
+        .output("dhidden", &[n, d], inputs.dtype, inputs.bound())
+        .updated("dweight", &[v, d], Bits::of_numbers(vec![0.0; v * d], DType::F32), weight_bound)
+        .call(move |[hidden, weight, targets, logits, workspace, scale, loss, dhidden, dweight]| {
+            head_cross_entropy::forward_backward(
+                hidden,
+                weight,
+                targets,
+                vocab_size,
+                scale,
+                loss,
+                dhidden,
+                dweight,
+                Accumulate::Continue,
+                logits,
+                workspace,
+            )
+        })
+}

@@ -1,0 +1,40 @@
+//! What is checked, and how large.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// How large the checks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Size {
+    /// Sizes of a few dozens, for a driver that emulates a GPU and for compute-sanitizer.
+    Small,
+    /// The sizes of a model of a billion parameters beside odd ones: minutes, and 31 GB of the GPU.
+    Full,
+}
+
+/// What can be checked by itself, in the order in which it is: what training is worth comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    /// Optimizer steps.
+    Training,
+    /// A block, and the gradients of the whole model.
+    Gradients,
+    /// Every operation by itself.
+    Operations,
+    /// What the plan says against what is taken; at full size also the speed of each operation.
+    Memory,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Training => "training",
+            Self::Gradients => "gradients",
+            Self::Operations => "operations",
+            Self::Memory => "memory",
+        })
+    }
+}

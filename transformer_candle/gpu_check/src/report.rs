@@ -1,0 +1,185 @@
+//! What was found: one row a check, printed as it comes, and a verdict.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::part::Part;
+
+/// One check.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckRow {
+    /// What was compared or measured.
+    pub check: String,
+    /// At which sizes.
+    pub sizes: String,
+    /// How far off the result is, where that is a number.
+    pub error: Option<f64>,
+    /// The most that passes.
+    pub bound: Option<f64>,
+    /// Why it failed; none where it passed.
+    pub failure: Option<String>,
+    /// A figure worth knowing beside the verdict.
+    pub note: Option<String>,
+}
+
+impl CheckRow {
+    /// A check that passed so far.
+    pub(super) fn new(check: impl Into<String>, sizes: impl Into<String>) -> Self {
+        Self { check: check.into(), sizes: sizes.into(), error: None, bound: None, failure: None, note: None }
+    }
+
+    /// An error and its bound, which it must not exceed. NaN exceeds every bound.
+    pub(super) fn within(mut self, error: f64, bound: f64) -> Self {
+        (self.error, self.bound) = (Some(error), Some(bound));
+        let passes = error <= bound;
+        self.require(passes, || format!("{error:.1e} is more than {bound:.1e}"))
+    }
+
+    /// Any other condition. The first that does not hold is the failure reported.
+    pub(super) fn require(mut self, condition: bool, problem: impl FnOnce() -> String) -> Self {
+        if !condition && self.failure.is_none() {
+            self.failure = Some(problem());
+        }
+        self
+    }
+
+    pub(super) fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = Some(note.into());
+        self
+    }
+}
+
+impl fmt::Display for CheckRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |value: Option<f64>| match value {
+            None => String::new(),
+            Some(0.0) => "0".to_owned(),
+            Some(value) => format!("{value:.1e}"),
+        };
+        let verdict = self.failure.as_ref().map_or_else(|| "ok".to_owned(), |problem| format!("FAILED: {problem}"));
+        write!(
+            f,
+            "{:<41} {:<36} {:>8} {:>8}  {verdict}",
+            self.check,
+            self.sizes,
+            number(self.error),
+            number(self.bound)
+        )?;
+        self.note.as_ref().map_or(Ok(()), |note| write!(f, " ({note})"))
+    }
+}
+
+/// The head of the table that [`CheckRow`]s make.
+pub fn heading() -> String {
+    format!("{:<41} {:<36} {:>8} {:>8}  verdict", "check", "sizes", "error", "bound")
+}
+
+/// What an operation reached in a step of the largest model; never judged.
+#[derive(Clone, Debug, Serialize)]
+pub struct SpeedRow {
+    /// Such as `linear::forward`.
+    pub operation: &'static str,
+    /// In one optimizer step.
+    pub milliseconds: f64,
+    /// Of its products, where it has any.
+    pub teraflops_per_second: Option<f64>,
+    /// That over the GPU's nominal peak.
+    pub share_of_peak: Option<f64>,
+    /// Of what it must move.
+    pub terabytes_per_second: Option<f64>,
+}
+
+impl fmt::Display for SpeedRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<41} {:>9.2} ms", self.operation, self.milliseconds)?;
+        if let Some(reached) = self.teraflops_per_second {
+            write!(f, "  {reached:>6.0} TFLOP/s")?;
+        }
+        if let Some(share) = self.share_of_peak {
+            write!(f, " ({:.0} % of nominal)", 100.0 * share)?;
+        }
+        self.terabytes_per_second.map_or(Ok(()), |reached| write!(f, "  {reached:>5.2} TB/s"))
+    }
+}
+
+/// Every row of one part.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckReport {
+    /// Which part.
+    pub part: Part,
+    /// The device and what its results depend on: GPU, driver, library.
+    pub device: String,
+    /// Of the random inputs; `--seed` takes it to run the same again.
+    pub seed: u64,
+    /// Whether every check passed.
+    pub passed: bool,
+    /// The checks, in the order they were made.
+    pub rows: Vec<CheckRow>,
+    /// What the operations reached, at full size.
+    pub speed: Vec<SpeedRow>,
+    /// Wall time.
+    pub seconds: f64,
+}
+
+/// The last line, for all parts.
+pub fn verdict(reports: &[CheckReport]) -> String {
+    let Some(CheckReport { device, seed, .. }) = reports.first() else { return String::new() };
+    let rows = || reports.iter().flat_map(|report| &report.rows);
+    let (checks, failed) = (rows().count(), rows().filter(|row| row.failure.is_some()).count());
+    let seconds: f64 = reports.iter().map(|report| report.seconds).sum();
+    let found = if failed == 0 { format!("PASSED: {checks}") } else { format!("FAILED: {failed} of {checks}") };
+    format!("{found} checks on {device} in {seconds:.0} s, seed {seed}")
+}
+
+/// The rows so far, and where each goes when it is there.
+pub(super) struct Findings<'a> {
+    pub(super) rows: Vec<CheckRow>,
+    on_row: &'a mut dyn FnMut(&CheckRow),
+}
+
+impl<'a> Findings<'a> {
+    pub(super) fn new(on_row: &'a mut dyn FnMut(&CheckRow)) -> Self {
+        Self { rows: Vec::new(), on_row }
+    }
+
+    pub(super) fn add(&mut self, row: CheckRow) {
+        (self.on_row)(&row);
+        self.rows.push(row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_problem_is_told_and_nan_is_one() {
+        assert!(CheckRow::new("a", "b").within(1e-3, 1e-3).failure.is_none());
+        let row = CheckRow::new("a", "b").within(f64::NAN, 1e-3).require(false, || "later".to_owned());
+        assert_eq!(row.failure.as_deref(), Some("NaN is more than 1.0e-3"));
+    }
+
+    #[test]
+    fn a_row_and_the_verdict_are_lines_to_read() {
+        let row = CheckRow::new("swiglu::forward bf16", "37 x 80").within(5e-2, 4e-3).note("3 TB/s");
+        let speed = SpeedRow {
+            operation: "linear::forward",
+            milliseconds: 12.345,
+            teraflops_per_second: Some(700.0),
+            share_of_peak: Some(0.708),
+            terabytes_per_second: Some(1.25),
+        };
+        let report = CheckReport {
+            part: Part::Operations,
+            device: "cuda:0 (a card)".into(),
+            seed: 7,
+            passed: false,
+            rows: vec![row.clone(), CheckRow::new("x", "")],
+            speed: vec![speed.clone()],
+            seconds: 3.2,
+        };
+        let memory = CheckReport { part: Part::Memory, passed: true, rows: Vec::new(), seconds: 1.0, ..report.clone() };
+        insta::assert_snapshot!(format!("{}\n{row}\n{speed}\n{}", heading(), verdict(&[report, memory])));
+    }
+}

@@ -1,0 +1,159 @@
+//! Reading a checkpoint back: the manifest once, and every other byte checked against it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use dataset::CancelToken;
+use kernels::Buffer;
+use model::{ModelShape, Precision, hugging_face};
+use serde_json::Value;
+
+use super::manifest::{Manifest, VerifiedFile};
+use super::{TrainerState, files, optimizer_file};
+use crate::engine::StateTensor;
+use crate::error::checkpoint::{CheckpointError, Result, failed, of_model};
+
+/// Of bf16.
+const SMALLEST_PARAMETER_BYTES: u64 = 2;
+
+/// What a model directory holds, before its weights are read.
+#[derive(Debug, Clone)]
+pub struct StoredModel {
+    /// The model's sizes.
+    pub shape: ModelShape,
+    /// The type its weights are stored in.
+    pub precision: Precision,
+    /// The token that ends a text, if the model names one.
+    pub end_of_text: Option<u32>,
+}
+
+/// A directory that is open for reading: a checkpoint, or any Llama model in one safetensors file. A file that a manifest lists is
+/// refused unless it has the size and the SHA-256 that were written.
+#[derive(Debug)]
+pub struct Checkpoint {
+    directory: PathBuf,
+    /// None in a model directory that is no checkpoint.
+    manifest: Option<Manifest>,
+}
+
+impl Checkpoint {
+    /// Reads the manifest, if there is one.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Damaged`] if the manifest is not the
+    /// one that was written.
+    pub fn open(directory: &Path) -> Result<Self> {
+        exists(directory)?;
+        let has_manifest = directory.join(files::MANIFEST).exists();
+        let manifest = has_manifest.then(|| Manifest::load(directory)).transpose()?;
+        Ok(Self { directory: directory.to_owned(), manifest })
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The manifest.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] where there is none: training cannot be resumed from this directory.
+    pub fn manifest(&self) -> Result<&Manifest> {
+        self.manifest
+            .as_ref()
+            .ok_or_else(|| CheckpointError::damaged(&self.directory, format!("{} is missing", files::MANIFEST)))
+    }
+
+    /// Reads every file to its end, unless `cancel` says to stop.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] names the first file that is not what was written.
+    pub fn verified(self, cancel: &CancelToken) -> Result<Self> {
+        self.manifest()?.verify_files(&self.directory, cancel)?;
+        Ok(self)
+    }
+
+    /// The trainer's state.
+    pub fn state(&self) -> Result<TrainerState> {
+        TrainerState::from_bytes(&self.directory, &self.manifest()?.read(&self.directory, files::STATE)?)
+    }
+
+    /// The file of its tokenizer, which is as it was written.
+    pub fn tokenizer(&self) -> Result<PathBuf> {
+        self.manifest()?.read(&self.directory, files::TOKENIZER)?;
+        Ok(self.directory.join(files::TOKENIZER))
+    }
+
+    /// Sizes and types of the model.
+    pub fn model(&self) -> Result<StoredModel> {
+        let mut file = self.open_file(files::CONFIG, &CancelToken::new())?;
+        let parsed = serde_json::from_reader(&mut file)
+            .map_err(|error| CheckpointError::damaged(&self.directory, format!("{}: {error}", files::CONFIG)));
+        let config: Value = verified(file, parsed)?;
+        let shape = hugging_face::shape_from_config_json(&config).map_err(|error| of_model(&self.directory, error))?;
+        check_size(&self.directory, &shape)?;
+        let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
+        let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
+        let end_of_text = config.get("eos_token_id").and_then(Value::as_u64).and_then(|id| id.try_into().ok());
+        Ok(StoredModel { shape, precision, end_of_text })
+    }
+
+    /// Fills a flat buffer with the weights, unless `cancel` says to stop. On an error it holds part of them.
+    pub fn weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
+        let mut file = self.open_file(files::MODEL, cancel)?;
+        let (bytes, path) = (file.bytes(), self.directory.join(files::MODEL));
+        let filled = hugging_face::read_weights(&mut file, bytes, &path, shape, weights);
+        verified(file, filled.map_err(|error| of_model(&self.directory, error)))
+    }
+
+    /// Fills the optimizer's state, unless `cancel` says to stop. On an error it holds part of it.
+    pub fn optimizer(&self, shape: &ModelShape, state: &mut [StateTensor], cancel: &CancelToken) -> Result<()> {
+        let mut file = self.manifest()?.open(&self.directory, files::OPTIMIZER, cancel)?;
+        let (bytes, path) = (file.bytes(), self.directory.join(files::OPTIMIZER));
+        let filled = optimizer_file::read(&mut file, bytes, &path, shape, state);
+        verified(file, filled.map_err(|error| of_model(&self.directory, error)))
+    }
+
+    fn open_file(&self, name: &str, cancel: &CancelToken) -> Result<VerifiedFile> {
+        match &self.manifest {
+            Some(manifest) => manifest.open(&self.directory, name, cancel),
+            None => VerifiedFile::open(&self.directory, name, None, cancel),
+        }
+    }
+}
+
+/// Refuses a config that describes more parameters than the file beside it can hold, before anything is made for them.
+fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
+    let described = shape.parameter_count();
+    match fs::metadata(directory.join(files::MODEL)) {
+        Ok(file) if file.is_file() && file.len() / SMALLEST_PARAMETER_BYTES < described => {
+            Err(CheckpointError::mismatch(
+                directory,
+                format!(
+                    "{} describes {described} parameters, and {} has only {} bytes",
+                    files::CONFIG,
+                    files::MODEL,
+                    file.len()
+                ),
+            ))
+        }
+        // What is wrong with the file is told when it is read.
+        _ => Ok(()),
+    }
+}
+
+/// A file that is not what was written is damaged, whatever else its content led to.
+fn verified<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
+    file.finish()?;
+    read
+}
+
+fn exists(directory: &Path) -> Result<()> {
+    for name in [files::CONFIG, files::MANIFEST] {
+        let path = directory.join(name);
+        if path.try_exists().map_err(failed("read", &path))? {
+            return Ok(());
+        }
+    }
+    Err(CheckpointError::Absent { directory: directory.to_owned() })
+}

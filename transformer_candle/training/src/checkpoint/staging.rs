@@ -1,0 +1,188 @@
+//! A directory that is written under a staging name and put in its place atomically.
+//!
+//! `.step-00001000.tmp-4242/` takes the files; each is hashed on its way and fsynced; then the folder is fsynced,
+//! renamed to `step-00001000/` and its parent fsynced. Whatever instant the process dies at, a reader finds either
+//! nothing of it or all of it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::files;
+use super::manifest::{FileRecord, HashingWriter, Manifest, PIECE_BYTES};
+use crate::atomic_file::{self, staged_name, staging_path};
+use crate::error::checkpoint::{CheckpointError, Result, failed};
+
+/// Where a checkpoint's bytes go: a file, or in tests a disk that fills up.
+pub(super) trait Sink: Write {
+    /// Makes the content durable.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+impl Sink for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
+    }
+}
+
+/// Creates a file of a checkpoint.
+pub(super) type Create<'a> = &'a dyn Fn(&Path) -> io::Result<Box<dyn Sink>>;
+
+/// Creates files of the real disk.
+pub(super) fn create_file(path: &Path) -> io::Result<Box<dyn Sink>> {
+    Ok(Box::new(File::create_new(path)?))
+}
+
+/// A checkpoint that is being written. Dropped without [`StagingDirectory::commit`], it leaves nothing behind.
+pub(super) struct StagingDirectory<'a> {
+    parent: PathBuf,
+    name: String,
+    folder: PathBuf,
+    files: BTreeMap<String, FileRecord>,
+    create: Create<'a>,
+    committed: bool,
+}
+
+impl<'a> StagingDirectory<'a> {
+    pub(super) fn create(parent: &Path, name: &str, create: Create<'a>) -> Result<Self> {
+        let folder = temporary_path(parent, name);
+        fs::create_dir(&folder).map_err(failed("create", &folder))?;
+        Ok(Self {
+            parent: parent.to_owned(),
+            name: name.to_owned(),
+            folder,
+            files: BTreeMap::new(),
+            create,
+            committed: false,
+        })
+    }
+
+    /// Writes one file; `fill` gives its content.
+    pub(super) fn file(&mut self, name: &str, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+        let path = self.folder.join(name);
+        let sink = (self.create)(&path).map_err(failed("create", &path))?;
+        let mut writer = BufWriter::with_capacity(PIECE_BYTES, HashingWriter::new(sink));
+        fill(&mut writer)?;
+        let (mut sink, record) =
+            writer.into_inner().map_err(|error| failed("write", &path)(error.into_error()))?.finish();
+        sink.sync().map_err(failed("write", &path))?;
+        self.files.insert(name.to_owned(), record);
+        Ok(())
+    }
+
+    /// Writes one file whose content is at hand.
+    pub(super) fn bytes(&mut self, name: &str, content: &[u8]) -> Result<()> {
+        let path = self.folder.join(name);
+        self.file(name, |writer| writer.write_all(content).map_err(failed("write", &path)))
+    }
+
+    /// Writes the manifest and puts the directory in its place.
+    pub(super) fn commit(mut self, step: u64) -> Result<PathBuf> {
+        let manifest = Manifest::new(step, std::mem::take(&mut self.files));
+        self.bytes(files::MANIFEST, &manifest.to_bytes())?;
+        sync_folder(&self.folder)?;
+        let place = self.parent.join(&self.name);
+        put_in_place(&self.folder, &place)?;
+        self.committed = true;
+        sync_folder(&self.parent)?;
+        Ok(place)
+    }
+}
+
+impl Drop for StagingDirectory<'_> {
+    fn drop(&mut self) {
+        if !self.committed {
+            // What cannot be removed here is removed by the next save.
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// Renames a folder; one that stands there already (a damaged one, or the same step again) is swapped and removed. If that
+/// cannot be, it stays under the staging name, of which pruning tells.
+pub(super) fn put_in_place(folder: &Path, place: &Path) -> Result<()> {
+    if place.exists() {
+        exchange(folder, place).map_err(failed("replace", place))?;
+        let _ = fs::remove_dir_all(folder);
+        return Ok(());
+    }
+    fs::rename(folder, place).map_err(failed("rename to", place))
+}
+
+#[cfg(target_os = "linux")]
+fn exchange(folder: &Path, place: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use rustix::io::Errno;
+    match renameat_with(CWD, folder, CWD, place, RenameFlags::EXCHANGE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => exchange_in_three(folder, place),
+        swapped => Ok(swapped?),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(folder: &Path, place: &Path) -> io::Result<()> {
+    exchange_in_three(folder, place)
+}
+
+/// For file systems that cannot swap two names at once.
+fn exchange_in_three(folder: &Path, place: &Path) -> io::Result<()> {
+    let old = folder.with_extension(format!("tmp-{}-old", std::process::id()));
+    fs::rename(place, &old)?;
+    fs::rename(folder, place)?;
+    fs::rename(&old, folder)
+}
+
+/// Replaces a small text file in one step: a reader finds the old text or the new one.
+pub(super) fn replace_text(parent: &Path, name: &str, text: &str) -> Result<()> {
+    let path = parent.join(name);
+    atomic_file::replace(&path, text.as_bytes()).map_err(failed("write", &path))
+}
+
+/// Removes a checkpoint's folder so that no reader ever sees half of it. One that the system does not let go, and that
+/// has lost nothing, keeps its name.
+pub(super) fn remove_folder(parent: &Path, name: &str) -> Result<()> {
+    let path = parent.join(name);
+    let staging = temporary_path(parent, name);
+    fs::rename(&path, &staging).map_err(failed("remove", &path))?;
+    fs::remove_dir_all(&staging).map_err(|error| {
+        if !has_lost_files(&staging) {
+            // Else it is removed, or told of, with what killed writers left.
+            let _ = fs::rename(&staging, &path);
+        }
+        failed("remove", &path)(error)
+    })
+}
+
+/// Whether files of a checkpoint are gone. Of one that cannot be looked into, none could be removed.
+fn has_lost_files(checkpoint: &Path) -> bool {
+    match Manifest::load(checkpoint) {
+        Ok(manifest) => manifest.files.keys().any(|name| !checkpoint.join(name).exists()),
+        Err(CheckpointError::Io { .. }) => false,
+        Err(_) => true,
+    }
+}
+
+/// Removes what killed writers left; returns what could not be. The run's lock means that nobody else is writing here.
+pub(super) fn remove_leftovers(parent: &Path) -> Result<Vec<CheckpointError>> {
+    let mut left = Vec::new();
+    for entry in fs::read_dir(parent).map_err(failed("read", parent))? {
+        let entry = entry.map_err(failed("read", parent))?;
+        if entry.file_name().to_str().and_then(staged_name).is_some() {
+            let path = entry.path();
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let removed = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            left.extend(removed.err().map(failed("remove", &path)));
+        }
+    }
+    Ok(left)
+}
+
+/// Makes the entries of a folder durable.
+pub(super) fn sync_folder(folder: &Path) -> Result<()> {
+    atomic_file::sync_folder(folder).map_err(failed("sync", folder))
+}
+
+pub(super) fn temporary_path(parent: &Path, name: &str) -> PathBuf {
+    staging_path(&parent.join(name))
+}

@@ -1,0 +1,56 @@
+//! Runs a program from its command line to its exit code.
+
+use std::panic::{self, UnwindSafe};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches};
+use tracing_subscriber::EnvFilter;
+
+use super::output::print_error;
+use super::{arguments, until_stopped::until_stopped};
+use crate::stop::StopSignal;
+use crate::terminal::LogWriter;
+use crate::{Result, stop};
+
+/// Parses what was typed and runs the command, until it ends or a signal stops it.
+pub fn run<C: CommandFactory + FromArgMatches>(
+    command: impl FnOnce(C, &StopSignal) -> Result<u8> + UnwindSafe,
+) -> ExitCode {
+    guarded(|| {
+        let parsed = arguments::parse_from(std::env::args_os())?;
+        until_stopped(|stop| command(parsed, stop))
+    })
+}
+
+/// Runs a command: logs and errors go to stderr, an error is one paragraph, a panic one sentence.
+fn guarded(command: impl FnOnce() -> Result<u8> + UnwindSafe) -> ExitCode {
+    log_to_stderr();
+    // Without it a limit on the size of files ends the program where it is met, which it may not be.
+    let _ = stop::outlive_file_size_limit();
+    panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
+        let reason = panic.payload_as_str().unwrap_or("no reason given").trim_end();
+        print_error(&format!("internal error{place}: {reason}. This is a bug in transformer_candle; please report it"));
+    }));
+    match panic::catch_unwind(command) {
+        Ok(Ok(code)) => ExitCode::from(code),
+        Ok(Err(error)) => {
+            print_error(&error);
+            ExitCode::from(error.exit_code())
+        }
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Warnings, or what `RUST_LOG` asks for.
+fn log_to_stderr() {
+    let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into()).from_env_lossy();
+    // A log that is set up already, by whoever called, stays.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| LogWriter)
+        .with_ansi(false)
+        .without_time()
+        .with_target(false)
+        .try_init();
+}

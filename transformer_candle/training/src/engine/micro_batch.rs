@@ -1,0 +1,252 @@
+//! The batch of an optimizer step, cut into micro-batches that fit in memory and uploaded to the device.
+//!
+//! Legend: N tokens of a micro-batch.
+
+// Names such as inputs_N carry their shape.
+#![allow(non_snake_case)]
+
+use std::{collections::VecDeque, ops::Range};
+
+use dataset::{Batch, IGNORED_TARGET};
+use kernels::{
+    Buffer, DType, DeviceKind, Upload,
+    memory::{Arena, BufferId, Category, Plan},
+};
+use model::Decoder;
+use run_config::Packing;
+
+use crate::error::{Result, TrainerError};
+
+/// Double buffering: while the device works on a micro-batch, the next one is copied into the other slot.
+const SLOTS: usize = 2;
+
+/// The buffers of a [`MicroBatch`] in a memory plan.
+#[derive(Clone, Debug)]
+pub struct MicroBatchPlan {
+    batch: Columns,
+    /// The slots' staging buffers on a GPU. A CPU needs none.
+    staging: Vec<Columns>,
+    vocab_size: usize,
+}
+
+/// What a micro-batch consists of.
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    inputs: BufferId,
+    targets: BufferId,
+    documents: Option<BufferId>,
+}
+
+impl MicroBatchPlan {
+    /// Adds the buffers of micro-batches of so many tokens.
+    pub fn add_to(plan: &mut Plan, tokens: usize, packing: Packing, vocab_size: usize, device: DeviceKind) -> Self {
+        let mut columns = |name: &str| {
+            let mut add = |column, dtype| plan.add(format!("{column}{name}"), Category::Batch, dtype, &[tokens]);
+            Columns {
+                inputs: add("inputs", DType::U32),
+                targets: add("targets", DType::I32),
+                documents: (packing == Packing::Documents).then(|| add("documents", DType::I32)),
+            }
+        };
+        let slots = if device == DeviceKind::Cuda { SLOTS } else { 0 };
+        Self {
+            batch: columns(""),
+            staging: (0..slots).map(|slot| columns(&format!(".staging.{slot}"))).collect(),
+            vocab_size,
+        }
+    }
+}
+
+/// The device's micro-batch, and the slots through which it is uploaded.
+pub struct MicroBatch {
+    /// Token ids, U32.
+    inputs_N: Buffer,
+    /// The token after each, I32, [`IGNORED_TARGET`] where there is none.
+    targets_N: Buffer,
+    /// Where in its sequence each one's document begins, I32, if documents are kept apart.
+    documents_N: Option<Buffer>,
+    sequences: usize,
+    vocab_size: usize,
+    slots: [Slot; SLOTS],
+    /// Slots whose copies are under way, the oldest first.
+    in_flight: VecDeque<usize>,
+    next: usize,
+}
+
+/// One of the two uploads that alternate.
+struct Slot {
+    inputs: Upload<u32>,
+    targets: Upload<i32>,
+    documents: Option<Upload<i32>>,
+}
+
+impl MicroBatch {
+    /// Takes its buffers from the arena.
+    pub fn bind(plan: &MicroBatchPlan, arena: &Arena, sequences: usize) -> Result<Self> {
+        let of = |id: BufferId| arena.buffer(id);
+        let Columns { inputs, targets, documents } = plan.batch;
+        let slot = |slot: usize| -> Result<Slot> {
+            let staging = plan.staging.get(slot);
+            let staging_documents = staging.and_then(|staging| staging.documents);
+            Ok(Slot {
+                inputs: Upload::new(of(inputs), staging.map(|staging| of(staging.inputs)))?,
+                targets: Upload::new(of(targets), staging.map(|staging| of(staging.targets)))?,
+                documents: documents.map(|to| Upload::new(of(to), staging_documents.map(of))).transpose()?,
+            })
+        };
+        Ok(Self {
+            slots: [slot(0)?, slot(1)?],
+            inputs_N: of(inputs),
+            targets_N: of(targets),
+            documents_N: documents.map(of),
+            sequences,
+            vocab_size: plan.vocab_size,
+            in_flight: VecDeque::with_capacity(SLOTS),
+            next: 0,
+        })
+    }
+
+    /// Sequences at a time.
+    pub fn sequences(&self) -> usize {
+        self.sequences
+    }
+
+    /// The sequences of each micro-batch; the last may have fewer.
+    pub fn cut(&self, batch: &Batch) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (all, step) = (batch.sequences(), self.sequences);
+        (0..all).step_by(step).map(move |start| start..all.min(start + step))
+    }
+
+    /// Starts to copy some sequences to the device; at most one micro-batch may be ahead of the one that is worked on. What the
+    /// sequences leave free of it has no targets.
+    ///
+    /// Tokens are checked here, once: a GPU could not refuse them later.
+    pub(super) fn send(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
+        let tokens = sequences.start * batch.sequence_length..sequences.end * batch.sequence_length;
+        let (inputs, targets) = (&batch.inputs[tokens.clone()], &batch.targets[tokens.clone()]);
+        self.check(inputs, targets)?;
+        let slot = &mut self.slots[self.next];
+        let staged = slot.inputs.stage()?;
+        staged[..inputs.len()].copy_from_slice(inputs);
+        staged[inputs.len()..].fill(0);
+        let staged = slot.targets.stage()?;
+        staged[..targets.len()].copy_from_slice(targets);
+        staged[targets.len()..].fill(IGNORED_TARGET);
+        if let Some(documents) = &mut slot.documents {
+            let staged = documents.stage()?;
+            staged.fill(0);
+            if let Some(starts) = &batch.document_starts {
+                staged[..inputs.len()].copy_from_slice(&starts[tokens]);
+            }
+            documents.send()?;
+        }
+        slot.inputs.send()?;
+        slot.targets.send()?;
+        self.in_flight.push_back(self.next);
+        self.next = (self.next + 1) % SLOTS;
+        Ok(())
+    }
+
+    /// Makes the micro-batch that was sent first the one that the device works on next.
+    pub(super) fn receive(&mut self) -> Result<()> {
+        let slot = self.in_flight.pop_front().expect("what is received was sent before");
+        let Slot { inputs, targets, documents } = &mut self.slots[slot];
+        inputs.receive()?;
+        targets.receive()?;
+        Ok(documents.iter_mut().try_for_each(Upload::receive)?)
+    }
+
+    /// [`MicroBatch::send`] and [`MicroBatch::receive`] in one.
+    pub fn upload(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
+        self.send(batch, sequences)?;
+        self.receive()
+    }
+
+    /// Adds `scale` times the summed loss of its targets to the decoder's loss, and its gradients to the decoder's.
+    pub fn train(&self, decoder: &mut Decoder, scale: f32) -> Result<()> {
+        Ok(decoder.forward_backward(&self.inputs_N, self.documents_N.as_ref(), &self.targets_N, scale)?)
+    }
+
+    /// The loss of each target in nats, F32 `[N]`, zero where there is none.
+    pub fn evaluate<'a>(&self, decoder: &'a mut Decoder) -> Result<&'a Buffer> {
+        Ok(decoder.evaluate(&self.inputs_N, self.documents_N.as_ref(), &self.targets_N)?)
+    }
+
+    fn check(&self, inputs: &[u32], targets: &[i32]) -> Result<()> {
+        let vocab_size = self.vocab_size;
+        let targets = targets.iter().filter(|target| **target != IGNORED_TARGET).map(|target| target.cast_unsigned());
+        match inputs.iter().copied().chain(targets).find(|token| *token as usize >= vocab_size) {
+            Some(token) => Err(TrainerError::from_request(model::Error::UnknownToken { token, vocab_size })),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::Device;
+
+    use super::*;
+
+    const T: usize = 3;
+
+    /// Micro-batches of two sequences of three tokens, of a vocabulary of 100.
+    fn micro_batch(packing: Packing) -> MicroBatch {
+        let mut plan = Plan::new();
+        let planned = MicroBatchPlan::add_to(&mut plan, 2 * T, packing, 100, DeviceKind::Cpu);
+        MicroBatch::bind(&planned, &plan.allocate(&Device::Cpu).unwrap(), 2).unwrap()
+    }
+
+    fn batch(sequences: u32) -> Batch {
+        let tokens = sequences * T as u32;
+        Batch {
+            inputs: (0..tokens).collect(),
+            targets: (1..=tokens).map(u32::cast_signed).collect(),
+            document_starts: None,
+            sequence_length: T,
+            target_count: tokens as usize,
+            target_bytes: None,
+        }
+    }
+
+    #[test]
+    fn the_next_micro_batch_travels_while_one_is_worked_on() {
+        let (mut micro_batch, batch) = (micro_batch(Packing::Concat), batch(3));
+        let pieces: Vec<_> = micro_batch.cut(&batch).collect();
+        assert_eq!(pieces, [0..2, 2..3]);
+        for _ in 0..2 {
+            micro_batch.send(&batch, pieces[0].clone()).unwrap();
+            micro_batch.receive().unwrap();
+            micro_batch.send(&batch, pieces[1].clone()).unwrap();
+            assert_eq!(micro_batch.inputs_N.read::<u32>().unwrap(), [0, 1, 2, 3, 4, 5]);
+            assert_eq!(micro_batch.targets_N.read::<i32>().unwrap(), [1, 2, 3, 4, 5, 6]);
+            micro_batch.receive().unwrap();
+            assert_eq!(micro_batch.inputs_N.read::<u32>().unwrap(), [6, 7, 8, 0, 0, 0]);
+            assert_eq!(micro_batch.targets_N.read::<i32>().unwrap()[..3], [7, 8, 9]);
+            assert_eq!(micro_batch.targets_N.read::<i32>().unwrap()[3..], [IGNORED_TARGET; 3]);
+        }
+    }
+
+    #[test]
+    fn where_documents_begin_travels_only_where_they_are_kept_apart() {
+        assert!(micro_batch(Packing::Concat).documents_N.is_none());
+        let mut micro_batch = micro_batch(Packing::Documents);
+        let batch = Batch { document_starts: Some(vec![0, 0, 2, 0, 1, 2, 0, 1, 1]), ..batch(3) };
+        for (sequences, starts) in [(0..2, [0, 0, 2, 0, 1, 2]), (2..3, [0, 1, 1, 0, 0, 0])] {
+            micro_batch.upload(&batch, sequences).unwrap();
+            assert_eq!(micro_batch.documents_N.as_ref().unwrap().read::<i32>().unwrap(), starts);
+        }
+    }
+
+    #[test]
+    fn a_token_that_the_model_does_not_have_never_travels() {
+        let mut micro_batch = micro_batch(Packing::Concat);
+        for (token, target) in [(100, 1), (1, 100), (1, -1), (u32::MAX, 1)] {
+            let batch = Batch { inputs: vec![token; T], targets: vec![target; T], ..batch(1) };
+            let error = micro_batch.upload(&batch, 0..1).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{error}");
+            assert!(error.to_string().contains("vocabulary of 100"), "{error}");
+        }
+        micro_batch.upload(&batch(2), 0..2).unwrap();
+    }
+}

@@ -1,0 +1,235 @@
+//! The optimizer: clip by the global norm, then each group's update rule over its range of the flat buffers.
+//!
+//! The learning rate and the bias corrections are pure functions of the step's number, so the only state is what
+//! [`Optimizer::state`] lists. A step whose gradient norm is not finite changes nothing; it still counts as a step. That is decided
+//! where the gradients are: nothing is read back before the update is under way.
+
+mod groups;
+mod state;
+
+use kernels::{
+    Buffer, DType, DeviceKind, Download, Upload, adamw, grad_norm,
+    memory::{Arena, BufferId, Category, Plan},
+};
+use model::{Decoder, ParameterLayout, Precision};
+use run_config::OptimizerConfig;
+
+pub use self::groups::{Algorithm, ParameterGroup, UpdateRule};
+use self::groups::{FIRST_MOMENT, MASTER_LOW_BITS, SECOND_MOMENT, state_layouts};
+pub use self::state::{StateLayout, StateTensor};
+use crate::error::Result;
+
+/// The optimizer's settings and its buffers in a memory plan.
+#[derive(Clone, Debug)]
+pub struct OptimizerPlan {
+    algorithm: Algorithm,
+    max_grad_norm: Option<f32>,
+    groups: Vec<ParameterGroup>,
+    state: Vec<(StateLayout, BufferId)>,
+    scalars: BufferId,
+    /// Where a GPU receives the next step's scalars.
+    scalars_staging: Option<BufferId>,
+    norm: BufferId,
+    outcome: BufferId,
+    workspace: BufferId,
+}
+
+/// Length of the buffer that what a step did is read from; the constants below index it.
+const OUTCOME: usize = 3;
+const LOSS: usize = 0;
+const GRAD_NORM: usize = 1;
+const APPLIED: usize = 2;
+
+impl OptimizerPlan {
+    /// Adds the optimizer's buffers for weights of this layout.
+    pub fn add_to(
+        plan: &mut Plan,
+        layout: &ParameterLayout,
+        config: &OptimizerConfig,
+        precision: Precision,
+        device: DeviceKind,
+    ) -> Self {
+        let elements = layout.elements();
+        let algorithm = Algorithm::from_config(config);
+        let groups = algorithm.groups(layout);
+        let layouts = state_layouts(&groups, elements, precision);
+        let workspace = grad_norm::workspace_elements(elements, device);
+        let scalars = [adamw::SCALARS];
+        Self {
+            algorithm,
+            max_grad_norm: config.max_grad_norm.map(|norm| norm as f32),
+            groups,
+            state: layouts.into_iter().map(|layout| (layout.clone(), layout.add_to(plan))).collect(),
+            scalars: plan.add("optimizer.scalars", Category::Scratch, DType::F32, &scalars),
+            scalars_staging: (device == DeviceKind::Cuda)
+                .then(|| plan.add("optimizer.scalars.staging", Category::Scratch, DType::F32, &scalars)),
+            norm: plan.add("gradient_norm", Category::Scratch, DType::F32, &[1]),
+            outcome: plan.add("outcome", Category::Scratch, DType::F32, &[OUTCOME]),
+            workspace: plan.add("gradient_norm.workspace", Category::Scratch, DType::F32, &[workspace]),
+        }
+    }
+
+    /// Every tensor that the optimizer keeps from step to step.
+    pub fn state(&self) -> impl Iterator<Item = &StateLayout> {
+        self.state.iter().map(|(layout, _)| layout)
+    }
+}
+
+/// An optimizer over the weights and gradients of a decoder.
+#[derive(Debug)]
+pub struct Optimizer {
+    algorithm: Algorithm,
+    max_grad_norm: Option<f32>,
+    groups: Vec<BoundGroup>,
+    state: Vec<StateTensor>,
+    scalars: Buffer,
+    scalars_upload: Upload<f32>,
+    norm: Buffer,
+    outcome: Buffer,
+    outcome_download: Download<f32>,
+    workspace: Buffer,
+}
+
+/// A parameter group with views of its range of every buffer.
+#[derive(Debug)]
+struct BoundGroup {
+    weight_decay: f32,
+    weights: Buffer,
+    /// Of the f32 master weights, beside bf16 weights.
+    low_bits: Option<Buffer>,
+    gradients: Buffer,
+    rule: BoundRule,
+}
+
+/// An update rule with views of the state that it keeps.
+#[derive(Debug)]
+enum BoundRule {
+    AdamW { settings: adamw::AdamW, first_moment: Buffer, second_moment: Buffer },
+}
+
+/// What one optimizer step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// What [`Decoder::loss`] has accumulated.
+    pub loss: f32,
+    /// Global norm of the gradients before clipping.
+    pub grad_norm: f32,
+    /// False where that norm is not finite: nothing was changed.
+    pub applied: bool,
+}
+
+impl Optimizer {
+    /// Takes its buffers from the arena, all zero, and views of the decoder's weights and gradients.
+    pub fn bind(plan: &OptimizerPlan, arena: &Arena, decoder: &Decoder) -> Result<Self> {
+        let bound =
+            |(layout, id): &(StateLayout, BufferId)| StateTensor { layout: layout.clone(), buffer: arena.buffer(*id) };
+        let state: Vec<StateTensor> = plan.state.iter().map(bound).collect();
+        let groups = plan.groups.iter().map(|group| BoundGroup::new(group, decoder, &state));
+        let (scalars, outcome) = (arena.buffer(plan.scalars), arena.buffer(plan.outcome));
+        let staging = plan.scalars_staging.map(|id| arena.buffer(id));
+        Ok(Self {
+            algorithm: plan.algorithm,
+            max_grad_norm: plan.max_grad_norm,
+            groups: groups.collect::<kernels::Result<_>>()?,
+            state,
+            scalars_upload: Upload::new(scalars.clone(), staging)?,
+            scalars,
+            norm: arena.buffer(plan.norm),
+            outcome_download: Download::new(outcome.clone())?,
+            outcome,
+            workspace: arena.buffer(plan.workspace),
+        })
+    }
+
+    /// [`Optimizer::prepare`], [`Optimizer::update`] and [`Optimizer::outcome`] in one.
+    pub fn step(&mut self, decoder: &mut Decoder, step: u64, learning_rate: f64) -> Result<StepOutcome> {
+        self.prepare(step, learning_rate)?;
+        self.update(decoder)?;
+        self.outcome(decoder)
+    }
+
+    /// Uploads the numbers of step `step` (from 1) of the run, for [`Optimizer::update`]. Waits for nothing.
+    pub fn prepare(&mut self, step: u64, learning_rate: f64) -> Result<()> {
+        let &adamw::AdamW { beta1, beta2, .. } = self.algorithm.adamw();
+        let correction = |beta: f64| (1.0 - beta.powf(step as f64)) as f32;
+        let scalars = self.scalars_upload.stage()?;
+        scalars.fill(0.0);
+        scalars[adamw::LEARNING_RATE] = learning_rate as f32;
+        scalars[adamw::BIAS_CORRECTION1] = correction(beta1);
+        scalars[adamw::BIAS_CORRECTION2] = correction(beta2);
+        self.scalars_upload.send()?;
+        Ok(self.scalars_upload.receive()?)
+    }
+
+    /// Updates the weights with the gradients that `decoder` has accumulated, which stay as they are: the next step begins with
+    /// [`Decoder::begin_accumulation`]. Waits for nothing.
+    pub fn update(&mut self, decoder: &mut Decoder) -> Result<()> {
+        grad_norm::forward(decoder.gradients(), &mut self.norm, &mut self.workspace)?;
+        grad_norm::clip(&self.norm, self.max_grad_norm, &mut self.scalars)?;
+        Ok(self.groups.iter_mut().try_for_each(|group| group.update(&self.scalars))?)
+    }
+
+    /// What the step did: on a GPU the one wait of a step, for three numbers that are copied as one.
+    pub fn outcome(&mut self, decoder: &Decoder) -> Result<StepOutcome> {
+        let apply = self.scalars.view(adamw::APPLY, &[1])?;
+        for (place, number) in [(LOSS, decoder.loss()), (GRAD_NORM, &self.norm), (APPLIED, &apply)] {
+            self.outcome.view(place, &[1])?.copy_from(number)?;
+        }
+        self.outcome_download.start()?;
+        let numbers = self.outcome_download.values()?;
+        Ok(StepOutcome { loss: numbers[LOSS], grad_norm: numbers[GRAD_NORM], applied: numbers[APPLIED] != 0.0 })
+    }
+
+    /// Every tensor that is kept from step to step, in the order in which a checkpoint has them.
+    pub fn state(&self) -> &[StateTensor] {
+        &self.state
+    }
+
+    /// The same, to fill them from a checkpoint.
+    pub fn state_mut(&mut self) -> &mut [StateTensor] {
+        &mut self.state
+    }
+
+    /// The low bits of the f32 master weights, beside bf16 weights.
+    pub fn low_bits_mut(&mut self) -> Option<&mut Buffer> {
+        let tensor = self.state.iter_mut().find(|tensor| tensor.layout.name == MASTER_LOW_BITS);
+        tensor.map(|tensor| &mut tensor.buffer)
+    }
+}
+
+impl BoundGroup {
+    fn new(group: &ParameterGroup, decoder: &Decoder, state: &[StateTensor]) -> kernels::Result<Self> {
+        let ParameterGroup { range, rule, weight_decay } = group;
+        let flat = |buffer: &Buffer| buffer.view(range.start, &[range.len()]);
+        let find = |name: &str| state.iter().find(|tensor| tensor.layout.name == name);
+        let kept = |name| find(name).expect("the plan has the state of every rule").view(range);
+        Ok(Self {
+            weight_decay: *weight_decay,
+            weights: flat(decoder.weights())?,
+            low_bits: find(MASTER_LOW_BITS).map(|tensor| tensor.view(range)).transpose()?,
+            gradients: flat(decoder.gradients())?,
+            rule: match *rule {
+                UpdateRule::AdamW(settings) => BoundRule::AdamW {
+                    settings,
+                    first_moment: kept(FIRST_MOMENT)?,
+                    second_moment: kept(SECOND_MOMENT)?,
+                },
+            },
+        })
+    }
+
+    fn update(&mut self, scalars: &Buffer) -> kernels::Result<()> {
+        match &mut self.rule {
+            BoundRule::AdamW { settings, first_moment, second_moment } => adamw::step(
+                &mut self.weights,
+                self.low_bits.as_mut(),
+                &self.gradients,
+                first_moment,
+                second_moment,
+                scalars,
+                settings,
+                self.weight_decay,
+            ),
+        }
+    }
+}

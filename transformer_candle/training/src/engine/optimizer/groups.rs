@@ -1,0 +1,148 @@
+//! Which rule updates which parameters, and the state that the rules keep.
+//!
+//! A new algorithm is a variant of [`Algorithm`] that cuts the parameters into groups, a variant of [`UpdateRule`] that lists its
+//! state, and an arm of the optimizer's update. Plan, checkpoints and `gpu-check` read the list.
+
+use std::ops::Range;
+
+use kernels::{DType, adamw, memory::Category};
+use model::{ParameterLayout, Precision};
+use run_config::OptimizerConfig;
+
+use super::state::StateLayout;
+
+/// `AdamW`'s running mean of the gradients.
+pub(super) const FIRST_MOMENT: &str = "first_moment";
+/// `AdamW`'s running mean of the squared gradients.
+pub(super) const SECOND_MOMENT: &str = "second_moment";
+/// The low 16 bits of the f32 master weights whose high bits are the bf16 weights.
+pub(super) const MASTER_LOW_BITS: &str = "master_remainder";
+
+/// How gradients change the weights, each way with the settings that are its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Algorithm {
+    /// `AdamW` for every parameter.
+    AdamW {
+        /// The same for every parameter.
+        settings: adamw::AdamW,
+        /// Of the parameters that decay.
+        weight_decay: f32,
+    },
+}
+
+impl Algorithm {
+    /// The algorithm that the keys of a config describe.
+    pub fn from_config(config: &OptimizerConfig) -> Self {
+        let &OptimizerConfig { algorithm, beta1, beta2, epsilon, weight_decay, .. } = config;
+        match algorithm {
+            run_config::Algorithm::AdamW => {
+                Self::AdamW { settings: adamw::AdamW { beta1, beta2, epsilon }, weight_decay: weight_decay as f32 }
+            }
+        }
+    }
+
+    /// The parameters' groups, which cover the flat buffers from their first element to their last.
+    pub fn groups(&self, layout: &ParameterLayout) -> Vec<ParameterGroup> {
+        let (decayed, all) = (layout.decayed_elements(), layout.elements());
+        match *self {
+            Self::AdamW { settings, weight_decay } => {
+                let rule = UpdateRule::AdamW(settings);
+                let group = |range, weight_decay| ParameterGroup { range, rule, weight_decay };
+                vec![group(0..decayed, weight_decay), group(decayed..all, 0.0)]
+            }
+        }
+    }
+
+    /// The settings of the groups that `AdamW` updates.
+    pub(super) fn adamw(&self) -> &adamw::AdamW {
+        match self {
+            Self::AdamW { settings, .. } => settings,
+        }
+    }
+}
+
+/// Parameters that one rule updates with one weight decay.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterGroup {
+    /// Their elements of the flat buffers.
+    pub range: Range<usize>,
+    /// How a gradient changes them.
+    pub rule: UpdateRule,
+    /// Decoupled, multiplied by the learning rate.
+    pub weight_decay: f32,
+}
+
+/// How the gradient of a group changes its weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum UpdateRule {
+    /// See [`kernels::adamw`].
+    AdamW(adamw::AdamW),
+}
+
+impl UpdateRule {
+    /// The names of the f32 tensors that it keeps, each with an element per parameter.
+    fn state(self) -> &'static [&'static str] {
+        match self {
+            Self::AdamW(_) => &[FIRST_MOMENT, SECOND_MOMENT],
+        }
+    }
+}
+
+/// Every tensor of state that these groups need, in the order in which they are saved. One that several groups keep is one tensor, from
+/// the first one's first element to the last one's last.
+pub(super) fn state_layouts(groups: &[ParameterGroup], elements: usize, precision: Precision) -> Vec<StateLayout> {
+    let mut layouts: Vec<StateLayout> = Vec::new();
+    for ParameterGroup { range, rule, .. } in groups {
+        for &name in rule.state() {
+            if let Some(known) = layouts.iter_mut().find(|layout| layout.name == name) {
+                known.range = known.range.start.min(range.start)..known.range.end.max(range.end);
+            } else {
+                let (category, dtype) = (Category::OptimizerMoments, DType::F32);
+                layouts.push(StateLayout { name, category, dtype, range: range.clone() });
+            }
+        }
+    }
+    if precision == Precision::Bf16 {
+        let (category, dtype) = (Category::MasterRemainder, DType::I16);
+        layouts.push(StateLayout { name: MASTER_LOW_BITS, category, dtype, range: 0..elements });
+    }
+    layouts
+}
+
+#[cfg(test)]
+mod tests {
+    use model::ModelShape;
+    use run_config::ModelConfig;
+
+    use super::*;
+
+    #[test]
+    fn groups_cover_every_parameter_once_and_share_their_state() {
+        let layout = ParameterLayout::new(&ModelShape::new(&ModelConfig::default(), 100));
+        let groups = Algorithm::from_config(&OptimizerConfig::default()).groups(&layout);
+        let mut end = 0;
+        for group in &groups {
+            assert_eq!(group.range.start, end);
+            end = group.range.end;
+        }
+        assert_eq!(end, layout.elements());
+        for (precision, names) in [
+            (Precision::Fp32, &["first_moment", "second_moment"][..]),
+            (Precision::Bf16, &["first_moment", "second_moment", "master_remainder"]),
+        ] {
+            let state = state_layouts(&groups, layout.elements(), precision);
+            assert_eq!(state.iter().map(|layout| layout.name).collect::<Vec<_>>(), names);
+            assert!(state.iter().all(|state| state.range == (0..layout.elements())));
+        }
+    }
+
+    #[test]
+    fn state_spans_the_groups_that_keep_it_and_no_others() {
+        let rule = UpdateRule::AdamW(adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
+        let group = |range| ParameterGroup { range, rule, weight_decay: 0.0 };
+        let state = state_layouts(&[group(10..30), group(30..40)], 50, Precision::Fp32);
+        assert!(state.iter().all(|layout| layout.range == (10..40)));
+        assert_eq!(state[0].offset_of(&(12..20)), Some(2));
+        assert_eq!([state[0].offset_of(&(8..20)), state[0].offset_of(&(38..42))], [None, None]);
+    }
+}

@@ -1,0 +1,49 @@
+//! The tensors that an optimizer keeps from step to step: what a checkpoint saves beside the weights.
+
+use std::ops::Range;
+
+use kernels::{
+    Buffer, DType,
+    memory::{Category, Plan},
+};
+
+/// A tensor of the optimizer's state before it is allocated: one element for each parameter of a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateLayout {
+    /// What `optimizer.safetensors` appends to a parameter's name, such as `first_moment`.
+    pub name: &'static str,
+    /// What the memory plan counts it as.
+    pub category: Category,
+    /// The element type.
+    pub dtype: DType,
+    /// The elements of the flat weights that it has an element for.
+    pub range: Range<usize>,
+}
+
+impl StateLayout {
+    /// Where the state of a parameter with these elements of the flat weights begins in this tensor; none where it has none of it.
+    pub fn offset_of(&self, elements: &Range<usize>) -> Option<usize> {
+        let covers = self.range.start <= elements.start && elements.end <= self.range.end;
+        covers.then(|| elements.start - self.range.start)
+    }
+
+    pub(super) fn add_to(&self, plan: &mut Plan) -> kernels::memory::BufferId {
+        plan.add(self.name, self.category, self.dtype, &[self.range.len()])
+    }
+}
+
+/// A tensor of the optimizer's state.
+#[derive(Debug)]
+pub struct StateTensor {
+    /// What it is.
+    pub layout: StateLayout,
+    /// Its elements.
+    pub buffer: Buffer,
+}
+
+impl StateTensor {
+    /// The elements of a range of the flat weights, which the tensor covers.
+    pub(super) fn view(&self, range: &Range<usize>) -> kernels::Result<Buffer> {
+        self.buffer.view(range.start - self.layout.range.start, &[range.len()])
+    }
+}

@@ -1,0 +1,31 @@
+//! What an engine's buffers follow from besides the config.
+
+use kernels::DeviceKind;
+use model::ModelShape;
+use run_config::{ActivationRecompute, RunConfig};
+
+use crate::error::{Result, TrainerError};
+
+/// What the buffers of a run of one config still depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineSettings {
+    /// Sequences of a micro-batch.
+    pub micro_batch: usize,
+    /// What is computed again in the backward pass.
+    pub activation_recompute: ActivationRecompute,
+    /// Where it computes.
+    pub device: DeviceKind,
+}
+
+/// The model of a config whose vocabulary is known.
+///
+/// # Errors
+/// [`TrainerError::Request`] if it is not.
+pub fn model_shape(config: &RunConfig) -> Result<ModelShape> {
+    let vocab_size = config.model.vocab_size.ok_or_else(|| {
+        TrainerError::Request(
+            "model.vocab_size is not known: name a tokenizer in tokenizer.tokenizer_json, or give the number".into(),
+        )
+    })?;
+    Ok(ModelShape::new(&config.model, vocab_size))
+}

@@ -1,0 +1,167 @@
+//! What can go wrong with a checkpoint, each with the way out.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::exit_code::ExitCode;
+
+/// A corrupted checkpoint, and why it is one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damaged {
+    /// The directory's name, `step-00001000`.
+    pub name: String,
+    /// The first thing found wrong with it.
+    pub reason: String,
+}
+
+/// Everything that saving, checking or reading a checkpoint can fail with.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// One named checkpoint is not what was written.
+    #[error(
+        "checkpoint {directory} is damaged: {reason}; take another one (`transformer-candle checkpoint list` shows them)"
+    )]
+    Damaged {
+        /// The checkpoint's directory.
+        directory: PathBuf,
+        /// The first thing found wrong with it.
+        reason: String,
+    },
+    /// There are checkpoints, none of them intact.
+    #[error("no sound checkpoint is left in {directory}:{}", listed(damaged))]
+    NoneIntact {
+        /// The folder of checkpoints.
+        directory: PathBuf,
+        /// Each one with its reason.
+        damaged: Vec<Damaged>,
+    },
+    /// Nothing has been saved there.
+    #[error(
+        "there is no checkpoint in {directory}: train first (a run without `--resume` starts at step 0), \
+         or name a directory such as checkpoints/step-00001000"
+    )]
+    Absent {
+        /// The folder that was looked through.
+        directory: PathBuf,
+    },
+    /// An intact checkpoint, but of another model, precision or format.
+    #[error("checkpoint {directory} does not fit: {reason}")]
+    Mismatch {
+        /// The checkpoint's directory.
+        directory: PathBuf,
+        /// What differs.
+        reason: String,
+    },
+    /// The disk is full, or would be.
+    #[error(
+        "not enough room for the checkpoint of step {step} in {directory}: it needs {}{}; \
+         free some space or set runtime.checkpoint.directory to another disk (older checkpoints are untouched)",
+        gigabytes(*needed),
+        free.map_or_else(String::new, |free| format!(", {} are free", gigabytes(free)))
+    )]
+    NoSpace {
+        /// The folder of checkpoints.
+        directory: PathBuf,
+        /// The step that was to be saved.
+        step: u64,
+        /// Bytes the checkpoint takes.
+        needed: u64,
+        /// Bytes free when asked beforehand; none where the disk filled up meanwhile.
+        free: Option<u64>,
+    },
+    /// The system limits the size of files.
+    #[error(
+        "the system's limit on the size of a file (`ulimit -f`) does not allow the checkpoint of step {step} in {directory}, \
+         which takes {}: raise the limit (older checkpoints are untouched)",
+        gigabytes(*needed)
+    )]
+    FileSizeLimit {
+        /// The folder of checkpoints.
+        directory: PathBuf,
+        /// The step that was to be saved.
+        step: u64,
+        /// Bytes the checkpoint takes.
+        needed: u64,
+    },
+    /// The operating system refused.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was attempted, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Whoever waited for the checkpoint gave up waiting.
+    #[error("stopped while reading a checkpoint")]
+    Interrupted,
+    /// A buffer of the trainer could not be read or written.
+    #[error("cannot move the checkpoint's tensors: {0}")]
+    Kernel(#[from] kernels::Error),
+}
+
+/// What reading and writing checkpoints returns.
+pub type Result<T> = std::result::Result<T, CheckpointError>;
+
+impl CheckpointError {
+    /// The exit code of a program that ends with this error.
+    pub fn exit_code(&self) -> u8 {
+        let code = match self {
+            Self::Damaged { .. } | Self::NoneIntact { .. } => ExitCode::CheckpointCorrupted,
+            Self::Absent { .. } | Self::Mismatch { .. } => ExitCode::WrongRequest,
+            Self::NoSpace { .. }
+            | Self::FileSizeLimit { .. }
+            | Self::Io { .. }
+            | Self::Interrupted
+            | Self::Kernel(_) => ExitCode::Unexpected,
+        };
+        code as u8
+    }
+
+    pub(crate) fn damaged(directory: &Path, reason: impl Into<String>) -> Self {
+        Self::Damaged { directory: directory.to_owned(), reason: reason.into() }
+    }
+
+    pub(crate) fn mismatch(directory: &Path, reason: impl Into<String>) -> Self {
+        Self::Mismatch { directory: directory.to_owned(), reason: reason.into() }
+    }
+}
+
+/// Names the path in an I/O error: `.map_err(failed("read", path))`.
+pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    let path = path.to_owned();
+    move |source| CheckpointError::Io { action, path, source }
+}
+
+/// An error of the tensor files, as one of the checkpoint they are in.
+pub(crate) fn of_model(directory: &Path, error: model::Error) -> CheckpointError {
+    match error {
+        model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
+        model::Error::Kernel(error) => error.into(),
+        model::Error::Malformed { .. } => CheckpointError::damaged(directory, error.to_string()),
+        other => CheckpointError::mismatch(directory, other.to_string()),
+    }
+}
+
+/// Whether the system said that the disk, or this user's share of it, is full.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+fn listed(damaged: &[Damaged]) -> String {
+    damaged.iter().fold(String::new(), |mut text, Damaged { name, reason }| {
+        let _ = write!(text, " {name}: {reason};");
+        text
+    })
+}
+
+/// Decimal units, as disks are sold: `15.8 GB`, `421 kB`.
+fn gigabytes(bytes: u64) -> String {
+    const UNITS: [(f64, &str); 3] = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+    UNITS
+        .iter()
+        .find(|(unit, _)| bytes as f64 >= *unit)
+        .map_or_else(|| format!("{bytes} bytes"), |(unit, name)| format!("{:.1} {name}", bytes as f64 / unit))
+}

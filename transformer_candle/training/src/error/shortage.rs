@@ -1,0 +1,101 @@
+//! What a run that does not fit in memory is told.
+
+use std::fmt;
+
+use run_config::ActivationRecompute;
+use serde::Serialize;
+
+use crate::units::bytes;
+
+/// An amount of memory and where the number comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Budget {
+    /// What the planned buffers may take.
+    pub bytes: u64,
+    /// Such as `runtime.memory_limit: 24GB`.
+    pub origin: String,
+    /// What the data stream needs of the same memory, and what there would be without it.
+    #[serde(skip)]
+    pub(crate) data_stream: Option<(u64, u64)>,
+}
+
+/// Settings that fit, and what they need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Fit {
+    /// `data.batch_size`.
+    pub micro_batch: usize,
+    /// `runtime.activation_recompute`.
+    pub activation_recompute: ActivationRecompute,
+    /// All planned buffers.
+    pub bytes: u64,
+}
+
+/// A run that does not fit, and the largest settings that would.
+#[derive(Clone, Debug, Serialize)]
+pub struct Shortage {
+    /// What was asked for.
+    pub asked: Fit,
+    /// What there is.
+    pub budget: Budget,
+    /// The largest micro-batch for each way to recompute that saves no less than the one asked for. Empty if nothing fits.
+    pub fits: Vec<Fit>,
+    /// What one sequence at a time needs, everything recomputed.
+    pub smallest: Fit,
+}
+
+/// The name that a config has for it.
+pub(crate) fn recompute(recompute: ActivationRecompute) -> &'static str {
+    match recompute {
+        ActivationRecompute::None => "none",
+        ActivationRecompute::Selective => "selective",
+        ActivationRecompute::Block => "block",
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", bytes(self.bytes), self.origin)
+    }
+}
+
+impl fmt::Display for Fit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "data.batch_size={} with runtime.activation_recompute={} ({})",
+            self.micro_batch,
+            recompute(self.activation_recompute),
+            bytes(self.bytes)
+        )
+    }
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((needed, without)) = self.budget.data_stream
+            && self.fits.is_empty()
+            && self.smallest.bytes <= without
+        {
+            let (needed, without) = (bytes(needed), bytes(without));
+            return write!(
+                f,
+                "the data stream of this run does not fit: it needs {needed} of the {without} that are free on this machine, \
+                 and the model's buffers {}. Lower data.num_workers or data.shuffle_buffer_size",
+                bytes(self.asked.bytes)
+            );
+        }
+        write!(f, "this run does not fit: {} is more than the {} there are. ", self.asked, self.budget)?;
+        if self.fits.is_empty() {
+            return write!(
+                f,
+                "Not even {} would fit: take a smaller model, a shorter data.sequence_length, or more memory",
+                self.smallest
+            );
+        }
+        f.write_str("What would fit: ")?;
+        for (index, fit) in self.fits.iter().enumerate() {
+            write!(f, "{}{fit}", if index == 0 { "" } else { ", or " })?;
+        }
+        f.write_str("; data.sequences_per_step stays the same, and with it the result up to rounding")
+    }
+}

@@ -1,0 +1,81 @@
+//! The device that a plan is made for, as far as its memory and its speed go.
+
+use kernels::{Device, DeviceKind, cuda::Card};
+use run_config::RunConfig;
+
+use super::{
+    cpu_speed::CpuSpeed,
+    estimate::{Estimate, Work},
+};
+use crate::{
+    device::{self, GpuMemory, refusal},
+    error::{Result, TrainerError},
+};
+
+/// The device that a plan is made for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum PlanTarget {
+    /// This machine's CPU, and how fast it is where somebody has measured.
+    Cpu(Option<CpuSpeed>),
+    /// A GPU of this machine.
+    Gpu(GpuMemory),
+    /// The GPU that the presets are made for, on some other machine.
+    AssumedGpu,
+}
+
+impl PlanTarget {
+    /// Where a run is meant to be trained: the GPU that it names or finds, one that is assumed if it is meant for a GPU and
+    /// there is none here, else the CPU.
+    ///
+    /// # Errors
+    /// [`TrainerError::Request`] where the run names a GPU and its model needs a CPU.
+    pub(super) fn choose(
+        config: &RunConfig,
+        cards: &[Card],
+        look: impl Fn(&Card) -> GpuMemory,
+        measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
+    ) -> Result<Self> {
+        let refusal = refusal(config)?;
+        let found = |ordinal| cards.iter().find(|card| card.ordinal == ordinal && card.refusal().is_none());
+        let gpu = |card: Option<&Card>| card.map_or(Self::AssumedGpu, |card| Self::Gpu(look(card)));
+        match (config.runtime.device, refusal) {
+            (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => Ok(Self::Cpu(Some(measure(config)?))),
+            (run_config::Device::Cuda(ordinal), None) => Ok(gpu(found(ordinal))),
+            (named @ run_config::Device::Cuda(_), Some(clause)) => {
+                Err(TrainerError::Request(device::refused(named, &clause)))
+            }
+            (run_config::Device::Auto, None) => match found(0) {
+                None => {
+                    let speed = measure(config)?;
+                    let too_long = Work::new(config)?.is_too_long_for_cpu(speed);
+                    Ok(if too_long { Self::AssumedGpu } else { Self::Cpu(Some(speed)) })
+                }
+                card => Ok(gpu(card)),
+            },
+        }
+    }
+
+    /// A device at hand; a CPU's speed is not measured.
+    pub(super) fn open(device: &Device) -> Result<Self> {
+        match device {
+            Device::Cpu => Ok(Self::Cpu(None)),
+            Device::Cuda(gpu) => Ok(Self::Gpu(GpuMemory::now(gpu)?)),
+        }
+    }
+
+    pub(super) fn kind(&self) -> DeviceKind {
+        match self {
+            Self::Cpu(_) => DeviceKind::Cpu,
+            Self::Gpu(_) | Self::AssumedGpu => DeviceKind::Cuda,
+        }
+    }
+
+    /// How long a run takes there, if the device's speed is known.
+    pub(super) fn estimate(&self, work: Work) -> Option<Estimate> {
+        match self {
+            Self::Cpu(speed) => speed.map(|speed| work.on_cpu(speed)),
+            Self::Gpu(gpu) => Some(work.on_gpu(gpu)),
+            Self::AssumedGpu => Some(work.on_assumed_gpu()),
+        }
+    }
+}

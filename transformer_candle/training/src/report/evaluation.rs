@@ -1,0 +1,77 @@
+//! What one evaluation found.
+
+use serde::{Serialize, Serializer};
+
+use super::scalar::{ComponentRecord, Record, Scalar};
+
+/// TensorBoard's tag of the held-out loss; of a mixture's component with its name appended.
+const LOSS_TAG: &str = "loss/validation";
+
+/// What one evaluation found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvaluationReport {
+    /// Optimizer steps taken before it.
+    pub step: u64,
+    /// Mean over the held-out target tokens, nats.
+    pub loss: f64,
+    /// `exp(loss)`.
+    pub perplexity: f64,
+    /// Nats of all targets over the bytes of their text, in bits. None where the tokenizer's tokens have no length in
+    /// bytes.
+    pub bits_per_byte: Option<f64>,
+    /// Target tokens evaluated.
+    pub tokens: u64,
+    /// Of a mixture, what was found on each component's held-out text; the numbers above weigh them by their shares.
+    pub components: Vec<ComponentEvaluation>,
+}
+
+/// What one evaluation found on the held-out text of a component.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ComponentEvaluation {
+    /// The data set's name, or the patterns.
+    pub name: String,
+    /// The component's weight, of 1.
+    pub share: f64,
+    /// As for the whole.
+    pub loss: f64,
+    /// As for the whole.
+    pub bits_per_byte: Option<f64>,
+    /// As for the whole.
+    pub tokens: u64,
+}
+
+impl EvaluationReport {
+    /// Every number that is logged of an evaluation, but the step and the components' numbers.
+    pub fn scalars(&self) -> Vec<Scalar> {
+        vec![
+            Scalar::curve("loss", LOSS_TAG, self.loss),
+            Scalar::curve("perplexity", "perplexity/validation", self.perplexity),
+            Scalar::optional_curve("bits_per_byte", "bits_per_byte/validation", self.bits_per_byte),
+            Scalar::plain("tokens", self.tokens),
+        ]
+    }
+
+    /// What sinks are given.
+    pub fn record(&self) -> Record {
+        let components = self.components.iter().map(ComponentEvaluation::component).collect();
+        Record { kind: "evaluation", step: self.step, scalars: self.scalars(), components }
+    }
+}
+
+impl ComponentEvaluation {
+    fn component(&self) -> ComponentRecord {
+        let scalars = vec![
+            Scalar::plain("share", self.share),
+            Scalar::curve("loss", LOSS_TAG, self.loss),
+            Scalar::optional_plain("bits_per_byte", self.bits_per_byte),
+            Scalar::plain("tokens", self.tokens),
+        ];
+        ComponentRecord { name: self.name.clone(), scalars }
+    }
+}
+
+impl Serialize for EvaluationReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.record().serialize(serializer)
+    }
+}

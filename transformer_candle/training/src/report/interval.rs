@@ -1,0 +1,19 @@
+//! Which steps are logged.
+
+/// The one rule for when: the first step, every `log_every_n_steps`th and the last. Metrics and plain progress lines both ask it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogInterval {
+    every: u64,
+    last_step: Option<u64>,
+}
+
+impl LogInterval {
+    /// `last_step` is the one that the run ends with, where that is known beforehand.
+    pub(crate) fn new(every: u64, last_step: Option<u64>) -> Self {
+        Self { every: every.max(1), last_step }
+    }
+
+    pub(crate) fn includes(self, step: u64) -> bool {
+        step == 1 || step.is_multiple_of(self.every) || self.last_step == Some(step)
+    }
+}

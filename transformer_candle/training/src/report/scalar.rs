@@ -1,0 +1,133 @@
+//! The numbers of a report under the names that they are logged with.
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// A logged number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// A count.
+    Integer(u64),
+    /// A 32-bit number, written as the shortest decimal that reads back as it.
+    F32(f32),
+    /// A 64-bit number.
+    F64(f64),
+}
+
+impl Number {
+    /// The number for a sink that knows only one type.
+    pub fn as_f64(self) -> f64 {
+        match self {
+            Self::Integer(value) => value as f64,
+            Self::F32(value) => value.into(),
+            Self::F64(value) => value,
+        }
+    }
+}
+
+impl From<u64> for Number {
+    fn from(value: u64) -> Self {
+        Self::Integer(value)
+    }
+}
+
+impl From<f32> for Number {
+    fn from(value: f32) -> Self {
+        Self::F32(value)
+    }
+}
+
+impl From<f64> for Number {
+    fn from(value: f64) -> Self {
+        Self::F64(value)
+    }
+}
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Integer(value) => serializer.serialize_u64(value),
+            Self::F32(value) => serializer.serialize_f32(value),
+            Self::F64(value) => serializer.serialize_f64(value),
+        }
+    }
+}
+
+/// A number of a report with its names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scalar {
+    /// Its key in `metrics.jsonl`, `--json` and Python.
+    pub key: &'static str,
+    /// Its tag in TensorBoard; none for what is no curve.
+    pub tag: Option<&'static str>,
+    /// None where it is not known, as a CPU's MFU.
+    pub value: Option<Number>,
+}
+
+impl Scalar {
+    /// A number that TensorBoard draws as a curve under `tag`.
+    pub(super) fn curve(key: &'static str, tag: &'static str, value: impl Into<Number>) -> Self {
+        Self { key, tag: Some(tag), value: Some(value.into()) }
+    }
+
+    /// A curve with gaps where the number is not known.
+    pub(super) fn optional_curve(key: &'static str, tag: &'static str, value: Option<f64>) -> Self {
+        Self { key, tag: Some(tag), value: value.map(Number::F64) }
+    }
+
+    /// A number that is no curve.
+    pub(super) fn plain(key: &'static str, value: impl Into<Number>) -> Self {
+        Self { key, tag: None, value: Some(value.into()) }
+    }
+
+    /// A number that is no curve, and not always known.
+    pub(super) fn optional_plain(key: &'static str, value: Option<f64>) -> Self {
+        Self { key, tag: None, value: value.map(Number::F64) }
+    }
+}
+
+/// The numbers of one component of a mixture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ComponentRecord {
+    /// The component's name, which a sink without nesting appends to each tag.
+    pub name: String,
+    /// Its numbers.
+    pub scalars: Vec<Scalar>,
+}
+
+/// What every sink is given of a report. Serialized it is the report's fields, in their order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// `train` or `evaluation`.
+    pub kind: &'static str,
+    /// Optimizer steps taken.
+    pub step: u64,
+    /// All numbers but the step.
+    pub scalars: Vec<Scalar>,
+    /// Those of each component of a mixture; empty without one.
+    pub components: Vec<ComponentRecord>,
+}
+
+fn serialize_scalars<M: SerializeMap>(scalars: &[Scalar], map: &mut M) -> Result<(), M::Error> {
+    scalars.iter().try_for_each(|scalar| map.serialize_entry(scalar.key, &scalar.value))
+}
+
+impl Serialize for Record {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("step", &self.step)?;
+        serialize_scalars(&self.scalars, &mut map)?;
+        if !self.components.is_empty() {
+            map.serialize_entry("components", &self.components)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for ComponentRecord {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("name", &self.name)?;
+        serialize_scalars(&self.scalars, &mut map)?;
+        map.end()
+    }
+}

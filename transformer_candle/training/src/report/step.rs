@@ -1,0 +1,58 @@
+//! What one optimizer step did.
+
+use serde::{Serialize, Serializer};
+
+use super::scalar::{Record, Scalar};
+
+/// What one optimizer step did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepReport {
+    /// Optimizer steps taken, this one included.
+    pub step: u64,
+    /// Mean over the step's target tokens, nats, before the update.
+    pub loss: f32,
+    /// The step's learning rate.
+    pub learning_rate: f64,
+    /// Global norm of the gradients before clipping. Where it is not finite, the step changed no weight.
+    pub grad_norm: f32,
+    /// Target tokens trained on since the run began.
+    pub tokens: u64,
+    /// Target tokens of this step over its seconds.
+    pub tokens_per_second: f64,
+    /// Model FLOPs over the GPU's nominal BF16 peak, dense; none where no peak is known, as on a CPU.
+    pub mfu: Option<f64>,
+    /// Wall time of the step.
+    pub step_seconds: f64,
+    /// Part of it spent waiting for data.
+    pub data_wait_seconds: f64,
+    /// Bytes of the planned buffers: what `plan` printed and the trainer allocated.
+    pub memory_bytes: u64,
+}
+
+impl StepReport {
+    /// Every number that is logged of a step, but the step itself.
+    pub fn scalars(&self) -> Vec<Scalar> {
+        vec![
+            Scalar::curve("loss", "loss/train", self.loss),
+            Scalar::curve("learning_rate", "learning_rate", self.learning_rate),
+            Scalar::curve("grad_norm", "gradient_norm", self.grad_norm),
+            Scalar::plain("tokens", self.tokens),
+            Scalar::curve("tokens_per_second", "tokens_per_second", self.tokens_per_second),
+            Scalar::optional_curve("mfu", "mfu", self.mfu),
+            Scalar::curve("step_seconds", "step_seconds", self.step_seconds),
+            Scalar::curve("data_wait_seconds", "data_wait_seconds", self.data_wait_seconds),
+            Scalar::curve("memory_bytes", "memory_bytes", self.memory_bytes),
+        ]
+    }
+
+    /// What sinks are given.
+    pub fn record(&self) -> Record {
+        Record { kind: "train", step: self.step, scalars: self.scalars(), components: Vec::new() }
+    }
+}
+
+impl Serialize for StepReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.record().serialize(serializer)
+    }
+}
