@@ -1,11 +1,13 @@
 //! The words of the command line: parsed, and checked for what no option takes.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process;
 
 use clap::parser::ArgMatches;
 use clap::{Command, CommandFactory, FromArgMatches};
 
+use super::output::delivered;
 use crate::{Result, TrainerError};
 
 /// An empty prompt starts a new text.
@@ -18,21 +20,35 @@ const MAY_BE_EMPTY: [&str; 1] = ["prompt"];
 /// set: an empty path would be the current folder.
 pub fn parsed<C: CommandFactory + FromArgMatches>() -> Result<C> {
     let mut command = C::command();
-    let matches = command.try_get_matches_from_mut(std::env::args_os()).map_err(|error| told(&error))?;
-    refuse_empty(&command, &matches)?;
-    C::from_arg_matches(&matches).map_err(|error| told(&error.format(&mut command)))
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    if let Err(asked) = &matches
+        && !asked.use_stderr()
+    {
+        delivered(asked.print().and_then(|()| std::io::stdout().flush()))?;
+        process::exit(0);
+    }
+    understood(command, matches)
 }
 
-fn told(error: &clap::Error) -> TrainerError {
-    if error.use_stderr() {
-        let text = error.render().to_string();
-        return TrainerError::Request(text.trim_start_matches("error: ").trim_end().to_owned());
-    }
-    let printed = error.print().and_then(|()| std::io::stdout().flush());
-    match super::delivered(printed) {
-        Ok(()) => process::exit(0),
-        Err(error) => error,
-    }
+/// What these words say, the first of which is the program's name.
+///
+/// # Errors
+/// As [`parsed`]; help and version are refused as well.
+pub fn parsed_from<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = OsString>) -> Result<C> {
+    let mut command = C::command();
+    let matches = command.try_get_matches_from_mut(words);
+    understood(command, matches)
+}
+
+fn understood<C: FromArgMatches>(mut command: Command, matches: clap::error::Result<ArgMatches>) -> Result<C> {
+    let matches = matches.map_err(|error| refused(&error))?;
+    refuse_empty(&command, &matches)?;
+    C::from_arg_matches(&matches).map_err(|error| refused(&error.format(&mut command)))
+}
+
+fn refused(error: &clap::Error) -> TrainerError {
+    let text = error.render().to_string();
+    TrainerError::Request(text.trim_start_matches("error: ").trim_end().to_owned())
 }
 
 fn refuse_empty(command: &Command, matches: &ArgMatches) -> Result<()> {
@@ -58,10 +74,8 @@ mod tests {
     use crate::commands::CommandLine;
 
     fn checked(words: &[&str]) -> Result<()> {
-        let mut command = CommandLine::command();
         let words = std::iter::once("transformer-candle").chain(words.iter().copied());
-        let matches = command.try_get_matches_from_mut(words).map_err(|error| told(&error))?;
-        refuse_empty(&command, &matches)
+        parsed_from::<CommandLine>(words.map(OsString::from)).map(drop)
     }
 
     #[test]

@@ -4,28 +4,36 @@
 mod arguments;
 pub mod bench;
 pub mod checkpoint;
+mod declared;
 pub mod evaluate;
 pub mod generate;
 pub mod gpu_check;
 mod model_source;
+mod output;
 pub mod plan;
 pub mod train;
 mod until_stopped;
 pub mod validate_data;
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::panic;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use self::until_stopped::until_stopped;
-use crate::terminal::{LogWriter, escaped, escaped_json};
-use crate::{Result, TrainerError, stop};
+use crate::Result;
+use crate::lock::RunLock;
+use crate::stop::{self, StopSignal};
+use crate::terminal::{LogWriter, escaped};
 
+pub use declared::{DeclaredCommand, DeclaredOption, declared};
 pub use model_source::ModelSource;
+pub use output::{Output, Stdout};
 
 /// Pre-train Llama-style language models.
 #[derive(Debug, Parser)]
@@ -74,24 +82,47 @@ enum Command {
 pub fn main() -> ExitCode {
     guarded(|| {
         let command = arguments::parsed::<CommandLine>()?.command;
-        until_stopped(|stop| match command {
-            Command::Train(options) => train::main(&options, stop),
-            Command::Plan(options) => plan::main(&options),
-            Command::Generate(options) => generate::main(&options, stop),
-            Command::Evaluate(options) => evaluate::main(&options, stop),
-            Command::Bench(options) => bench::main(&options),
-            Command::GpuCheck(options) => gpu_check::main(&options),
-            Command::ValidateData(options) => validate_data::main(&options, stop),
-            Command::Checkpoint(command) => checkpoint::main(&command, stop),
-        })
+        until_stopped(|stop| command.run(None, &mut Stdout, stop))
     })
+}
+
+/// Runs the command that `words` say, the first of which is the program's name, and returns its exit code. Its answer goes to
+/// `output`, its log to stderr.
+///
+/// `lock` is the run directory's, where the caller has taken it already and the command is `train`.
+///
+/// # Errors
+/// [`TrainerError::Request`] for words that make no command; else whatever the command ends with.
+pub fn run(
+    words: impl IntoIterator<Item = OsString>,
+    lock: Option<Arc<RunLock>>,
+    output: &mut dyn Output,
+    stop: &StopSignal,
+) -> Result<u8> {
+    log_to_stderr();
+    arguments::parsed_from::<CommandLine>(words)?.command.run(lock, output, stop)
+}
+
+impl Command {
+    fn run(self, lock: Option<Arc<RunLock>>, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
+        match self {
+            Self::Train(options) => train::main(&options, lock, stop),
+            Self::Plan(options) => plan::main(&options, output),
+            Self::Generate(options) => generate::main(&options, output, stop),
+            Self::Evaluate(options) => evaluate::main(&options, output, stop),
+            Self::Bench(options) => bench::main(&options),
+            Self::GpuCheck(options) => gpu_check::main(&options),
+            Self::ValidateData(options) => validate_data::main(&options, output, stop),
+            Self::Checkpoint(command) => checkpoint::main(&command, stop),
+        }
+    }
 }
 
 /// The program `train`: the command of that name on its own.
 pub fn train_main() -> ExitCode {
     guarded(|| {
         let options = arguments::parsed::<TrainCommandLine>()?.options;
-        until_stopped(|stop| train::main(&options, stop))
+        until_stopped(|stop| train::main(&options, None, stop))
     })
 }
 
@@ -120,28 +151,14 @@ pub fn print_error(error: &dyn Display) {
     let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
 }
 
-/// Prints what was asked for, for people. It goes on where the reader has gone away (`| head`): the exit code is the command's.
+/// Prints text for people on stdout.
 fn print(text: &str) -> Result<()> {
-    delivered(written(&escaped(text)))
+    (&mut Stdout as &mut dyn Output).print(text)
 }
 
-/// Prints a value as one line of JSON.
+/// Prints a value on stdout as one line of JSON.
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
-    let json = serde_json::to_string(value).expect("plain values always serialise");
-    delivered(written(&format!("{}\n", escaped_json(&json))))
-}
-
-fn written(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
-}
-
-/// A reader that wants no more has had enough; a stdout that is full is an error.
-fn delivered(written: io::Result<()>) -> Result<()> {
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(TrainerError::io("write to", "stdout")),
-    }
+    (&mut Stdout as &mut dyn Output).print_json(value)
 }
 
 /// Warnings, or what `RUST_LOG` asks for.

@@ -10,6 +10,7 @@ use dataset::{CancelToken, TokenStream};
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
+use super::Output;
 use super::model_source::checkpoints_in;
 use crate::checkpoint::{self, TrainerState};
 use crate::identity;
@@ -98,12 +99,12 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
 }
 
-pub(super) fn main(options: &ValidateDataOptions, stop: &StopSignal) -> Result<u8> {
+pub(super) fn main(options: &ValidateDataOptions, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
-        super::print_json(&report)?;
+        output.print_json(&report)?;
     } else {
-        super::print(&report.to_string())?;
+        output.print(&report.to_string())?;
     }
     // As for data that cannot be read: what the run was trained on is not what it should have been.
     Ok(if report.problems.is_empty() { 0 } else { 3 })

@@ -1,0 +1,61 @@
+//! Where the answer of a command goes: stdout, or the stream of the Python command that shares the implementation.
+
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+use crate::terminal::{escaped, escaped_json};
+use crate::{Result, TrainerError};
+
+/// A stream that takes the answer of a command.
+pub trait Output: Send {
+    /// Writes a text, and shows it at once.
+    ///
+    /// # Errors
+    /// The stream does not take it; `BrokenPipe` where its reader has gone away.
+    fn write(&mut self, text: &str) -> io::Result<()>;
+
+    /// Whether it is a terminal, which would obey control characters.
+    fn is_terminal(&self) -> bool;
+}
+
+/// The stdout of this process.
+#[derive(Debug, Clone, Copy)]
+pub struct Stdout;
+
+impl Output for Stdout {
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+    }
+
+    fn is_terminal(&self) -> bool {
+        io::stdout().is_terminal()
+    }
+}
+
+impl dyn Output + '_ {
+    /// Prints text for people: escaped wherever it goes, as a pipe may end at a terminal.
+    pub(super) fn print(&mut self, text: &str) -> Result<()> {
+        delivered(self.write(&escaped(text)))
+    }
+
+    /// Prints a value as one line of JSON.
+    pub(super) fn print_json(&mut self, value: &impl Serialize) -> Result<()> {
+        let json = serde_json::to_string(value).expect("plain values always serialise");
+        delivered(self.write(&format!("{}\n", escaped_json(&json))))
+    }
+
+    /// Writes text as it is; only a terminal gets it escaped.
+    pub(super) fn write_exactly(&mut self, text: &str) -> io::Result<()> {
+        if self.is_terminal() { self.write(&escaped(text)) } else { self.write(text) }
+    }
+}
+
+/// A reader that wants no more has had enough, and the exit code is the command's; a stdout that is full is an error.
+pub(super) fn delivered(written: io::Result<()>) -> Result<()> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(TrainerError::io("write to", "stdout")),
+    }
+}
