@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, base_config, demo_data, launch, run_files, signals, summary, tokenizer
+from orchestrator import _native, base_config, demo_data, launch, resume, run_files, signals, summary, tokenizer
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import Place, Roots, shown
@@ -268,13 +268,7 @@ def _resume(settings: Settings, place: Place, roots: Roots) -> int:
     config = place.folder / run_files.TRAINING_CONFIG
     if not config.is_file():
         raise CommandError(_no_such_run(place, roots))
-    streaming = run_files.read_streaming_config(place.folder)
-    streamed = streaming and streaming["dataset"]
-    if settings.dataset and settings.dataset != streamed:
-        raise CommandError(
-            f"{shown(place.folder)} trains on {streamed or 'what its training.yaml names'}, "
-            f"so it cannot be resumed with --dataset {settings.dataset}"
-        )
+    resume.check(settings, place.folder)
     job = launch.Job(config, settings.config_overrides(), settings.resume, rebatch=settings.rebatch)
     return _train(job, settings.launch, roots, place)
 
