@@ -28,16 +28,9 @@ def check(settings: Settings, folder: Path) -> None:
     for flag, typed, of_run in _typed(settings, streaming, values["data"]):
         if typed == of_run:
             continue
-        had = (
-            ""
-            if flag == "--dataset"
-            else f" without {flag}"
-            if of_run in (None, [])
-            else f" with {flag} {_text(of_run)}"
-        )
         raise CommandError(
-            f"{shown(folder)} trains on {trained_on}{had}, so it cannot be resumed with {flag} {_text(typed)}: leave "
-            "the flag out, or start a run of another --experiment"
+            f"{shown(folder)} trains on {trained_on}{_kept(flag, of_run)}, so it cannot be resumed with {flag} "
+            f"{_text(typed)}: leave the flag out, or start a run of another --experiment"
         )
 
 
@@ -76,6 +69,13 @@ def _commit(revision: str, streaming: dict[str, Any]) -> str:
         streaming["dataset"], streaming["split"], streaming.get("config"), revision, column
     )
     return source.revision or revision
+
+
+def _kept(flag: str, of_run: object) -> str:
+    """Return how the run was started as to a flag; the message names the data set anyway."""
+    if flag == "--dataset":
+        return ""
+    return f" with {flag} {_text(of_run)}" if of_run not in (None, []) else f" without {flag}"
 
 
 def _text(value: object) -> str:

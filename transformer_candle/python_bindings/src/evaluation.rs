@@ -22,7 +22,7 @@ value_class! {
         loss: f64,
         /// `exp(loss)`.
         perplexity: f64,
-        /// Bits for each byte of the text, which tokenizers cannot flatter; None where tokens have no fixed length in bytes.
+        /// Bits per byte of the text, which tokenizers cannot flatter; None where tokens have no fixed length in bytes.
         bits_per_byte: Option<f64>,
         /// Target tokens evaluated.
         tokens: u64,

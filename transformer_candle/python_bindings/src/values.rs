@@ -2,8 +2,8 @@
 
 use crate::json;
 
-/// Defines a frozen class around a value: a read-only attribute per field that is listed, and `to_dict`, which has all of them as
-/// JSON would. Methods of its own may follow.
+/// Defines a frozen class around a value: a read-only attribute per field that is listed, and `to_dict`, which has all of
+/// them as JSON would. Methods of its own may follow.
 macro_rules! value_class {
     (
         $(#[$about:meta])*

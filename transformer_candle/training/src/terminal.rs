@@ -9,8 +9,8 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     replaced(text, is_control, |text, character| write!(text, "{}", character.escape_unicode()))
 }
 
-/// JSON in which these characters, and all that are not ASCII, are written as JSON's own escapes: they stand in its strings only,
-/// and it stays the same value in whatever encoding it is written.
+/// JSON in which these characters, and all that are not ASCII, are written as JSON's own escapes: they stand in its strings
+/// only, and it stays the same value in whatever encoding it is written.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
     let is_escaped = |character: char| is_control(character) || !character.is_ascii();
     replaced(json, is_escaped, |text, character| {

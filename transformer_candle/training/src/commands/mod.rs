@@ -86,8 +86,8 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Runs the command that `words` say, the first of which is the program's name, and returns its exit code. Its answer goes to
-/// `output`, its log to stderr.
+/// Runs the command that `words` say, the first of which is the program's name, and returns its exit code. Its answer goes
+/// to `output`, its log to stderr.
 ///
 /// `lock` is the run directory's, where the caller has taken it already and the command is `train`.
 ///
