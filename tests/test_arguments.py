@@ -26,7 +26,7 @@ def options(takes: str) -> list[tuple[str, str]]:
         for name, command in COMMANDS.items()
         for parameter in command.params
         if parameter.opts[0].startswith("-") and not parameter.is_flag and parameter.name not in NOT_OURS
-        if ("int" in parameter.bare_type()) == (takes == "integers")
+        if ("int" in parameter.bare_type() or parameter.metavar in ("N", "K", "STEP")) == (takes == "integers")
     ]
 
 
@@ -45,7 +45,7 @@ def test_an_empty_value_is_refused(
 
 @pytest.mark.parametrize(("command", "option"), options("integers"))
 def test_an_integer_beyond_64_bits_is_refused(command: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    needed = {"train": ["--config=x.yaml"], "validate-data": ["x"]}.get(command, [])
+    needed = {"train": ["--config=x.yaml", "--launch=bindings"], "validate-data": ["x"]}.get(command, [])
     for value in (str(2**64), "-" + str(2**64), str(10**30)):
         assert cli._run([*command.split(), *needed, f"{option}={value}"]) == 2
         assert option in capsys.readouterr().err

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+import typer
 from fake_hub import FakeHub
+from orchestrator import _native, cli
+from orchestrator.settings import CONFIG_FLAGS, PANELS
 from workspace import REPOSITORY, TINY_CONFIG, TINY_MODEL, Workspace
 
 
@@ -99,3 +103,37 @@ def test_help_answers_at_once_and_loads_nothing_heavy(workspace: Workspace) -> N
         "sorted({'torch', 'datasets', 'transformers', 'pyarrow'} & set(sys.modules)))"
     )
     assert workspace.command(workspace.python, "-c", script).succeeded().out.split("\n")[0] == "0 []"
+
+
+def test_flags_have_the_type_range_and_text_of_their_keys() -> None:
+    flags = {parameter.name: parameter for parameter in typer.main.get_command(cli.app).params}
+    keys = _native.json_schema()["properties"]
+    for flag in CONFIG_FLAGS:
+        declared: Any = {"properties": keys}
+        for name in flag.key.split("."):
+            declared = declared["properties"][name]
+        option: Any = flags[flag.name]
+        assert option.rich_help_panel == flag.panel
+        assert option.opts == [flag.flag]
+        assert declared["description"].startswith(option.help)
+        if declared["type" if "type" in declared else "oneOf"] in ("integer", ["integer", "null"]):
+            assert (option.min, option.max) == (declared["minimum"], declared["maximum"])
+    panels = list(
+        dict.fromkeys(option.rich_help_panel for option in flags.values() if hasattr(option, "rich_help_panel"))
+    )
+    assert [panel for panel in panels if panel] == list(PANELS)
+
+
+def test_both_programs_take_the_same_options(workspace: Workspace) -> None:
+    commands: Any = typer.main.get_command(cli.app)
+    own = {"train": {"launch"}, "plan": {"preset"}}
+    for declared in _native.declared_commands():
+        command = commands.commands.get(declared["name"])
+        if command is not None:
+            names = {parameter.name for parameter in command.params} - own.get(declared["name"], set())
+            assert names == {option["name"] for option in declared["options"]}
+    told = [
+        run("evaluate", "--experiment=none", "--max-sequences=0").err
+        for run in (workspace.orchestrate, workspace.trainer)
+    ]
+    assert told[0].partition(": ")[2].splitlines()[0] == told[1].partition(": ")[2].splitlines()[0]

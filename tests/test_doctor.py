@@ -54,7 +54,8 @@ def test_a_card_that_cannot_be_used_ends_with_2_and_a_sentence(workspace: Worksp
     done = workspace.orchestrate("doctor", "--device=cuda").refused(2, "cuda:0")
     assert "BAD" in done.out
     for command in (["doctor"], ["generate", "--checkpoint=.", "--prompt=x"], ["evaluate", "--checkpoint=."]):
-        workspace.orchestrate(*command, "--device=gpu").refused(2, 'the device is "gpu"', "cuda:N")
+        told = 'the device is "gpu"' if command == ["doctor"] else "'gpu' for '--device"
+        workspace.orchestrate(*command, "--device=gpu").refused(2, told, "cuda:N")
 
 
 def test_a_folder_that_cannot_be_written_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +121,13 @@ def test_a_card_gets_the_largest_preset_that_it_holds(
     monkeypatch.setattr(base_config, "_fits", lambda name, _card: name in fitting)
     assert base_config.choose(Settings(dataset="somebody/something")).described == f"preset {preset}"
     assert "RTX 5090 (33.7 GB)" in capsys.readouterr().out
-    for asked in (Settings(dataset="demo"), Settings(device="cpu"), Settings(override=["runtime.device=cpu"])):
+    for asked in (
+        Settings(dataset="demo"),
+        Settings(keys={"device": "cpu"}),
+        Settings(override=["runtime.device=cpu"]),
+    ):
         assert base_config.choose(asked).described == "preset smoke_cpu"
-    assert base_config.choose(Settings(preset="rtx5090_1b", device="cpu")).described == "preset rtx5090_1b"
+    assert base_config.choose(Settings(preset="rtx5090_1b", keys={"device": "cpu"})).described == "preset rtx5090_1b"
 
 
 def test_without_cards_the_preset_is_the_cpus_and_a_card_that_is_named_is_an_error(monkeypatch: Any) -> None:
@@ -132,7 +137,7 @@ def test_without_cards_the_preset_is_the_cpus_and_a_card_that_is_named_is_an_err
     monkeypatch.setattr(_native, "cards", missing)
     assert base_config.choose(Settings()).described == "preset smoke_cpu"
     with pytest.raises(_native.ConfigError, match="no NVIDIA driver"):
-        base_config.choose(Settings(device="cuda"))
+        base_config.choose(Settings(keys={"device": "cuda"}))
 
 
 def test_a_card_that_is_too_old_is_not_trained_on_and_the_reason_is_told(

@@ -196,3 +196,52 @@ def test_lock_follows_no_symbolic_link(workspace: Workspace) -> None:
     (run / ".trainer.lock").symlink_to(precious)
     workspace.orchestrate(*SHORT, "--input", text, "--experiment=exp").refused(2, ".trainer.lock")
     assert precious.read_text() == "mine"
+
+
+def test_a_resumed_run_keeps_its_local_files(workspace: Workspace) -> None:
+    text, other = workspace.write_text("a/book.txt"), workspace.write_text("b/book.txt")
+    train(workspace, "exp", text)
+    resume = ("--experiment=exp", "--resume", "--steps=6")
+    for flags in (
+        ("--input", other),
+        ("--validation", other),
+        ("--dataset=demo",),
+        ("--stream",),
+        ("--max-samples=5",),
+    ):
+        workspace.orchestrate(*resume, *flags).refused(2, str(workspace.run_folder("exp")), flags[0].split("=")[0])
+    assert workspace.checkpoints("exp")[-1] == "step-00000004"
+    workspace.orchestrate(*resume, "--input", text).succeeded()
+    assert workspace.checkpoints("exp")[-1] == "step-00000006"
+
+
+def test_a_resumed_run_keeps_its_data_set(hub_workspace: Workspace) -> None:
+    source = ["--dataset=HuggingFaceFW/fineweb", "--max-samples=200", "--experiment=exp"]
+    hub_workspace.orchestrate(*SHORT, *source).succeeded()
+    resume = [*source, "--resume", "--steps=6"]
+    for flag, own in (
+        ("--max-samples=100", "with --max-samples 200"),
+        ("--split=test", "with --split train"),
+        ("--data-config=sample-10BT", "without --data-config"),
+        ("--revision=0123456789abcdef", "with --revision"),
+        ("--text-column=url", "with --text-column text"),
+        ("--dataset=other/one", "trains on HuggingFaceFW/fineweb"),
+    ):
+        hub_workspace.orchestrate(*resume, flag).refused(2, "cannot be resumed", own, flag.replace("=", " "))
+    local = ("--experiment=exp", "--resume", "--input=book.txt")
+    hub_workspace.orchestrate(*local).refused(2, "without --input", "cannot be resumed", "book.txt")
+    streaming = json.loads((hub_workspace.run_folder("exp") / "streaming_config.json").read_text())
+    pinned = ["--split=train", f"--revision={streaming['revision'][:12]}", "--text-column=text"]
+    hub_workspace.orchestrate(*resume, *pinned).succeeded()
+    hub_workspace.orchestrate(*resume[:-1], "--steps=8", "--revision=main").succeeded()
+    assert hub_workspace.checkpoints("exp")[-1] == "step-00000008"
+
+
+def test_a_refusal_names_the_flag_that_was_typed(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    start: list[str | Path] = [*SHORT, "--input", text, "--experiment=exp"]
+    workspace.orchestrate(*start, "--heads=3").refused(2, "model.num_attention_heads: is 3", "(given by --heads)")
+    workspace.orchestrate(*start, "--learning-rate=0").refused(2, "(given by --learning-rate)")
+    workspace.orchestrate(*start, "--seed=3", "--override=runtime.seed=-1").refused(2, "(given by --override)")
+    train(workspace, "exp", text)
+    workspace.orchestrate("--experiment=exp", "--resume", "--warmup-steps=9").refused(2, "(given by --warmup-steps)")

@@ -35,6 +35,7 @@ __all__ = [
     "cards",
     "check_threads",
     "config_to_yaml",
+    "declared_commands",
     "environment",
     "evaluate",
     "generate",
@@ -42,11 +43,10 @@ __all__ = [
     "json_schema",
     "logits",
     "memory_plan",
-    "newest_checkpoint",
     "open_device",
     "parse_config",
     "presets",
-    "train",
+    "run_command",
     "validate_data",
     "vocab_size",
 ]
@@ -447,26 +447,22 @@ def check_threads(threads: int | None, workers: int) -> None:
 def environment() -> dict[str, Any]:
     """Return what this build is and what it runs on, as environment.json has it."""
 
-def train(
-    config: _Path,
-    overrides: Sequence[str] = ...,
-    resume: str | None = None,
-    device: str | None = None,
-    max_steps: int | None = None,
-    rebatch: bool = False,
-    lock: RunLock | None = None,
+def run_command(
+    words: Sequence[str], write: Callable[[str], object], is_terminal: bool = False, lock: RunLock | None = None
 ) -> int:
-    """Train as a config says, with the very loop of the program, and return the exit code.
+    """Run a command of the trainer's program in this process, and return its exit code.
+
+    A training run that Ctrl-C or SIGTERM has stopped and that was saved returns 130 or 143; errors are exceptions.
 
     Args:
-        config: The config file.
-        overrides: Keys to set.
-        resume: `"latest"` or a checkpoint directory to go on from.
-        device: `auto`, `cpu`, `cuda` or `cuda:N` instead of the config's.
-        max_steps: Stop, saved, after so many steps in all.
-        lock: The lock of the run's folder, if it is taken already.
-        rebatch: With `resume`: take the config's micro-batch, accumulation and recompute mode, not the checkpoint's.
+        words: The command line after the program's name.
+        write: Takes the answer, piece by piece; an `OSError` that it raises ends the command.
+        is_terminal: Whether the answer goes to a terminal, which would obey control characters.
+        lock: The lock of the run's folder, if it is taken already and the command is `train`.
     """
+
+def declared_commands() -> list[dict[str, Any]]:
+    """Return what each command of the trainer's program takes, as its command line declares it."""
 
 def evaluate(
     checkpoint: _Path,
@@ -532,6 +528,7 @@ def parse_config(
     format: Literal["yaml", "toml", "json"] = "yaml",
     overrides: Sequence[str] = ...,
     file: _Path | None = None,
+    flags: dict[str, str] = ...,
 ) -> dict[str, Any]:
     """Check a config's text with overrides, and return every key with its value. No file is looked at.
 
@@ -540,6 +537,7 @@ def parse_config(
         format: How it is written.
         overrides: Keys to set.
         file: What messages call it.
+        flags: The flag that was typed for a key, such as `--seed` for `runtime.seed`: what messages call its override.
     """
 
 def config_to_yaml(config: dict[str, Any]) -> str:
@@ -553,9 +551,6 @@ def presets() -> dict[str, str]:
 
 def vocab_size(tokenizer_json: _Path) -> int:
     """Return the size of the vocabulary of a `tokenizer.json`: one more than the highest token id."""
-
-def newest_checkpoint(experiment: str) -> Path:
-    """Return the newest sound checkpoint of an experiment."""
 
 def cache_root() -> Path:
     """Return the folder for what can be made again."""

@@ -81,16 +81,17 @@ class BaseConfig:
 
 def choose(settings: Settings) -> BaseConfig:
     """Return the config to start from: --config, --preset, or the preset that suits this machine."""
-    overrides = settings.config_overrides()
+    overrides, flags = settings.config_overrides(), settings.flags_of_keys()
     if settings.vocab_size is not None:
         # What the tokenizer is asked for; the config that is written holds what came of it.
         overrides.append(f"model.vocab_size={settings.vocab_size}")
     if settings.config is not None:
         text, kind = _read(settings.config)
-        values = _native.parse_config(text, kind, overrides, settings.config)
+        values = _native.parse_config(text, kind, overrides, settings.config, flags)
         return BaseConfig(values, shown(settings.config), is_preset=False)
     name = settings.preset or _default_preset(settings)
-    return BaseConfig(_native.parse_config(preset_text(name), "yaml", overrides), f"preset {name}", is_preset=True)
+    values = _native.parse_config(preset_text(name), "yaml", overrides, flags=flags)
+    return BaseConfig(values, f"preset {name}", is_preset=True)
 
 
 def preset_text(name: str) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from orchestrator import _native
+from orchestrator import _native, terminal
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.options import trainer_command
 from orchestrator.settings import Launch
 from orchestrator.signals import unwatched
 
@@ -31,26 +33,14 @@ class Job:
     config: Path
     overrides: list[str] = field(default_factory=list)
     resume: str | None = None
-    device: str | None = None
-    max_steps: int | None = None
     rebatch: bool = False
     lock: _native.RunLock | None = None
     """The run directory's lock, where it is taken already: the trainer holds it as well."""
 
-    def arguments(self) -> list[str]:
+    def words(self) -> list[str]:
         """Return the command line after the program's name."""
-        words = ["train", "--config", str(self.config)]
-        for override in self.overrides:
-            words += ["--override", override]
-        if self.resume is not None:
-            words += ["--resume", self.resume]
-        if self.rebatch:
-            words.append("--rebatch")
-        if self.device is not None:
-            words += ["--device", self.device]
-        if self.max_steps is not None:
-            words += ["--max-steps", str(self.max_steps)]
-        return words
+        typed = {"config": self.config, "override": self.overrides, "resume": self.resume, "rebatch": self.rebatch}
+        return trainer_command("train").words(typed)
 
 
 def find_program(target: Path | None) -> Path | None:
@@ -87,26 +77,33 @@ def _executable(paths: list[Path]) -> list[Path]:
     return [path for path in paths if os.access(path, os.X_OK)]
 
 
-def start(job: Job, launch: Launch, target: Path | None) -> int:
-    """Train, and return the trainer's exit code."""
+def start(words: list[str], launch: Launch, target: Path | None, lock: _native.RunLock | None = None) -> int:
+    """Run the trainer's `train`, and return its exit code.
+
+    Args:
+        words: The command line after the program's name.
+        launch: Who trains.
+        target: Cargo's build folder, where one is named.
+        lock: The run directory's, where it is taken already: the trainer holds it as well.
+    """
     program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
     if program is not None:
-        return _in_a_process(program, job)
+        return _in_a_process([str(program), *words], lock)
     if launch is Launch.PROCESS:
         raise CommandError(
             f"the trainer program {PROGRAM} is neither in the build folder nor on the PATH: build it with "
             "`cargo build --release`, or use --launch bindings"
         )
-    return _in_this_process(job)
+    return _in_this_process(words, lock)
 
 
 def described(job: Job, launch: Launch, target: Path | None) -> str:
     """Return in words who will train."""
     program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
-    return " ".join([str(program), *job.arguments()]) if program else f"{job.config} in this process"
+    return " ".join([str(program), *job.words()]) if program else f"{job.config} in this process"
 
 
-def _in_a_process(program: Path, job: Job) -> int:
+def _in_a_process(command: list[str], lock: _native.RunLock | None) -> int:
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -121,7 +118,6 @@ def _in_a_process(program: Path, job: Job) -> int:
     with _handling(hand_on):
         # A session of its own: the terminal's Ctrl-C reaches only us, and we hand it on, so the trainer sees it once.
         # The lock belongs to the open file: as the trainer's standard input it lasts as long as the trainer.
-        command, lock = [str(program), *job.arguments()], job.lock
         process = subprocess.Popen(command, start_new_session=True, stdin=lock.fileno() if lock else None)
         for number in early:
             process.send_signal(number)
@@ -129,7 +125,7 @@ def _in_a_process(program: Path, job: Job) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _in_this_process(job: Job) -> int:
+def _in_this_process(words: list[str], lock: _native.RunLock | None) -> int:
     asked_before = False
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -142,7 +138,7 @@ def _in_this_process(job: Job) -> int:
         raise SystemExit(ExitCode.TERMINATED)
 
     with _handling(stop):
-        return _native.train(job.config, job.overrides, job.resume, job.device, job.max_steps, job.rebatch, job.lock)
+        return _native.run_command(words, terminal.write, sys.stdout.isatty(), lock)
 
 
 @contextmanager

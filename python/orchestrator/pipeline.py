@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, base_config, demo_data, launch, run_files, signals, summary, tokenizer
+from orchestrator import _native, base_config, demo_data, launch, resume, run_files, signals, summary, tokenizer
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import Place, Roots, shown
 from orchestrator.progress import reading
 from orchestrator.screen import amount, note, step, warn
-from orchestrator.settings import DEFAULT_DATASET, DEMO_DATASET, Launch, Settings
+from orchestrator.settings import (
+    DEFAULT_DATASET,
+    DEFAULT_SPLIT,
+    DEFAULT_STREAM_BATCH_SIZE,
+    DEMO_DATASET,
+    Launch,
+    Settings,
+)
 
 DEFAULT_VOCAB_SIZE = 4096
 
@@ -112,7 +119,8 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
         source = Source(_native.DataSource.local(shards, base.text_column), base_config.absolute(shards))
     else:
         dataset = settings.dataset or DEFAULT_DATASET
-        source = Source(_stream(dataset, settings.split, settings.data_config, settings.revision, base.text_column))
+        split = settings.split or DEFAULT_SPLIT
+        source = Source(_stream(dataset, split, settings.data_config, settings.revision, base.text_column))
     step("data", _described(source.data))
     _tell_what_is_left_out(source.data)
     return source
@@ -133,7 +141,7 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
             data = _native.DataSource.local(component["shards"], column)
             pinned.append({**component, "shards": base_config.absolute(component["shards"])})
         else:
-            split = component["split"] or "train"
+            split = component["split"] or DEFAULT_SPLIT
             data = _stream(component["dataset"], split, component["config"], component["revision"], column)
             pinned.append({**component, "revision": data.revision})
         sources.append((data, component["weight"]))
@@ -175,7 +183,7 @@ def _prepare_tokenizer(settings: Settings, place: Place, base: BaseConfig, sourc
         special_tokens=_special_tokens(place, base),
         source={
             "name": data.name, "revision": data.revision, "files": data.files, "bytes": data.bytes,
-            "config": settings.data_config, "split": settings.split, "text_column": base.text_column,
+            "config": settings.data_config, "split": settings.split or DEFAULT_SPLIT, "text_column": base.text_column,
             **({"mixture": source.mixture} if source.mixture else {}),
         },
         max_documents=min(settings.tokenizer_max_lines, settings.max_samples or settings.tokenizer_max_lines),
@@ -222,9 +230,9 @@ def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Sou
     if source.shards is None and source.mixture is None:
         streaming = run_files.StreamingConfig(
             dataset=source.data.name,
-            split=settings.split,
+            split=settings.split or DEFAULT_SPLIT,
             max_samples=settings.max_samples,
-            stream_batch_size=settings.stream_batch_size,
+            stream_batch_size=settings.stream_batch_size or DEFAULT_STREAM_BATCH_SIZE,
             experiment=place.experiment,
             config=settings.data_config,
             revision=source.data.revision,
@@ -260,12 +268,7 @@ def _resume(settings: Settings, place: Place, roots: Roots) -> int:
     config = place.folder / run_files.TRAINING_CONFIG
     if not config.is_file():
         raise CommandError(_no_such_run(place, roots))
-    streamed = run_files.read_streamed_dataset(place.folder)
-    if settings.dataset and settings.dataset != streamed:
-        raise CommandError(
-            f"{shown(place.folder)} trains on {streamed or 'what its training.yaml names'}, "
-            f"so it cannot go on with --dataset {settings.dataset}"
-        )
+    resume.check(settings, place.folder)
     job = launch.Job(config, settings.config_overrides(), settings.resume, rebatch=settings.rebatch)
     return _train(job, settings.launch, roots, place)
 
@@ -280,7 +283,7 @@ def _no_such_run(place: Place, roots: Roots) -> str:
 
 def _train(job: launch.Job, mode: Launch, roots: Roots, place: Place) -> int:
     step("training", launch.described(job, mode, roots.target))
-    code = launch.start(job, mode, roots.target)
+    code = launch.start(job.words(), mode, roots.target, job.lock)
     if code == ExitCode.DONE:
         summary.show_finished(job, place, tokenizer.facts(place.folder / run_files.TOKENIZER.parent))
     elif code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator import tokenizer
 from orchestrator.command_error import CommandError
@@ -93,11 +94,12 @@ def read_special_tokens(path: Path) -> list[str]:
     return [str(token) for token in tokens]
 
 
-def read_streamed_dataset(folder: Path) -> str | None:
-    """Return the data set that the run in `folder` streams, if it does."""
+def read_streaming_config(folder: Path) -> dict[str, Any] | None:
+    """Return streaming_config.json, which has at least a data set and a split; None where the run streams none."""
     path = folder / STREAMING_CONFIG
     try:
-        return str(json.loads(read_text(path))["dataset"])
+        streaming: dict[str, Any] = json.loads(read_text(path))
+        return {**streaming, "dataset": str(streaming["dataset"]), "split": str(streaming["split"])}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

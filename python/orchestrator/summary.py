@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator import _native
 from orchestrator.launch import Job
 from orchestrator.paths import Place, shown, this_command
-from orchestrator.run_files import read_streamed_dataset
+from orchestrator.run_files import read_streaming_config
 from orchestrator.screen import heading, plain, warn
 from orchestrator.settings import DEMO_DATASET
 from orchestrator.tokenizer import Facts
@@ -40,7 +40,8 @@ def show_finished(job: Job, place: Place, text: Facts | None) -> None:
     metrics = _last_metrics(run.run_directory / "metrics.jsonl")
     heading("What it learnt")
     _show_losses(metrics, text)
-    prompt = "def " if read_streamed_dataset(run.run_directory) == DEMO_DATASET else ""
+    streaming = read_streaming_config(run.run_directory)
+    prompt = "def " if streaming and streaming["dataset"] == DEMO_DATASET else ""
     _show_sample(run, prompt)
     heading("Where it is")
     plain(f"checkpoints  {shown(run.checkpoint_directory)} (transformers' from_pretrained loads them)")

@@ -51,22 +51,30 @@ def take_over() -> None:
     sys.stderr = _writer(STDERR, sys.stderr)
 
 
+def write(text: str) -> None:
+    """Write to stdout at once, as it is.
+
+    Raises:
+        OSError: Stdout cannot take it, or nobody reads it any more.
+    """
+    print(text, end="", flush=True)
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if isinstance(raw, _Unfailing) and raw.failure is not None:
+        raise raw.failure
+
+
 def product(text: str) -> None:
     """Print what a command was asked for. Nobody reading it any more is no error; that it cannot be written is one.
 
     Raises:
         CommandError: stdout cannot take it.
     """
-    print(text, flush=True)
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    failure = raw.failure if isinstance(raw, _Unfailing) else None
-    if failure is not None and not isinstance(failure, BrokenPipeError):
-        raise CommandError(f"cannot write to stdout: {failure.strerror}", ExitCode.UNEXPECTED)
-
-
-def report(text: str) -> None:
-    """Print what a command was asked for, for people: escaped wherever it goes, as a pipe may end at a terminal."""
-    product(escaped(text))
+    try:
+        write(f"{text}\n")
+    except BrokenPipeError:
+        pass
+    except OSError as failure:
+        raise CommandError(f"cannot write to stdout: {failure.strerror}", ExitCode.UNEXPECTED) from failure
 
 
 def complain(text: str) -> None:

@@ -3,7 +3,7 @@
 use clap::Args;
 use gpu_check::{CheckProgress, CheckReport, Part, Size, heading, verdict};
 use training::Result;
-use training::commands::output::{print, print_json};
+use training::commands::Output;
 
 /// What `gpu-check` takes.
 #[derive(Debug, Clone, Args)]
@@ -25,27 +25,24 @@ pub(super) struct GpuCheckOptions {
     json: bool,
 }
 
-pub(super) fn main(options: &GpuCheckOptions) -> Result<u8> {
+pub(super) fn main(options: &GpuCheckOptions, output: &mut dyn Output) -> Result<u8> {
     let &GpuCheckOptions { device, size, ref only, seed, json } = options;
-    let mut output = Output::new(json);
-    let reports = gpu_check::run(device, size, only, seed, &mut |progress| output.show(progress))?;
-    output.end(&reports)?;
+    let mut printer = Printer { output, json, begun: false, failure: Ok(()) };
+    let reports = gpu_check::run(device, size, only, seed, &mut |progress| printer.show(progress))?;
+    printer.end(&reports)?;
     Ok(u8::from(!reports.iter().all(|report| report.passed)))
 }
 
 /// Prints while checks are made, of which a reader that goes away stops none.
-struct Output {
+struct Printer<'a> {
+    output: &'a mut dyn Output,
     json: bool,
     begun: bool,
     /// The first failure to print.
     failure: Result<()>,
 }
 
-impl Output {
-    fn new(json: bool) -> Self {
-        Self { json, begun: false, failure: Ok(()) }
-    }
-
+impl Printer<'_> {
     fn show(&mut self, progress: CheckProgress<'_>) {
         let printed = match progress {
             CheckProgress::Row(row) => {
@@ -55,7 +52,7 @@ impl Output {
             }
             CheckProgress::Part(report) => {
                 let speeds = report.speed.iter().try_for_each(|row| self.line(&format!("{row}\n")));
-                if self.json { speeds.and_then(|()| print_json(report)) } else { speeds }
+                if self.json { speeds.and_then(|()| self.output.print_json(report)) } else { speeds }
             }
         };
         if self.failure.is_ok() {
@@ -66,14 +63,14 @@ impl Output {
     /// The verdict, for people.
     fn end(self, reports: &[CheckReport]) -> Result<()> {
         self.failure?;
-        if self.json { Ok(()) } else { print(&format!("{}\n", verdict(reports))) }
+        if self.json { Ok(()) } else { self.output.print(&format!("{}\n", verdict(reports))) }
     }
 
-    fn line(&self, text: &str) -> Result<()> {
+    fn line(&mut self, text: &str) -> Result<()> {
         if self.json {
             eprint!("{text}");
             return Ok(());
         }
-        print(text)
+        self.output.print(text)
     }
 }

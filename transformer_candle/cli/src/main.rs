@@ -8,7 +8,7 @@ mod gpu_check;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use training::commands::{bench, checkpoint, evaluate, generate, plan, program, train, validate_data};
+use training::commands::{Stdout, program};
 use training::environment::VERSION;
 
 /// Pre-train Llama-style language models.
@@ -21,38 +21,16 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train a model from a config file.
-    ///
-    /// Streams the data set that `streaming_config.json` beside the config names; without that file it reads
-    /// `data.train_shards`.
-    Train(train::TrainOptions),
-    /// Tell what a config needs: parameters, memory by category, FLOPs, disk.
-    Plan(plan::PlanOptions),
-    /// Continue a text with a trained model.
-    Generate(generate::GenerateOptions),
-    /// Measure a trained model's loss on held-out text.
-    Evaluate(evaluate::EvaluateOptions),
-    /// Measure a config's training speed on synthetic tokens.
-    Bench(bench::BenchOptions),
+    #[command(flatten)]
+    Shared(training::commands::Command),
     /// Compare a GPU with the CPU: training, gradients, operations, memory.
     GpuCheck(gpu_check::GpuCheckOptions),
-    /// Prove from a run's ledger that every document was used exactly once.
-    ValidateData(validate_data::ValidateDataOptions),
-    /// List or verify checkpoints.
-    #[command(subcommand)]
-    Checkpoint(checkpoint::CheckpointCommand),
 }
 
 fn main() -> ExitCode {
     program::run(|CommandLine { command }, stop| match command {
-        Command::Train(options) => train::main(&options, stop),
-        Command::Plan(options) => plan::main(&options),
-        Command::Generate(options) => generate::main(&options, stop),
-        Command::Evaluate(options) => evaluate::main(&options, stop),
-        Command::Bench(options) => bench::main(&options),
-        Command::GpuCheck(options) => gpu_check::main(&options),
-        Command::ValidateData(options) => validate_data::main(&options, stop),
-        Command::Checkpoint(command) => checkpoint::main(&command, stop),
+        Command::Shared(command) => command.run(None, &mut Stdout, stop),
+        Command::GpuCheck(options) => gpu_check::main(&options, &mut Stdout),
     })
 }
 
@@ -129,9 +107,9 @@ mod tests {
           generate       Continue a text with a trained model
           evaluate       Measure a trained model's loss on held-out text
           bench          Measure a config's training speed on synthetic tokens
-          gpu-check      Compare a GPU with the CPU: training, gradients, operations, memory
           validate-data  Prove from a run's ledger that every document was used exactly once
           checkpoint     List or verify checkpoints
+          gpu-check      Compare a GPU with the CPU: training, gradients, operations, memory
           help           Print this message or the help of the given subcommand(s)
 
         Options:

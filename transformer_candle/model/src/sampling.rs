@@ -7,14 +7,19 @@ use crate::{Error, Result};
 
 /// How the next token is chosen. Filters apply in the order of `transformers`: temperature, top-k, top-p.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct SamplingSettings {
-    /// Divides the logits; 0 takes the most likely token always.
+    /// Divides the logits: 0 always takes the most likely token, 1 follows the model.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "T", default_value_t = 0.8))]
     pub temperature: f64,
-    /// Keep the so many most likely tokens; 0 keeps all.
+    /// Choose among the K most likely tokens; 0 for all.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "K", default_value_t = 0))]
     pub top_k: usize,
-    /// Keep the fewest most likely tokens that together have this probability; 1 keeps all.
+    /// Choose among the fewest most likely tokens that together have this probability; 1 for all.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = 1.0))]
     pub top_p: f64,
-    /// Decides the draws.
+    /// The same seed writes the same text.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 0))]
     pub seed: u64,
 }
 

@@ -1,5 +1,6 @@
 //! Configs: what a run is described by.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
@@ -68,15 +69,17 @@ impl RunConfig {
     }
 }
 
-/// Check a config's text with overrides, and return every key with its value. No file is looked at.
+/// Check a config's text with overrides, and return every key with its value. No file is looked at. `flags` names the flags
+/// that overrides were typed as, by their keys.
 #[pyfunction]
-#[pyo3(signature = (text, format = "yaml", overrides = Vec::new(), file = None))]
+#[pyo3(signature = (text, format = "yaml", overrides = Vec::new(), file = None, flags = BTreeMap::new()))]
 pub fn parse_config<'py>(
     py: Python<'py>,
     text: &str,
     format: &str,
     overrides: Vec<String>,
     file: Option<PathBuf>,
+    flags: BTreeMap<String, String>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let format = match format {
         "toml" => Format::Toml,
@@ -84,7 +87,7 @@ pub fn parse_config<'py>(
         _ => Format::Yaml,
     };
     let config = run_config::RunConfig::parse(text, format, &overrides)
-        .map_err(|error| raised(run_config::ConfigError { file, ..error }))?;
+        .map_err(|error| raised(run_config::ConfigError { file, ..error.naming(&flags) }))?;
     json::to_python(py, &config)
 }
 

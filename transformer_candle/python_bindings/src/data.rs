@@ -15,12 +15,24 @@ use crate::signals::Signals;
 #[pyclass(frozen, module = "orchestrator._native")]
 pub struct DataSource {
     mixture: dataset::Mixture,
-    description: dataset::SourceDescription,
+    /// The data set's name, or the patterns.
+    #[pyo3(get)]
+    name: String,
+    /// The commit that is read; None for local files and mixtures.
+    #[pyo3(get)]
+    revision: Option<String>,
+    /// How many files there are.
+    #[pyo3(get)]
+    files: u64,
+    /// Their size together.
+    #[pyo3(get)]
+    bytes: u64,
 }
 
 impl DataSource {
     fn of(source: dataset::DataSource) -> Self {
-        Self { description: source.describe(), mixture: source.into() }
+        let dataset::SourceDescription { name, revision, files, bytes } = source.describe();
+        Self { mixture: source.into(), name, revision, files, bytes }
     }
 }
 
@@ -68,37 +80,9 @@ impl DataSource {
         let mixture = dataset::Mixture::new(parts.collect()).map_err(raised)?;
         let described = mixture.describe();
         let names: Vec<String> = described.iter().map(|part| part.name.clone()).collect();
-        let description = dataset::SourceDescription {
-            name: names.join(" and "),
-            revision: None,
-            files: described.iter().map(|part| part.files).sum(),
-            bytes: described.iter().map(|part| part.bytes).sum(),
-        };
-        Ok(Self { mixture, description })
-    }
-
-    /// The data set's name, or the patterns.
-    #[getter]
-    fn name(&self) -> &str {
-        &self.description.name
-    }
-
-    /// The commit that is read; None for local files and mixtures.
-    #[getter]
-    fn revision(&self) -> Option<&str> {
-        self.description.revision.as_deref()
-    }
-
-    /// How many files there are.
-    #[getter]
-    fn files(&self) -> u64 {
-        self.description.files
-    }
-
-    /// Their size together.
-    #[getter]
-    fn bytes(&self) -> u64 {
-        self.description.bytes
+        let files = described.iter().map(|part| part.files).sum();
+        let bytes = described.iter().map(|part| part.bytes).sum();
+        Ok(Self { mixture, name: names.join(" and "), revision: None, files, bytes })
     }
 
     /// Iterate over the documents in listing order, at most `max_samples`; those of a mixture in the proportions of its
@@ -119,10 +103,7 @@ impl DataSource {
     }
 
     fn __repr__(&self) -> String {
-        format!(
-            "DataSource({:?}, {} files, {} bytes)",
-            self.description.name, self.description.files, self.description.bytes
-        )
+        format!("DataSource({:?}, {} files, {} bytes)", self.name, self.files, self.bytes)
     }
 }
 

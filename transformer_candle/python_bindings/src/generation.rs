@@ -4,55 +4,28 @@ use std::path::{Path, PathBuf};
 
 use numpy::PyArray2;
 use pyo3::prelude::*;
+use training::SamplingSettings;
 use training::commands::ModelSource;
 use training::commands::generate::{self as command, GenerateOptions, Prompt};
 use training::stop::StopSignal;
 use training::trained_model::TrainedModel;
 
 use crate::arguments::{Integer, integer};
-use crate::json;
 use crate::machine::device_of;
 use crate::signals::interruptible;
+use crate::values::value_class;
 
-/// A continued text.
-#[pyclass(frozen, module = "orchestrator._native")]
-pub struct Completion(training::completion::Completion);
-
-impl From<training::completion::Completion> for Completion {
-    fn from(completion: training::completion::Completion) -> Self {
-        Self(completion)
-    }
-}
-
-#[pymethods]
-impl Completion {
-    /// The text that was continued.
-    #[getter]
-    fn prompt(&self) -> &str {
-        &self.0.prompt
-    }
-
-    /// What the model wrote.
-    #[getter]
-    fn completion(&self) -> &str {
-        &self.0.completion
-    }
-
-    /// The same as token ids.
-    #[getter]
-    fn tokens(&self) -> Vec<u32> {
-        self.0.tokens.clone()
-    }
-
-    /// Tokens written over the seconds they took.
-    #[getter]
-    fn tokens_per_second(&self) -> f64 {
-        self.0.tokens_per_second
-    }
-
-    /// Everything as plain values.
-    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        json::to_python(py, &self.0)
+value_class! {
+    /// A continued text.
+    Completion(training::completion::Completion) {
+        /// The text that was continued.
+        prompt: String,
+        /// What the model wrote.
+        completion: String,
+        /// The same as token ids.
+        tokens: Vec<u32>,
+        /// Tokens written over the seconds they took.
+        tokens_per_second: f64,
     }
 
     fn __str__(&self) -> String {
@@ -84,10 +57,7 @@ pub fn generate(
         model: ModelSource { checkpoint: Some(checkpoint), experiment: None },
         prompt: Prompt { text: Some(prompt), file: None },
         max_tokens,
-        temperature,
-        top_k,
-        top_p,
-        seed,
+        sampling: SamplingSettings { temperature, top_k, top_p, seed },
         device: device_of(device)?,
         json: false,
     };
@@ -111,11 +81,4 @@ pub fn logits<'py>(
         TrainedModel::open(Path::new(&checkpoint), device, &stop.cancel_token())?.logits(&tokens, &stop)
     })?;
     Ok(PyArray2::from_vec2(py, &rows)?)
-}
-
-/// Return the newest sound checkpoint of an experiment.
-#[pyfunction]
-pub fn newest_checkpoint(py: Python<'_>, experiment: String) -> PyResult<PathBuf> {
-    let (model, stop) = (ModelSource { checkpoint: None, experiment: Some(experiment) }, StopSignal::new());
-    interruptible(py, &stop, || model.directory(&stop.cancel_token()))
 }

@@ -6,9 +6,11 @@
 #![allow(clippy::needless_pass_by_value)]
 
 mod arguments;
+mod commands;
 mod config;
 mod data;
 mod errors;
+mod evaluation;
 mod generation;
 mod gpu_state;
 mod json;
@@ -18,9 +20,9 @@ mod of_process;
 mod plan;
 mod signals;
 mod stream;
-mod train;
 mod trainer;
 mod validate_data;
+mod values;
 
 use pyo3::prelude::*;
 
@@ -36,26 +38,26 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<machine::Card>()?;
     module.add_class::<plan::MemoryPlan>()?;
     module.add_class::<stream::TokenStream>()?;
-    module.add_class::<trainer::EvaluationReport>()?;
+    module.add_class::<evaluation::EvaluationReport>()?;
     module.add_class::<trainer::StepReport>()?;
     module.add_class::<trainer::Trainer>()?;
     module.add_class::<validate_data::DataReport>()?;
+    module.add_function(wrap_pyfunction!(commands::run_command, module)?)?;
+    module.add_function(wrap_pyfunction!(commands::declared_commands, module)?)?;
     module.add_function(wrap_pyfunction!(config::config_to_yaml, module)?)?;
     module.add_function(wrap_pyfunction!(config::json_schema, module)?)?;
     module.add_function(wrap_pyfunction!(config::parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(config::presets, module)?)?;
     module.add_function(wrap_pyfunction!(config::vocab_size, module)?)?;
     module.add_function(wrap_pyfunction!(data::cache_root, module)?)?;
+    module.add_function(wrap_pyfunction!(evaluation::evaluate_model, module)?)?;
     module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
     module.add_function(wrap_pyfunction!(generation::logits, module)?)?;
-    module.add_function(wrap_pyfunction!(generation::newest_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_state::gpu_state, module)?)?;
     module.add_function(wrap_pyfunction!(machine::cards, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;
     module.add_function(wrap_pyfunction!(machine::environment, module)?)?;
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
-    module.add_function(wrap_pyfunction!(train::evaluate_model, module)?)?;
-    module.add_function(wrap_pyfunction!(train::train_run, module)?)?;
     module.add_function(wrap_pyfunction!(validate_data::validate_data, module)?)
 }

@@ -4,35 +4,15 @@ use pyo3::prelude::*;
 
 use crate::arguments::detached;
 use crate::config::RunConfig;
-use crate::json;
+use crate::values::value_class;
 
-/// What a run needs and gives; prints as `plan` does.
-#[pyclass(frozen, module = "orchestrator._native")]
-pub struct MemoryPlan(training::memory_plan::MemoryPlan);
-
-impl From<training::memory_plan::MemoryPlan> for MemoryPlan {
-    fn from(plan: training::memory_plan::MemoryPlan) -> Self {
-        Self(plan)
-    }
-}
-
-#[pymethods]
-impl MemoryPlan {
-    /// Parameters on disk.
-    #[getter]
-    fn parameters(&self) -> u64 {
-        self.0.parameters
-    }
-
-    /// Bytes of all planned buffers.
-    #[getter]
-    fn bytes(&self) -> u64 {
-        self.0.bytes
-    }
-
-    /// Everything as plain values.
-    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        json::to_python(py, &self.0)
+value_class! {
+    /// What a run needs and gives; prints as `plan` does.
+    MemoryPlan(training::memory_plan::MemoryPlan) {
+        /// Parameters on disk.
+        parameters: u64,
+        /// Bytes of all planned buffers.
+        bytes: u64,
     }
 
     fn __str__(&self) -> String {

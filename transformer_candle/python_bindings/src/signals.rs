@@ -123,8 +123,7 @@ pub fn listening<T: Send>(
             while done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 Python::attach(|py| {
                     if let Err(error) = py.check_signals() {
-                        let of_keyboard = error.is_instance_of::<PyKeyboardInterrupt>(py);
-                        stop.request(if of_keyboard { Signal::Interrupt } else { Signal::Terminate });
+                        stop.request(signal_of(py, &error));
                         interrupted = Some(error);
                     }
                 });
@@ -134,6 +133,13 @@ pub fn listening<T: Send>(
     };
     let result = py.detach(listen);
     (result, interrupted)
+}
+
+/// The signal whose handler raised this: Ctrl-C's raises `KeyboardInterrupt`, or what has its exit code as `code`.
+fn signal_of(py: Python<'_>, raised: &PyErr) -> Signal {
+    let code = raised.value(py).getattr("code").and_then(|code| code.extract::<u8>());
+    let is_interrupt = code.is_ok_and(|code| code == Signal::Interrupt.exit_code());
+    if is_interrupt || raised.is_instance_of::<PyKeyboardInterrupt>(py) { Signal::Interrupt } else { Signal::Terminate }
 }
 
 /// Works as [`listening`] does and raises what a handler raised.

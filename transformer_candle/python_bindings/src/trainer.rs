@@ -15,84 +15,39 @@ use training::trainer::Step;
 
 use crate::arguments::{detached, integer};
 use crate::config::RunConfig;
+use crate::evaluation::EvaluationReport;
 use crate::generation::Completion;
-use crate::json;
 use crate::of_process::OfProcess;
 use crate::plan::MemoryPlan;
 use crate::signals::interruptible;
+use crate::values::value_class;
 
 /// The config in a run's folder.
 const TRAINING_CONFIG: &str = "training.yaml";
 
-/// What one optimizer step did.
-#[pyclass(frozen, module = "orchestrator._native")]
-pub struct StepReport(training::report::StepReport);
-
-#[pymethods]
-impl StepReport {
-    /// Optimizer steps taken, this one included.
-    #[getter]
-    fn step(&self) -> u64 {
-        self.0.step
-    }
-
-    /// Mean over the step's target tokens, nats, before the update.
-    #[getter]
-    fn loss(&self) -> f64 {
-        json::shortest(self.0.loss)
-    }
-
-    /// The step's learning rate.
-    #[getter]
-    fn learning_rate(&self) -> f64 {
-        self.0.learning_rate
-    }
-
-    /// Global norm of the gradients before clipping.
-    #[getter]
-    fn grad_norm(&self) -> f64 {
-        json::shortest(self.0.grad_norm)
-    }
-
-    /// Target tokens trained on since the run began.
-    #[getter]
-    fn tokens(&self) -> u64 {
-        self.0.tokens
-    }
-
-    /// Target tokens of this step over its seconds.
-    #[getter]
-    fn tokens_per_second(&self) -> f64 {
-        self.0.tokens_per_second
-    }
-
-    /// Model FLOPs over the card's nominal BF16 peak; None where no peak is known, as on a CPU.
-    #[getter]
-    fn mfu(&self) -> Option<f64> {
-        self.0.mfu
-    }
-
-    /// Wall time of the step.
-    #[getter]
-    fn step_seconds(&self) -> f64 {
-        self.0.step_seconds
-    }
-
-    /// Part of it spent waiting for data.
-    #[getter]
-    fn data_wait_seconds(&self) -> f64 {
-        self.0.data_wait_seconds
-    }
-
-    /// Bytes of the planned buffers.
-    #[getter]
-    fn memory_bytes(&self) -> u64 {
-        self.0.memory_bytes
-    }
-
-    /// Everything as plain values, as in metrics.jsonl.
-    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        json::to_python(py, &self.0)
+value_class! {
+    /// What one optimizer step did.
+    StepReport(training::report::StepReport) {
+        /// Optimizer steps taken, this one included.
+        step: u64,
+        /// Mean over the step's target tokens, nats, before the update.
+        loss: f64,
+        /// The step's learning rate.
+        learning_rate: f64,
+        /// Global norm of the gradients before clipping.
+        grad_norm: f64,
+        /// Target tokens trained on since the run began.
+        tokens: u64,
+        /// Target tokens of this step over its seconds.
+        tokens_per_second: f64,
+        /// Model FLOPs over the card's nominal BF16 peak; None where no peak is known, as on a CPU.
+        mfu: Option<f64>,
+        /// Wall time of the step.
+        step_seconds: f64,
+        /// Part of it spent waiting for data.
+        data_wait_seconds: f64,
+        /// Bytes of the planned buffers.
+        memory_bytes: u64,
     }
 
     fn __repr__(&self) -> String {
@@ -100,58 +55,6 @@ impl StepReport {
             "StepReport(step={}, loss={}, tokens_per_second={:.0})",
             self.0.step, self.0.loss, self.0.tokens_per_second
         )
-    }
-}
-
-/// What one evaluation found.
-#[pyclass(frozen, module = "orchestrator._native")]
-pub struct EvaluationReport(training::report::EvaluationReport);
-
-impl From<training::report::EvaluationReport> for EvaluationReport {
-    fn from(report: training::report::EvaluationReport) -> Self {
-        Self(report)
-    }
-}
-
-#[pymethods]
-impl EvaluationReport {
-    /// Optimizer steps taken before it.
-    #[getter]
-    fn step(&self) -> u64 {
-        self.0.step
-    }
-
-    /// Mean over the held-out target tokens, nats.
-    #[getter]
-    fn loss(&self) -> f64 {
-        self.0.loss
-    }
-
-    /// `exp(loss)`.
-    #[getter]
-    fn perplexity(&self) -> f64 {
-        self.0.perplexity
-    }
-
-    /// Bits for each byte of the text, which tokenizers cannot flatter; None where tokens have no fixed length in bytes.
-    #[getter]
-    fn bits_per_byte(&self) -> Option<f64> {
-        self.0.bits_per_byte
-    }
-
-    /// Target tokens evaluated.
-    #[getter]
-    fn tokens(&self) -> u64 {
-        self.0.tokens
-    }
-
-    /// Everything as plain values, as in metrics.jsonl.
-    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        json::to_python(py, &self.0)
-    }
-
-    fn __repr__(&self) -> String {
-        format!("EvaluationReport(step={}, loss={}, tokens={})", self.0.step, self.0.loss, self.0.tokens)
     }
 }
 
@@ -279,7 +182,7 @@ impl Trainer {
     /// Measure the loss on the held-out text; None where there is none.
     fn evaluate(&mut self, py: Python<'_>) -> PyResult<Option<EvaluationReport>> {
         let report = self.interruptible(py, training::trainer::Trainer::evaluate_unless)?;
-        Ok(report.map(EvaluationReport))
+        Ok(report.map(EvaluationReport::from))
     }
 
     /// Write a checkpoint and return its directory.

@@ -8,24 +8,14 @@ use training::commands::validate_data::{self as command, ValidateDataOptions};
 use training::stop::StopSignal;
 
 use crate::arguments::Integer;
-use crate::json;
 use crate::signals::interruptible;
+use crate::values::value_class;
 
-/// What was proven about a run's data; prints as `validate-data` does.
-#[pyclass(frozen, module = "orchestrator._native")]
-pub struct DataReport(command::DataReport);
-
-#[pymethods]
-impl DataReport {
-    /// What does not fit; empty where every document was used exactly once.
-    #[getter]
-    fn problems(&self) -> Vec<String> {
-        self.0.problems.clone()
-    }
-
-    /// Everything as plain values.
-    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        json::to_python(py, &self.0)
+value_class! {
+    /// What was proven about a run's data; prints as `validate-data` does.
+    DataReport(command::DataReport) {
+        /// What does not fit; empty where every document was used exactly once.
+        problems: Vec<String>,
     }
 
     fn __str__(&self) -> String {

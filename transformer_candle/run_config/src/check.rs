@@ -105,16 +105,15 @@ impl Findings {
                 }
             }
             Some(Value::Array(items)) if schema::item(schema).is_some() => {
-                let problems = self.problems.len();
                 for (index, item) in items.iter_mut().enumerate() {
-                    self.item(&schema["items"], item, &format!("{path}[{index}]"));
+                    let (path, problems) = (format!("{path}[{index}]"), self.problems.len());
+                    self.item(&schema["items"], item, &path);
+                    if self.problems.len() > problems {
+                        *item = placeholder(&schema["items"]);
+                        self.rejected.insert(path);
+                    }
                 }
-                if self.problems.len() == problems {
-                    self.given.insert(path.to_owned());
-                } else {
-                    section.shift_remove(key);
-                    self.rejected.insert(path.to_owned());
-                }
+                self.given.insert(path.to_owned());
             }
             Some(value) => match check_value(schema, value, path) {
                 Ok(()) => {
@@ -128,6 +127,12 @@ impl Findings {
             },
         }
     }
+}
+
+/// What stands for an item that was refused, so that the others keep their places and can be checked: its required keys,
+/// which are numbers.
+fn placeholder(item: &Value) -> Value {
+    schema::required(item).map(|key| (key, 1)).collect()
 }
 
 /// Checks one value; a float that is whole becomes an integer where the key wants one, so that

@@ -49,8 +49,7 @@ pub struct DataConfig {
     /// text in memory (FineWeb: about 3 KB a document). The sources of a mixture share them.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub shuffle_buffer_size: usize,
-    /// Threads that read and tokenise ahead of training. The order of the data does not depend on
-    /// it.
+    /// Threads that read and tokenise ahead of training; the order of the data does not depend on their number.
     #[schemars(range(min = 1, max = 256))]
     pub num_workers: usize,
     /// How long a stream may go without a byte from the Hub before the run ends. Training goes on from what is

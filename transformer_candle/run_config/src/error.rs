@@ -1,5 +1,6 @@
 //! What is wrong with a config: every problem of a file at once, each with its key and the way out.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,9 @@ pub struct Problem {
     pub path: String,
     /// What is wrong, with the offending value.
     pub message: String,
+    /// The option of the command line that the value was given by, where it was: `--override`, or a flag that stands for the
+    /// key.
+    pub given_by: Option<String>,
     /// The way out, where there is a definite one.
     pub suggestion: Option<String>,
 }
@@ -26,7 +30,7 @@ pub struct Problem {
 impl Problem {
     /// A problem of the key `path`.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { path: path.into(), message: message.into(), suggestion: None }
+        Self { path: path.into(), message: message.into(), given_by: None, suggestion: None }
     }
 
     /// A problem of the file as a whole.
@@ -48,6 +52,9 @@ impl fmt::Display for Problem {
             write!(formatter, "{}: ", self.path)?;
         }
         formatter.write_str(&self.message)?;
+        if let Some(option) = &self.given_by {
+            write!(formatter, " (given by {option})")?;
+        }
         match &self.suggestion {
             Some(suggestion) => write!(formatter, "; {suggestion}"),
             None => Ok(()),
@@ -59,6 +66,18 @@ impl ConfigError {
     /// An error with these problems in `file`.
     pub(crate) fn new(file: Option<&Path>, problems: Vec<Problem>) -> Self {
         Self { file: file.map(Path::to_path_buf), problems }
+    }
+
+    /// The same error for a command line on which flags stand for keys: `flags` names the flag of a key, such as `--seed`
+    /// for `runtime.seed`, and a problem of that key is said to be given by it.
+    #[must_use]
+    pub fn naming(mut self, flags: &BTreeMap<String, String>) -> Self {
+        for problem in &mut self.problems {
+            if let (Some(option), Some(flag)) = (&mut problem.given_by, flags.get(&problem.path)) {
+                option.clone_from(flag);
+            }
+        }
+        self
     }
 
     /// An error with one problem.

@@ -143,7 +143,7 @@ impl Draft {
         findings.problems.splice(0..0, problems);
         for problem in &mut findings.problems {
             if overridden.contains(&problem.path) {
-                problem.message.push_str(" (given by --override)");
+                problem.given_by = Some("--override".to_owned());
             }
         }
         Ok(Self { config, findings, notes })
@@ -166,9 +166,10 @@ fn read(
     if config_path.ends_with(run_folder::RESOLVED_CONFIG) {
         run_folder::locate(&mut document, &run_directory);
     }
-    let draft = Draft::of(document, overrides).map_err(fatal)?;
+    let mut draft = Draft::of(document, overrides).map_err(fatal)?;
     if run_directory.to_str().is_none() {
-        return Err(fatal(Problem::of_file("lies in a folder whose name is not UTF-8").suggest("move it")));
+        draft.findings.problems.push(Problem::of_file("lies in a folder whose name is not UTF-8").suggest("move it"));
+        return Err(ConfigError::new(Some(path), draft.findings.problems));
     }
     let mut run = ResolvedRun {
         config: draft.config,

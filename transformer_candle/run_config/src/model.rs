@@ -27,9 +27,8 @@ pub struct ModelConfig {
     /// even; 64 or 128 suit every GPU kernel.
     #[schemars(range(min = 1, max = 1024))]
     pub num_attention_heads: usize,
-    /// Number of key/value heads, which must divide `num_attention_heads`: fewer make the cache of
-    /// generation and the QKV matrix smaller (grouped-query attention). Left out:
-    /// `num_attention_heads`.
+    /// Number of key/value heads, which must divide the number of query heads. Fewer make the cache of generation and the
+    /// QKV matrix smaller (grouped-query attention). Left out: `num_attention_heads`.
     #[schemars(range(min = 1, max = 1024))]
     pub num_key_value_heads: usize,
     /// Longest sequence the model is made for; written into the checkpoint. Left out:

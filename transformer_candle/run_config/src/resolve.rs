@@ -80,6 +80,8 @@ pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
         ));
     }
     let absent = match &run.config.tokenizer.tokenizer_json {
+        // One that cannot be read may name it.
+        None if run.streaming.is_none() && streaming_config.exists() => None,
         None => Some("is missing, and no streaming_config.json beside the config names a tokenizer".to_owned()),
         Some(path) => (!path.exists()).then(|| format!("{} does not exist", path.display())),
     };
@@ -137,6 +139,15 @@ fn find_streaming(run: &mut ResolvedRun, problems: &mut Vec<Problem>) {
     if !path.exists() {
         return;
     }
+    if !run.config.data.train_shards.is_empty() {
+        run.notes.push(format!("data.train_shards is not read: {} says what is streamed", path.display()));
+    }
+    if !run.config.data.mixture.is_empty() {
+        let message = format!("names sources to train on, but {} says what is streamed", path.display());
+        problems.push(
+            Problem::new("data.mixture", message).suggest("remove the one or the other: a mixture can name it too"),
+        );
+    }
     match StreamingConfig::load(&path) {
         Ok(mut streaming) => {
             let beside = |tokenizer: PathBuf| {
@@ -144,16 +155,6 @@ fn find_streaming(run: &mut ResolvedRun, problems: &mut Vec<Problem>) {
                 if own.exists() { own } else { whole(&tokenizer) }
             };
             streaming.tokenizer = streaming.tokenizer.map(beside);
-            if !run.config.data.train_shards.is_empty() {
-                run.notes.push(format!("data.train_shards is not read: {} says what is streamed", path.display()));
-            }
-            if !run.config.data.mixture.is_empty() {
-                let message = format!("names sources to train on, but {} says what is streamed", path.display());
-                problems.push(
-                    Problem::new("data.mixture", message)
-                        .suggest("remove the one or the other: a mixture can name it too"),
-                );
-            }
             run.streaming = Some(streaming);
         }
         Err(error) => problems.push(Problem::of_file(error.to_string())),

@@ -133,6 +133,7 @@ impl Rules<'_> {
 
     fn components_have_one_source(&mut self) {
         for (index, component) in self.config.data.mixture.iter().enumerate() {
+            let path = format!("data.mixture[{index}]");
             let of_the_hub = [&component.config, &component.split, &component.revision].iter().any(|key| key.is_some());
             let (message, suggestion) = match (&component.dataset, component.shards.is_empty()) {
                 (Some(_), false) => {
@@ -144,8 +145,7 @@ impl Rules<'_> {
                 }
                 _ => continue,
             };
-            let problem = Problem::new(format!("data.mixture[{index}]"), message).suggest(suggestion);
-            self.report(&["data.mixture"], problem);
+            self.report(&[&path], Problem::new(&path, message).suggest(suggestion));
         }
     }
 
@@ -196,7 +196,9 @@ impl Rules<'_> {
             return;
         };
         let decay = scheduler.decay_steps_of(total);
-        if scheduler.strategy != ScheduleStrategy::Wsd || warmup >= total || warmup + decay <= total {
+        // A warm-up that leaves no steps at all has a rule of its own.
+        let left = if warmup < total { total - warmup } else { total };
+        if scheduler.strategy != ScheduleStrategy::Wsd || decay <= left {
             return;
         }
         let key = if scheduler.decay_steps.is_some() { "decay_steps" } else { "decay_fraction" };

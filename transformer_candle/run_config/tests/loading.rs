@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use run_config::{ConfigError, ResolvedRun, RunConfig, SpecialTokens, presets};
+use run_config::{ConfigError, Problem, ResolvedRun, RunConfig, SpecialTokens, presets};
 use tempfile::TempDir;
 
 /// A tokenizer of `size` tokens whose last is `<|endoftext|>` and special.
@@ -209,4 +209,77 @@ fn files_that_cannot_be_read_are_explained_in_one_line() {
     insta::assert_snapshot!(complaint(&write(&folder, "nul.yaml", "model: \0")), @r"FOLDER/nul.yaml: is not valid YAML: unexpected character: `\u{0}' at line 1, column 8");
     fs::create_dir(folder.path().join("folder.yaml")).unwrap();
     insta::assert_snapshot!(complaint(&folder.path().join("folder.yaml")), @"FOLDER/folder.yaml: is a folder, not a file");
+}
+
+/// Overrides each of which is one mistake or, with several keys, one rule broken. No two of them share a key or a rule.
+const MISTAKES: [&[&str]; 14] = [
+    &["model.num_key_value_heads=5"],
+    &["model.max_position_embeddings=128"],
+    &["model.num_layer=3"],
+    &["tokenizer.special_tokens=[<|endoftext|>, <|endoftext|>]"],
+    &["data.batch_size=3"],
+    &["data.num_workers=0"],
+    &["data.mixture=[{dataset: a/b, weight: 0}, {weight: 1}]"],
+    &["optimizer.beta1=1"],
+    &["scheduler.warmup_steps=600"],
+    &["scheduler.strategy=wsd", "scheduler.decay_steps=601"],
+    &["scheduler.min_lr=0.5"],
+    &["runtime.device=gpu"],
+    &["runtime.checkpoint=5"],
+    &["runtime.seed"],
+];
+
+/// What can be wrong with the files beside a config: a file's name and its text, or none where the file is gone.
+const WRONG_FILES: [(&str, Option<&str>); 4] = [
+    ("bpe.json", None),
+    ("bpe.json", Some("{\"model\": {}}")),
+    ("streaming_config.json", Some("{")),
+    ("special_tokens.txt", Some("[1]")),
+];
+
+#[test]
+fn a_rule_is_checked_though_the_tokenizer_is_missing() {
+    let (folder, config) = streaming_run("rtx5090_1b");
+    fs::remove_file(folder.path().join("bpe.json")).unwrap();
+    let error = load(&config, &["model.num_key_value_heads=3"]).unwrap_err();
+    let found: Vec<_> = error.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(found[0].starts_with("model.num_key_value_heads: is 3, which does not divide"), "{found:#?}");
+    assert!(found[1].starts_with("tokenizer.tokenizer_json: ") && found[1].contains("does not exist"), "{found:#?}");
+}
+
+/// What each problem is about: its key, or what is said of the file as a whole.
+fn subjects(config: &Path, overrides: &[&str]) -> Vec<String> {
+    let folder = config.parent().unwrap().to_str().unwrap();
+    let about = |problem: Problem| if problem.path.is_empty() { problem.message } else { problem.path };
+    let problems = load(config, overrides).map_or_else(|error| error.problems, |_| Vec::new());
+    problems.into_iter().map(|problem| about(problem).replace(folder, "FOLDER")).collect()
+}
+
+fn assert_within(some: &[String], all: &[String]) {
+    assert!(some.iter().all(|problem| all.contains(problem)), "{some:#?} are not all in {all:#?}");
+}
+
+#[test]
+fn a_second_mistake_hides_no_problem() {
+    let (_intact, config) = streaming_run("smoke_cpu");
+    for first in MISTAKES {
+        let alone = subjects(&config, first);
+        assert!(!alone.is_empty(), "{first:?}");
+        for second in MISTAKES {
+            assert_within(&alone, &subjects(&config, &[first, second].concat()));
+        }
+    }
+    for (name, text) in WRONG_FILES {
+        let (folder, wrong) = streaming_run("smoke_cpu");
+        let file = folder.path().join(name);
+        text.map_or_else(|| fs::remove_file(&file), |text| fs::write(&file, text)).unwrap();
+        let of_the_file = subjects(&wrong, &[]);
+        assert!(!of_the_file.is_empty(), "{name}");
+        for mistake in MISTAKES {
+            let both = subjects(&wrong, mistake);
+            assert_within(&subjects(&config, mistake), &both);
+            assert_within(&of_the_file, &both);
+        }
+    }
 }

@@ -6,12 +6,16 @@ use std::io::{self, Write};
 
 /// Text in which what a terminal would obey is written out, an escape character as `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
-    replaced(text, |text, character| write!(text, "{}", character.escape_unicode()))
+    replaced(text, is_control, |text, character| write!(text, "{}", character.escape_unicode()))
 }
 
-/// JSON in which the same characters are written as JSON's own escapes: they stand in its strings only.
+/// JSON in which these characters, and all that are not ASCII, are written as JSON's own escapes: they stand in its strings
+/// only, and it stays the same value in whatever encoding it is written.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
-    replaced(json, |text, character| write!(text, "\\u{:04x}", u32::from(character)))
+    let is_escaped = |character: char| is_control(character) || !character.is_ascii();
+    replaced(json, is_escaped, |text, character| {
+        character.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(text, "\\u{unit:04x}"))
+    })
 }
 
 /// A line on stdout. A reader that went away is no reason to stop what the program does.
@@ -30,13 +34,17 @@ fn is_control(character: char) -> bool {
     )
 }
 
-fn replaced(text: &str, write: impl Fn(&mut String, char) -> std::fmt::Result) -> Cow<'_, str> {
-    if !text.contains(is_control) {
+fn replaced(
+    text: &str,
+    is_replaced: impl Fn(char) -> bool,
+    write: impl Fn(&mut String, char) -> std::fmt::Result,
+) -> Cow<'_, str> {
+    if !text.contains(&is_replaced) {
         return Cow::Borrowed(text);
     }
     let mut safe = String::with_capacity(text.len() + 16);
     for character in text.chars() {
-        if is_control(character) {
+        if is_replaced(character) {
             let _ = write(&mut safe, character);
         } else {
             safe.push(character);
@@ -81,9 +89,10 @@ mod tests {
 
     #[test]
     fn json_stays_the_same_value() {
-        let json = serde_json::to_string(HOSTILE).unwrap();
+        let text = format!("{HOSTILE}\u{fc}\u{1f469}");
+        let json = serde_json::to_string(&text).unwrap();
         let safe = escaped_json(&json);
-        assert!(!safe.contains(is_control), "{safe}");
-        assert_eq!(serde_json::from_str::<String>(&safe).unwrap(), HOSTILE);
+        assert!(safe.is_ascii() && !safe.contains(is_control), "{safe}");
+        assert_eq!(serde_json::from_str::<String>(&safe).unwrap(), text);
     }
 }

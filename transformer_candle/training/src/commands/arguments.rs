@@ -7,34 +7,48 @@ use std::process;
 use clap::parser::ArgMatches;
 use clap::{Command, CommandFactory, FromArgMatches};
 
-use super::output;
+use super::output::delivered;
 use crate::{Result, TrainerError};
 
 /// An empty prompt starts a new text.
 const MAY_BE_EMPTY: [&str; 1] = ["prompt"];
 
-/// What was typed, the program's name first. Help and version are printed here, and end the program.
+/// Parses the command line of this process. Help and version are printed here, and end the program.
+///
+/// # Errors
+/// As [`parse_from`].
+pub(super) fn parse<C: CommandFactory + FromArgMatches>() -> Result<C> {
+    let mut command = C::command();
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    if let Err(asked) = &matches
+        && !asked.use_stderr()
+    {
+        delivered(asked.print().and_then(|()| std::io::stdout().flush()))?;
+        process::exit(0);
+    }
+    validate(command, matches)
+}
+
+/// Parses `words`, the first of which is the program's name. Help and version are refused as well.
 ///
 /// # Errors
 /// [`TrainerError::Request`] for what cannot be understood, and for a value that is empty, as a shell variable is that was never
 /// set: an empty path would be the current folder.
-pub fn parse_from<C: CommandFactory + FromArgMatches>(words: impl Iterator<Item = OsString>) -> Result<C> {
+pub fn parse_from<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = OsString>) -> Result<C> {
     let mut command = C::command();
-    let matches = command.try_get_matches_from_mut(words).map_err(|error| told(&error))?;
-    refuse_empty(&command, &matches)?;
-    C::from_arg_matches(&matches).map_err(|error| told(&error.format(&mut command)))
+    let matches = command.try_get_matches_from_mut(words);
+    validate(command, matches)
 }
 
-fn told(error: &clap::Error) -> TrainerError {
-    if error.use_stderr() {
-        let text = error.render().to_string();
-        return TrainerError::Request(text.trim_start_matches("error: ").trim_end().to_owned());
-    }
-    let printed = error.print().and_then(|()| std::io::stdout().flush());
-    match output::delivered(printed) {
-        Ok(()) => process::exit(0),
-        Err(error) => error,
-    }
+fn validate<C: FromArgMatches>(mut command: Command, matches: clap::error::Result<ArgMatches>) -> Result<C> {
+    let matches = matches.map_err(|error| refused(&error))?;
+    refuse_empty(&command, &matches)?;
+    C::from_arg_matches(&matches).map_err(|error| refused(&error.format(&mut command)))
+}
+
+fn refused(error: &clap::Error) -> TrainerError {
+    let text = error.render().to_string();
+    TrainerError::Request(text.trim_start_matches("error: ").trim_end().to_owned())
 }
 
 fn refuse_empty(command: &Command, matches: &ArgMatches) -> Result<()> {

@@ -11,7 +11,7 @@ use kernels::{Device, cuda::Cuda, timing};
 use run_config::{Packing, RunConfig};
 use serde::Serialize;
 
-use super::output;
+use super::Output;
 use crate::Result;
 use crate::device::{self, ChosenDevice};
 use crate::engine::{Engine, model_shape, synthetic};
@@ -179,8 +179,8 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
 }
 
 /// Prints the measurement as JSON; the exit code.
-pub fn main(options: &BenchOptions) -> Result<u8> {
-    output::print_json(&run(options)?)?;
+pub(super) fn main(options: &BenchOptions, output: &mut dyn Output) -> Result<u8> {
+    output.print_json(&run(options)?)?;
     Ok(0)
 }
 

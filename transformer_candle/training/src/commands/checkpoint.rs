@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
+use super::Output;
 use super::model_source::{checkpoints_in, experiment_folder};
-use super::output;
+use super::output::print_error;
 use crate::Result;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Listed};
 use crate::stop::StopSignal;
@@ -33,14 +34,14 @@ pub struct CheckpointLocation {
 }
 
 /// Lists or verifies; the exit code.
-pub fn main(command: &CheckpointCommand, stop: &StopSignal) -> Result<u8> {
+pub(super) fn main(command: &CheckpointCommand, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     match command {
         CheckpointCommand::List(location) => {
             let (directory, checkpoints) = location.checkpoints()?;
-            output::print(&table(&directory, &checkpoints))?;
+            output.print(&table(&directory, &checkpoints))?;
             Ok(0)
         }
-        CheckpointCommand::Verify(location) => verify(&location.checkpoints()?.1, stop),
+        CheckpointCommand::Verify(location) => verify(&location.checkpoints()?.1, output, stop),
     }
 }
 
@@ -86,14 +87,14 @@ fn table(directory: &Path, checkpoints: &[Listed]) -> String {
 }
 
 /// One line a checkpoint; 5 if one of them is damaged.
-fn verify(checkpoints: &[Listed], stop: &StopSignal) -> Result<u8> {
+fn verify(checkpoints: &[Listed], output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     let mut code = 0;
     for Listed { path, .. } in checkpoints {
         match verified_files(path, stop) {
-            Ok(files) => output::print(&format!("{}  sound, {files} files\n", path.display()))?,
+            Ok(files) => output.print(&format!("{}  sound, {files} files\n", path.display()))?,
             Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted.into()),
             Err(error) => {
-                output::print_error(&error);
+                print_error(&error);
                 code = error.exit_code();
             }
         }

@@ -4,12 +4,12 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use dataset::hub::HubSettings;
 use dataset::{CancelToken, DataSource, HeldOut, Mixture, Tokenizer};
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
-use super::ModelSource;
-use super::output;
+use super::{ModelSource, Output};
 use crate::checkpoint::{self, Checkpoint, StoredModel, TrainerState};
 use crate::device::{self, ChosenDevice};
 use crate::engine::{EvaluationBuffers, MicroBatch};
@@ -41,7 +41,7 @@ pub struct EvaluateOptions {
     #[arg(long, value_name = "NAME", default_value = "text")]
     pub text_column: String,
     /// Sequences to evaluate at most. [default: as many as the run evaluates on]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub max_sequences: Option<usize>,
     /// Where to compute: auto, cpu, cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
@@ -106,18 +106,17 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     }
 }
 
-/// Prints the evaluation; the exit code.
-pub fn main(options: &EvaluateOptions, stop: &StopSignal) -> Result<u8> {
+pub(super) fn main(options: &EvaluateOptions, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
-        output::print_json(&report)?;
+        output.print_json(&report)?;
         return Ok(0);
     }
     let EvaluationReport { loss, perplexity, bits_per_byte, tokens, components, .. } = report;
     let bits = bits_per_byte.map_or_else(String::new, |bits| format!("  {bits:.3} bits a byte"));
-    output::print(&format!("loss {loss:.4}  perplexity {perplexity:.2}{bits}  ({tokens} tokens)\n"))?;
+    output.print(&format!("loss {loss:.4}  perplexity {perplexity:.2}{bits}  ({tokens} tokens)\n"))?;
     for ComponentEvaluation { name, share, loss, tokens, .. } in components {
-        output::print(&format!("  {:.1} % {name}: loss {loss:.4}  ({tokens} tokens)\n", 100.0 * share))?;
+        output.print(&format!("  {:.1}% {name}: loss {loss:.4}  ({tokens} tokens)\n", 100.0 * share))?;
     }
     Ok(0)
 }

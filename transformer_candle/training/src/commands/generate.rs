@@ -1,6 +1,5 @@
 //! `generate`: a trained model continues a text.
 
-use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -9,11 +8,10 @@ use clap::builder::RangedU64ValueParser;
 use model::SamplingSettings;
 use run_config::{Device, regular_file};
 
-use super::ModelSource;
-use super::output;
+use super::output::delivered;
+use super::{ModelSource, Output};
 use crate::completion::Completion;
 use crate::stop::StopSignal;
-use crate::terminal::escaped;
 use crate::trained_model::TrainedModel;
 use crate::{Result, TrainerError};
 
@@ -29,18 +27,9 @@ pub struct GenerateOptions {
     /// Tokens to write at most.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub max_tokens: usize,
-    /// Divides the logits: 0 always takes the most likely token, 1 follows the model.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
-    pub temperature: f64,
-    /// Choose among the K most likely tokens; 0 for all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    pub top_k: usize,
-    /// Choose among the most likely tokens that together have this probability.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    pub top_p: f64,
-    /// The same seed writes the same text.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
+    /// How each token is chosen.
+    #[command(flatten)]
+    pub sampling: SamplingSettings,
     /// Where to compute: auto, cpu, cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
     pub device: Device,
@@ -78,26 +67,23 @@ pub fn run(options: &GenerateOptions, stop: &StopSignal) -> Result<Completion> {
     Prepared::from(options, stop)?.complete(options, stop, |_| Ok(()))
 }
 
-/// Prints the continued text as it grows; the exit code.
-pub fn main(options: &GenerateOptions, stop: &StopSignal) -> Result<u8> {
+pub(super) fn main(options: &GenerateOptions, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     if options.json {
-        output::print_json(&run(options, stop)?)?;
+        output.print_json(&run(options, stop)?)?;
         return Ok(0);
     }
-    let Prepared { model, prompt, settings } = Prepared::from(options, stop)?;
-    // Exact where it goes to a file or a program; a terminal would obey what is in it.
-    let is_obeyed = io::stdout().is_terminal();
-    let print = |text: &str| output::written(&if is_obeyed { escaped(text) } else { text.into() });
+    let Prepared { model, prompt } = Prepared::from(options, stop)?;
     // The prompt is printed with the first text behind it: before that the model may still refuse it.
     let mut due = Some(prompt.as_str());
     let mut printed = Ok(());
-    model.complete(&prompt, options.max_tokens, &settings, |text| {
-        printed = print(due.take().unwrap_or_default()).and_then(|()| print(text));
+    model.complete(&prompt, options.max_tokens, &options.sampling, |text| {
+        printed = output.write_exactly(due.take().unwrap_or_default()).and_then(|()| output.write_exactly(text));
         let continues = printed.is_ok() && stop.requested().is_none();
         if continues { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     stop.check()?;
-    output::delivered(printed.and_then(|()| print(due.unwrap_or_default())).and_then(|()| print("\n")))?;
+    let rest = format!("{}\n", due.unwrap_or_default());
+    delivered(printed.and_then(|()| output.write_exactly(&rest)))?;
     Ok(0)
 }
 
@@ -105,18 +91,15 @@ pub fn main(options: &GenerateOptions, stop: &StopSignal) -> Result<u8> {
 struct Prepared {
     model: TrainedModel,
     prompt: String,
-    settings: SamplingSettings,
 }
 
 impl Prepared {
     fn from(options: &GenerateOptions, stop: &StopSignal) -> Result<Self> {
-        let &GenerateOptions { temperature, top_k, top_p, seed, .. } = options;
-        let settings = SamplingSettings { temperature, top_k, top_p, seed };
-        settings.check().map_err(|error| TrainerError::Request(error.to_string()))?;
+        options.sampling.check().map_err(|error| TrainerError::Request(error.to_string()))?;
         let prompt = options.prompt.read()?;
         let cancel = stop.cancel_token();
         let directory = options.model.directory(&cancel)?;
-        Ok(Self { model: TrainedModel::open(&directory, options.device, &cancel)?, prompt, settings })
+        Ok(Self { model: TrainedModel::open(&directory, options.device, &cancel)?, prompt })
     }
 
     /// Continues the text; `on_text` gets it as it grows, and ends it by failing.
@@ -127,7 +110,7 @@ impl Prepared {
         mut on_text: impl FnMut(&str) -> Result<()> + Send,
     ) -> Result<Completion> {
         let mut written = Ok(());
-        let completion = self.model.complete(&self.prompt, options.max_tokens, &self.settings, |text| {
+        let completion = self.model.complete(&self.prompt, options.max_tokens, &options.sampling, |text| {
             written = on_text(text).and_then(|()| stop.check());
             if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;

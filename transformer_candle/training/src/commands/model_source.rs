@@ -18,7 +18,7 @@ pub struct ModelSource {
     /// A checkpoint, a folder of checkpoints, a run's folder, or any Llama model in Hugging Face's format.
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
-    /// The newest sound checkpoint of an experiment.
+    /// The newest intact checkpoint of an experiment.
     #[arg(long, value_name = "NAME")]
     pub experiment: Option<String>,
 }

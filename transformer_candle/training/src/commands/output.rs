@@ -1,7 +1,7 @@
-//! What commands print: escaped for terminals, and no failure where the reader has gone away.
+//! Where the answer of a command goes: stdout, or the stream of the Python command that shares the implementation.
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 
@@ -13,28 +13,53 @@ pub fn print_error(error: &dyn Display) {
     let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
 }
 
-/// Prints what was asked for, for people. It goes on where the reader has gone away (`| head`): the exit code is the command's.
-pub fn print(text: &str) -> Result<()> {
-    delivered(written(&escaped(text)))
+/// A stream that takes the answer of a command.
+pub trait Output: Send {
+    /// Writes a text, and shows it at once.
+    ///
+    /// # Errors
+    /// The stream does not take it; `BrokenPipe` where its reader has gone away.
+    fn write(&mut self, text: &str) -> io::Result<()>;
+
+    /// Whether it is a terminal, which would obey control characters.
+    fn is_terminal(&self) -> bool;
 }
 
-/// Prints a value as one line of JSON.
-///
-/// # Panics
-/// If the value has no JSON, such as a map whose keys are not strings.
-pub fn print_json(value: &impl Serialize) -> Result<()> {
-    let json = serde_json::to_string(value).expect("plain values always serialise");
-    delivered(written(&format!("{}\n", escaped_json(&json))))
+/// The stdout of this process.
+#[derive(Debug, Clone, Copy)]
+pub struct Stdout;
+
+impl Output for Stdout {
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+    }
+
+    fn is_terminal(&self) -> bool {
+        io::stdout().is_terminal()
+    }
 }
 
-/// Writes text to stdout, at once.
-pub fn written(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+impl dyn Output + '_ {
+    /// Prints text for people: escaped wherever it goes, as a pipe may end at a terminal.
+    pub fn print(&mut self, text: &str) -> Result<()> {
+        delivered(self.write(&escaped(text)))
+    }
+
+    /// Prints a value as one line of JSON.
+    pub fn print_json(&mut self, value: &impl Serialize) -> Result<()> {
+        let json = serde_json::to_string(value).expect("plain values always serialise");
+        delivered(self.write(&format!("{}\n", escaped_json(&json))))
+    }
+
+    /// Writes text as it is; only a terminal gets it escaped.
+    pub(super) fn write_exactly(&mut self, text: &str) -> io::Result<()> {
+        if self.is_terminal() { self.write(&escaped(text)) } else { self.write(text) }
+    }
 }
 
-/// A reader that wants no more has had enough; a stdout that is full is an error.
-pub fn delivered(written: io::Result<()>) -> Result<()> {
+/// A reader that wants no more has had enough, and the exit code is the command's; a stdout that is full is an error.
+pub(super) fn delivered(written: io::Result<()>) -> Result<()> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.map_err(TrainerError::io("write to", "stdout")),

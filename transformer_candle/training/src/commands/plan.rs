@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use run_config::RunConfig;
 
-use super::output;
+use super::Output;
 use crate::Result;
 use crate::memory_plan::MemoryPlan;
 
@@ -28,13 +28,12 @@ pub fn run(options: &PlanOptions) -> Result<MemoryPlan> {
     MemoryPlan::new(&RunConfig::load_for_planning(&options.config, &options.overrides)?)
 }
 
-/// Prints the plan; the exit code.
-pub fn main(options: &PlanOptions) -> Result<u8> {
+pub(super) fn main(options: &PlanOptions, output: &mut dyn Output) -> Result<u8> {
     let plan = run(options)?;
     if options.json {
-        output::print_json(&plan)?;
+        output.print_json(&plan)?;
     } else {
-        output::print(&format!("{plan}\n"))?;
+        output.print(&format!("{plan}\n"))?;
     }
     Ok(0)
 }

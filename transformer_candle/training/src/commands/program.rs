@@ -17,7 +17,7 @@ pub fn run<C: CommandFactory + FromArgMatches>(
     command: impl FnOnce(C, &StopSignal) -> Result<u8> + UnwindSafe,
 ) -> ExitCode {
     guarded(|| {
-        let parsed = arguments::parse_from(std::env::args_os())?;
+        let parsed = arguments::parse()?;
         until_stopped(|stop| command(parsed, stop))
     })
 }
@@ -43,7 +43,7 @@ fn guarded(command: impl FnOnce() -> Result<u8> + UnwindSafe) -> ExitCode {
 }
 
 /// Warnings, or what `RUST_LOG` asks for.
-fn log_to_stderr() {
+pub(super) fn log_to_stderr() {
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into()).from_env_lossy();
     // A log that is set up already, by whoever called, stays.
     let _ = tracing_subscriber::fmt()

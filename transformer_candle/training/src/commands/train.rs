@@ -26,7 +26,7 @@ pub struct TrainOptions {
     /// Set a key of the config, as in `optimizer.learning_rate=1e-3`. Repeatable.
     #[arg(long = "override", value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
-    /// Go on from the newest sound checkpoint, or from the one named.
+    /// Resume from the newest intact checkpoint, or from the one named.
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     #[arg(value_parser = PathBufValueParser::new().map(resume_from))]
     pub resume: Option<ResumeFrom>,
@@ -66,9 +66,8 @@ pub fn load(config: &Path, overrides: &[String], resume: Option<&ResumeFrom>) ->
     Ok(RunConfig::load_with_checkpoint(config, overrides, &tokenizer)?)
 }
 
-/// Trains as the options say; the exit code.
-pub fn main(options: &TrainOptions, stop: &StopSignal) -> Result<u8> {
-    Ok(run(options, None, ProgressMode::Auto, stop)?.exit_code())
+pub(super) fn main(options: &TrainOptions, lock: Option<Arc<RunLock>>, stop: &StopSignal) -> Result<u8> {
+    Ok(run(options, lock, ProgressMode::Auto, stop)?.exit_code())
 }
 
 fn resume_from(directory: PathBuf) -> ResumeFrom {
@@ -88,7 +87,7 @@ struct TrainCommandLine {
 
 /// The program `train`: the command of that name on its own.
 pub fn program() -> ExitCode {
-    super::program::run(|TrainCommandLine { options }, stop| main(&options, stop))
+    super::program::run(|TrainCommandLine { options }, stop| main(&options, None, stop))
 }
 
 #[cfg(test)]

@@ -10,8 +10,9 @@ use dataset::{CancelToken, TokenStream};
 use run_config::{RESOLVED_CONFIG, ResolvedRun, RunConfig};
 use serde::Serialize;
 
+use super::Output;
 use super::model_source::checkpoints_in;
-use super::output;
+
 use crate::checkpoint::{self, TrainerState};
 use crate::engine::model_shape;
 use crate::identity;
@@ -100,13 +101,12 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })
 }
 
-/// Prints what was proven; the exit code.
-pub fn main(options: &ValidateDataOptions, stop: &StopSignal) -> Result<u8> {
+pub(super) fn main(options: &ValidateDataOptions, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     let report = run(options, &HubSettings::from_environment(), stop)?;
     if options.json {
-        output::print_json(&report)?;
+        output.print_json(&report)?;
     } else {
-        output::print(&report.to_string())?;
+        output.print(&report.to_string())?;
     }
     // As for data that cannot be read: what the run was trained on is not what it should have been.
     Ok(if report.problems.is_empty() { 0 } else { 3 })

@@ -1,0 +1,150 @@
+"""Typer's options, made from where they are declared: a config key's in the schema, a command's by the trainer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from inspect import Parameter, Signature
+from typing import Annotated, Any, Literal
+
+from typer import Argument, Option
+
+from orchestrator import _native
+
+# What stands for a value in a help text, by the schema's format or type.
+METAVARS = {
+    "batch-size": "[N|auto]",
+    "device": "[auto|cpu|cuda|cuda:N]",
+    "integer": "N",
+    "number": "X",
+    "string": "TEXT",
+}
+TYPES = {"integer": int, "number": float, "boolean": bool}
+
+
+@dataclass(frozen=True)
+class ConfigFlag:
+    """A flag that sets a config key: its type, range and help are the schema's; left out, the config decides."""
+
+    name: str
+    key: str
+    panel: str | None
+
+    @property
+    def flag(self) -> str:
+        """What is typed."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def parameter(self) -> Parameter:
+        """Return the option as a function's parameter."""
+        declared = _schema_of(self.key)
+        kind, metavar = _type_of(declared)
+        is_number = kind in (int, float)
+        option = Option(
+            metavar=metavar,
+            # Typer knows no open bounds; a value on one is refused with the rest of the config.
+            min=declared.get("minimum") if is_number else None,
+            max=declared.get("maximum") if is_number else None,
+            help=_first_sentence(declared["description"]),
+            rich_help_panel=self.panel,
+        )
+        return parameter(self.name, Annotated[kind | None, option])
+
+
+@dataclass(frozen=True)
+class TrainerCommand:
+    """A command of the trainer's program: `orchestrate` shows what it declares, and hands over what was typed."""
+
+    name: str
+    about: str
+    options: list[dict[str, Any]]
+
+    def parameters(self, names: Iterable[str] = (), panel: str | None = None) -> list[Parameter]:
+        """Return its options as a function's parameters: those named, else all."""
+        chosen = [option for option in self.options if not names or option["name"] in names]
+        return [_declared(option, panel) for option in chosen]
+
+    def optional_parameters(self) -> list[Parameter]:
+        """Return its options, none of which has to be typed."""
+        return [_declared({**option, "required": False}, None) for option in self.options]
+
+    def words(self, typed: dict[str, Any]) -> list[str]:
+        """Return the command line for the values that were typed."""
+        words, arguments = [self.name], []
+        for option in self.options:
+            value = typed.get(option["name"])
+            values = value if isinstance(value, list) else [] if value in (None, False) else [value]
+            if not option["flags"]:
+                arguments += values
+            elif option["value"] is None:
+                words += option["flags"][:1] * len(values)
+            else:
+                words += [f"{option['flags'][0]}={value}" for value in values]
+        return [*words, "--", *arguments] if arguments else words
+
+
+@cache
+def trainer_command(name: str) -> TrainerCommand:
+    """Return a command of the trainer's program."""
+    (declared,) = (command for command in _native.declared_commands() if command["name"] == name)
+    return TrainerCommand(**declared)
+
+
+def parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
+    """Return a parameter that Typer reads as an option."""
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def takes(parameters: Iterable[Parameter], about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a function of keyword arguments the signature and the text that Typer makes a command of."""
+
+    def shaped(function: Callable[..., None]) -> Callable[..., None]:
+        signature = Signature(list(parameters))
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        function.__annotations__ = {name: part.annotation for name, part in signature.parameters.items()}
+        function.__doc__ = about
+        return function
+
+    return shaped
+
+
+def _declared(option: dict[str, Any], panel: str | None) -> Parameter:
+    """Return an option of the trainer. Its values stay text: the trainer checks them."""
+    text = option["help"].replace("[", r"\[")  # Rich would read a style
+    flags = {"metavar": option["value"], "help": text, "rich_help_panel": panel}
+    shape: Any = Option(*option["flags"], **flags) if option["flags"] else Argument(**flags)
+    if option["value"] is None:
+        return parameter(option["name"], Annotated[bool, shape], default=False)
+    if option["required"]:
+        return parameter(option["name"], Annotated[str, shape], default=Parameter.empty)
+    kind: Any = list[str] if option["repeatable"] else str
+    return parameter(option["name"], Annotated[kind | None, shape])
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return _native.json_schema()
+
+
+def _schema_of(key: str) -> dict[str, Any]:
+    declared = _schema()
+    for name in key.split("."):
+        declared = declared["properties"][name]
+    return declared
+
+
+def _type_of(declared: dict[str, Any]) -> tuple[Any, str | None]:
+    """Return the type of a key's values, and what stands for one in a help text."""
+    choices = tuple(choice["const"] for choice in declared.get("oneOf", ()))
+    if choices:
+        return Literal[choices], None
+    named = declared["type"]
+    (first, *others) = [named] if isinstance(named, str) else [name for name in named if name != "null"]
+    kind = str if others else TYPES.get(first, str)
+    return kind, METAVARS.get(declared.get("format", "")) or METAVARS.get(first)
+
+
+def _first_sentence(description: str) -> str:
+    return re.split(r"(?<=\.)\s", description, maxsplit=1)[0]

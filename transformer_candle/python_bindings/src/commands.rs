@@ -1,0 +1,68 @@
+//! The commands of the trainer's program, under the name `orchestrate`: the same declarations and the same functions.
+
+use std::ffi::OsString;
+use std::io;
+use std::iter::once;
+
+use pyo3::prelude::*;
+use training::TrainerError;
+use training::commands::{self, Output};
+use training::stop::StopSignal;
+
+use crate::arguments::Failure;
+use crate::errors::raised;
+use crate::json;
+use crate::lock::RunLock;
+use crate::signals::listening;
+
+/// Run a command of the trainer's program, and return its exit code: 130 and 143 where Ctrl-C and SIGTERM have stopped a
+/// training run that was saved.
+#[pyfunction]
+#[pyo3(signature = (words, write, is_terminal = false, lock = None))]
+pub fn run_command(
+    py: Python<'_>,
+    words: Vec<OsString>,
+    write: Py<PyAny>,
+    is_terminal: bool,
+    lock: Option<&RunLock>,
+) -> PyResult<u8> {
+    let words = once(OsString::from("orchestrate")).chain(words);
+    let lock = lock.and_then(RunLock::shared);
+    let mut output = Stream { write, is_terminal };
+    let stop = StopSignal::new();
+    // A stop is no exception here: the exit code or the error tells it.
+    let (outcome, _) = listening(py, &stop, || commands::run(words, lock, &mut output, &stop));
+    match (outcome, stop.requested()) {
+        (Err(Failure::Error(error)), Some(signal)) if error.is_interruption() => {
+            Err(raised(TrainerError::Interrupted(signal)))
+        }
+        (outcome, _) => Ok(outcome?),
+    }
+}
+
+/// Return what each command of the trainer's program takes, as its command line declares it.
+#[pyfunction]
+pub fn declared_commands(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    json::to_python(py, &commands::declared())
+}
+
+/// A function of Python that writes a text and raises an `OSError` where it cannot.
+struct Stream {
+    write: Py<PyAny>,
+    is_terminal: bool,
+}
+
+impl Output for Stream {
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        Python::attach(|py| self.write.call1(py, (text,)).map(drop).map_err(|error| io_error(py, error)))
+    }
+
+    fn is_terminal(&self) -> bool {
+        self.is_terminal
+    }
+}
+
+fn io_error(py: Python<'_>, error: PyErr) -> io::Error {
+    let number = error.value(py).getattr("errno").and_then(|number| number.extract());
+    number.map_or_else(|_| error.into(), io::Error::from_raw_os_error)
+}

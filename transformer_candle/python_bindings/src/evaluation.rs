@@ -1,0 +1,61 @@
+//! Measuring a trained model on held-out text.
+
+use std::path::PathBuf;
+
+use dataset::hub::HubSettings;
+use pyo3::prelude::*;
+use training::commands::ModelSource;
+use training::commands::evaluate::{self, EvaluateOptions};
+use training::stop::StopSignal;
+
+use crate::arguments::Integer;
+use crate::machine::device_of;
+use crate::signals::interruptible;
+use crate::values::value_class;
+
+value_class! {
+    /// What one evaluation found.
+    EvaluationReport(training::report::EvaluationReport) {
+        /// Optimizer steps taken before it.
+        step: u64,
+        /// Mean over the held-out target tokens, nats.
+        loss: f64,
+        /// `exp(loss)`.
+        perplexity: f64,
+        /// Bits per byte of the text, which tokenizers cannot flatter; None where tokens have no fixed length in bytes.
+        bits_per_byte: Option<f64>,
+        /// Target tokens evaluated.
+        tokens: u64,
+    }
+
+    fn __repr__(&self) -> String {
+        format!("EvaluationReport(step={}, loss={}, tokens={})", self.0.step, self.0.loss, self.0.tokens)
+    }
+}
+
+/// Measure a model's loss on its run's held-out text, or on files of one's own.
+#[pyfunction(name = "evaluate")]
+#[pyo3(signature = (checkpoint, input = Vec::new(), text_column = "text", max_sequences = None, device = "auto"))]
+pub fn evaluate_model(
+    py: Python<'_>,
+    checkpoint: PathBuf,
+    input: Vec<String>,
+    text_column: &str,
+    max_sequences: Option<Integer<usize>>,
+    device: &str,
+) -> PyResult<EvaluationReport> {
+    let model = ModelSource { checkpoint: Some(checkpoint), experiment: None };
+    let text_column = text_column.to_owned();
+    let device = device_of(device)?;
+    let options = EvaluateOptions {
+        model,
+        input,
+        text_column,
+        max_sequences: max_sequences.map(|most| most.0),
+        device,
+        json: false,
+    };
+    let stop = StopSignal::new();
+    let hub = HubSettings::from_environment();
+    interruptible(py, &stop, || evaluate::run(&options, &hub, &stop)).map(EvaluationReport::from)
+}
