@@ -15,11 +15,11 @@ from orchestrator import (
 from orchestrator.command_error import ExitCode
 from workspace import REPOSITORY
 
-ERROR_RS = REPOSITORY / "transformer_candle" / "training" / "src" / "error.rs"
+EXIT_CODE_RS = REPOSITORY / "transformer_candle" / "training" / "src" / "error" / "exit_code.rs"
 
 
 def test_readme_rust_and_python_have_the_same_exit_codes() -> None:
-    (body,) = re.findall(r"pub enum ExitCode \{(.*?)\n\}", ERROR_RS.read_text(encoding="utf-8"), re.DOTALL)
+    (body,) = re.findall(r"pub enum ExitCode \{(.*?)\n\}", EXIT_CODE_RS.read_text(encoding="utf-8"), re.DOTALL)
     variants = re.findall(r"^    (\w+) = (\d+),$", body, re.MULTILINE)
     of_rust = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper(): int(code) for name, code in variants}
     assert of_rust == {code.name: int(code) for code in ExitCode}
