@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use kernels::attention::AttentionShape;
 use kernels::memory::{Arena, BufferId, Category, Plan};
 use kernels::rope::RopeTables;
 use kernels::{Buffer, DType, DeviceKind, add_rms_norm, attention, embedding, linear, rope};
@@ -225,11 +226,12 @@ fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usiz
     let maps = [(d, heads.packed_width()), (heads.query_width(), d), (d, 2 * i), (i, d)];
     let linear = maps.iter().map(|&(inputs, outputs)| linear::workspace_elements(n, inputs, outputs, device)).max();
     let norm = if training { add_rms_norm::workspace_elements(n, d, device) } else { 0 };
+    let attention_shape = AttentionShape { heads, batch, sequence_length };
     let attention = if training {
-        attention::workspace_elements(&heads, batch, sequence_length, device)
+        attention::workspace_elements(&attention_shape, device)
     } else {
         let decode = attention::decode_workspace_elements(&heads, sequence_length, device);
-        attention::forward_workspace_elements(&heads, batch, sequence_length, device).max(decode)
+        attention::forward_workspace_elements(&attention_shape, device).max(decode)
     };
     let embedding = if training { embedding::workspace_elements(n, device) } else { 0 };
     linear.unwrap_or(0).max(norm).max(attention).max(embedding)

@@ -3,6 +3,7 @@
 //! The residual stream is added up by the norms: each half of a block leaves its output in `branch_ND`, and the next norm, in
 //! this block, in the next or behind the last one, adds it and norms the sum in one pass.
 
+use kernels::attention::{AttentionShape, Saved};
 use kernels::rope::RopeTables;
 use kernels::{Accumulate, Buffer, HeadLayout, add_rms_norm, attention, linear, rope, swiglu};
 
@@ -83,7 +84,8 @@ fn attend(
     let &BlockSettings { ref heads, batch, sequence_length, .. } = settings;
     let BlockActivations { qkv_NP, attended_NA, log_sum_exp_BHT, .. } = values;
     rope::forward(qkv_NP, heads, &settings.rope, sequence_length, 0)?;
-    attention::forward(qkv_NP, documents_N, heads, batch, sequence_length, attended_NA, log_sum_exp_BHT, workspace)?;
+    let shape = AttentionShape { heads: *heads, batch, sequence_length };
+    attention::forward(qkv_NP, documents_N, &shape, attended_NA, log_sum_exp_BHT, workspace)?;
     Ok(())
 }
 
@@ -208,18 +210,9 @@ fn attention_backward(
     linear::backward_weight(residual_ND, attended_NA, &mut gradients.attention_output, accumulate, workspace)?;
     linear::backward_input(residual_ND, &weights.attention_output, dattended_NA, workspace)?;
     let log_sum_exp_BHT = &values.log_sum_exp_BHT;
-    attention::backward(
-        qkv_NP,
-        documents_N,
-        attended_NA,
-        log_sum_exp_BHT,
-        dattended_NA,
-        heads,
-        batch,
-        t,
-        dqkv_NP,
-        workspace,
-    )?;
+    let saved = Saved { qkv_NP, documents_N, out_NHE: attended_NA, lse_BHT: log_sum_exp_BHT };
+    let shape = AttentionShape { heads: *heads, batch, sequence_length: t };
+    attention::backward(&saved, dattended_NA, &shape, dqkv_NP, workspace)?;
     rope::backward(dqkv_NP, heads, &settings.rope, t, 0)?;
     linear::backward_weight(dqkv_NP, attention_normed_ND, &mut gradients.qkv, accumulate, workspace)?;
     linear::backward_input(dqkv_NP, &weights.qkv, dnormed_ND, workspace)?;

@@ -108,15 +108,10 @@ impl Decoder {
     /// [`Decoder::forward_backward`].
     pub fn evaluate(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<&Buffer> {
         self.forward(inputs_N, documents_N)?;
-        head_cross_entropy::forward(
-            &self.activations.final_normed_ND,
-            &self.weights.head,
-            targets_N,
-            self.shape.vocab_size,
-            &mut self.losses_N,
-            &mut self.logits_CW,
-            &mut self.activations.workspace,
-        )?;
+        let Activations { final_normed_ND: hidden_ND, workspace, .. } = &mut self.activations;
+        let (weight_VD, vocab_size) = (&self.weights.head, self.shape.vocab_size);
+        let inputs = head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size };
+        head_cross_entropy::forward(&inputs, &mut self.losses_N, &mut self.logits_CW, workspace)?;
         Ok(&self.losses_N)
     }
 
@@ -150,17 +145,24 @@ impl Decoder {
         let (Some(gradients), Some(scratch)) = (gradient_views, scratch) else {
             return Err(Error::EvaluationOnly);
         };
-        head_cross_entropy::forward_backward(
-            final_normed_ND,
-            &weights.head,
+        let inputs = head_cross_entropy::Inputs {
+            hidden_ND: final_normed_ND,
+            weight_VD: &weights.head,
             targets_N,
-            self.shape.vocab_size,
+            vocab_size: self.shape.vocab_size,
+        };
+        let head_gradients = head_cross_entropy::Gradients {
+            dhidden_ND: &mut scratch.normed_ND,
+            dweight_VD: &mut gradients.head,
+            accumulate: self.accumulate,
+        };
+        let logits_CW = &mut self.logits_CW;
+        head_cross_entropy::forward_backward(
+            &inputs,
             &self.scale_1,
             &mut self.loss_1,
-            &mut scratch.normed_ND,
-            &mut gradients.head,
-            self.accumulate,
-            &mut self.logits_CW,
+            head_gradients,
+            logits_CW,
             workspace,
         )?;
         scratch.residual_ND.zero()?;

@@ -155,16 +155,13 @@ impl Optimizer {
         grad_norm::forward(decoder.gradients(), &mut self.norm, &mut self.workspace)?;
         grad_norm::clip(&self.norm, self.max_grad_norm, &mut self.scalars)?;
         for range in &mut self.ranges {
-            adamw::step(
-                &mut range.weights,
-                range.remainder.as_mut(),
-                &range.gradients,
-                &mut range.first_moment,
-                &mut range.second_moment,
-                &self.scalars,
-                &self.settings,
-                range.weight_decay,
-            )?;
+            let state = adamw::AdamWState {
+                weight: &mut range.weights,
+                low_bits: range.remainder.as_mut(),
+                first_moment: &mut range.first_moment,
+                second_moment: &mut range.second_moment,
+            };
+            adamw::step(state, &range.gradients, &self.scalars, &self.settings, range.weight_decay)?;
         }
         Ok(())
     }
