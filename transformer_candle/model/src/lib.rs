@@ -43,13 +43,20 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::float_cmp))]
 
 pub mod activations;
+pub mod attention;
+pub mod backbone;
 pub mod block;
 mod decoder;
 mod error;
 pub mod generation;
 pub mod hugging_face;
 pub mod initialization;
+pub mod layout;
+pub mod linear;
+pub mod mlp;
+pub mod norm;
 pub mod parameters;
+pub mod pass;
 pub mod sampling;
 mod shape;
 pub mod tensor_file;
@@ -57,7 +64,7 @@ pub mod tensor_file;
 pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of};
 pub use error::{Error, Result};
 pub use generation::Generator;
-pub use parameters::{ParameterLayout, Parameters};
+pub use layout::ParameterLayout;
 pub use run_config::{ActivationRecompute, Precision};
 pub use sampling::{SamplingSettings, sample};
 pub use shape::ModelShape;
