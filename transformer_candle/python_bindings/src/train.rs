@@ -22,6 +22,7 @@ use crate::trainer::EvaluationReport;
 /// Train as a config says until its end, and return the exit code: 0, or 130 and 143 after a stop by Ctrl-C and SIGTERM.
 #[pyfunction(name = "train")]
 #[pyo3(signature = (config, overrides = Vec::new(), resume = None, device = None, max_steps = None, rebatch = false, lock = None))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of a Python function")]
 pub fn train_run(
     py: Python<'_>,
     config: PathBuf,
