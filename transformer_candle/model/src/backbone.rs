@@ -17,7 +17,7 @@ use crate::{ActivationRecompute, Result};
 pub struct Backbone {
     /// Token embedding, [V, D].
     pub embed_tokens: Weight,
-    /// The decoder blocks; what they share is the same memory in each.
+    /// The decoder blocks, at least one; what they share is the same memory in each.
     pub blocks: Vec<Block>,
     /// The norm whose output the head reads.
     pub final_norm: Norm,
@@ -34,9 +34,7 @@ impl Backbone {
         let Self { embed_tokens, blocks, final_norm, settings, scratch } = self;
         let accumulate = Accumulate::Continue;
         let mut pass = Pass { settings, documents_N, past, accumulate, scratch };
-        if let Some(first) = blocks.first_mut() {
-            embedding::forward(&embed_tokens.values, ids_N, first.attention.residual_mut())?;
-        }
+        embedding::forward(&embed_tokens.values, ids_N, blocks[0].attention.residual_mut())?;
         for block in blocks {
             block.forward(&mut pass)?;
         }
@@ -51,10 +49,9 @@ impl Backbone {
         gradients.dresidual_ND.zero()?;
         final_norm.backward(gradients, workspace)?;
         let mut pass = Pass { settings, documents_N, past: 0, accumulate, scratch };
-        let last = blocks.len() - 1;
-        for (layer, block) in blocks.iter_mut().enumerate().rev() {
+        for (behind, block) in blocks.iter_mut().rev().enumerate() {
             // The last block's values are still there from the forward pass.
-            if settings.recompute == ActivationRecompute::Block && layer != last {
+            if settings.recompute == ActivationRecompute::Block && behind > 0 {
                 block.recompute(&mut pass)?;
             }
             block.backward(&mut pass)?;

@@ -30,8 +30,8 @@ impl BlockActivations<BufferId> {
 
 impl<T> BlockActivations<T> {
     /// The same fields with each value replaced.
-    pub(crate) fn try_map<U>(&self, mut of: impl FnMut(&T) -> Result<U>) -> Result<BlockActivations<U>> {
-        Ok(BlockActivations { attention: self.attention.try_map(&mut of)?, mlp: self.mlp.try_map(&mut of)? })
+    pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<BlockActivations<U>> {
+        Ok(BlockActivations { attention: self.attention.try_map(of)?, mlp: self.mlp.try_map(of)? })
     }
 }
 

@@ -47,29 +47,27 @@ impl Parameter {
     }
 }
 
+/// The number of groups.
+const GROUPS: usize = ParameterGroup::ALL.len();
+
 /// The parameters of a model with their places.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterLayout {
     shape: ModelShape,
     parameters: Vec<Parameter>,
-    decayed_elements: usize,
+    /// The first element of each group.
+    group_starts: [usize; GROUPS],
     elements: usize,
 }
 
-/// The first free element of each group, while parameters are placed one after the other.
-struct Cursor {
-    decayed: usize,
-    undecayed: usize,
-}
+/// Places parameters one after the other, from these first free elements of each group on.
+struct Cursor([usize; GROUPS]);
 
 impl Cursor {
     fn place(&mut self, spec: ParameterSpec) -> Parameter {
-        let end = match spec.group {
-            ParameterGroup::Decayed => &mut self.decayed,
-            ParameterGroup::Undecayed => &mut self.undecayed,
-        };
-        let offset = *end;
-        *end += aligned_elements(&spec);
+        let next = &mut self.0[spec.group as usize];
+        let offset = *next;
+        *next += aligned_elements(&spec);
         Parameter { spec, offset }
     }
 }
@@ -83,11 +81,15 @@ impl ParameterLayout {
     /// The layout of a model of this shape.
     pub fn new(shape: &ModelShape) -> Self {
         let specs = specs(shape);
-        let decayed = specs.iter().filter(|spec| spec.group == ParameterGroup::Decayed);
-        let decayed_elements = decayed.map(aligned_elements).sum();
-        let mut cursor = Cursor { decayed: 0, undecayed: decayed_elements };
+        let mut elements = 0;
+        let group_starts = ParameterGroup::ALL.map(|group| {
+            let start = elements;
+            elements += specs.iter().filter(|spec| spec.group == group).map(aligned_elements).sum::<usize>();
+            start
+        });
+        let mut cursor = Cursor(group_starts);
         let parameters = specs.into_iter().map(|spec| cursor.place(spec)).collect();
-        Self { shape: shape.clone(), parameters, decayed_elements, elements: cursor.undecayed }
+        Self { shape: shape.clone(), parameters, group_starts, elements }
     }
 
     /// Every parameter, in the order of the model.
@@ -103,7 +105,7 @@ impl ParameterLayout {
 
     /// Every parameter's views of flat buffers of [`ParameterLayout::elements`] elements.
     pub fn weights(&self, values: &Buffer, gradients: Option<&Buffer>) -> Result<Parameters<Weight>> {
-        let mut cursor = Cursor { decayed: 0, undecayed: self.decayed_elements };
+        let mut cursor = Cursor(self.group_starts);
         Parameters::build(&self.shape, |spec| {
             let Parameter { spec, offset } = cursor.place(spec);
             Ok(Weight {
@@ -120,7 +122,7 @@ impl ParameterLayout {
 
     /// Elements at the front of a flat buffer that weight decay applies to.
     pub fn decayed_elements(&self) -> usize {
-        self.decayed_elements
+        self.group_starts[ParameterGroup::Undecayed as usize]
     }
 
     /// The parameter of this name.

@@ -1,7 +1,9 @@
-//! The Llama-style decoder: parameters by name, blocks with a hand-written backward, loss, generation.
+//! The Llama-style decoder: parameters as one table, layers with a hand-written backward, loss, generation.
 //!
-//! A model is a [`ModelShape`] and one flat buffer of weights, cut by its [`ParameterLayout`]. A [`Decoder`] adds the
-//! buffers of a training step, all of them listed beforehand in a memory plan; a [`Generator`] adds a key/value cache.
+//! A model is a [`ModelShape`] and one flat buffer of weights, cut by its [`ParameterLayout`], which follows from the table in
+//! [`parameters`]. The layers ([`attention`], [`mlp`], [`norm`], [`linear`]) make up a [`block`] and blocks the [`backbone`]. A
+//! [`Decoder`] adds the loss and the buffers of a training step, all of them listed beforehand in a memory plan; a [`Generator`]
+//! runs the same backbone with a key/value cache.
 //!
 //! ```
 //! use kernels::memory::Plan;

@@ -142,7 +142,8 @@ pub struct BlockParameters<T> {
 }
 
 impl<T: Clone> Parameters<T> {
-    /// Describes every parameter, in the order of `transformers`' `named_parameters`, and keeps what `add` makes of it.
+    /// Describes every parameter, in the order of `transformers`' `named_parameters`, and keeps what `add` makes of it. The order
+    /// is that of the fields below, and the one in which tensors lie in files and parameters of a group in the flat buffers.
     pub fn build<E>(shape: &ModelShape, mut add: impl FnMut(ParameterSpec) -> Result<T, E>) -> Result<Self, E> {
         let ModelShape { hidden_size: d, padded_vocab_size: v, vocab_size, tie_embeddings, .. } = *shape;
         let table = |name: &str, tensor: &str| {

@@ -142,6 +142,13 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn absurdly_many_layers_are_counted_at_once() {
+        let [none, one, many] =
+            [0, 1, 1 << 40].map(|num_layers| ModelShape { num_layers, ..tiny(true) }.parameter_count());
+        assert_eq!(many, none + (one - none) * (1 << 40));
+    }
+
+    #[test]
     fn untying_adds_parameters_but_no_flops() {
         let (tied, untied) = (tiny(true), tiny(false));
         assert_eq!(untied.parameter_count() - tied.parameter_count(), 71 * 20);

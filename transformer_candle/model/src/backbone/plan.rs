@@ -83,15 +83,15 @@ impl BackbonePlan {
         rows: usize,
         caches: &[KeyValueCache],
     ) -> Result<Backbone> {
-        let first_rows = |&id: &BufferId| first_rows(&arena.buffer(id), rows);
+        let mut bind = |&id: &BufferId| first_rows(&arena.buffer(id), rows);
         let mut blocks = Vec::<Block>::with_capacity(self.blocks.len());
         for (layer, (values, weights)) in self.blocks.iter().zip(&weights.blocks).enumerate() {
             let previous_ND = blocks.last().map(|block| block.mlp.residual_ND().clone());
-            let values = values.try_map(first_rows)?;
+            let values = values.try_map(&mut bind)?;
             blocks.push(Block::new(weights, previous_ND, values, caches.get(layer).cloned()));
         }
         let previous_ND = blocks.last().map(|block| block.mlp.residual_ND().clone());
-        let values = self.final_norm.try_map(&mut { first_rows })?;
+        let values = self.final_norm.try_map(&mut bind)?;
         Ok(Backbone {
             embed_tokens: weights.embed_tokens.clone(),
             blocks,
