@@ -1,4 +1,5 @@
-//! `AdamW` (Loshchilov & Hutter, arXiv:1711.05101) over flat buffers, by the formula of `torch.optim.AdamW`, in one pass.
+//! `AdamW` (Loshchilov & Hutter, arXiv:1711.05101) over flat buffers, by the formula of `torch.optim.AdamW`, in one
+//! pass.
 //!
 //! With g = `CLIP_SCALE` * gradient and t the number of steps taken, this one included:
 //! ```text
@@ -43,7 +44,8 @@ pub struct AdamW {
 pub struct AdamWState<'a> {
     /// F32, or BF16 beside its low bits.
     pub weight: &'a mut Buffer,
-    /// The low 16 bits of the f32 master weights, I16 (see [`crate::cast`]): then the f32 value that the two make up is updated.
+    /// The low 16 bits of the f32 master weights, I16 (see [`crate::cast`]): then the f32 value that the two make up is
+    /// updated.
     pub low_bits: Option<&'a mut Buffer>,
     /// F32.
     pub first_moment: &'a mut Buffer,

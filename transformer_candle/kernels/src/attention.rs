@@ -1,11 +1,12 @@
-//! Causal attention of packed QKV rows with grouped key/value heads, scale 1 / sqrt(E), without ever holding a score for
-//! every pair of positions (Dao et al., "`FlashAttention`", arXiv:2205.14135). `rope` comes before.
+//! Causal attention of packed QKV rows with grouped key/value heads, scale 1 / sqrt(E), without ever holding a score
+//! for every pair of positions (Dao et al., "`FlashAttention`", arXiv:2205.14135). `rope` comes before.
 //!
-//! Legend: N tokens = B sequences of T positions, H query heads, K key/value heads (query head h uses h / (H / K)), E head
-//! size, P = (H + 2K) * E, C capacity of a cache in tokens, S new tokens.
+//! Legend: N tokens = B sequences of T positions, H query heads, K key/value heads (query head h uses h / (H / K)), E
+//! head size, P = (H + 2K) * E, C capacity of a cache in tokens, S new tokens.
 //!
-//! A sequence may hold several documents one after the other, each of which then sees itself only: `documents_N`, I32, tells
-//! for every token the position within its sequence at which its document begins. It never falls within a sequence.
+//! A sequence may hold several documents one after the other, each of which then sees itself only: `documents_N`, I32,
+//! tells for every token the position within its sequence at which its document begins. It never falls within a
+//! sequence.
 
 use candle_core::DType;
 
@@ -81,8 +82,8 @@ pub fn forward(
     arguments.run(cpu, |card| cuda::perform(card, &cuda::attention::forward(qkv, documents, outputs, shape)))
 }
 
-/// Writes every element of `dqkv` from what [`forward`] read and wrote and the gradient of its output. All F32 or all BF16,
-/// but for `lse`.
+/// Writes every element of `dqkv` from what [`forward`] read and wrote and the gradient of its output. All F32 or all
+/// BF16, but for `lse`.
 pub fn backward(
     saved: &Saved<'_>,
     dout_NHE: &Buffer,
@@ -125,9 +126,9 @@ pub fn backward(
     })
 }
 
-/// Attention of S new tokens of one sequence whose first `past` tokens are cached: appends the new keys and values to the
-/// caches, both [C, K * E], and writes `out`, [S, H * E]. `past` is 0 for a prompt. All F32 or all BF16; keys and queries
-/// already turned by `rope`. The workspace is [`decode_workspace_elements`].
+/// Attention of S new tokens of one sequence whose first `past` tokens are cached: appends the new keys and values to
+/// the caches, both [C, K * E], and writes `out`, [S, H * E]. `past` is 0 for a prompt. All F32 or all BF16; keys and
+/// queries already turned by `rope`. The workspace is [`decode_workspace_elements`].
 pub fn decode(
     qkv_SP: &Buffer,
     layout: &HeadLayout,
@@ -167,8 +168,9 @@ pub fn decode(
     })
 }
 
-/// Elements of F32 workspace for all three functions with at most so many sequences and positions. It follows from the sizes
-/// alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a GPU two numbers per row, for the gradient.
+/// Elements of F32 workspace for all three functions with at most so many sequences and positions. It follows from the
+/// sizes alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a GPU two numbers per row, for
+/// the gradient.
 pub fn workspace_elements(shape: &AttentionShape, device: DeviceKind) -> usize {
     forward_workspace_elements(shape, device).max(backward_workspace_elements(shape, device))
 }

@@ -1,17 +1,18 @@
-//! Language-model head and cross-entropy as one operation: loss and gradients in one pass over chunks of rows, so that the
-//! logits of all tokens never exist at once.
+//! Language-model head and cross-entropy as one operation: loss and gradients in one pass over chunks of rows, so that
+//! the logits of all tokens never exist at once.
 //!
-//! Legend: N tokens, D hidden, V padded vocabulary (rows of the weight), C rows of a chunk, W elements from row to row of logits.
+//! Legend: N tokens, D hidden, V padded vocabulary (rows of the weight), C rows of a chunk, W elements from row to row
+//! of logits.
 //!
-//! For a token with target t, over the real vocabulary only (the first `vocab_size` rows of the weight; the padding gets no
-//! probability and no gradient):
+//! For a token with target t, over the real vocabulary only (the first `vocab_size` rows of the weight; the padding
+//! gets no probability and no gradient):
 //! ```text
 //! loss     = log(sum_v exp(logit_v)) - logit_t
 //! dlogit_v = scale (softmax_v - [v = t])
 //! ```
-//! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient. Their gradient
-//! takes their place. Beside weights in BF16 a card rounds it on the way, like every operand of a product there; a CPU that multiplies
-//! BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
+//! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient.
+//! Their gradient takes their place. Beside weights in BF16 a card rounds it on the way, like every operand of a
+//! product there; a CPU that multiplies BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
 //!
 //! On a card the padding's rows of the weight are multiplied too, with gradients of zero: they must be finite.
 
@@ -48,12 +49,13 @@ pub struct Gradients<'a> {
     pub accumulate: Accumulate,
 }
 
-/// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND`, and writes or adds to `dweight_VD` (F32).
+/// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND`, and writes or adds to
+/// `dweight_VD` (F32).
 ///
-/// `scale_1` (F32) holds 1 / (targets of the whole accumulated batch). `logits_CW` is F32 scratch of any number of rows, of V elements
-/// or more: [`logits_width`] is a good choice. On a GPU it is V. A target that is neither in `0..vocab_size` nor
-/// [`IGNORED_TARGET`] is [`Error::OutOfRange`] on the CPU. A GPU cannot say so before it is done: loss and gradients are NaN there,
-/// which keeps the optimizer from taking the step.
+/// `scale_1` (F32) holds 1 / (targets of the whole accumulated batch). `logits_CW` is F32 scratch of any number of
+/// rows, of V elements or more: [`logits_width`] is a good choice. On a GPU it is V. A target that is neither in
+/// `0..vocab_size` nor [`IGNORED_TARGET`] is [`Error::OutOfRange`] on the CPU. A GPU cannot say so before it is done:
+/// loss and gradients are NaN there, which keeps the optimizer from taking the step.
 pub fn forward_backward(
     inputs: &Inputs<'_>,
     scale_1: &Buffer,
@@ -108,7 +110,8 @@ pub fn forward_backward(
     Ok(())
 }
 
-/// Each token's loss in nats, 0 where the target is ignored, into `losses_N` (F32). The rest as in [`forward_backward`].
+/// Each token's loss in nats, 0 where the target is ignored, into `losses_N` (F32). The rest as in
+/// [`forward_backward`].
 pub fn forward(
     inputs: &Inputs<'_>,
     losses_N: &mut Buffer,
@@ -132,8 +135,8 @@ pub fn forward(
     arguments.run(cpu, |card| cuda::perform(card, &cuda::head_cross_entropy::forward(&requested, losses)))
 }
 
-/// W for so large a vocabulary (padded to multiples of 64). On a CPU rows do not lie a power of two apart, where they would share the
-/// lines of its caches.
+/// W for so large a vocabulary (padded to multiples of 64). On a CPU rows do not lie a power of two apart, where they
+/// would share the lines of its caches.
 pub fn logits_width(vocabulary: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cpu => vocabulary + 16,

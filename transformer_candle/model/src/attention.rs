@@ -13,7 +13,7 @@ use crate::{ModelShape, Result};
 
 /// What attention computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
 #[derive(Clone, Debug)]
-pub struct AttentionActivations<T> {
+pub(crate) struct AttentionActivations<T> {
     /// Of the norm.
     pub norm: NormActivations<T>,
     /// Queries, keys (both rotated) and values.
@@ -139,8 +139,8 @@ impl Attention {
         self.output.forward(attended_NA, layer_output_ND, workspace)
     }
 
-    /// Turns `dresidual_ND` from the gradient behind attention into that of the block's input, and computes the gradients of
-    /// the parameters.
+    /// Turns `dresidual_ND` from the gradient behind attention into that of the block's input, and computes the
+    /// gradients of the parameters.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         if pass.recomputes() {
             self.norm.recompute()?;

@@ -1,4 +1,5 @@
-//! The decoder without its head: embedding, blocks and last norm; forward beside backward. Training and generation both run it.
+//! The decoder without its head: embedding, blocks and last norm; forward beside backward. Training and generation both
+//! run it.
 
 mod plan;
 
@@ -28,8 +29,8 @@ pub struct Backbone {
 }
 
 impl Backbone {
-    /// Runs the tokens `ids_N` and leaves what the head reads in [`Backbone::hidden_ND`]. `documents_N` and `past` are those of
-    /// [`Pass`].
+    /// Runs the tokens `ids_N` and leaves what the head reads in [`Backbone::hidden_ND`]. `documents_N` and `past` are
+    /// those of [`Pass`].
     pub fn forward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, past: usize) -> Result<()> {
         let Self { embed_tokens, blocks, final_norm, settings, scratch } = self;
         let accumulate = Accumulate::Continue;
@@ -41,8 +42,8 @@ impl Backbone {
         final_norm.forward(&pass)
     }
 
-    /// Computes the gradients of the parameters of the last [`Backbone::forward`] from the gradient of [`Backbone::hidden_ND`],
-    /// which is in `dnormed_ND`.
+    /// Computes the gradients of the parameters of the last [`Backbone::forward`] from the gradient of
+    /// [`Backbone::hidden_ND`], which is in `dnormed_ND`.
     pub fn backward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, accumulate: Accumulate) -> Result<()> {
         let Self { embed_tokens, blocks, final_norm, settings, scratch } = self;
         let (gradients, workspace) = scratch.backward()?;

@@ -1,7 +1,7 @@
 //! One decoder block: pre-norm attention and a pre-norm MLP, forward beside backward.
 //!
-//! The norms add up the residual stream: attention and MLP leave their output in `layer_output_ND`, and the next norm, in this
-//! block, in the next or behind the last one, adds it and norms the sum in one pass.
+//! The norms add up the residual stream: attention and MLP leave their output in `layer_output_ND`, and the next norm,
+//! in this block, in the next or behind the last one, adds it and norms the sum in one pass.
 
 use kernels::Buffer;
 use kernels::memory::BufferId;
@@ -15,7 +15,7 @@ use crate::{ModelShape, Result};
 
 /// What a block computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
 #[derive(Clone, Debug)]
-pub struct BlockActivations<T> {
+pub(crate) struct BlockActivations<T> {
     /// Of attention.
     pub attention: AttentionActivations<T>,
     /// Of the MLP.
@@ -63,15 +63,15 @@ impl Block {
         self.mlp.forward(pass)
     }
 
-    /// Computes again what the forward pass left in buffers that other blocks have used since: all but the block's input, its
-    /// first norm's statistics, and what [`Block::backward`] itself recomputes.
+    /// Computes again what the forward pass left in buffers that other blocks have used since: all but the block's
+    /// input, its first norm's statistics, and what [`Block::backward`] itself recomputes.
     pub fn recompute(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         self.attention.recompute(pass)?;
         self.mlp.recompute(pass)
     }
 
-    /// Turns `dresidual_ND` from the gradient of the block's output into that of its input, and computes the gradients of the
-    /// parameters. Values that are not needed any more are overwritten.
+    /// Turns `dresidual_ND` from the gradient of the block's output into that of its input, and computes the gradients
+    /// of the parameters. Values that are not needed any more are overwritten.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         self.mlp.backward(pass)?;
         self.attention.backward(pass)

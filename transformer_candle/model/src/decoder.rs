@@ -36,12 +36,13 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Starts a new sum of losses and gradients; a decoder is made with one started. What [`Decoder::gradients`] holds from here to
-    /// the next micro-batch is of no use.
+    /// Starts a new sum of losses and gradients; a decoder is made with one started. What [`Decoder::gradients`] holds
+    /// from here to the next micro-batch is of no use.
     pub fn begin_accumulation(&mut self) -> Result<()> {
         self.check_training()?;
         let (accumulate, first_added) = match self.gradients.device().kind() {
-            // The first micro-batch overwrites the gradients of matrices. Without decay are those that are added row by row.
+            // The first micro-batch overwrites the gradients of matrices. Without decay are those that are added row by
+            // row.
             DeviceKind::Cpu => (Accumulate::Begin, self.layout.decayed_elements()),
             // One CUDA graph serves every micro-batch: each accumulates all.
             DeviceKind::Cuda => (Accumulate::Continue, 0),
@@ -51,16 +52,17 @@ impl Decoder {
         Ok(self.loss_1.zero()?)
     }
 
-    /// Adds `scale` times the summed loss of all targets to [`Decoder::loss`], and its gradients to [`Decoder::gradients`].
+    /// Adds `scale` times the summed loss of all targets to [`Decoder::loss`], and its gradients to
+    /// [`Decoder::gradients`].
     ///
     /// `inputs_N` are U32 token ids, `targets_N` I32 with -100 where there is nothing to predict; N = batch times
-    /// `sequence_length`. `documents_N`, I32, is for sequences that hold several documents which do not see each other: for
-    /// every token the position within its sequence at which its document begins. Positions count from the sequence's start all
-    /// the same; their rotations are relative, so that this changes a document's values by rounding only. For a mean over an
-    /// accumulated batch `scale` is one over the targets of all its micro-batches.
+    /// `sequence_length`. `documents_N`, I32, is for sequences that hold several documents which do not see each other:
+    /// for every token the position within its sequence at which its document begins. Positions count from the
+    /// sequence's start all the same; their rotations are relative, so that this changes a document's values by
+    /// rounding only. For a mean over an accumulated batch `scale` is one over the targets of all its micro-batches.
     ///
-    /// On a GPU nothing is waited for. The second call with the same buffers captures a CUDA graph, which it and every later call
-    /// replay: the next micro-batch is written to these buffers, and is not checked there.
+    /// On a GPU nothing is waited for. The second call with the same buffers captures a CUDA graph, which it and every
+    /// later call replay: the next micro-batch is written to these buffers, and is not checked there.
     pub fn forward_backward(
         &mut self,
         inputs_N: &Buffer,
@@ -113,8 +115,8 @@ impl Decoder {
         Ok(head_cross_entropy::forward_backward(&inputs, &self.scale_1, loss_1, gradients, logits_CW, workspace)?)
     }
 
-    /// The loss of each target in nats, F32 `[N]`, zero where there is none. Gradients stay as they are. The arguments are those of
-    /// [`Decoder::forward_backward`].
+    /// The loss of each target in nats, F32 `[N]`, zero where there is none. Gradients stay as they are. The arguments
+    /// are those of [`Decoder::forward_backward`].
     pub fn evaluate(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<&Buffer> {
         self.backbone.forward(inputs_N, documents_N, 0)?;
         let Backbone { final_norm, scratch, .. } = &mut self.backbone;

@@ -1,4 +1,5 @@
-//! Text from a model: a pass over the prompt, then one token at a time, with the keys and values of all tokens so far kept.
+//! Text from a model: a pass over the prompt, then one token at a time, with the keys and values of all tokens so far
+//! kept.
 
 use std::ops::ControlFlow;
 
@@ -74,7 +75,8 @@ impl GeneratorPlan {
 impl Generator {
     /// A generator over flat weights (see [`ParameterLayout`]), for sequences of at most `max_tokens`, prompt included.
     ///
-    /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the two.
+    /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the
+    /// two.
     pub fn new(shape: &ModelShape, weights: &Buffer, max_tokens: usize) -> Result<Self> {
         let capacity = capacity_of(shape, max_tokens);
         let device = weights.device().clone();
@@ -137,8 +139,8 @@ impl Generator {
         self.prefill(&[token])
     }
 
-    /// Continues a prompt by at most `max_tokens` tokens. Stops before `stop_token`, when `on_token` breaks, or when the
-    /// context is full ([`Generator::capacity`]). Returns the tokens behind the prompt.
+    /// Continues a prompt by at most `max_tokens` tokens. Stops before `stop_token`, when `on_token` breaks, or when
+    /// the context is full ([`Generator::capacity`]). Returns the tokens behind the prompt.
     pub fn generate(
         &mut self,
         prompt: &[u32],

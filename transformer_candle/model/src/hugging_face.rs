@@ -1,8 +1,8 @@
 //! What a model looks like on disk: a directory that `transformers` loads as `LlamaForCausalLM`.
 //!
-//! Each tensor of `model.safetensors` is a contiguous range of the flat buffers, so that optimizer state can be stored under
-//! the same names: the query, key and value projections are rows of `qkv`, gate and up are rows of `gate_up`, and the
-//! vocabulary's padding is simply not stored.
+//! Each tensor of `model.safetensors` is a contiguous range of the flat buffers, so that optimizer state can be stored
+//! under the same names: the query, key and value projections are rows of `qkv`, gate and up are rows of `gate_up`, and
+//! the vocabulary's padding is simply not stored.
 
 mod config_json;
 mod weights;

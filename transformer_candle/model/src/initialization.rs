@@ -1,7 +1,7 @@
 //! The weights before the first step: normal, the residual projections scaled down, norms one (GPT-2, section 2.3).
 //!
-//! Each value is a pure function of (seed, Hugging Face name, index in that tensor): the same whatever the precision, the
-//! number of threads, the padding of the vocabulary or the order of filling.
+//! Each value is a pure function of (seed, Hugging Face name, index in that tensor): the same whatever the precision,
+//! the number of threads, the padding of the vocabulary or the order of filling.
 
 use kernels::{Buffer, DType, cast};
 use rayon::prelude::*;

@@ -1,15 +1,15 @@
 //! Where each parameter lies in the flat buffers.
 //!
-//! Weights, gradients and optimizer state are one flat buffer each with the same layout, so that clipping and `AdamW` are one
-//! pass over each. Parameters lie group by group, those of a group in the order of the model.
+//! Weights, gradients and optimizer state are one flat buffer each with the same layout, so that clipping and `AdamW`
+//! are one pass over each. Parameters lie group by group, those of a group in the order of the model.
 
 use kernels::Buffer;
 
 use crate::parameters::{ParameterGroup, ParameterSpec, Parameters, Weight, specs};
 use crate::{ModelShape, Result};
 
-/// Every parameter begins at a multiple of this many elements, so that its first byte is aligned for vector loads of any
-/// element type. The elements in between are zero, get no gradient, and stay zero.
+/// Every parameter begins at a multiple of this many elements, so that its first byte is aligned for vector loads of
+/// any element type. The elements in between are zero, get no gradient, and stay zero.
 const ALIGNMENT: usize = 64;
 
 /// A parameter and its place.

@@ -1,9 +1,9 @@
 //! The Llama-style decoder: parameters as one table, layers with a hand-written backward, loss, generation.
 //!
-//! A model is a [`ModelShape`] and one flat buffer of weights, cut by its [`ParameterLayout`], which follows from the table in
-//! [`parameters`]. The layers ([`attention`], [`mlp`], [`norm`], [`linear`]) make up a [`block`] and blocks the [`backbone`]. A
-//! [`Decoder`] adds the loss and the buffers of a training step, all of them listed beforehand in a memory plan; a [`Generator`]
-//! runs the same backbone with a key/value cache.
+//! A model is a [`ModelShape`] and one flat buffer of weights, cut by its [`ParameterLayout`], which follows from the
+//! table in [`parameters`]. The layers ([`attention`], [`mlp`], [`norm`], [`linear`]) make up a [`block`] and blocks
+//! the [`backbone`]. A [`Decoder`] adds the loss and the buffers of a training step, all of them listed beforehand in a
+//! memory plan; a [`Generator`] runs the same backbone with a key/value cache.
 //!
 //! ```
 //! use kernels::memory::Plan;
@@ -35,9 +35,9 @@
 //! # Ok::<(), model::Error>(())
 //! ```
 //!
-//! Legend of the shape suffixes: N tokens (= B * T), B sequences, T positions, D hidden, H query heads, K key/value heads,
-//! E head size, A width of all heads together (= H * E), P packed QKV width (H + 2K) * E, I intermediate, V padded
-//! vocabulary, C rows of a chunk (or tokens that a cache holds), S tokens of one generation pass.
+//! Legend of the shape suffixes: N tokens (= B * T), B sequences, T positions, D hidden, H query heads, K key/value
+//! heads, E head size, A width of all heads together (= H * E), P packed QKV width (H + 2K) * E, I intermediate, V
+//! padded vocabulary, C rows of a chunk (or tokens that a cache holds), S tokens of one generation pass.
 
 // Names such as x_ND carry their shape.
 #![allow(non_snake_case)]

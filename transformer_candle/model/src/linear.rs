@@ -13,7 +13,7 @@ pub struct Linear {
 
 impl Linear {
     /// The map by these weights, [O, I].
-    pub fn new(weight_OI: Weight) -> Self {
+    pub(crate) fn new(weight_OI: Weight) -> Self {
         Self { weight_OI }
     }
 

@@ -12,7 +12,7 @@ use crate::{ModelShape, Result};
 
 /// What the MLP computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
 #[derive(Clone, Debug)]
-pub struct MlpActivations<T> {
+pub(crate) struct MlpActivations<T> {
     /// Of the norm.
     pub norm: NormActivations<T>,
     /// The gate and up projections' outputs, side by side; in the backward pass their gradients.
@@ -91,8 +91,8 @@ impl Mlp {
         self.gate_up.forward(&self.norm.values.normed_ND, &mut self.gate_up_N2I, &mut pass.scratch.workspace)
     }
 
-    /// Turns `dresidual_ND` from the gradient of the block's output into that behind attention, and computes the gradients of
-    /// the parameters.
+    /// Turns `dresidual_ND` from the gradient of the block's output into that behind attention, and computes the
+    /// gradients of the parameters.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         let (recomputes, accumulate) = (pass.recomputes(), pass.accumulate);
         if recomputes {

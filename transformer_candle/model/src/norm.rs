@@ -6,7 +6,8 @@ use crate::Result;
 use crate::parameters::Weight;
 use crate::pass::{GradientScratch, Pass};
 
-/// What a norm computes in the forward pass. `T` is a [`kernels::memory::BufferId`] while planning and a [`Buffer`] afterwards.
+/// What a norm computes in the forward pass. `T` is a [`kernels::memory::BufferId`] while planning and a [`Buffer`]
+/// afterwards.
 #[derive(Clone, Debug)]
 pub struct NormActivations<T> {
     /// The residual stream: what the norm is taken of.
@@ -40,7 +41,7 @@ pub struct Norm {
 
 impl Norm {
     /// A norm behind the one that leaves the residual stream in `previous_ND`.
-    pub fn new(weight_D: Weight, previous_ND: Option<Buffer>, values: NormActivations<Buffer>) -> Self {
+    pub(crate) fn new(weight_D: Weight, previous_ND: Option<Buffer>, values: NormActivations<Buffer>) -> Self {
         Self { weight_D, previous_ND, values }
     }
 
@@ -61,8 +62,8 @@ impl Norm {
         Ok(add_rms_norm::normalize(residual_ND, &self.weight_D.values, inv_rms_N, normed_ND)?)
     }
 
-    /// Adds what reaches the residual stream through the norm, from `dnormed_ND`, to `dresidual_ND`, and the weight's gradient
-    /// to its sum.
+    /// Adds what reaches the residual stream through the norm, from `dnormed_ND`, to `dresidual_ND`, and the weight's
+    /// gradient to its sum.
     pub fn backward(&mut self, scratch: &mut GradientScratch, workspace: &mut Buffer) -> Result<()> {
         let NormActivations { residual_ND, inv_rms_N, .. } = &self.values;
         let GradientScratch { dresidual_ND, dnormed_ND, .. } = scratch;

@@ -1,7 +1,9 @@
-//! Every parameter, described in one place: name, shape, group, initial values and the Hugging Face tensors it is made of.
+//! Every parameter, described in one place: name, shape, group, initial values and the Hugging Face tensors it is made
+//! of.
 //!
-//! [`Parameters::build`] is that place. Whatever is said of parameters elsewhere follows from it: the layout of the flat
-//! buffers, counts, operations, initial values and the files' tensors. A parameter is added there and in the struct.
+//! [`Parameters::build`] is that place. Whatever is said of parameters elsewhere follows from it: the layout of the
+//! flat buffers, counts, operations, initial values and the files' tensors. A parameter is added there and in the
+//! struct.
 
 use std::convert::Infallible;
 
@@ -31,8 +33,8 @@ pub struct ParameterSpec {
 pub enum ParameterGroup {
     /// Weight decay applies: the projections and an untied head.
     Decayed,
-    /// Norms and the embedding, which a tied head is: decay would pull norms away from one, and rows of rare tokens to zero
-    /// between their gradients.
+    /// Norms and the embedding, which a tied head is: decay would pull norms away from one, and rows of rare tokens to
+    /// zero between their gradients.
     Undecayed,
 }
 
@@ -142,8 +144,9 @@ pub struct BlockParameters<T> {
 }
 
 impl<T: Clone> Parameters<T> {
-    /// Describes every parameter, in the order of `transformers`' `named_parameters`, and keeps what `add` makes of it. The order
-    /// is that of the fields below, and the one in which tensors lie in files and parameters of a group in the flat buffers.
+    /// Describes every parameter, in the order of `transformers`' `named_parameters`, and keeps what `add` makes of it.
+    /// The order is that of the fields below, and the one in which tensors lie in files and parameters of a group in
+    /// the flat buffers.
     pub fn build<E>(shape: &ModelShape, mut add: impl FnMut(ParameterSpec) -> Result<T, E>) -> Result<Self, E> {
         let ModelShape { hidden_size: d, padded_vocab_size: v, vocab_size, tie_embeddings, .. } = *shape;
         let table = |name: &str, tensor: &str| {
@@ -196,7 +199,7 @@ impl<T> BlockParameters<T> {
 }
 
 /// The specs of all parameters, in the order of [`Parameters::build`].
-pub fn specs(shape: &ModelShape) -> Vec<ParameterSpec> {
+pub(crate) fn specs(shape: &ModelShape) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
     let Ok(_) = Parameters::build(shape, |spec| {
         specs.push(spec);
@@ -205,7 +208,8 @@ pub fn specs(shape: &ModelShape) -> Vec<ParameterSpec> {
     specs
 }
 
-/// The sum of a number over all parameters. Every block adds the same, so that the time does not depend on their number.
+/// The sum of a number over all parameters. Every block adds the same, so that the time does not depend on their
+/// number.
 pub(crate) fn sum(shape: &ModelShape, of: impl Fn(&ParameterSpec) -> usize) -> u64 {
     let sum_with =
         |num_layers| specs(&ModelShape { num_layers, ..shape.clone() }).iter().map(&of).sum::<usize>() as u64;

@@ -59,11 +59,13 @@ impl Scratch {
 pub struct Pass<'a> {
     /// What it has in common with every other pass.
     pub settings: &'a PassSettings,
-    /// Where each token's document begins in its sequence; none where sequences are not divided (see [`kernels::attention`]).
+    /// Where each token's document begins in its sequence; none where sequences are not divided (see
+    /// [`kernels::attention`]).
     pub documents_N: Option<&'a Buffer>,
     /// Tokens before this pass, whose keys and values are cached.
     pub past: usize,
-    /// What the backward pass does with the gradients of matrices; those of norms and of the embedding are always added to.
+    /// What the backward pass does with the gradients of matrices; those of norms and of the embedding are always added
+    /// to.
     pub accumulate: Accumulate,
     /// Buffers that every layer writes anew.
     pub scratch: &'a mut Scratch,

@@ -72,7 +72,8 @@ impl ModelShape {
     /// Floating-point operations of a training step per token: six per parameter of a matmul, and causal attention.
     ///
     /// `6 * N + 6 * L * A * T`: forward and backward take 2 and 4 operations per parameter, attention half of the full
-    /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the half).
+    /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the
+    /// half).
     pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
         let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;
         let in_matmul = |spec: &ParameterSpec| if spec.in_matmul { spec.stored_elements() } else { 0 };
