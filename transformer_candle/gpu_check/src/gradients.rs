@@ -6,11 +6,13 @@
 
 use kernels::memory::{Category, Plan};
 use kernels::{Accumulate, Buffer, DType, Device, head_cross_entropy};
-use model::activations::{ActivationPlan, ActivationSettings, Activations};
-use model::block::{self, BlockSettings};
+use model::activations::ActivationSettings;
+use model::backbone::{Backbone, BackbonePlan};
+use model::layout::Parameter;
+use model::parameters::{BlockParameters, Weight};
+use model::pass::Pass;
 use model::{
-    ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Parameters, Precision, dtype_of,
-    initialization,
+    ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision, dtype_of, initialization,
 };
 
 use super::part::Size;
@@ -170,76 +172,59 @@ impl Problem {
             if widened { bits.widened() } else { bits }
         };
         let (input, output_gradient, weights) = (numbers(), numbers(), self.weights(dtype, widened)?);
-        let Block { parameters, mut gradients, settings, mut activations } = self.bind(subject, &weights)?;
-        let Activations { blocks, branch_ND, workspace, gradients: Some(scratch), .. } = &mut activations else {
-            unreachable!("it is planned for training")
-        };
-        let values = &mut blocks[0];
-        input.write_to(&mut values.input_ND)?;
-        block::forward(&parameters.blocks[0], &settings, None, None, values, branch_ND, workspace)?;
+        let (mut backbone, parameters) = self.bind(subject, &weights)?;
+        let Backbone { blocks, settings, scratch, .. } = &mut backbone;
+        let (block, accumulate) = (&mut blocks[0], Accumulate::Continue);
+        let mut pass = Pass { settings, documents_N: None, past: 0, accumulate, scratch };
+        input.write_to(block.attention.residual_mut())?;
+        block.forward(&mut pass)?;
         let mut outcome = NamedBits::new();
         let mut keep = |name: &str, buffer: &Buffer| {
             outcome.push((name.to_owned(), subject.read(name, run, buffer)?));
             Ok::<(), TrainerError>(())
         };
-        keep("middle", &values.middle_ND)?;
-        keep("branch", branch_ND)?;
-        output_gradient.write_to(&mut scratch.residual_ND)?;
-        let of_block = &mut gradients.blocks[0];
-        block::backward(
-            &parameters.blocks[0],
-            &settings,
-            None,
-            values,
-            of_block,
-            Accumulate::Continue,
-            scratch,
-            workspace,
-        )?;
-        keep("input_gradient", &scratch.residual_ND)?;
-        keep("attention_norm", &of_block.attention_norm)?;
-        keep("qkv", &of_block.qkv)?;
-        keep("attention_output", &of_block.attention_output)?;
-        keep("mlp_norm", &of_block.mlp_norm)?;
-        keep("gate_up", &of_block.gate_up)?;
-        keep("down", &of_block.down)?;
+        keep("middle", block.mlp.residual_ND())?;
+        keep("branch", &pass.scratch.layer_output_ND)?;
+        output_gradient.write_to(&mut pass.scratch.backward()?.0.dresidual_ND)?;
+        block.backward(&mut pass)?;
+        keep("input_gradient", &pass.scratch.backward()?.0.dresidual_ND)?;
+        let BlockParameters { qkv, attention_output, gate_up, down, attention_norm, mlp_norm } = parameters;
+        let gradients = [
+            ("attention_norm", attention_norm),
+            ("qkv", qkv),
+            ("attention_output", attention_output),
+            ("mlp_norm", mlp_norm),
+            ("gate_up", gate_up),
+            ("down", down),
+        ];
+        for (name, weight) in gradients {
+            keep(name, &weight.gradient.ok_or(model::Error::EvaluationOnly)?)?;
+        }
         Ok(outcome)
     }
 
-    fn bind(&self, subject: &Subject, weights: &Bits) -> Result<Block> {
+    /// The model with these weights, and its first block's parameters.
+    fn bind(&self, subject: &Subject, weights: &Bits) -> Result<(Backbone, BlockParameters<Weight>)> {
         let (shape, device) = (&self.shape, &subject.device);
-        let (batch, sequence_length) = (self.batch, self.sequence_length);
         let layout = ParameterLayout::new(shape);
         let settings = ActivationSettings {
-            batch,
-            sequence_length,
+            batch: self.batch,
+            sequence_length: self.sequence_length,
             dtype: weights.dtype,
             recompute: ActivationRecompute::None,
             training: true,
-            positions: sequence_length,
+            positions: self.sequence_length,
             device: device.kind(),
             workspace_elements: 0,
         };
         let mut plan = Plan::new();
         let flat = plan.add("weights", Category::Weights, weights.dtype, &[layout.elements()]);
         let gradients = plan.add("gradients", Category::Gradients, DType::F32, &[layout.elements()]);
-        let planned = ActivationPlan::new(shape, &settings, &mut plan);
+        let planned = BackbonePlan::new(shape, &settings, &mut plan);
         let arena = plan.allocate(device)?;
         weights.write_to(&mut arena.buffer(flat))?;
-        let activations = planned.bind(&arena)?;
-        Ok(Block {
-            parameters: Parameters::over(&layout, arena.buffer(flat))?,
-            gradients: Parameters::over(&layout, arena.buffer(gradients))?,
-            settings: BlockSettings {
-                heads: shape.heads(),
-                batch,
-                sequence_length,
-                epsilon: shape.norm_epsilon as f32,
-                rope: activations.rope.clone(),
-                recompute: ActivationRecompute::None,
-            },
-            activations,
-        })
+        let mut parameters = layout.weights(&arena.buffer(flat), Some(&arena.buffer(gradients)))?;
+        Ok((planned.bind(&arena, &parameters)?, parameters.blocks.swap_remove(0)))
     }
 
     /// Loss and gradients of two micro-batches, some of whose targets are ignored.
@@ -278,9 +263,9 @@ impl Problem {
             decoder.forward_backward(&inputs, None, &targets, 1.0 / n as f32)?;
         }
         let mut outcome = vec![("loss".to_owned(), subject.read("loss", run, decoder.loss())?)];
-        for parameter in decoder.layout().parameters() {
-            let gradient = decoder.gradients().view(parameter.offset, &parameter.shape)?;
-            outcome.push((parameter.name.clone(), subject.read(&parameter.name, run, &gradient)?));
+        for Parameter { spec, offset } in decoder.layout().by_offset() {
+            let gradient = decoder.gradients().view(*offset, &spec.shape)?;
+            outcome.push((spec.name.clone(), subject.read(&spec.name, run, &gradient)?));
         }
         Ok(outcome)
     }
@@ -288,14 +273,6 @@ impl Problem {
     fn token(&self, random: &mut Random) -> u32 {
         random.below(self.shape.vocab_size) as u32
     }
-}
-
-/// A block with everything that it computes in.
-struct Block {
-    parameters: Parameters,
-    gradients: Parameters,
-    settings: BlockSettings,
-    activations: Activations,
 }
 
 fn dtype_name(precision: Precision) -> &'static str {

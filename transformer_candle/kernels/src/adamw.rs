@@ -1,4 +1,5 @@
-//! `AdamW` (Loshchilov & Hutter, arXiv:1711.05101) over flat buffers, by the formula of `torch.optim.AdamW`, in one pass.
+//! `AdamW` (Loshchilov & Hutter, arXiv:1711.05101) over flat buffers, by the formula of `torch.optim.AdamW`, in one
+//! pass.
 //!
 //! With g = `CLIP_SCALE` * gradient and t the number of steps taken, this one included:
 //! ```text
@@ -38,33 +39,38 @@ pub struct AdamW {
     pub epsilon: f64,
 }
 
-/// One step over buffers of one shape. Gradient and moments are F32. The weight is F32 without a remainder, or BF16 with
-/// its I16 remainder (see [`crate::cast`]): then the f32 value that the two make up is updated.
-pub fn step(
-    weight: &mut Buffer,
-    mut remainder: Option<&mut Buffer>,
-    grad: &Buffer,
-    first_moment: &mut Buffer,
-    second_moment: &mut Buffer,
-    scalars: &Buffer,
-    settings: &AdamW,
-    weight_decay: f32,
-) -> Result<()> {
+/// What a step updates: buffers of one shape.
+#[derive(Debug)]
+pub struct AdamWState<'a> {
+    /// F32, or BF16 beside its low bits.
+    pub weight: &'a mut Buffer,
+    /// The low 16 bits of the f32 master weights, I16 (see [`crate::cast`]): then the f32 value that the two make up is
+    /// updated.
+    pub low_bits: Option<&'a mut Buffer>,
+    /// F32.
+    pub first_moment: &'a mut Buffer,
+    /// F32.
+    pub second_moment: &'a mut Buffer,
+}
+
+/// One step with an F32 gradient of the shape of the state.
+pub fn step(state: AdamWState<'_>, grad: &Buffer, scalars: &Buffer, settings: &AdamW, weight_decay: f32) -> Result<()> {
+    let AdamWState { weight, mut low_bits, first_moment, second_moment } = state;
     let shape = weight.shape();
-    let master = if remainder.is_some() { DType::BF16 } else { DType::F32 };
+    let master = if low_bits.is_some() { DType::BF16 } else { DType::F32 };
     let mut arguments = Arguments::of("adamw::step")
         .output("weight", weight, master, shape)
         .input("grad", grad, DType::F32, shape)
         .output("first_moment", first_moment, DType::F32, shape)
         .output("second_moment", second_moment, DType::F32, shape)
         .input("scalars", scalars, DType::F32, &[SCALARS]);
-    if let Some(remainder) = &remainder {
-        arguments = arguments.output("remainder", remainder, DType::I16, shape);
+    if let Some(low_bits) = &low_bits {
+        arguments = arguments.output("low_bits", low_bits, DType::I16, shape);
     }
     let elements = weight.elements();
     let state = cuda::adamw::State {
         weight: Value::from(&*weight),
-        remainder: remainder.as_deref().map(Value::from),
+        low_bits: low_bits.as_deref().map(Value::from),
         grad: Value::from(grad),
         moments: [&*first_moment, &*second_moment].map(Value::from),
         scalars: Value::from(scalars),
@@ -77,10 +83,10 @@ pub fn step(
         let update = cpu::adamw::Update::new(scalars, settings, weight_decay);
         let moments = (first_moment.slice_mut(access), second_moment.slice_mut(access));
         let grad = grad.slice(access);
-        match remainder.as_mut() {
+        match low_bits.as_mut() {
             None => cpu::adamw::step(weight.slice_mut(access), grad, moments, &update),
-            Some(remainder) => {
-                let master = (weight.slice_mut(access), remainder.slice_mut(access));
+            Some(low_bits) => {
+                let master = (weight.slice_mut(access), low_bits.slice_mut(access));
                 cpu::adamw::step_split(master, grad, moments, &update);
             }
         }
@@ -128,10 +134,10 @@ mod tests {
         vec![rate, 1.0 - settings.beta1.powi(step), 1.0 - settings.beta2.powi(step), 1.0, 1.0]
     }
 
-    /// Weight (with or without a remainder) and moments.
+    /// Weight (with or without low bits) and moments.
     struct State {
         weight: Buffer,
-        remainder: Option<Buffer>,
+        low_bits: Option<Buffer>,
         moments: [Buffer; 2],
     }
 
@@ -141,27 +147,29 @@ mod tests {
             let master = buffer(weight, &shape, DType::F32);
             let moments = [zeros(&shape, DType::F32), zeros(&shape, DType::F32)];
             if dtype == DType::F32 {
-                return Self { weight: master, remainder: None, moments };
+                return Self { weight: master, low_bits: None, moments };
             }
-            let (mut weight, mut remainder) = (zeros(&shape, DType::BF16), zeros(&shape, DType::I16));
-            split_master(&master, &mut weight, &mut remainder).unwrap();
-            Self { weight, remainder: Some(remainder), moments }
+            let (mut weight, mut low_bits) = (zeros(&shape, DType::BF16), zeros(&shape, DType::I16));
+            split_master(&master, &mut weight, &mut low_bits).unwrap();
+            Self { weight, low_bits: Some(low_bits), moments }
         }
 
         fn step(&mut self, grad: &[f64], scalars: &[f64], settings: &AdamW, decay: f64) -> Result<()> {
             let grad = buffer(grad, &[grad.len()], DType::F32);
             let scalars = buffer(scalars, &[SCALARS], DType::F32);
-            let Self { weight, remainder, moments: [first, second] } = self;
-            step(weight, remainder.as_mut(), &grad, first, second, &scalars, settings, decay as f32)
+            let Self { weight, low_bits, moments: [first, second] } = self;
+            let low_bits = low_bits.as_mut();
+            let state = AdamWState { weight, low_bits, first_moment: first, second_moment: second };
+            step(state, &grad, &scalars, settings, decay as f32)
         }
 
         /// The f32 weight.
         fn master(&self) -> Buffer {
-            let Some(remainder) = &self.remainder else {
+            let Some(low_bits) = &self.low_bits else {
                 return self.weight.clone();
             };
             let mut master = zeros(self.weight.shape(), DType::F32);
-            join_master(&self.weight, remainder, &mut master).unwrap();
+            join_master(&self.weight, low_bits, &mut master).unwrap();
             master
         }
 
@@ -242,9 +250,9 @@ mod tests {
     }
 
     #[test]
-    fn a_bf16_weight_without_its_remainder_is_refused() {
+    fn a_bf16_weight_without_its_low_bits_is_refused() {
         let mut state = State::new(&numbers(1, 10), DType::BF16);
-        state.remainder = None;
+        state.low_bits = None;
         let error = state.step(&[0.0; 10], &[1.0; SCALARS], &SETTINGS, 0.0).unwrap_err();
         assert!(matches!(error, Error::DType { argument: "weight", .. }), "{error}");
     }

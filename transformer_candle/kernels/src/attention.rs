@@ -1,46 +1,76 @@
-//! Causal attention of packed QKV rows with grouped key/value heads, scale 1 / sqrt(E), without ever holding a score for
-//! every pair of positions (Dao et al., "`FlashAttention`", arXiv:2205.14135). `rope` comes before.
+//! Causal attention of packed QKV rows with grouped key/value heads, scale 1 / sqrt(E), without ever holding a score
+//! for every pair of positions (Dao et al., "`FlashAttention`", arXiv:2205.14135). `rope` comes before.
 //!
-//! Legend: N tokens = B sequences of T positions, H query heads, K key/value heads (query head h uses h / (H / K)), E head
-//! size, P = (H + 2K) * E, C capacity of a cache in tokens, S new tokens.
+//! Legend: N tokens = B sequences of T positions, H query heads, K key/value heads (query head h uses h / (H / K)), E
+//! head size, P = (H + 2K) * E, C capacity of a cache in tokens, S new tokens.
 //!
-//! A sequence may hold several documents one after the other, each of which then sees itself only: `documents_N`, I32, tells
-//! for every token the position within its sequence at which its document begins. It never falls within a sequence.
+//! A sequence may hold several documents one after the other, each of which then sees itself only: `documents_N`, I32,
+//! tells for every token the position within its sequence at which its document begins. It never falls within a
+//! sequence.
 
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::cpu::attention::Shape;
-use crate::cuda::attention::{Cache, Saved, Sizes};
 use crate::cuda::{self, Value};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, HeadLayout, Result, cpu};
+
+/// The sizes of attention over whole sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// How the heads lie in a packed QKV row.
+    pub heads: HeadLayout,
+    /// B, the number of sequences.
+    pub batch: usize,
+    /// T, the positions of a sequence.
+    pub sequence_length: usize,
+}
+
+impl AttentionShape {
+    /// N, the tokens of all sequences.
+    pub fn tokens(&self) -> usize {
+        self.batch * self.sequence_length
+    }
+}
+
+/// What [`forward`] read and wrote.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a> {
+    /// Queries, keys and values.
+    pub qkv_NP: &'a Buffer,
+    /// Where every token's document begins, as [`forward`] was given it.
+    pub documents_N: Option<&'a Buffer>,
+    /// The output.
+    pub out_NHE: &'a Buffer,
+    /// The log of every row's sum of e^score.
+    pub lse_BHT: &'a Buffer,
+}
 
 /// Writes `out`, [N, H * E], and for [`backward`] the log of every row's sum of e^score, `lse` F32 [B, H, T].
 /// `qkv` and `out` are both F32 or both BF16.
 pub fn forward(
     qkv_NP: &Buffer,
     documents_N: Option<&Buffer>,
-    layout: &HeadLayout,
-    batch: usize,
-    sequence_length: usize,
+    shape: &AttentionShape,
     out_NHE: &mut Buffer,
     lse_BHT: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "attention::forward";
-    layout.check(OPERATION)?;
-    let (dtype, n) = (qkv_NP.dtype(), batch * sequence_length);
+    let &AttentionShape { heads, batch, sequence_length } = shape;
+    heads.check(OPERATION)?;
+    let (dtype, n) = (qkv_NP.dtype(), shape.tokens());
     let arguments = Arguments::of(OPERATION)
-        .input("qkv_NP", qkv_NP, dtype, &[n, layout.packed_width()])
+        .input("qkv_NP", qkv_NP, dtype, &[n, heads.packed_width()])
         .optional_input("documents_N", documents_N, DType::I32, &[n])
-        .output("out_NHE", out_NHE, dtype, &[n, layout.query_width()])
-        .output("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
-        .workspace(workspace, forward_workspace_elements(layout, batch, sequence_length, qkv_NP.device().kind()));
+        .output("out_NHE", out_NHE, dtype, &[n, heads.query_width()])
+        .output("lse_BHT", lse_BHT, DType::F32, &[batch, heads.heads, sequence_length])
+        .workspace(workspace, forward_workspace_elements(shape, qkv_NP.device().kind()));
     let (qkv, documents) = (Value::from(qkv_NP), documents_N.map(Value::from));
     let outputs = [Value::from(&*out_NHE), Value::from(&*lse_BHT)];
     let cpu = |access: &Access<'_>| {
-        let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
+        let shape = Shape::whole(shape);
         let documents = documents_N.map(|documents| documents.slice(access));
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let (out, lse) = (out_NHE.slice_mut(access), lse_BHT.slice_mut(access));
@@ -49,41 +79,35 @@ pub fn forward(
             Ok(())
         })
     };
-    arguments.run(cpu, |card| {
-        let sizes = Sizes { layout: *layout, batch, length: sequence_length };
-        cuda::perform(card, &cuda::attention::forward(qkv, documents, outputs, &sizes))
-    })
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::attention::forward(qkv, documents, outputs, shape)))
 }
 
-/// Writes every element of `dqkv` from what [`forward`] read and wrote and the gradient of its output. All F32 or all BF16,
-/// but for `lse`.
+/// Writes every element of `dqkv` from what [`forward`] read and wrote and the gradient of its output. All F32 or all
+/// BF16, but for `lse`.
 pub fn backward(
-    qkv_NP: &Buffer,
-    documents_N: Option<&Buffer>,
-    out_NHE: &Buffer,
-    lse_BHT: &Buffer,
+    saved: &Saved<'_>,
     dout_NHE: &Buffer,
-    layout: &HeadLayout,
-    batch: usize,
-    sequence_length: usize,
+    shape: &AttentionShape,
     dqkv_NP: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "attention::backward";
-    layout.check(OPERATION)?;
-    let (dtype, n) = (qkv_NP.dtype(), batch * sequence_length);
+    let &Saved { qkv_NP, documents_N, out_NHE, lse_BHT } = saved;
+    let &AttentionShape { heads, batch, sequence_length } = shape;
+    heads.check(OPERATION)?;
+    let (dtype, n) = (qkv_NP.dtype(), shape.tokens());
     let arguments = Arguments::of(OPERATION)
-        .input("qkv_NP", qkv_NP, dtype, &[n, layout.packed_width()])
+        .input("qkv_NP", qkv_NP, dtype, &[n, heads.packed_width()])
         .optional_input("documents_N", documents_N, DType::I32, &[n])
-        .input("out_NHE", out_NHE, dtype, &[n, layout.query_width()])
-        .input("lse_BHT", lse_BHT, DType::F32, &[batch, layout.heads, sequence_length])
-        .input("dout_NHE", dout_NHE, dtype, &[n, layout.query_width()])
-        .output("dqkv_NP", dqkv_NP, dtype, &[n, layout.packed_width()])
-        .workspace(workspace, backward_workspace_elements(layout, batch, sequence_length, qkv_NP.device().kind()));
+        .input("out_NHE", out_NHE, dtype, &[n, heads.query_width()])
+        .input("lse_BHT", lse_BHT, DType::F32, &[batch, heads.heads, sequence_length])
+        .input("dout_NHE", dout_NHE, dtype, &[n, heads.query_width()])
+        .output("dqkv_NP", dqkv_NP, dtype, &[n, heads.packed_width()])
+        .workspace(workspace, backward_workspace_elements(shape, qkv_NP.device().kind()));
     let [qkv, out, lse, dout] = [qkv_NP, out_NHE, lse_BHT, dout_NHE].map(Value::from);
     let (documents, [dqkv, delta]) = (documents_N.map(Value::from), [&*dqkv_NP, &*workspace].map(Value::from));
     let cpu = |access: &Access<'_>| {
-        let shape = Shape { layout: *layout, batch, length: sequence_length, past: 0 };
+        let shape = Shape::whole(shape);
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let saved = cpu::attention::Saved {
                 qkv: qkv_NP.slice::<E>(access),
@@ -97,15 +121,14 @@ pub fn backward(
         })
     };
     arguments.run(cpu, |card| {
-        let sizes = Sizes { layout: *layout, batch, length: sequence_length };
-        let saved = Saved { qkv, documents, out, lse, dout };
-        cuda::perform(card, &cuda::attention::backward(&saved, dqkv, delta, &sizes))
+        let saved = cuda::attention::Saved { qkv, documents, out, lse, dout };
+        cuda::perform(card, &cuda::attention::backward(&saved, dqkv, delta, shape))
     })
 }
 
-/// Attention of S new tokens of one sequence whose first `past` tokens are cached: appends the new keys and values to the
-/// caches, both [C, K * E], and writes `out`, [S, H * E]. `past` is 0 for a prompt. All F32 or all BF16; keys and queries
-/// already turned by `rope`. The workspace is [`decode_workspace_elements`].
+/// Attention of S new tokens of one sequence whose first `past` tokens are cached: appends the new keys and values to
+/// the caches, both [C, K * E], and writes `out`, [S, H * E]. `past` is 0 for a prompt. All F32 or all BF16; keys and
+/// queries already turned by `rope`. The workspace is [`decode_workspace_elements`].
 pub fn decode(
     qkv_SP: &Buffer,
     layout: &HeadLayout,
@@ -140,29 +163,22 @@ pub fn decode(
         })
     };
     arguments.run(cpu, |card| {
-        let cache = Cache { keys, values, past };
+        let cache = cuda::attention::Cache { keys, values, past };
         cuda::perform(card, &cuda::attention::decode(qkv, cache, outputs, layout, new))
     })
 }
 
-/// Elements of F32 workspace for all three functions with at most so many sequences and positions. It follows from the sizes
-/// alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a GPU two numbers per row, for the gradient.
-pub fn workspace_elements(layout: &HeadLayout, batch: usize, sequence_length: usize, device: DeviceKind) -> usize {
-    let forward = forward_workspace_elements(layout, batch, sequence_length, device);
-    forward.max(backward_workspace_elements(layout, batch, sequence_length, device))
+/// Elements of F32 workspace for all three functions with at most so many sequences and positions. It follows from the
+/// sizes alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a GPU two numbers per row, for
+/// the gradient.
+pub fn workspace_elements(shape: &AttentionShape, device: DeviceKind) -> usize {
+    forward_workspace_elements(shape, device).max(backward_workspace_elements(shape, device))
 }
 
 /// Elements of F32 workspace for [`forward`].
-pub fn forward_workspace_elements(
-    layout: &HeadLayout,
-    batch: usize,
-    sequence_length: usize,
-    device: DeviceKind,
-) -> usize {
+pub fn forward_workspace_elements(shape: &AttentionShape, device: DeviceKind) -> usize {
     match device {
-        DeviceKind::Cpu => {
-            cpu::attention::workspace_elements(&Shape { layout: *layout, batch, length: sequence_length, past: 0 })
-        }
+        DeviceKind::Cpu => cpu::attention::workspace_elements(&Shape::whole(shape)),
         DeviceKind::Cuda => 0,
     }
 }
@@ -178,20 +194,10 @@ pub fn decode_workspace_elements(layout: &HeadLayout, new: usize, device: Device
 }
 
 /// Elements of F32 workspace for [`backward`].
-pub fn backward_workspace_elements(
-    layout: &HeadLayout,
-    batch: usize,
-    sequence_length: usize,
-    device: DeviceKind,
-) -> usize {
+pub fn backward_workspace_elements(shape: &AttentionShape, device: DeviceKind) -> usize {
     match device {
-        DeviceKind::Cpu => cpu::attention::backward_workspace_elements(&Shape {
-            layout: *layout,
-            batch,
-            length: sequence_length,
-            past: 0,
-        }),
-        DeviceKind::Cuda => 2 * batch * layout.heads * sequence_length,
+        DeviceKind::Cpu => cpu::attention::backward_workspace_elements(&Shape::whole(shape)),
+        DeviceKind::Cuda => 2 * shape.tokens() * shape.heads.heads,
     }
 }
 

@@ -13,6 +13,10 @@ const fn heads(heads: usize, kv_heads: usize, head_size: usize) -> HeadLayout {
     HeadLayout { heads, kv_heads, head_size }
 }
 
+const fn shape(heads: HeadLayout, batch: usize, sequence_length: usize) -> AttentionShape {
+    AttentionShape { heads, batch, sequence_length }
+}
+
 /// out, lse, dqkv of one call; `dqkv` held NaN before.
 fn run(qkv: &[f64], dout: &[f64], layout: &HeadLayout, batch: usize, dtype: DType) -> [Buffer; 3] {
     run_packed(qkv, None, dout, layout, batch, dtype)
@@ -29,15 +33,17 @@ fn run_packed(
 ) -> [Buffer; 3] {
     let n = qkv.len() / layout.packed_width();
     let length = n / batch;
+    let shape = shape(*layout, batch, length);
     let (width, query_width) = (layout.packed_width(), layout.query_width());
     let (qkv, dout) = (buffer(qkv, &[n, width], dtype), buffer(dout, &[n, query_width], dtype));
     let documents = documents.map(integers);
     let (mut out, mut lse) = (zeros(&[n, query_width], dtype), zeros(&[batch, layout.heads, length], DType::F32));
     let mut dqkv = buffer(&vec![f64::NAN; n * width], &[n, width], dtype);
-    let mut space = workspace(forward_workspace_elements(layout, batch, length, DeviceKind::Cpu));
-    forward(&qkv, documents.as_ref(), layout, batch, length, &mut out, &mut lse, &mut space).unwrap();
-    let mut space = workspace(backward_workspace_elements(layout, batch, length, DeviceKind::Cpu));
-    backward(&qkv, documents.as_ref(), &out, &lse, &dout, layout, batch, length, &mut dqkv, &mut space).unwrap();
+    let mut space = workspace(forward_workspace_elements(&shape, DeviceKind::Cpu));
+    forward(&qkv, documents.as_ref(), &shape, &mut out, &mut lse, &mut space).unwrap();
+    let mut space = workspace(backward_workspace_elements(&shape, DeviceKind::Cpu));
+    let saved = Saved { qkv_NP: &qkv, documents_N: documents.as_ref(), out_NHE: &out, lse_BHT: &lse };
+    backward(&saved, &dout, &shape, &mut dqkv, &mut space).unwrap();
     [out, lse, dqkv]
 }
 
@@ -289,22 +295,22 @@ fn scores_far_apart_stay_finite() {
 #[test]
 fn the_workspace_follows_from_the_sizes_and_stays_small() {
     let layout = heads(32, 8, 64);
-    assert!(workspace_elements(&layout, 1, 2048, DeviceKind::Cpu) <= 10_000_000);
-    assert!(workspace_elements(&layout, 64, 2048, DeviceKind::Cpu) <= 10_000_000);
+    assert!(workspace_elements(&shape(layout, 1, 2048), DeviceKind::Cpu) <= 10_000_000);
+    assert!(workspace_elements(&shape(layout, 64, 2048), DeviceKind::Cpu) <= 10_000_000);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
-    let inside = pool.install(|| workspace_elements(&layout, 4, 512, DeviceKind::Cpu));
-    assert_eq!(inside, workspace_elements(&layout, 4, 512, DeviceKind::Cpu));
+    let inside = pool.install(|| workspace_elements(&shape(layout, 4, 512), DeviceKind::Cpu));
+    assert_eq!(inside, workspace_elements(&shape(layout, 4, 512), DeviceKind::Cpu));
 }
 
 #[test]
 fn wrong_arguments_of_forward_are_refused_by_name() {
     let refused = |qkv: &Buffer, layout: &HeadLayout, batch: usize, out: &mut Buffer, space: usize| {
         let (mut lse, mut space) = (zeros(&[1, 4, 4], DType::F32), workspace(space));
-        let result = forward(qkv, None, layout, batch, 4 / batch, out, &mut lse, &mut space);
+        let result = forward(qkv, None, &shape(*layout, batch, 4 / batch), out, &mut lse, &mut space);
         result.unwrap_err().to_string()
     };
     let (qkv, mut out) = (zeros(&[4, 48], DType::F32), zeros(&[4, 24], DType::F32));
-    let enough = workspace_elements(&LAYOUT, 1, 4, DeviceKind::Cpu);
+    let enough = workspace_elements(&shape(LAYOUT, 1, 4), DeviceKind::Cpu);
     let message = refused(&qkv, &LAYOUT, 3, &mut out, enough);
     assert_eq!(message, "attention::forward: `qkv_NP` has shape [4, 48], expected [3, 48]");
     let message = refused(&qkv, &heads(5, 2, 6), 1, &mut out, enough);
@@ -320,8 +326,9 @@ fn wrong_arguments_of_forward_are_refused_by_name() {
 fn gradients_and_caches_in_the_memory_of_others_are_refused() {
     let (qkv, mut out) = (zeros(&[4, 48], DType::F32), zeros(&[4, 24], DType::F32));
     let (lse, mut same) = (zeros(&[1, 4, 4], DType::F32), qkv.clone());
-    let mut space = workspace(workspace_elements(&LAYOUT, 1, 4, DeviceKind::Cpu));
-    let refused = backward(&qkv, None, &out, &lse, &out, &LAYOUT, 1, 4, &mut same, &mut space);
+    let mut space = workspace(workspace_elements(&shape(LAYOUT, 1, 4), DeviceKind::Cpu));
+    let saved = Saved { qkv_NP: &qkv, documents_N: None, out_NHE: &out, lse_BHT: &lse };
+    let refused = backward(&saved, &out, &shape(LAYOUT, 1, 4), &mut same, &mut space);
     assert!(matches!(refused, Err(Error::Aliased { output: "dqkv_NP", .. })), "{refused:?}");
     let (mut keys, mut values) = (zeros(&[6, 12], DType::F32), zeros(&[6, 12], DType::F32));
     let refused = decode(&qkv, &LAYOUT, 3, &mut keys, &mut values, &mut out, &mut space);

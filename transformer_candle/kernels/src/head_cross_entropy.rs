@@ -1,60 +1,81 @@
-//! Language-model head and cross-entropy as one operation: loss and gradients in one pass over chunks of rows, so that the
-//! logits of all tokens never exist at once.
+//! Language-model head and cross-entropy as one operation: loss and gradients in one pass over chunks of rows, so that
+//! the logits of all tokens never exist at once.
 //!
-//! Legend: N tokens, D hidden, V padded vocabulary (rows of the weight), C rows of a chunk, W elements from row to row of logits.
+//! Legend: N tokens, D hidden, V padded vocabulary (rows of the weight), C rows of a chunk, W elements from row to row
+//! of logits.
 //!
-//! For a token with target t, over the real vocabulary only (the first `vocab_size` rows of the weight; the padding gets no
-//! probability and no gradient):
+//! For a token with target t, over the real vocabulary only (the first `vocab_size` rows of the weight; the padding
+//! gets no probability and no gradient):
 //! ```text
 //! loss     = log(sum_v exp(logit_v)) - logit_t
 //! dlogit_v = scale (softmax_v - [v = t])
 //! ```
-//! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient. Their gradient
-//! takes their place. Beside weights in BF16 a card rounds it on the way, like every operand of a product there; a CPU that multiplies
-//! BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
+//! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient.
+//! Their gradient takes their place. Beside weights in BF16 a card rounds it on the way, like every operand of a
+//! product there; a CPU that multiplies BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
 //!
 //! On a card the padding's rows of the weight are multiplied too, with gradients of zero: they must be finite.
 
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::cuda::head_cross_entropy::{Gradients, Inputs};
 use crate::element::with_element;
-use crate::{Accumulate, Buffer, DeviceKind, Error, Result, cpu, cuda};
+use crate::{Accumulate, Buffer, DeviceKind, Element, Error, Result, cpu, cuda};
 
 /// A token with this target has no loss and no gradient.
 pub const IGNORED_TARGET: i32 = -100;
 
-/// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND`, and writes or adds to `dweight_VD` (F32).
+/// What both directions read.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// The normed output of the last block, F32 or BF16.
+    pub hidden_ND: &'a Buffer,
+    /// The head, of the same element type.
+    pub weight_VD: &'a Buffer,
+    /// The token to be predicted at each position, or [`IGNORED_TARGET`]; I32.
+    pub targets_N: &'a Buffer,
+    /// Rows of the weight that stand for tokens; the others are padding.
+    pub vocab_size: usize,
+}
+
+/// The gradients that [`forward_backward`] computes.
+#[derive(Debug)]
+pub struct Gradients<'a> {
+    /// Overwritten; of the element type of `hidden_ND`.
+    pub dhidden_ND: &'a mut Buffer,
+    /// Overwritten or accumulated; F32.
+    pub dweight_VD: &'a mut Buffer,
+    /// Which of the two.
+    pub accumulate: Accumulate,
+}
+
+/// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND`, and writes or adds to
+/// `dweight_VD` (F32).
 ///
-/// `scale_1` (F32) holds 1 / (targets of the whole accumulated batch). `hidden_ND`, `weight_VD` and `dhidden_ND` are F32 or BF16 alike,
-/// `targets_N` is I32, `logits_CW` F32 scratch of any number of rows, of V elements or more: [`logits_width`] is a good choice. On a
-/// card it is V. A target that is neither in `0..vocab_size` nor
-/// [`IGNORED_TARGET`] is [`Error::OutOfRange`] on the CPU. A card cannot say so before it is done: loss and gradients are NaN there,
-/// which keeps the optimizer from taking the step.
+/// `scale_1` (F32) holds 1 / (targets of the whole accumulated batch). `logits_CW` is F32 scratch of any number of
+/// rows, of V elements or more: [`logits_width`] is a good choice. On a GPU it is V. A target that is neither in
+/// `0..vocab_size` nor [`IGNORED_TARGET`] is [`Error::OutOfRange`] on the CPU. A GPU cannot say so before it is done:
+/// loss and gradients are NaN there, which keeps the optimizer from taking the step.
 pub fn forward_backward(
-    hidden_ND: &Buffer,
-    weight_VD: &Buffer,
-    targets_N: &Buffer,
-    vocab_size: usize,
+    inputs: &Inputs<'_>,
     scale_1: &Buffer,
     loss_1: &mut Buffer,
-    dhidden_ND: &mut Buffer,
-    dweight_VD: &mut Buffer,
-    accumulate: Accumulate,
+    gradients: Gradients<'_>,
     logits_CW: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let (sizes, dtype) = (Sizes::of(hidden_ND, weight_VD, logits_CW, vocab_size), hidden_ND.dtype());
+    const OPERATION: &str = "head_cross_entropy::forward_backward";
+    let Gradients { dhidden_ND, dweight_VD, accumulate } = gradients;
+    let (sizes, dtype) = (Sizes::of(inputs, logits_CW), inputs.hidden_ND.dtype());
     let Sizes { n, d, v, .. } = sizes;
     let arguments = sizes
-        .arguments("head_cross_entropy::forward_backward", hidden_ND, weight_VD, targets_N, logits_CW, workspace)
+        .arguments(OPERATION, inputs, logits_CW, workspace)
         .input("scale_1", scale_1, DType::F32, &[1])
         .output("loss_1", loss_1, DType::F32, &[1])
         .output("dhidden_ND", dhidden_ND, dtype, &[n, d])
         .output("dweight_VD", dweight_VD, DType::F32, &[v, d]);
-    let inputs = Inputs::of(hidden_ND, weight_VD, targets_N, logits_CW, workspace, sizes);
-    let gradients = Gradients {
+    let requested = cuda::head_cross_entropy::Inputs::of(inputs, logits_CW, workspace, sizes);
+    let gradients = cuda::head_cross_entropy::Gradients {
         scale: scale_1.into(),
         loss: (&*loss_1).into(),
         dhidden: (&*dhidden_ND).into(),
@@ -62,28 +83,23 @@ pub fn forward_backward(
         accumulate,
     };
     let cpu = |access: &Access<'_>| {
-        let targets = checked_targets("head_cross_entropy::forward_backward", targets_N.slice(access), vocab_size)?;
         let scale = scale_1.slice::<f32>(access)[0];
-        with_element!("head_cross_entropy::forward_backward", "hidden_ND", dtype, E => {
-            let loss = cpu::head_cross_entropy::forward_backward::<E>(
-                hidden_ND.slice(access),
-                weight_VD.slice(access),
-                targets,
-                sizes,
-                scale,
-                dhidden_ND.slice_mut(access),
-                dweight_VD.slice_mut(access),
+        with_element!(OPERATION, "hidden_ND", dtype, E => {
+            let inputs = sliced::<E>(OPERATION, inputs, sizes, access)?;
+            let gradients = cpu::head_cross_entropy::Gradients {
+                dhidden: dhidden_ND.slice_mut(access),
+                dweight: dweight_VD.slice_mut(access),
                 accumulate,
-                logits_CW.slice_mut(access),
-                workspace.slice_mut(access),
-            );
+            };
+            let (logits, workspace) = (logits_CW.slice_mut(access), workspace.slice_mut(access));
+            let loss = cpu::head_cross_entropy::forward_backward(&inputs, scale, gradients, logits, workspace);
             let total = &mut loss_1.slice_mut::<f32>(access)[0];
             *total = (f64::from(*total) + f64::from(scale) * loss) as f32;
             Ok(())
         })
     };
     let cuda = |card: &cuda::Cuda| {
-        let requests = cuda::head_cross_entropy::forward_backward(&inputs, &gradients);
+        let requests = cuda::head_cross_entropy::forward_backward(&requested, &gradients);
         cuda::perform(card, &requests)
     };
     arguments.run(cpu, cuda)?;
@@ -94,42 +110,33 @@ pub fn forward_backward(
     Ok(())
 }
 
-/// Each token's loss in nats, 0 where the target is ignored, into `losses_N` (F32). The rest as in [`forward_backward`].
+/// Each token's loss in nats, 0 where the target is ignored, into `losses_N` (F32). The rest as in
+/// [`forward_backward`].
 pub fn forward(
-    hidden_ND: &Buffer,
-    weight_VD: &Buffer,
-    targets_N: &Buffer,
-    vocab_size: usize,
+    inputs: &Inputs<'_>,
     losses_N: &mut Buffer,
     logits_CW: &mut Buffer,
     workspace: &mut Buffer,
 ) -> Result<()> {
-    let (sizes, dtype) = (Sizes::of(hidden_ND, weight_VD, logits_CW, vocab_size), hidden_ND.dtype());
-    let arguments = sizes
-        .arguments("head_cross_entropy::forward", hidden_ND, weight_VD, targets_N, logits_CW, workspace)
-        .output("losses_N", losses_N, DType::F32, &[sizes.n]);
-    let inputs = Inputs::of(hidden_ND, weight_VD, targets_N, logits_CW, workspace, sizes);
+    const OPERATION: &str = "head_cross_entropy::forward";
+    let (sizes, dtype) = (Sizes::of(inputs, logits_CW), inputs.hidden_ND.dtype());
+    let arguments =
+        sizes.arguments(OPERATION, inputs, logits_CW, workspace).output("losses_N", losses_N, DType::F32, &[sizes.n]);
+    let requested = cuda::head_cross_entropy::Inputs::of(inputs, logits_CW, workspace, sizes);
     let losses = cuda::Value::from(&*losses_N);
     let cpu = |access: &Access<'_>| {
-        let targets = checked_targets("head_cross_entropy::forward", targets_N.slice(access), vocab_size)?;
-        with_element!("head_cross_entropy::forward", "hidden_ND", dtype, E => {
-            cpu::head_cross_entropy::forward::<E>(
-                hidden_ND.slice(access),
-                weight_VD.slice(access),
-                targets,
-                sizes,
-                losses_N.slice_mut(access),
-                logits_CW.slice_mut(access),
-                workspace.slice_mut(access),
-            );
+        with_element!(OPERATION, "hidden_ND", dtype, E => {
+            let inputs = sliced::<E>(OPERATION, inputs, sizes, access)?;
+            let (logits, workspace) = (logits_CW.slice_mut(access), workspace.slice_mut(access));
+            cpu::head_cross_entropy::forward(&inputs, losses_N.slice_mut(access), logits, workspace);
             Ok(())
         })
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::head_cross_entropy::forward(&inputs, losses)))
+    arguments.run(cpu, |card| cuda::perform(card, &cuda::head_cross_entropy::forward(&requested, losses)))
 }
 
-/// W for so large a vocabulary (padded to multiples of 64). On a CPU rows do not lie a power of two apart, where they would share the
-/// lines of its caches.
+/// W for so large a vocabulary (padded to multiples of 64). On a CPU rows do not lie a power of two apart, where they
+/// would share the lines of its caches.
 pub fn logits_width(vocabulary: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cpu => vocabulary + 16,
@@ -160,7 +167,8 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    fn of(hidden_ND: &Buffer, weight_VD: &Buffer, logits_CW: &Buffer, vocab_size: usize) -> Self {
+    fn of(inputs: &Inputs<'_>, logits_CW: &Buffer) -> Self {
+        let &Inputs { hidden_ND, weight_VD, vocab_size, .. } = inputs;
         let size = |buffer: &Buffer, axis: usize| buffer.shape().get(axis).copied().unwrap_or(0);
         let ([v, d], [c, w]) = [weight_VD, logits_CW].map(|buffer| [size(buffer, 0), size(buffer, 1)]).into();
         Self { n: size(hidden_ND, 0), d, v, vocab_size, c, w }
@@ -170,12 +178,11 @@ impl Sizes {
     fn arguments(
         self,
         operation: &'static str,
-        hidden_ND: &Buffer,
-        weight_VD: &Buffer,
-        targets_N: &Buffer,
+        inputs: &Inputs<'_>,
         logits_CW: &Buffer,
         workspace: &Buffer,
     ) -> Arguments {
+        let &Inputs { hidden_ND, weight_VD, targets_N, .. } = inputs;
         let (Self { n, d, v, vocab_size, c, w }, dtype) = (self, hidden_ND.dtype());
         let device = hidden_ND.device().kind();
         Arguments::of(operation)
@@ -188,6 +195,18 @@ impl Sizes {
             .output("logits_CW", logits_CW, DType::F32, &[c, w])
             .workspace(workspace, workspace_elements(c, d, v, device))
     }
+}
+
+/// The inputs on a CPU, their targets checked.
+fn sliced<'a, E: Element>(
+    operation: &'static str,
+    inputs: &Inputs<'a>,
+    sizes: Sizes,
+    access: &'a Access<'_>,
+) -> Result<cpu::head_cross_entropy::Inputs<'a, E>> {
+    let targets = checked_targets(operation, inputs.targets_N.slice(access), sizes.vocab_size)?;
+    let (hidden, weight) = (inputs.hidden_ND.slice(access), inputs.weight_VD.slice(access));
+    Ok(cpu::head_cross_entropy::Inputs { hidden, weight, targets, sizes })
 }
 
 fn checked_targets<'a>(operation: &'static str, targets: &'a [i32], limit: usize) -> Result<&'a [i32]> {

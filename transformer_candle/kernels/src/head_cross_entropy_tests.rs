@@ -52,20 +52,11 @@ impl Case {
         let mut dhidden = zeros(&[n, d], dtype);
         // What is there is written over, the padding's rows too.
         let mut dweight = buffer(&vec![f64::NAN; v * d], &[v, d], DType::F32);
-        forward_backward(
-            &hidden,
-            &weight,
-            &targets,
-            vocab_size,
-            &buffer(&[self.scale], &[1], DType::F32),
-            &mut loss,
-            &mut dhidden,
-            &mut dweight,
-            Accumulate::Begin,
-            &mut logits,
-            &mut space,
-        )?;
-        forward(&hidden, &weight, &targets, vocab_size, &mut losses, &mut logits, &mut space)?;
+        let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size };
+        let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, accumulate: Accumulate::Begin };
+        let scale = buffer(&[self.scale], &[1], DType::F32);
+        forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space)?;
+        forward(&inputs, &mut losses, &mut logits, &mut space)?;
         Ok([loss, dhidden, dweight, losses])
     }
 
@@ -172,20 +163,10 @@ fn loss_and_weight_gradient_accumulate() {
     let (mut logits, mut space) =
         (workspace(32).reshaped(&[2, 16]).unwrap(), workspace(workspace_elements(2, 4, 16, DeviceKind::Cpu)));
     let targets = integers(&case.targets);
-    forward_backward(
-        &hidden,
-        &weight,
-        &targets,
-        11,
-        &buffer(&[0.25], &[1], DType::F32),
-        &mut loss,
-        &mut dhidden,
-        &mut dweight,
-        Accumulate::Continue,
-        &mut logits,
-        &mut space,
-    )
-    .unwrap();
+    let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size: 11 };
+    let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, accumulate: Accumulate::Continue };
+    let scale = buffer(&[0.25], &[1], DType::F32);
+    forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space).unwrap();
     let [expected_loss, _, expected, _] = case.expected();
     assert_near(&loss, &[3.0 + expected_loss[0]]);
     assert_near(&dweight, &expected.iter().map(|value| value + 0.5).collect::<Vec<_>>());
@@ -248,19 +229,11 @@ fn gradients_in_the_memory_of_the_values_are_refused() {
     let hidden = zeros(&[4, 3], DType::F32);
     let (weight, targets) = (zeros(&[8, 3], DType::F32), integers(&[0i32; 4]));
     let (mut loss, mut dweight) = (zeros(&[1], DType::F32), zeros(&[8, 3], DType::F32));
-    let error = forward_backward(
-        &hidden,
-        &weight,
-        &targets,
-        8,
-        &buffer(&[1.0], &[1], DType::F32),
-        &mut loss,
-        &mut hidden.clone(),
-        &mut dweight,
-        Accumulate::Begin,
-        &mut zeros(&[2, 8], DType::F32),
-        &mut workspace(workspace_elements(2, 3, 8, DeviceKind::Cpu)),
-    )
-    .unwrap_err();
+    let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size: 8 };
+    let (mut same, mut logits) = (hidden.clone(), zeros(&[2, 8], DType::F32));
+    let gradients = Gradients { dhidden_ND: &mut same, dweight_VD: &mut dweight, accumulate: Accumulate::Begin };
+    let (scale, mut space) =
+        (buffer(&[1.0], &[1], DType::F32), workspace(workspace_elements(2, 3, 8, DeviceKind::Cpu)));
+    let error = forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space).unwrap_err();
     assert!(matches!(error, Error::Aliased { output: "dhidden_ND", other: "hidden_ND", .. }), "{error}");
 }

@@ -7,6 +7,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kernels::adamw::AdamWState;
+use kernels::attention::AttentionShape;
 use kernels::{
     Accumulate, Buffer, DType, Device, DeviceKind, HeadLayout, adamw, add_rms_norm, attention, cast, embedding,
     grad_norm, head_cross_entropy, linear, rope, swiglu,
@@ -68,20 +70,25 @@ fn operations_allocate_nothing() {
 fn optimizer() {
     const X: usize = 300_000;
     let [mut weight, grad, mut first, mut second] = [(); 4].map(|()| zeros(&[X], DType::F32));
-    let (mut half, mut remainder) = (zeros(&[X], DType::BF16), zeros(&[X], DType::I16));
+    let (mut half, mut low_bits) = (zeros(&[X], DType::BF16), zeros(&[X], DType::I16));
     let (mut norm, mut scalars) = (zeros(&[1], DType::F32), zeros(&[adamw::SCALARS], DType::F32));
     let mut workspace = zeros(&[grad_norm::workspace_elements(X, DeviceKind::Cpu)], DType::F32);
     let settings = adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
     scalars.write(&[1e-3f32, 0.1, 0.05, 1.0, 1.0]).unwrap();
     assert_none("norm", || grad_norm::forward(&grad, &mut norm, &mut workspace));
     assert_none("clip", || grad_norm::clip(&norm, Some(1.0), &mut scalars));
-    assert_none("adamw", || adamw::step(&mut weight, None, &grad, &mut first, &mut second, &scalars, &settings, 0.1));
-    assert_none("split adamw", || {
-        let remainder = Some(&mut remainder);
-        adamw::step(&mut half, remainder, &grad, &mut first, &mut second, &scalars, &settings, 0.1)
+    assert_none("adamw", || {
+        let (first_moment, second_moment) = (&mut first, &mut second);
+        let state = AdamWState { weight: &mut weight, low_bits: None, first_moment, second_moment };
+        adamw::step(state, &grad, &scalars, &settings, 0.1)
     });
-    assert_none("split", || cast::split_master(&weight, &mut half, &mut remainder));
-    assert_none("join", || cast::join_master(&half, &remainder, &mut weight));
+    assert_none("split adamw", || {
+        let (first_moment, second_moment) = (&mut first, &mut second);
+        let state = AdamWState { weight: &mut half, low_bits: Some(&mut low_bits), first_moment, second_moment };
+        adamw::step(state, &grad, &scalars, &settings, 0.1)
+    });
+    assert_none("split", || cast::split_master(&weight, &mut half, &mut low_bits));
+    assert_none("join", || cast::join_master(&half, &low_bits, &mut weight));
     assert_none("cast", || cast::forward(&weight, &mut half));
     assert_none("zero", || weight.zero());
     assert_none("copy", || weight.copy_from(&grad));
@@ -125,23 +132,15 @@ fn products(dtype: DType) {
     let (mut logits, mut losses) = (zeros(&[64, V], DType::F32), zeros(&[N], DType::F32));
     let (scale, mut loss) = (zeros(&[1], DType::F32), zeros(&[1], DType::F32));
     let mut workspace = zeros(&[head_cross_entropy::workspace_elements(64, D, V, DeviceKind::Cpu)], DType::F32);
-    assert_none("head", || {
-        head_cross_entropy::forward(&x, &weight, &targets, V, &mut losses, &mut logits, &mut workspace)
-    });
+    let inputs = head_cross_entropy::Inputs { hidden_ND: &x, weight_VD: &weight, targets_N: &targets, vocab_size: V };
+    assert_none("head", || head_cross_entropy::forward(&inputs, &mut losses, &mut logits, &mut workspace));
     assert_none("head's gradient", || {
-        head_cross_entropy::forward_backward(
-            &x,
-            &weight,
-            &targets,
-            V,
-            &scale,
-            &mut loss,
-            &mut dx,
-            &mut dweight,
-            Accumulate::Begin,
-            &mut logits,
-            &mut workspace,
-        )
+        let gradients = head_cross_entropy::Gradients {
+            dhidden_ND: &mut dx,
+            dweight_VD: &mut dweight,
+            accumulate: Accumulate::Begin,
+        };
+        head_cross_entropy::forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut workspace)
     });
 }
 
@@ -152,12 +151,14 @@ fn heads(dtype: DType) {
     let [mut qkv, mut dqkv] = [(); 2].map(|()| zeros(&[B * T, layout.packed_width()], dtype));
     let [mut out, dout] = [(); 2].map(|()| zeros(&[B * T, 128], dtype));
     let mut lse = zeros(&[B, 4, T], DType::F32);
-    let mut workspace = zeros(&[attention::workspace_elements(&layout, B, T, DeviceKind::Cpu)], DType::F32);
+    let shape = AttentionShape { heads: layout, batch: B, sequence_length: T };
+    let mut workspace = zeros(&[attention::workspace_elements(&shape, DeviceKind::Cpu)], DType::F32);
     let tables = rope::tables(T, 32, 1e4, &Device::Cpu).unwrap();
     assert_none("rope", || rope::forward(&mut qkv, &layout, &tables, T, 0));
     assert_none("rope's gradient", || rope::backward(&mut dqkv, &layout, &tables, T, 0));
-    assert_none("attention", || attention::forward(&qkv, None, &layout, B, T, &mut out, &mut lse, &mut workspace));
+    assert_none("attention", || attention::forward(&qkv, None, &shape, &mut out, &mut lse, &mut workspace));
     assert_none("attention's gradient", || {
-        attention::backward(&qkv, None, &out, &lse, &dout, &layout, B, T, &mut dqkv, &mut workspace)
+        let saved = attention::Saved { qkv_NP: &qkv, documents_N: None, out_NHE: &out, lse_BHT: &lse };
+        attention::backward(&saved, &dout, &shape, &mut dqkv, &mut workspace)
     });
 }

@@ -1,229 +1,79 @@
-//! One decoder block: pre-norm attention and pre-norm `SwiGLU`, forward beside backward.
+//! One decoder block: pre-norm attention and a pre-norm MLP, forward beside backward.
 //!
-//! The residual stream is added up by the norms: each half of a block leaves its output in `branch_ND`, and the next norm, in
-//! this block, in the next or behind the last one, adds it and norms the sum in one pass.
+//! The norms add up the residual stream: attention and MLP leave their output in `layer_output_ND`, and the next norm,
+//! in this block, in the next or behind the last one, adds it and norms the sum in one pass.
 
-use kernels::rope::RopeTables;
-use kernels::{Accumulate, Buffer, HeadLayout, add_rms_norm, attention, linear, rope, swiglu};
+use kernels::Buffer;
+use kernels::memory::BufferId;
 
-use crate::activations::{BlockActivations, GradientScratch};
-use crate::parameters::BlockParameters;
-use crate::{ActivationRecompute, Result};
+use crate::activations::BlockPlanner;
+use crate::attention::{Attention, AttentionActivations, KeyValueCache};
+use crate::mlp::{Mlp, MlpActivations};
+use crate::parameters::{BlockParameters, Weight};
+use crate::pass::Pass;
+use crate::{ModelShape, Result};
 
-/// What every block of a model has in common.
+/// What a block computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
 #[derive(Clone, Debug)]
-pub struct BlockSettings {
-    /// How the heads lie in a packed QKV row.
-    pub heads: HeadLayout,
-    /// Sequences, B.
-    pub batch: usize,
-    /// Positions of each, T.
-    pub sequence_length: usize,
-    /// Added to the mean square inside of each norm.
-    pub epsilon: f32,
-    /// Angles of the rotary embedding.
-    pub rope: RopeTables,
-    /// What the backward pass recomputes.
-    pub recompute: ActivationRecompute,
+pub(crate) struct BlockActivations<T> {
+    /// Of attention.
+    pub attention: AttentionActivations<T>,
+    /// Of the MLP.
+    pub mlp: MlpActivations<T>,
 }
 
-/// Runs the block on whole sequences.
-///
-/// `incoming_ND` is the residual stream of the block before, whose last contribution is still in `branch_ND`; without one,
-/// `input_ND` holds the block's input already. `documents_N` is that of [`attention`].
-pub fn forward(
-    weights: &BlockParameters,
-    settings: &BlockSettings,
-    documents_N: Option<&Buffer>,
-    incoming_ND: Option<&Buffer>,
-    values: &mut BlockActivations<Buffer>,
-    branch_ND: &mut Buffer,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    project(weights, settings.epsilon, incoming_ND, values, branch_ND, workspace)?;
-    attend(settings, documents_N, values, workspace)?;
-    attention_output(weights, settings.epsilon, values, branch_ND, workspace)?;
-    feed_forward(weights, values, branch_ND, workspace)
-}
-
-/// First norm, and queries, keys and values, not rotated yet.
-pub(crate) fn project(
-    weights: &BlockParameters,
-    epsilon: f32,
-    incoming_ND: Option<&Buffer>,
-    values: &mut BlockActivations<Buffer>,
-    branch_ND: &Buffer,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    let BlockActivations { input_ND, attention_normed_ND, attention_inv_rms_N, qkv_NP, .. } = values;
-    let norm = &weights.attention_norm;
-    match incoming_ND {
-        None => add_rms_norm::forward(input_ND, norm, epsilon, attention_normed_ND, attention_inv_rms_N)?,
-        Some(incoming_ND) => add_rms_norm::forward_add(
-            incoming_ND,
-            branch_ND,
-            norm,
-            epsilon,
-            input_ND,
-            attention_normed_ND,
-            attention_inv_rms_N,
-        )?,
+impl BlockActivations<BufferId> {
+    pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
+        Self { attention: AttentionActivations::plan(shape, planner), mlp: MlpActivations::plan(shape, planner) }
     }
-    linear::forward(attention_normed_ND, &weights.qkv, qkv_NP, workspace)?;
-    Ok(())
 }
 
-/// Rotation and attention over whole sequences.
-fn attend(
-    settings: &BlockSettings,
-    documents_N: Option<&Buffer>,
-    values: &mut BlockActivations<Buffer>,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    let &BlockSettings { ref heads, batch, sequence_length, .. } = settings;
-    let BlockActivations { qkv_NP, attended_NA, log_sum_exp_BHT, .. } = values;
-    rope::forward(qkv_NP, heads, &settings.rope, sequence_length, 0)?;
-    attention::forward(qkv_NP, documents_N, heads, batch, sequence_length, attended_NA, log_sum_exp_BHT, workspace)?;
-    Ok(())
-}
-
-/// Attention's projection, and the second norm, which adds it to the residual stream.
-pub(crate) fn attention_output(
-    weights: &BlockParameters,
-    epsilon: f32,
-    values: &mut BlockActivations<Buffer>,
-    branch_ND: &mut Buffer,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    let BlockActivations { input_ND, attended_NA, middle_ND, mlp_normed_ND, mlp_inv_rms_N, .. } = values;
-    linear::forward(attended_NA, &weights.attention_output, branch_ND, workspace)?;
-    let norm = &weights.mlp_norm;
-    add_rms_norm::forward_add(input_ND, branch_ND, norm, epsilon, middle_ND, mlp_normed_ND, mlp_inv_rms_N)?;
-    Ok(())
-}
-
-/// The feed-forward part; its output stays in `branch_ND`.
-pub(crate) fn feed_forward(
-    weights: &BlockParameters,
-    values: &mut BlockActivations<Buffer>,
-    branch_ND: &mut Buffer,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    let BlockActivations { mlp_normed_ND, gate_up_N2I, activated_NI, .. } = values;
-    linear::forward(mlp_normed_ND, &weights.gate_up, gate_up_N2I, workspace)?;
-    swiglu::forward(gate_up_N2I, activated_NI)?;
-    linear::forward(activated_NI, &weights.down, branch_ND, workspace)?;
-    Ok(())
-}
-
-/// Computes again what the forward pass left in buffers that other blocks have used since: all but the block's input, its
-/// first norm's statistics, and what [`backward`] itself recomputes.
-pub fn recompute(
-    weights: &BlockParameters,
-    settings: &BlockSettings,
-    documents_N: Option<&Buffer>,
-    values: &mut BlockActivations<Buffer>,
-    branch_ND: &mut Buffer,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    normalize_input(weights, values)?;
-    linear::forward(&values.attention_normed_ND, &weights.qkv, &mut values.qkv_NP, workspace)?;
-    attend(settings, documents_N, values, workspace)?;
-    attention_output(weights, settings.epsilon, values, branch_ND, workspace)?;
-    linear::forward(&values.mlp_normed_ND, &weights.gate_up, &mut values.gate_up_N2I, workspace)?;
-    Ok(())
-}
-
-/// Turns `scratch.residual_ND` from the gradient of the block's output into that of its input, and adds the gradients of the
-/// block's matrices to `gradients`, or writes them there; its norms' are added always. Values that are not needed any more are overwritten.
-pub fn backward(
-    weights: &BlockParameters,
-    settings: &BlockSettings,
-    documents_N: Option<&Buffer>,
-    values: &mut BlockActivations<Buffer>,
-    gradients: &mut BlockParameters,
-    accumulate: Accumulate,
-    scratch: &mut GradientScratch,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    if settings.recompute != ActivationRecompute::None {
-        let BlockActivations { middle_ND, mlp_inv_rms_N, mlp_normed_ND, .. } = values;
-        add_rms_norm::normalize(middle_ND, &weights.mlp_norm, mlp_inv_rms_N, mlp_normed_ND)?;
+impl<T> BlockActivations<T> {
+    /// The same fields with each value replaced.
+    pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<BlockActivations<U>> {
+        Ok(BlockActivations { attention: self.attention.try_map(of)?, mlp: self.mlp.try_map(of)? })
     }
-    feed_forward_backward(weights, settings.recompute, values, gradients, accumulate, scratch, workspace)?;
-    if settings.recompute != ActivationRecompute::None {
-        normalize_input(weights, values)?;
+}
+
+/// Attention, then the MLP.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// The first half.
+    pub attention: Attention,
+    /// The second half.
+    pub mlp: Mlp,
+}
+
+impl Block {
+    /// A block behind the one that leaves the residual stream in `previous_ND`; the first is behind none.
+    pub(crate) fn new(
+        weights: &BlockParameters<Weight>,
+        previous_ND: Option<Buffer>,
+        values: BlockActivations<Buffer>,
+        cache: Option<KeyValueCache>,
+    ) -> Self {
+        let attention = Attention::new(weights, previous_ND, values.attention, cache);
+        let mlp = Mlp::new(weights, attention.residual_ND().clone(), values.mlp);
+        Self { attention, mlp }
     }
-    attention_backward(weights, settings, documents_N, values, gradients, accumulate, scratch, workspace)
-}
 
-fn normalize_input(weights: &BlockParameters, values: &mut BlockActivations<Buffer>) -> Result<()> {
-    let BlockActivations { input_ND, attention_inv_rms_N, attention_normed_ND, .. } = values;
-    Ok(add_rms_norm::normalize(input_ND, &weights.attention_norm, attention_inv_rms_N, attention_normed_ND)?)
-}
-
-fn feed_forward_backward(
-    weights: &BlockParameters,
-    recompute: ActivationRecompute,
-    values: &mut BlockActivations<Buffer>,
-    gradients: &mut BlockParameters,
-    accumulate: Accumulate,
-    scratch: &mut GradientScratch,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    let GradientScratch { residual_ND, normed_ND: dnormed_ND, .. } = scratch;
-    let BlockActivations { middle_ND, mlp_inv_rms_N, mlp_normed_ND, gate_up_N2I, activated_NI, .. } = values;
-    // One buffer for the product of gate and up and for its gradient, whichever is needed first.
-    if recompute == ActivationRecompute::None {
-        linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, accumulate, workspace)?;
-        linear::backward_input(residual_ND, &weights.down, activated_NI, workspace)?;
-        swiglu::backward(gate_up_N2I, activated_NI)?;
-    } else {
-        linear::backward_input(residual_ND, &weights.down, activated_NI, workspace)?;
-        swiglu::backward_recomputing(gate_up_N2I, activated_NI)?;
-        linear::backward_weight(residual_ND, activated_NI, &mut gradients.down, accumulate, workspace)?;
+    /// Runs the block; its output stays in two parts, [`Mlp::residual_ND`] and `layer_output_ND`.
+    pub fn forward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        self.attention.forward(pass)?;
+        self.mlp.forward(pass)
     }
-    let dgate_up_N2I = gate_up_N2I;
-    linear::backward_weight(dgate_up_N2I, mlp_normed_ND, &mut gradients.gate_up, accumulate, workspace)?;
-    linear::backward_input(dgate_up_N2I, &weights.gate_up, dnormed_ND, workspace)?;
-    let (norm, dnorm) = (&weights.mlp_norm, &mut gradients.mlp_norm);
-    add_rms_norm::backward(middle_ND, norm, mlp_inv_rms_N, dnormed_ND, residual_ND, dnorm, workspace)?;
-    Ok(())
-}
 
-fn attention_backward(
-    weights: &BlockParameters,
-    settings: &BlockSettings,
-    documents_N: Option<&Buffer>,
-    values: &mut BlockActivations<Buffer>,
-    gradients: &mut BlockParameters,
-    accumulate: Accumulate,
-    scratch: &mut GradientScratch,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    let &BlockSettings { ref heads, batch, sequence_length: t, .. } = settings;
-    let GradientScratch { residual_ND, normed_ND: dnormed_ND, attended_NA: dattended_NA, qkv_NP: dqkv_NP, .. } =
-        scratch;
-    let BlockActivations { input_ND, attention_inv_rms_N, attention_normed_ND, qkv_NP, attended_NA, .. } = values;
-    linear::backward_weight(residual_ND, attended_NA, &mut gradients.attention_output, accumulate, workspace)?;
-    linear::backward_input(residual_ND, &weights.attention_output, dattended_NA, workspace)?;
-    let log_sum_exp_BHT = &values.log_sum_exp_BHT;
-    attention::backward(
-        qkv_NP,
-        documents_N,
-        attended_NA,
-        log_sum_exp_BHT,
-        dattended_NA,
-        heads,
-        batch,
-        t,
-        dqkv_NP,
-        workspace,
-    )?;
-    rope::backward(dqkv_NP, heads, &settings.rope, t, 0)?;
-    linear::backward_weight(dqkv_NP, attention_normed_ND, &mut gradients.qkv, accumulate, workspace)?;
-    linear::backward_input(dqkv_NP, &weights.qkv, dnormed_ND, workspace)?;
-    let (norm, dnorm) = (&weights.attention_norm, &mut gradients.attention_norm);
-    add_rms_norm::backward(input_ND, norm, attention_inv_rms_N, dnormed_ND, residual_ND, dnorm, workspace)?;
-    Ok(())
+    /// Computes again what the forward pass left in buffers that other blocks have used since: all but the block's
+    /// input, its first norm's statistics, and what [`Block::backward`] itself recomputes.
+    pub fn recompute(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        self.attention.recompute(pass)?;
+        self.mlp.recompute(pass)
+    }
+
+    /// Turns `dresidual_ND` from the gradient of the block's output into that of its input, and computes the gradients
+    /// of the parameters. Values that are not needed any more are overwritten.
+    pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        self.mlp.backward(pass)?;
+        self.attention.backward(pass)
+    }
 }

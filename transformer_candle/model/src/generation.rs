@@ -1,14 +1,19 @@
-//! Text from a model: a pass over the prompt, then one token at a time, with the keys and values of all tokens so far kept.
+//! Text from a model: a pass over the prompt, then one token at a time, with the keys and values of all tokens so far
+//! kept.
 
 use std::ops::ControlFlow;
 
 use kernels::memory::{Arena, BufferId, Category, Plan};
-use kernels::{Buffer, DType, DeviceKind, add_rms_norm, attention, embedding, linear, rope};
+use kernels::rope::RopeTables;
+use kernels::{Buffer, DType, DeviceKind, linear};
 
-use crate::activations::{ActivationPlan, ActivationSettings, Activations, BlockActivations};
-use crate::parameters::{BlockParameters, ParameterLayout, Parameters};
+use crate::activations::ActivationSettings;
+use crate::attention::KeyValueCache;
+use crate::backbone::{Backbone, BackbonePlan};
+use crate::layout::ParameterLayout;
+use crate::parameters::{Parameters, Weight};
 use crate::sampling::{SamplingSettings, sample};
-use crate::{ActivationRecompute, Error, ModelShape, Result, block};
+use crate::{ActivationRecompute, Error, ModelShape, Result};
 
 /// Tokens of a prompt that pass through the model together.
 const PASS_TOKENS: usize = 128;
@@ -17,12 +22,16 @@ const PASS_TOKENS: usize = 128;
 #[derive(Debug)]
 pub struct Generator {
     shape: ModelShape,
-    weights: Parameters,
-    activations: Activations,
+    weights: Parameters<Weight>,
+    plan: BackbonePlan,
+    arena: Arena,
+    rope: RopeTables,
+    /// Of each block.
+    caches: Vec<KeyValueCache>,
+    /// For passes of as many tokens as the last one had.
+    backbone: Backbone,
     ids_S: Buffer,
     logits_1V: Buffer,
-    /// Keys and values of each block, [C, K * E].
-    cache: Vec<(Buffer, Buffer)>,
     /// Tokens in the cache.
     past: usize,
     capacity: usize,
@@ -30,7 +39,7 @@ pub struct Generator {
 
 /// The buffers of a generator while they are planned.
 struct GeneratorPlan {
-    activations: ActivationPlan,
+    backbone: BackbonePlan,
     ids: BufferId,
     logits: BufferId,
     cache: Vec<(BufferId, BufferId)>,
@@ -56,7 +65,7 @@ impl GeneratorPlan {
         };
         Self {
             cache: (0..shape.num_layers).map(|layer| (cache(layer, "keys"), cache(layer, "values"))).collect(),
-            activations: ActivationPlan::new(shape, &settings, plan),
+            backbone: BackbonePlan::new(shape, &settings, plan),
             ids: plan.add("ids", Category::Batch, DType::U32, &[rows]),
             logits: plan.add("logits", Category::Scratch, dtype, &[1, shape.padded_vocab_size]),
         }
@@ -66,22 +75,30 @@ impl GeneratorPlan {
 impl Generator {
     /// A generator over flat weights (see [`ParameterLayout`]), for sequences of at most `max_tokens`, prompt included.
     ///
-    /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the two.
-    pub fn new(shape: &ModelShape, weights: Buffer, max_tokens: usize) -> Result<Self> {
+    /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the
+    /// two.
+    pub fn new(shape: &ModelShape, weights: &Buffer, max_tokens: usize) -> Result<Self> {
         let capacity = capacity_of(shape, max_tokens);
         let device = weights.device().clone();
         let mut plan = Plan::new();
         let planned = GeneratorPlan::new(shape, weights.dtype(), capacity, device.kind(), &mut plan);
         let arena: Arena = plan.allocate(&device)?;
+        let weights = ParameterLayout::new(shape).weights(weights, None)?;
+        let cache = |&(keys, values)| KeyValueCache { keys_CKE: arena.buffer(keys), values_CKE: arena.buffer(values) };
+        let caches: Vec<_> = planned.cache.iter().map(cache).collect();
+        let rope = planned.backbone.bind_rope(&arena)?;
         Ok(Self {
-            weights: Parameters::over(&ParameterLayout::new(shape), weights)?,
-            activations: planned.activations.bind(&arena)?,
+            shape: shape.clone(),
+            backbone: planned.backbone.bind_rows(&arena, &weights, &rope, 1, &caches)?,
+            plan: planned.backbone,
             ids_S: arena.buffer(planned.ids),
             logits_1V: arena.buffer(planned.logits),
-            cache: planned.cache.iter().map(|&(keys, values)| (arena.buffer(keys), arena.buffer(values))).collect(),
+            weights,
+            arena,
+            rope,
+            caches,
             past: 0,
             capacity,
-            shape: shape.clone(),
         })
     }
 
@@ -110,7 +127,8 @@ impl Generator {
             hidden_1D = Some(self.pass(tokens)?);
         }
         let hidden_1D = hidden_1D.ok_or(Error::EmptyPrompt)?;
-        linear::forward(&hidden_1D, &self.weights.head, &mut self.logits_1V, &mut self.activations.workspace)?;
+        let workspace = &mut self.backbone.scratch.workspace;
+        linear::forward(&hidden_1D, &self.weights.head.values, &mut self.logits_1V, workspace)?;
         let mut logits = self.logits_1V.read_f32()?;
         logits.truncate(self.shape.vocab_size);
         Ok(logits)
@@ -121,8 +139,8 @@ impl Generator {
         self.prefill(&[token])
     }
 
-    /// Continues a prompt by at most `max_tokens` tokens. Stops before `stop_token`, when `on_token` breaks, or when the
-    /// context is full ([`Generator::capacity`]). Returns the tokens behind the prompt.
+    /// Continues a prompt by at most `max_tokens` tokens. Stops before `stop_token`, when `on_token` breaks, or when
+    /// the context is full ([`Generator::capacity`]). Returns the tokens behind the prompt.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -166,63 +184,18 @@ impl Generator {
 
     /// Runs the blocks on at most [`PASS_TOKENS`] tokens; returns the last one's row of the last norm's output.
     fn pass(&mut self, tokens: &[u32]) -> Result<Buffer> {
-        let (s, d, epsilon) = (tokens.len(), self.shape.hidden_size, self.shape.norm_epsilon as f32);
-        let Activations { blocks, output_ND, final_inv_rms_N, final_normed_ND, branch_ND, workspace, rope, .. } =
-            &mut self.activations;
-        // Without training all blocks share one set of values.
-        let mut values = first_rows(&blocks[0], s)?;
-        let mut branch_SD = branch_ND.view(0, &[s, d])?;
+        let (s, d) = (tokens.len(), self.shape.hidden_size);
+        if self.backbone.settings.attention.sequence_length != s {
+            self.backbone = self.plan.bind_rows(&self.arena, &self.weights, &self.rope, s, &self.caches)?;
+        }
         let mut ids_S = self.ids_S.view(0, &[s])?;
         ids_S.write(tokens)?;
-        embedding::forward(&self.weights.embed_tokens, &ids_S, &mut values.input_ND)?;
-        let mut incoming_SD = None;
-        for (weights, (keys_CKE, values_CKE)) in self.weights.blocks.iter().zip(&mut self.cache) {
-            block::project(weights, epsilon, incoming_SD.as_ref(), &mut values, &branch_SD, workspace)?;
-            let heads = self.shape.heads();
-            rope::forward(&mut values.qkv_NP, &heads, rope, s, self.past)?;
-            let BlockActivations { qkv_NP, attended_NA, .. } = &mut values;
-            attention::decode(qkv_NP, &heads, self.past, keys_CKE, values_CKE, attended_NA, workspace)?;
-            feed_through(weights, epsilon, &mut values, &mut branch_SD, workspace)?;
-            incoming_SD = Some(values.middle_ND.clone());
-        }
-        let incoming_SD = incoming_SD.expect("a validated model has a block");
-        let (norm, mut normed_SD) = (&self.weights.final_norm, final_normed_ND.view(0, &[s, d])?);
-        let (mut output_SD, mut inv_rms_S) = (output_ND.view(0, &[s, d])?, final_inv_rms_N.view(0, &[s])?);
-        add_rms_norm::forward_add(
-            &incoming_SD,
-            &branch_SD,
-            norm,
-            epsilon,
-            &mut output_SD,
-            &mut normed_SD,
-            &mut inv_rms_S,
-        )?;
+        self.backbone.forward(&ids_S, None, self.past)?;
         self.past += s;
-        Ok(normed_SD.view((s - 1) * d, &[1, d])?)
+        Ok(self.backbone.hidden_ND().view((s - 1) * d, &[1, d])?)
     }
 }
 
 fn capacity_of(shape: &ModelShape, max_tokens: usize) -> usize {
     max_tokens.min(shape.max_position_embeddings).max(1)
-}
-
-/// What follows attention in a block.
-fn feed_through(
-    weights: &BlockParameters,
-    epsilon: f32,
-    values: &mut BlockActivations<Buffer>,
-    branch_SD: &mut Buffer,
-    workspace: &mut Buffer,
-) -> Result<()> {
-    block::attention_output(weights, epsilon, values, branch_SD, workspace)?;
-    block::feed_forward(weights, values, branch_SD, workspace)
-}
-
-/// The first `s` rows of every value; of attention's log-sum-exp, which generation does not use, all.
-fn first_rows(values: &BlockActivations<Buffer>, s: usize) -> Result<BlockActivations<Buffer>> {
-    values.try_map(|buffer| {
-        let mut shape = buffer.shape().to_vec();
-        shape[0] = shape[0].min(s);
-        Ok(buffer.view(0, &shape)?)
-    })
 }

@@ -1,8 +1,8 @@
 //! What a model looks like on disk: a directory that `transformers` loads as `LlamaForCausalLM`.
 //!
-//! Each tensor of `model.safetensors` is a contiguous range of the flat buffers, so that optimizer state can be stored under
-//! the same names: the query, key and value projections are rows of `qkv`, gate and up are rows of `gate_up`, and the
-//! vocabulary's padding is simply not stored.
+//! Each tensor of `model.safetensors` is a contiguous range of the flat buffers, so that optimizer state can be stored
+//! under the same names: the query, key and value projections are rows of `qkv`, gate and up are rows of `gate_up`, and
+//! the vocabulary's padding is simply not stored.
 
 mod config_json;
 mod weights;
@@ -13,59 +13,17 @@ use std::path::Path;
 
 use kernels::{Buffer, DType};
 
+pub use crate::layout::HfTensor;
 pub use config_json::{config_json, generation_config_json, shape_from_config_json};
 pub use weights::{read_weights, write_weights};
 
 use crate::error::failed;
-use crate::parameters::ParameterLayout;
+use crate::layout::{Parameter, ParameterLayout};
 use crate::{Error, ModelShape, Precision, Result};
-
-/// One tensor as `transformers` names it, and its range of the flat buffers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HfTensor {
-    /// `model.layers.0.self_attn.q_proj.weight`, ...
-    pub name: String,
-    /// Matrices are `[outputs, inputs]`.
-    pub shape: Vec<usize>,
-    /// First element in the flat buffers.
-    pub offset: usize,
-    /// The number of elements.
-    pub elements: usize,
-}
 
 /// Every tensor of a model on disk, in the order of `transformers`' `named_parameters`.
 pub fn hf_tensors(shape: &ModelShape) -> Vec<HfTensor> {
-    let layout = ParameterLayout::new(shape);
-    let rows_of = |name: String, parameter: &str, first_row: usize, rows: usize| {
-        let parameter = layout.known(parameter);
-        let width: usize = parameter.shape[1..].iter().product();
-        let mut shape = parameter.shape.clone();
-        shape[0] = rows;
-        HfTensor { name, shape, offset: parameter.offset + first_row * width, elements: rows * width }
-    };
-    let ModelShape { hidden_size: d, intermediate_size: i, vocab_size, .. } = *shape;
-    let (queries, keys) = (shape.heads().query_width(), shape.heads().key_width());
-    let mut tensors = vec![rows_of("model.embed_tokens.weight".to_owned(), "embed_tokens", 0, vocab_size)];
-    for layer in 0..shape.num_layers {
-        let mut add = |name: &str, parameter: &str, first_row: usize, rows: usize| {
-            let name = format!("model.layers.{layer}.{name}.weight");
-            tensors.push(rows_of(name, &format!("layers.{layer}.{parameter}"), first_row, rows));
-        };
-        add("self_attn.q_proj", "qkv", 0, queries);
-        add("self_attn.k_proj", "qkv", queries, keys);
-        add("self_attn.v_proj", "qkv", queries + keys, keys);
-        add("self_attn.o_proj", "attention_output", 0, d);
-        add("mlp.gate_proj", "gate_up", 0, i);
-        add("mlp.up_proj", "gate_up", i, i);
-        add("mlp.down_proj", "down", 0, d);
-        add("input_layernorm", "attention_norm", 0, d);
-        add("post_attention_layernorm", "mlp_norm", 0, d);
-    }
-    tensors.push(rows_of("model.norm.weight".to_owned(), "final_norm", 0, d));
-    if !shape.tie_embeddings {
-        tensors.push(rows_of("lm_head.weight".to_owned(), "lm_head", 0, vocab_size));
-    }
-    tensors
+    ParameterLayout::new(shape).parameters().iter().flat_map(Parameter::hf_tensors).collect()
 }
 
 /// Writes `config.json`, `generation_config.json` and `model.safetensors` into a folder that exists.

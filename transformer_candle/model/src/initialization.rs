@@ -1,36 +1,42 @@
 //! The weights before the first step: normal, the residual projections scaled down, norms one (GPT-2, section 2.3).
 //!
-//! Each value is a pure function of (seed, Hugging Face name, index in that tensor): the same whatever the precision, the
-//! number of threads, the padding of the vocabulary or the order of filling.
+//! Each value is a pure function of (seed, Hugging Face name, index in that tensor): the same whatever the precision,
+//! the number of threads, the padding of the vocabulary or the order of filling.
 
 use kernels::{Buffer, DType, cast};
 use rayon::prelude::*;
 
-use crate::hugging_face::{HfTensor, hf_tensors};
+use crate::layout::ParameterLayout;
+use crate::parameters::InitialValues;
 use crate::{ModelShape, Result};
 
 /// Elements made at a time.
 const PIECE: usize = 1 << 20;
 
-/// Fills flat weights, and beside bf16 weights the remainder of their f32 masters. What is no parameter becomes zero.
-pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Buffer, mut remainder: Option<&mut Buffer>) -> Result<()> {
+/// Fills flat weights, and beside bf16 weights the low bits of their f32 masters. What is no parameter becomes zero.
+pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Buffer, mut low_bits: Option<&mut Buffer>) -> Result<()> {
     weights.zero()?;
-    if let Some(remainder) = &mut remainder {
-        remainder.zero()?;
+    if let Some(low_bits) = &mut low_bits {
+        low_bits.zero()?;
     }
     let staging = Buffer::zeros(&[PIECE], DType::F32, weights.device())?;
-    for tensor in hf_tensors(shape) {
+    let layout = ParameterLayout::new(shape);
+    let tensors = layout.parameters().iter().flat_map(|parameter| {
+        let initial = parameter.spec.initial;
+        parameter.hf_tensors().map(move |tensor| (initial, tensor))
+    });
+    for (initial, tensor) in tensors {
         let (end, key) = (tensor.offset + tensor.elements, key_of(seed, &tensor.name));
         for offset in (tensor.offset..end).step_by(PIECE) {
             let elements = PIECE.min(end - offset);
-            let values = values(shape, &tensor, key, offset - tensor.offset, elements);
+            let values = values(initial, key, offset - tensor.offset, elements);
             let mut master = staging.view(0, &[elements])?;
             master.write(&values)?;
             let mut target = weights.view(offset, &[elements])?;
-            match (&remainder, weights.dtype()) {
+            match (&low_bits, weights.dtype()) {
                 (_, DType::F32) => target.copy_from(&master)?,
-                (Some(remainder), _) => {
-                    cast::split_master(&master, &mut target, &mut remainder.view(offset, &[elements])?)?;
+                (Some(low_bits), _) => {
+                    cast::split_master(&master, &mut target, &mut low_bits.view(offset, &[elements])?)?;
                 }
                 (None, _) => cast::forward(&master, &mut target)?,
             }
@@ -40,14 +46,12 @@ pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Buffer, mut remainder: 
 }
 
 /// `elements` initial values of a tensor, from its element `first` on.
-fn values(shape: &ModelShape, tensor: &HfTensor, key: u64, first: usize, elements: usize) -> Vec<f32> {
-    if tensor.shape.len() == 1 {
-        return vec![1.0; elements];
+fn values(initial: InitialValues, key: u64, first: usize, elements: usize) -> Vec<f32> {
+    let indices = (first..first + elements).into_par_iter();
+    match initial {
+        InitialValues::Ones => vec![1.0; elements],
+        InitialValues::Normal { std } => indices.map(|index| (std * normal(key, index as u64)) as f32).collect(),
     }
-    let residual = tensor.name.ends_with("o_proj.weight") || tensor.name.ends_with("down_proj.weight");
-    let scale = if residual { 1.0 / (2.0 * shape.num_layers as f64).sqrt() } else { 1.0 };
-    let deviation = shape.init_std * scale;
-    (first..first + elements).into_par_iter().map(|index| (deviation * normal(key, index as u64)) as f32).collect()
 }
 
 /// One key a tensor: FNV-1a over its name, mixed with the seed.
@@ -78,7 +82,7 @@ pub(crate) fn mix(counter: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ParameterLayout;
+    use crate::hugging_face::hf_tensors;
     use crate::shape::tests::tiny;
     use kernels::{Device, bf16};
 
@@ -127,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn weight_and_remainder_together_are_the_f32_values() {
+    fn weight_and_low_bits_together_are_the_f32_values() {
         let shape = tiny(false);
         let full = filled(&shape, 3, DType::F32);
         let zeros = |dtype| Buffer::zeros(full.shape(), dtype, &Device::Cpu).unwrap();
-        let (mut weights, mut remainder, mut master) = (zeros(DType::BF16), zeros(DType::I16), zeros(DType::F32));
-        fill(&shape, 3, &mut weights, Some(&mut remainder)).unwrap();
-        cast::join_master(&weights, &remainder, &mut master).unwrap();
+        let (mut weights, mut low_bits, mut master) = (zeros(DType::BF16), zeros(DType::I16), zeros(DType::F32));
+        fill(&shape, 3, &mut weights, Some(&mut low_bits)).unwrap();
+        cast::join_master(&weights, &low_bits, &mut master).unwrap();
         assert_eq!(master.read_f32().unwrap(), full.read_f32().unwrap());
     }
 

@@ -1,7 +1,9 @@
-//! The Llama-style decoder: parameters by name, blocks with a hand-written backward, loss, generation.
+//! The Llama-style decoder: parameters as one table, layers with a hand-written backward, loss, generation.
 //!
-//! A model is a [`ModelShape`] and one flat buffer of weights, cut by its [`ParameterLayout`]. A [`Decoder`] adds the
-//! buffers of a training step, all of them listed beforehand in a memory plan; a [`Generator`] adds a key/value cache.
+//! A model is a [`ModelShape`] and one flat buffer of weights, cut by its [`ParameterLayout`], which follows from the
+//! table in [`parameters`]. The layers ([`attention`], [`mlp`], [`norm`], [`linear`]) make up a [`block`] and blocks
+//! the [`backbone`]. A [`Decoder`] adds the loss and the buffers of a training step, all of them listed beforehand in a
+//! memory plan; a [`Generator`] runs the same backbone with a key/value cache.
 //!
 //! ```
 //! use kernels::memory::Plan;
@@ -33,9 +35,9 @@
 //! # Ok::<(), model::Error>(())
 //! ```
 //!
-//! Legend of the shape suffixes: N tokens (= B * T), B sequences, T positions, D hidden, H query heads, K key/value heads,
-//! E head size, A width of all heads together (= H * E), P packed QKV width (H + 2K) * E, I intermediate, V padded
-//! vocabulary, C rows of a chunk (or tokens that a cache holds), S tokens of one generation pass.
+//! Legend of the shape suffixes: N tokens (= B * T), B sequences, T positions, D hidden, H query heads, K key/value
+//! heads, E head size, A width of all heads together (= H * E), P packed QKV width (H + 2K) * E, I intermediate, V
+//! padded vocabulary, C rows of a chunk (or tokens that a cache holds), S tokens of one generation pass.
 
 // Names such as x_ND carry their shape.
 #![allow(non_snake_case)]
@@ -43,13 +45,20 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::float_cmp))]
 
 pub mod activations;
+pub mod attention;
+pub mod backbone;
 pub mod block;
 mod decoder;
 mod error;
 pub mod generation;
 pub mod hugging_face;
 pub mod initialization;
+pub mod layout;
+pub mod linear;
+pub mod mlp;
+pub mod norm;
 pub mod parameters;
+pub mod pass;
 pub mod sampling;
 mod shape;
 pub mod tensor_file;
@@ -57,7 +66,7 @@ pub mod tensor_file;
 pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of};
 pub use error::{Error, Result};
 pub use generation::Generator;
-pub use parameters::{ParameterLayout, Parameters};
+pub use layout::ParameterLayout;
 pub use run_config::{ActivationRecompute, Precision};
 pub use sampling::{SamplingSettings, sample};
 pub use shape::ModelShape;

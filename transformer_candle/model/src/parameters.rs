@@ -1,199 +1,237 @@
-//! Every parameter in memory: its name, its shape, and where it lies in the flat buffers.
+//! Every parameter, described in one place: name, shape, group, initial values and the Hugging Face tensors it is made
+//! of.
 //!
-//! Weights, gradients and optimizer state are one flat buffer each with the same layout, so that clipping and `AdamW` are one
-//! pass over each. Parameters that weight decay applies to come first: the projections and an untied head. Norms and the
-//! embedding follow without decay (a tied head is the embedding): decay would pull norms away from one, and rows of rare
-//! tokens to zero between their gradients.
+//! [`Parameters::build`] is that place. Whatever is said of parameters elsewhere follows from it: the layout of the
+//! flat buffers, counts, operations, initial values and the files' tensors. A parameter is added there and in the
+//! struct.
+
+use std::convert::Infallible;
 
 use kernels::Buffer;
 
-use crate::{ModelShape, Result};
+use crate::{Error, ModelShape};
 
-/// Every parameter begins at a multiple of this many elements, so that its first byte is aligned for vector loads of any
-/// element type. The elements in between are zero, get no gradient, and stay zero.
-const ALIGNMENT: usize = 64;
-
-/// One parameter in memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parameter {
+/// Everything that the rest of the crate knows of a parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterSpec {
     /// `embed_tokens`, `layers.0.qkv`, `final_norm`, ...
     pub name: String,
-    /// Matrices are `[outputs, inputs]`.
+    /// In memory; matrices are `[outputs, inputs]`.
     pub shape: Vec<usize>,
-    /// First element in the flat buffers.
-    pub offset: usize,
-    /// Whether weight decay applies.
-    pub decay: bool,
+    /// What the optimizer does with it.
+    pub group: ParameterGroup,
+    /// Its values before the first step.
+    pub initial: InitialValues,
+    /// Whether every token is multiplied with it: what operations are counted by.
+    pub in_matmul: bool,
+    /// The tensors on disk that its rows are. Rows of none are padding: zero, without a gradient.
+    pub hugging_face: Vec<TensorRows>,
 }
 
-impl Parameter {
-    /// The number of elements.
+/// What the optimizer treats alike, in the order of the flat buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterGroup {
+    /// Weight decay applies: the projections and an untied head.
+    Decayed,
+    /// Norms and the embedding, which a tied head is: decay would pull norms away from one, and rows of rare tokens to
+    /// zero between their gradients.
+    Undecayed,
+}
+
+impl ParameterGroup {
+    /// Every group, in the order of the flat buffers.
+    pub const ALL: [Self; 2] = [Self::Decayed, Self::Undecayed];
+}
+
+/// The distribution of a parameter's values before the first step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum InitialValues {
+    /// All one.
+    Ones,
+    /// Normal around zero.
+    Normal {
+        /// The standard deviation.
+        std: f64,
+    },
+}
+
+/// Rows of a parameter that are one tensor on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorRows {
+    /// As `transformers` names it: `model.layers.0.self_attn.q_proj.weight`, ...
+    pub name: String,
+    /// The parameter's row that is the tensor's first.
+    pub first_row: usize,
+    /// The tensor's rows.
+    pub rows: usize,
+}
+
+impl ParameterSpec {
+    /// The number of elements in memory.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
-}
 
-/// The parameters of a model in the order of the flat buffers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParameterLayout {
-    parameters: Vec<Parameter>,
-    num_layers: usize,
-    decayed_elements: usize,
-    elements: usize,
-}
+    /// The elements of a row: one of a vector.
+    pub fn row_elements(&self) -> usize {
+        self.shape[1..].iter().product()
+    }
 
-impl ParameterLayout {
-    /// The layout of a model of this shape.
-    pub fn new(shape: &ModelShape) -> Self {
-        let ModelShape { hidden_size: d, intermediate_size: i, padded_vocab_size: v, .. } = *shape;
-        let heads = shape.heads();
-        let mut layout =
-            Self { parameters: Vec::new(), num_layers: shape.num_layers, decayed_elements: 0, elements: 0 };
-        for layer in 0..shape.num_layers {
-            layout.add(format!("layers.{layer}.qkv"), &[heads.packed_width(), d], true);
-            layout.add(format!("layers.{layer}.attention_output"), &[d, heads.query_width()], true);
-            layout.add(format!("layers.{layer}.gate_up"), &[2 * i, d], true);
-            layout.add(format!("layers.{layer}.down"), &[d, i], true);
+    /// The number of elements on disk, where no padding is.
+    pub fn stored_elements(&self) -> usize {
+        self.hugging_face.iter().map(|tensor| tensor.rows).sum::<usize>() * self.row_elements()
+    }
+
+    /// A projection; `tensors` are the Hugging Face tensors that lie in it one below the other, with their rows.
+    fn matrix(name: String, shape: [usize; 2], std: f64, tensors: impl IntoIterator<Item = (String, usize)>) -> Self {
+        let mut next_row = 0;
+        let place = |(name, rows)| {
+            let first_row = next_row;
+            next_row += rows;
+            TensorRows { name, first_row, rows }
+        };
+        Self {
+            name,
+            shape: shape.to_vec(),
+            group: ParameterGroup::Decayed,
+            initial: InitialValues::Normal { std },
+            in_matmul: true,
+            hugging_face: tensors.into_iter().map(place).collect(),
         }
-        if !shape.tie_embeddings {
-            layout.add("lm_head".to_owned(), &[v, d], true);
+    }
+
+    /// The weight of a norm.
+    fn norm(name: String, size: usize, tensor: String) -> Self {
+        Self {
+            name,
+            shape: vec![size],
+            group: ParameterGroup::Undecayed,
+            initial: InitialValues::Ones,
+            in_matmul: false,
+            hugging_face: vec![TensorRows { name: tensor, first_row: 0, rows: size }],
         }
-        layout.decayed_elements = layout.elements;
-        layout.add("embed_tokens".to_owned(), &[v, d], false);
-        for layer in 0..shape.num_layers {
-            layout.add(format!("layers.{layer}.attention_norm"), &[d], false);
-            layout.add(format!("layers.{layer}.mlp_norm"), &[d], false);
-        }
-        layout.add("final_norm".to_owned(), &[d], false);
-        layout
-    }
-
-    fn add(&mut self, name: String, shape: &[usize], decay: bool) {
-        let parameter = Parameter { name, shape: shape.to_vec(), offset: self.elements, decay };
-        self.elements += parameter.elements().next_multiple_of(ALIGNMENT);
-        self.parameters.push(parameter);
-    }
-
-    /// Every parameter, in the order of the flat buffers.
-    pub fn parameters(&self) -> &[Parameter] {
-        &self.parameters
-    }
-
-    /// The parameter of this name.
-    pub fn get(&self, name: &str) -> Option<&Parameter> {
-        self.parameters.iter().find(|parameter| parameter.name == name)
-    }
-
-    /// The parameter of a name that [`ParameterLayout::new`] adds.
-    pub(crate) fn known(&self, name: &str) -> &Parameter {
-        self.get(name).expect("the layout has every parameter of the model")
-    }
-
-    /// Elements of a flat buffer, the few between parameters included.
-    pub fn elements(&self) -> usize {
-        self.elements
-    }
-
-    /// Elements at the front of a flat buffer that weight decay applies to.
-    pub fn decayed_elements(&self) -> usize {
-        self.decayed_elements
     }
 }
 
-/// A flat buffer with a view of every parameter. Serves weights and gradients alike.
+/// Something for each parameter of a model: its place, its buffers, ...
 #[derive(Clone, Debug)]
-pub struct Parameters {
-    /// The whole buffer.
-    pub flat: Buffer,
+pub struct Parameters<T> {
     /// Token embedding `[V, D]`.
-    pub embed_tokens: Buffer,
+    pub embed_tokens: T,
     /// The decoder blocks' parameters.
-    pub blocks: Vec<BlockParameters>,
+    pub blocks: Vec<BlockParameters<T>>,
     /// Weight of the last norm `[D]`.
-    pub final_norm: Buffer,
-    /// The head `[V, D]`; the same memory as `embed_tokens` in a tied model.
-    pub head: Buffer,
+    pub final_norm: T,
+    /// The head `[V, D]`; that of `embed_tokens` in a tied model.
+    pub head: T,
 }
 
-/// The parameters of one decoder block.
+/// Something for each parameter of one decoder block.
 #[derive(Clone, Debug)]
-pub struct BlockParameters {
-    /// Weight of the norm before attention `[D]`.
-    pub attention_norm: Buffer,
+pub struct BlockParameters<T> {
     /// Query, key and value projections, one below the other `[P, D]`.
-    pub qkv: Buffer,
+    pub qkv: T,
     /// Attention's output projection `[D, A]`.
-    pub attention_output: Buffer,
-    /// Weight of the norm before the feed-forward part `[D]`.
-    pub mlp_norm: Buffer,
+    pub attention_output: T,
     /// Gate and up projections, one below the other `[2I, D]`.
-    pub gate_up: Buffer,
+    pub gate_up: T,
     /// Down projection `[D, I]`.
-    pub down: Buffer,
+    pub down: T,
+    /// Weight of the norm before attention `[D]`.
+    pub attention_norm: T,
+    /// Weight of the norm before the MLP `[D]`.
+    pub mlp_norm: T,
 }
 
-impl Parameters {
-    /// Views of a flat buffer that was planned with `layout.elements()` elements.
-    pub fn over(layout: &ParameterLayout, flat: Buffer) -> Result<Self> {
-        let view = |name: &str| -> Result<Buffer> {
-            let parameter = layout.known(name);
-            Ok(flat.view(parameter.offset, &parameter.shape)?)
+impl<T: Clone> Parameters<T> {
+    /// Describes every parameter, in the order of `transformers`' `named_parameters`, and keeps what `add` makes of it.
+    /// The order is that of the fields below, and the one in which tensors lie in files and parameters of a group in
+    /// the flat buffers.
+    pub fn build<E>(shape: &ModelShape, mut add: impl FnMut(ParameterSpec) -> Result<T, E>) -> Result<Self, E> {
+        let ModelShape { hidden_size: d, padded_vocab_size: v, vocab_size, tie_embeddings, .. } = *shape;
+        let table = |name: &str, tensor: &str| {
+            ParameterSpec::matrix(name.to_owned(), [v, d], shape.init_std, [(format!("{tensor}.weight"), vocab_size)])
         };
-        let block = |layer: usize| -> Result<BlockParameters> {
-            let view = |name: &str| view(&format!("layers.{layer}.{name}"));
-            Ok(BlockParameters {
-                attention_norm: view("attention_norm")?,
-                qkv: view("qkv")?,
-                attention_output: view("attention_output")?,
-                mlp_norm: view("mlp_norm")?,
-                gate_up: view("gate_up")?,
-                down: view("down")?,
-            })
-        };
-        let blocks = (0..layout.num_layers).map(block).collect::<Result<_>>()?;
-        let head = if layout.get("lm_head").is_some() { "lm_head" } else { "embed_tokens" };
+        let embed_tokens = add(ParameterSpec {
+            group: ParameterGroup::Undecayed,
+            in_matmul: tie_embeddings,
+            ..table("embed_tokens", "model.embed_tokens")
+        })?;
         Ok(Self {
-            embed_tokens: view("embed_tokens")?,
-            blocks,
-            final_norm: view("final_norm")?,
-            head: view(head)?,
-            flat,
+            blocks: (0..shape.num_layers)
+                .map(|layer| BlockParameters::build(shape, layer, &mut add))
+                .collect::<Result<_, E>>()?,
+            final_norm: add(ParameterSpec::norm("final_norm".to_owned(), d, "model.norm.weight".to_owned()))?,
+            head: if tie_embeddings { embed_tokens.clone() } else { add(table("lm_head", "lm_head"))? },
+            embed_tokens,
         })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::shape::tests::{one_billion, tiny};
-
-    #[test]
-    fn decayed_parameters_come_first_and_nothing_overlaps() {
-        for tied in [true, false] {
-            let layout = ParameterLayout::new(&tiny(tied));
-            let mut end = 0;
-            for parameter in layout.parameters() {
-                assert!(parameter.offset >= end && parameter.offset % ALIGNMENT == 0, "{}", parameter.name);
-                assert_eq!(parameter.decay, parameter.offset < layout.decayed_elements(), "{}", parameter.name);
-                end = parameter.offset + parameter.elements();
-            }
-            assert!(end <= layout.elements());
-            assert_eq!(layout.get("lm_head").is_some(), !tied);
-        }
+impl<T> BlockParameters<T> {
+    fn build<E>(
+        shape: &ModelShape,
+        layer: usize,
+        add: &mut impl FnMut(ParameterSpec) -> Result<T, E>,
+    ) -> Result<Self, E> {
+        let ModelShape { hidden_size: d, intermediate_size: i, init_std: std, .. } = *shape;
+        let heads = shape.heads();
+        let (p, a, k) = (heads.packed_width(), heads.query_width(), heads.key_width());
+        // What adds to the residual stream is scaled down, so that the stream's variance does not grow with the layers.
+        let residual_std = std * (1.0 / (2.0 * shape.num_layers as f64).sqrt());
+        let name = |name: &str| format!("layers.{layer}.{name}");
+        let tensor = |name: &str| format!("model.layers.{layer}.{name}.weight");
+        let matrix = |parameter, shape, std, tensors: &[(&str, usize)]| {
+            let tensors = tensors.iter().map(|&(name, rows)| (tensor(name), rows));
+            ParameterSpec::matrix(name(parameter), shape, std, tensors)
+        };
+        let norm = |parameter, of| ParameterSpec::norm(name(parameter), d, tensor(of));
+        let qkv = [("self_attn.q_proj", a), ("self_attn.k_proj", k), ("self_attn.v_proj", k)];
+        Ok(Self {
+            qkv: add(matrix("qkv", [p, d], std, &qkv))?,
+            attention_output: add(matrix("attention_output", [d, a], residual_std, &[("self_attn.o_proj", d)]))?,
+            gate_up: add(matrix("gate_up", [2 * i, d], std, &[("mlp.gate_proj", i), ("mlp.up_proj", i)]))?,
+            down: add(matrix("down", [d, i], residual_std, &[("mlp.down_proj", d)]))?,
+            attention_norm: add(norm("attention_norm", "input_layernorm"))?,
+            mlp_norm: add(norm("mlp_norm", "post_attention_layernorm"))?,
+        })
     }
+}
 
-    #[test]
-    fn norms_and_embeddings_are_not_decayed() {
-        let layout = ParameterLayout::new(&tiny(false));
-        let decayed = |name: &str| layout.get(name).unwrap().decay;
-        assert!(decayed("lm_head") && decayed("layers.2.down") && decayed("layers.0.qkv"));
-        assert!(!decayed("embed_tokens") && !decayed("layers.1.mlp_norm") && !decayed("final_norm"));
-    }
+/// The specs of all parameters, in the order of [`Parameters::build`].
+pub(crate) fn specs(shape: &ModelShape) -> Vec<ParameterSpec> {
+    let mut specs = Vec::new();
+    let Ok(_) = Parameters::build(shape, |spec| {
+        specs.push(spec);
+        Ok::<_, Infallible>(())
+    });
+    specs
+}
 
-    #[test]
-    fn a_model_of_even_sizes_wastes_only_the_vocabulary_s_padding() {
-        let shape = one_billion();
-        let padding = (shape.padded_vocab_size - shape.vocab_size) * shape.hidden_size;
-        assert_eq!(ParameterLayout::new(&shape).elements(), shape.parameter_count() as usize + padding);
+/// The sum of a number over all parameters. Every block adds the same, so that the time does not depend on their
+/// number.
+pub(crate) fn sum(shape: &ModelShape, of: impl Fn(&ParameterSpec) -> usize) -> u64 {
+    let sum_with =
+        |num_layers| specs(&ModelShape { num_layers, ..shape.clone() }).iter().map(&of).sum::<usize>() as u64;
+    let outside = sum_with(0);
+    outside + shape.num_layers as u64 * (sum_with(1) - outside)
+}
+
+/// A parameter in memory: its values and, where it trains, their gradient.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// F32 or BF16.
+    pub values: Buffer,
+    /// F32; none where nothing trains.
+    pub gradient: Option<Buffer>,
+}
+
+impl Weight {
+    /// The values, and the gradient to be written.
+    ///
+    /// # Errors
+    /// [`Error::EvaluationOnly`] where nothing trains.
+    pub(crate) fn with_gradient(&mut self) -> Result<(&Buffer, &mut Buffer), Error> {
+        Ok((&self.values, self.gradient.as_mut().ok_or(Error::EvaluationOnly)?))
     }
 }

@@ -3,6 +3,8 @@
 use kernels::HeadLayout;
 use run_config::ModelConfig;
 
+use crate::parameters::{self, ParameterSpec};
+
 /// Rows of the embedding and the head are padded to a multiple of this, so that matrix products keep to whole tiles.
 const VOCABULARY_MULTIPLE: usize = 64;
 
@@ -64,26 +66,18 @@ impl ModelShape {
 
     /// Parameters on disk: without the vocabulary's padding, a tied embedding once.
     pub fn parameter_count(&self) -> u64 {
-        let embedding = (self.vocab_size * self.hidden_size) as u64;
-        let norms = ((2 * self.num_layers + 1) * self.hidden_size) as u64;
-        self.matmul_parameters() + norms + if self.tie_embeddings { 0 } else { embedding }
+        parameters::sum(self, ParameterSpec::stored_elements)
     }
 
-    /// Floating-point operations of a training step a token: six a parameter of a matrix product, and causal attention.
+    /// Floating-point operations of a training step per token: six per parameter of a matmul, and causal attention.
     ///
-    /// `6 * N + 6 * L * A * T`: forward and backward take 2 and 4 operations a parameter, attention half of the full
-    /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the half).
+    /// `6 * N + 6 * L * A * T`: forward and backward take 2 and 4 operations per parameter, attention half of the full
+    /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the
+    /// half).
     pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
         let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;
-        6.0 * self.matmul_parameters() as f64 + 6.0 * attention
-    }
-
-    /// Parameters that take part in a matrix product; the head once, tied or not, the embedding's look-up not.
-    fn matmul_parameters(&self) -> u64 {
-        let heads = self.heads();
-        let attention = (heads.packed_width() + heads.query_width()) * self.hidden_size;
-        let feed_forward = 3 * self.intermediate_size * self.hidden_size;
-        (self.num_layers * (attention + feed_forward) + self.vocab_size * self.hidden_size) as u64
+        let in_matmul = |spec: &ParameterSpec| if spec.in_matmul { spec.stored_elements() } else { 0 };
+        6.0 * parameters::sum(self, in_matmul) as f64 + 6.0 * attention
     }
 }
 
@@ -146,6 +140,13 @@ pub(crate) mod tests {
         let preset = run_config::presets().iter().find(|preset| preset.name == "rtx5090_1b").unwrap();
         let config = run_config::RunConfig::parse(preset.text, run_config::Format::Yaml, &[]).unwrap();
         assert_eq!(ModelShape::new(&config.model, config.model.vocab_size.unwrap()), one_billion());
+    }
+
+    #[test]
+    fn absurdly_many_layers_are_counted_at_once() {
+        let [none, one, many] =
+            [0, 1, 1 << 40].map(|num_layers| ModelShape { num_layers, ..tiny(true) }.parameter_count());
+        assert_eq!(many, none + (one - none) * (1 << 40));
     }
 
     #[test]

@@ -42,6 +42,7 @@ value_class! {
 #[pyo3(signature = (
     checkpoint, prompt, *, max_tokens = 128, temperature = 0.8, top_k = 0, top_p = 1.0, seed = 0, device = "auto"
 ))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of a Python function")]
 pub fn generate(
     py: Python<'_>,
     checkpoint: PathBuf,

@@ -192,6 +192,7 @@ impl Trainer {
 
     /// Continue a text with the weights as they are.
     #[pyo3(signature = (prompt, *, max_tokens = 128, temperature = 0.8, top_k = 0, top_p = 1.0, seed = 0))]
+    #[expect(clippy::too_many_arguments, reason = "the keywords of a Python function")]
     fn generate(
         &mut self,
         py: Python<'_>,

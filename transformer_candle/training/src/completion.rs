@@ -28,7 +28,7 @@ pub struct Completion {
 ///
 /// # Errors
 /// [`TrainerError::NoRoom`]
-pub(crate) fn generator(shape: &ModelShape, weights: Buffer, max_tokens: usize) -> Result<Generator> {
+pub(crate) fn generator(shape: &ModelShape, weights: &Buffer, max_tokens: usize) -> Result<Generator> {
     let max_tokens = max_tokens.min(shape.max_position_embeddings);
     let needed = Generator::bytes(shape, weights.dtype(), max_tokens, weights.device().kind());
     require_room(needed, weights.device(), || format!("a context of {max_tokens} tokens"))?;

@@ -74,7 +74,7 @@ impl TrainedModel {
             prompt_tokens.push(self.tokenizer.end_of_text());
         }
         let longest = prompt_tokens.len().saturating_add(max_tokens);
-        let mut generator = generator(&self.shape, self.weights.clone(), longest)?;
+        let mut generator = generator(&self.shape, &self.weights, longest)?;
         let (tokenizer, stop_token) = (&self.tokenizer, self.stop_token);
         let request = CompletionRequest { prompt, prompt_tokens: &prompt_tokens, max_tokens, stop_token, settings };
         in_pool(|| complete(&mut generator, tokenizer, &request, on_text))
@@ -82,7 +82,7 @@ impl TrainedModel {
 
     /// The logits behind each of these tokens, one row of `vocab_size` per token, unless the signal is raised meanwhile.
     pub fn logits(&self, tokens: &[u32], stop: &StopSignal) -> Result<Vec<Vec<f32>>> {
-        let mut generator = generator(&self.shape, self.weights.clone(), tokens.len())?;
+        let mut generator = generator(&self.shape, &self.weights, tokens.len())?;
         let mut row = |&token: &u32| {
             stop.check()?;
             generator.step(token).map_err(TrainerError::from_request)

@@ -1,5 +1,6 @@
 //! Attention: whole sequences forward and backward, and new tokens behind a cache.
 
+use kernels::attention::{AttentionShape, Saved};
 use kernels::{Buffer, DType, Device, DeviceKind, HeadLayout, attention};
 
 use super::{BF16_ATTENTION, EXACT, F32, Inputs};
@@ -29,6 +30,10 @@ impl Sizes {
 
     fn tokens(&self) -> usize {
         self.batch * self.length
+    }
+
+    fn shape(&self) -> AttentionShape {
+        AttentionShape { heads: self.layout, batch: self.batch, sequence_length: self.length }
     }
 
     fn text(&self) -> String {
@@ -92,22 +97,22 @@ fn documents(inputs: &mut Inputs, sizes: Sizes) -> Bits {
 }
 
 fn forward(inputs: &mut Inputs, sizes: Sizes) -> Case {
-    let Sizes { batch, length, layout, packed } = sizes;
+    let (Sizes { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
     let (qkv, out) = ([sizes.tokens(), layout.packed_width()], [sizes.tokens(), layout.query_width()]);
     Case::new(inputs.name("attention::forward"), sizes.text())
         .input("qkv", &qkv, inputs.numbers(&qkv))
         .input("documents", &[sizes.tokens()], documents(inputs, sizes))
         .output("out", &out, inputs.dtype, bound(inputs))
         .output("log_sum_exp", &[batch, layout.heads, length], DType::F32, F32)
-        .workspace(move |device| attention::forward_workspace_elements(&layout, batch, length, device))
+        .workspace(move |device| attention::forward_workspace_elements(&shape, device))
         .call(move |[qkv, documents, out, lse, workspace]| {
             let documents = packed.then_some(&*documents);
-            attention::forward(qkv, documents, &layout, batch, length, out, lse, workspace)
+            attention::forward(qkv, documents, &shape, out, lse, workspace)
         })
 }
 
 fn backward(inputs: &mut Inputs, sizes: Sizes) -> Result<Case> {
-    let Sizes { batch, length, layout, packed } = sizes;
+    let (Sizes { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
     let (wide, narrow) = ([sizes.tokens(), layout.packed_width()], [sizes.tokens(), layout.query_width()]);
     let (qkv, documents) = (inputs.numbers(&wide), documents(inputs, sizes));
     let [out, lse] = saved(&qkv, &documents, sizes, inputs.dtype)?;
@@ -118,16 +123,17 @@ fn backward(inputs: &mut Inputs, sizes: Sizes) -> Result<Case> {
         .input("log_sum_exp", &[batch, layout.heads, length], lse)
         .input("dout", &narrow, inputs.numbers(&narrow))
         .output("dqkv", &wide, inputs.dtype, bound(inputs))
-        .workspace(move |device| attention::backward_workspace_elements(&layout, batch, length, device))
+        .workspace(move |device| attention::backward_workspace_elements(&shape, device))
         .call(move |[qkv, documents, out, lse, dout, dqkv, workspace]| {
             let documents = packed.then_some(&*documents);
-            attention::backward(qkv, documents, out, lse, dout, &layout, batch, length, dqkv, workspace)
+            let saved = Saved { qkv_NP: qkv, documents_N: documents, out_NHE: out, lse_BHT: lse };
+            attention::backward(&saved, dout, &shape, dqkv, workspace)
         }))
 }
 
 /// What the forward pass saves, computed in F32 on the CPU.
 fn saved(qkv: &Bits, documents: &Bits, sizes: Sizes, dtype: DType) -> Result<[Bits; 2]> {
-    let Sizes { batch, length, layout, packed } = sizes;
+    let (Sizes { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
     let zeros = |shape: &[usize]| Buffer::zeros(shape, DType::F32, &Device::Cpu);
     let mut wide = zeros(&[sizes.tokens(), layout.packed_width()])?;
     qkv.widened().write_to(&mut wide)?;
@@ -135,8 +141,8 @@ fn saved(qkv: &Bits, documents: &Bits, sizes: Sizes, dtype: DType) -> Result<[Bi
     documents.write_to(&mut begins)?;
     let begins = packed.then_some(&begins);
     let (mut out, mut lse) = (zeros(&[sizes.tokens(), layout.query_width()])?, zeros(&[batch, layout.heads, length])?);
-    let needed = attention::forward_workspace_elements(&layout, batch, length, DeviceKind::Cpu);
-    attention::forward(&wide, begins, &layout, batch, length, &mut out, &mut lse, &mut zeros(&[needed])?)?;
+    let needed = attention::forward_workspace_elements(&shape, DeviceKind::Cpu);
+    attention::forward(&wide, begins, &shape, &mut out, &mut lse, &mut zeros(&[needed])?)?;
     Ok([Bits::of_numbers(out.read_f32()?, dtype), Bits::read(&lse)?])
 }
 

@@ -1,5 +1,6 @@
 //! The optimizer's part of a step: norm of the gradients, clipping, `AdamW`.
 
+use kernels::adamw::AdamWState;
 use kernels::cast::reference::split;
 use kernels::{DType, adamw, cast, grad_norm};
 
@@ -69,7 +70,8 @@ fn step(inputs: &mut Inputs, elements: usize, applied: bool) -> Case {
     if inputs.dtype == DType::F32 {
         return case.updated("weight", &shape, Bits::of_numbers(master, DType::F32), bound).call(
             |[grad, first, second, scalars, weight]| {
-                adamw::step(weight, None, grad, first, second, scalars, &SETTINGS, WEIGHT_DECAY)
+                let state = AdamWState { weight, low_bits: None, first_moment: first, second_moment: second };
+                adamw::step(state, grad, scalars, &SETTINGS, WEIGHT_DECAY)
             },
         );
     }
@@ -80,7 +82,9 @@ fn step(inputs: &mut Inputs, elements: usize, applied: bool) -> Case {
         .state("remainder", &shape, Bits { dtype: DType::I16, bits: remainder })
         .output("master", &shape, DType::F32, bound)
         .call(|[grad, first, second, scalars, weight, remainder, master]| {
-            adamw::step(weight, Some(remainder), grad, first, second, scalars, &SETTINGS, WEIGHT_DECAY)?;
+            let state =
+                AdamWState { weight, low_bits: Some(&mut *remainder), first_moment: first, second_moment: second };
+            adamw::step(state, grad, scalars, &SETTINGS, WEIGHT_DECAY)?;
             cast::join_master(weight, remainder, master)
         })
 }

@@ -1,5 +1,6 @@
 //! Matrix products, and the head with its loss.
 
+use kernels::head_cross_entropy::{Gradients, Inputs as HeadInputs};
 use kernels::{Accumulate, DType, head_cross_entropy, linear};
 
 use super::{BF16, F32, F32_SUM, Inputs};
@@ -95,7 +96,9 @@ impl Head {
 fn losses(inputs: &mut Inputs, head: Head) -> Case {
     head.case(inputs, "head_cross_entropy::forward").output("losses", &[head.n], DType::F32, F32_SUM).call(
         move |[hidden, weight, targets, logits, workspace, losses]| {
-            head_cross_entropy::forward(hidden, weight, targets, head.vocab_size, losses, logits, workspace)
+            let inputs =
+                HeadInputs { hidden_ND: hidden, weight_VD: weight, targets_N: targets, vocab_size: head.vocab_size };
+            head_cross_entropy::forward(&inputs, losses, logits, workspace)
         },
     )
 }
@@ -111,18 +114,8 @@ fn loss_and_gradients(inputs: &mut Inputs, head: Head) -> Case {
         .output("dhidden", &[n, d], inputs.dtype, inputs.bound())
         .updated("dweight", &[v, d], Bits::of_numbers(vec![0.0; v * d], DType::F32), weight_bound)
         .call(move |[hidden, weight, targets, logits, workspace, scale, loss, dhidden, dweight]| {
-            head_cross_entropy::forward_backward(
-                hidden,
-                weight,
-                targets,
-                vocab_size,
-                scale,
-                loss,
-                dhidden,
-                dweight,
-                Accumulate::Continue,
-                logits,
-                workspace,
-            )
+            let inputs = HeadInputs { hidden_ND: hidden, weight_VD: weight, targets_N: targets, vocab_size };
+            let gradients = Gradients { dhidden_ND: dhidden, dweight_VD: dweight, accumulate: Accumulate::Continue };
+            head_cross_entropy::forward_backward(&inputs, scale, loss, gradients, logits, workspace)
         })
 }

@@ -2,6 +2,7 @@
 //!
 //! Legend: N tokens, D hidden, I intermediate, V vocabulary, P packed QKV width, A = H * E attention width, C rows of logits.
 
+use kernels::attention::AttentionShape;
 use kernels::{
     Accumulate, Buffer, DType, Device, DeviceKind, Result, adamw, add_rms_norm, attention, cast, embedding, grad_norm,
     head_cross_entropy, linear, rope, swiglu,
@@ -74,30 +75,21 @@ fn decode(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
 fn attend(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let &Sizes { batch, length, n, ref heads, layers, .. } = sizes;
     let (p, a, size) = (heads.packed_width(), heads.query_width(), meter.element_size());
-    let mut workspace = workspace(attention::workspace_elements(heads, batch, length, DeviceKind::Cpu))?;
+    let shape = AttentionShape { heads: *heads, batch, sequence_length: length };
+    let mut workspace = workspace(attention::workspace_elements(&shape, DeviceKind::Cpu))?;
     let (qkv_NP, dout_NA) = (filled(&[n, p], meter.dtype)?, filled(&[n, a], meter.dtype)?);
     let (mut out_NA, mut dqkv_NP) = (zeros(&[n, a], meter.dtype)?, zeros(&[n, p], meter.dtype)?);
     let mut lse_BHT = zeros(&[batch, heads.heads, length], DType::F32)?;
     let product = n * length * a;
     let work = Work { flops: 2 * product, bytes: size * n * (p + a) };
     meter.row("attention: forward", 0, work, || {
-        attention::forward(&qkv_NP, None, heads, batch, length, &mut out_NA, &mut lse_BHT, &mut workspace)
+        attention::forward(&qkv_NP, None, &shape, &mut out_NA, &mut lse_BHT, &mut workspace)
     })?;
     let work = Work { flops: 7 * product, bytes: size * n * (3 * p + 3 * a) };
     meter.row("attention: both", layers, work, || {
-        attention::forward(&qkv_NP, None, heads, batch, length, &mut out_NA, &mut lse_BHT, &mut workspace)?;
-        attention::backward(
-            &qkv_NP,
-            None,
-            &out_NA,
-            &lse_BHT,
-            &dout_NA,
-            heads,
-            batch,
-            length,
-            &mut dqkv_NP,
-            &mut workspace,
-        )
+        attention::forward(&qkv_NP, None, &shape, &mut out_NA, &mut lse_BHT, &mut workspace)?;
+        let saved = attention::Saved { qkv_NP: &qkv_NP, documents_N: None, out_NHE: &out_NA, lse_BHT: &lse_BHT };
+        attention::backward(&saved, &dout_NA, &shape, &mut dqkv_NP, &mut workspace)
     })
 }
 
@@ -191,19 +183,11 @@ fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let mut workspace = workspace(head_cross_entropy::workspace_elements(c, d, v, DeviceKind::Cpu))?;
     let work = Work { flops: 6 * n * d * v, bytes: meter.element_size() * (2 * n * d + v * d) + F32 * v * d };
     meter.row("head, cross-entropy: both", 1, work, || {
-        head_cross_entropy::forward_backward(
-            &hidden_ND,
-            &weight_VD,
-            &targets_N,
-            v,
-            &scale_1,
-            &mut loss_1,
-            &mut dhidden_ND,
-            &mut dweight_VD,
-            Accumulate::Begin,
-            &mut logits_CW,
-            &mut workspace,
-        )
+        let (hidden_ND, weight_VD, targets_N) = (&hidden_ND, &weight_VD, &targets_N);
+        let inputs = head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size: v };
+        let (dhidden_ND, dweight_VD, accumulate) = (&mut dhidden_ND, &mut dweight_VD, Accumulate::Begin);
+        let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, accumulate };
+        head_cross_entropy::forward_backward(&inputs, &scale_1, &mut loss_1, gradients, &mut logits_CW, &mut workspace)
     })
 }
 
@@ -211,7 +195,7 @@ fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
 fn optimize(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let parameters = sizes.parameters();
     let mut weight = zeros(&[parameters], meter.dtype)?;
-    let mut remainder = (meter.dtype == DType::BF16).then(|| zeros(&[parameters], DType::I16)).transpose()?;
+    let mut low_bits = (meter.dtype == DType::BF16).then(|| zeros(&[parameters], DType::I16)).transpose()?;
     let grad = filled(&[parameters], DType::F32)?;
     let (mut first, mut second) = (zeros(&[parameters], DType::F32)?, zeros(&[parameters], DType::F32)?);
     let (mut norm_1, mut scalars) = (zeros(&[1], DType::F32)?, zeros(&[adamw::SCALARS], DType::F32)?);
@@ -225,7 +209,9 @@ fn optimize(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     meter.row("clip, AdamW", 1, work, || {
         grad_norm::forward(&grad, &mut norm_1, &mut workspace)?;
         grad_norm::clip(&norm_1, Some(1.0), &mut scalars)?;
-        adamw::step(&mut weight, remainder.as_mut(), &grad, &mut first, &mut second, &scalars, &settings, 0.1)
+        let (low_bits, first_moment, second_moment) = (low_bits.as_mut(), &mut first, &mut second);
+        let state = adamw::AdamWState { weight: &mut weight, low_bits, first_moment, second_moment };
+        adamw::step(state, &grad, &scalars, &settings, 0.1)
     })?;
     // Only those of the embedding and of norms are added up from zero.
     let added = parameters - sizes.product_weights();

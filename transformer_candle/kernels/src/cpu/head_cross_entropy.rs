@@ -10,20 +10,31 @@ use super::simd::vectorised;
 use crate::head_cross_entropy::{IGNORED_TARGET, Sizes};
 use crate::{Accumulate, Element};
 
+/// What both directions read.
+pub(crate) struct Inputs<'a, E> {
+    pub(crate) hidden: &'a [E],
+    pub(crate) weight: &'a [E],
+    pub(crate) targets: &'a [i32],
+    pub(crate) sizes: Sizes,
+}
+
+/// Where gradients are written, or for the weight's accumulated.
+pub(crate) struct Gradients<'a, E> {
+    pub(crate) dhidden: &'a mut [E],
+    pub(crate) dweight: &'a mut [f32],
+    pub(crate) accumulate: Accumulate,
+}
+
 /// Returns the sum of the losses; gradients are multiplied with `scale`.
 pub(crate) fn forward_backward<E: Element>(
-    hidden: &[E],
-    weight: &[E],
-    targets: &[i32],
-    sizes: Sizes,
+    inputs: &Inputs<'_, E>,
     scale: f32,
-    dhidden: &mut [E],
-    dweight: &mut [f32],
-    mut accumulate: Accumulate,
+    gradients: Gradients<'_, E>,
     logits: &mut [f32],
     workspace: &mut [f32],
 ) -> f64 {
-    let Sizes { d, vocab_size, c, w, .. } = sizes;
+    let &Inputs { hidden, weight, targets, sizes: Sizes { d, vocab_size, c, w, .. } } = inputs;
+    let Gradients { dhidden, dweight, mut accumulate } = gradients;
     let (losses, workspace) = workspace.split_at_mut(2 * c);
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
     let (dweight, padding) = dweight.split_at_mut(vocab_size * d);
@@ -53,15 +64,12 @@ pub(crate) fn forward_backward<E: Element>(
 }
 
 pub(crate) fn forward<E: Element>(
-    hidden: &[E],
-    weight: &[E],
-    targets: &[i32],
-    sizes: Sizes,
+    inputs: &Inputs<'_, E>,
     losses: &mut [f32],
     logits: &mut [f32],
     workspace: &mut [f32],
 ) {
-    let Sizes { d, vocab_size, c, w, .. } = sizes;
+    let &Inputs { hidden, weight, targets, sizes: Sizes { d, vocab_size, c, w, .. } } = inputs;
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
     for ((hidden, losses), targets) in hidden.chunks(c * d).zip(losses.chunks_mut(c)).zip(targets.chunks(c)) {
         multiply(Matrix::new(hidden, targets.len(), d), weight.transposed(), logits, w, workspace);

@@ -8,7 +8,7 @@ use crate::adamw::AdamW;
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     pub(crate) weight: Value,
-    pub(crate) remainder: Option<Value>,
+    pub(crate) low_bits: Option<Value>,
     pub(crate) grad: Value,
     pub(crate) moments: [Value; 2],
     pub(crate) scalars: Value,
@@ -19,7 +19,7 @@ pub(crate) fn step(state: &State, settings: &AdamW, weight_decay: f32, elements:
     let &AdamW { beta1, beta2, epsilon } = settings;
     let constants = [beta1, beta2, 1.0 - beta1, 1.0 - beta2, epsilon].map(|number| Value::F32(number as f32));
     let part = |(start, length): (usize, usize)| {
-        let flat = [Some(state.weight), state.remainder, Some(state.grad)].into_iter().flatten().chain(state.moments);
+        let flat = [Some(state.weight), state.low_bits, Some(state.grad)].into_iter().flatten().chain(state.moments);
         let mut values: Vec<Value> = flat.map(|value| value.skip_elements(start)).collect();
         values.push(state.scalars);
         values.extend(constants);

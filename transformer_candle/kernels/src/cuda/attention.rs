@@ -5,6 +5,7 @@ use candle_core::DType;
 use super::Value;
 use super::request::{Blocks, Request, variant};
 use crate::HeadLayout;
+use crate::attention::AttentionShape;
 
 /// Columns of the kernels' tiles.
 const COLUMNS: [usize; 3] = [32, 64, 128];
@@ -18,16 +19,6 @@ const DECODE_BLOCKS: usize = 256;
 const KEYS_WORTH_A_SPLIT: usize = 64;
 /// The constant `SPLITS` of the kernel `attention_decode_reduce`.
 pub(super) const MOST_SPLITS: usize = 64;
-
-/// The sizes of a call.
-#[derive(Clone, Copy)]
-pub(crate) struct Sizes {
-    pub(crate) layout: HeadLayout,
-    /// B, the number of sequences.
-    pub(crate) batch: usize,
-    /// T, the positions of a sequence.
-    pub(crate) length: usize,
-}
 
 /// What [`backward`] reads.
 #[derive(Clone, Copy)]
@@ -49,24 +40,29 @@ pub(crate) struct Cache {
 }
 
 /// See [`crate::attention::forward`].
-pub(crate) fn forward(qkv: Value, documents: Option<Value>, [out, lse]: [Value; 2], sizes: &Sizes) -> [Request; 1] {
+pub(crate) fn forward(
+    qkv: Value,
+    documents: Option<Value>,
+    [out, lse]: [Value; 2],
+    shape: &AttentionShape,
+) -> [Request; 1] {
     let values = [qkv, or_null(documents), out, lse];
-    let grid = sizes.grid(sizes.layout.heads, "BLOCK_M");
-    [Request::launch("attention_forward", &sizes.variant(qkv, documents), grid, sizes.behind(&values))]
+    let grid = grid(shape, shape.heads.heads, "BLOCK_M");
+    [Request::launch("attention_forward", &whole_variant(shape, qkv, documents), grid, behind(&values, shape))]
 }
 
 /// See [`crate::attention::backward`]. `statistics` are 2 * B * H * T elements of workspace: of every row, the sum of `dout * out`
 /// and the log-sum-exp in base 2.
-pub(crate) fn backward(saved: &Saved, dqkv: Value, statistics: Value, sizes: &Sizes) -> [Request; 2] {
+pub(crate) fn backward(saved: &Saved, dqkv: Value, statistics: Value, shape: &AttentionShape) -> [Request; 2] {
     let &Saved { qkv, documents, out, lse, dout } = saved;
-    let kernel = sizes.variant(qkv, documents);
+    let kernel = whole_variant(shape, qkv, documents);
     let documents = or_null(documents);
-    let queries = sizes.behind(&[qkv, documents, out, lse, dout, dqkv, statistics]);
-    let keys = sizes.behind(&[qkv, documents, dout, dqkv, statistics]);
-    let HeadLayout { heads, kv_heads, .. } = sizes.layout;
+    let queries = behind(&[qkv, documents, out, lse, dout, dqkv, statistics], shape);
+    let keys = behind(&[qkv, documents, dout, dqkv, statistics], shape);
+    let HeadLayout { heads, kv_heads, .. } = shape.heads;
     [
-        Request::launch("attention_backward_queries", &kernel, sizes.grid(heads, "BLOCK_M"), queries),
-        Request::launch("attention_backward_keys", &kernel, sizes.grid(kv_heads, "BLOCK_L"), keys),
+        Request::launch("attention_backward_queries", &kernel, grid(shape, heads, "BLOCK_M"), queries),
+        Request::launch("attention_backward_keys", &kernel, grid(shape, kv_heads, "BLOCK_L"), keys),
     ]
 }
 
@@ -121,22 +117,21 @@ pub(crate) fn decode_workspace_elements(layout: &HeadLayout, new: usize) -> usiz
     rows * (layout.head_size + 2)
 }
 
-impl Sizes {
-    fn variant(&self, qkv: Value, documents: Option<Value>) -> String {
-        let columns = columns(self.layout.head_size, qkv.dtype() == DType::BF16);
-        let documents = if documents.is_some() { ".documents" } else { "" };
-        format!("{}.{columns}{documents}", variant(qkv.dtype()))
-    }
+/// The name of a kernel over whole sequences.
+fn whole_variant(shape: &AttentionShape, qkv: Value, documents: Option<Value>) -> String {
+    let columns = columns(shape.heads.head_size, qkv.dtype() == DType::BF16);
+    let documents = if documents.is_some() { ".documents" } else { "" };
+    format!("{}.{columns}{documents}", variant(qkv.dtype()))
+}
 
-    /// Every head of every sequence along x, tiles of positions along y.
-    fn grid(&self, heads: usize, tile: &'static str) -> [Blocks; 3] {
-        [Blocks::Count(self.batch * heads), Blocks::Of(self.length, tile), Blocks::ONE]
-    }
+/// Every head of every sequence along x, tiles of positions along y.
+fn grid(shape: &AttentionShape, heads: usize, tile: &'static str) -> [Blocks; 3] {
+    [Blocks::Count(shape.batch * heads), Blocks::Of(shape.sequence_length, tile), Blocks::ONE]
+}
 
-    /// The buffers, and behind them the sizes.
-    fn behind(&self, buffers: &[Value]) -> Vec<Value> {
-        [buffers, &[Value::count(self.length)], &counts(&self.layout), &[scale(&self.layout)]].concat()
-    }
+/// The buffers, and behind them the sizes.
+fn behind(buffers: &[Value], shape: &AttentionShape) -> Vec<Value> {
+    [buffers, &[Value::count(shape.sequence_length)], &counts(&shape.heads), &[scale(&shape.heads)]].concat()
 }
 
 fn counts(layout: &HeadLayout) -> [Value; 3] {

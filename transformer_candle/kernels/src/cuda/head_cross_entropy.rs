@@ -5,7 +5,7 @@
 
 use super::request::{Blocks, Request, variant};
 use super::{Operand, Product, Value, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
-use crate::head_cross_entropy::Sizes;
+use crate::head_cross_entropy::{self, Sizes};
 use crate::{Accumulate, Buffer};
 
 /// F32 elements that the sum of the losses takes, so that the losses begin at a multiple of 16 bytes.
@@ -82,17 +82,15 @@ pub(crate) fn workspace_elements(c: usize) -> usize {
 
 impl Inputs {
     pub(crate) fn of(
-        hidden_ND: &Buffer,
-        weight_VD: &Buffer,
-        targets_N: &Buffer,
+        inputs: &head_cross_entropy::Inputs<'_>,
         logits_CW: &Buffer,
         workspace: &Buffer,
         sizes: Sizes,
     ) -> Self {
         Self {
-            hidden: hidden_ND.into(),
-            weight: weight_VD.into(),
-            targets: targets_N.into(),
+            hidden: inputs.hidden_ND.into(),
+            weight: inputs.weight_VD.into(),
+            targets: inputs.targets_N.into(),
             logits: logits_CW.into(),
             workspace: workspace.into(),
             products: Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(workspace) },

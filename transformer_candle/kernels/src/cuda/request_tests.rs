@@ -9,6 +9,7 @@ use super::head_cross_entropy::{Gradients, Inputs};
 use super::manifest::{Entry, Manifest};
 use super::request::Request;
 use super::*;
+use crate::attention::AttentionShape;
 use crate::head_cross_entropy::Sizes;
 use crate::testing::zeros;
 use crate::{Accumulate, DeviceKind, HeadLayout};
@@ -123,15 +124,15 @@ fn attention_names(dtype: DType, head_size: usize, has_documents: bool) -> [Vec<
     let [keys, values] = rows(700, layout.key_width(), dtype);
     let lse = value(&[2, 6, 300], DType::F32);
     let documents = has_documents.then(|| value(&[n], DType::I32));
-    let statistics = crate::attention::backward_workspace_elements(&layout, 2, 300, DeviceKind::Cuda);
+    let shape = AttentionShape { heads: layout, batch: 2, sequence_length: 300 };
+    let statistics = crate::attention::backward_workspace_elements(&shape, DeviceKind::Cuda);
     let statistics = value(&[statistics], DType::F32);
     let space = value(&[crate::attention::decode_workspace_elements(&layout, n, DeviceKind::Cuda)], DType::F32);
-    let sizes = attention::Sizes { layout, batch: 2, length: 300 };
     let saved = attention::Saved { qkv, documents, out, lse, dout };
     let cache = attention::Cache { keys, values, past: 100 };
     [
-        asked(&attention::forward(qkv, documents, [out, lse], &sizes)),
-        asked(&attention::backward(&saved, dqkv, statistics, &sizes)),
+        asked(&attention::forward(qkv, documents, [out, lse], &shape)),
+        asked(&attention::backward(&saved, dqkv, statistics, &shape)),
         asked(&attention::decode(qkv, cache, [out, space], &layout, n)),
         asked(&attention::decode(qkv, attention::Cache { past: 600, ..cache }, [out, space], &layout, 1)),
     ]
@@ -170,10 +171,10 @@ fn attention_covers_every_head_and_position_once() {
     let layout = HeadLayout { heads: 6, kv_heads: 2, head_size: 64 };
     let ([qkv], [out]) = (rows(900, layout.packed_width(), DType::BF16), rows(900, layout.query_width(), DType::BF16));
     let lse = value(&[3, 6, 300], DType::F32);
-    let sizes = attention::Sizes { layout, batch: 3, length: 300 };
+    let shape = AttentionShape { heads: layout, batch: 3, sequence_length: 300 };
     let saved = attention::Saved { qkv, documents: None, out, lse, dout: out };
-    let [forward] = attention::forward(qkv, None, [out, lse], &sizes);
-    let [queries, keys] = attention::backward(&saved, qkv, lse, &sizes);
+    let [forward] = attention::forward(qkv, None, [out, lse], &shape);
+    let [queries, keys] = attention::backward(&saved, qkv, lse, &shape);
     let decode = |past, new| {
         let cache = attention::Cache { keys: out, values: out, past };
         attention::decode(qkv, cache, [out, lse], &layout, new)
@@ -220,7 +221,9 @@ fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] 
     let elements = crate::head_cross_entropy::workspace_elements(c, d, v, DeviceKind::Cuda);
     let workspace = zeros(&[elements], DType::F32);
     let sizes = Sizes { n, d, v, vocab_size, c, w: v };
-    let inputs = Inputs::of(&hidden, &weight, &targets, &logits, &workspace, sizes);
+    let (hidden_ND, weight_VD, targets_N) = (&hidden, &weight, &targets);
+    let inputs = crate::head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size };
+    let inputs = Inputs::of(&inputs, &logits, &workspace, sizes);
     let [scale, loss] = [(); 2].map(|()| value(&[1], DType::F32));
     let accumulate = Accumulate::Begin;
     let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into(), accumulate };
@@ -274,7 +277,7 @@ fn adamw_state(dtype: DType) -> adamw::State {
     let flat = |dtype| value(&[4096], dtype);
     adamw::State {
         weight: flat(dtype),
-        remainder: (dtype == DType::BF16).then(|| flat(DType::I16)),
+        low_bits: (dtype == DType::BF16).then(|| flat(DType::I16)),
         grad: flat(DType::F32),
         moments: [flat(DType::F32), flat(DType::F32)],
         scalars: value(&[crate::adamw::SCALARS], DType::F32),

@@ -4,9 +4,9 @@ use kernels::memory::{Arena, BufferId, Category, Plan};
 use kernels::{Accumulate, DType, DeviceKind, Recording, Upload, head_cross_entropy};
 
 use super::Decoder;
-use crate::activations::{ActivationPlan, ActivationSettings};
-use crate::block::BlockSettings;
-use crate::parameters::{ParameterLayout, Parameters};
+use crate::activations::ActivationSettings;
+use crate::backbone::BackbonePlan;
+use crate::layout::ParameterLayout;
 use crate::{ActivationRecompute, ModelShape, Precision, Result};
 
 /// How large the chunks are that the head works in: rows of tokens whose logits exist at one time.
@@ -21,11 +21,12 @@ struct Chunks {
 /// At 50 GB/s and 430 GFLOP/s the head's gradient, read and written once a chunk, takes 1 % of the products' time.
 const CPU_CHUNKS: Chunks = Chunks { rows: 1024, elements: 1 << 25 };
 
-/// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three products of 2 C V D
-/// operations each. On a card of F operations and B bytes a second that is 8 F / (6 C B) of the products' time, whatever V and D
-/// are: with the 117 operations a byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is 7.3 % of the 1.3 B model's
-/// operations, so C = 2048 costs the step half a percent where the products hide nothing of it, and 410 MB of f32 logits; twice
-/// as many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki takes fewer rows.
+/// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three products of 2 C V
+/// D operations each. On a card of F operations and B bytes a second that is 8 F / (6 C B) of the products' time,
+/// whatever V and D are: with the 117 operations a byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is
+/// 7.3 % of the 1.3 B model's operations, so C = 2048 costs the step half a percent where the products hide nothing of
+/// it, and 410 MB of f32 logits; twice as many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki
+/// takes fewer rows.
 const CUDA_CHUNKS: Chunks = Chunks { rows: 2048, elements: 1 << 27 };
 
 /// What decides a decoder's memory beside its shape.
@@ -61,13 +62,13 @@ pub struct DecoderPlan {
     layout: ParameterLayout,
     weights: BufferId,
     gradients: BufferId,
-    activations: ActivationPlan,
+    backbone: BackbonePlan,
     logits: BufferId,
     losses: BufferId,
     loss: BufferId,
     scale: BufferId,
-    /// Where a card's scale lands before it is its turn.
-    scale_landing: Option<BufferId>,
+    /// Where a GPU's scale is copied to before it is used.
+    scale_staging: Option<BufferId>,
 }
 
 impl Decoder {
@@ -93,7 +94,7 @@ impl Decoder {
         DecoderPlan {
             weights,
             gradients: plan.add("gradients", Category::Gradients, DType::F32, &[gradient_elements]),
-            activations: ActivationPlan::new(shape, &activations, plan),
+            backbone: BackbonePlan::new(shape, &activations, plan),
             logits: plan.add(
                 "logits",
                 Category::Scratch,
@@ -103,7 +104,7 @@ impl Decoder {
             losses: plan.add("losses", Category::Scratch, DType::F32, &[n]),
             loss: plan.add("loss", Category::Scratch, DType::F32, &[1]),
             scale: plan.add("loss_scale", Category::Batch, DType::F32, &[1]),
-            scale_landing: (device == DeviceKind::Cuda)
+            scale_staging: (device == DeviceKind::Cuda)
                 .then(|| plan.add("loss_scale.landing", Category::Batch, DType::F32, &[1])),
             shape: shape.clone(),
             settings: *settings,
@@ -121,36 +122,25 @@ impl DecoderPlan {
     /// The decoder over allocated buffers.
     pub fn bind(&self, arena: &Arena) -> Result<Decoder> {
         let Self { shape, settings, layout, .. } = self;
-        let weights = Parameters::over(layout, arena.buffer(self.weights))?;
-        let gradients = arena.buffer(self.gradients);
-        let gradient_views = settings.training.then(|| Parameters::over(layout, gradients.clone())).transpose()?;
-        let activations = self.activations.bind(arena)?;
-        let block_settings = BlockSettings {
-            heads: shape.heads(),
-            batch: settings.batch,
-            sequence_length: settings.sequence_length,
-            epsilon: shape.norm_epsilon as f32,
-            rope: activations.rope.clone(),
-            recompute: settings.recompute,
-        };
+        let (weights, gradients) = (arena.buffer(self.weights), arena.buffer(self.gradients));
+        let parameters = layout.weights(&weights, settings.training.then_some(&gradients))?;
         let scale_1 = arena.buffer(self.scale);
         Ok(Decoder {
             shape: shape.clone(),
-            settings: block_settings,
             layout: layout.clone(),
             weights,
             gradients,
-            gradient_views,
-            activations,
+            backbone: self.backbone.bind(arena, &parameters)?,
+            head: parameters.head,
             logits_CW: arena.buffer(self.logits),
             losses_N: arena.buffer(self.losses),
             loss_1: arena.buffer(self.loss),
-            scale_upload: Upload::new(scale_1.clone(), self.scale_landing.map(|id| arena.buffer(id)))?,
+            scale_upload: Upload::new(scale_1.clone(), self.scale_staging.map(|id| arena.buffer(id)))?,
             scale_1,
             scale: None,
             // All that was allocated is zero.
             accumulate: Accumulate::Continue,
-            recording: Recording::default(),
+            graphs: Recording::default(),
         })
     }
 }

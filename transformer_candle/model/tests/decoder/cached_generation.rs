@@ -9,7 +9,7 @@ use crate::autograd::Tape;
 use crate::models::{self, Batch, plain, relative_error, tiny, widened};
 
 fn generator(shape: &ModelShape, max_tokens: usize) -> Generator {
-    Generator::new(shape, models::flat_weights(shape, DType::F32), max_tokens).unwrap()
+    Generator::new(shape, &models::flat_weights(shape, DType::F32), max_tokens).unwrap()
 }
 
 fn tokens(shape: &ModelShape, count: usize) -> Vec<u32> {
@@ -64,7 +64,7 @@ fn a_prompt_of_several_passes_has_the_losses_that_evaluation_finds() {
 fn bf16_weights_generate_too() {
     let shape = tiny(true);
     let prompt = tokens(&shape, 12);
-    let logits = |dtype| Generator::new(&shape, models::flat_weights(&shape, dtype), 24).unwrap().prefill(&prompt);
+    let logits = |dtype| Generator::new(&shape, &models::flat_weights(&shape, dtype), 24).unwrap().prefill(&prompt);
     let (exact, rough) = (logits(DType::F32).unwrap(), logits(DType::BF16).unwrap());
     assert!(relative_error(&rough, &widened(&exact)) < 0.03);
 }

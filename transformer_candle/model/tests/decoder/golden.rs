@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kernels::adamw::{self, AdamW};
+use kernels::adamw::{self, AdamW, AdamWState};
 use kernels::memory::Plan;
 use kernels::{Buffer, DType, Device, DeviceKind, grad_norm};
 use model::hugging_face::shape_from_config_json;
@@ -144,7 +144,7 @@ fn bf16_losses_scatter_no_more_than_pytorch_s_own_and_lean_to_no_side() {
 /// `AdamW` over the flat buffers, as a trainer has it.
 struct Optimizer {
     /// Low halves of the f32 masters, beside bf16 weights.
-    remainder: Option<Buffer>,
+    low_bits: Option<Buffer>,
     first: Buffer,
     second: Buffer,
     scalars: Buffer,
@@ -158,9 +158,9 @@ impl Optimizer {
         let of = |dtype, elements| Buffer::zeros(&[elements], dtype, &Device::Cpu).unwrap();
         let zeros = |elements| of(DType::F32, elements);
         let workspace = zeros(grad_norm::workspace_elements(elements, DeviceKind::Cpu).max(1));
-        let remainder = (weights.dtype() == DType::BF16).then(|| of(DType::I16, elements));
+        let low_bits = (weights.dtype() == DType::BF16).then(|| of(DType::I16, elements));
         Self {
-            remainder,
+            low_bits,
             first: zeros(elements),
             second: zeros(elements),
             scalars: zeros(adamw::SCALARS),
@@ -184,9 +184,14 @@ impl Optimizer {
             let part = |buffer: &Buffer| buffer.view(offset, &[count]).unwrap();
             let (mut weight, gradient) = (part(decoder.weights()), part(decoder.gradients()));
             let (mut first, mut second) = (part(&self.first), part(&self.second));
-            let mut remainder = self.remainder.as_ref().map(part);
-            let (remainder, scalars) = (remainder.as_mut(), &self.scalars);
-            adamw::step(&mut weight, remainder, &gradient, &mut first, &mut second, scalars, &settings, decay).unwrap();
+            let mut low_bits = self.low_bits.as_ref().map(part);
+            let state = AdamWState {
+                weight: &mut weight,
+                low_bits: low_bits.as_mut(),
+                first_moment: &mut first,
+                second_moment: &mut second,
+            };
+            adamw::step(state, &gradient, &self.scalars, &settings, decay).unwrap();
         }
         decoder.begin_accumulation().unwrap();
         f64::from(self.norm.read::<f32>().unwrap()[0])

@@ -8,7 +8,9 @@ mod groups;
 mod state;
 
 use kernels::{
-    Buffer, DType, DeviceKind, Download, Upload, adamw, grad_norm,
+    Buffer, DType, DeviceKind, Download, Upload,
+    adamw::{self, AdamWState},
+    grad_norm,
     memory::{Arena, BufferId, Category, Plan},
 };
 use model::{Decoder, ParameterLayout, Precision};
@@ -220,16 +222,11 @@ impl BoundGroup {
 
     fn update(&mut self, scalars: &Buffer) -> kernels::Result<()> {
         match &mut self.rule {
-            BoundRule::AdamW { settings, first_moment, second_moment } => adamw::step(
-                &mut self.weights,
-                self.low_bits.as_mut(),
-                &self.gradients,
-                first_moment,
-                second_moment,
-                scalars,
-                settings,
-                self.weight_decay,
-            ),
+            BoundRule::AdamW { settings, first_moment, second_moment } => {
+                let (weight, low_bits) = (&mut self.weights, self.low_bits.as_mut());
+                let state = AdamWState { weight, low_bits, first_moment, second_moment };
+                adamw::step(state, &self.gradients, scalars, settings, self.weight_decay)
+            }
         }
     }
 }

@@ -112,7 +112,7 @@ impl Trainer {
         let stop_token = Some(tokenizer.end_of_text());
         let (shape, weights) = (&self.shape, self.engine.decoder.weights().clone());
         self.engine.pool().install(|| {
-            let mut generator = generator(shape, weights, tokens.len().saturating_add(max_tokens))?;
+            let mut generator = generator(shape, &weights, tokens.len().saturating_add(max_tokens))?;
             let on_text =
                 |_: &str| if stop.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
             let request = CompletionRequest { prompt, prompt_tokens: &tokens, max_tokens, stop_token, settings };

@@ -6,6 +6,7 @@
 use super::super::disjoint::Disjoint;
 use super::super::transpose::{SIDE, transpose as square};
 use super::product::{COLUMNS, Left};
+use crate::attention::AttentionShape;
 use crate::buffer::{as_bytes, as_scalars};
 use crate::{DType, Element, HeadLayout};
 
@@ -27,6 +28,12 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// Whole sequences, with nothing before them.
+    pub(crate) fn whole(shape: &AttentionShape) -> Self {
+        let &AttentionShape { heads, batch, sequence_length } = shape;
+        Self { layout: heads, batch, length: sequence_length, past: 0 }
+    }
+
     pub(super) fn pairs(&self) -> usize {
         self.batch * self.layout.kv_heads
     }

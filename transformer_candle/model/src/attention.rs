@@ -1,0 +1,180 @@
+//! Attention with its norm and its projections, forward beside backward.
+
+use kernels::attention::{AttentionShape, Saved as SavedAttention};
+use kernels::memory::BufferId;
+use kernels::{Buffer, DType, attention, linear, rope};
+
+use crate::activations::{ActivationSettings, BlockPlanner, Saved};
+use crate::linear::Linear;
+use crate::norm::{Norm, NormActivations};
+use crate::parameters::{BlockParameters, Weight};
+use crate::pass::{GradientScratch, Pass};
+use crate::{ModelShape, Result};
+
+/// What attention computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
+#[derive(Clone, Debug)]
+pub(crate) struct AttentionActivations<T> {
+    /// Of the norm.
+    pub norm: NormActivations<T>,
+    /// Queries, keys (both rotated) and values.
+    pub qkv_NP: T,
+    /// Attention's output before its projection.
+    pub attended_NA: T,
+    /// The log-sum-exp of each query's scores, [B, H, T].
+    pub log_sum_exp_BHT: T,
+}
+
+impl AttentionActivations<BufferId> {
+    /// Adds them to the plan of a block.
+    pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
+        let &ActivationSettings { batch, sequence_length, dtype, .. } = planner.settings;
+        let (n, d, heads) = (batch * sequence_length, shape.hidden_size, shape.heads());
+        Self {
+            norm: NormActivations {
+                residual_ND: planner.add("input", Saved::BlockInput, dtype, &[n, d]),
+                inv_rms_N: planner.add("attention_inv_rms", Saved::BlockInput, DType::F32, &[n]),
+                normed_ND: planner.add_normed("attention_normed", &[n, d]),
+            },
+            qkv_NP: planner.add("qkv", Saved::Inner, dtype, &[n, heads.packed_width()]),
+            attended_NA: planner.add("attended", Saved::Inner, dtype, &[n, heads.query_width()]),
+            log_sum_exp_BHT: planner.add(
+                "log_sum_exp",
+                Saved::Inner,
+                DType::F32,
+                &[batch, heads.heads, sequence_length],
+            ),
+        }
+    }
+}
+
+impl<T> AttentionActivations<T> {
+    /// The same fields with each value replaced.
+    pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<AttentionActivations<U>> {
+        Ok(AttentionActivations {
+            norm: self.norm.try_map(of)?,
+            qkv_NP: of(&self.qkv_NP)?,
+            attended_NA: of(&self.attended_NA)?,
+            log_sum_exp_BHT: of(&self.log_sum_exp_BHT)?,
+        })
+    }
+}
+
+/// The keys and values of the tokens so far, [C, K * E].
+#[derive(Clone, Debug)]
+pub struct KeyValueCache {
+    /// Rotated keys.
+    pub keys_CKE: Buffer,
+    /// Values.
+    pub values_CKE: Buffer,
+}
+
+/// Norm, query, key and value projections, rotary embedding, attention, output projection.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    norm: Norm,
+    qkv: Linear,
+    output: Linear,
+    qkv_NP: Buffer,
+    attended_NA: Buffer,
+    log_sum_exp_BHT: Buffer,
+    /// With a cache a pass holds the next tokens of one sequence; without one, whole sequences.
+    cache: Option<KeyValueCache>,
+}
+
+impl Attention {
+    /// The attention of a block behind the norm that leaves the residual stream in `previous_ND`.
+    pub(crate) fn new(
+        weights: &BlockParameters<Weight>,
+        previous_ND: Option<Buffer>,
+        values: AttentionActivations<Buffer>,
+        cache: Option<KeyValueCache>,
+    ) -> Self {
+        let AttentionActivations { norm, qkv_NP, attended_NA, log_sum_exp_BHT } = values;
+        Self {
+            norm: Norm::new(weights.attention_norm.clone(), previous_ND, norm),
+            qkv: Linear::new(weights.qkv.clone()),
+            output: Linear::new(weights.attention_output.clone()),
+            qkv_NP,
+            attended_NA,
+            log_sum_exp_BHT,
+            cache,
+        }
+    }
+
+    /// The residual stream that enters the block.
+    pub fn residual_ND(&self) -> &Buffer {
+        &self.norm.values.residual_ND
+    }
+
+    /// The same, for the embedding to write.
+    pub fn residual_mut(&mut self) -> &mut Buffer {
+        &mut self.norm.values.residual_ND
+    }
+
+    /// Leaves what attention adds to the residual stream in `layer_output_ND`.
+    pub fn forward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        self.norm.forward(pass)?;
+        self.attend(pass)
+    }
+
+    /// [`Attention::forward`] again, where the residual stream and its statistics were kept.
+    pub fn recompute(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        self.norm.recompute()?;
+        self.attend(pass)
+    }
+
+    /// Everything behind the norm.
+    fn attend(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        let shape @ AttentionShape { heads, sequence_length, .. } = &pass.settings.attention;
+        let (layer_output_ND, workspace) = (&mut pass.scratch.layer_output_ND, &mut pass.scratch.workspace);
+        let Self { qkv_NP, attended_NA, log_sum_exp_BHT, .. } = self;
+        self.qkv.forward(&self.norm.values.normed_ND, qkv_NP, workspace)?;
+        rope::forward(qkv_NP, heads, &pass.settings.rope, *sequence_length, pass.past)?;
+        match &mut self.cache {
+            None => attention::forward(qkv_NP, pass.documents_N, shape, attended_NA, log_sum_exp_BHT, workspace)?,
+            Some(KeyValueCache { keys_CKE, values_CKE }) => {
+                attention::decode(qkv_NP, heads, pass.past, keys_CKE, values_CKE, attended_NA, workspace)?;
+            }
+        }
+        self.output.forward(attended_NA, layer_output_ND, workspace)
+    }
+
+    /// Turns `dresidual_ND` from the gradient behind attention into that of the block's input, and computes the
+    /// gradients of the parameters.
+    pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        if pass.recomputes() {
+            self.norm.recompute()?;
+        }
+        let shape @ AttentionShape { heads, sequence_length, .. } = &pass.settings.attention;
+        let (accumulate, (scratch, workspace)) = (pass.accumulate, pass.scratch.backward()?);
+        let GradientScratch { dresidual_ND, dnormed_ND, dattended_NA, dqkv_NP } = scratch;
+        self.output.backward_weight(dresidual_ND, &self.attended_NA, accumulate, workspace)?;
+        self.output.backward_input(dresidual_ND, dattended_NA, workspace)?;
+        let saved = SavedAttention {
+            qkv_NP: &self.qkv_NP,
+            documents_N: pass.documents_N,
+            out_NHE: &self.attended_NA,
+            lse_BHT: &self.log_sum_exp_BHT,
+        };
+        attention::backward(&saved, dattended_NA, shape, dqkv_NP, workspace)?;
+        rope::backward(dqkv_NP, heads, &pass.settings.rope, *sequence_length, pass.past)?;
+        self.qkv.backward_weight(dqkv_NP, &self.norm.values.normed_ND, accumulate, workspace)?;
+        self.qkv.backward_input(dqkv_NP, dnormed_ND, workspace)?;
+        self.norm.backward(scratch, workspace)
+    }
+
+    /// Elements of workspace for the projections and for attention.
+    pub(crate) fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
+        let &ActivationSettings { batch, sequence_length, training, device, .. } = settings;
+        let (n, d, heads) = (batch * sequence_length, shape.hidden_size, shape.heads());
+        let sizes = AttentionShape { heads, batch, sequence_length };
+        let attention = if training {
+            attention::workspace_elements(&sizes, device)
+        } else {
+            let decode = attention::decode_workspace_elements(&heads, sequence_length, device);
+            attention::forward_workspace_elements(&sizes, device).max(decode)
+        };
+        let qkv = linear::workspace_elements(n, d, heads.packed_width(), device);
+        attention.max(qkv).max(linear::workspace_elements(n, heads.query_width(), d, device))
+    }
+}

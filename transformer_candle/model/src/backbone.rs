@@ -1,0 +1,69 @@
+//! The decoder without its head: embedding, blocks and last norm; forward beside backward. Training and generation both
+//! run it.
+
+mod plan;
+
+use kernels::{Accumulate, Buffer, embedding};
+
+pub use plan::BackbonePlan;
+
+use crate::block::Block;
+use crate::norm::Norm;
+use crate::parameters::Weight;
+use crate::pass::{Pass, PassSettings, Scratch};
+use crate::{ActivationRecompute, Result};
+
+/// Embedding, blocks and last norm over planned buffers.
+#[derive(Debug)]
+pub struct Backbone {
+    /// Token embedding, [V, D].
+    pub embed_tokens: Weight,
+    /// The decoder blocks, at least one; what they share is the same memory in each.
+    pub blocks: Vec<Block>,
+    /// The norm whose output the head reads.
+    pub final_norm: Norm,
+    /// What every pass has in common.
+    pub settings: PassSettings,
+    /// What every layer writes anew.
+    pub scratch: Scratch,
+}
+
+impl Backbone {
+    /// Runs the tokens `ids_N` and leaves what the head reads in [`Backbone::hidden_ND`]. `documents_N` and `past` are
+    /// those of [`Pass`].
+    pub fn forward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, past: usize) -> Result<()> {
+        let Self { embed_tokens, blocks, final_norm, settings, scratch } = self;
+        let accumulate = Accumulate::Continue;
+        let mut pass = Pass { settings, documents_N, past, accumulate, scratch };
+        embedding::forward(&embed_tokens.values, ids_N, blocks[0].attention.residual_mut())?;
+        for block in blocks {
+            block.forward(&mut pass)?;
+        }
+        final_norm.forward(&pass)
+    }
+
+    /// Computes the gradients of the parameters of the last [`Backbone::forward`] from the gradient of
+    /// [`Backbone::hidden_ND`], which is in `dnormed_ND`.
+    pub fn backward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, accumulate: Accumulate) -> Result<()> {
+        let Self { embed_tokens, blocks, final_norm, settings, scratch } = self;
+        let (gradients, workspace) = scratch.backward()?;
+        gradients.dresidual_ND.zero()?;
+        final_norm.backward(gradients, workspace)?;
+        let mut pass = Pass { settings, documents_N, past: 0, accumulate, scratch };
+        for (behind, block) in blocks.iter_mut().rev().enumerate() {
+            // The last block's values are still there from the forward pass.
+            if settings.recompute == ActivationRecompute::Block && behind > 0 {
+                block.recompute(&mut pass)?;
+            }
+            block.backward(&mut pass)?;
+        }
+        let (gradients, workspace) = scratch.backward()?;
+        let (_, dtable_VD) = embed_tokens.with_gradient()?;
+        Ok(embedding::backward(ids_N, &gradients.dresidual_ND, dtable_VD, workspace)?)
+    }
+
+    /// The normed output of the last block, [N, D].
+    pub fn hidden_ND(&self) -> &Buffer {
+        &self.final_norm.values.normed_ND
+    }
+}

@@ -1,0 +1,182 @@
+//! Where each parameter lies in the flat buffers.
+//!
+//! Weights, gradients and optimizer state are one flat buffer each with the same layout, so that clipping and `AdamW`
+//! are one pass over each. Parameters lie group by group, those of a group in the order of the model.
+
+use kernels::Buffer;
+
+use crate::parameters::{ParameterGroup, ParameterSpec, Parameters, Weight, specs};
+use crate::{ModelShape, Result};
+
+/// Every parameter begins at a multiple of this many elements, so that its first byte is aligned for vector loads of
+/// any element type. The elements in between are zero, get no gradient, and stay zero.
+const ALIGNMENT: usize = 64;
+
+/// A parameter and its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// What it is.
+    pub spec: ParameterSpec,
+    /// First element in the flat buffers.
+    pub offset: usize,
+}
+
+/// One tensor as `transformers` names it, and its range of the flat buffers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HfTensor {
+    /// `model.layers.0.self_attn.q_proj.weight`, ...
+    pub name: String,
+    /// Matrices are `[outputs, inputs]`.
+    pub shape: Vec<usize>,
+    /// First element in the flat buffers.
+    pub offset: usize,
+    /// The number of elements.
+    pub elements: usize,
+}
+
+impl Parameter {
+    /// The tensors on disk that it is made of.
+    pub fn hf_tensors(&self) -> impl Iterator<Item = HfTensor> {
+        let width = self.spec.row_elements();
+        self.spec.hugging_face.iter().map(move |tensor| {
+            let mut shape = self.spec.shape.clone();
+            shape[0] = tensor.rows;
+            let offset = self.offset + tensor.first_row * width;
+            HfTensor { name: tensor.name.clone(), shape, offset, elements: tensor.rows * width }
+        })
+    }
+}
+
+/// The number of groups.
+const GROUPS: usize = ParameterGroup::ALL.len();
+
+/// The parameters of a model with their places.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterLayout {
+    shape: ModelShape,
+    parameters: Vec<Parameter>,
+    /// The first element of each group.
+    group_starts: [usize; GROUPS],
+    elements: usize,
+}
+
+/// Places parameters one after the other, from these first free elements of each group on.
+struct Cursor([usize; GROUPS]);
+
+impl Cursor {
+    fn place(&mut self, spec: ParameterSpec) -> Parameter {
+        let next = &mut self.0[spec.group as usize];
+        let offset = *next;
+        *next += aligned_elements(&spec);
+        Parameter { spec, offset }
+    }
+}
+
+/// The elements up to the next parameter.
+fn aligned_elements(spec: &ParameterSpec) -> usize {
+    spec.elements().next_multiple_of(ALIGNMENT)
+}
+
+impl ParameterLayout {
+    /// The layout of a model of this shape.
+    pub fn new(shape: &ModelShape) -> Self {
+        let specs = specs(shape);
+        let mut elements = 0;
+        let group_starts = ParameterGroup::ALL.map(|group| {
+            let start = elements;
+            elements += specs.iter().filter(|spec| spec.group == group).map(aligned_elements).sum::<usize>();
+            start
+        });
+        let mut cursor = Cursor(group_starts);
+        let parameters = specs.into_iter().map(|spec| cursor.place(spec)).collect();
+        Self { shape: shape.clone(), parameters, group_starts, elements }
+    }
+
+    /// Every parameter, in the order of the model.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// Every parameter, in the order of the flat buffers.
+    pub fn by_offset(&self) -> impl Iterator<Item = &Parameter> {
+        let of_group = |group| self.parameters.iter().filter(move |parameter| parameter.spec.group == group);
+        ParameterGroup::ALL.into_iter().flat_map(of_group)
+    }
+
+    /// Every parameter's views of flat buffers of [`ParameterLayout::elements`] elements.
+    pub fn weights(&self, values: &Buffer, gradients: Option<&Buffer>) -> Result<Parameters<Weight>> {
+        let mut cursor = Cursor(self.group_starts);
+        Parameters::build(&self.shape, |spec| {
+            let Parameter { spec, offset } = cursor.place(spec);
+            Ok(Weight {
+                values: values.view(offset, &spec.shape)?,
+                gradient: gradients.map(|gradients| gradients.view(offset, &spec.shape)).transpose()?,
+            })
+        })
+    }
+
+    /// Elements of a flat buffer, the few between parameters included.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Elements at the front of a flat buffer that weight decay applies to.
+    pub fn decayed_elements(&self) -> usize {
+        self.group_starts[ParameterGroup::Undecayed as usize]
+    }
+
+    /// The parameter of this name.
+    #[cfg(test)]
+    pub(crate) fn get(&self, name: &str) -> Option<&Parameter> {
+        self.parameters.iter().find(|parameter| parameter.spec.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::tests::{one_billion, tiny};
+
+    #[test]
+    fn decayed_parameters_come_first_and_nothing_overlaps() {
+        for tied in [true, false] {
+            let layout = ParameterLayout::new(&tiny(tied));
+            let mut end = 0;
+            for Parameter { spec, offset } in layout.by_offset() {
+                assert!(*offset >= end && offset % ALIGNMENT == 0, "{}", spec.name);
+                assert_eq!(spec.group == ParameterGroup::Decayed, *offset < layout.decayed_elements(), "{}", spec.name);
+                end = offset + spec.elements();
+            }
+            assert!(end <= layout.elements());
+            assert_eq!(layout.get("lm_head").is_some(), !tied);
+        }
+    }
+
+    #[test]
+    fn norms_and_embeddings_are_not_decayed() {
+        let layout = ParameterLayout::new(&tiny(false));
+        let decayed = |name: &str| layout.get(name).unwrap().spec.group == ParameterGroup::Decayed;
+        assert!(decayed("lm_head") && decayed("layers.2.down") && decayed("layers.0.qkv"));
+        assert!(!decayed("embed_tokens") && !decayed("layers.1.mlp_norm") && !decayed("final_norm"));
+    }
+
+    #[test]
+    fn a_model_of_even_sizes_wastes_only_the_vocabulary_s_padding() {
+        let shape = one_billion();
+        let padding = (shape.padded_vocab_size - shape.vocab_size) * shape.hidden_size;
+        assert_eq!(ParameterLayout::new(&shape).elements(), shape.parameter_count() as usize + padding);
+    }
+
+    #[test]
+    fn a_tied_head_is_the_embedding() {
+        for (tied, shape) in [(true, tiny(true)), (false, tiny(false))] {
+            let layout = ParameterLayout::new(&shape);
+            let flat = Buffer::zeros(&[layout.elements()], kernels::DType::F32, &kernels::Device::Cpu).unwrap();
+            let weights = layout.weights(&flat, Some(&flat)).unwrap();
+            let address = |weight: &Weight| weight.values.address();
+            assert_eq!(address(&weights.embed_tokens) == address(&weights.head), tied);
+            let qkv = layout.get("layers.2.qkv").unwrap().offset;
+            assert_eq!(address(&weights.blocks[2].qkv), flat.view(qkv, &[1]).unwrap().address());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The MLP with its norm: gate and up projections, `SwiGLU`, down projection; forward beside backward.
+
+use kernels::memory::BufferId;
+use kernels::{Buffer, DType, linear, swiglu};
+
+use crate::activations::{ActivationSettings, BlockPlanner, Saved};
+use crate::linear::Linear;
+use crate::norm::{Norm, NormActivations};
+use crate::parameters::{BlockParameters, Weight};
+use crate::pass::Pass;
+use crate::{ModelShape, Result};
+
+/// What the MLP computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
+#[derive(Clone, Debug)]
+pub(crate) struct MlpActivations<T> {
+    /// Of the norm.
+    pub norm: NormActivations<T>,
+    /// The gate and up projections' outputs, side by side; in the backward pass their gradients.
+    pub gate_up_N2I: T,
+    /// Their `SwiGLU`; in the backward pass its gradient.
+    pub activated_NI: T,
+}
+
+impl MlpActivations<BufferId> {
+    /// Adds them to the plan of a block.
+    pub(crate) fn plan(shape: &ModelShape, planner: &mut BlockPlanner<'_>) -> Self {
+        let &ActivationSettings { batch, sequence_length, dtype, .. } = planner.settings;
+        let (n, d, i) = (batch * sequence_length, shape.hidden_size, shape.intermediate_size);
+        Self {
+            norm: NormActivations {
+                residual_ND: planner.add("middle", Saved::Inner, dtype, &[n, d]),
+                inv_rms_N: planner.add("mlp_inv_rms", Saved::Inner, DType::F32, &[n]),
+                normed_ND: planner.add_normed("mlp_normed", &[n, d]),
+            },
+            gate_up_N2I: planner.add("gate_up", Saved::Inner, dtype, &[n, 2 * i]),
+            activated_NI: planner.add("activated", Saved::Recomputable, dtype, &[n, i]),
+        }
+    }
+}
+
+impl<T> MlpActivations<T> {
+    /// The same fields with each value replaced.
+    pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<MlpActivations<U>> {
+        Ok(MlpActivations {
+            norm: self.norm.try_map(of)?,
+            gate_up_N2I: of(&self.gate_up_N2I)?,
+            activated_NI: of(&self.activated_NI)?,
+        })
+    }
+}
+
+/// Norm, gate and up projections, `SwiGLU`, down projection.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    norm: Norm,
+    gate_up: Linear,
+    down: Linear,
+    gate_up_N2I: Buffer,
+    activated_NI: Buffer,
+}
+
+impl Mlp {
+    /// The MLP of a block whose attention's norm leaves the residual stream in `previous_ND`.
+    pub(crate) fn new(weights: &BlockParameters<Weight>, previous_ND: Buffer, values: MlpActivations<Buffer>) -> Self {
+        let MlpActivations { norm, gate_up_N2I, activated_NI } = values;
+        Self {
+            norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), norm),
+            gate_up: Linear::new(weights.gate_up.clone()),
+            down: Linear::new(weights.down.clone()),
+            gate_up_N2I,
+            activated_NI,
+        }
+    }
+
+    /// The residual stream behind attention.
+    pub fn residual_ND(&self) -> &Buffer {
+        &self.norm.values.residual_ND
+    }
+
+    /// Leaves what the MLP adds to the residual stream in `layer_output_ND`.
+    pub fn forward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        self.recompute(pass)?;
+        let (layer_output_ND, workspace) = (&mut pass.scratch.layer_output_ND, &mut pass.scratch.workspace);
+        swiglu::forward(&self.gate_up_N2I, &mut self.activated_NI)?;
+        self.down.forward(&self.activated_NI, layer_output_ND, workspace)
+    }
+
+    /// As much of [`Mlp::forward`] as [`Mlp::backward`] needs, from attention's output in `layer_output_ND`.
+    pub fn recompute(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        self.norm.forward(pass)?;
+        self.gate_up.forward(&self.norm.values.normed_ND, &mut self.gate_up_N2I, &mut pass.scratch.workspace)
+    }
+
+    /// Turns `dresidual_ND` from the gradient of the block's output into that behind attention, and computes the
+    /// gradients of the parameters.
+    pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
+        let (recomputes, accumulate) = (pass.recomputes(), pass.accumulate);
+        if recomputes {
+            self.norm.recompute()?;
+        }
+        let (scratch, workspace) = pass.scratch.backward()?;
+        let dresidual_ND = &scratch.dresidual_ND;
+        let Self { norm, gate_up, down, gate_up_N2I, activated_NI } = self;
+        // One buffer for the SwiGLU and for its gradient, whichever is needed first.
+        if recomputes {
+            down.backward_input(dresidual_ND, activated_NI, workspace)?;
+            swiglu::backward_recomputing(gate_up_N2I, activated_NI)?;
+            down.backward_weight(dresidual_ND, activated_NI, accumulate, workspace)?;
+        } else {
+            down.backward_weight(dresidual_ND, activated_NI, accumulate, workspace)?;
+            down.backward_input(dresidual_ND, activated_NI, workspace)?;
+            swiglu::backward(gate_up_N2I, activated_NI)?;
+        }
+        let dgate_up_N2I = gate_up_N2I;
+        gate_up.backward_weight(dgate_up_N2I, &norm.values.normed_ND, accumulate, workspace)?;
+        gate_up.backward_input(dgate_up_N2I, &mut scratch.dnormed_ND, workspace)?;
+        norm.backward(scratch, workspace)
+    }
+
+    /// Elements of workspace for the projections.
+    pub(crate) fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
+        let (n, device) = (settings.batch * settings.sequence_length, settings.device);
+        let (d, i) = (shape.hidden_size, shape.intermediate_size);
+        linear::workspace_elements(n, d, 2 * i, device).max(linear::workspace_elements(n, i, d, device))
+    }
+}

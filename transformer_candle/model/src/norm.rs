@@ -1,0 +1,73 @@
+//! A norm of the residual stream, which also adds the output of the layer before it to the stream.
+
+use kernels::{Buffer, add_rms_norm};
+
+use crate::Result;
+use crate::parameters::Weight;
+use crate::pass::{GradientScratch, Pass};
+
+/// What a norm computes in the forward pass. `T` is a [`kernels::memory::BufferId`] while planning and a [`Buffer`]
+/// afterwards.
+#[derive(Clone, Debug)]
+pub struct NormActivations<T> {
+    /// The residual stream: what the norm is taken of.
+    pub residual_ND: T,
+    /// Inverse root mean squares of its rows.
+    pub inv_rms_N: T,
+    /// The normed rows.
+    pub normed_ND: T,
+}
+
+impl<T> NormActivations<T> {
+    /// The same fields with each value replaced.
+    pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<NormActivations<U>> {
+        Ok(NormActivations {
+            residual_ND: of(&self.residual_ND)?,
+            inv_rms_N: of(&self.inv_rms_N)?,
+            normed_ND: of(&self.normed_ND)?,
+        })
+    }
+}
+
+/// Residual add and root-mean-square norm.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    weight_D: Weight,
+    /// The residual stream as the norm before left it; none for the first norm, whose stream is the embedding itself.
+    previous_ND: Option<Buffer>,
+    /// What it computed.
+    pub values: NormActivations<Buffer>,
+}
+
+impl Norm {
+    /// A norm behind the one that leaves the residual stream in `previous_ND`.
+    pub(crate) fn new(weight_D: Weight, previous_ND: Option<Buffer>, values: NormActivations<Buffer>) -> Self {
+        Self { weight_D, previous_ND, values }
+    }
+
+    /// Adds the last layer's output to the residual stream and norms the sum.
+    pub fn forward(&mut self, pass: &Pass<'_>) -> Result<()> {
+        let NormActivations { residual_ND, inv_rms_N, normed_ND } = &mut self.values;
+        let (weight_D, epsilon) = (&self.weight_D.values, pass.settings.epsilon);
+        let Some(previous_ND) = &self.previous_ND else {
+            return Ok(add_rms_norm::forward(residual_ND, weight_D, epsilon, normed_ND, inv_rms_N)?);
+        };
+        let (x, y) = (previous_ND, &pass.scratch.layer_output_ND);
+        Ok(add_rms_norm::forward_add(x, y, weight_D, epsilon, residual_ND, normed_ND, inv_rms_N)?)
+    }
+
+    /// The normed rows again, from the residual stream and its statistics.
+    pub fn recompute(&mut self) -> Result<()> {
+        let NormActivations { residual_ND, inv_rms_N, normed_ND } = &mut self.values;
+        Ok(add_rms_norm::normalize(residual_ND, &self.weight_D.values, inv_rms_N, normed_ND)?)
+    }
+
+    /// Adds what reaches the residual stream through the norm, from `dnormed_ND`, to `dresidual_ND`, and the weight's
+    /// gradient to its sum.
+    pub fn backward(&mut self, scratch: &mut GradientScratch, workspace: &mut Buffer) -> Result<()> {
+        let NormActivations { residual_ND, inv_rms_N, .. } = &self.values;
+        let GradientScratch { dresidual_ND, dnormed_ND, .. } = scratch;
+        let (weight_D, dweight_D) = self.weight_D.with_gradient()?;
+        Ok(add_rms_norm::backward(residual_ND, weight_D, inv_rms_N, dnormed_ND, dresidual_ND, dweight_D, workspace)?)
+    }
+}
