@@ -11,8 +11,8 @@ use crate::cancel::receive;
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::ledger::WindowRecord;
 use crate::packing::PackedTokens;
-use crate::producer::{Message, Producer};
-use crate::window::Window;
+use crate::shuffle_window::Window;
+use crate::window_prefetch::{Message, Producer};
 use crate::{DataError, SkippedRows};
 
 /// One component's stream.

@@ -1,8 +1,8 @@
 //! Documents in listing order, for training a tokenizer and for looking at data.
 
 use crate::formats::Row;
-use crate::skipped::SkippedRows;
-use crate::walk::Walk;
+use crate::sequential_reader::Walk;
+use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource, Mixture};
 
 /// The documents of a source in listing order, one file open at a time, a few rows in memory. A text file comes as its

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn material() -> (Tokenizer, Value) {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/material/tokenizer.json");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
         let bytes = std::fs::read(path).unwrap();
         let mut tokenizer = Tokenizer::from_bytes(&bytes).unwrap();
         tokenizer.set_encode_special_tokens(true);

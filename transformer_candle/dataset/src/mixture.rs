@@ -5,8 +5,8 @@ use std::path::Path;
 use run_config::{MixtureComponent, ResolvedRun, StreamingConfig};
 
 use crate::hub::{HubSettings, Waiting};
-use crate::lanes::Share;
-use crate::shares::Shares;
+use crate::mixture_schedule::Shares;
+use crate::open_shards::Share;
 use crate::{CancelToken, DataError, DataSource, SourceDescription};
 
 /// Text of a mixture's window, whatever the number of documents asked for: it bounds memory where documents are long.

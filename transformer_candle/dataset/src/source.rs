@@ -9,13 +9,13 @@ use run_config::{ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
-use crate::cache::cache_root;
+use crate::cache_folder::cache_root;
 use crate::cancel::CancelToken;
 use crate::error::MissingColumn;
 use crate::formats::{DocumentFile, Format};
+use crate::held_out_split::{Selection, Wanted};
 use crate::hub::{HubSettings, Repository, Waiting};
-use crate::local::{self, LocalListing};
-use crate::selection::{Selection, Wanted};
+use crate::local_files::{self, LocalListing};
 use crate::{DataError, SkippedRows};
 
 /// The name of the data set that every machine can make for itself; it lies in the cache folder.
@@ -127,7 +127,7 @@ impl DataSource {
     /// Files, folders and globs; relative ones are relative to `base`. Folders are searched to any depth. Each file counts
     /// once, however many names and links lead to it.
     pub fn local(patterns: &[String], base: &Path, text_column: &str, cancel: &CancelToken) -> Result<Self, DataError> {
-        let LocalListing { entries, notes } = local::list(patterns, base, cancel)?;
+        let LocalListing { entries, notes } = local_files::list(patterns, base, cancel)?;
         let mut files = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());
         for entry in entries {

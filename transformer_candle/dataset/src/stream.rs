@@ -8,10 +8,10 @@ use run_config::{Packing, ResolvedRun};
 use crate::cancel::CancelToken;
 use crate::component_stream::ComponentStream;
 use crate::cursor::ComponentPosition;
+use crate::held_out_split::Wanted;
 use crate::hub::Waiting;
 use crate::ledger::WindowRecord;
-use crate::producer::{Part, Producer, thread_pool};
-use crate::selection::Wanted;
+use crate::window_prefetch::{Part, Producer, thread_pool};
 use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamIdentity, Tokenizer};
 
 /// Files open at the same time, where a run does not say otherwise.

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     /// A byte-level BPE of the 256 bytes, five merges and end-of-text, whose file asks to cut texts off at four tokens.
-    const JSON: &str = include_str!("../tests/material/tokenizer.json");
+    const JSON: &str = include_str!("../tests/fixtures/tokenizer.json");
 
     fn byte_tokenizer() -> Tokenizer {
         let folder = tempfile::tempdir().unwrap();

@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use dataset::{HeldOut, StreamSettings};
-use material::{
+use fixtures::{
     documents, epoch_texts, folder_source, held_out_texts, mixed, parquet, settings, sorted, tokenizer, write,
 };
 use run_config::Packing;

@@ -2,15 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
+mod fixtures;
 mod loopback_hub;
-mod material;
 
 use std::time::{Duration, Instant};
 
 use dataset::hub::HubSettings;
 use dataset::{Batch, CancelToken, DataError, DataSource, Documents, HeldOut, Mixture};
+use fixtures::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, tokenizer, write};
 use loopback_hub::{Fault, LoopbackHub, SHA, streaming};
-use material::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, tokenizer, write};
 use run_config::Packing;
 
 fn files() -> Vec<(&'static str, Vec<u8>)> {
@@ -246,7 +246,7 @@ fn an_interrupted_call_is_repeated_without_loss() {
         match stream.next_sequences_unless(3, &|| true) {
             Err(DataError::Interrupted) => interruptions += 1,
             batch if batch.as_ref().is_ok_and(Batch::is_empty) => break,
-            batch => all.extend(material::rows(&batch.unwrap())),
+            batch => all.extend(fixtures::rows(&batch.unwrap())),
         }
     }
     assert!(interruptions > 0);

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use dataset::ledger::{
     Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay,
 };
 use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, StreamSettings};
-use material::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
+use fixtures::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
 use proptest::prelude::*;
 
 /// A folder with Parquet, JSON Lines, bad rows, and a group with nothing but bad rows.

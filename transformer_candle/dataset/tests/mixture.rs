@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use std::collections::BTreeSet;
 
 use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay};
 use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream};
-use material::{
+use fixtures::{
     Sequence, documents, folder_source, held_out_texts, jsonl, mixed, parquet, rows, settings, split_texts, tokenizer,
     write,
 };
@@ -116,7 +116,7 @@ fn it_ends_where_a_component_that_has_ended_would_come_next() {
     let mixture = mixture(&sources[1..], &[0.5, 0.5]);
     let mut stream = open(&mixture, &settings(), None);
     let all = taken(&mut stream, 100_000);
-    let alone = taken(&mut material::open(&sources[2], &settings(), None), 1000).len();
+    let alone = taken(&mut fixtures::open(&sources[2], &settings(), None), 1000).len();
     assert_eq!(all.len(), 2 * alone + 1, "the smaller one ends it");
     assert!(stream.next_sequences(1).unwrap().is_empty());
     assert!(open(&mixture, &settings(), Some(stream.cursor())).next_sequences(1).unwrap().is_empty());

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::{BYTE_ORDER_MARK, DocumentFile, Field, MAX_DOCUMENT_BYTES, Row};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
-use crate::skipped::SkipReason;
+use crate::skipped_rows::SkipReason;
 
 /// A line may be this long: the text, escaped, and the other fields.
 const MAX_LINE_BYTES: u64 = 4 * MAX_DOCUMENT_BYTES as u64;
@@ -213,7 +213,7 @@ mod tests {
     use super::super::testing::{all_rows, rest_of_group, texts};
     use super::*;
     use crate::byte_source::testing::MemoryFile;
-    use crate::skipped::SkipReason::{Empty, Malformed, NotUtf8, Null};
+    use crate::skipped_rows::SkipReason::{Empty, Malformed, NotUtf8, Null};
 
     fn open(text: &str) -> JsonlFile {
         JsonlFile::open(MemoryFile::new(text.to_owned(), 1000), "text").unwrap()

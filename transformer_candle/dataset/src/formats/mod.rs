@@ -4,20 +4,20 @@
 //! stretch of a JSON Lines file, a piece of a text file. A *row* is a place in a group whether it holds a usable document
 //! or not, so that positions do not depend on what is skipped.
 
+mod corruption_retry;
 mod jsonl;
 mod jsonl_compressed;
 mod parquet;
-mod reread;
-mod text;
 #[cfg(test)]
-pub(crate) mod writing;
+pub(crate) mod parquet_fixture;
+mod text;
 
 use std::sync::Arc;
 
 use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
-use crate::skipped::SkipReason;
+use crate::skipped_rows::SkipReason;
 
 /// Longer texts are left out: one broken line must not become a window of its own.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
@@ -142,7 +142,7 @@ impl Format {
         text_column: &str,
         cancel: &CancelToken,
     ) -> Result<Box<dyn DocumentFile>, DataError> {
-        Ok(Box::new(reread::Reread::open(self, source, text_column, cancel)?))
+        Ok(Box::new(corruption_retry::Reread::open(self, source, text_column, cancel)?))
     }
 
     fn open_once(

@@ -25,7 +25,7 @@ use super::{DocumentFile, Row};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::error::MissingColumn;
-use crate::skipped::SkipReason;
+use crate::skipped_rows::SkipReason;
 
 /// Rows decoded at a time, fewer where so many would be more text than [`BYTES_AT_ONCE`].
 const ROWS_AT_ONCE: u64 = 64;

@@ -93,7 +93,7 @@ mod tests {
     use super::super::testing::{all_rows, texts};
     use super::*;
     use crate::byte_source::testing::MemoryFile;
-    use crate::skipped::SkipReason;
+    use crate::skipped_rows::SkipReason;
 
     fn pieces(text: &[u8]) -> Vec<Row> {
         let mut file = TextFile::open(MemoryFile::new(text.to_vec(), 1 << 20));

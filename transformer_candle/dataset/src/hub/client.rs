@@ -9,10 +9,10 @@ use ureq::Agent;
 use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, LINK, LOCATION, RANGE, RETRY_AFTER};
 use ureq::http::{HeaderMap, HeaderName, Response, StatusCode, Uri};
 
-use super::address::{absolute, content_range, next_link, origin, shown, with_user, without_user};
 use super::retry::{Failure, Patience, ordered_wait};
+use super::retry_status::Waits;
 use super::settings::HubSettings;
-use super::waits::Waits;
+use super::url::{absolute, content_range, next_link, origin, shown, with_user, without_user};
 use crate::DataError;
 use crate::cancel::CancelToken;
 

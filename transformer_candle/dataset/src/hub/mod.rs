@@ -3,16 +3,16 @@
 //! The token goes to the endpoint's own origin and nowhere else: redirects (every large file is served from a signed
 //! address of another host) are followed here, one by one, and messages never show an address's query.
 
-mod address;
-mod card;
 mod client;
-mod file;
-mod layout;
+mod data_files;
+mod dataset_card;
+mod hub_file;
 mod repository;
 mod retry;
+mod retry_status;
 mod settings;
-mod waits;
+mod url;
 
 pub(crate) use repository::Repository;
+pub use retry_status::{Waiting, Waits};
 pub use settings::HubSettings;
-pub use waits::{Waiting, Waits};

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::address::shown;
 use super::client::HubClient;
-use super::file::HubFile;
-use super::layout::{self, ListedFile};
+use super::data_files::{self, ListedFile};
+use super::hub_file::HubFile;
+use super::retry_status::Waiting;
 use super::settings::HubSettings;
-use super::waits::Waiting;
+use super::url::shown;
 use crate::DataError;
 use crate::block_cache::{BlockCache, CachedFile, CachedSource};
 use crate::byte_source::ByteSource;
@@ -84,7 +84,7 @@ impl Repository {
         cancel: &CancelToken,
     ) -> Result<Vec<ListedFile>, DataError> {
         let card = self.card(cancel)?;
-        layout::choose(&self.name, card.as_deref(), config, split, |folder| self.tree(folder, cancel))
+        data_files::choose(&self.name, card.as_deref(), config, split, |folder| self.tree(folder, cancel))
     }
 
     /// Opens one of the files.

@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::retry_status::{Waiting, Waits};
 use super::settings::HubSettings;
-use super::waits::{Waiting, Waits};
 use crate::DataError;
 use crate::cancel::CancelToken;
 

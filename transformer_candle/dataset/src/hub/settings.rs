@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use run_config::{DataConfig, regular_file};
 
-use super::address::without_user;
+use super::url::without_user;
 use crate::block_cache::BLOCK_BYTES;
-use crate::cache::cache_root;
-use crate::hub::waits::Waits;
+use crate::cache_folder::cache_root;
+use crate::hub::retry_status::Waits;
 
 /// How to talk to the Hub. [`HubSettings::from_environment`] reads what `huggingface_hub` reads.
 #[derive(Clone)]
@@ -103,7 +103,7 @@ fn stored_token() -> Option<String> {
     let path = match (variable("HF_TOKEN_PATH"), variable("HF_HOME")) {
         (Some(path), _) => PathBuf::from(path),
         (None, Some(home)) => PathBuf::from(home).join("token"),
-        (None, None) => crate::cache::user_cache_folder().join("huggingface/token"),
+        (None, None) => crate::cache_folder::user_cache_folder().join("huggingface/token"),
     };
     let token = regular_file::read_to_string(&path).ok()?.trim().to_owned();
     (!token.is_empty()).then_some(token)

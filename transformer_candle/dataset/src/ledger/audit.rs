@@ -7,7 +7,7 @@ use std::path::Path;
 use self::component::ComponentAuditor;
 pub use self::component::{AuditedComponent, AuditedEpoch};
 use super::{BeginRecord, LedgerHead, LedgerRecord, StepRecord, WindowRecord, for_each_record};
-use crate::shares::Shares;
+use crate::mixture_schedule::Shares;
 use crate::{DataError, DataSource, Mixture, StreamSettings};
 
 /// What an audit found.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::byte_source::testing::MemoryFile;
+use crate::formats::parquet_fixture::{ParquetWriting, write_parquet};
 use crate::formats::testing::{all_rows, rest_of_group, texts};
-use crate::formats::writing::{ParquetWriting, write_parquet};
 
 fn open(bytes: Vec<u8>) -> ParquetFile {
     ParquetFile::open(MemoryFile::new(bytes, 1 << 20), "text").unwrap()

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::Problems;
 use crate::formats::Row;
+use crate::held_out_split::Selection;
 use crate::ledger::{BeginPosition, Piece, TakenSequences, WindowRecord};
-use crate::selection::Selection;
 use crate::{DataError, DataSource};
 
 /// What an audit found of a component.

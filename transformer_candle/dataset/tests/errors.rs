@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use std::time::{Duration, Instant};
 
 use dataset::{DataError, DataSource, HeldOut, SkippedRows, StreamSettings, TokenStream};
-use material::{documents, epoch_texts, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
+use fixtures::{documents, epoch_texts, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
 use run_config::Packing;
 
 fn folder(files: &[(&str, Vec<u8>)]) -> (tempfile::TempDir, DataSource) {
@@ -25,7 +25,7 @@ fn bad_rows_are_counted_and_left_out() {
     let mut stream = open(&source, &settings(), None);
     stream.next_sequences(1000).unwrap();
     assert_eq!(stream.skipped(), [SkippedRows { null: 3, empty: 1, not_utf8: 1, malformed: 2, too_long: 0 }]);
-    assert_eq!(material::sorted(epoch_texts(&source, &settings()).unwrap()), ["first", "last", "third"]);
+    assert_eq!(fixtures::sorted(epoch_texts(&source, &settings()).unwrap()), ["first", "last", "third"]);
 }
 
 #[test]

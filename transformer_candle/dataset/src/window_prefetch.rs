@@ -6,10 +6,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::cancel::CancelToken;
 use crate::cursor::WindowStart;
-use crate::lanes::{EpochFiles, Lanes, Share};
-use crate::selection::Selection;
-use crate::skipped::SkippedRows;
-use crate::window::{Window, WindowSettings};
+use crate::held_out_split::Selection;
+use crate::open_shards::{EpochFiles, Lanes, Share};
+use crate::shuffle_window::{Window, WindowSettings};
+use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource, StreamSettings, Tokenizer};
 
 /// Files read at the same moment; the threads mostly wait for disks and networks.

@@ -4,7 +4,7 @@
 
 use globset::{GlobBuilder, GlobMatcher};
 
-use super::card::{self, CardConfig, SplitPatterns};
+use super::dataset_card::{self, CardConfig, SplitPatterns};
 use crate::DataError;
 use crate::formats::Format;
 
@@ -30,7 +30,7 @@ pub(super) fn choose(
     split: &str,
     mut list: impl FnMut(&str) -> Result<Vec<ListedFile>, DataError>,
 ) -> Result<Vec<ListedFile>, DataError> {
-    let configs = readme.map_or(Ok(Vec::new()), |readme| card::parse(dataset, readme))?;
+    let configs = readme.map_or(Ok(Vec::new()), |readme| dataset_card::parse(dataset, readme))?;
     let config = choose_config(dataset, &configs, config)?;
     let title =
         if config.name == "default" { dataset.to_owned() } else { format!("{dataset} (config {})", config.name) };

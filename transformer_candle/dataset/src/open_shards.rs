@@ -11,10 +11,10 @@ use rayon::prelude::*;
 use crate::cancel::CancelToken;
 use crate::cursor::LanePosition;
 use crate::formats::{Document, DocumentFile, Row};
+use crate::held_out_split::Selection;
 use crate::ledger::Piece;
-use crate::order::{Purpose, key, permutation};
-use crate::selection::Selection;
-use crate::skipped::SkippedRows;
+use crate::permutation::{Purpose, key, permutation};
+use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource};
 
 /// What lanes read from, the same for a whole epoch.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use crate::cancel::{CancelToken, receive};
 use crate::formats::{DocumentFile, Row};
-use crate::selection::Selection;
+use crate::held_out_split::Selection;
 use crate::{DataError, DataSource};
 
 /// Which rows are walked.

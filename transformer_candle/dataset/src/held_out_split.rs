@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use crate::cancel::CancelToken;
-use crate::order::{Purpose, key};
+use crate::permutation::{Purpose, key};
 use crate::{DataError, DataSource};
 
 /// Files that held-out groups are taken from.

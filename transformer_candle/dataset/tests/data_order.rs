@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use dataset::{Cursor, Documents, StreamSettings};
-use material::{
+use fixtures::{
     documents, epoch_texts, folder_source, gzip, held_out_texts, jsonl, mixed, open, parquet, sequences, settings,
     sorted, tokenizer, write,
 };
@@ -103,7 +103,7 @@ fn from_every_position_the_stream_goes_on_as_if_nothing_had_been() {
         if batch.is_empty() {
             break;
         }
-        undisturbed.extend(material::rows(&batch));
+        undisturbed.extend(fixtures::rows(&batch));
         cursors.push(stream.cursor());
     }
     assert!(undisturbed.len() > 40);

@@ -8,10 +8,10 @@ use crate::DataError;
 use crate::cancel::CancelToken;
 use crate::cursor::WindowStart;
 use crate::formats::Document;
-use crate::lanes::Taken;
 use crate::ledger::WindowRecord;
-use crate::order::{Purpose, key, permutation, shuffle};
+use crate::open_shards::Taken;
 use crate::packing::PackedTokens;
+use crate::permutation::{Purpose, key, permutation, shuffle};
 use crate::tokenizer::Tokenizer;
 
 /// A window ready to be cut into batches.

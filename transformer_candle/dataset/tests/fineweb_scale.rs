@@ -3,14 +3,14 @@
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
+mod fixtures;
 mod loopback_hub;
-mod material;
 
 use std::sync::Arc;
 
 use dataset::{Cursor, StreamSettings};
+use fixtures::{open, parquet};
 use loopback_hub::{Asked, Content, LoopbackHub};
-use material::{open, parquet};
 use parquet::file::metadata::{ParquetMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData};
 
 const FILES: usize = 24_000;

@@ -95,8 +95,8 @@ mod tests {
     use bytes::Bytes;
     use parquet::basic::{Compression, GzipLevel};
 
+    use super::super::parquet_fixture::{ParquetWriting, write_parquet};
     use super::super::testing::{all_rows, rest_of_group, texts};
-    use super::super::writing::{ParquetWriting, write_parquet};
     use super::*;
 
     /// Flips the byte `place(length)` of a few reads, from one number on.

@@ -6,8 +6,8 @@ use run_config::{Packing, ResolvedRun};
 
 use crate::formats::{Document, Row};
 use crate::packing::PackedTokens;
-use crate::skipped::SkippedRows;
-use crate::walk::{Walk, WalkThread};
+use crate::sequential_reader::{Walk, WalkThread};
+use crate::skipped_rows::SkippedRows;
 use crate::{Batch, CancelToken, DataError, DataSource, Mixture, StreamSettings, Tokenizer};
 
 /// Rows read at a time.
