@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 /// Bytes that are kept at most while the file cannot be written: hours of lines.
-const MAX_WAITING_BYTES: usize = 64 << 20;
+const MAX_BUFFERED_BYTES: usize = 64 << 20;
 /// Bytes after which a healthy file is synced unasked, so that no more of it are kept.
 const MAX_UNSYNCED_BYTES: usize = 1 << 20;
 
@@ -29,8 +29,8 @@ pub struct AppendFile {
     /// Why it cannot be written, while it cannot.
     failure: Option<String>,
     /// Lines that came while there was no more memory for them.
-    lost_lines: u64,
-    news: Vec<String>,
+    dropped_lines: u64,
+    notices: Vec<String>,
 }
 
 impl AppendFile {
@@ -45,28 +45,28 @@ impl AppendFile {
         if file.metadata()?.len() > keep {
             file.set_len(keep)?;
         }
-        Ok(Self::behind(path, file, keep))
+        Ok(Self::new(path, file, keep))
     }
 
     /// Takes over a file that was written and synced.
     ///
     /// # Errors
     /// The file does not tell its length.
-    pub fn of(path: &Path, file: File) -> io::Result<Self> {
+    pub fn from_file(path: &Path, file: File) -> io::Result<Self> {
         let durable = file.metadata()?.len();
-        Ok(Self::behind(path, file, durable))
+        Ok(Self::new(path, file, durable))
     }
 
-    fn behind(path: &Path, file: File, durable: u64) -> Self {
+    fn new(path: &Path, file: File, durable: u64) -> Self {
         let path = path.to_owned();
-        Self { path, file, durable, tail: Vec::new(), written: 0, failure: None, lost_lines: 0, news: Vec::new() }
+        Self { path, file, durable, tail: Vec::new(), written: 0, failure: None, dropped_lines: 0, notices: Vec::new() }
     }
 
     /// Appends a line (with its end) or any other record. False if the file could not be written for so long that there
     /// is no memory left for more: then the line is lost, and those before it are not.
     pub fn append(&mut self, line: &[u8]) -> bool {
-        if self.failure.is_some() && self.tail.len() + line.len() > MAX_WAITING_BYTES && !self.write() {
-            self.lost_lines += 1;
+        if self.failure.is_some() && self.tail.len() + line.len() > MAX_BUFFERED_BYTES && !self.write() {
+            self.dropped_lines += 1;
             return false;
         }
         self.tail.extend_from_slice(line);
@@ -86,7 +86,7 @@ impl AppendFile {
         }
         if let Err(error) = self.file.sync_data() {
             self.written = 0;
-            self.failed(&error);
+            self.note_failure(&error);
             return false;
         }
         self.durable += self.tail.len() as u64;
@@ -96,8 +96,8 @@ impl AppendFile {
     }
 
     /// What a person should know since this was last asked: that the file cannot be written, or can again.
-    pub fn take_news(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.news)
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Writes what the file has not taken yet; whether it has taken everything. Where a write broke off, the next one
@@ -106,30 +106,30 @@ impl AppendFile {
         while self.written < self.tail.len() {
             match self.file.write_at(&self.tail[self.written..], self.durable + self.written as u64) {
                 Ok(0) => {
-                    self.failed(&io::ErrorKind::WriteZero.into());
+                    self.note_failure(&io::ErrorKind::WriteZero.into());
                     return false;
                 }
                 Ok(bytes) => self.written += bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.failed(&error);
+                    self.note_failure(&error);
                     return false;
                 }
             }
         }
-        self.recovered();
+        self.note_recovery();
         true
     }
 
     /// Another file in its place, as if the disk had filled up or been emptied; returns the one that was there.
     #[cfg(test)]
-    pub(crate) fn put_in_place(&mut self, file: File) -> File {
+    pub(crate) fn replace_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 
-    fn failed(&mut self, error: &io::Error) {
+    fn note_failure(&mut self, error: &io::Error) {
         if self.failure.is_none() {
-            self.news.push(format!(
+            self.notices.push(format!(
                 "{} cannot be written ({error}): training goes on, its lines wait in memory until there is room again",
                 self.path.display()
             ));
@@ -137,13 +137,13 @@ impl AppendFile {
         self.failure = Some(error.to_string());
     }
 
-    fn recovered(&mut self) {
+    fn note_recovery(&mut self) {
         if self.failure.take().is_some() {
-            let lost = match std::mem::take(&mut self.lost_lines) {
+            let lost = match std::mem::take(&mut self.dropped_lines) {
                 0 => "no line is lost".to_owned(),
                 lines => format!("{lines} lines that memory had no room for are lost"),
             };
-            self.news.push(format!("{} is written again, {lost}", self.path.display()));
+            self.notices.push(format!("{} is written again, {lost}", self.path.display()));
         }
     }
 }
@@ -154,7 +154,7 @@ mod tests {
     use std::fs;
 
     fn put(append: &mut AppendFile, device: &str) -> File {
-        append.put_in_place(OpenOptions::new().write(true).open(device).unwrap())
+        append.replace_file(OpenOptions::new().write(true).open(device).unwrap())
     }
 
     #[test]
@@ -167,13 +167,13 @@ mod tests {
         let disk = put(&mut append, "/dev/full");
         assert!(append.append(b"2\n") && append.append(b"3\n"), "memory has room");
         assert!(!append.sync());
-        let news = append.take_news();
-        assert_eq!(news.len(), 1, "told once: {news:?}");
-        assert!(news[0].contains("metrics.jsonl cannot be written (No space left on device"), "{news:?}");
+        let notices = append.take_notices();
+        assert_eq!(notices.len(), 1, "told once: {notices:?}");
+        assert!(notices[0].contains("metrics.jsonl cannot be written (No space left on device"), "{notices:?}");
         append.file = disk;
         assert!(append.append(b"4\n"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "0\n1\n2\n3\n4\n");
-        assert!(append.take_news()[0].ends_with("is written again, no line is lost"));
+        assert!(append.take_notices()[0].ends_with("is written again, no line is lost"));
     }
 
     #[test]
@@ -182,12 +182,12 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         let mut append = AppendFile::open(&path, 0).unwrap();
         let disk = put(&mut append, "/dev/full");
-        let line = vec![b'x'; MAX_WAITING_BYTES / 2];
+        let line = vec![b'x'; MAX_BUFFERED_BYTES / 2];
         assert!(append.append(&line) && append.append(&line));
         assert!(!append.append(b"lost\n") && !append.append(b"lost\n"));
         append.file = disk;
         assert!(append.append(b"kept\n"));
-        assert!(append.take_news()[1].contains("2 lines that memory had no room for are lost"));
+        assert!(append.take_notices()[1].contains("2 lines that memory had no room for are lost"));
         assert!(fs::read(&path).unwrap().ends_with(b"xkept\n"));
     }
 

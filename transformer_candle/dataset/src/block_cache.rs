@@ -27,9 +27,9 @@ use crate::byte_source::ByteSource;
 pub(crate) const BLOCK_BYTES: u64 = 512 << 10;
 const CHECKSUM_BYTES: usize = 4;
 /// Ending of a block that is being written.
-const ASIDE: &str = "part";
+const STAGING_EXTENSION: &str = "part";
 /// A block that was left half-written for this long belongs to nobody.
-const ABANDONED: Duration = Duration::from_hours(1);
+const STAGING_EXPIRY: Duration = Duration::from_hours(1);
 
 /// A folder of blocks. Shared by all files that are read through it.
 pub(crate) struct BlockCache {
@@ -37,26 +37,26 @@ pub(crate) struct BlockCache {
     limit: u64,
     /// Bytes written since the folder was last looked through.
     written: AtomicU64,
-    looking: Mutex<()>,
+    eviction: Mutex<()>,
     warned: AtomicBool,
 }
 
 /// Names a file's blocks: what it is a file of, and which.
 #[derive(Clone, Debug)]
-pub(crate) struct CachedFile(String);
+pub(crate) struct CacheKey(String);
 
 /// A block found in the folder.
-struct Found {
+struct CachedBlock {
     path: PathBuf,
     bytes: u64,
     used: SystemTime,
 }
 
-impl CachedFile {
+impl CacheKey {
     /// The file `name` of `length` bytes of a data set at a commit.
-    pub(crate) fn of(dataset: &str, revision: &str, name: &str, length: u64) -> Self {
-        let identity = [dataset, revision, name, &length.to_string()].join("\0");
-        Self(format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(identity)[..16])))
+    pub(crate) fn new(dataset: &str, revision: &str, name: &str, length: u64) -> Self {
+        let fields = [dataset, revision, name, &length.to_string()].join("\0");
+        Self(format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(fields)[..16])))
     }
 }
 
@@ -66,17 +66,17 @@ impl BlockCache {
     pub(crate) fn new(folder: PathBuf, limit: u64) -> Self {
         // Full at the start, so that the first block written makes it look.
         let written = AtomicU64::new(limit);
-        Self { folder, limit, written, looking: Mutex::default(), warned: AtomicBool::new(false) }
+        Self { folder, limit, written, eviction: Mutex::default(), warned: AtomicBool::new(false) }
     }
 
-    fn get(&self, file: &CachedFile, block: u64) -> Option<Bytes> {
+    fn get(&self, file: &CacheKey, block: u64) -> Option<Bytes> {
         let path = self.path(file, block);
         let opened = File::open(&path).ok()?;
         let mut bytes = Vec::new();
         (&opened).read_to_end(&mut bytes).ok()?;
         let body = bytes.len().checked_sub(CHECKSUM_BYTES);
-        let sound = body.filter(|&body| bytes[body..] == crc32c::crc32c(&bytes[..body]).to_le_bytes());
-        let Some(body) = sound else {
+        let intact = body.filter(|&body| bytes[body..] == crc32c::crc32c(&bytes[..body]).to_le_bytes());
+        let Some(body) = intact else {
             let _ = fs::remove_file(&path);
             return None;
         };
@@ -85,7 +85,7 @@ impl BlockCache {
         Some(bytes.into())
     }
 
-    fn put(&self, file: &CachedFile, block: u64, bytes: &[u8]) {
+    fn put(&self, file: &CacheKey, block: u64, bytes: &[u8]) {
         let size = (bytes.len() + CHECKSUM_BYTES) as u64;
         if self.written.fetch_add(size, Ordering::Relaxed) + size > self.limit / 20 {
             self.make_room(size);
@@ -97,14 +97,14 @@ impl BlockCache {
         }
     }
 
-    fn path(&self, file: &CachedFile, block: u64) -> PathBuf {
+    fn path(&self, file: &CacheKey, block: u64) -> PathBuf {
         self.folder.join(&file.0).join(block.to_string())
     }
 
-    /// Removes the blocks not used for longest, if there is no room for so many bytes more. Another thread's looking is as good
+    /// Removes the blocks not used for longest, if there is no room for so many bytes more. Another thread's eviction is as good
     /// as one's own.
     fn make_room(&self, bytes: u64) {
-        let Ok(_looking) = self.looking.try_lock() else {
+        let Ok(_eviction) = self.eviction.try_lock() else {
             return;
         };
         self.written.store(0, Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl BlockCache {
         }
     }
 
-    fn blocks(&self) -> Vec<Found> {
+    fn blocks(&self) -> Vec<CachedBlock> {
         let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
         let mut found = Vec::new();
         for file in entries(&self.folder) {
@@ -134,11 +134,11 @@ impl BlockCache {
                     continue;
                 };
                 let (path, used) = (block.path(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
-                let aside = path.extension().is_some_and(|ending| ending == ASIDE);
-                if aside && used.elapsed().is_ok_and(|age| age > ABANDONED) {
+                let is_staging = path.extension().is_some_and(|ending| ending == STAGING_EXTENSION);
+                if is_staging && used.elapsed().is_ok_and(|age| age > STAGING_EXPIRY) {
                     let _ = fs::remove_file(&path);
                 } else {
-                    found.push(Found { path, bytes: metadata.len(), used });
+                    found.push(CachedBlock { path, bytes: metadata.len(), used });
                 }
             }
         }
@@ -150,32 +150,32 @@ impl BlockCache {
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let aside = path.with_extension(format!("{}-{number}.{ASIDE}", std::process::id()));
+    let staging = path.with_extension(format!("{}-{number}.{STAGING_EXTENSION}", std::process::id()));
     let parent = path.parent().expect("a block lies in its file's folder");
     fs::create_dir_all(parent)?;
-    let written = File::create(&aside).and_then(|mut block| {
+    let written = File::create(&staging).and_then(|mut block| {
         block.write_all(bytes)?;
         block.write_all(&crc32c::crc32c(bytes).to_le_bytes())
     });
-    let moved = written.and_then(|()| fs::rename(&aside, path));
-    if moved.is_err() {
-        let _ = fs::remove_file(&aside);
+    let renamed = written.and_then(|()| fs::rename(&staging, path));
+    if renamed.is_err() {
+        let _ = fs::remove_file(&staging);
     }
-    moved
+    renamed
 }
 
 /// A file whose blocks are kept.
 pub(crate) struct CachedSource<S> {
     source: S,
     cache: Arc<BlockCache>,
-    file: CachedFile,
+    file: CacheKey,
     /// The blocks handed out.
-    trusted: Mutex<BTreeSet<u64>>,
+    read_blocks: Mutex<BTreeSet<u64>>,
 }
 
 impl<S: ByteSource> CachedSource<S> {
-    pub(crate) fn new(source: S, cache: Arc<BlockCache>, file: CachedFile) -> Self {
-        Self { source, cache, file, trusted: Mutex::default() }
+    pub(crate) fn new(source: S, cache: Arc<BlockCache>, file: CacheKey) -> Self {
+        Self { source, cache, file, read_blocks: Mutex::default() }
     }
 
     /// Reads the missing blocks `first..end` with one request and keeps them.
@@ -200,22 +200,22 @@ impl<S: ByteSource> ByteSource for CachedSource<S> {
         self.source.length()
     }
 
-    fn preferred_read(&self) -> u64 {
-        self.source.preferred_read()
+    fn preferred_read_size(&self) -> u64 {
+        self.source.preferred_read_size()
     }
 
-    fn distrust(&self) -> bool {
-        let blocks = std::mem::take(&mut *self.trusted.lock().unwrap_or_else(PoisonError::into_inner));
+    fn invalidate(&self) -> bool {
+        let blocks = std::mem::take(&mut *self.read_blocks.lock().unwrap_or_else(PoisonError::into_inner));
         for &block in &blocks {
             let _ = fs::remove_file(self.cache.path(&self.file, block));
         }
-        self.source.distrust()
+        self.source.invalidate()
     }
 
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         let end = start + length as u64;
         let (first, last) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-        self.trusted.lock().unwrap_or_else(PoisonError::into_inner).extend(first..last);
+        self.read_blocks.lock().unwrap_or_else(PoisonError::into_inner).extend(first..last);
         let mut blocks: Vec<Bytes> = Vec::with_capacity((last - first) as usize);
         let mut missing = first;
         for block in first..last {
@@ -251,8 +251,8 @@ mod tests {
         fn length(&self) -> u64 {
             self.as_ref().length()
         }
-        fn preferred_read(&self) -> u64 {
-            self.as_ref().preferred_read()
+        fn preferred_read_size(&self) -> u64 {
+            self.as_ref().preferred_read_size()
         }
         fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
             self.as_ref().read(start, length)
@@ -268,7 +268,7 @@ mod tests {
     fn cached(folder: &Path, limit: u64, name: &str) -> (Arc<MemoryFile>, CachedSource<Arc<MemoryFile>>) {
         let memory = MemoryFile::new(content(), 1 << 20);
         let cache = Arc::new(BlockCache::new(folder.to_owned(), limit));
-        let file = CachedFile::of("owner/name", "abc", name, LENGTH as u64);
+        let file = CacheKey::new("owner/name", "abc", name, LENGTH as u64);
         (Arc::clone(&memory), CachedSource::new(memory, cache, file))
     }
 
@@ -328,7 +328,7 @@ mod tests {
         cached(folder.path(), 1 << 30, "f").1.read(0, LENGTH).unwrap();
         let (memory, source) = cached(folder.path(), 1 << 30, "f");
         source.read(BLOCK_BYTES, 10).unwrap();
-        assert!(!source.distrust(), "the file in memory has no other bytes");
+        assert!(!source.invalidate(), "the file in memory has no other bytes");
         assert_eq!(source.read(0, LENGTH).unwrap(), content());
         assert_eq!(memory.bytes_read(), BLOCK_BYTES, "only the block that was handed out");
     }

@@ -20,11 +20,11 @@ pub(crate) trait ByteSource: Send + Sync {
     fn length(&self) -> u64;
 
     /// How many bytes one read should ask for.
-    fn preferred_read(&self) -> u64;
+    fn preferred_read_size(&self) -> u64;
 
     /// Says that what was read turned out to be damaged. Copies kept of it are forgotten; true if reading again may bring
     /// other bytes.
-    fn distrust(&self) -> bool {
+    fn invalidate(&self) -> bool {
         false
     }
 
@@ -57,7 +57,7 @@ impl ByteSource for LocalFile {
         self.length
     }
 
-    fn preferred_read(&self) -> u64 {
+    fn preferred_read_size(&self) -> u64 {
         1 << 20
     }
 
@@ -92,12 +92,12 @@ impl ByteSource for CancellableSource {
         self.source.length()
     }
 
-    fn preferred_read(&self) -> u64 {
-        self.source.preferred_read()
+    fn preferred_read_size(&self) -> u64 {
+        self.source.preferred_read_size()
     }
 
-    fn distrust(&self) -> bool {
-        self.source.distrust()
+    fn invalidate(&self) -> bool {
+        self.source.invalidate()
     }
 
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
@@ -129,7 +129,7 @@ impl RangeReader {
 impl BufRead for RangeReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.block.is_empty() && self.position < self.end {
-            let length = self.source.preferred_read().min(self.end - self.position);
+            let length = self.source.preferred_read_size().min(self.end - self.position);
             self.block = self.source.read(self.position, length as usize)?;
             self.position += length;
         }
@@ -184,7 +184,7 @@ pub(crate) mod testing {
             self.bytes.len() as u64
         }
 
-        fn preferred_read(&self) -> u64 {
+        fn preferred_read_size(&self) -> u64 {
             self.preferred
         }
 

@@ -44,16 +44,16 @@ fn receive_unless<T>(
 /// Tells work on data to end. Clones share it.
 #[derive(Clone, Default)]
 pub struct CancelToken {
-    own: Arc<Own>,
+    state: Arc<CancelState>,
     interrupted: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
 /// What [`CancelToken::cancel`] sets.
 #[derive(Default)]
-struct Own {
+struct CancelState {
     cancelled: AtomicBool,
     /// Whoever waits for the flag holds it.
-    waiting: Mutex<()>,
+    lock: Mutex<()>,
     changed: Condvar,
 }
 
@@ -71,10 +71,10 @@ impl CancelToken {
 
     /// Wakes whoever waits; from here on [`Self::check`] fails with [`DataError::Closed`].
     pub(crate) fn cancel(&self) {
-        let waiting = self.own.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        self.own.cancelled.store(true, Ordering::Release);
-        drop(waiting);
-        self.own.changed.notify_all();
+        let guard = self.state.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.state.cancelled.store(true, Ordering::Release);
+        drop(guard);
+        self.state.changed.notify_all();
     }
 
     /// Whether the work is no longer wanted.
@@ -84,7 +84,7 @@ impl CancelToken {
 
     /// Fails when the work is no longer wanted.
     pub(crate) fn check(&self) -> Result<(), DataError> {
-        if self.own.cancelled.load(Ordering::Acquire) {
+        if self.state.cancelled.load(Ordering::Acquire) {
             return Err(DataError::Closed);
         }
         match &self.interrupted {
@@ -93,24 +93,24 @@ impl CancelToken {
         }
     }
 
-    /// Waits `duration`, or fails as soon as the work is no longer wanted.
-    pub(crate) fn wait(&self, duration: Duration) -> Result<(), DataError> {
-        let until = Instant::now() + duration;
+    /// RetryMonitor `duration`, or fails as soon as the work is no longer wanted.
+    pub(crate) fn sleep(&self, duration: Duration) -> Result<(), DataError> {
+        let deadline = Instant::now() + duration;
         loop {
             self.check()?;
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Ok(());
             }
-            let waiting = self.own.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            let cancelled = || self.own.cancelled.load(Ordering::Acquire);
-            drop(self.own.changed.wait_timeout_while(waiting, left.min(POLL_INTERVAL), |()| !cancelled()));
+            let guard = self.state.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            let cancelled = || self.state.cancelled.load(Ordering::Acquire);
+            drop(self.state.changed.wait_timeout_while(guard, remaining.min(POLL_INTERVAL), |()| !cancelled()));
         }
     }
 
     /// Does blocking work on a thread of its own and waits for it. A thread whose work is no longer wanted is left
     /// alone, and what it comes to is dropped.
-    pub(crate) fn wait_for<T: Send + 'static>(
+    pub(crate) fn run_blocking<T: Send + 'static>(
         &self,
         name: &str,
         work: impl FnOnce() -> T + Send + 'static,
@@ -148,9 +148,9 @@ mod tests {
     #[test]
     fn a_wait_of_hours_ends_when_interrupted() {
         let (token, flag) = interruptible();
-        token.wait(Duration::ZERO).unwrap();
+        token.sleep(Duration::ZERO).unwrap();
         let setter = std::thread::spawn(move || flag.store(true, Ordering::Relaxed));
-        assert!(matches!(token.wait(Duration::from_hours(1)), Err(DataError::Interrupted)));
+        assert!(matches!(token.sleep(Duration::from_hours(1)), Err(DataError::Interrupted)));
         setter.join().unwrap();
     }
 
@@ -159,7 +159,7 @@ mod tests {
         let token = CancelToken::new();
         let other = token.clone();
         let setter = std::thread::spawn(move || other.cancel());
-        assert!(matches!(token.wait(Duration::from_hours(1)), Err(DataError::Closed)));
+        assert!(matches!(token.sleep(Duration::from_hours(1)), Err(DataError::Closed)));
         setter.join().unwrap();
     }
 
@@ -171,8 +171,8 @@ mod tests {
             flag.store(true, Ordering::Relaxed);
             released.recv().is_err()
         };
-        assert!(matches!(token.wait_for("test", blocking), Err(DataError::Interrupted)));
+        assert!(matches!(token.run_blocking("test", blocking), Err(DataError::Interrupted)));
         drop(release);
-        assert_eq!(CancelToken::new().wait_for("test", || 3).unwrap(), 3);
+        assert_eq!(CancelToken::new().run_blocking("test", || 3).unwrap(), 3);
     }
 }

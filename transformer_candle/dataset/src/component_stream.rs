@@ -12,7 +12,7 @@ use crate::cursor::{ComponentPosition, WindowStart};
 use crate::ledger::WindowRecord;
 use crate::packing::PackedTokens;
 use crate::shuffle_window::Window;
-use crate::window_prefetch::{Message, Producer};
+use crate::window_prefetch::{Message, WindowPrefetcher};
 use crate::{DataError, SkippedRows};
 
 /// One component's stream.
@@ -21,7 +21,7 @@ pub(crate) struct ComponentStream {
     /// The window in use, and how many of its sequences were delivered.
     window: Option<(Window, usize)>,
     /// Where the window in use, or else the next one, starts, and how many of its sequences lie behind.
-    at: (WindowStart, u64),
+    next_position: (WindowStart, u64),
     /// The last epoch is over.
     ended: bool,
     skipped: SkippedRows,
@@ -34,7 +34,7 @@ pub(crate) struct ComponentStream {
 impl ComponentStream {
     /// Starts the thread that prepares the component's windows with `workers`.
     pub(crate) fn start(
-        producer: Producer,
+        prefetcher: WindowPrefetcher,
         workers: Arc<ThreadPool>,
         position: &ComponentPosition,
     ) -> Result<Self, DataError> {
@@ -43,12 +43,12 @@ impl ComponentStream {
         let start = position.start.clone();
         let thread = std::thread::Builder::new()
             .name("data".to_owned())
-            .spawn(move || producer.run(start, &workers, &sender))
+            .spawn(move || prefetcher.run(start, &workers, &sender))
             .map_err(|error| DataError::Threads { message: error.to_string() })?;
         Ok(Self {
             windows,
             window: None,
-            at: (position.start.clone(), position.sequence),
+            next_position: (position.start.clone(), position.sequence),
             ended: false,
             skipped: SkippedRows::default(),
             opened: Vec::new(),
@@ -63,14 +63,14 @@ impl ComponentStream {
         &mut self,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<(&PackedTokens, usize)>, DataError> {
-        self.leave_used_up();
+        self.drop_exhausted_window();
         if self.window.is_none() {
             let Some(window) = self.receive(interrupted)? else {
                 return Ok(None);
             };
             self.skipped += window.record.skipped;
             // Only the window that the stream was opened in starts behind its first sequence.
-            let delivered = if window.record.start == self.at.0 { self.at.1 as usize } else { 0 };
+            let delivered = if window.record.start == self.next_position.0 { self.next_position.1 as usize } else { 0 };
             if delivered >= window.sequences() {
                 return Err(DataError::Cursor { difference: "the content of the files" });
             }
@@ -83,9 +83,9 @@ impl ComponentStream {
         }))
     }
 
-    fn leave_used_up(&mut self) {
+    fn drop_exhausted_window(&mut self) {
         if let Some((window, _)) = self.window.take_if(|(window, delivered)| *delivered == window.sequences()) {
-            self.at = (window.next, 0);
+            self.next_position = (window.next, 0);
         }
     }
 
@@ -93,9 +93,9 @@ impl ComponentStream {
         if self.ended {
             return Ok(None);
         }
-        let began = Instant::now();
+        let started = Instant::now();
         let message = receive(&self.windows, interrupted);
-        self.waited += began.elapsed();
+        self.waited += started.elapsed();
         self.ended = matches!(message, Ok(None));
         message
     }
@@ -105,16 +105,16 @@ impl ComponentStream {
         match &self.window {
             Some((window, delivered)) if *delivered == window.sequences() => (window.next.clone(), 0),
             Some((window, delivered)) => (window.record.start.clone(), *delivered as u64),
-            None => self.at.clone(),
+            None => self.next_position.clone(),
         }
     }
 
-    /// The windows taken into use since [`Self::forget_opened`].
+    /// The windows taken into use since [`Self::clear_opened`].
     pub(crate) fn opened(&self) -> &[WindowRecord] {
         &self.opened
     }
 
-    pub(crate) fn forget_opened(&mut self) {
+    pub(crate) fn clear_opened(&mut self) {
         self.opened.clear();
     }
 
@@ -128,11 +128,11 @@ impl ComponentStream {
         self.waited
     }
 
-    /// Waits for the end of the thread, which was told to end, but no longer than `until`. What it still sends is
+    /// RetryMonitor for the end of the thread, which was told to end, but no longer than `until`. What it still sends is
     /// taken so that it can end.
-    pub(crate) fn join(&mut self, until: Instant) {
+    pub(crate) fn join(&mut self, deadline: Instant) {
         while self.thread.is_some() {
-            match self.windows.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match self.windows.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => self.thread = None,
                 Err(RecvTimeoutError::Disconnected) => {

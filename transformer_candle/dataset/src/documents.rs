@@ -1,7 +1,7 @@
 //! Documents in listing order, for training a tokenizer and for looking at data.
 
 use crate::formats::Row;
-use crate::sequential_reader::Walk;
+use crate::sequential_reader::SequentialReader;
 use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource, Mixture};
 
@@ -11,17 +11,17 @@ use crate::{DataError, DataSource, Mixture};
 /// Of a mixture the next document is that of the component with the least text so far for its share, so that texts come
 /// in the proportions of training. A component that ends begins again, until each has ended once.
 pub struct Documents {
-    components: Vec<Component>,
+    components: Vec<ComponentDocuments>,
     rows_left: u64,
     skipped: SkippedRows,
     /// One was handed out.
-    any: bool,
+    any_document: bool,
 }
 
-struct Component {
+struct ComponentDocuments {
     source: DataSource,
-    walk: Walk,
-    share: u64,
+    reader: SequentialReader,
+    weight: u64,
     /// Of the documents handed out.
     bytes: u64,
     /// Of the documents of this pass.
@@ -33,11 +33,11 @@ impl Documents {
     /// Starts at the first document; stops after `max_samples` rows, skipped ones included.
     pub fn open(data: impl Into<Mixture>, max_samples: Option<u64>) -> Self {
         let mixture: Mixture = data.into();
-        let components = mixture.sources().iter().zip(mixture.shares().numbers());
-        let component = |(source, &share): (&DataSource, &u64)| Component {
+        let components = mixture.sources().iter().zip(mixture.schedule().weights());
+        let component = |(source, &weight): (&DataSource, &u64)| ComponentDocuments {
             source: source.clone(),
-            walk: Walk::all(source, source.cancel().clone()),
-            share,
+            reader: SequentialReader::all(source, source.cancel().clone()),
+            weight,
             bytes: 0,
             pass_bytes: 0,
             ended: false,
@@ -46,7 +46,7 @@ impl Documents {
             components: components.map(component).collect(),
             rows_left: max_samples.unwrap_or(u64::MAX),
             skipped: SkippedRows::default(),
-            any: false,
+            any_document: false,
         }
     }
 
@@ -57,20 +57,21 @@ impl Documents {
 
     fn next_document(&mut self) -> Result<Option<String>, DataError> {
         while self.rows_left > 0 && self.components.iter().any(|component| !component.ended) {
-            let of_share =
-                |component: &&mut Component| (u128::from(component.bytes) << 64) / u128::from(component.share);
-            let Some(component) = self.components.iter_mut().min_by_key(of_share) else {
+            let bytes_per_weight = |component: &&mut ComponentDocuments| {
+                (u128::from(component.bytes) << 64) / u128::from(component.weight)
+            };
+            let Some(component) = self.components.iter_mut().min_by_key(bytes_per_weight) else {
                 break;
             };
-            match component.walk.next_row()? {
-                None => component.begin_again(),
+            match component.reader.next_row()? {
+                None => component.restart(),
                 Some(row) => {
                     self.rows_left -= 1;
                     match row {
                         Row::Document(document) => {
                             component.bytes += document.text.len() as u64;
                             component.pass_bytes += document.text.len() as u64;
-                            self.any = true;
+                            self.any_document = true;
                             return Ok(Some(document.text));
                         }
                         Row::Skipped(reason) => self.skipped.count(reason),
@@ -78,12 +79,12 @@ impl Documents {
                 }
             }
         }
-        if self.any { Ok(None) } else { self.missing_column() }
+        if self.any_document { Ok(None) } else { self.missing_column() }
     }
 
     /// Fails if there is no document because the text column is not there.
     fn missing_column<T>(&self) -> Result<Option<T>, DataError> {
-        for Component { source, .. } in &self.components {
+        for ComponentDocuments { source, .. } in &self.components {
             if let Some(missing) = source.missing_column(self.skipped, source.cancel())? {
                 return Err(DataError::MissingColumn(missing));
             }
@@ -92,15 +93,15 @@ impl Documents {
     }
 }
 
-impl Component {
-    fn begin_again(&mut self) {
+impl ComponentDocuments {
+    fn restart(&mut self) {
         self.ended = true;
         if self.pass_bytes == 0 {
             // There is nothing in it: its turn never comes again.
             self.bytes = u64::MAX;
         }
         self.pass_bytes = 0;
-        self.walk = Walk::all(&self.source, self.source.cancel().clone());
+        self.reader = SequentialReader::all(&self.source, self.source.cancel().clone());
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) enum Encoder {
 
 /// What byte-level tokenizers have been known to disagree on: contractions, runs of spaces, digits, joined characters, text
 /// that spells a special token.
-const AWKWARD: [&str; 8] = [
+const AGREEMENT_SAMPLES: [&str; 8] = [
     "It's we'LL they'Re don't 'tis ''s",
     "  leading,  inner   and trailing spaces   \t\t\n\n \r\n x\u{a0}\u{2003}y",
     "1 22 333 4444 55555 3.14159 0x1F \u{bd} \u{2167} \u{661}\u{662}",
@@ -31,14 +31,14 @@ const AWKWARD: [&str; 8] = [
 impl Encoder {
     /// Chooses for a tokenizer and the `tokenizer.json` that it was read from.
     pub(crate) fn choose(reference: &Tokenizer, json: &[u8]) -> Self {
-        let fast = serde_json::from_slice(json).ok().filter(is_proven).and_then(|json| {
+        let fast = serde_json::from_slice(json).ok().filter(is_supported).and_then(|json| {
             let fast = fastokens::Tokenizer::from_json(json).ok()?;
             let agree = |text: &&str| {
                 reference
                     .encode_fast(*text, false)
                     .is_ok_and(|encoding| encode(&fast, text).is_ok_and(|ids| ids == encoding.get_ids()))
             };
-            AWKWARD.iter().all(agree).then_some(fast)
+            AGREEMENT_SAMPLES.iter().all(agree).then_some(fast)
         });
         fast.map_or(Self::Library, |fast| Self::Fast(Box::new(fast)))
     }
@@ -62,7 +62,7 @@ fn encode(fast: &fastokens::Tokenizer, text: &str) -> Result<Vec<u32>, fastokens
 }
 
 /// Byte-level BPE with GPT-2's pattern and nothing else that changes text: the kind whose ids were compared.
-fn is_proven(json: &Value) -> bool {
+fn is_supported(json: &Value) -> bool {
     let (model, split) = (&json["model"], &json["pre_tokenizer"]);
     let absent = |value: &Value| value.is_null() || value == false || value == "";
     json["normalizer"].is_null()

@@ -97,7 +97,7 @@ pub enum DataError {
     },
     /// The Hub's answer makes no sense.
     #[error("{url} gave an answer that cannot be used: {message}")]
-    Answer {
+    InvalidResponse {
         /// The address, without its query.
         url: String,
         /// What is wrong with it.
@@ -105,7 +105,7 @@ pub enum DataError {
     },
     /// The data set's card cannot be understood.
     #[error("the card (README.md) of {name} cannot be read: {message}")]
-    Card {
+    DatasetCard {
         /// The data set.
         name: String,
         /// What is wrong with it.
@@ -154,7 +154,7 @@ pub enum DataError {
         held_out: bool,
     },
     /// There is nothing to evaluate on.
-    #[error("{}", why_nothing_is_held_out(name, missing.as_deref()))]
+    #[error("{}", describe_empty_held_out(name, missing.as_deref()))]
     NothingHeldOut {
         /// The data set or the patterns.
         name: String,
@@ -245,7 +245,7 @@ impl DataError {
     /// An error of a decoder over our own readers: the reader's error where there is one, else damage in the file.
     pub(crate) fn from_decoder(file: &str, error: impl std::error::Error + Send + Sync + 'static) -> Self {
         let message = error.to_string();
-        match innermost(Box::new(error)) {
+        match find_data_error(Box::new(error)) {
             Ok(error) => error,
             Err(()) => Self::Format { file: file.to_owned(), message },
         }
@@ -265,18 +265,18 @@ impl From<DataError> for parquet::errors::ParquetError {
 }
 
 /// Digs our own error out of the wrappers that a decoder puts around it.
-fn innermost(error: Box<dyn std::error::Error + Send + Sync>) -> Result<DataError, ()> {
+fn find_data_error(error: Box<dyn std::error::Error + Send + Sync>) -> Result<DataError, ()> {
     let error = match error.downcast::<DataError>() {
         Ok(error) => return Ok(*error),
         Err(error) => error,
     };
     let error = match error.downcast::<std::io::Error>() {
-        Ok(error) => return error.into_inner().map_or(Err(()), innermost),
+        Ok(error) => return error.into_inner().map_or(Err(()), find_data_error),
         Err(error) => error,
     };
     match error.downcast::<parquet::errors::ParquetError>() {
         Ok(error) => match *error {
-            parquet::errors::ParquetError::External(inner) => innermost(inner),
+            parquet::errors::ParquetError::External(inner) => find_data_error(inner),
             _ => Err(()),
         },
         Err(_) => Err(()),
@@ -287,7 +287,7 @@ fn describe_skipped(skipped: &SkippedRows) -> String {
     if skipped.total() == 0 { "none left out".to_owned() } else { format!("left out: {skipped}") }
 }
 
-fn why_nothing_is_held_out(name: &str, missing: Option<&MissingColumn>) -> String {
+fn describe_empty_held_out(name: &str, missing: Option<&MissingColumn>) -> String {
     match missing {
         Some(missing) => missing.to_string(),
         None => format!(

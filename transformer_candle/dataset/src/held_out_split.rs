@@ -1,15 +1,18 @@
-//! Who is in the training set and who is held out: a function of the listing, `max_samples` and the held-out fraction.
+//! Which rows are trained on and which are held out: a function of the listing, `max_samples` and the held-out fraction.
 //!
-//! Training has the first `max_samples` rows in listing order, or all. Held out are whole groups, and always the same
-//! ones, whatever the seed:
+//! Training has the first `max_samples` rows in listing order, or all. Held out are whole row groups, the same ones for
+//! every seed:
 //!
-//! 1. With `max_samples`, and data behind it: groups behind it (the rest of a group that the limit cuts, if there is no
-//!    other), so that training loses nothing. Else groups of the training set, which training then leaves out.
-//! 2. Of the first 16 files there, every group whose hash (of the file's name and the group's place) is under the fraction.
-//! 3. If that is none, or if there are fewer than eight groups, the group with the smallest hash; of fewer than eight
-//!    groups a whole one would be too much to lose, so then only the last eighth of its rows (at least one).
+//! 1. With `max_samples` and data after it, the candidates are the row groups after it, so that training loses nothing;
+//!    if there are none, the rest of the row group that the limit cuts is held out. Otherwise the candidates are the row
+//!    groups of the training set, which training then leaves out.
+//! 2. Of the first 16 shards with candidates, every candidate is held out whose hash (of the shard's name and the row
+//!    group's index) is below the fraction.
+//! 3. If that selects none, or if there are fewer than eight candidates, the one with the smallest hash is held out. Of
+//!    fewer than eight row groups of the training set, a whole one would be too much to lose: then only the last eighth
+//!    of its rows is held out, at least one row.
 //!
-//! Only the files needed to decide are opened: one in a large data set, all of a small one.
+//! Only the shards needed to decide are opened: one of a large data set, all of a small one.
 
 use std::ops::Range;
 
@@ -17,116 +20,121 @@ use crate::cancel::CancelToken;
 use crate::permutation::{Purpose, key};
 use crate::{DataError, DataSource};
 
-/// Files that held-out groups are taken from.
-const HELD_OUT_FILES: usize = 16;
-/// With fewer groups than this, a part of one is held out instead of all of it.
-const FEW_GROUPS: usize = 8;
+/// Shards that held-out row groups are taken from.
+const HELD_OUT_SHARDS: usize = 16;
+/// With fewer candidates than this, part of one row group is held out instead of all of it.
+const FEW_ROW_GROUPS: usize = 8;
 
-/// A place between groups.
-type Place = (usize, u64);
+/// A shard's index in the listing and a row group's index in the shard.
+type RowGroupId = (usize, u64);
 
+/// The training rows and the held-out rows of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Selection {
+pub(crate) struct HeldOutSplit {
     /// Where `max_samples` ends training; none where it does not.
-    end: Option<End>,
+    training_end: Option<TrainingEnd>,
     held_out: HeldOutRule,
-    files: usize,
+    shards: usize,
 }
 
-/// Training has `rows` rows (at least one) of `group` in `file` and nothing behind.
+/// Training has `rows` rows (at least one) of `row_group` in `shard`, and nothing after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct End {
-    file: usize,
-    group: u64,
+struct TrainingEnd {
+    shard: usize,
+    row_group: u64,
     rows: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum HeldOutRule {
     Nothing,
-    /// The groups from `from` on, in these files, whose hash is under the threshold.
+    /// The row groups of these shards from `from` on whose hash is below the threshold.
     Hashed {
-        files: Range<usize>,
-        from: Place,
+        shards: Range<usize>,
+        from: RowGroupId,
         threshold: u64,
     },
-    /// The rows of one group from `from_row` on.
+    /// The rows of one row group from `first_row` on.
     Rows {
-        file: usize,
-        group: u64,
-        from_row: u64,
+        shard: usize,
+        row_group: u64,
+        first_row: u64,
     },
 }
 
-/// Which data a source's reader wants.
+/// The settings that the split depends on.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Wanted {
+pub(crate) struct SplitSettings {
     pub max_samples: Option<u64>,
     pub held_out_fraction: f64,
 }
 
-impl Selection {
-    /// Decides, opening as few files as it can.
-    pub(crate) fn of(source: &DataSource, wanted: Wanted, cancel: &CancelToken) -> Result<Self, DataError> {
-        let files = source.files().len();
-        let end = match wanted.max_samples {
-            Some(rows) => find_end(source, rows, cancel)?,
+impl HeldOutSplit {
+    /// Decides the split, opening as few shards as possible.
+    pub(crate) fn decide(
+        source: &DataSource,
+        settings: SplitSettings,
+        cancel: &CancelToken,
+    ) -> Result<Self, DataError> {
+        let shards = source.shards().len();
+        let training_end = match settings.max_samples {
+            Some(rows) => find_training_end(source, rows, cancel)?,
             None => None,
         };
-        let mut selection = Self { end, held_out: HeldOutRule::Nothing, files };
-        if wanted.held_out_fraction > 0.0 {
-            let threshold = (wanted.held_out_fraction.min(1.0) * u64::MAX as f64) as u64;
-            selection.held_out = selection.choose_held_out(source, threshold, cancel)?;
+        let mut split = Self { training_end, held_out: HeldOutRule::Nothing, shards };
+        if settings.held_out_fraction > 0.0 {
+            let threshold = (settings.held_out_fraction.min(1.0) * u64::MAX as f64) as u64;
+            split.held_out = split.choose_held_out(source, threshold, cancel)?;
         }
-        Ok(selection)
+        Ok(split)
     }
 
-    /// How many files, from the first, have rows to train on.
-    pub(crate) fn training_files(&self) -> usize {
-        self.end.map_or(self.files, |end| end.file + 1)
+    /// How many shards, from the first, have training rows.
+    pub(crate) fn training_shards(&self) -> usize {
+        self.training_end.map_or(self.shards, |end| end.shard + 1)
     }
 
-    /// How many of a file's groups may have rows to train on.
-    pub(crate) fn training_groups(&self, file: usize, groups: u64) -> u64 {
-        match self.end {
-            Some(end) if file == end.file => groups.min(end.group + 1),
-            Some(end) if file > end.file => 0,
-            _ => groups,
+    /// How many of a shard's row groups may have training rows.
+    pub(crate) fn training_row_groups(&self, shard: usize, row_groups: u64) -> u64 {
+        match self.training_end {
+            Some(end) if shard == end.shard => row_groups.min(end.row_group + 1),
+            Some(end) if shard > end.shard => 0,
+            _ => row_groups,
         }
     }
 
-    /// How many rows of a group, from its first, are for training.
-    pub(crate) fn training_rows(&self, file: usize, name: &str, group: u64) -> u64 {
-        let limit = match self.end {
-            Some(end) if (file, group) == (end.file, end.group) => end.rows,
-            Some(end) if (file, group) > (end.file, end.group) => 0,
+    /// How many rows of a row group, from its first, are training rows.
+    pub(crate) fn training_rows(&self, shard: usize, name: &str, row_group: u64) -> u64 {
+        let limit = match self.training_end {
+            Some(end) if (shard, row_group) == (end.shard, end.row_group) => end.rows,
+            Some(end) if (shard, row_group) > (end.shard, end.row_group) => 0,
             _ => u64::MAX,
         };
-        limit.min(self.held_out_from(file, name, group).unwrap_or(u64::MAX))
+        limit.min(self.first_held_out_row(shard, name, row_group).unwrap_or(u64::MAX))
     }
 
-    /// The row from which on a group is held out; none if it is not.
-    pub(crate) fn held_out_from(&self, file: usize, name: &str, group: u64) -> Option<u64> {
+    /// The row from which on a row group is held out; none if it is not.
+    pub(crate) fn first_held_out_row(&self, shard: usize, name: &str, row_group: u64) -> Option<u64> {
         match &self.held_out {
-            HeldOutRule::Hashed { files, from, threshold } => {
-                let held_out = files.contains(&file)
-                    && (file, group) >= *from
-                    && key(Purpose::HeldOut, &[group], name) < *threshold;
+            HeldOutRule::Hashed { shards, from, threshold } => {
+                let held_out = shards.contains(&shard)
+                    && (shard, row_group) >= *from
+                    && key(Purpose::HeldOut, &[row_group], name) < *threshold;
                 held_out.then_some(0)
             }
-            HeldOutRule::Rows { file: held_file, group: held_group, from_row } => {
-                ((file, group) == (*held_file, *held_group)).then_some(*from_row)
+            HeldOutRule::Rows { shard: held_shard, row_group: held_row_group, first_row } => {
+                ((shard, row_group) == (*held_shard, *held_row_group)).then_some(*first_row)
             }
             HeldOutRule::Nothing => None,
         }
     }
 
-    /// The files in which something may be held out.
-    pub(crate) fn held_out_files(&self) -> Range<usize> {
+    /// The shards that may have held-out rows.
+    pub(crate) fn held_out_shards(&self) -> Range<usize> {
         match &self.held_out {
             HeldOutRule::Nothing => 0..0,
-            HeldOutRule::Hashed { files, .. } => files.clone(),
-            HeldOutRule::Rows { file, .. } => *file..*file + 1,
+            HeldOutRule::Hashed { shards, .. } => shards.clone(),
+            HeldOutRule::Rows { shard, .. } => *shard..*shard + 1,
         }
     }
 
@@ -136,73 +144,79 @@ impl Selection {
         threshold: u64,
         cancel: &CancelToken,
     ) -> Result<HeldOutRule, DataError> {
-        if let Some(end) = self.end {
-            let behind = Candidates::find(source, (end.file, end.group + 1), threshold, cancel)?;
-            if let Some(rule) = behind.decide(source, cancel, true)? {
+        if let Some(end) = self.training_end {
+            let after_training = Candidates::find(source, (end.shard, end.row_group + 1), threshold, cancel)?;
+            if let Some(rule) = after_training.choose(source, cancel, true)? {
                 return Ok(rule);
             }
-            let rows = source.open(end.file, cancel)?.rows(end.group)?;
+            let rows = source.open(end.shard, cancel)?.row_count(end.row_group)?;
             if rows.is_some_and(|rows| rows > end.rows) {
-                return Ok(HeldOutRule::Rows { file: end.file, group: end.group, from_row: end.rows });
+                return Ok(HeldOutRule::Rows { shard: end.shard, row_group: end.row_group, first_row: end.rows });
             }
         }
-        let inside = Candidates::find(source, (0, 0), threshold, cancel)?;
-        Ok(inside.decide(source, cancel, false)?.unwrap_or(HeldOutRule::Nothing))
+        let within_training = Candidates::find(source, (0, 0), threshold, cancel)?;
+        Ok(within_training.choose(source, cancel, false)?.unwrap_or(HeldOutRule::Nothing))
     }
 }
 
-/// The groups of at most 16 files that could be held out.
+/// The row groups of at most 16 shards that could be held out.
 struct Candidates {
-    files: Range<usize>,
-    from: Place,
+    shards: Range<usize>,
+    from: RowGroupId,
     threshold: u64,
-    /// One is under the threshold and there are not few: then the others are not looked at.
-    hashed: bool,
-    /// By hash, where all were looked at.
-    groups: Vec<(u64, usize, u64)>,
+    /// One is below the threshold and there are not few: the others need not be looked at.
+    by_hash: bool,
+    /// Hash, shard and row group, sorted, if all were looked at.
+    row_groups: Vec<(u64, usize, u64)>,
 }
 
 impl Candidates {
-    fn find(source: &DataSource, from: Place, threshold: u64, cancel: &CancelToken) -> Result<Self, DataError> {
-        let files = from.0..source.files().len().min(from.0 + HELD_OUT_FILES);
-        let mut found = Self { files: files.clone(), from, threshold, hashed: false, groups: Vec::new() };
-        let mut under = false;
-        for file in files {
+    fn find(source: &DataSource, from: RowGroupId, threshold: u64, cancel: &CancelToken) -> Result<Self, DataError> {
+        let shards = from.0..source.shards().len().min(from.0 + HELD_OUT_SHARDS);
+        let mut found = Self { shards: shards.clone(), from, threshold, by_hash: false, row_groups: Vec::new() };
+        let mut any_below = false;
+        for shard in shards {
             cancel.check()?;
-            let name = &source.files()[file].name;
-            let mut reader = source.open(file, cancel)?;
-            let known = reader.groups();
-            let mut group = if file == from.0 { from.1 } else { 0 };
+            let name = &source.shards()[shard].name;
+            let mut reader = source.open(shard, cancel)?;
+            let known = reader.row_groups();
+            let mut row_group = if shard == from.0 { from.1 } else { 0 };
             while match known {
-                Some(groups) => group < groups,
-                None => reader.rows(group)?.is_some(),
+                Some(row_groups) => row_group < row_groups,
+                None => reader.row_count(row_group)?.is_some(),
             } {
-                let hash = key(Purpose::HeldOut, &[group], name);
-                under |= hash < threshold;
-                found.groups.push((hash, file, group));
-                group += 1;
-                if under && found.groups.len() >= FEW_GROUPS {
-                    found.hashed = true;
+                let hash = key(Purpose::HeldOut, &[row_group], name);
+                any_below |= hash < threshold;
+                found.row_groups.push((hash, shard, row_group));
+                row_group += 1;
+                if any_below && found.row_groups.len() >= FEW_ROW_GROUPS {
+                    found.by_hash = true;
                     return Ok(found);
                 }
             }
         }
-        found.groups.sort_unstable();
+        found.row_groups.sort_unstable();
         Ok(found)
     }
 
-    /// The rule; none if nothing can be held out. What lies `behind` the training set may be held out whole.
-    fn decide(self, source: &DataSource, cancel: &CancelToken, behind: bool) -> Result<Option<HeldOutRule>, DataError> {
-        if self.hashed {
-            return Ok(Some(HeldOutRule::Hashed { files: self.files, from: self.from, threshold: self.threshold }));
+    /// The rule for these candidates; none if nothing can be held out. Row groups `after_training` may be held out whole.
+    fn choose(
+        self,
+        source: &DataSource,
+        cancel: &CancelToken,
+        after_training: bool,
+    ) -> Result<Option<HeldOutRule>, DataError> {
+        if self.by_hash {
+            return Ok(Some(HeldOutRule::Hashed { shards: self.shards, from: self.from, threshold: self.threshold }));
         }
-        let choices = self.groups.len();
-        for (_, file, group) in self.groups {
-            let rows = source.open(file, cancel)?.rows(group)?.unwrap_or(0);
-            let from_row = if behind || choices >= FEW_GROUPS { 0 } else { rows - (rows / 8).max(1).min(rows) };
-            let leaves_training = behind || choices > 1 || from_row > 0;
+        let choices = self.row_groups.len();
+        for (_, shard, row_group) in self.row_groups {
+            let rows = source.open(shard, cancel)?.row_count(row_group)?.unwrap_or(0);
+            let hold_out_whole = after_training || choices >= FEW_ROW_GROUPS;
+            let first_row = if hold_out_whole { 0 } else { rows - (rows / 8).max(1).min(rows) };
+            let leaves_training = after_training || choices > 1 || first_row > 0;
             if rows > 0 && leaves_training {
-                return Ok(Some(HeldOutRule::Rows { file, group, from_row }));
+                return Ok(Some(HeldOutRule::Rows { shard, row_group, first_row }));
             }
         }
         Ok(None)
@@ -210,18 +224,18 @@ impl Candidates {
 }
 
 /// Where the first `rows` rows end; none if there are no more than that.
-fn find_end(source: &DataSource, rows: u64, cancel: &CancelToken) -> Result<Option<End>, DataError> {
-    let mut left = rows;
-    for file in 0..source.files().len() {
+fn find_training_end(source: &DataSource, rows: u64, cancel: &CancelToken) -> Result<Option<TrainingEnd>, DataError> {
+    let mut remaining = rows;
+    for shard in 0..source.shards().len() {
         cancel.check()?;
-        let mut reader = source.open(file, cancel)?;
-        let mut group = 0;
-        while let Some(rows) = reader.rows(group)? {
-            if rows > 0 && left <= rows {
-                return Ok(Some(End { file, group, rows: left }));
+        let mut reader = source.open(shard, cancel)?;
+        let mut row_group = 0;
+        while let Some(rows) = reader.row_count(row_group)? {
+            if rows > 0 && remaining <= rows {
+                return Ok(Some(TrainingEnd { shard, row_group, rows: remaining }));
             }
-            left -= rows;
-            group += 1;
+            remaining -= rows;
+            row_group += 1;
         }
     }
     Ok(None)

@@ -25,13 +25,16 @@ use crate::{AppendFile, Batch, CancelToken, Cursor, DataError, SkippedRows};
 
 /// Rows of one group that a window took, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct RowRange {
     /// Place of the file in the listing.
-    pub file: u64,
+    #[serde(rename = "file")]
+    pub shard: u64,
     /// Place of the group in the file.
-    pub group: u64,
+    #[serde(rename = "group")]
+    pub row_group: u64,
     /// The first row taken.
-    pub row: u64,
+    #[serde(rename = "row")]
+    pub first_row: u64,
     /// How many.
     pub rows: u64,
 }
@@ -45,7 +48,8 @@ pub struct WindowRecord {
     #[serde(flatten)]
     pub start: WindowStart,
     /// The rows read, in the order of the lanes.
-    pub pieces: Vec<Piece>,
+    #[serde(rename = "pieces")]
+    pub row_ranges: Vec<RowRange>,
     /// Documents among them.
     pub documents: u64,
     /// The other rows.
@@ -62,7 +66,8 @@ pub struct StepRecord {
     /// The optimizer step.
     pub step: u64,
     /// What it took of the components, without those of which it took nothing.
-    pub taken: Vec<TakenSequences>,
+    #[serde(rename = "taken")]
+    pub sequence_ranges: Vec<SequenceRange>,
     /// How many targets.
     pub targets: u64,
     /// SHA-256 of the batch: its inputs, then its targets, four little-endian bytes each.
@@ -71,7 +76,7 @@ pub struct StepRecord {
 
 /// Sequences of a component, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TakenSequences {
+pub struct SequenceRange {
     /// The component's place in the mixture.
     pub component: u64,
     /// Where the first one lies.
@@ -79,7 +84,8 @@ pub struct TakenSequences {
     /// The window of the epoch.
     pub window: u64,
     /// The sequence of the window.
-    pub sequence: u64,
+    #[serde(rename = "sequence")]
+    pub first_sequence: u64,
     /// How many, from there on.
     pub sequences: u64,
 }
@@ -103,25 +109,26 @@ pub struct BeginPosition {
     /// The sequence of the window.
     pub sequence: u64,
     /// Sequences of the component that were taken before.
-    pub given: u64,
+    #[serde(rename = "given")]
+    pub delivered: u64,
 }
 
 impl StepRecord {
     /// Of a step that took `batch` and moved the stream from one position to another.
-    pub fn of(step: u64, from: &Cursor, to: &Cursor, batch: &Batch) -> Self {
-        let taken = from.components.iter().zip(&to.components).enumerate().map(|(component, (from, to))| {
-            let ComponentPosition { start, sequence, given } = from;
-            TakenSequences {
+    pub fn new(step: u64, from: &Cursor, to: &Cursor, batch: &Batch) -> Self {
+        let ranges = from.components.iter().zip(&to.components).enumerate().map(|(component, (from, to))| {
+            let ComponentPosition { start, sequence, delivered } = from;
+            SequenceRange {
                 component: component as u64,
                 epoch: start.epoch,
                 window: start.window,
-                sequence: *sequence,
-                sequences: to.given - given,
+                first_sequence: *sequence,
+                sequences: to.delivered - delivered,
             }
         });
         Self {
             step,
-            taken: taken.filter(|taken| taken.sequences > 0).collect(),
+            sequence_ranges: ranges.filter(|range| range.sequences > 0).collect(),
             targets: batch.target_count as u64,
             batch: batch_hash(batch),
         }
@@ -129,18 +136,15 @@ impl StepRecord {
 
     /// How many sequences it took of all components.
     pub fn sequences(&self) -> u64 {
-        self.taken.iter().map(|taken| taken.sequences).sum()
+        self.sequence_ranges.iter().map(|range| range.sequences).sum()
     }
 }
 
 impl BeginRecord {
     /// Of a ledger that begins after `step` steps, where the stream stands at `cursor`.
-    pub fn of(step: u64, cursor: &Cursor) -> Self {
-        let components = cursor.components.iter().map(|ComponentPosition { start, sequence, given }| BeginPosition {
-            epoch: start.epoch,
-            window: start.window,
-            sequence: *sequence,
-            given: *given,
+    pub fn new(step: u64, cursor: &Cursor) -> Self {
+        let components = cursor.components.iter().map(|ComponentPosition { start, sequence, delivered }| {
+            BeginPosition { epoch: start.epoch, window: start.window, sequence: *sequence, delivered: *delivered }
         });
         Self { step, components: components.collect() }
     }
@@ -148,7 +152,7 @@ impl BeginRecord {
 
 impl WindowRecord {
     /// Whether the stream was opened in the middle of it, so that a ledger that led to `cursor` has it already.
-    pub fn is_cut_by(&self, cursor: &Cursor) -> bool {
+    pub fn is_in_progress_at(&self, cursor: &Cursor) -> bool {
         let position = cursor.components.get(self.component as usize);
         position.is_some_and(|position| position.sequence > 0 && position.start == self.start)
     }
@@ -181,7 +185,7 @@ impl LedgerHead {
         Self { bytes: 0, hash: hex(&[0; 32]) }
     }
 
-    fn after(&self, line: &[u8]) -> Self {
+    fn extended_by(&self, line: &[u8]) -> Self {
         let hash = Sha256::new().chain_update(&self.hash).chain_update(line).finalize();
         Self { bytes: self.bytes + line.len() as u64, hash: hex(&hash) }
     }
@@ -199,7 +203,7 @@ pub fn batch_hash(batch: &Batch) -> String {
     hex(&hash.finalize())
 }
 
-/// A ledger open for writing.
+/// A ledger open for options.
 #[derive(Debug)]
 pub struct Ledger {
     file: AppendFile,
@@ -226,7 +230,7 @@ impl Ledger {
         if !self.file.append(&line) {
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, "too many lines wait for room on the disk"));
         }
-        self.head = self.head.after(&line);
+        self.head = self.head.extended_by(&line);
         Ok(())
     }
 
@@ -237,8 +241,8 @@ impl Ledger {
     }
 
     /// What a person should know since this was last asked, one sentence each.
-    pub fn take_news(&mut self) -> Vec<String> {
-        self.file.take_news()
+    pub fn take_notices(&mut self) -> Vec<String> {
+        self.file.take_notices()
     }
 }
 
@@ -247,7 +251,7 @@ fn for_each_line(
     path: &Path,
     head: &LedgerHead,
     cancel: &CancelToken,
-    mut of: impl FnMut(&[u8]) -> Result<(), DataError>,
+    mut visit: impl FnMut(&[u8]) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let mut reached = LedgerHead::empty();
     if head.bytes > 0 {
@@ -259,8 +263,8 @@ fn for_each_line(
             if reader.read_until(b'\n', &mut line).map_err(DataError::io(path))? == 0 {
                 break;
             }
-            of(&line)?;
-            reached = reached.after(&line);
+            visit(&line)?;
+            reached = reached.extended_by(&line);
         }
     }
     if reached == *head {
@@ -276,12 +280,12 @@ pub fn for_each_record(
     path: &Path,
     head: &LedgerHead,
     cancel: &CancelToken,
-    mut of: impl FnMut(LedgerRecord) -> Result<(), DataError>,
+    mut visit: impl FnMut(LedgerRecord) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     for_each_line(path, head, cancel, |line| {
         let record = serde_json::from_slice(line)
             .map_err(|error| DataError::Ledger { path: path.to_owned(), message: error.to_string() })?;
-        of(record)
+        visit(record)
     })
 }
 
@@ -299,8 +303,9 @@ mod tests {
 
     fn record(step: u64) -> LedgerRecord {
         let batch = "b".repeat(64);
-        let taken = vec![TakenSequences { component: 0, epoch: 0, window: 0, sequence: step, sequences: 1 }];
-        LedgerRecord::Step(StepRecord { step, taken, targets: 8, batch })
+        let sequence_ranges =
+            vec![SequenceRange { component: 0, epoch: 0, window: 0, first_sequence: step, sequences: 1 }];
+        LedgerRecord::Step(StepRecord { step, sequence_ranges, targets: 8, batch })
     }
 
     fn written(path: &Path, steps: u64) -> LedgerHead {
@@ -355,14 +360,14 @@ mod tests {
         let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
         ledger.append(&record(1)).unwrap();
         let one = ledger.sync().unwrap();
-        let disk = ledger.file.put_in_place(std::fs::File::options().write(true).open("/dev/full").unwrap());
+        let disk = ledger.file.replace_file(std::fs::File::options().write(true).open("/dev/full").unwrap());
         ledger.append(&record(2)).unwrap();
         assert_eq!(ledger.sync(), None);
         assert_eq!(steps(&path, &one).unwrap(), [1], "what was vouched for before still is");
-        ledger.file.put_in_place(disk);
+        ledger.file.replace_file(disk);
         ledger.append(&record(3)).unwrap();
         assert_eq!(steps(&path, &ledger.sync().unwrap()).unwrap(), [1, 2, 3]);
-        assert_eq!(ledger.take_news().len(), 2);
+        assert_eq!(ledger.take_notices().len(), 2);
     }
 
     #[test]
@@ -370,17 +375,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
         let head = written(&path, 4);
-        let sound = std::fs::read(&path).unwrap();
-        let lines: Vec<&[u8]> = sound.split_inclusive(|&byte| byte == b'\n').collect();
-        let mut damaged: Vec<Vec<u8>> = (0..sound.len())
+        let intact = std::fs::read(&path).unwrap();
+        let lines: Vec<&[u8]> = intact.split_inclusive(|&byte| byte == b'\n').collect();
+        let mut damaged: Vec<Vec<u8>> = (0..intact.len())
             .step_by(7)
             .map(|at| {
-                let mut bytes = sound.clone();
+                let mut bytes = intact.clone();
                 bytes[at] ^= 1;
                 bytes
             })
             .collect();
-        damaged.push(sound[..sound.len() - 1].to_vec());
+        damaged.push(intact[..intact.len() - 1].to_vec());
         damaged.push([lines[1], lines[0], lines[2], lines[3]].concat());
         damaged.push([lines[0], lines[1], lines[2], lines[2]].concat());
         for bytes in damaged {

@@ -5,7 +5,7 @@
 //! - `source`: a name or patterns become a listing ([`DataSource`]). `hub` asks the Hugging Face Hub, `local` this
 //!   machine. `mixture`: one or several sources, the components, with their `shares`.
 //! - `byte_source`, `block_cache`, `formats`: a file's bytes by range, kept on disk, become rows of its groups.
-//! - `selection`: which rows are trained on, and which are held out.
+//! - `split`: which rows are trained on, and which are held out.
 //! - `order`, `lanes`: which files and groups come when. `window`: documents shuffled, tokenised, packed (`packing`)
 //!   and shuffled again.
 //! - `producer`: the thread that prepares a component's windows; `component_stream`: its sequences one after the other;
@@ -15,7 +15,7 @@
 //!
 //! # The order
 //!
-//! Everything below is a pure function of the [`StreamIdentity`]: the files with their sizes and revision, the shares,
+//! Everything below is a pure function of the [`StreamFingerprint`]: the files with their sizes and revision, the shares,
 //! the tokenizer, and the [`StreamSettings`] without `workers` and `epochs`. Threads, timing, retries, restarts and
 //! batch sizes change nothing.
 //!
@@ -89,6 +89,7 @@ mod cursor;
 mod documents;
 mod encoder;
 mod error;
+mod fingerprint;
 mod formats;
 mod held_out_batches;
 mod held_out_split;
@@ -113,9 +114,10 @@ pub use append_file::AppendFile;
 pub use batch::{Batch, IGNORED_TARGET};
 pub use cache_folder::cache_root;
 pub use cancel::CancelToken;
-pub use cursor::{ComponentPosition, Cursor, LanePosition, StreamIdentity, WindowStart};
+pub use cursor::{ComponentPosition, Cursor, ShardPosition, WindowStart};
 pub use documents::Documents;
 pub use error::{DataError, MissingColumn};
+pub use fingerprint::StreamFingerprint;
 pub use held_out_batches::{HeldOut, HeldOutBatches};
 pub use memory_bound::memory_bound;
 pub use mixture::Mixture;

@@ -29,7 +29,7 @@ pub(crate) struct LocalListing {
 }
 
 /// A file that matches a pattern.
-struct Found {
+struct MatchedFile {
     path: PathBuf,
     /// The path without links: what tells files apart.
     canonical: PathBuf,
@@ -45,32 +45,32 @@ pub(crate) fn list(patterns: &[String], base: &Path, cancel: &CancelToken) -> Re
     let (mut seen, mut notes) = (HashSet::new(), Vec::new());
     let mut files = Vec::new();
     for pattern in patterns {
-        let mut found = matching(pattern, &base, cancel, &mut notes)?;
+        let mut found = expand_pattern(pattern, &base, cancel, &mut notes)?;
         // Of several names of a file the one without links is taken.
         found.sort_unstable_by(|a, b| (a.linked, &a.path).cmp(&(b.linked, &b.path)));
         found.retain(|file| seen.insert(file.canonical.clone()));
         found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        for Found { path, .. } in found {
+        for MatchedFile { path, .. } in found {
             let bytes = path.metadata().map_err(DataError::io(&path))?.len();
             files.push((path, bytes));
         }
     }
-    let shared = shared_folder(files.iter().map(|(path, _)| path.as_path()));
+    let common = common_folder(files.iter().map(|(path, _)| path.as_path()));
     let entry = |(path, bytes): (PathBuf, u64)| {
-        let name = path.strip_prefix(&shared).unwrap_or(&path).to_string_lossy().replace('\\', "/");
+        let name = path.strip_prefix(&common).unwrap_or(&path).to_string_lossy().replace('\\', "/");
         LocalEntry { name, path, bytes }
     };
     let entries = files.into_iter().filter(|(_, bytes)| *bytes > 0).map(entry).collect();
     Ok(LocalListing { entries, notes })
 }
 
-fn matching(
+fn expand_pattern(
     pattern: &str,
     base: &Path,
     cancel: &CancelToken,
     notes: &mut Vec<String>,
-) -> Result<Vec<Found>, DataError> {
-    let nothing = |problem: &str| DataError::NoFiles { pattern: pattern.to_owned(), problem: problem.to_owned() };
+) -> Result<Vec<MatchedFile>, DataError> {
+    let no_files = |problem: &str| DataError::NoFiles { pattern: pattern.to_owned(), problem: problem.to_owned() };
     if pattern.trim().is_empty() {
         let message = "it is empty, which would be everything below this folder; that is `.`".to_owned();
         return Err(DataError::Pattern { pattern: pattern.to_owned(), message });
@@ -78,37 +78,38 @@ fn matching(
     let whole = base.join(pattern);
     let named = fs::metadata(&whole).ok().map(|metadata| metadata.file_type());
     let found = match named {
-        Some(kind) if kind.is_dir() => Walk::below(&whole, Glob::default(), cancel, notes)?,
-        Some(_) if !readable(&whole) => return Err(nothing("is not of a kind that can be read")),
+        Some(kind) if kind.is_dir() => DirectoryTraversal::run(&whole, Glob::default(), cancel, notes)?,
+        Some(_) if !has_supported_extension(&whole) => return Err(no_files("is not of a kind that can be read")),
         Some(kind) => {
             regular_file::check(kind).map_err(DataError::io(&whole))?;
             let canonical = whole.canonicalize().map_err(DataError::io(&whole))?;
-            return Ok(vec![Found { path: whole, canonical, linked: false }]);
+            return Ok(vec![MatchedFile { path: whole, canonical, linked: false }]);
         }
-        None if pattern.contains(GLOB) => {
+        None if pattern.contains(GLOB_CHARACTERS) => {
             let glob = Glob::new(pattern, base)?;
             let folder = glob.folder.clone();
-            let found = if folder.is_dir() { Walk::below(&folder, glob, cancel, notes)? } else { Vec::new() };
+            let found =
+                if folder.is_dir() { DirectoryTraversal::run(&folder, glob, cancel, notes)? } else { Vec::new() };
             if found.is_empty() {
-                return Err(nothing("matches no file"));
+                return Err(no_files("matches no file"));
             }
             found
         }
-        None => return Err(nothing("does not exist")),
+        None => return Err(no_files("does not exist")),
     };
-    let found: Vec<Found> = found.into_iter().filter(|file| readable(&file.path)).collect();
+    let found: Vec<MatchedFile> = found.into_iter().filter(|file| has_supported_extension(&file.path)).collect();
     if found.is_empty() {
-        return Err(nothing("holds no file of a kind that can be read"));
+        return Err(no_files("holds no file of a kind that can be read"));
     }
     Ok(found)
 }
 
-fn readable(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| Format::of(&name.to_string_lossy()).is_some())
+fn has_supported_extension(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| Format::from_name(&name.to_string_lossy()).is_some())
 }
 
 /// Characters that make a name a pattern.
-const GLOB: [char; 4] = ['*', '?', '[', '{'];
+const GLOB_CHARACTERS: [char; 4] = ['*', '?', '[', '{'];
 
 /// A pattern of whole paths. The default one matches everything.
 #[derive(Default)]
@@ -130,7 +131,7 @@ impl Glob {
         // Without `.` parts, so that it looks like the paths that are found.
         let parts = Path::new(pattern).components().filter(|part| !matches!(part, Component::CurDir));
         let parts: PathBuf = parts.collect();
-        let plain = parts.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(GLOB));
+        let plain = parts.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(GLOB_CHARACTERS));
         let folder = base.join(plain.collect::<PathBuf>());
         let escaped_base = if parts.is_absolute() { String::new() } else { globset::escape(&base.to_string_lossy()) };
         let glob = Path::new(&escaped_base).join(&parts);
@@ -159,13 +160,13 @@ impl Glob {
     }
 
     /// What the pattern still says below a folder depends on this and on nothing else of its path.
-    fn place(&self, folder: &Path) -> usize {
+    fn pattern_depth(&self, folder: &Path) -> usize {
         folder.components().count().min(self.prefixes.len())
     }
 }
 
 /// A search through folders that enters each once, however many links lead to it.
-struct Walk<'a> {
+struct DirectoryTraversal<'a> {
     glob: Glob,
     cancel: &'a CancelToken,
     notes: &'a mut Vec<String>,
@@ -173,7 +174,7 @@ struct Walk<'a> {
     folders: Vec<Folder>,
     links: BTreeMap<PathBuf, PathBuf>,
     entered: HashSet<(PathBuf, usize)>,
-    found: Vec<Found>,
+    found: Vec<MatchedFile>,
 }
 
 struct Folder {
@@ -182,24 +183,24 @@ struct Folder {
     linked: bool,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> DirectoryTraversal<'a> {
     /// Every file below `root` that matches and is not hidden. What is no file is noted where a file would have been read.
-    fn below(
+    fn run(
         root: &Path,
         glob: Glob,
         cancel: &'a CancelToken,
         notes: &'a mut Vec<String>,
-    ) -> Result<Vec<Found>, DataError> {
+    ) -> Result<Vec<MatchedFile>, DataError> {
         let canonical = root.canonicalize().map_err(DataError::io(root))?;
         let folders = vec![Folder { path: root.to_owned(), canonical, linked: false }];
         let (links, entered) = (BTreeMap::new(), HashSet::new());
-        let mut walk = Self { glob, cancel, notes, folders, links, entered, found: Vec::new() };
-        while let Some(folder) = walk.next_folder() {
-            if walk.entered.insert((folder.canonical.clone(), walk.glob.place(&folder.path))) {
-                walk.enter(&folder)?;
+        let mut traversal = Self { glob, cancel, notes, folders, links, entered, found: Vec::new() };
+        while let Some(folder) = traversal.next_folder() {
+            if traversal.entered.insert((folder.canonical.clone(), traversal.glob.pattern_depth(&folder.path))) {
+                traversal.read_directory(&folder)?;
             }
         }
-        Ok(walk.found)
+        Ok(traversal.found)
     }
 
     fn next_folder(&mut self) -> Option<Folder> {
@@ -207,7 +208,7 @@ impl<'a> Walk<'a> {
         self.folders.pop().or_else(|| self.links.pop_first().map(link))
     }
 
-    fn enter(&mut self, folder: &Folder) -> Result<(), DataError> {
+    fn read_directory(&mut self, folder: &Folder) -> Result<(), DataError> {
         let unreadable = |error: io::Error| DataError::io(&folder.path)(error);
         for entry in fs::read_dir(&folder.path).map_err(unreadable)? {
             self.cancel.check()?;
@@ -218,28 +219,28 @@ impl<'a> Walk<'a> {
             }
             let kind = entry.file_type().map_err(unreadable)?;
             if kind.is_symlink() {
-                self.follow(path)?;
+                self.visit_link(path)?;
             } else {
-                self.take(path, folder.canonical.join(name), kind, folder.linked);
+                self.visit(path, folder.canonical.join(name), kind, folder.linked);
             }
         }
         Ok(())
     }
 
-    fn take(&mut self, path: PathBuf, canonical: PathBuf, kind: FileType, linked: bool) {
+    fn visit(&mut self, path: PathBuf, canonical: PathBuf, kind: FileType, linked: bool) {
         if kind.is_dir() {
             if self.glob.may_match_below(&path) {
                 self.folders.push(Folder { path, canonical, linked });
             }
         } else if self.glob.matches(&path) {
             match regular_file::check(kind) {
-                Ok(()) => self.found.push(Found { path, canonical, linked }),
-                Err(reason) => self.pass_over(&path, &reason.to_string()),
+                Ok(()) => self.found.push(MatchedFile { path, canonical, linked }),
+                Err(reason) => self.note_skipped(&path, &reason.to_string()),
             }
         }
     }
 
-    fn follow(&mut self, path: PathBuf) -> Result<(), DataError> {
+    fn visit_link(&mut self, path: PathBuf) -> Result<(), DataError> {
         let target = fs::metadata(&path).and_then(|target| Ok((target.file_type(), path.canonicalize()?)));
         match target {
             Ok((kind, canonical)) if kind.is_dir() => {
@@ -247,31 +248,31 @@ impl<'a> Walk<'a> {
                     self.links.insert(path, canonical);
                 }
             }
-            Ok((kind, canonical)) => self.take(path, canonical, kind, true),
+            Ok((kind, canonical)) => self.visit(path, canonical, kind, true),
             Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(DataError::io(&path)(error)),
-            Err(_) if self.glob.matches(&path) => self.pass_over(&path, "it is a link that leads nowhere"),
+            Err(_) if self.glob.matches(&path) => self.note_skipped(&path, "it is a link that leads nowhere"),
             Err(_) => {}
         }
         Ok(())
     }
 
-    fn pass_over(&mut self, path: &Path, reason: &str) {
-        if readable(path) {
+    fn note_skipped(&mut self, path: &Path, reason: &str) {
+        if has_supported_extension(path) {
             self.notes.push(format!("{} is passed over: {reason}", path.display()));
         }
     }
 }
 
 /// The deepest folder above all files, so that names do not depend on where the data lies.
-fn shared_folder<'a>(mut paths: impl Iterator<Item = &'a Path>) -> PathBuf {
+fn common_folder<'a>(mut paths: impl Iterator<Item = &'a Path>) -> PathBuf {
     let Some(first) = paths.next().and_then(Path::parent) else {
         return PathBuf::new();
     };
-    let mut shared = first.to_owned();
+    let mut common = first.to_owned();
     for path in paths {
-        while !path.starts_with(&shared) && shared.pop() {}
+        while !path.starts_with(&common) && common.pop() {}
     }
-    shared
+    common
 }
 
 #[cfg(test)]

@@ -3,15 +3,15 @@
 use run_config::DataConfig;
 
 use crate::mixture::WINDOW_BYTES;
-use crate::stream::LANES;
+use crate::stream::DEFAULT_OPEN_SHARDS;
 
 /// Text of a document, on the safe side of FineWeb's mean of 3 KB.
 const DOCUMENT_BYTES: u64 = 4 << 10;
 /// Of a window's text, for the windows in use and in preparation.
-const COPIES: u64 = 4;
+const WINDOW_COPIES: u64 = 4;
 /// A block from the Hub (4 MiB) and its copy while it is joined to the rest of the one before, a page of 1024 documents
 /// (the least that pyarrow writes), and the rows decoded of it.
-const LANE_BYTES: u64 = 14 << 20;
+const OPEN_SHARD_BYTES: u64 = 14 << 20;
 /// The words that a worker's encoder remembers.
 const ENCODER_BYTES: u64 = 100 << 20;
 
@@ -19,8 +19,8 @@ const ENCODER_BYTES: u64 = 100 << 20;
 /// web pages are.
 pub fn memory_bound(data: &DataConfig) -> u64 {
     let text = (data.shuffle_buffer_size as u64 * DOCUMENT_BYTES).min(WINDOW_BYTES as u64);
-    let lanes = LANES as u64 * data.mixture.len().max(1) as u64;
-    COPIES * text + lanes * LANE_BYTES + data.num_workers as u64 * ENCODER_BYTES
+    let open_shards = DEFAULT_OPEN_SHARDS as u64 * data.mixture.len().max(1) as u64;
+    WINDOW_COPIES * text + open_shards * OPEN_SHARD_BYTES + data.num_workers as u64 * ENCODER_BYTES
 }
 
 #[cfg(test)]

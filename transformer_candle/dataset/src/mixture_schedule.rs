@@ -1,62 +1,62 @@
-//! Which component of a mixture gives the next sequence: a pure function of the weights and of how many each gave so
-//! far.
+//! The mixture schedule: which component gives the next sequence, as a pure function of the mixture weights and of the
+//! number of sequences that each component has delivered.
 //!
-//! Let component `i` have the share `w_i` and have given `n_i` of the first `k` sequences. Its `n_i`-th sequence may
-//! come from position `floor(n_i / w_i)` on and must have come before position `ceil((n_i + 1) / w_i)`; of the
-//! components that may come, the one that must come first is next, and of equals the first in the list. These windows
-//! are those of proportionate fairness (Baruah, Cohen, Plaxton, Varvel, "Proportionate progress: a notion of fairness
-//! in resource allocation", Algorithmica 1996): a schedule that keeps to them exists, serving the earliest deadline
-//! finds it, and keeping to them means that `n_i` is never a whole sequence away from `k * w_i`. Shares are whole
-//! numbers, so that nothing drifts.
+//! Let component `i` have weight `w_i` (the weights sum to 1) and have delivered `n_i` of the first `k` sequences. Its
+//! next sequence is released at position `floor(n_i / w_i)` and due before position `ceil((n_i + 1) / w_i)`. Of the
+//! components whose next sequence is released at position `k`, the one with the earliest deadline is next; of equal
+//! deadlines, the first in the list. This is earliest-deadline-first over the windows of proportionate fairness (Baruah,
+//! Cohen, Plaxton, Varvel, "Proportionate progress: a notion of fairness in resource allocation", Algorithmica 1996):
+//! such a schedule meets every deadline, so that `|n_i - k * w_i| < 1` at every position. Weights are integers, so that
+//! nothing drifts.
 
-/// The parts of the whole in which shares are counted: more than any run has sequences, and decimal as the weights that
-/// people write.
-const WHOLE: f64 = 1e12;
+/// What the integer weights sum to, up to rounding: more than a run has sequences, and a power of ten because people
+/// write weights as decimals.
+const TOTAL_WEIGHT: f64 = 1e12;
 
-/// The components' shares of the sequences, as whole numbers.
+/// The integer mixture weights of the components, and the schedule that follows from them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Shares(Vec<u64>);
+pub(crate) struct MixtureSchedule(Vec<u64>);
 
-impl Shares {
-    /// From weights that are positive and finite, as their sum is.
-    pub(crate) fn of(weights: &[f64]) -> Self {
+impl MixtureSchedule {
+    /// Normalises weights that are positive and have a finite sum.
+    pub(crate) fn from_weights(weights: &[f64]) -> Self {
         let sum: f64 = weights.iter().sum();
-        Self(weights.iter().map(|weight| ((weight / sum * WHOLE).round() as u64).max(1)).collect())
+        Self(weights.iter().map(|weight| ((weight / sum * TOTAL_WEIGHT).round() as u64).max(1)).collect())
     }
 
-    /// The numbers themselves, which name the schedule.
-    pub(crate) fn numbers(&self) -> &[u64] {
+    /// The integer weights, which determine the schedule.
+    pub(crate) fn weights(&self) -> &[u64] {
         &self.0
     }
 
-    /// The share of a component, between 0 and 1.
-    pub(crate) fn of_component(&self, component: usize) -> f64 {
-        self.0[component] as f64 / self.whole() as f64
+    /// The normalised weight of a component, between 0 and 1.
+    pub(crate) fn fraction(&self, component: usize) -> f64 {
+        self.0[component] as f64 / self.total() as f64
     }
 
-    /// The component that gives the next sequence when `given` lie behind of each.
-    pub(crate) fn next(&self, given: &[u64]) -> usize {
-        let (whole, position) = (self.whole(), given.iter().map(|&given| u128::from(given)).sum::<u128>());
-        let timed = self.0.iter().zip(given).enumerate().filter_map(|(component, (&share, &given))| {
-            let (share, given) = (u128::from(share), u128::from(given));
-            let may_come = given * whole < (position + 1) * share;
-            may_come.then(|| (((given + 1) * whole).div_ceil(share), component))
+    /// The component that gives the next sequence after each has `delivered` so many.
+    pub(crate) fn next_component(&self, delivered: &[u64]) -> usize {
+        let (total, position) = (self.total(), delivered.iter().map(|&count| u128::from(count)).sum::<u128>());
+        let deadlines = self.0.iter().zip(delivered).enumerate().filter_map(|(component, (&weight, &delivered))| {
+            let (weight, delivered) = (u128::from(weight), u128::from(delivered));
+            let is_released = delivered * total < (position + 1) * weight;
+            is_released.then(|| (((delivered + 1) * total).div_ceil(weight), component))
         });
-        // Not all can have given more than their share.
-        timed.min().map_or(0, |(_, component)| component)
+        // At least one is released: not every component can be ahead of its weight.
+        deadlines.min().map_or(0, |(_, component)| component)
     }
 
-    /// Whether the schedule may come to these numbers: none is a whole sequence away from its share.
-    pub(crate) fn lead_to(&self, given: &[u64]) -> bool {
-        let (whole, position) = (self.whole(), given.iter().map(|&given| u128::from(given)).sum::<u128>());
-        let near = |(&share, &given): (&u64, &u64)| {
-            (u128::from(given) * whole).abs_diff(position.saturating_mul(u128::from(share))) < whole
+    /// Whether the schedule can reach these counts: each component is less than one sequence away from its weight.
+    pub(crate) fn is_reachable(&self, delivered: &[u64]) -> bool {
+        let (total, position) = (self.total(), delivered.iter().map(|&count| u128::from(count)).sum::<u128>());
+        let is_near = |(&weight, &delivered): (&u64, &u64)| {
+            (u128::from(delivered) * total).abs_diff(position.saturating_mul(u128::from(weight))) < total
         };
-        given.len() == self.0.len() && self.0.iter().zip(given).all(near)
+        delivered.len() == self.0.len() && self.0.iter().zip(delivered).all(is_near)
     }
 
-    fn whole(&self) -> u128 {
-        self.0.iter().map(|&share| u128::from(share)).sum()
+    fn total(&self) -> u128 {
+        self.0.iter().map(|&weight| u128::from(weight)).sum()
     }
 }
 
@@ -66,60 +66,61 @@ mod tests {
 
     use super::*;
 
-    fn schedule(weights: &[f64], length: usize) -> Vec<usize> {
-        let shares = Shares::of(weights);
-        let mut given = vec![0; weights.len()];
-        let turns = (0..length).map(|_| {
-            let next = shares.next(&given);
-            given[next] += 1;
+    fn components(weights: &[f64], length: usize) -> Vec<usize> {
+        let schedule = MixtureSchedule::from_weights(weights);
+        let mut delivered = vec![0; weights.len()];
+        let components = (0..length).map(|_| {
+            let next = schedule.next_component(&delivered);
+            delivered[next] += 1;
             next
         });
-        turns.collect()
+        components.collect()
     }
 
     #[test]
-    fn weights_a_person_can_follow_give_schedules_a_person_can_follow() {
-        assert_eq!(schedule(&[3.0], 4), [0, 0, 0, 0]);
-        assert_eq!(schedule(&[1.0, 1.0], 6), [0, 1, 0, 1, 0, 1]);
-        assert_eq!(schedule(&[0.7, 0.3], 10), [0, 0, 1, 0, 0, 1, 0, 0, 0, 1]);
-        assert_eq!(schedule(&[7.0, 3.0], 1000), schedule(&[0.7, 0.3], 1000));
+    fn simple_weights_give_the_obvious_schedule() {
+        assert_eq!(components(&[3.0], 4), [0, 0, 0, 0]);
+        assert_eq!(components(&[1.0, 1.0], 6), [0, 1, 0, 1, 0, 1]);
+        assert_eq!(components(&[0.7, 0.3], 10), [0, 0, 1, 0, 0, 1, 0, 0, 0, 1]);
+        assert_eq!(components(&[7.0, 3.0], 1000), components(&[0.7, 0.3], 1000));
     }
 
     proptest! {
         #[test]
-        fn no_component_is_ever_a_whole_sequence_away_from_its_share(
+        fn components_stay_within_one_sequence_of_their_weight(
             weights in prop::collection::vec(prop_oneof![1e-6..1.0_f64, 1.0..1e6, Just(1.0)], 1..12),
             length in 1_usize..3000,
         ) {
-            let shares = Shares::of(&weights);
-            let mut given = vec![0; weights.len()];
+            let schedule = MixtureSchedule::from_weights(&weights);
+            let mut delivered = vec![0; weights.len()];
             for _ in 0..length {
-                let next = shares.next(&given);
-                given[next] += 1;
-                prop_assert!(shares.lead_to(&given), "{given:?}");
+                let next = schedule.next_component(&delivered);
+                delivered[next] += 1;
+                prop_assert!(schedule.is_reachable(&delivered), "{delivered:?}");
             }
         }
 
         #[test]
-        fn however_far_out_it_is_as_exact_as_at_the_beginning(
+        fn schedule_repeats_exactly_after_each_period(
             weights in prop::collection::vec(0.001..1.0_f64, 2..6),
-            rounds in 1_u64..1000,
+            periods in 1_u64..1000,
         ) {
-            // After as many sequences as the whole has parts each component has given exactly its share.
-            let shares = Shares::of(&weights);
-            let (mut near, mut far) = (vec![0; weights.len()], shares.0.iter().map(|share| share * rounds).collect::<Vec<_>>());
+            // After as many sequences as the weights sum to, each component has delivered exactly its weight.
+            let schedule = MixtureSchedule::from_weights(&weights);
+            let (mut near, mut far) =
+                (vec![0; weights.len()], schedule.0.iter().map(|weight| weight * periods).collect::<Vec<_>>());
             for _ in 0..1000 {
-                let next = shares.next(&near);
-                prop_assert_eq!(shares.next(&far), next);
+                let next = schedule.next_component(&near);
+                prop_assert_eq!(schedule.next_component(&far), next);
                 near[next] += 1;
                 far[next] += 1;
             }
         }
 
         #[test]
-        fn no_numbers_make_it_fail(weights in prop::collection::vec(1e-300..1e300_f64, 1..6), given: [u32; 6]) {
-            let given: Vec<u64> = given.iter().map(|&given| given.into()).take(weights.len()).collect();
-            prop_assert!(Shares::of(&weights).next(&given) < weights.len());
+        fn next_component_never_fails(weights in prop::collection::vec(1e-300..1e300_f64, 1..6), delivered: [u32; 6]) {
+            let delivered: Vec<u64> = delivered.iter().map(|&count| count.into()).take(weights.len()).collect();
+            prop_assert!(MixtureSchedule::from_weights(&weights).next_component(&delivered) < weights.len());
         }
     }
 }

@@ -1,225 +1,232 @@
-//! A fixed number of files read side by side, so that a window mixes many files while few are open.
+//! Interleaved reading: a fixed number of shards is open at a time, so that a window mixes documents of many shards.
 //!
-//! The files of an epoch stand in a permuted line. Each lane takes the next file of the line whenever it has none, reads
-//! its groups in a permuted order (files that can only be read from their start keep theirs) and rows in the file's order.
-//! A window's documents are asked for in rounds: what is still wanted is shared out evenly, each lane reads its share or up
-//! to the end of its file, then lanes without a file take the next ones, in lane order. Lanes read in parallel within a
-//! round; who gets which file and how much depends on the files alone.
+//! The shards of an epoch form a queue in permuted order. Each of the `open_shards` slots takes the next shard of the
+//! queue whenever it has none. It reads the shard's row groups in permuted order (in the shard's own order where the
+//! format can only be read from its start) and the rows of a row group in order.
+//!
+//! A window is filled in rounds. A round divides what the window still lacks evenly among the slots that hold a shard:
+//! of `d` documents and `s` such slots, slot `i` reads `d / s`, one more where `i < d % s`; of `b` bytes of text each
+//! slot reads up to `ceil(b / s)`, and always finishes the document that reaches the limit. A slot whose shard ends
+//! stops early; before the next round, slots without a shard take the next ones of the queue, in slot order. The
+//! documents of a round are joined in slot order. Slots read in parallel within a round, but which slot reads which
+//! rows depends on the shards alone, never on timing.
 
 use rayon::prelude::*;
 
 use crate::cancel::CancelToken;
-use crate::cursor::LanePosition;
-use crate::formats::{Document, DocumentFile, Row};
-use crate::held_out_split::Selection;
-use crate::ledger::Piece;
+use crate::cursor::ShardPosition;
+use crate::formats::{Document, Row, ShardReader};
+use crate::held_out_split::HeldOutSplit;
+use crate::ledger::RowRange;
 use crate::permutation::{Purpose, key, permutation};
 use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource};
 
-/// What lanes read from, the same for a whole epoch.
-pub(crate) struct EpochFiles<'a> {
+/// The shards of one epoch, in their permuted order.
+pub(crate) struct EpochShards<'a> {
     pub source: &'a DataSource,
-    pub selection: &'a Selection,
+    pub split: &'a HeldOutSplit,
     pub cancel: &'a CancelToken,
     seed: u64,
     epoch: u64,
-    /// Places in the listing, permuted.
+    /// Indices into the listing, permuted.
     order: Vec<u32>,
 }
 
-impl<'a> EpochFiles<'a> {
+impl<'a> EpochShards<'a> {
     pub(crate) fn new(
         source: &'a DataSource,
-        selection: &'a Selection,
+        split: &'a HeldOutSplit,
         cancel: &'a CancelToken,
         seed: u64,
         epoch: u64,
     ) -> Self {
-        let order = permutation(selection.training_files(), key(Purpose::Files, &[seed, epoch], ""));
-        Self { source, selection, cancel, seed, epoch, order }
+        let order = permutation(split.training_shards(), key(Purpose::Shards, &[seed, epoch], ""));
+        Self { source, split, cancel, seed, epoch, order }
     }
 }
 
-/// All lanes of an epoch.
-pub(crate) struct Lanes {
-    lanes: Vec<Lane>,
-    next_file: u64,
+/// The slots that read the shards of an epoch.
+pub(crate) struct OpenShards {
+    slots: Vec<Slot>,
+    next_shard: u64,
 }
 
-/// What was read for a window.
+/// The rows that were read for a window.
 #[derive(Default)]
-pub(crate) struct Taken {
+pub(crate) struct WindowRows {
     pub documents: Vec<Document>,
-    /// The rows that were read for them.
-    pub pieces: Vec<Piece>,
+    /// Where the documents and the skipped rows come from.
+    pub row_ranges: Vec<RowRange>,
     pub skipped: SkippedRows,
     pub bytes: usize,
 }
 
-/// How much is wanted; the first to be reached ends it.
+/// How much to read: up to so many documents or bytes of text, whichever limit is reached first.
 #[derive(Clone, Copy)]
-pub(crate) struct Share {
+pub(crate) struct ReadBudget {
     pub documents: usize,
     pub bytes: usize,
 }
 
-impl Lanes {
-    pub(crate) fn at(positions: &[Option<LanePosition>], next_file: u64) -> Self {
-        let lanes = positions.iter().map(|&position| Lane { position, reader: None }).collect();
-        Self { lanes, next_file }
+impl OpenShards {
+    pub(crate) fn resume_at(positions: &[Option<ShardPosition>], next_shard: u64) -> Self {
+        let slots = positions.iter().map(|&position| Slot { position, open: None }).collect();
+        Self { slots, next_shard }
     }
 
-    /// Where the lanes stand.
-    pub(crate) fn positions(&self) -> (Vec<Option<LanePosition>>, u64) {
-        (self.lanes.iter().map(|lane| lane.position).collect(), self.next_file)
+    /// The position of each slot, and the first shard of the queue that no slot has taken.
+    pub(crate) fn positions(&self) -> (Vec<Option<ShardPosition>>, u64) {
+        (self.slots.iter().map(|slot| slot.position).collect(), self.next_shard)
     }
 
-    /// Reads up to `wanted`, less only at the epoch's end.
-    pub(crate) fn take(&mut self, files: &EpochFiles, wanted: Share) -> Result<Taken, DataError> {
-        let mut taken = Taken::default();
+    /// Reads a window's rows: `budget`, less only at the end of the epoch.
+    pub(crate) fn read(&mut self, shards: &EpochShards, budget: ReadBudget) -> Result<WindowRows, DataError> {
+        let mut read = WindowRows::default();
         loop {
-            let documents = wanted.documents - taken.documents.len();
-            let bytes = wanted.bytes.saturating_sub(taken.bytes);
-            let mut reading = self.with_files(files.order.len() as u64);
-            if documents == 0 || bytes == 0 || reading.is_empty() {
-                return Ok(taken);
+            let documents = budget.documents - read.documents.len();
+            let bytes = budget.bytes.saturating_sub(read.bytes);
+            let mut active = self.fill_slots(shards.order.len() as u64);
+            if documents == 0 || bytes == 0 || active.is_empty() {
+                return Ok(read);
             }
-            let lanes = reading.len();
-            let share = |lane: usize| Share {
-                documents: documents / lanes + usize::from(lane < documents % lanes),
-                bytes: bytes.div_ceil(lanes),
+            let slots = active.len();
+            let slot_budget = |slot: usize| ReadBudget {
+                documents: documents / slots + usize::from(slot < documents % slots),
+                bytes: bytes.div_ceil(slots),
             };
-            let parts: Vec<Result<Taken, DataError>> =
-                reading.par_iter_mut().enumerate().map(|(place, lane)| lane.take(files, share(place))).collect();
+            let parts: Vec<Result<WindowRows, DataError>> =
+                active.par_iter_mut().enumerate().map(|(index, slot)| slot.read(shards, slot_budget(index))).collect();
             for part in parts {
-                taken.append(part?);
+                read.append(part?);
             }
         }
     }
 
-    /// The lanes that have a file, after those without have taken one.
-    fn with_files(&mut self, files: u64) -> Vec<&mut Lane> {
-        for lane in &mut self.lanes {
-            if lane.position.is_none() && self.next_file < files {
-                lane.position = Some(LanePosition { file: self.next_file, group: 0, row: 0 });
-                self.next_file += 1;
+    /// Gives each slot without a shard the next one of the queue; returns the slots that have one.
+    fn fill_slots(&mut self, shards: u64) -> Vec<&mut Slot> {
+        for slot in &mut self.slots {
+            if slot.position.is_none() && self.next_shard < shards {
+                slot.position = Some(ShardPosition { shard: self.next_shard, row_group: 0, row: 0 });
+                self.next_shard += 1;
             }
         }
-        self.lanes.iter_mut().filter(|lane| lane.position.is_some()).collect()
+        self.slots.iter_mut().filter(|slot| slot.position.is_some()).collect()
     }
 }
 
-impl Taken {
+impl WindowRows {
     fn append(&mut self, part: Self) {
         self.documents.extend(part.documents);
-        for piece in part.pieces {
-            self.note(piece);
+        for range in part.row_ranges {
+            self.record(range);
         }
         self.skipped += part.skipped;
         self.bytes += part.bytes;
     }
 
-    /// Adds rows to the piece they continue, or as one of their own.
-    fn note(&mut self, piece: Piece) {
-        let end = |last: &Piece| (last.file, last.group, last.row + last.rows);
-        match self.pieces.iter_mut().rev().find(|last| end(last) == (piece.file, piece.group, piece.row)) {
-            Some(last) => last.rows += piece.rows,
-            None => self.pieces.push(piece),
+    /// Extends the range that these rows follow, or adds them as a range of their own.
+    fn record(&mut self, range: RowRange) {
+        let end = |last: &RowRange| (last.shard, last.row_group, last.first_row + last.rows);
+        let start = (range.shard, range.row_group, range.first_row);
+        match self.row_ranges.iter_mut().rev().find(|last| end(last) == start) {
+            Some(last) => last.rows += range.rows,
+            None => self.row_ranges.push(range),
         }
     }
 }
 
-struct Lane {
-    position: Option<LanePosition>,
-    reader: Option<Reader>,
+/// Holds one shard at a time; no position means no shard.
+struct Slot {
+    position: Option<ShardPosition>,
+    open: Option<OpenShard>,
 }
 
-/// An open file and the order of its groups.
-struct Reader {
-    file: Box<dyn DocumentFile>,
-    /// Place in the listing.
+/// A shard's reader and the order of its row groups.
+struct OpenShard {
+    reader: Box<dyn ShardReader>,
+    /// Index in the listing.
     index: usize,
-    /// None where groups can only be read in the file's order.
-    groups: Option<Vec<u32>>,
-    /// The file stands at the lane's position.
-    there: bool,
+    /// None where row groups can only be read in the shard's order.
+    row_groups: Option<Vec<u32>>,
+    /// Whether the reader has been moved to the slot's position.
+    positioned: bool,
 }
 
-impl Reader {
-    fn open(files: &EpochFiles, place: u64) -> Result<Self, DataError> {
-        // A cursor's places were checked against the listing; `max_samples` may have left less of it.
-        let index = *files.order.get(place as usize).ok_or(DataError::Cursor { difference: "the files" })? as usize;
-        let file = files.source.open(index, files.cancel)?;
-        let name = &files.source.files()[index].name;
-        let groups = file.groups().map(|groups| {
-            let groups = files.selection.training_groups(index, groups);
-            permutation(groups as usize, key(Purpose::Groups, &[files.seed, files.epoch], name))
+impl OpenShard {
+    fn open(shards: &EpochShards, shard: u64) -> Result<Self, DataError> {
+        // A cursor is checked against the whole listing; `max_samples` may leave less of it to train on.
+        let index = *shards.order.get(shard as usize).ok_or(DataError::Cursor { difference: "the files" })? as usize;
+        let reader = shards.source.open(index, shards.cancel)?;
+        let name = &shards.source.shards()[index].name;
+        let row_groups = reader.row_groups().map(|row_groups| {
+            let row_groups = shards.split.training_row_groups(index, row_groups);
+            permutation(row_groups as usize, key(Purpose::RowGroups, &[shards.seed, shards.epoch], name))
         });
-        Ok(Self { file, index, groups, there: false })
+        Ok(Self { reader, index, row_groups, positioned: false })
     }
 
-    /// The group at a place of the order; none behind the last.
-    fn group(&self, files: &EpochFiles, place: u64) -> Option<u64> {
-        match &self.groups {
-            Some(groups) => groups.get(place as usize).map(|&group| u64::from(group)),
-            None => (place < files.selection.training_groups(self.index, u64::MAX)).then_some(place),
+    /// The row group at a position of the permuted order; none past the last.
+    fn row_group(&self, shards: &EpochShards, position: u64) -> Option<u64> {
+        match &self.row_groups {
+            Some(row_groups) => row_groups.get(position as usize).map(|&row_group| u64::from(row_group)),
+            None => (position < shards.split.training_row_groups(self.index, u64::MAX)).then_some(position),
         }
     }
 }
 
-impl Lane {
-    /// Reads up to `share` from the lane's file; without a file afterwards if it has ended.
-    fn take(&mut self, files: &EpochFiles, share: Share) -> Result<Taken, DataError> {
-        let mut taken = Taken::default();
-        while taken.documents.len() < share.documents && taken.bytes < share.bytes {
-            let Some((place, row)) = self.next_row(files)? else {
-                (self.position, self.reader) = (None, None);
+impl Slot {
+    /// Reads up to `budget` from the slot's shard; gives the shard up where it ends.
+    fn read(&mut self, shards: &EpochShards, budget: ReadBudget) -> Result<WindowRows, DataError> {
+        let mut read = WindowRows::default();
+        while read.documents.len() < budget.documents && read.bytes < budget.bytes {
+            let Some((range, row)) = self.next_row(shards)? else {
+                (self.position, self.open) = (None, None);
                 break;
             };
-            taken.note(place);
+            read.record(range);
             match row {
                 Row::Document(document) => {
-                    taken.bytes += document.text.len();
-                    taken.documents.push(document);
+                    read.bytes += document.text.len();
+                    read.documents.push(document);
                 }
-                Row::Skipped(reason) => taken.skipped.count(reason),
+                Row::Skipped(reason) => read.skipped.count(reason),
             }
         }
-        Ok(taken)
+        Ok(read)
     }
 
-    /// The next row of the lane's file that is for training, and where it lies; none at its end.
-    fn next_row(&mut self, files: &EpochFiles) -> Result<Option<(Piece, Row)>, DataError> {
+    /// The next training row of the slot's shard, and its location; none at the end of the shard.
+    fn next_row(&mut self, shards: &EpochShards) -> Result<Option<(RowRange, Row)>, DataError> {
         let Some(position) = &mut self.position else {
             return Ok(None);
         };
-        if self.reader.is_none() {
-            self.reader = Some(Reader::open(files, position.file)?);
+        if self.open.is_none() {
+            self.open = Some(OpenShard::open(shards, position.shard)?);
         }
-        let Some(reader) = &mut self.reader else {
+        let Some(open) = &mut self.open else {
             return Ok(None);
         };
         loop {
-            let Some(group) = reader.group(files, position.group) else {
+            let Some(row_group) = open.row_group(shards, position.row_group) else {
                 return Ok(None);
             };
-            let name = &files.source.files()[reader.index].name;
-            let wanted = position.row < files.selection.training_rows(reader.index, name, group);
-            // Where the number of groups is not known only seeking one tells whether it is there.
-            if !reader.there && (wanted || reader.groups.is_none()) {
-                files.cancel.check()?;
-                if !reader.file.seek(group, position.row)? {
+            let name = &shards.source.shards()[open.index].name;
+            let is_training = position.row < shards.split.training_rows(open.index, name, row_group);
+            // Where the number of row groups is unknown, only seeking tells whether this one exists.
+            if !open.positioned && (is_training || open.row_groups.is_none()) {
+                shards.cancel.check()?;
+                if !open.reader.seek(row_group, position.row)? {
                     return Ok(None);
                 }
-                reader.there = true;
+                open.positioned = true;
             }
-            if wanted && let Some(row) = reader.file.next_row()? {
-                let place = Piece { file: reader.index as u64, group, row: position.row, rows: 1 };
+            if is_training && let Some(row) = open.reader.next_row()? {
+                let range = RowRange { shard: open.index as u64, row_group, first_row: position.row, rows: 1 };
                 position.row += 1;
-                return Ok(Some((place, row)));
+                return Ok(Some((range, row)));
             }
-            (position.group, position.row, reader.there) = (position.group + 1, 0, false);
+            (position.row_group, position.row, open.positioned) = (position.row_group + 1, 0, false);
         }
     }
 }

@@ -5,94 +5,94 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use crate::cancel::{CancelToken, receive};
-use crate::formats::{DocumentFile, Row};
-use crate::held_out_split::Selection;
+use crate::formats::{Row, ShardReader};
+use crate::held_out_split::HeldOutSplit;
 use crate::{DataError, DataSource};
 
-/// Which rows are walked.
-enum Which {
+/// Which rows are read.
+enum RowFilter {
     All,
-    HeldOut(Arc<Selection>),
+    HeldOut(Arc<HeldOutSplit>),
 }
 
-/// Reads one file after the other; holds one open.
-pub(crate) struct Walk {
+/// Reads one shard after the other; keeps one open.
+pub(crate) struct SequentialReader {
     source: DataSource,
-    which: Which,
-    files: Range<usize>,
-    open: Option<Open>,
+    filter: RowFilter,
+    shards: Range<usize>,
+    current: Option<CurrentShard>,
     cancel: CancelToken,
 }
 
-struct Open {
-    file: Box<dyn DocumentFile>,
+struct CurrentShard {
+    reader: Box<dyn ShardReader>,
     index: usize,
-    group: u64,
-    /// The file stands inside the group.
-    there: bool,
+    row_group: u64,
+    /// Whether the reader has been moved into the row group.
+    positioned: bool,
 }
 
-impl Walk {
-    /// Every row.
+impl SequentialReader {
+    /// Reads every row.
     pub(crate) fn all(source: &DataSource, cancel: CancelToken) -> Self {
-        let files = 0..source.files().len();
-        Self::over(source, Which::All, files, cancel)
+        let shards = 0..source.shards().len();
+        Self::new(source, RowFilter::All, shards, cancel)
     }
 
-    /// The rows that a selection holds out.
-    pub(crate) fn held_out(source: &DataSource, selection: Arc<Selection>, cancel: CancelToken) -> Self {
-        let files = selection.held_out_files();
-        Self::over(source, Which::HeldOut(selection), files, cancel)
+    /// Reads the rows that `split` holds out.
+    pub(crate) fn held_out(source: &DataSource, split: Arc<HeldOutSplit>, cancel: CancelToken) -> Self {
+        let shards = split.held_out_shards();
+        Self::new(source, RowFilter::HeldOut(split), shards, cancel)
     }
 
-    fn over(source: &DataSource, which: Which, files: Range<usize>, cancel: CancelToken) -> Self {
-        Self { source: source.clone(), which, files, open: None, cancel }
+    fn new(source: &DataSource, filter: RowFilter, shards: Range<usize>, cancel: CancelToken) -> Self {
+        Self { source: source.clone(), filter, shards, current: None, cancel }
     }
 
-    /// The next `most` rows; fewer, then none, at the end.
-    fn next_rows(&mut self, most: usize) -> Result<Vec<Row>, DataError> {
-        std::iter::from_fn(|| self.next_row().transpose()).take(most).collect()
+    /// The next rows, at most `max_rows`; an empty list after the last.
+    fn next_rows(&mut self, max_rows: usize) -> Result<Vec<Row>, DataError> {
+        std::iter::from_fn(|| self.next_row().transpose()).take(max_rows).collect()
     }
 
     /// The next row; none after the last.
     pub(crate) fn next_row(&mut self) -> Result<Option<Row>, DataError> {
         loop {
             self.cancel.check()?;
-            let mut open = match self.open.take() {
-                Some(open) => open,
-                None => match self.files.next() {
+            let mut current = match self.current.take() {
+                Some(current) => current,
+                None => match self.shards.next() {
                     Some(index) => {
-                        let file = self.source.open(index, &self.cancel)?;
-                        Open { file, index, group: 0, there: false }
+                        let reader = self.source.open(index, &self.cancel)?;
+                        CurrentShard { reader, index, row_group: 0, positioned: false }
                     }
                     None => return Ok(None),
                 },
             };
-            let row = open.next_row(&self.which, &self.source.files()[open.index].name)?;
+            let row = current.next_row(&self.filter, &self.source.shards()[current.index].name)?;
             if row.is_some() {
-                self.open = Some(open);
+                self.current = Some(current);
                 return Ok(row);
             }
         }
     }
 }
 
-/// A walk in a thread of its own, so that waiting for it can be interrupted. Reads once ahead.
-pub(crate) struct WalkThread {
+/// A [`SequentialReader`] on a thread of its own, one read ahead: its caller can stop waiting for a slow read.
+pub(crate) struct PrefetchThread {
     rows: Receiver<Result<Vec<Row>, DataError>>,
     cancel: CancelToken,
 }
 
-impl WalkThread {
-    /// Reads `most` rows at a time.
-    pub(crate) fn start(mut walk: Walk, most: usize) -> Result<Self, DataError> {
+impl PrefetchThread {
+    /// Starts the thread, which reads `max_rows` rows at a time.
+    pub(crate) fn start(mut reader: SequentialReader, max_rows: usize) -> Result<Self, DataError> {
         let (sender, rows) = sync_channel(0);
-        let cancel = walk.cancel.clone();
+        let cancel = reader.cancel.clone();
         let read = move || {
             let mut failed = false;
-            // Ends where nobody receives any more.
+            // Ends when the receiver is dropped.
             while !failed {
-                let rows = walk.next_rows(most);
+                let rows = reader.next_rows(max_rows);
                 failed = rows.is_err();
                 if sender.send(rows).is_err() {
                     return;
@@ -105,50 +105,51 @@ impl WalkThread {
         Ok(Self { rows, cancel })
     }
 
-    /// The next rows, none at the end. After an error there are no more; [`DataError::Interrupted`] loses nothing.
+    /// The next rows; an empty list after the last. An error ends the rows, except [`DataError::Interrupted`], which
+    /// loses nothing.
     pub(crate) fn next_rows(&self, interrupted: &dyn Fn() -> bool) -> Result<Vec<Row>, DataError> {
         receive(&self.rows, interrupted)
     }
 }
 
-impl Drop for WalkThread {
+impl Drop for PrefetchThread {
     fn drop(&mut self) {
         self.cancel.cancel();
     }
 }
 
-impl Which {
-    /// The row from which on a group is walked; none if it is not.
-    fn from(&self, file: usize, name: &str, group: u64) -> Option<u64> {
+impl RowFilter {
+    /// The first row of a row group to read; none if the row group is left out.
+    fn first_row(&self, shard: usize, name: &str, row_group: u64) -> Option<u64> {
         match self {
             Self::All => Some(0),
-            Self::HeldOut(selection) => selection.held_out_from(file, name, group),
+            Self::HeldOut(split) => split.first_held_out_row(shard, name, row_group),
         }
     }
 }
 
-impl Open {
-    /// The next row of the file that is walked; none at its end.
-    fn next_row(&mut self, which: &Which, name: &str) -> Result<Option<Row>, DataError> {
-        let groups = self.file.groups();
+impl CurrentShard {
+    /// The next row of the shard that passes the filter; none at the end of the shard.
+    fn next_row(&mut self, filter: &RowFilter, name: &str) -> Result<Option<Row>, DataError> {
+        let row_groups = self.reader.row_groups();
         loop {
-            if groups.is_some_and(|groups| self.group >= groups) {
+            if row_groups.is_some_and(|row_groups| self.row_group >= row_groups) {
                 return Ok(None);
             }
-            let from = which.from(self.index, name, self.group);
-            // Where the number of groups is not known only seeking one tells whether it is there.
-            if !self.there && (from.is_some() || groups.is_none()) {
-                if !self.file.seek(self.group, from.unwrap_or(0))? {
+            let first_row = filter.first_row(self.index, name, self.row_group);
+            // Where the number of row groups is unknown, only seeking tells whether this one exists.
+            if !self.positioned && (first_row.is_some() || row_groups.is_none()) {
+                if !self.reader.seek(self.row_group, first_row.unwrap_or(0))? {
                     return Ok(None);
                 }
-                self.there = true;
+                self.positioned = true;
             }
-            if from.is_some()
-                && let Some(row) = self.file.next_row()?
+            if first_row.is_some()
+                && let Some(row) = self.reader.next_row()?
             {
                 return Ok(Some(row));
             }
-            (self.group, self.there) = (self.group + 1, false);
+            (self.row_group, self.positioned) = (self.row_group + 1, false);
         }
     }
 }

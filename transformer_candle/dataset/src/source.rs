@@ -12,9 +12,9 @@ use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
 use crate::cache_folder::cache_root;
 use crate::cancel::CancelToken;
 use crate::error::MissingColumn;
-use crate::formats::{DocumentFile, Format};
-use crate::held_out_split::{Selection, Wanted};
-use crate::hub::{HubSettings, Repository, Waiting};
+use crate::formats::{Format, ShardReader};
+use crate::held_out_split::{HeldOutSplit, SplitSettings};
+use crate::hub::{HubSettings, Repository, RetryStatus};
 use crate::local_files::{self, LocalListing};
 use crate::{DataError, SkippedRows};
 
@@ -22,9 +22,9 @@ use crate::{DataError, SkippedRows};
 const DEMO: &str = "demo";
 
 /// Files that are opened at most to find one that has fields.
-const FILES_WITHOUT_FIELDS: usize = 16;
+const MAX_SHARDS_PROBED: usize = 16;
 /// How often a thread looks whether another has decided what both want to know.
-const DECISION_POLL_INTERVAL: Duration = Duration::from_millis(20);
+const SPLIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A data set whose files are known. Cheap to clone; cloning shares.
 ///
@@ -40,22 +40,22 @@ struct Listing {
     name: String,
     revision: Option<String>,
     text_column: String,
-    files: Vec<SourceFile>,
-    place: Place,
+    shards: Vec<Shard>,
+    location: Location,
     /// What was decided before: deciding may read many files.
-    selections: Mutex<Vec<(Wanted, Arc<Selection>)>>,
+    held_out_splits: Mutex<Vec<(SplitSettings, Arc<HeldOutSplit>)>>,
     notes: Vec<String>,
 }
 
 /// A file of the listing.
-pub(crate) struct SourceFile {
+pub(crate) struct Shard {
     /// Its path in the repository, or below the folder that all local files share.
     pub name: String,
     pub bytes: u64,
     format: Format,
 }
 
-enum Place {
+enum Location {
     Local(Vec<PathBuf>),
     Hub(Repository),
 }
@@ -91,16 +91,16 @@ impl DataSource {
         }
         let repository = Repository::pin(hub, &streaming.dataset, streaming.revision.as_deref(), cancel)?;
         let listed = repository.files(streaming.config.as_deref(), &streaming.split, cancel)?;
-        let files = listed.into_iter().filter_map(|file| {
-            Format::of(&file.path).map(|format| SourceFile { name: file.path, bytes: file.bytes, format })
+        let shards = listed.into_iter().filter_map(|file| {
+            Format::from_name(&file.path).map(|format| Shard { name: file.path, bytes: file.bytes, format })
         });
         let listing = Listing {
             name: streaming.dataset.clone(),
             revision: Some(repository.revision().to_owned()),
             text_column: streaming.text_column.clone(),
-            files: files.collect(),
-            place: Place::Hub(repository),
-            selections: Mutex::default(),
+            shards: shards.collect(),
+            location: Location::Hub(repository),
+            held_out_splits: Mutex::default(),
             notes: Vec::new(),
         };
         Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
@@ -120,7 +120,7 @@ impl DataSource {
         }
         match Self::local(&["*.parquet".to_owned()], &folder, &streaming.text_column, cancel) {
             Err(DataError::NoFiles { .. }) => Err(DataError::NoDemo { folder }),
-            source => source.map(|source| source.renamed(DEMO)),
+            source => source.map(|source| source.with_name(DEMO)),
         }
     }
 
@@ -128,29 +128,29 @@ impl DataSource {
     /// once, however many names and links lead to it.
     pub fn local(patterns: &[String], base: &Path, text_column: &str, cancel: &CancelToken) -> Result<Self, DataError> {
         let LocalListing { entries, notes } = local_files::list(patterns, base, cancel)?;
-        let mut files = Vec::with_capacity(entries.len());
+        let mut shards = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());
         for entry in entries {
             // `list` names only files whose format is known.
-            let Some(format) = Format::of(&entry.name) else {
+            let Some(format) = Format::from_name(&entry.name) else {
                 continue;
             };
-            files.push(SourceFile { name: entry.name, bytes: entry.bytes, format });
+            shards.push(Shard { name: entry.name, bytes: entry.bytes, format });
             paths.push(entry.path);
         }
         let listing = Listing {
             name: patterns.join(", "),
             revision: None,
             text_column: text_column.to_owned(),
-            files,
-            place: Place::Local(paths),
-            selections: Mutex::default(),
+            shards,
+            location: Location::Local(paths),
+            held_out_splits: Mutex::default(),
             notes,
         };
         Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
     }
 
-    fn renamed(self, name: &str) -> Self {
+    fn with_name(self, name: &str) -> Self {
         let listing = match Arc::try_unwrap(self.listing) {
             Ok(listing) => Arc::new(Listing { name: name.to_owned(), ..listing }),
             Err(shared) => shared,
@@ -178,8 +178,8 @@ impl DataSource {
         SourceDescription {
             name: self.listing.name.clone(),
             revision: self.listing.revision.clone(),
-            files: self.listing.files.len() as u64,
-            bytes: self.listing.files.iter().map(|file| file.bytes).sum(),
+            files: self.listing.shards.len() as u64,
+            bytes: self.listing.shards.iter().map(|file| file.bytes).sum(),
         }
     }
 
@@ -192,26 +192,30 @@ impl DataSource {
     }
 
     /// In listing order.
-    pub(crate) fn files(&self) -> &[SourceFile] {
-        &self.listing.files
+    pub(crate) fn shards(&self) -> &[Shard] {
+        &self.listing.shards
     }
 
     /// Who is trained on and who is held out; the stream and the evaluation of a run ask for the same.
-    pub(crate) fn selection(&self, wanted: Wanted, cancel: &CancelToken) -> Result<Arc<Selection>, DataError> {
+    pub(crate) fn held_out_split(
+        &self,
+        settings: SplitSettings,
+        cancel: &CancelToken,
+    ) -> Result<Arc<HeldOutSplit>, DataError> {
         // Another thread may be deciding the same, for as long as the Hub does not answer.
         let mut known = loop {
-            match self.listing.selections.try_lock() {
+            match self.listing.held_out_splits.try_lock() {
                 Ok(known) => break known,
                 Err(TryLockError::Poisoned(known)) => break known.into_inner(),
-                Err(TryLockError::WouldBlock) => cancel.wait(DECISION_POLL_INTERVAL)?,
+                Err(TryLockError::WouldBlock) => cancel.sleep(SPLIT_POLL_INTERVAL)?,
             }
         };
-        if let Some((_, selection)) = known.iter().find(|(other, _)| *other == wanted) {
-            return Ok(Arc::clone(selection));
+        if let Some((_, split)) = known.iter().find(|(other, _)| *other == settings) {
+            return Ok(Arc::clone(split));
         }
-        let selection = Arc::new(Selection::of(self, wanted, cancel)?);
-        known.push((wanted, Arc::clone(&selection)));
-        Ok(selection)
+        let split = Arc::new(HeldOutSplit::decide(self, settings, cancel)?);
+        known.push((settings, Arc::clone(&split)));
+        Ok(split)
     }
 
     /// The text column, if rows have no text because the first file with fields does not have it as text.
@@ -223,12 +227,12 @@ impl DataSource {
         if skipped.null + skipped.malformed == 0 {
             return Ok(None);
         }
-        for (index, file) in self.files().iter().enumerate().take(FILES_WITHOUT_FIELDS) {
+        for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
             let fields = self.open(index, cancel)?.fields()?;
             if !fields.is_empty() {
                 let named = fields.iter().find(|field| field.name == self.text_column());
-                let found = named.map(|field| field.other_than_text);
-                let available = fields.iter().filter(|field| field.other_than_text.is_none());
+                let found = named.map(|field| field.non_string_type);
+                let available = fields.iter().filter(|field| field.non_string_type.is_none());
                 return Ok((found != Some(None)).then(|| MissingColumn {
                     file: file.name.clone(),
                     column: self.text_column().to_owned(),
@@ -241,19 +245,19 @@ impl DataSource {
     }
 
     /// What reading waits for while the Hub or the network fails.
-    pub fn waiting(&self) -> Option<Waiting> {
-        match &self.listing.place {
-            Place::Hub(repository) => repository.waiting(),
-            Place::Local(_) => None,
+    pub fn retry_status(&self) -> Option<RetryStatus> {
+        match &self.listing.location {
+            Location::Hub(repository) => repository.retry_status(),
+            Location::Local(_) => None,
         }
     }
 
     /// Opens a file by its place in the listing; `cancel` ends reading it.
-    pub(crate) fn open(&self, file: usize, cancel: &CancelToken) -> Result<Box<dyn DocumentFile>, DataError> {
-        let SourceFile { name, bytes, format } = &self.listing.files[file];
-        let source: Arc<dyn ByteSource> = match &self.listing.place {
-            Place::Local(paths) => Arc::new(LocalFile::open(name, &paths[file], *bytes)?),
-            Place::Hub(repository) => repository.open(name, *bytes, cancel),
+    pub(crate) fn open(&self, shard: usize, cancel: &CancelToken) -> Result<Box<dyn ShardReader>, DataError> {
+        let Shard { name, bytes, format } = &self.listing.shards[shard];
+        let source: Arc<dyn ByteSource> = match &self.listing.location {
+            Location::Local(paths) => Arc::new(LocalFile::open(name, &paths[shard], *bytes)?),
+            Location::Hub(repository) => repository.open(name, *bytes, cancel),
         };
         let source = Arc::new(CancellableSource::new(source, cancel.clone()));
         format.open(source, &self.listing.text_column, cancel)

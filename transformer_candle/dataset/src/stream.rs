@@ -8,16 +8,16 @@ use run_config::{Packing, ResolvedRun};
 use crate::cancel::CancelToken;
 use crate::component_stream::ComponentStream;
 use crate::cursor::ComponentPosition;
-use crate::held_out_split::Wanted;
-use crate::hub::Waiting;
+use crate::held_out_split::SplitSettings;
+use crate::hub::RetryStatus;
 use crate::ledger::WindowRecord;
-use crate::window_prefetch::{Part, Producer, thread_pool};
-use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamIdentity, Tokenizer};
+use crate::window_prefetch::{ComponentInput, WindowPrefetcher, thread_pool};
+use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamFingerprint, Tokenizer};
 
 /// Files open at the same time, where a run does not say otherwise.
-pub(crate) const LANES: usize = 16;
+pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
 /// How long a stream that is dropped waits for its threads; one that hangs in a dead connection ends at its timeout.
-const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the order of the stream depends on, besides the sources and the tokenizer; and how it is prepared.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,13 +33,13 @@ pub struct StreamSettings {
     /// Train on the first so many rows in listing order, of each component.
     pub max_samples: Option<u64>,
     /// Files of a component that are open at the same time.
-    pub lanes: usize,
+    pub open_shards: usize,
     /// Fraction of the row groups to hold out; 0 for none.
     pub held_out_fraction: f64,
     /// Passes over the data; none for no end. A mixture ends where a component that has ended would come next. Not part
-    /// of the stream's identity.
+    /// of the stream's fingerprint.
     pub epochs: Option<u64>,
-    /// Threads that tokenise. Not part of the stream's identity.
+    /// Threads that tokenise. Not part of the stream's fingerprint.
     pub workers: usize,
 }
 
@@ -52,7 +52,7 @@ impl Default for StreamSettings {
             shuffle_buffer_size: 8192,
             seed: 0,
             max_samples: None,
-            lanes: LANES,
+            open_shards: DEFAULT_OPEN_SHARDS,
             held_out_fraction: 0.0,
             epochs: None,
             workers: 2,
@@ -83,7 +83,7 @@ impl StreamSettings {
             ("data.sequence_length", self.sequence_length as u64),
             ("data.shuffle_buffer_size", self.shuffle_buffer_size as u64),
             ("max_samples", self.max_samples.unwrap_or(1)),
-            ("lanes", self.lanes as u64),
+            ("open_shards", self.open_shards as u64),
             ("data.num_workers", self.workers as u64),
         ];
         match at_least_one.into_iter().find(|(_, value)| *value == 0) {
@@ -92,8 +92,8 @@ impl StreamSettings {
         }
     }
 
-    pub(crate) fn wanted(&self) -> Wanted {
-        Wanted { max_samples: self.max_samples, held_out_fraction: self.held_out_fraction }
+    pub(crate) fn split_settings(&self) -> SplitSettings {
+        SplitSettings { max_samples: self.max_samples, held_out_fraction: self.held_out_fraction }
     }
 }
 
@@ -101,8 +101,8 @@ impl StreamSettings {
 pub struct TokenStream {
     mixture: Mixture,
     components: Vec<ComponentStream>,
-    /// How many sequences each component has given.
-    given: Vec<u64>,
+    /// How many sequences each component has delivered.
+    delivered: Vec<u64>,
     /// Where the next call starts.
     cursor: Cursor,
     /// What a call had taken when it was interrupted.
@@ -125,25 +125,25 @@ impl TokenStream {
     ) -> Result<Self, DataError> {
         settings.check()?;
         let mixture: Mixture = data.into();
-        let identity = StreamIdentity::of(&mixture, settings, tokenizer);
+        let fingerprint = StreamFingerprint::new(&mixture, settings, tokenizer);
         let cursor = match cursor {
-            Some(cursor) => cursor.checked(&identity, &mixture, settings.lanes)?,
-            None => Cursor::at_start(identity, mixture.sources().len(), settings.lanes),
+            Some(cursor) => cursor.validated(&fingerprint, &mixture, settings.open_shards)?,
+            None => Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards),
         };
         let cancel = CancelToken::new();
         let workers = Arc::new(thread_pool("data-work", settings.workers)?);
         let start = |(component, position): (usize, &ComponentPosition)| {
-            let part = Part {
-                component,
+            let input = ComponentInput {
+                index: component,
                 source: mixture.sources()[component].clone(),
-                window: mixture.window_share(component, settings.shuffle_buffer_size),
+                window_budget: mixture.window_budget(component, settings.shuffle_buffer_size),
             };
-            let producer = Producer::new(part, settings, tokenizer, cancel.clone());
-            ComponentStream::start(producer, Arc::clone(&workers), position)
+            let prefetcher = WindowPrefetcher::new(input, settings, tokenizer, cancel.clone());
+            ComponentStream::start(prefetcher, Arc::clone(&workers), position)
         };
         Ok(Self {
             components: cursor.components.iter().enumerate().map(start).collect::<Result<_, _>>()?,
-            given: cursor.given(),
+            delivered: cursor.delivered(),
             mixture,
             cursor,
             partial: None,
@@ -167,7 +167,7 @@ impl TokenStream {
             return Err(DataError::Closed);
         }
         let mut batch = self.partial.take().unwrap_or_else(|| {
-            self.components.iter_mut().for_each(ComponentStream::forget_opened);
+            self.components.iter_mut().for_each(ComponentStream::clear_opened);
             Batch::new(self.sequence_length, self.tokenizer.token_bytes().is_some())
         });
         match self.fill(&mut batch, n, interrupted) {
@@ -189,20 +189,20 @@ impl TokenStream {
     fn fill(&mut self, batch: &mut Batch, n: usize, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
         let token_bytes = self.tokenizer.token_bytes();
         while batch.sequences() < n {
-            let component = self.mixture.shares().next(&self.given);
-            let Some((tokens, place)) = self.components[component].next_sequence(interrupted)? else {
+            let component = self.mixture.schedule().next_component(&self.delivered);
+            let Some((tokens, index)) = self.components[component].next_sequence(interrupted)? else {
                 break;
             };
-            tokens.write(place, token_bytes, batch);
-            self.given[component] += 1;
+            tokens.write(index, token_bytes, batch);
+            self.delivered[component] += 1;
         }
         Ok(())
     }
 
     fn positions(&self) -> Vec<ComponentPosition> {
-        let positions = self.components.iter().zip(&self.given).map(|(stream, &given)| {
+        let positions = self.components.iter().zip(&self.delivered).map(|(stream, &delivered)| {
             let (start, sequence) = stream.position();
-            ComponentPosition { start, sequence, given }
+            ComponentPosition { start, sequence, delivered }
         });
         positions.collect()
     }
@@ -213,8 +213,8 @@ impl TokenStream {
     }
 
     /// What the order depends on.
-    pub fn identity(&self) -> &StreamIdentity {
-        &self.cursor.identity
+    pub fn fingerprint(&self) -> &StreamFingerprint {
+        &self.cursor.fingerprint
     }
 
     /// What is read.
@@ -228,8 +228,8 @@ impl TokenStream {
     }
 
     /// What the preparation of data waits for while the Hub or the network fails.
-    pub fn waiting(&self) -> Option<Waiting> {
-        self.mixture.waiting()
+    pub fn retry_status(&self) -> Option<RetryStatus> {
+        self.mixture.retry_status()
     }
 
     /// The windows that the last call was the first to deliver from, for the ledger. Where the stream was opened in the
@@ -247,9 +247,9 @@ impl TokenStream {
 impl Drop for TokenStream {
     fn drop(&mut self) {
         self.cancel.cancel();
-        let until = Instant::now() + LONGEST_FAREWELL;
+        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
         for component in &mut self.components {
-            component.join(until);
+            component.join(deadline);
         }
     }
 }

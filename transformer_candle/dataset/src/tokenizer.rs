@@ -15,16 +15,16 @@ use crate::encoder::Encoder;
 /// The token that ends a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
 /// Other names that tokenizers give it, looked for among the special tokens that a run names.
-const OTHER_NAMES: [&str; 6] = ["<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end|>", "[EOS]"];
+const END_OF_TEXT_ALIASES: [&str; 6] = ["<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end|>", "[EOS]"];
 
 /// A tokenizer whose file is pinned by a hash; cloning shares it.
 ///
 /// Text never becomes a special token: a document that spells `<|endoftext|>` is tokenised letter by letter, so that data
 /// cannot end a document or pretend to be a user. No special tokens are added, nothing is cut off or padded.
 #[derive(Clone)]
-pub struct Tokenizer(Arc<Loaded>);
+pub struct Tokenizer(Arc<TokenizerState>);
 
-struct Loaded {
+struct TokenizerState {
     path: PathBuf,
     tokenizer: tokenizers::Tokenizer,
     encoder: Encoder,
@@ -40,17 +40,17 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`. It must have the token `<|endoftext|>`, or one of `special_tokens` must be a usual name for
     /// it (`</s>`, `<eos>`, ...).
     pub fn load(path: &Path, special_tokens: &[String]) -> Result<Self, DataError> {
-        let unusable = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-        let bytes = regular_file::read(path).map_err(|error| unusable(error.to_string()))?;
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| unusable(error.to_string()))?;
-        tokenizer.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
+        let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
+        let bytes = regular_file::read(path).map_err(|cause| error(cause.to_string()))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|cause| error(cause.to_string()))?;
+        tokenizer.with_truncation(None).map_err(|cause| error(cause.to_string()))?;
         tokenizer.with_padding(None);
         tokenizer.set_encode_special_tokens(true);
-        let named = OTHER_NAMES.into_iter().filter(|name| special_tokens.iter().any(|token| token == name));
+        let named = END_OF_TEXT_ALIASES.into_iter().filter(|name| special_tokens.iter().any(|token| token == name));
         let mut names = [END_OF_TEXT].into_iter().chain(named);
         let found = names.find_map(|name| Some((tokenizer.token_to_id(name)?, name)));
         let (end_of_text, end_of_text_name) = found.ok_or_else(|| {
-            unusable(format!(
+            error(format!(
                 "it has no token `{END_OF_TEXT}` to end a document with; train it with that token, or name its own \
                  (such as `</s>`) in tokenizer.special_tokens"
             ))
@@ -59,7 +59,7 @@ impl Tokenizer {
         let token_bytes = token_bytes(&tokenizer, vocab_size);
         let encoder = Encoder::choose(&tokenizer, &bytes);
         let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&bytes)));
-        Ok(Self(Arc::new(Loaded {
+        Ok(Self(Arc::new(TokenizerState {
             path: path.to_owned(),
             tokenizer,
             encoder,
@@ -78,12 +78,12 @@ impl Tokenizer {
 
     /// Ids of one text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        self.0.encoder.encode(&self.0.tokenizer, text).map_err(|error| self.failed(error.as_ref()))
+        self.0.encoder.encode(&self.0.tokenizer, text).map_err(|error| self.error(error.as_ref()))
     }
 
     /// Text of ids; special tokens leave no text.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
-        self.0.tokenizer.decode(ids, true).map_err(|error| self.failed(error.as_ref()))
+        self.0.tokenizer.decode(ids, true).map_err(|error| self.error(error.as_ref()))
     }
 
     /// Number of ids: the highest one plus one.
@@ -117,7 +117,7 @@ impl Tokenizer {
         self.0.token_bytes.as_deref()
     }
 
-    fn failed(&self, error: &(dyn std::error::Error + Send + Sync)) -> DataError {
+    fn error(&self, error: &(dyn std::error::Error + Send + Sync)) -> DataError {
         DataError::Tokenizer { path: self.0.path.clone(), message: error.to_string() }
     }
 }

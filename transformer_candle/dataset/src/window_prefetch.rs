@@ -1,4 +1,4 @@
-//! The thread that prepares a component's windows: read, shuffle, tokenise, pack, hand over.
+//! Prefetching: one thread for each component prepares its next window while sequences of the current one are delivered.
 
 use std::sync::mpsc::SyncSender;
 
@@ -6,122 +6,126 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::cancel::CancelToken;
 use crate::cursor::WindowStart;
-use crate::held_out_split::Selection;
-use crate::open_shards::{EpochFiles, Lanes, Share};
+use crate::held_out_split::HeldOutSplit;
+use crate::open_shards::{EpochShards, OpenShards, ReadBudget};
 use crate::shuffle_window::{Window, WindowSettings};
 use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource, StreamSettings, Tokenizer};
 
-/// Files read at the same moment; the threads mostly wait for disks and networks.
-const READERS: usize = 8;
+/// Threads that read shards of one component; they mostly wait for disks and networks.
+const MAX_READER_THREADS: usize = 8;
 
-/// A window, the end of the last epoch, or what went wrong; nothing follows the latter two.
+/// A window, the end of the last epoch (none), or an error; nothing follows the latter two.
 pub(crate) type Message = Result<Option<Window>, DataError>;
 
-/// What the thread works with.
-pub(crate) struct Producer {
-    part: Part,
+/// Reads, shuffles, tokenizes and packs the windows of a component, and sends them one after the other.
+pub(crate) struct WindowPrefetcher {
+    component: ComponentInput,
     settings: StreamSettings,
     tokenizer: Tokenizer,
     cancel: CancelToken,
 }
 
 /// The component that windows are made of.
-pub(crate) struct Part {
-    /// Its place in the mixture.
-    pub component: usize,
+pub(crate) struct ComponentInput {
+    /// Index in the mixture.
+    pub index: usize,
     pub source: DataSource,
     /// How much a window holds.
-    pub window: Share,
+    pub window_budget: ReadBudget,
 }
 
-/// The threads below the thread: its own that read, and those that tokenise for all components.
-struct Pools<'a> {
+/// Threads that read for this component, and threads that tokenize for all components.
+struct ThreadPools<'a> {
     readers: ThreadPool,
     workers: &'a ThreadPool,
 }
 
-/// What an epoch amounted to.
 #[derive(Default)]
-struct Tally {
+struct EpochTotals {
     sequences: usize,
     documents: u64,
     skipped: SkippedRows,
 }
 
-impl Producer {
-    pub(crate) fn new(part: Part, settings: &StreamSettings, tokenizer: &Tokenizer, cancel: CancelToken) -> Self {
-        Self { part, settings: settings.clone(), tokenizer: tokenizer.clone(), cancel }
+impl WindowPrefetcher {
+    pub(crate) fn new(
+        component: ComponentInput,
+        settings: &StreamSettings,
+        tokenizer: &Tokenizer,
+        cancel: CancelToken,
+    ) -> Self {
+        Self { component, settings: settings.clone(), tokenizer: tokenizer.clone(), cancel }
     }
 
-    /// Sends windows from `start` on until the last epoch ends, something goes wrong, or nobody receives.
+    /// Sends windows from `start` on until the last epoch ends, an error occurs, or the receiver is dropped.
     pub(crate) fn run(self, start: WindowStart, workers: &ThreadPool, windows: &SyncSender<Message>) {
-        let end = self.produce(start, workers, windows);
-        // Where nobody receives any more there is nobody to tell.
+        let end = self.send_windows(start, workers, windows);
+        // An error of `send` means that the receiver is gone and nobody needs the message.
         let _ = windows.send(end.map(|()| None));
     }
 
-    fn produce(
+    fn send_windows(
         &self,
         mut start: WindowStart,
         workers: &ThreadPool,
         windows: &SyncSender<Message>,
     ) -> Result<(), DataError> {
-        let source = &self.part.source;
-        let readers = READERS.min(self.settings.lanes).min(source.files().len()).max(1);
-        let pools = Pools { readers: thread_pool("data-read", readers)?, workers };
-        let selection = source.selection(self.settings.wanted(), &self.cancel)?;
+        let source = &self.component.source;
+        let readers = MAX_READER_THREADS.min(self.settings.open_shards).min(source.shards().len()).max(1);
+        let pools = ThreadPools { readers: thread_pool("data-read", readers)?, workers };
+        let split = source.held_out_split(self.settings.split_settings(), &self.cancel)?;
         while self.settings.epochs.is_none_or(|epochs| start.epoch < epochs) {
-            let (epoch, whole) = (start.epoch, start.window == 0);
-            let tally = self.epoch(start, &selection, &pools, windows)?;
-            if whole && tally.sequences == 0 {
-                if let Some(missing) = source.missing_column(tally.skipped, &self.cancel)? {
+            let (epoch, is_whole_epoch) = (start.epoch, start.window == 0);
+            let totals = self.send_epoch(start, &split, &pools, windows)?;
+            if is_whole_epoch && totals.sequences == 0 {
+                if let Some(missing) = source.missing_column(totals.skipped, &self.cancel)? {
                     return Err(DataError::MissingColumn(missing));
                 }
                 return Err(DataError::NoDocuments {
                     name: source.name().to_owned(),
-                    rows: tally.documents + tally.skipped.total(),
-                    skipped: tally.skipped,
-                    held_out: !selection.held_out_files().is_empty(),
+                    rows: totals.documents + totals.skipped.total(),
+                    skipped: totals.skipped,
+                    held_out: !split.held_out_shards().is_empty(),
                 });
             }
-            start = WindowStart::of_epoch(epoch + 1, self.settings.lanes);
+            start = WindowStart::epoch_start(epoch + 1, self.settings.open_shards);
         }
         Ok(())
     }
 
-    /// Prepares and sends the windows of an epoch from `start` on.
-    fn epoch(
+    /// Sends the windows of an epoch from `start` on.
+    fn send_epoch(
         &self,
         mut start: WindowStart,
-        selection: &Selection,
-        pools: &Pools,
+        split: &HeldOutSplit,
+        pools: &ThreadPools,
         windows: &SyncSender<Message>,
-    ) -> Result<Tally, DataError> {
-        let files = EpochFiles::new(&self.part.source, selection, &self.cancel, self.settings.seed, start.epoch);
+    ) -> Result<EpochTotals, DataError> {
+        let shards = EpochShards::new(&self.component.source, split, &self.cancel, self.settings.seed, start.epoch);
         let settings = WindowSettings {
-            component: self.part.component,
+            component: self.component.index,
             tokenizer: &self.tokenizer,
             sequence_length: self.settings.sequence_length,
             packing: self.settings.packing,
             seed: self.settings.seed,
             cancel: &self.cancel,
         };
-        let mut lanes = Lanes::at(&start.lanes, start.next_file);
-        let mut tally = Tally::default();
+        let mut open_shards = OpenShards::resume_at(&start.open_shards, start.next_shard);
+        let mut totals = EpochTotals::default();
         loop {
-            let taken = pools.readers.install(|| lanes.take(&files, self.part.window))?;
-            tally.documents += taken.documents.len() as u64;
-            tally.skipped += taken.skipped;
-            if taken.documents.is_empty() {
-                return Ok(tally);
+            let rows = pools.readers.install(|| open_shards.read(&shards, self.component.window_budget))?;
+            totals.documents += rows.documents.len() as u64;
+            totals.skipped += rows.skipped;
+            if rows.documents.is_empty() {
+                return Ok(totals);
             }
-            let (positions, next_file) = lanes.positions();
-            let next = WindowStart { epoch: start.epoch, window: start.window + 1, next_file, lanes: positions };
-            let window = pools.workers.install(|| Window::prepare(start, next.clone(), taken, &settings))?;
+            let (positions, next_shard) = open_shards.positions();
+            let next = WindowStart { epoch: start.epoch, window: start.window + 1, next_shard, open_shards: positions };
+            let window = pools.workers.install(|| Window::prepare(start, next.clone(), rows, &settings))?;
             start = next;
             if window.sequences() > 0 {
-                tally.sequences += window.sequences();
+                totals.sequences += window.sequences();
                 self.cancel.check()?;
                 windows.send(Ok(Some(window))).map_err(|_| DataError::Closed)?;
             }
@@ -129,7 +133,7 @@ impl Producer {
     }
 }
 
-/// A pool of so many threads.
+/// A pool of `threads` threads named after `name`.
 pub(crate) fn thread_pool(name: &'static str, threads: usize) -> Result<ThreadPool, DataError> {
     ThreadPoolBuilder::new()
         .num_threads(threads)

@@ -122,7 +122,7 @@ fn a_cursor_of_sixteen_lanes_is_small() {
         (0..40).map(|i| (format!("{i:02}.parquet"), parquet(&documents(i * 10, 10), 4))).collect();
     let files: Vec<(&str, Vec<u8>)> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
     write(folder.path(), &files);
-    let settings = StreamSettings { lanes: 16, shuffle_buffer_size: 100, ..settings() };
+    let settings = StreamSettings { open_shards: 16, shuffle_buffer_size: 100, ..settings() };
     let mut stream = open(&folder_source(folder.path()), &settings, None);
     let mut longest = 0;
     while !stream.next_sequences(10).unwrap().is_empty() {
@@ -148,7 +148,8 @@ fn epochs_have_the_same_documents_in_another_order_and_seeds_differ() {
 #[test]
 fn a_window_mixes_its_files_and_no_file_keeps_its_order() {
     let (_folder, source, all) = mixed();
-    let texts = epoch_texts(&source, &StreamSettings { lanes: 5, shuffle_buffer_size: 50, ..settings() }).unwrap();
+    let texts =
+        epoch_texts(&source, &StreamSettings { open_shards: 5, shuffle_buffer_size: 50, ..settings() }).unwrap();
     let place = |text: &String| all.iter().position(|other| other == text).unwrap();
     let first_window: Vec<usize> = texts[..50].iter().map(place).collect();
     for file in [0..60, 60..90, 90..130, 130..150, 150..200] {
@@ -200,24 +201,24 @@ proptest! {
     #[test]
     fn whatever_the_files_and_settings_training_and_held_out_make_up_the_data(
         files in prop::collection::vec((0_usize..4, 1_usize..60, 1_usize..30), 1..7),
-        (seed, window, lanes, samples) in (any::<u64>(), 1_usize..80, 1_usize..9, prop::option::of(1_u64..150)),
+        (seed, window, open_shards, samples) in (any::<u64>(), 1_usize..80, 1_usize..9, prop::option::of(1_u64..150)),
         (fraction, cut) in (prop::sample::select(vec![0.0, 0.001, 0.3]), 0.0..1.0),
     ) {
         let folder = tempfile::tempdir().unwrap();
         let mut all = Vec::new();
-        for (i, &(kind, count, group_rows)) in files.iter().enumerate() {
+        for (i, &(kind, count, row_group_rows)) in files.iter().enumerate() {
             let part = documents(all.len(), count);
             let (ending, bytes) = match kind {
                 0 => ("jsonl", jsonl(&part)),
                 1 => ("jsonl.gz", gzip(&jsonl(&part))),
-                _ => ("parquet", parquet(&part, group_rows)),
+                _ => ("parquet", parquet(&part, row_group_rows)),
             };
             write(folder.path(), &[(&format!("{i}.{ending}"), bytes)]);
             all.extend(part);
         }
         let source = folder_source(folder.path());
         let settings = StreamSettings {
-            seed, shuffle_buffer_size: window, lanes, max_samples: samples, held_out_fraction: fraction, ..settings()
+            seed, shuffle_buffer_size: window, open_shards, max_samples: samples, held_out_fraction: fraction, ..settings()
         };
         let limit = samples.map_or(all.len(), |samples| all.len().min(samples as usize));
         let trained = epoch_texts(&source, &settings).unwrap();

@@ -64,7 +64,7 @@ fn one_document_trains_but_cannot_be_held_out() {
 fn an_error_comes_after_what_was_read_before_it_and_the_cursor_stays() {
     let (folder, source) =
         folder(&[("a.jsonl", jsonl(&documents(0, 50))), ("b.parquet", parquet(&documents(50, 50), 10))]);
-    let settings = |seed| StreamSettings { lanes: 1, shuffle_buffer_size: 10, seed, ..settings() };
+    let settings = |seed| StreamSettings { open_shards: 1, shuffle_buffer_size: 10, seed, ..settings() };
     let jsonl_first = |seed: &u64| {
         let first = epoch_texts(&source, &settings(*seed)).unwrap().swap_remove(0);
         documents(0, 50).contains(&first)

@@ -1,5 +1,5 @@
 //! A data set of FineWeb's size: 24,000 files of 1,000 row groups of 1,000 documents. Its listing, its footers and its row
-//! groups are made as they are asked for.
+//! groups are made as they are requests for.
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use dataset::{Cursor, StreamSettings};
 use fixtures::{open, parquet};
-use loopback_hub::{Asked, Content, LoopbackHub};
+use loopback_hub::{Content, LoopbackHub, Request};
 use parquet::file::metadata::{ParquetMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData};
 
 const FILES: usize = 24_000;
 const GROUPS: usize = 1000;
-const GROUP_ROWS: usize = 1000;
+const ROW_GROUP_ROWS: usize = 1000;
 const LANES: usize = 16;
 /// Documents of a window; each lane gives its share.
 const WINDOW: usize = 1024;
@@ -27,7 +27,7 @@ fn main_settings() -> StreamSettings {
         sequence_length: 1024,
         shuffle_buffer_size: WINDOW,
         held_out_fraction: 0.001,
-        lanes: LANES,
+        open_shards: LANES,
         workers: 4,
         epochs: None,
         ..StreamSettings::default()
@@ -42,12 +42,12 @@ fn documents() -> Vec<String> {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         format!("{:x} ", state >> 40)
     };
-    (0..GROUP_ROWS).map(|_| (0..110).map(|_| word()).collect()).collect()
+    (0..ROW_GROUP_ROWS).map(|_| (0..110).map(|_| word()).collect()).collect()
 }
 
 /// One row group and its footer, repeated.
 fn file() -> Content {
-    let one = parquet(&documents(), GROUP_ROWS);
+    let one = parquet(&documents(), ROW_GROUP_ROWS);
     let metadata = ParquetMetaDataReader::new().parse_and_finish(&bytes::Bytes::from(one.clone())).unwrap();
     let group = metadata.row_group(0);
     let size: usize = group.columns().iter().map(|column| column.byte_range().1 as usize).sum();
@@ -80,12 +80,12 @@ fn fineweb() -> LoopbackHub {
     LoopbackHub::serve_shared(files.collect())
 }
 
-fn resolved(asked: &[Asked]) -> usize {
-    asked.iter().filter(|asked| asked.path.contains("/resolve/")).count()
+fn resolved(requests: &[Request]) -> usize {
+    requests.iter().filter(|request| request.path.contains("/resolve/")).count()
 }
 
-fn content(asked: &[Asked]) -> usize {
-    asked.iter().filter(|asked| asked.cdn).count()
+fn content(requests: &[Request]) -> usize {
+    requests.iter().filter(|request| request.cdn).count()
 }
 
 /// Reads until so many windows have been opened since.
@@ -101,22 +101,22 @@ fn read_windows(stream: &mut dataset::TokenStream, windows: usize) {
 fn fineweb_starts_goes_on_and_resumes_with_a_few_dozen_requests() {
     let hub = fineweb();
     let source = hub.source().unwrap();
-    let asked = hub.asked();
+    let requests = hub.take_requests();
     assert_eq!(source.describe().files, FILES as u64);
     assert!(source.describe().bytes > 10 << 40, "terabytes");
-    assert_eq!(asked.len(), 2 + FILES / 1000, "the commit, the card, and a thousand files a page");
+    assert_eq!(requests.len(), 2 + FILES / 1000, "the commit, the card, and a thousand files a page");
 
     // A lane asks for the place of its file, its footer and its row group; a second window is prepared ahead.
     let mut stream = open(&source, &main_settings(), None);
     assert_eq!(stream.next_sequences(64).unwrap().sequences(), 64);
-    let first = hub.asked();
+    let first = hub.take_requests();
     assert!(resolved(&first) <= LANES + 1, "{}", resolved(&first));
     assert!(content(&first) <= 2 * LANES + 2, "{}", content(&first));
 
     // Sixteen windows later each lane has come to its second row group.
-    let windows = 1 + GROUP_ROWS * LANES / WINDOW;
+    let windows = 1 + ROW_GROUP_ROWS * LANES / WINDOW;
     read_windows(&mut stream, windows);
-    let later = hub.asked();
+    let later = hub.take_requests();
     let documents = (windows * WINDOW) as f64;
     let five_minutes = 300.0 * 25_000.0 / TOKENS_A_DOCUMENT;
     let requests = later.len() as f64 / documents * five_minutes;
@@ -130,20 +130,20 @@ fn fineweb_starts_goes_on_and_resumes_with_a_few_dozen_requests() {
     let mut cursor = serde_json::to_value(stream.cursor()).unwrap();
     drop(stream);
     let component = &mut cursor["components"][0];
-    component["window"] = (FILES * GROUPS * GROUP_ROWS / WINDOW - 100).into();
+    component["window"] = (FILES * GROUPS * ROW_GROUP_ROWS / WINDOW - 100).into();
     component["next_file"] = (FILES - 10).into();
     let lanes = (0..LANES).map(|lane| {
-        serde_json::json!({"file": FILES - 10 - LANES + lane, "group": GROUPS - 1, "row": GROUP_ROWS - WINDOW / LANES - 7})
+        serde_json::json!({"file": FILES - 10 - LANES + lane, "group": GROUPS - 1, "row": ROW_GROUP_ROWS - WINDOW / LANES - 7})
     });
     component["lanes"] = lanes.collect();
     assert!(cursor.to_string().len() < 4096, "{} bytes", cursor.to_string().len());
     let cursor: Cursor = serde_json::from_value(cursor).unwrap();
-    hub.asked();
+    hub.take_requests();
     let mut resumed = open(&source, &main_settings(), Some(cursor));
     assert!(!resumed.next_sequences(64).unwrap().is_empty());
     assert_eq!(resumed.opened_windows().count(), 1, "one window is read again");
     drop(resumed);
-    let resumed = hub.asked();
+    let resumed = hub.take_requests();
     // As at the beginning: the window's lanes, then the window ahead, in which they come to their next files.
     assert!(resolved(&resumed) <= LANES + 10, "{}", resolved(&resumed));
     assert!(content(&resumed) <= 2 * (LANES + 10), "{}", content(&resumed));

@@ -70,15 +70,15 @@ fn every_passing_fault_is_ridden_out_and_changes_no_byte() {
 fn a_cut_off_answer_is_continued_from_the_byte_reached() {
     let hub = LoopbackHub::serve(&[("one.jsonl", jsonl(&documents(0, 900)))]);
     let source = hub.source().unwrap();
-    hub.asked();
+    hub.take_requests();
     // Each cut-off answer brings half of what is left, and progress is no failure.
     hub.fail("/cdn/", Fault::Truncate, 9);
     assert_eq!(texts(&source).unwrap().len(), 900);
-    let asked = hub.asked();
-    let starts: Vec<u64> = asked
+    let requests = hub.take_requests();
+    let starts: Vec<u64> = requests
         .iter()
-        .filter(|asked| asked.cdn)
-        .map(|asked| asked.range.as_ref().unwrap()["bytes=".len()..].split('-').next().unwrap().parse().unwrap())
+        .filter(|request| request.cdn)
+        .map(|request| request.range.as_ref().unwrap()["bytes=".len()..].split('-').next().unwrap().parse().unwrap())
         .collect();
     assert!(starts.windows(2).filter(|pair| pair[1] > pair[0]).count() >= 7, "{starts:?}");
 }
@@ -87,14 +87,15 @@ fn a_cut_off_answer_is_continued_from_the_byte_reached() {
 fn a_signed_address_serves_until_it_expires() {
     let hub = LoopbackHub::serve(&[("one.parquet", parquet(&documents(0, 400), 40))]);
     let source = hub.source().unwrap();
-    hub.asked();
+    hub.take_requests();
     texts(&source).unwrap();
-    let resolved =
-        |asked: Vec<loopback_hub::Asked>| asked.iter().filter(|asked| asked.path.contains("/resolve/")).count();
-    assert_eq!(resolved(hub.asked()), 1);
+    let resolved = |requests: Vec<loopback_hub::Request>| {
+        requests.iter().filter(|request| request.path.contains("/resolve/")).count()
+    };
+    assert_eq!(resolved(hub.take_requests()), 1);
     hub.fail("/cdn/", Fault::Status(403), 1);
     assert_eq!(texts(&source).unwrap().len(), 400);
-    assert_eq!(resolved(hub.asked()), 2);
+    assert_eq!(resolved(hub.take_requests()), 2);
 }
 
 #[test]
@@ -103,10 +104,10 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
     let source =
         DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_canary")), &CancelToken::new()).unwrap();
     assert_eq!(texts(&source).unwrap().len(), 120);
-    let asked = hub.asked();
-    assert!(asked.iter().any(|asked| asked.cdn));
-    for asked in asked {
-        assert_eq!(asked.token.is_some(), !asked.cdn, "{asked:?}");
+    let requests = hub.take_requests();
+    assert!(requests.iter().any(|request| request.cdn));
+    for request in requests {
+        assert_eq!(request.token.is_some(), !request.cdn, "{request:?}");
     }
 }
 
@@ -130,14 +131,14 @@ fn a_wrong_name_is_answered_at_once_with_the_address() {
         message.contains("404") && message.contains("owner/nome") && message.contains("check the name"),
         "{message}"
     );
-    assert_eq!(hub.asked().len(), 1);
+    assert_eq!(hub.take_requests().len(), 1);
 }
 
 #[test]
 fn what_stays_broken_ends_in_an_error_without_the_signature() {
     let hub = LoopbackHub::serve(&files());
     let source = hub.source().unwrap();
-    hub.asked();
+    hub.take_requests();
     hub.fail("/cdn/a/", Fault::Status(500), 1000);
     let error = texts(&source).unwrap_err();
     assert!(matches!(error, DataError::Network { attempts: 3.., .. }), "{error}");
@@ -146,7 +147,7 @@ fn what_stays_broken_ends_in_an_error_without_the_signature() {
         message.contains("/cdn/a/one.jsonl") && message.contains("500") && !message.contains("s3cret"),
         "{message}"
     );
-    assert!(source.waiting().is_none(), "nobody waits any more");
+    assert!(source.retry_status().is_none(), "nobody waits any more");
 }
 
 #[test]
@@ -165,7 +166,7 @@ fn a_listing_of_many_pages_is_one_listing() {
         names.iter().enumerate().map(|(i, name)| (name.as_str(), jsonl(&documents(i, 1)))).collect();
     let hub = LoopbackHub::serve(&files).with_page(10);
     assert_eq!(texts(&hub.source().unwrap()).unwrap(), documents(0, 25));
-    assert_eq!(hub.asked().iter().filter(|asked| asked.path.contains("/tree/")).count(), 3);
+    assert_eq!(hub.take_requests().iter().filter(|request| request.path.contains("/tree/")).count(), 3);
 }
 
 #[test]
@@ -178,20 +179,20 @@ fn a_card_s_config_chooses_the_files() {
     let small = run_config::StreamingConfig { config: Some("small".to_owned()), ..streaming("owner/name") };
     let source = DataSource::streaming(&small, hub.settings(None), &CancelToken::new()).unwrap();
     assert_eq!(texts(&source).unwrap(), documents(40, 40));
-    assert!(hub.asked().iter().any(|asked| asked.path.contains("/tree/") && asked.path.contains("/b?")));
+    assert!(hub.take_requests().iter().any(|request| request.path.contains("/tree/") && request.path.contains("/b?")));
 }
 
 #[test]
 fn a_stream_that_waits_for_a_dead_hub_is_dropped_without_waiting() {
     let hub = LoopbackHub::serve(&files());
     let mut patient = hub.settings(None);
-    patient.pause = Duration::from_hours(1);
+    patient.initial_backoff = Duration::from_hours(1);
     let source = DataSource::streaming(&streaming("owner/name"), patient, &CancelToken::new()).unwrap();
-    hub.asked();
+    hub.take_requests();
     hub.fail("/resolve/", Fault::Truncate, 1000);
     hub.fail("/cdn/", Fault::Truncate, 1000);
     let stream = open(&source, &settings(), None);
-    while hub.asked().is_empty() {
+    while hub.take_requests().is_empty() {
         std::thread::yield_now();
     }
     let began = Instant::now();
@@ -204,7 +205,7 @@ fn waiting_for_held_out_text_can_be_interrupted_and_loses_nothing() {
     let files: Vec<(String, Vec<u8>)> =
         (0..8).map(|i| (format!("data/{i}.parquet"), parquet(&documents(100 * i, 100), 50))).collect();
     let hub = LoopbackHub::serve(&files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect::<Vec<_>>());
-    let patient = HubSettings { patience: Duration::from_hours(1), ..hub.settings(None) };
+    let patient = HubSettings { retry_timeout: Duration::from_hours(1), ..hub.settings(None) };
     let source = DataSource::streaming(&streaming("owner/name"), patient, &CancelToken::new()).unwrap();
     let held_out = || HeldOut::whole(&source, 32, Packing::Concat, &tokenizer()).unwrap();
     let undisturbed: Vec<Batch> = held_out().batches(4, usize::MAX).map(Result::unwrap).collect();
@@ -214,7 +215,7 @@ fn waiting_for_held_out_text_can_be_interrupted_and_loses_nothing() {
         let end = disturbed.batches(4, usize::MAX).unless(&|| true).last().unwrap();
         assert!(matches!(end, Err(DataError::Interrupted)), "{end:?}");
     }
-    hub.mend();
+    hub.clear_faults();
     assert_eq!(disturbed.batches(4, usize::MAX).map(Result::unwrap).collect::<Vec<_>>(), undisturbed);
 }
 
@@ -225,8 +226,8 @@ fn a_second_run_over_the_same_data_reads_it_from_disk() {
     let settings = HubSettings { cache: Some((folder.path().to_owned(), 1 << 30)), ..hub.settings(None) };
     let source = || DataSource::streaming(&streaming("owner/name"), settings.clone(), &CancelToken::new()).unwrap();
     let undisturbed = texts(&hub.source().unwrap()).unwrap();
-    hub.asked();
-    let from_cdn = |hub: &LoopbackHub| hub.asked().iter().filter(|asked| asked.cdn).count();
+    hub.take_requests();
+    let from_cdn = |hub: &LoopbackHub| hub.take_requests().iter().filter(|request| request.cdn).count();
     assert_eq!(texts(&source()).unwrap(), undisturbed);
     assert!(from_cdn(&hub) > 0);
     assert_eq!(texts(&source()).unwrap(), undisturbed);

@@ -48,10 +48,10 @@ fn train(
         if batch.is_empty() {
             break;
         }
-        for window in stream.opened_windows().filter(|window| !window.is_cut_by(&before)) {
+        for window in stream.opened_windows().filter(|window| !window.is_in_progress_at(&before)) {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
-        ledger.append(&LedgerRecord::Step(StepRecord::of(step, &before, &stream.cursor(), &batch))).unwrap();
+        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &before, &stream.cursor(), &batch))).unwrap();
         batches.push(batch);
     }
     (stream.cursor(), batches)
@@ -152,7 +152,7 @@ fn what_was_left_out_or_used_twice_is_named() {
             let LedgerRecord::Window(window) = &mut records[0] else {
                 panic!("a ledger starts with a window");
             };
-            more(&mut window.pieces[0].rows);
+            more(&mut window.row_ranges[0].rows);
             more(&mut window.documents);
         })
     };
@@ -197,9 +197,9 @@ fn a_ledger_that_begins_late_proves_what_it_has() {
         let (cursor, _) = train(&source, &settings, &mut lost, None, 1..=steps, 2);
         let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
         let mut stream = open(&source, &settings, Some(cursor.clone()));
-        ledger.append(&LedgerRecord::Begin(BeginRecord::of(steps, &cursor))).unwrap();
+        ledger.append(&LedgerRecord::Begin(BeginRecord::new(steps, &cursor))).unwrap();
         stream.next_sequences(1).unwrap();
-        for window in stream.opened_windows().filter(|window| window.is_cut_by(&cursor)) {
+        for window in stream.opened_windows().filter(|window| window.is_in_progress_at(&cursor)) {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
         train(&source, &settings, &mut ledger, Some(cursor), steps + 1..=u64::MAX, 2);

@@ -55,7 +55,7 @@ fn train(
         for window in stream.opened_windows() {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
-        ledger.append(&LedgerRecord::Step(StepRecord::of(step, &before, &stream.cursor(), &batch))).unwrap();
+        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &before, &stream.cursor(), &batch))).unwrap();
         batch
     };
     (1..=steps).map(step).collect()
@@ -71,20 +71,20 @@ proptest! {
         let (_folders, sources) = sources();
         let mixture = mixture(&sources[..weights.len()], &weights);
         let mut stream = open(&mixture, &endless(), None);
-        let mut given = vec![Vec::new(); weights.len()];
+        let mut delivered = vec![Vec::new(); weights.len()];
         for k in 1..=length {
             let before = stream.cursor();
             let sequence = taken(&mut stream, 1);
             let cursors = stream.cursor().components.into_iter().zip(before.components);
-            let turn = cursors.into_iter().position(|(after, before)| after.given > before.given).unwrap();
-            given[turn].extend(sequence);
-            for (component, given) in given.iter().enumerate() {
-                prop_assert!((given.len() as f64 - mixture.share(component) * k as f64).abs() < 1.0);
+            let turn = cursors.into_iter().position(|(after, before)| after.delivered > before.delivered).unwrap();
+            delivered[turn].extend(sequence);
+            for (component, delivered) in delivered.iter().enumerate() {
+                prop_assert!((delivered.len() as f64 - mixture.weight(component) * k as f64).abs() < 1.0);
             }
         }
-        for (source, given) in sources.iter().zip(given) {
+        for (source, delivered) in sources.iter().zip(delivered) {
             let mut alone = TokenStream::open(source, &endless(), &tokenizer(), None).unwrap();
-            prop_assert_eq!(taken(&mut alone, given.len()), given);
+            prop_assert_eq!(taken(&mut alone, delivered.len()), delivered);
         }
     }
 }
@@ -135,7 +135,7 @@ fn a_position_of_other_weights_or_sources_is_refused_by_name() {
     let [first, second, third] = sources.clone().try_into().unwrap();
     assert!(refused(&mixture(&[second, first, third], &[0.6, 0.3, 0.1]), &cursor).contains("data set"));
     let mut elsewhere = cursor;
-    elsewhere.components[0].given = 7;
+    elsewhere.components[0].delivered = 7;
     assert!(refused(&mixture(&sources, &[0.6, 0.3, 0.1]), &elsewhere).contains("the position itself"));
 }
 
@@ -184,7 +184,7 @@ fn the_ledger_proves_each_component_s_epochs_and_shares_and_makes_every_step_aga
     let mut unfair = Ledger::open(&other, &LedgerHead::empty(), &CancelToken::new()).unwrap();
     for_each_record(&path, &head, &CancelToken::new(), |mut record| {
         if let LedgerRecord::Step(step) = &mut record {
-            step.taken.truncate(1);
+            step.sequence_ranges.truncate(1);
         }
         unfair.append(&record).map_err(|source| DataError::Io { path: other.clone(), source })
     })

@@ -20,7 +20,7 @@ use std::{
     time::Instant,
 };
 
-use dataset::{Cursor, DataError, Mixture, SkippedRows, hub::Waiting};
+use dataset::{Cursor, DataError, Mixture, SkippedRows, hub::RetryStatus};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
@@ -134,7 +134,7 @@ impl Trainer {
 
     /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data, `on_wait`
     /// hears again and again for what, if the Hub or the network fails.
-    pub fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&Waiting)) -> Result<Step> {
+    pub fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&RetryStatus)) -> Result<Step> {
         self.folder.check()?;
         if self.is_finished() {
             return Ok(Step::Finished);
@@ -143,7 +143,7 @@ impl Trainer {
         let wanted = self.run.config.data.sequences_per_step;
         let mixture = self.data.stream.mixture().clone();
         let interrupted = || {
-            mixture.waiting().iter().for_each(on_wait);
+            mixture.retry_status().iter().for_each(on_wait);
             stop.requested().is_some()
         };
         let batch = match self.data.taken.take() {

@@ -1,4 +1,4 @@
-//! A file that is read again where what came turned out to be damaged.
+//! A file that is read again where what came turned out to be retrying.
 //!
 //! Between a sound file and its reader lie servers, networks and this machine's cache; a page's checksum tells that one of
 //! them changed a byte, and a fresh copy mends it. Rows handed out before were sound, so that reading goes on at the row
@@ -6,82 +6,86 @@
 
 use std::sync::Arc;
 
-use super::{DocumentFile, Field, Format, Row};
+use super::{Field, Format, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
 
-/// How often the same place is read before its damage counts as the file's own.
-const MOST_READINGS: u32 = 4;
+/// How often the same offset is read before its damage counts as the file's own.
+const MAX_READS: u32 = 4;
 
-pub(super) struct Reread {
+pub(super) struct CorruptionRetry {
     format: Format,
     source: Arc<dyn ByteSource>,
     text_column: String,
     cancel: CancelToken,
-    file: Box<dyn DocumentFile>,
+    file: Box<dyn ShardReader>,
     /// Group and row before which the reader stands.
-    group: u64,
+    row_group: u64,
     row: u64,
 }
 
-impl Reread {
+impl CorruptionRetry {
     pub(super) fn open(
         format: Format,
         source: Arc<dyn ByteSource>,
         text_column: &str,
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
-        let file = readings(source.as_ref(), || format.open_once(Arc::clone(&source), text_column, cancel))?;
+        let file =
+            retry_on_corruption(source.as_ref(), || format.open_unretried(Arc::clone(&source), text_column, cancel))?;
         let (text_column, cancel) = (text_column.to_owned(), cancel.clone());
-        Ok(Self { format, source, text_column, cancel, file, group: 0, row: 0 })
+        Ok(Self { format, source, text_column, cancel, file, row_group: 0, row: 0 })
     }
 
-    /// What `read` gives of the file, opened anew at the place reached after each damage.
-    fn reading<T>(&mut self, read: impl Fn(&mut dyn DocumentFile) -> Result<T, DataError>) -> Result<T, DataError> {
-        let Self { format, source, text_column, cancel, file, group, row } = self;
-        let mut damaged = false;
-        readings(source.as_ref(), || {
-            if damaged {
-                *file = format.open_once(Arc::clone(source), text_column, cancel)?;
-                file.seek(*group, *row)?;
+    /// What `read` gives of the file, opened anew at the offset reached after each damage.
+    fn with_retry<T>(&mut self, read: impl Fn(&mut dyn ShardReader) -> Result<T, DataError>) -> Result<T, DataError> {
+        let Self { format, source, text_column, cancel, file, row_group, row } = self;
+        let mut retrying = false;
+        retry_on_corruption(source.as_ref(), || {
+            if retrying {
+                *file = format.open_unretried(Arc::clone(source), text_column, cancel)?;
+                file.seek(*row_group, *row)?;
             }
-            damaged = true;
+            retrying = true;
             read(file.as_mut())
         })
     }
 }
 
-impl DocumentFile for Reread {
-    fn groups(&self) -> Option<u64> {
-        self.file.groups()
+impl ShardReader for CorruptionRetry {
+    fn row_groups(&self) -> Option<u64> {
+        self.file.row_groups()
     }
 
-    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
-        (self.group, self.row) = (group, row);
-        self.reading(|file| file.seek(group, row))
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError> {
+        (self.row_group, self.row) = (row_group, row);
+        self.with_retry(|file| file.seek(row_group, row))
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
-        let row = self.reading(|file| file.next_row())?;
+        let row = self.with_retry(|file| file.next_row())?;
         self.row += u64::from(row.is_some());
         Ok(row)
     }
 
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
-        self.reading(|file| file.fields())
+        self.with_retry(|file| file.fields())
     }
 
-    fn rows(&mut self, group: u64) -> Result<Option<u64>, DataError> {
-        self.reading(|file| file.rows(group))
+    fn row_count(&mut self, row_group: u64) -> Result<Option<u64>, DataError> {
+        self.with_retry(|file| file.row_count(row_group))
     }
 }
 
 /// Tries again what ends in damage, as long as other bytes may come.
-fn readings<T>(source: &dyn ByteSource, mut read: impl FnMut() -> Result<T, DataError>) -> Result<T, DataError> {
-    for _ in 1..MOST_READINGS {
+fn retry_on_corruption<T>(
+    source: &dyn ByteSource,
+    mut read: impl FnMut() -> Result<T, DataError>,
+) -> Result<T, DataError> {
+    for _ in 1..MAX_READS {
         match read() {
-            Err(error @ DataError::Format { .. }) if source.distrust() => tracing::warn!("{error}; reading it again"),
+            Err(error @ DataError::Format { .. }) if source.invalidate() => tracing::warn!("{error}; reading it again"),
             result => return result,
         }
     }
@@ -95,21 +99,21 @@ mod tests {
     use bytes::Bytes;
     use parquet::basic::{Compression, GzipLevel};
 
-    use super::super::parquet_fixture::{ParquetWriting, write_parquet};
+    use super::super::parquet_fixture::{ParquetOptions, write_parquet};
     use super::super::testing::{all_rows, rest_of_group, texts};
     use super::*;
 
-    /// Flips the byte `place(length)` of a few reads, from one number on.
-    struct Flipping {
+    /// Flips the byte `offset(length)` of a few reads, from one number on.
+    struct FlippedByteSource {
         bytes: Bytes,
-        place: fn(usize) -> usize,
+        offset: fn(usize) -> usize,
         from: u32,
         times: u32,
         reads: AtomicU32,
-        distrusted: AtomicU32,
+        invalidated: AtomicU32,
     }
 
-    impl ByteSource for Flipping {
+    impl ByteSource for FlippedByteSource {
         fn name(&self) -> &'static str {
             "flipping"
         }
@@ -118,12 +122,12 @@ mod tests {
             self.bytes.len() as u64
         }
 
-        fn preferred_read(&self) -> u64 {
+        fn preferred_read_size(&self) -> u64 {
             1000
         }
 
-        fn distrust(&self) -> bool {
-            self.distrusted.fetch_add(1, Ordering::Relaxed);
+        fn invalidate(&self) -> bool {
+            self.invalidated.fetch_add(1, Ordering::Relaxed);
             true
         }
 
@@ -131,13 +135,13 @@ mod tests {
             let mut bytes = self.bytes[start as usize..start as usize + length].to_vec();
             let number = self.reads.fetch_add(1, Ordering::Relaxed);
             if (self.from..self.from + self.times).contains(&number) {
-                bytes[(self.place)(length)] ^= 0xff;
+                bytes[(self.offset)(length)] ^= 0xff;
             }
             Ok(bytes.into())
         }
     }
 
-    /// Digits enough that a group is more than one read.
+    /// Digits enough that a row_group is more than one read.
     fn documents() -> Vec<String> {
         let digits = |i: u64| (1..20).map(move |j| (i * 20 + j).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_string());
         (0..300).map(|i| digits(i).collect()).collect()
@@ -147,12 +151,12 @@ mod tests {
         let rows: Vec<_> = documents().into_iter().map(|text| Some(text.into_bytes())).collect();
         // Each page is a gzip member, with a checksum behind it.
         let codec = Compression::GZIP(GzipLevel::default());
-        write_parquet(&rows, &ParquetWriting { codec, group_rows: 100, ..ParquetWriting::default() }).into()
+        write_parquet(&rows, &ParquetOptions { codec, row_group_rows: 100, ..ParquetOptions::default() }).into()
     }
 
-    fn flipping(place: fn(usize) -> usize, from: u32, times: u32) -> Arc<Flipping> {
-        let (reads, distrusted) = (AtomicU32::new(0), AtomicU32::new(0));
-        Arc::new(Flipping { bytes: parquet(), place, from, times, reads, distrusted })
+    fn flipped(offset: fn(usize) -> usize, from: u32, times: u32) -> Arc<FlippedByteSource> {
+        let (reads, invalidated) = (AtomicU32::new(0), AtomicU32::new(0));
+        Arc::new(FlippedByteSource { bytes: parquet(), offset, from, times, reads, invalidated })
     }
 
     fn middle(length: usize) -> usize {
@@ -161,34 +165,38 @@ mod tests {
 
     #[test]
     fn a_flipped_byte_in_any_read_of_pages_is_read_again() {
-        let whole = flipping(middle, 0, 0);
-        all_rows(&mut Reread::open(Format::Parquet, Arc::clone(&whole) as _, "text", &CancelToken::new()).unwrap());
+        let whole = flipped(middle, 0, 0);
+        all_rows(
+            &mut CorruptionRetry::open(Format::Parquet, Arc::clone(&whole) as _, "text", &CancelToken::new()).unwrap(),
+        );
         let reads = whole.reads.load(Ordering::Relaxed);
         assert!(reads > 10);
         for from in 1..reads {
-            let source = flipping(middle, from, 1);
+            let source = flipped(middle, from, 1);
             let mut file =
-                Reread::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
+                CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
             assert_eq!(texts(&all_rows(&mut file)), documents(), "read {from}");
-            assert_eq!(source.distrusted.load(Ordering::Relaxed), 1, "read {from}");
+            assert_eq!(source.invalidated.load(Ordering::Relaxed), 1, "read {from}");
         }
     }
 
     #[test]
     fn a_footer_that_cannot_be_read_is_read_again() {
-        let source = flipping(|length| length - 6, 0, 1);
-        let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
-        assert_eq!(source.distrusted.load(Ordering::Relaxed), 1);
+        let source = flipped(|length| length - 6, 0, 1);
+        let mut file =
+            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
+        assert_eq!(source.invalidated.load(Ordering::Relaxed), 1);
         file.seek(2, 50).unwrap();
         assert_eq!(rest_of_group(&mut file).len(), 50);
     }
 
     #[test]
     fn damage_that_stays_is_the_file_s_own() {
-        let source = flipping(middle, 1, u32::MAX - 1);
-        let mut file = Reread::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
+        let source = flipped(middle, 1, u32::MAX - 1);
+        let mut file =
+            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
         let error = file.seek(0, 0).and_then(|_| file.next_row()).unwrap_err();
         assert!(matches!(error, DataError::Format { .. }), "{error}");
-        assert_eq!(source.distrusted.load(Ordering::Relaxed), 3);
+        assert_eq!(source.invalidated.load(Ordering::Relaxed), 3);
     }
 }

@@ -1,6 +1,6 @@
 //! JSON Lines: every line is an object whose text field is a document.
 //!
-//! An uncompressed file is cut at byte offsets, so that a group is found without reading what lies before it: group `k`
+//! An uncompressed file is cut at byte offsets, so that a row_group is found without reading what lies before it: row_group `k`
 //! is the lines that start in bytes `k * size .. (k + 1) * size`, with `size` a 256th of the file but at least 64 KiB and
 //! at most 4 MiB (about 1000 lines of web text).
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{BYTE_ORDER_MARK, DocumentFile, Field, MAX_DOCUMENT_BYTES, Row};
+use super::{BYTE_ORDER_MARK, Field, MAX_DOCUMENT_BYTES, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::skipped_rows::SkipReason;
@@ -19,23 +19,23 @@ use crate::skipped_rows::SkipReason;
 /// A line may be this long: the text, escaped, and the other fields.
 const MAX_LINE_BYTES: u64 = 4 * MAX_DOCUMENT_BYTES as u64;
 /// Rows that are looked at to say which fields there are.
-const FIELD_ROWS: usize = 8;
+const FIELD_SAMPLE_ROWS: usize = 8;
 
 pub(crate) struct JsonlFile {
     source: Arc<dyn ByteSource>,
     text_column: String,
-    group_bytes: u64,
+    row_group_bytes: u64,
     reader: RangeReader,
-    group_end: u64,
+    row_group_end: u64,
 }
 
 impl JsonlFile {
     pub(crate) fn open(source: Arc<dyn ByteSource>, text_column: &str) -> Result<Self, DataError> {
         let mut start = RangeReader::new(Arc::clone(&source), 0, 4096);
-        refuse_array(source.name(), start.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
-        let group_bytes = (source.length() / 256).clamp(64 << 10, 4 << 20);
+        reject_array(source.name(), start.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
+        let row_group_bytes = (source.length() / 256).clamp(64 << 10, 4 << 20);
         let reader = RangeReader::new(Arc::clone(&source), 0, 0);
-        Ok(Self { source, text_column: text_column.to_owned(), group_bytes, reader, group_end: 0 })
+        Ok(Self { source, text_column: text_column.to_owned(), row_group_bytes, reader, row_group_end: 0 })
     }
 
     fn decoder_error(&self, error: io::Error) -> DataError {
@@ -43,22 +43,22 @@ impl JsonlFile {
     }
 }
 
-impl DocumentFile for JsonlFile {
-    fn groups(&self) -> Option<u64> {
-        Some(self.source.length().div_ceil(self.group_bytes))
+impl ShardReader for JsonlFile {
+    fn row_groups(&self) -> Option<u64> {
+        Some(self.source.length().div_ceil(self.row_group_bytes))
     }
 
-    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
-        let start = group * self.group_bytes;
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError> {
+        let start = row_group * self.row_group_bytes;
         if start >= self.source.length() {
             return Ok(false);
         }
-        self.group_end = start + self.group_bytes;
-        // The line that contains the byte before the group belongs to a group before; it may reach beyond this one.
+        self.row_group_end = start + self.row_group_bytes;
+        // The line that contains the byte before the row_group belongs to a row_group before; it may reach beyond this one.
         let before = start.saturating_sub(1);
         self.reader = RangeReader::new(Arc::clone(&self.source), before, u64::MAX);
         if start > 0 {
-            let skipped = self.reader.by_ref().take(self.group_end - before).skip_until(b'\n');
+            let skipped = self.reader.by_ref().take(self.row_group_end - before).skip_until(b'\n');
             skipped.map_err(|error| self.decoder_error(error))?;
         }
         for _ in 0..row {
@@ -68,7 +68,7 @@ impl DocumentFile for JsonlFile {
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
-        while self.reader.position() < self.group_end {
+        while self.reader.position() < self.row_group_end {
             match read_line(&mut self.reader).map_err(|error| self.decoder_error(error))? {
                 None => return Ok(None),
                 Some(line) => {
@@ -83,18 +83,18 @@ impl DocumentFile for JsonlFile {
 
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         let mut start = RangeReader::new(Arc::clone(&self.source), 0, u64::MAX);
-        fields_of(&mut start).map_err(|error| self.decoder_error(error))
+        read_fields(&mut start).map_err(|error| self.decoder_error(error))
     }
 }
 
 /// The fields of the first objects, in the order they come in.
-pub(super) fn fields_of(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
+pub(super) fn read_fields(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
     let mut fields: Vec<Field> = Vec::new();
-    for _ in 0..FIELD_ROWS {
+    for _ in 0..FIELD_SAMPLE_ROWS {
         let Some(line) = read_line(reader)? else { break };
         let object = line.text().and_then(|line| serde_json::from_str::<serde_json::Map<String, Value>>(line).ok());
         for (name, value) in object.into_iter().flatten() {
-            let other_than_text = match value {
+            let non_string_type = match value {
                 Value::String(_) => None,
                 Value::Null => Some("null"),
                 Value::Bool(_) => Some("booleans"),
@@ -103,16 +103,16 @@ pub(super) fn fields_of(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
                 Value::Object(_) => Some("objects"),
             };
             match fields.iter_mut().find(|field| field.name == name) {
-                Some(known) => known.other_than_text = known.other_than_text.and(other_than_text),
-                None => fields.push(Field { name, other_than_text }),
+                Some(known) => known.non_string_type = known.non_string_type.and(non_string_type),
+                None => fields.push(Field { name, non_string_type }),
             }
         }
     }
     Ok(fields)
 }
 
-/// A `.json` file may hold JSON Lines; one array of everything could only be read whole.
-pub(super) fn refuse_array(file: &str, start: &[u8]) -> Result<(), DataError> {
+/// A `.json` file may hold JSON Lines; one array of everything could only be read terminated.
+pub(super) fn reject_array(file: &str, start: &[u8]) -> Result<(), DataError> {
     let start = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(start);
     if start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
         let message = "it is one JSON array; write one JSON object a line (JSON Lines) instead".to_owned();
@@ -133,8 +133,8 @@ pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
     if reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes)? == 0 {
         return Ok(None);
     }
-    let whole = bytes.pop_if(|byte| *byte == b'\n').is_some();
-    let too_long = !whole && bytes.len() as u64 > MAX_LINE_BYTES;
+    let terminated = bytes.pop_if(|byte| *byte == b'\n').is_some();
+    let too_long = !terminated && bytes.len() as u64 > MAX_LINE_BYTES;
     if too_long {
         reader.skip_until(b'\n')?;
         bytes.clear();
@@ -161,7 +161,7 @@ impl Line {
             return None;
         }
         let mut deserializer = serde_json::Deserializer::from_str(line);
-        let text = TextField { name: text_column }
+        let text = StringField { name: text_column }
             .deserialize(&mut deserializer)
             .and_then(|text| deserializer.end().map(|()| text));
         Some(match text {
@@ -173,11 +173,11 @@ impl Line {
 }
 
 /// Takes one field of a JSON object, a text or null, and passes over all others.
-struct TextField<'a> {
+struct StringField<'a> {
     name: &'a str,
 }
 
-impl<'de> DeserializeSeed<'de> for TextField<'_> {
+impl<'de> DeserializeSeed<'de> for StringField<'_> {
     type Value = Option<String>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -185,7 +185,7 @@ impl<'de> DeserializeSeed<'de> for TextField<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for TextField<'_> {
+impl<'de> Visitor<'de> for StringField<'_> {
     type Value = Option<String>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -226,9 +226,9 @@ mod tests {
             let text: String =
                 lines.iter().map(|line| format!("{{\"id\": [1, {{}}], \"text\": \"{line}\"}}\n")).collect();
             let mut file = open(&text);
-            assert!(file.groups().unwrap() > 1);
+            assert!(file.row_groups().unwrap() > 1);
             let rows = all_rows(&mut file);
-            assert_eq!(rows.len() as u64, file.groups().unwrap());
+            assert_eq!(rows.len() as u64, file.row_groups().unwrap());
             assert_eq!(texts(&rows), lines);
         }
     }
@@ -238,9 +238,9 @@ mod tests {
         let text: String = (0..9000).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
         let mut file = open(&text);
         let rows = all_rows(&mut file);
-        for (group, row) in [(0, 3), (1, 0), (2, 1000)] {
-            assert!(file.seek(group, row).unwrap());
-            assert_eq!(rest_of_group(&mut file), rows[group as usize][row as usize..]);
+        for (row_group, row) in [(0, 3), (1, 0), (2, 1000)] {
+            assert!(file.seek(row_group, row).unwrap());
+            assert_eq!(rest_of_group(&mut file), rows[row_group as usize][row as usize..]);
         }
     }
 
@@ -283,7 +283,7 @@ mod tests {
     fn fields_of_the_first_rows_are_known_with_what_they_hold() {
         let text = "{\"id\": 1, \"body\": null}\nnonsense\n{\"body\": \"x\", \"tags\": []}\n";
         let fields = open(text).fields().unwrap();
-        let told: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.other_than_text)).collect();
+        let told: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.non_string_type)).collect();
         assert_eq!(told, [("id", Some("numbers")), ("body", None), ("tags", Some("lists"))]);
     }
 

@@ -1,4 +1,4 @@
-//! JSON Lines in gzip or Zstandard: a group is 256 lines.
+//! JSON Lines in gzip or Zstandard: a row_group is 256 lines.
 //!
 //! Such a file can only be read from its start, so its groups keep their order and going back to one reads the file
 //! again up to it. Uncompressed JSON Lines and Parquet have neither limit.
@@ -6,14 +6,14 @@
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
 
-use super::jsonl::{fields_of, read_line, refuse_array};
-use super::{Compression, DocumentFile, Field, Row};
+use super::jsonl::{read_fields, read_line, reject_array};
+use super::{Compression, Field, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::cancel::CancelToken;
 
-/// Rows of a group.
-const GROUP_ROWS: u64 = 256;
+/// Rows of a row_group.
+const ROW_GROUP_ROWS: u64 = 256;
 
 pub(crate) struct CompressedJsonlFile {
     source: Arc<dyn ByteSource>,
@@ -22,7 +22,7 @@ pub(crate) struct CompressedJsonlFile {
     cancel: CancelToken,
     reader: Box<dyn BufRead + Send>,
     /// Group and row before which the reader stands.
-    group: u64,
+    row_group: u64,
     row: u64,
 }
 
@@ -34,9 +34,9 @@ impl CompressedJsonlFile {
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
         let mut reader = decompress(&source, compression, cancel)?;
-        refuse_array(source.name(), reader.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
+        reject_array(source.name(), reader.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
         let (text_column, cancel) = (text_column.to_owned(), cancel.clone());
-        Ok(Self { source, compression, text_column, cancel, reader, group: 0, row: 0 })
+        Ok(Self { source, compression, text_column, cancel, reader, row_group: 0, row: 0 })
     }
 
     /// The next row of the file, blank lines passed over; counts it.
@@ -65,33 +65,33 @@ impl CompressedJsonlFile {
     }
 }
 
-impl DocumentFile for CompressedJsonlFile {
-    fn groups(&self) -> Option<u64> {
+impl ShardReader for CompressedJsonlFile {
+    fn row_groups(&self) -> Option<u64> {
         None
     }
 
-    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
-        if (group, row) < (self.group, self.row) {
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError> {
+        if (row_group, row) < (self.row_group, self.row) {
             self.reader = decompress(&self.source, self.compression, &self.cancel)?;
-            (self.group, self.row) = (0, 0);
+            (self.row_group, self.row) = (0, 0);
         }
-        while (self.group, self.row) < (group, row) {
-            if self.row == GROUP_ROWS && self.group < group {
-                (self.group, self.row) = (self.group + 1, 0);
+        while (self.row_group, self.row) < (row_group, row) {
+            if self.row == ROW_GROUP_ROWS && self.row_group < row_group {
+                (self.row_group, self.row) = (self.row_group + 1, 0);
             } else if self.read_row()?.is_none() {
-                return Ok(self.group == group);
+                return Ok(self.row_group == row_group);
             }
         }
         Ok(row > 0 || !self.at_end()?)
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
-        if self.row == GROUP_ROWS { Ok(None) } else { self.read_row() }
+        if self.row == ROW_GROUP_ROWS { Ok(None) } else { self.read_row() }
     }
 
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         let mut start = decompress(&self.source, self.compression, &self.cancel)?;
-        fields_of(&mut start).map_err(|error| DataError::from_decoder(self.source.name(), error))
+        read_fields(&mut start).map_err(|error| DataError::from_decoder(self.source.name(), error))
     }
 }
 
@@ -100,32 +100,32 @@ fn decompress(
     compression: Compression,
     cancel: &CancelToken,
 ) -> Result<Box<dyn BufRead + Send>, DataError> {
-    let packed = RangeReader::new(Arc::clone(source), 0, u64::MAX);
+    let compressed = RangeReader::new(Arc::clone(source), 0, u64::MAX);
     let cancel = cancel.clone();
     Ok(match compression {
-        Compression::None => Box::new(packed),
+        Compression::None => Box::new(compressed),
         Compression::Gzip => {
-            let content = flate2::bufread::MultiGzDecoder::new(packed);
-            Box::new(BufReader::new(CancellableReader { content, cancel }))
+            let decoder = flate2::bufread::MultiGzDecoder::new(compressed);
+            Box::new(BufReader::new(CancellableReader { decoder, cancel }))
         }
         Compression::Zstd => {
-            let content = zstd::Decoder::with_buffer(packed);
-            let content = content.map_err(|error| DataError::from_decoder(source.name(), error))?;
-            Box::new(BufReader::new(CancellableReader { content, cancel }))
+            let decoder = zstd::Decoder::with_buffer(compressed);
+            let decoder = decoder.map_err(|error| DataError::from_decoder(source.name(), error))?;
+            Box::new(BufReader::new(CancellableReader { decoder, cancel }))
         }
     })
 }
 
 /// Content that is no longer read once its token says so: a few compressed bytes may hold gigabytes of it.
 struct CancellableReader<R> {
-    content: R,
+    decoder: R,
     cancel: CancelToken,
 }
 
 impl<R: Read> Read for CancellableReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.cancel.check()?;
-        self.content.read(buffer)
+        self.decoder.read(buffer)
     }
 }
 
@@ -171,12 +171,12 @@ mod tests {
         let source = MemoryFile::new(gzip(&lines(0..600)), 1 << 20);
         let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
         let rows = all_rows(&mut file);
-        for (group, row) in [(1, 200), (0, 0), (2, 87), (2, 88), (0, 256), (1, 0)] {
-            assert!(file.seek(group, row).unwrap(), "{group} {row}");
-            assert_eq!(rest_of_group(&mut file), rows[group as usize][row as usize..], "{group} {row}");
+        for (row_group, row) in [(1, 200), (0, 0), (2, 87), (2, 88), (0, 256), (1, 0)] {
+            assert!(file.seek(row_group, row).unwrap(), "{row_group} {row}");
+            assert_eq!(rest_of_group(&mut file), rows[row_group as usize][row as usize..], "{row_group} {row}");
         }
         assert!(!file.seek(3, 0).unwrap());
-        assert_eq!((file.rows(2).unwrap(), file.rows(3).unwrap()), (Some(88), None));
+        assert_eq!((file.row_count(2).unwrap(), file.row_count(3).unwrap()), (Some(88), None));
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
         let mut file =
             CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text", &CancelToken::new())
                 .unwrap();
-        let error = (0..3).find_map(|group| file.rows(group).err()).unwrap();
+        let error = (0..3).find_map(|row_group| file.row_count(row_group).err()).unwrap();
         assert!(matches!(&error, DataError::Format { file, .. } if file == "memory"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
-//! A file as groups of documents. One file here per format; this one is what they share.
+//! A file as row_groups of documents. One file here per format; this one is what they share.
 //!
-//! A *group* is what can be read on its own: the unit that is permuted, held out and resumed at. A Parquet row group, a
-//! stretch of a JSON Lines file, a piece of a text file. A *row* is a place in a group whether it holds a usable document
+//! A *row_group* is what can be read on its own: the unit that is permuted, held out and resumed at. A Parquet row row_group, a
+//! stretch of a JSON Lines file, a piece of a text file. A *row* is a place in a row_group whether it holds a usable document
 //! or not, so that positions do not depend on what is skipped.
 
 mod corruption_retry;
@@ -31,7 +31,7 @@ pub(crate) struct Document {
     /// The text; never empty.
     pub text: String,
     /// End-of-text follows (not after the pieces of a text file before its last).
-    pub ends: bool,
+    pub ends_document: bool,
 }
 
 /// What a row holds.
@@ -43,28 +43,28 @@ pub(crate) enum Row {
 
 impl Row {
     /// A whole document, if the bytes can be one.
-    fn from_bytes(bytes: Vec<u8>, ends: bool) -> Self {
+    fn from_bytes(bytes: Vec<u8>, ends_document: bool) -> Self {
         if bytes.len() > MAX_DOCUMENT_BYTES {
             return Self::Skipped(SkipReason::TooLong);
         }
         match String::from_utf8(bytes) {
             Err(_) => Self::Skipped(SkipReason::NotUtf8),
             Ok(text) if text.is_empty() => Self::Skipped(SkipReason::Empty),
-            Ok(text) => Self::Document(Document { text, ends }),
+            Ok(text) => Self::Document(Document { text, ends_document }),
         }
     }
 }
 
-/// An open file: a reader that stands before a row of a group.
-pub(crate) trait DocumentFile: Send {
-    /// How many groups there are, where that is known without reading the file; `None` means that groups can only be
+/// An open file: a reader that stands before a row of a row_group.
+pub(crate) trait ShardReader: Send {
+    /// How many row_groups there are, where that is known without reading the file; `None` means that row_groups can only be
     /// read one after the other.
-    fn groups(&self) -> Option<u64>;
+    fn row_groups(&self) -> Option<u64>;
 
-    /// Moves before `row` of `group`; false if there is no such group.
-    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError>;
+    /// Moves before `row` of `row_group`; false if there is no such row_group.
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError>;
 
-    /// The next row of the group; none at its end.
+    /// The next row of the row_group; none at its end.
     fn next_row(&mut self) -> Result<Option<Row>, DataError>;
 
     /// The fields of the first rows, where the format does not name them before any row is read.
@@ -72,9 +72,9 @@ pub(crate) trait DocumentFile: Send {
         Ok(Vec::new())
     }
 
-    /// How many rows a group has; none if there is no such group. Moves the reader.
-    fn rows(&mut self, group: u64) -> Result<Option<u64>, DataError> {
-        if !self.seek(group, 0)? {
+    /// How many rows a row_group has; none if there is no such row_group. Moves the reader.
+    fn row_count(&mut self, row_group: u64) -> Result<Option<u64>, DataError> {
+        if !self.seek(row_group, 0)? {
             return Ok(None);
         }
         let mut rows = 0;
@@ -90,7 +90,7 @@ pub(crate) trait DocumentFile: Send {
 pub(crate) struct Field {
     pub name: String,
     /// What it holds if not text, in words.
-    pub other_than_text: Option<&'static str>,
+    pub non_string_type: Option<&'static str>,
 }
 
 /// How a file's name says it is read.
@@ -111,7 +111,7 @@ pub(crate) enum Compression {
 
 impl Format {
     /// By the name's ending, in any case; none if it is not one of ours.
-    pub(crate) fn of(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
         let (stem, compression) = match name.rsplit_once('.') {
             Some((stem, "gz")) => (stem, Compression::Gzip),
@@ -141,16 +141,16 @@ impl Format {
         source: Arc<dyn ByteSource>,
         text_column: &str,
         cancel: &CancelToken,
-    ) -> Result<Box<dyn DocumentFile>, DataError> {
-        Ok(Box::new(corruption_retry::Reread::open(self, source, text_column, cancel)?))
+    ) -> Result<Box<dyn ShardReader>, DataError> {
+        Ok(Box::new(corruption_retry::CorruptionRetry::open(self, source, text_column, cancel)?))
     }
 
-    fn open_once(
+    fn open_unretried(
         self,
         source: Arc<dyn ByteSource>,
         text_column: &str,
         cancel: &CancelToken,
-    ) -> Result<Box<dyn DocumentFile>, DataError> {
+    ) -> Result<Box<dyn ShardReader>, DataError> {
         Ok(match self {
             Self::Parquet => Box::new(parquet::ParquetFile::open(source, text_column)?),
             Self::Jsonl(Compression::None) => Box::new(jsonl::JsonlFile::open(source, text_column)?),
@@ -166,17 +166,17 @@ impl Format {
 pub(crate) mod testing {
     use super::*;
 
-    /// Every row of every group.
-    pub(crate) fn all_rows(file: &mut dyn DocumentFile) -> Vec<Vec<Row>> {
-        let mut groups = Vec::new();
-        while file.seek(groups.len() as u64, 0).unwrap() {
-            groups.push(rest_of_group(file));
+    /// Every row of every row_group.
+    pub(crate) fn all_rows(file: &mut dyn ShardReader) -> Vec<Vec<Row>> {
+        let mut row_groups = Vec::new();
+        while file.seek(row_groups.len() as u64, 0).unwrap() {
+            row_groups.push(rest_of_group(file));
         }
-        groups
+        row_groups
     }
 
     /// The rows from where the reader stands.
-    pub(crate) fn rest_of_group(file: &mut dyn DocumentFile) -> Vec<Row> {
+    pub(crate) fn rest_of_group(file: &mut dyn ShardReader) -> Vec<Row> {
         std::iter::from_fn(|| file.next_row().unwrap()).collect()
     }
 
@@ -193,13 +193,13 @@ pub(crate) mod testing {
 
     #[test]
     fn formats_are_told_by_their_endings() {
-        assert_eq!(Format::of("data/train-00000-of-00001.parquet"), Some(Format::Parquet));
-        assert_eq!(Format::of("a.JSONL.gz"), Some(Format::Jsonl(Compression::Gzip)));
-        assert_eq!(Format::of("a.ndjson.zst"), Some(Format::Jsonl(Compression::Zstd)));
-        assert_eq!(Format::of("a.json"), Some(Format::Jsonl(Compression::None)));
-        assert_eq!(Format::of("book.txt"), Some(Format::Text));
+        assert_eq!(Format::from_name("data/train-00000-of-00001.parquet"), Some(Format::Parquet));
+        assert_eq!(Format::from_name("a.JSONL.gz"), Some(Format::Jsonl(Compression::Gzip)));
+        assert_eq!(Format::from_name("a.ndjson.zst"), Some(Format::Jsonl(Compression::Zstd)));
+        assert_eq!(Format::from_name("a.json"), Some(Format::Jsonl(Compression::None)));
+        assert_eq!(Format::from_name("book.txt"), Some(Format::Text));
         for other in ["a.parquet.gz", "a.csv", "README.md", "parquet", ".gitattributes", "a.txt.gz"] {
-            assert_eq!(Format::of(other), None, "{other}");
+            assert_eq!(Format::from_name(other), None, "{other}");
         }
     }
 }

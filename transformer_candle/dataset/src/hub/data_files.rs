@@ -23,7 +23,7 @@ const SPLIT_WORDS: [(&str, &[&str]); 3] = [
 ];
 
 /// The files of `split`, in the order of the patterns and by path within one. `list` gives every file below a folder.
-pub(super) fn choose(
+pub(super) fn resolve(
     dataset: &str,
     readme: Option<&str>,
     config: Option<&str>,
@@ -31,14 +31,14 @@ pub(super) fn choose(
     mut list: impl FnMut(&str) -> Result<Vec<ListedFile>, DataError>,
 ) -> Result<Vec<ListedFile>, DataError> {
     let configs = readme.map_or(Ok(Vec::new()), |readme| dataset_card::parse(dataset, readme))?;
-    let config = choose_config(dataset, &configs, config)?;
+    let config = resolve_config(dataset, &configs, config)?;
     let title =
         if config.name == "default" { dataset.to_owned() } else { format!("{dataset} (config {})", config.name) };
     let (splits, listing) = if let Some(splits) = &config.splits {
         (splits.clone(), None)
     } else {
         let listing = list(&config.folder)?;
-        (infer(&listing, &config.folder), Some(listing))
+        (infer_splits(&listing, &config.folder), Some(listing))
     };
     let Some(wanted) = splits.iter().find(|known| known.split == split) else {
         let split = split.to_owned();
@@ -55,14 +55,16 @@ pub(super) fn choose(
         let matcher = glob(&pattern)?;
         let listed = match &listing {
             Some(listing) => listing.clone(),
-            None => list(fixed_folder(&pattern))?,
+            None => list(literal_folder(&pattern))?,
         };
-        found.extend(listed.into_iter().filter(|file| matcher.is_match(&file.path) && is_data(&file.path, &pattern)));
+        found.extend(
+            listed.into_iter().filter(|file| matcher.is_match(&file.path) && is_data_file(&file.path, &pattern)),
+        );
     }
-    keep_readable(title, wanted, found)
+    keep_main_format(title, wanted, found)
 }
 
-fn choose_config(dataset: &str, configs: &[CardConfig], wanted: Option<&str>) -> Result<CardConfig, DataError> {
+fn resolve_config(dataset: &str, configs: &[CardConfig], wanted: Option<&str>) -> Result<CardConfig, DataError> {
     if configs.is_empty() && wanted.is_none_or(|wanted| wanted == "default") {
         let name = "default".to_owned();
         return Ok(CardConfig { name, default: true, folder: String::new(), splits: None });
@@ -84,14 +86,14 @@ fn choose_config(dataset: &str, configs: &[CardConfig], wanted: Option<&str>) ->
 }
 
 /// The splits that the names below `folder` speak of, each with the patterns of its files.
-fn infer(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
+fn infer_splits(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
     let names: Vec<&str> = listing
         .iter()
         .map(|file| file.path.strip_prefix(folder).unwrap_or(&file.path).trim_start_matches('/'))
-        .filter(|path| is_data(path, "") && Format::of(path).is_some())
+        .filter(|path| is_data_file(path, "") && Format::from_name(path).is_some())
         .collect();
     let matches = |pattern: &String| glob(pattern).is_ok_and(|glob| names.iter().any(|name| glob.is_match(name)));
-    let mut sharded: Vec<String> = names.iter().filter_map(|name| sharded_split(name)).collect();
+    let mut sharded: Vec<String> = names.iter().filter_map(|name| split_of_sharded_name(name)).collect();
     sharded.sort_by_key(|split| {
         let place = SPLIT_WORDS.iter().position(|(known, _)| known == split);
         (place.unwrap_or(SPLIT_WORDS.len()), split.clone())
@@ -103,7 +105,7 @@ fn infer(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
             .map(|split| SplitPatterns { patterns: vec![format!("data/{split}-{SHARD}*.*")], split })
             .collect();
     }
-    for word_patterns in [folder_patterns, name_patterns] {
+    for word_patterns in [folder_name_patterns, file_name_patterns] {
         let found: Vec<SplitPatterns> = SPLIT_WORDS
             .iter()
             .map(|(split, words)| SplitPatterns {
@@ -122,18 +124,18 @@ fn infer(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
 
 const SHARD: &str = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]";
 /// Characters beside which a split's word counts as a word.
-const BESIDE_A_WORD: &str = "[._ 0-9-]";
+const WORD_SEPARATOR: &str = "[._ 0-9-]";
 
 /// The split in `data/train-00000-of-00001-abc.parquet`.
-fn sharded_split(path: &str) -> Option<String> {
+fn split_of_sharded_name(path: &str) -> Option<String> {
     let name = path.strip_prefix("data/").filter(|name| !name.contains('/'))?;
     let split = glob(&format!("*-{SHARD}*.*")).ok()?.is_match(name).then(|| name.rfind("-of-"))??;
     // `-of-` follows a dash and five digits.
     name.get(..split.checked_sub(6)?).map(str::to_owned)
 }
 
-fn folder_patterns(word: &str) -> Vec<String> {
-    let s = BESIDE_A_WORD;
+fn folder_name_patterns(word: &str) -> Vec<String> {
+    let s = WORD_SEPARATOR;
     vec![
         format!("**/{word}/**"),
         format!("**/{word}{s}*/**"),
@@ -142,13 +144,13 @@ fn folder_patterns(word: &str) -> Vec<String> {
     ]
 }
 
-fn name_patterns(word: &str) -> Vec<String> {
-    let s = BESIDE_A_WORD;
+fn file_name_patterns(word: &str) -> Vec<String> {
+    let s = WORD_SEPARATOR;
     vec![format!("**/{word}{s}*"), format!("**/*{s}{word}{s}*")]
 }
 
 /// Hidden files, folders of `__` and what describes a data set are data only where a pattern names them.
-fn is_data(path: &str, pattern: &str) -> bool {
+fn is_data_file(path: &str, pattern: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let describes =
         matches!(name, "README.md" | "config.json" | "dataset_info.json" | "dataset_infos.json" | "dataset_dict.json");
@@ -158,9 +160,13 @@ fn is_data(path: &str, pattern: &str) -> bool {
 }
 
 /// One kind of file makes up a split: the one there is most of.
-fn keep_readable(title: String, wanted: &SplitPatterns, found: Vec<ListedFile>) -> Result<Vec<ListedFile>, DataError> {
+fn keep_main_format(
+    title: String,
+    wanted: &SplitPatterns,
+    found: Vec<ListedFile>,
+) -> Result<Vec<ListedFile>, DataError> {
     let mut counts: Vec<(Format, usize)> = Vec::new();
-    for format in found.iter().filter_map(|file| Format::of(&file.path)) {
+    for format in found.iter().filter_map(|file| Format::from_name(&file.path)) {
         match counts.iter_mut().find(|(known, _)| known.kind() == format.kind()) {
             Some((_, count)) => *count += 1,
             None => counts.push((format, 1)),
@@ -177,7 +183,7 @@ fn keep_readable(title: String, wanted: &SplitPatterns, found: Vec<ListedFile>) 
     let mut seen = std::collections::HashSet::new();
     Ok(found
         .into_iter()
-        .filter(|file| Format::of(&file.path).is_some_and(|format| format.kind() == kind.kind()))
+        .filter(|file| Format::from_name(&file.path).is_some_and(|format| format.kind() == kind.kind()))
         .filter(|file| file.bytes > 0 && seen.insert(file.path.clone()))
         .collect())
 }
@@ -188,7 +194,7 @@ fn join(folder: &str, pattern: &str) -> String {
 }
 
 /// The folder above the first part of a pattern that is not a plain name.
-fn fixed_folder(pattern: &str) -> &str {
+fn literal_folder(pattern: &str) -> &str {
     let plain = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
     pattern[..plain].rfind('/').map_or("", |slash| &pattern[..slash])
 }

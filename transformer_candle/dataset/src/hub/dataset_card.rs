@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::DataError;
 
-/// One named selection of files.
+/// One named split of files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CardConfig {
     pub name: String,
@@ -26,7 +26,7 @@ pub(super) struct SplitPatterns {
 }
 
 #[derive(Deserialize)]
-struct Card {
+struct DatasetCard {
     #[serde(default)]
     configs: Option<Vec<Config>>,
 }
@@ -69,8 +69,8 @@ pub(super) fn parse(dataset: &str, readme: &str) -> Result<Vec<CardConfig>, Data
         return Ok(Vec::new());
     };
     let options = serde_saphyr::options! { duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins };
-    let card: Card = serde_saphyr::from_str_with_options(front_matter, options)
-        .map_err(|error| DataError::Card { name: dataset.to_owned(), message: error.to_string() })?;
+    let card: DatasetCard = serde_saphyr::from_str_with_options(front_matter, options)
+        .map_err(|error| DataError::DatasetCard { name: dataset.to_owned(), message: error.to_string() })?;
     let configs = card.configs.unwrap_or_default();
     Ok(configs
         .into_iter()

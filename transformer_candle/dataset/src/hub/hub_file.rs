@@ -9,28 +9,28 @@ use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
 
-/// Reads a file of a pinned revision. The signed address that the Hub redirects to is used until it fails once.
+/// Reads a file of a pinned revision. The signed signed_url that the Hub redirects to is used until it fails once.
 pub(crate) struct HubFile {
     client: Arc<HubClient>,
     name: String,
     url: String,
     length: u64,
-    address: Mutex<Option<String>>,
+    signed_url: Mutex<Option<String>>,
     cancel: CancelToken,
 }
 
 impl HubFile {
     pub(crate) fn new(client: Arc<HubClient>, name: String, url: String, length: u64, cancel: CancelToken) -> Self {
-        Self { client, name, url, length, address: Mutex::default(), cancel }
+        Self { client, name, url, length, signed_url: Mutex::default(), cancel }
     }
 
-    fn address(&self) -> String {
-        let known = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+    fn current_url(&self) -> String {
+        let known = self.signed_url.lock().unwrap_or_else(PoisonError::into_inner);
         known.clone().unwrap_or_else(|| self.url.clone())
     }
 
-    fn remember(&self, address: Option<String>) {
-        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address;
+    fn store_signed_url(&self, signed_url: Option<String>) {
+        *self.signed_url.lock().unwrap_or_else(PoisonError::into_inner) = signed_url;
     }
 }
 
@@ -43,36 +43,37 @@ impl ByteSource for HubFile {
         self.length
     }
 
-    fn preferred_read(&self) -> u64 {
+    fn preferred_read_size(&self) -> u64 {
         4 << 20
     }
 
     /// Another server may have a sound copy.
-    fn distrust(&self) -> bool {
-        self.remember(None);
+    fn invalidate(&self) -> bool {
+        self.store_signed_url(None);
         true
     }
 
     /// Goes on from the byte reached after each failure; failures with progress between them are not counted together.
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         let mut bytes = Vec::new();
-        let mut patience = self.client.patience(&self.cancel);
+        let mut backoff = self.client.backoff(&self.cancel);
         while bytes.len() < length {
-            let missing = start + bytes.len() as u64..start + length as u64;
-            let (piece, tried) = self.client.try_range(self.address(), missing, self.length, &self.cancel)?;
-            if !piece.is_empty() {
-                patience.progress();
+            let remaining = start + bytes.len() as u64..start + length as u64;
+            let (chunk, result) =
+                self.client.try_get_range(self.current_url(), remaining, self.length, &self.cancel)?;
+            if !chunk.is_empty() {
+                backoff.progress();
             }
             if bytes.is_empty() {
-                bytes = piece;
+                bytes = chunk;
             } else {
-                bytes.extend(piece);
+                bytes.extend(chunk);
             }
-            match tried {
-                Ok(address) => self.remember(Some(address)),
+            match result {
+                Ok(signed_url) => self.store_signed_url(Some(signed_url)),
                 Err(failure) => {
-                    self.remember(None);
-                    patience.wait(failure)?;
+                    self.store_signed_url(None);
+                    backoff.wait(failure)?;
                 }
             }
         }

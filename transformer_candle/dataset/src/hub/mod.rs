@@ -14,5 +14,5 @@ mod settings;
 mod url;
 
 pub(crate) use repository::Repository;
-pub use retry_status::{Waiting, Waits};
+pub use retry_status::{RetryMonitor, RetryStatus};
 pub use settings::HubSettings;

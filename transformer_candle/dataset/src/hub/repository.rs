@@ -7,16 +7,16 @@ use serde::Deserialize;
 use super::client::HubClient;
 use super::data_files::{self, ListedFile};
 use super::hub_file::HubFile;
-use super::retry_status::Waiting;
+use super::retry_status::RetryStatus;
 use super::settings::HubSettings;
-use super::url::shown;
+use super::url::redacted;
 use crate::DataError;
-use crate::block_cache::{BlockCache, CachedFile, CachedSource};
+use crate::block_cache::{BlockCache, CacheKey, CachedSource};
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
 
 /// Pages of one listing; the Hub puts a thousand entries on one.
-const MOST_PAGES: usize = 10_000;
+const MAX_PAGES: usize = 10_000;
 
 /// A pinned data set.
 #[derive(Clone)]
@@ -59,9 +59,9 @@ impl Repository {
         let client = Arc::new(HubClient::new(settings)?);
         let revision = encode(revision.unwrap_or("main"), false);
         let url = format!("{}/api/datasets/{name}/revision/{revision}", client.endpoint());
-        let answer: RevisionAnswer = parse(&url, &client.text(&url, cancel)?.text)?;
+        let answer: RevisionAnswer = parse(&url, &client.get_text(&url, cancel)?.text)?;
         if answer.sha.len() < 7 || !answer.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(DataError::Answer { url: shown(&url), message: "it names no commit".to_owned() });
+            return Err(DataError::InvalidResponse { url: redacted(&url), message: "it names no commit".to_owned() });
         }
         Ok(Self { client, cache, name: name.to_owned(), revision: answer.sha })
     }
@@ -72,8 +72,8 @@ impl Repository {
     }
 
     /// What a reader has been waiting for longest; none if all goes well.
-    pub(crate) fn waiting(&self) -> Option<Waiting> {
-        self.client.waits().longest()
+    pub(crate) fn retry_status(&self) -> Option<RetryStatus> {
+        self.client.retries().longest()
     }
 
     /// The files of a split, chosen as the `datasets` library chooses them.
@@ -84,7 +84,7 @@ impl Repository {
         cancel: &CancelToken,
     ) -> Result<Vec<ListedFile>, DataError> {
         let card = self.card(cancel)?;
-        data_files::choose(&self.name, card.as_deref(), config, split, |folder| self.tree(folder, cancel))
+        data_files::resolve(&self.name, card.as_deref(), config, split, |folder| self.tree(folder, cancel))
     }
 
     /// Opens one of the files.
@@ -94,7 +94,7 @@ impl Repository {
         match &self.cache {
             None => Arc::new(source),
             Some(cache) => {
-                let cached = CachedFile::of(&self.name, &self.revision, file, length);
+                let cached = CacheKey::new(&self.name, &self.revision, file, length);
                 Arc::new(CachedSource::new(source, Arc::clone(cache), cached))
             }
         }
@@ -106,7 +106,7 @@ impl Repository {
 
     /// The text of `README.md`; none if there is none.
     fn card(&self, cancel: &CancelToken) -> Result<Option<String>, DataError> {
-        match self.client.text(&self.resolve("README.md"), cancel) {
+        match self.client.get_text(&self.resolve("README.md"), cancel) {
             Ok(page) => Ok(Some(page.text)),
             Err(DataError::Refused { status: 404, .. }) => Ok(None),
             Err(error) => Err(error),
@@ -124,8 +124,8 @@ impl Repository {
             self.revision
         );
         let mut files = Vec::new();
-        for _ in 0..MOST_PAGES {
-            let page = match self.client.text(&url, cancel) {
+        for _ in 0..MAX_PAGES {
+            let page = match self.client.get_text(&url, cancel) {
                 Err(DataError::Refused { status: 404, .. }) if !folder.is_empty() => {
                     return Ok(Vec::new());
                 }
@@ -146,12 +146,13 @@ impl Repository {
                 }
             }
         }
-        Err(DataError::Answer { url: shown(&url), message: "the listing does not end".to_owned() })
+        Err(DataError::InvalidResponse { url: redacted(&url), message: "the listing does not end".to_owned() })
     }
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(url: &str, text: &str) -> Result<T, DataError> {
-    serde_json::from_str(text).map_err(|error| DataError::Answer { url: shown(url), message: error.to_string() })
+    serde_json::from_str(text)
+        .map_err(|error| DataError::InvalidResponse { url: redacted(url), message: error.to_string() })
 }
 
 /// `owner/name` or an old name without an owner.

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often the log repeats what it has said already.
-const BETWEEN_WARNINGS: Duration = Duration::from_mins(1);
+const WARNING_INTERVAL: Duration = Duration::from_mins(1);
 
 /// What a reader that got no byte waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct RetryStatus {
     /// The address, without its query.
     pub url: String,
     /// What went wrong the last time.
@@ -21,7 +21,7 @@ pub struct Waiting {
     pub next_attempt: Instant,
 }
 
-impl fmt::Display for Waiting {
+impl fmt::Display for RetryStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { url, reason, since, next_attempt } = self;
         let (waited, left) = (since.elapsed().as_secs(), next_attempt.saturating_duration_since(Instant::now()));
@@ -36,43 +36,43 @@ impl fmt::Display for Waiting {
 
 /// The readers that have failed since they last got a byte. Clones share it.
 #[derive(Clone, Default)]
-pub struct Waits(Arc<Mutex<Board>>);
+pub struct RetryMonitor(Arc<Mutex<ActiveRetries>>);
 
 #[derive(Default)]
-struct Board {
-    next: u64,
-    waits: BTreeMap<u64, Waiting>,
+struct ActiveRetries {
+    next_id: u64,
+    by_id: BTreeMap<u64, RetryStatus>,
     /// The reason that the log told last, and when.
-    told: Option<(String, Instant)>,
+    logged: Option<(String, Instant)>,
 }
 
-impl Waits {
-    /// Notes a failure of the reader with this number, or of a new one; returns its number.
-    pub(super) fn note(&self, number: Option<u64>, waiting: Waiting) -> u64 {
-        let mut board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = number.unwrap_or_else(|| {
-            board.next += 1;
-            board.next
+impl RetryMonitor {
+    /// Notes a failure of the reader with this id, or of a new one; returns its id.
+    pub(super) fn record_failure(&self, id: Option<u64>, status: RetryStatus) -> u64 {
+        let mut active = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = id.unwrap_or_else(|| {
+            active.next_id += 1;
+            active.next_id
         });
-        let same = |(reason, at): &(String, Instant)| *reason == waiting.reason && at.elapsed() < BETWEEN_WARNINGS;
-        if board.told.as_ref().is_some_and(same) {
-            tracing::debug!("{waiting}");
+        let same = |(reason, at): &(String, Instant)| *reason == status.reason && at.elapsed() < WARNING_INTERVAL;
+        if active.logged.as_ref().is_some_and(same) {
+            tracing::debug!("{status}");
         } else {
-            tracing::warn!("{waiting}");
-            board.told = Some((waiting.reason.clone(), Instant::now()));
+            tracing::warn!("{status}");
+            active.logged = Some((status.reason.clone(), Instant::now()));
         }
-        board.waits.insert(number, waiting);
-        number
+        active.by_id.insert(id, status);
+        id
     }
 
     /// The reader got something, or gave up.
-    pub(super) fn over(&self, number: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).waits.remove(&number);
+    pub(super) fn remove(&self, id: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_id.remove(&id);
     }
 
     /// What the reader that has waited longest waits for; none if all goes well.
-    pub fn longest(&self) -> Option<Waiting> {
-        let board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        board.waits.values().min_by_key(|waiting| waiting.since).cloned()
+    pub fn longest(&self) -> Option<RetryStatus> {
+        let active = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        active.by_id.values().min_by_key(|status| status.since).cloned()
     }
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use run_config::{DataConfig, regular_file};
 
-use super::url::without_user;
+use super::url::split_credentials;
 use crate::block_cache::BLOCK_BYTES;
 use crate::cache_folder::cache_root;
-use crate::hub::retry_status::Waits;
+use crate::hub::retry_status::RetryMonitor;
 
 /// How to talk to the Hub. [`HubSettings::from_environment`] reads what `huggingface_hub` reads.
 #[derive(Clone)]
@@ -21,15 +21,15 @@ pub struct HubSettings {
     /// Refuse to ask.
     pub offline: bool,
     /// How long something is tried without a byte of progress.
-    pub patience: Duration,
+    pub retry_timeout: Duration,
     /// The pause after the first failure; it doubles with each further one, up to a minute.
-    pub pause: Duration,
+    pub initial_backoff: Duration,
     /// How long the other side may be silent.
-    pub silence: Duration,
+    pub idle_timeout: Duration,
     /// Where to keep what was read, and at most how many bytes of it; none to keep nothing.
     pub cache: Option<(PathBuf, u64)>,
     /// Where whoever waits for the Hub says so, from the first request on.
-    pub waits: Waits,
+    pub retries: RetryMonitor,
 }
 
 impl Default for HubSettings {
@@ -38,11 +38,11 @@ impl Default for HubSettings {
             endpoint: "https://huggingface.co".to_owned(),
             token: None,
             offline: false,
-            patience: Duration::from_hours(1),
-            pause: Duration::from_millis(200),
-            silence: Duration::from_secs(20),
+            retry_timeout: Duration::from_hours(1),
+            initial_backoff: Duration::from_millis(200),
+            idle_timeout: Duration::from_secs(20),
             cache: None,
-            waits: Waits::default(),
+            retries: RetryMonitor::default(),
         }
     }
 }
@@ -52,25 +52,25 @@ impl HubSettings {
     /// seconds of `HF_HUB_DOWNLOAD_TIMEOUT`.
     pub fn from_environment() -> Self {
         let mut settings = Self::default();
-        if let Some(endpoint) = variable("HF_ENDPOINT") {
+        if let Some(endpoint) = environment_variable("HF_ENDPOINT") {
             endpoint.trim_end_matches('/').clone_into(&mut settings.endpoint);
         }
-        settings.token = variable("HF_TOKEN").or_else(stored_token);
-        settings.offline = variable("HF_HUB_OFFLINE")
+        settings.token = environment_variable("HF_TOKEN").or_else(read_stored_token);
+        settings.offline = environment_variable("HF_HUB_OFFLINE")
             .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str()));
-        if let Some(silence) = variable("HF_HUB_DOWNLOAD_TIMEOUT").as_deref().and_then(seconds) {
-            settings.silence = silence;
+        if let Some(timeout) = environment_variable("HF_HUB_DOWNLOAD_TIMEOUT").as_deref().and_then(parse_seconds) {
+            settings.idle_timeout = timeout;
         }
         settings
     }
 
     /// With the patience and the cache of a run.
     #[must_use]
-    pub fn of_run(self, data: &DataConfig) -> Self {
+    pub fn with_run_config(self, data: &DataConfig) -> Self {
         let folder = || data.cache_dir.clone().unwrap_or_else(|| cache_root().join("blocks"));
         let limit = data.cache_limit.bytes();
         let cache = (limit >= BLOCK_BYTES).then(|| (folder(), limit));
-        Self { patience: data.network_patience.duration(), cache, ..self }
+        Self { retry_timeout: data.network_patience.duration(), cache, ..self }
     }
 }
 
@@ -79,28 +79,28 @@ impl fmt::Debug for HubSettings {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("HubSettings")
-            .field("endpoint", &without_user(&self.endpoint).0)
+            .field("endpoint", &split_credentials(&self.endpoint).0)
             .field("token", &self.token.as_ref().map(|_| "set"))
             .field("offline", &self.offline)
-            .field("patience", &self.patience)
-            .field("pause", &self.pause)
-            .field("silence", &self.silence)
+            .field("retry_timeout", &self.retry_timeout)
+            .field("initial_backoff", &self.initial_backoff)
+            .field("idle_timeout", &self.idle_timeout)
             .field("cache", &self.cache)
             .finish_non_exhaustive()
     }
 }
 
-fn variable(name: &str) -> Option<String> {
+fn environment_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
 /// Whole seconds, as `huggingface_hub` takes them; at least one.
-fn seconds(value: &str) -> Option<Duration> {
+fn parse_seconds(value: &str) -> Option<Duration> {
     value.parse().ok().filter(|&seconds| seconds > 0).map(Duration::from_secs)
 }
 
-fn stored_token() -> Option<String> {
-    let path = match (variable("HF_TOKEN_PATH"), variable("HF_HOME")) {
+fn read_stored_token() -> Option<String> {
+    let path = match (environment_variable("HF_TOKEN_PATH"), environment_variable("HF_HOME")) {
         (Some(path), _) => PathBuf::from(path),
         (None, Some(home)) => PathBuf::from(home).join("token"),
         (None, None) => crate::cache_folder::user_cache_folder().join("huggingface/token"),
@@ -115,9 +115,9 @@ mod tests {
 
     #[test]
     fn a_timeout_is_a_whole_number_of_seconds_above_zero() {
-        assert_eq!(seconds("10"), Some(Duration::from_secs(10)));
+        assert_eq!(parse_seconds("10"), Some(Duration::from_secs(10)));
         for other in ["", "0", "-1", "soon", "0.5", "1e300"] {
-            assert_eq!(seconds(other), None, "{other}");
+            assert_eq!(parse_seconds(other), None, "{other}");
         }
     }
 }

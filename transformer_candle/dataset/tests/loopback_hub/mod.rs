@@ -1,4 +1,4 @@
-//! A Hub and its CDN on two ports of this machine: a few dozen lines that fail on request and remember who asked what.
+//! A Hub and its CDN on two ports of this machine: a few dozen lines that fail on request and remember who requests what.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::format_collect)]
 
@@ -34,7 +34,7 @@ pub enum Fault {
 }
 
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct Request {
     pub cdn: bool,
     pub path: String,
     pub range: Option<String>,
@@ -91,7 +91,7 @@ struct State {
     cdn: String,
     hub: String,
     faults: Vec<(&'static str, Fault, usize)>,
-    asked: Vec<Asked>,
+    requests: Vec<Request>,
 }
 
 pub struct LoopbackHub {
@@ -129,22 +129,22 @@ impl LoopbackHub {
     }
 
     /// Nothing goes wrong from here on.
-    pub fn mend(&self) {
+    pub fn clear_faults(&self) {
         self.state.lock().unwrap().faults.clear();
     }
 
     /// Every request since the last call.
-    pub fn asked(&self) -> Vec<Asked> {
-        std::mem::take(&mut self.state.lock().unwrap().asked)
+    pub fn take_requests(&self) -> Vec<Request> {
+        std::mem::take(&mut self.state.lock().unwrap().requests)
     }
 
     pub fn settings(&self, token: Option<&str>) -> HubSettings {
         HubSettings {
             endpoint: self.endpoint.clone(),
             token: token.map(str::to_owned),
-            patience: Duration::from_millis(1500),
-            pause: Duration::from_millis(1),
-            silence: Duration::from_millis(150),
+            retry_timeout: Duration::from_millis(1500),
+            initial_backoff: Duration::from_millis(1),
+            idle_timeout: Duration::from_millis(150),
             ..HubSettings::default()
         }
     }
@@ -202,11 +202,11 @@ fn serve_connection(connection: &TcpStream, state: &Mutex<State>, cdn: bool) -> 
                 _ => {}
             }
         }
-        let asked = Asked { cdn, path, range, token };
+        let request = Request { cdn, path, range, token };
         let mut state = state.lock().ok()?;
-        let fault = take_fault(&mut state.faults, &asked.path);
-        let (head, body) = state.answer(&asked, fault);
-        state.asked.push(asked);
+        let fault = take_fault(&mut state.faults, &request.path);
+        let (head, body) = state.answer(&request, fault);
+        state.requests.push(request);
         drop(state);
         if fault == Some(Fault::Hang) {
             std::thread::sleep(Duration::from_millis(300));
@@ -230,17 +230,17 @@ fn take_fault(faults: &mut [(&'static str, Fault, usize)], path: &str) -> Option
 
 impl State {
     /// Status line with headers, and the body.
-    fn answer(&self, asked: &Asked, fault: Option<Fault>) -> (String, Bytes) {
-        let (path, query) = asked.path.split_once('?').unwrap_or((&asked.path, ""));
+    fn answer(&self, request: &Request, fault: Option<Fault>) -> (String, Bytes) {
+        let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
         if let Some(Fault::Status(status)) = fault {
             return (format!("{status} Fault\r\nRetry-After: 0\r\n"), Bytes::from_static(b"no"));
         }
-        if asked.cdn {
+        if request.cdn {
             let signed = query.contains("signature=s3cret");
             let refusal = ("403 Forbidden\r\n".to_owned(), Bytes::new());
-            return if signed { self.range(&path["/cdn/".len()..], asked, fault) } else { refusal };
+            return if signed { self.range(&path["/cdn/".len()..], request, fault) } else { refusal };
         }
-        let refused = self.token.as_ref().is_some_and(|token| asked.token != Some(format!("Bearer {token}")));
+        let refused = self.token.as_ref().is_some_and(|token| request.token != Some(format!("Bearer {token}")));
         if refused {
             return ("401 Unauthorized\r\n".to_owned(), Bytes::from_static(b"{\"error\": \"gated\"}"));
         }
@@ -278,9 +278,9 @@ impl State {
         (head, (body + "]").into())
     }
 
-    fn range(&self, file: &str, asked: &Asked, fault: Option<Fault>) -> (String, Bytes) {
+    fn range(&self, file: &str, request: &Request, fault: Option<Fault>) -> (String, Bytes) {
         let bytes = &self.files[file];
-        let wanted = asked.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+        let wanted = request.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
         let Some((first, last)) = wanted.filter(|_| fault != Some(Fault::NoRange)) else {
             return ("200 OK\r\n".to_owned(), bytes.read(0..bytes.length()));
         };

@@ -77,7 +77,7 @@ impl MetricsWriter {
 
     /// What a person should know since this was last asked, one sentence each.
     pub fn take_news(&mut self) -> Vec<String> {
-        self.files().flat_map(AppendFile::take_news).collect()
+        self.files().flat_map(AppendFile::take_notices).collect()
     }
 
     fn files(&mut self) -> impl Iterator<Item = &mut AppendFile> {
