@@ -1,8 +1,7 @@
-//! A file that is read again where what came turned out to be retrying.
+//! Reads a shard again where what arrived is corrupted.
 //!
-//! Between a sound file and its reader lie servers, networks and this machine's cache; a page's checksum tells that one of
-//! them changed a byte, and a fresh copy mends it. Rows handed out before were sound, so that reading goes on at the row
-//! reached.
+//! Servers, networks and this machine's cache may change a byte of an intact file; a page's checksum detects that, and
+//! a fresh copy repairs it. Rows returned before the error were intact, so that reading resumes at the current row.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
 
-/// How often the same offset is read before its damage counts as the file's own.
+/// Reads of the same data before the corruption is taken to be in the file itself.
 const MAX_READS: u32 = 4;
 
 pub(super) struct CorruptionRetry {
@@ -20,7 +19,7 @@ pub(super) struct CorruptionRetry {
     text_column: String,
     cancel: CancelToken,
     file: Box<dyn ShardReader>,
-    /// Group and row before which the reader stands.
+    /// The position of the reader: the next row of a row group.
     row_group: u64,
     row: u64,
 }
@@ -38,7 +37,7 @@ impl CorruptionRetry {
         Ok(Self { format, source, text_column, cancel, file, row_group: 0, row: 0 })
     }
 
-    /// What `read` gives of the file, opened anew at the offset reached after each damage.
+    /// Calls `read` with the reader; after corrupted data with a new reader at the current position.
     fn with_retry<T>(&mut self, read: impl Fn(&mut dyn ShardReader) -> Result<T, DataError>) -> Result<T, DataError> {
         let Self { format, source, text_column, cancel, file, row_group, row } = self;
         let mut retrying = false;
@@ -78,7 +77,7 @@ impl ShardReader for CorruptionRetry {
     }
 }
 
-/// Tries again what ends in damage, as long as other bytes may come.
+/// Retries `read` after corruption, as long as other bytes may arrive.
 fn retry_on_corruption<T>(
     source: &dyn ByteSource,
     mut read: impl FnMut() -> Result<T, DataError>,
@@ -103,7 +102,7 @@ mod tests {
     use super::super::testing::{all_rows, rest_of_group, texts};
     use super::*;
 
-    /// Flips the byte `offset(length)` of a few reads, from one number on.
+    /// Flips the byte at `offset(length)` in `times` reads, from read number `from` on.
     struct FlippedByteSource {
         bytes: Bytes,
         offset: fn(usize) -> usize,
@@ -141,7 +140,7 @@ mod tests {
         }
     }
 
-    /// Digits enough that a row_group is more than one read.
+    /// Enough digits that a row group takes more than one read.
     fn documents() -> Vec<String> {
         let digits = |i: u64| (1..20).map(move |j| (i * 20 + j).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_string());
         (0..300).map(|i| digits(i).collect()).collect()
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_byte_in_any_read_of_pages_is_read_again() {
+    fn pages_with_a_flipped_byte_are_read_again() {
         let whole = flipped(middle, 0, 0);
         all_rows(
             &mut CorruptionRetry::open(Format::Parquet, Arc::clone(&whole) as _, "text", &CancelToken::new()).unwrap(),
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_footer_that_cannot_be_read_is_read_again() {
+    fn corrupted_footers_are_read_again() {
         let source = flipped(|length| length - 6, 0, 1);
         let mut file =
             CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();
@@ -191,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_that_stays_is_the_file_s_own() {
+    fn persistent_corruption_is_an_error() {
         let source = flipped(middle, 1, u32::MAX - 1);
         let mut file =
             CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, "text", &CancelToken::new()).unwrap();

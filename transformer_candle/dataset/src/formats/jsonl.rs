@@ -1,8 +1,8 @@
-//! JSON Lines: every line is an object whose text field is a document.
+//! JSON Lines: each line is an object with a document in its text field.
 //!
-//! An uncompressed file is cut at byte offsets, so that a row_group is found without reading what lies before it: row_group `k`
-//! is the lines that start in bytes `k * size .. (k + 1) * size`, with `size` a 256th of the file but at least 64 KiB and
-//! at most 4 MiB (about 1000 lines of web text).
+//! An uncompressed file is divided at byte offsets, so that a row group is found without reading what precedes it: row
+//! group `k` is the lines that start in bytes `k * size .. (k + 1) * size`, with `size` a 256th of the file but at
+//! least 64 KiB and at most 4 MiB (about 1000 lines of web text).
 
 use std::fmt;
 use std::io::{self, BufRead, Read};
@@ -16,9 +16,9 @@ use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::skipped_rows::SkipReason;
 
-/// A line may be this long: the text, escaped, and the other fields.
+/// Maximum length of a line: the text, escaped, and the other fields.
 const MAX_LINE_BYTES: u64 = 4 * MAX_DOCUMENT_BYTES as u64;
-/// Rows that are looked at to say which fields there are.
+/// Rows that are read to list the fields.
 const FIELD_SAMPLE_ROWS: usize = 8;
 
 pub(crate) struct JsonlFile {
@@ -54,7 +54,8 @@ impl ShardReader for JsonlFile {
             return Ok(false);
         }
         self.row_group_end = start + self.row_group_bytes;
-        // The line that contains the byte before the row_group belongs to a row_group before; it may reach beyond this one.
+        // The line that contains the byte before the row group belongs to an earlier one; it may extend beyond this
+        // one.
         let before = start.saturating_sub(1);
         self.reader = RangeReader::new(Arc::clone(&self.source), before, u64::MAX);
         if start > 0 {
@@ -87,7 +88,7 @@ impl ShardReader for JsonlFile {
     }
 }
 
-/// The fields of the first objects, in the order they come in.
+/// The fields of the first objects, in order of appearance.
 pub(super) fn read_fields(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
     let mut fields: Vec<Field> = Vec::new();
     for _ in 0..FIELD_SAMPLE_ROWS {
@@ -111,23 +112,23 @@ pub(super) fn read_fields(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
     Ok(fields)
 }
 
-/// A `.json` file may hold JSON Lines; one array of everything could only be read terminated.
+/// Rejects a `.json` file with one array, which could only be read as a whole; it must hold JSON Lines.
 pub(super) fn reject_array(file: &str, start: &[u8]) -> Result<(), DataError> {
     let start = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(start);
     if start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
-        let message = "it is one JSON array; write one JSON object a line (JSON Lines) instead".to_owned();
+        let message = "it is one JSON array; write one JSON object per line (JSON Lines) instead".to_owned();
         return Err(DataError::Format { file: file.to_owned(), message });
     }
     Ok(())
 }
 
-/// A line without its end, as far as a line may be long.
+/// A line without its line end, up to the maximum length.
 pub(super) struct Line {
     bytes: Vec<u8>,
     too_long: bool,
 }
 
-/// The next line; none at the end of the file. What a line has beyond [`MAX_LINE_BYTES`] is passed over.
+/// The next line; none at the end of the file. Skips what a line has beyond [`MAX_LINE_BYTES`].
 pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
     let mut bytes = Vec::new();
     if reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes)? == 0 {
@@ -143,13 +144,13 @@ pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
 }
 
 impl Line {
-    /// Without the byte order mark that the first line of a file may have, and of several joined files any other; none if
-    /// it is not UTF-8.
+    /// The text without the byte order mark that the first line of a file may have, as may others of concatenated
+    /// files; none if it is not UTF-8.
     fn text(&self) -> Option<&str> {
         str::from_utf8(self.bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.bytes)).ok()
     }
 
-    /// The row that the line is; none for a blank line.
+    /// The row of this line; none if it is blank.
     pub(super) fn row(self, text_column: &str) -> Option<Row> {
         if self.too_long {
             return Some(Row::Skipped(SkipReason::TooLong));
@@ -172,7 +173,7 @@ impl Line {
     }
 }
 
-/// Takes one field of a JSON object, a text or null, and passes over all others.
+/// Deserializes one field of a JSON object, a string or null, and ignores the others.
 struct StringField<'a> {
     name: &'a str,
 }
@@ -189,7 +190,7 @@ impl<'de> Visitor<'de> for StringField<'_> {
     type Value = Option<String>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "an object with a text `{}`", self.name)
+        write!(formatter, "an object with a string `{}`", self.name)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -199,7 +200,7 @@ impl<'de> Visitor<'de> for StringField<'_> {
             if key != self.name {
                 map.next_value::<IgnoredAny>()?;
             } else if std::mem::replace(&mut found, true) {
-                return Err(A::Error::custom("the text is given twice"));
+                return Err(A::Error::custom("the text field appears twice"));
             } else {
                 text = map.next_value()?;
             }
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_is_in_exactly_one_group_wherever_the_cuts_fall() {
+    fn every_line_is_in_exactly_one_row_group() {
         for length in [1, 17, 90, 700] {
             let lines: Vec<String> = (0..5000).map(|i| format!("{i} {}", "x".repeat(i % length))).collect();
             let text: String =
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn seeking_a_row_reads_on_as_if_the_rows_before_had_been_read() {
+    fn seeking_equals_reading_up_to_the_row() {
         let text: String = (0..9000).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
         let mut file = open(&text);
         let rows = all_rows(&mut file);
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_told_apart_and_blank_ones_are_nothing() {
+    fn bad_lines_are_classified_and_blank_ones_ignored() {
         let mut bytes = br#"{"text": "good"}
 {"other": 1}
 {"text": null}
@@ -273,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_costs_no_document() {
+    fn byte_order_marks_are_ignored() {
         let text = "\u{feff}{\"text\": \"a\"}\n{\"text\": \"b\"}\n\u{feff}{\"text\": \"\u{feff}c\"}\n";
         assert_eq!(texts(&all_rows(&mut open(text))), ["a", "b", "\u{feff}c"]);
         assert!(JsonlFile::open(MemoryFile::new("\u{feff}[{}]", 100), "text").is_err());
     }
 
     #[test]
-    fn fields_of_the_first_rows_are_known_with_what_they_hold() {
+    fn fields_of_the_first_rows_are_listed_with_types() {
         let text = "{\"id\": 1, \"body\": null}\nnonsense\n{\"body\": \"x\", \"tags\": []}\n";
         let fields = open(text).fields().unwrap();
         let told: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.non_string_type)).collect();
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_or_text_over_the_limit_is_passed_over() {
+    fn overlong_lines_and_texts_are_skipped() {
         let text = format!(
             "{{\"text\": \"{}\"}}\n{{\"text\": \"{}\"}}\n{{\"text\": \"next\"}}\n",
             "a".repeat(MAX_LINE_BYTES as usize),
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn one_json_array_is_refused_with_the_way_out() {
+    fn a_single_json_array_is_rejected() {
         let source = MemoryFile::new("\n [{\"text\": \"a\"}]", 100);
         let error = JsonlFile::open(source, "text").err().unwrap();
         assert!(error.to_string().contains("JSON Lines"), "{error}");

@@ -1,7 +1,7 @@
-//! JSON Lines in gzip or Zstandard: a row_group is 256 lines.
+//! JSON Lines compressed with gzip or Zstandard: a row group is 256 lines.
 //!
-//! Such a file can only be read from its start, so its groups keep their order and going back to one reads the file
-//! again up to it. Uncompressed JSON Lines and Parquet have neither limit.
+//! Such a file can only be read from its start, so its row groups keep their order, and seeking backwards reads the
+//! file again from its start. Uncompressed JSON Lines and Parquet have neither limitation.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::cancel::CancelToken;
 
-/// Rows of a row_group.
+/// Rows per row group.
 const ROW_GROUP_ROWS: u64 = 256;
 
 pub(crate) struct CompressedJsonlFile {
@@ -21,7 +21,7 @@ pub(crate) struct CompressedJsonlFile {
     text_column: String,
     cancel: CancelToken,
     reader: Box<dyn BufRead + Send>,
-    /// Group and row before which the reader stands.
+    /// The position of the reader: the next row of a row group.
     row_group: u64,
     row: u64,
 }
@@ -39,7 +39,7 @@ impl CompressedJsonlFile {
         Ok(Self { source, compression, text_column, cancel, reader, row_group: 0, row: 0 })
     }
 
-    /// The next row of the file, blank lines passed over; counts it.
+    /// Reads and counts the next row of the file; skips blank lines.
     fn read_row(&mut self) -> Result<Option<Row>, DataError> {
         loop {
             let line =
@@ -52,7 +52,7 @@ impl CompressedJsonlFile {
         }
     }
 
-    /// True where only white space is left.
+    /// Whether only white space is left.
     fn at_end(&mut self) -> Result<bool, DataError> {
         loop {
             let rest = self.reader.fill_buf().map_err(|error| DataError::from_decoder(self.source.name(), error))?;
@@ -116,7 +116,7 @@ fn decompress(
     })
 }
 
-/// Content that is no longer read once its token says so: a few compressed bytes may hold gigabytes of it.
+/// Stops decompressing once its token is cancelled: a few compressed bytes may expand to gigabytes.
 struct CancellableReader<R> {
     decoder: R,
     cancel: CancelToken,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_members_and_zstd_frames_are_read_one_after_the_other() {
+    fn concatenated_gzip_and_zstd_files_are_read() {
         let members = [gzip(&lines(0..400)), gzip(&lines(400..1000))].concat();
         let frame = |range| zstd::encode_all(lines(range).as_bytes(), 1).unwrap();
         let frames = [frame(0..400), frame(400..1000)].concat();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn any_row_can_be_sought_forwards_and_backwards() {
+    fn seeking_works_forwards_and_backwards() {
         let source = MemoryFile::new(gzip(&lines(0..600)), 1 << 20);
         let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
         let rows = all_rows(&mut file);
@@ -180,21 +180,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_exactly_one_group_has_no_second() {
+    fn exactly_256_rows_are_one_row_group() {
         let source = MemoryFile::new(gzip(&lines(0..256)), 1 << 20);
         let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
         assert_eq!(all_rows(&mut file).len(), 1);
     }
 
     #[test]
-    fn a_byte_order_mark_costs_no_document() {
+    fn byte_order_marks_are_ignored() {
         let source = MemoryFile::new(gzip(&format!("\u{feff}{}", lines(0..3))), 1 << 20);
         let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
         assert_eq!(texts(&all_rows(&mut file)), expected(0..3));
     }
 
     #[test]
-    fn a_line_without_end_is_no_longer_read_when_cancelled() {
+    fn cancellation_stops_an_endless_line() {
         let endless = std::io::repeat(b'x').take(64 << 20);
         let bytes = zstd::encode_all(endless, 1).unwrap();
         assert!(bytes.len() < 1 << 20, "one read of the file");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_off_file_is_an_error_that_names_it() {
+    fn truncated_files_are_named_in_errors() {
         let mut bytes = gzip(&lines(0..600));
         bytes.truncate(bytes.len() / 2);
         let mut file =

@@ -1,8 +1,9 @@
-//! A file as row_groups of documents. One file here per format; this one is what they share.
+//! File formats: each reads a shard as row groups of documents. One file per format; this one defines what they share.
 //!
-//! A *row_group* is what can be read on its own: the unit that is permuted, held out and resumed at. A Parquet row row_group, a
-//! stretch of a JSON Lines file, a piece of a text file. A *row* is a place in a row_group whether it holds a usable document
-//! or not, so that positions do not depend on what is skipped.
+//! A *row group* is what can be read on its own: the unit that is permuted, held out and resumed at. It is a row group
+//! of a Parquet file, a byte range of a JSON Lines file, 256 lines of a compressed one, or a chunk of a text file. A
+//! *row* is a position in a row group whether it holds a usable document or not, so that positions do not depend on
+//! what is skipped.
 
 mod corruption_retry;
 mod jsonl;
@@ -19,18 +20,18 @@ use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
 use crate::skipped_rows::SkipReason;
 
-/// Longer texts are left out: one broken line must not become a window of its own.
+/// Longer texts are skipped: one broken line must not become a window of its own.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
 
-/// What some editors put before UTF-8 text. It is no part of a document.
+/// The mark that some editors put before UTF-8 text; not part of a document.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// A text that becomes tokens in one go.
+/// A text that is tokenized as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
     /// The text; never empty.
     pub text: String,
-    /// End-of-text follows (not after the pieces of a text file before its last).
+    /// Whether end-of-text follows; false for all chunks of a text file but the last.
     pub ends_document: bool,
 }
 
@@ -42,7 +43,7 @@ pub(crate) enum Row {
 }
 
 impl Row {
-    /// A whole document, if the bytes can be one.
+    /// The document of these bytes, or the reason to skip them.
     fn from_bytes(bytes: Vec<u8>, ends_document: bool) -> Self {
         if bytes.len() > MAX_DOCUMENT_BYTES {
             return Self::Skipped(SkipReason::TooLong);
@@ -55,24 +56,23 @@ impl Row {
     }
 }
 
-/// An open file: a reader that stands before a row of a row_group.
+/// A reader of an open shard, positioned before a row of a row group.
 pub(crate) trait ShardReader: Send {
-    /// How many row_groups there are, where that is known without reading the file; `None` means that row_groups can only be
-    /// read one after the other.
+    /// Number of row groups, if known without reading the file; `None` means that row groups must be read in order.
     fn row_groups(&self) -> Option<u64>;
 
-    /// Moves before `row` of `row_group`; false if there is no such row_group.
+    /// Moves before `row` of `row_group`; false if there is no such row group.
     fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError>;
 
-    /// The next row of the row_group; none at its end.
+    /// The next row of the row group; none at its end.
     fn next_row(&mut self) -> Result<Option<Row>, DataError>;
 
-    /// The fields of the first rows, where the format does not name them before any row is read.
+    /// The fields of the first rows; empty if the format checks its columns when it is opened.
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         Ok(Vec::new())
     }
 
-    /// How many rows a row_group has; none if there is no such row_group. Moves the reader.
+    /// Number of rows of a row group; none if there is no such row group. Moves the reader.
     fn row_count(&mut self, row_group: u64) -> Result<Option<u64>, DataError> {
         if !self.seek(row_group, 0)? {
             return Ok(None);
@@ -89,11 +89,11 @@ pub(crate) trait ShardReader: Send {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
     pub name: String,
-    /// What it holds if not text, in words.
+    /// What it holds if not strings, in words.
     pub non_string_type: Option<&'static str>,
 }
 
-/// How a file's name says it is read.
+/// The format of a file, by its extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Format {
     Parquet,
@@ -101,7 +101,7 @@ pub(crate) enum Format {
     Text,
 }
 
-/// How a JSON Lines file is packed.
+/// The compression of a JSON Lines file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Compression {
     None,
@@ -110,7 +110,7 @@ pub(crate) enum Compression {
 }
 
 impl Format {
-    /// By the name's ending, in any case; none if it is not one of ours.
+    /// The format by extension, in any case; none if it is not supported.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
         let (stem, compression) = match name.rsplit_once('.') {
@@ -126,7 +126,7 @@ impl Format {
         }
     }
 
-    /// The format whatever the compression: files of one kind make up a data set.
+    /// The format regardless of compression: the shards of a data set have the same one.
     pub(crate) fn kind(self) -> Self {
         match self {
             Self::Jsonl(_) => Self::Jsonl(Compression::None),
@@ -134,8 +134,7 @@ impl Format {
         }
     }
 
-    /// Opens `source` for reading the column or field `text_column`. Damage on the way is read again; `cancel` ends
-    /// reading.
+    /// Opens a shard to read the column or field `text_column`. Corrupted data is read again; `cancel` cancels reading.
     pub(crate) fn open(
         self,
         source: Arc<dyn ByteSource>,
@@ -166,7 +165,7 @@ impl Format {
 pub(crate) mod testing {
     use super::*;
 
-    /// Every row of every row_group.
+    /// Every row of every row group.
     pub(crate) fn all_rows(file: &mut dyn ShardReader) -> Vec<Vec<Row>> {
         let mut row_groups = Vec::new();
         while file.seek(row_groups.len() as u64, 0).unwrap() {
@@ -175,12 +174,12 @@ pub(crate) mod testing {
         row_groups
     }
 
-    /// The rows from where the reader stands.
+    /// The remaining rows of the row group.
     pub(crate) fn rest_of_group(file: &mut dyn ShardReader) -> Vec<Row> {
         std::iter::from_fn(|| file.next_row().unwrap()).collect()
     }
 
-    /// The texts among the rows.
+    /// The texts of the documents among the rows.
     pub(crate) fn texts(rows: &[Vec<Row>]) -> Vec<&str> {
         rows.iter()
             .flatten()
@@ -192,7 +191,7 @@ pub(crate) mod testing {
     }
 
     #[test]
-    fn formats_are_told_by_their_endings() {
+    fn formats_follow_from_extensions() {
         assert_eq!(Format::from_name("data/train-00000-of-00001.parquet"), Some(Format::Parquet));
         assert_eq!(Format::from_name("a.JSONL.gz"), Some(Format::Jsonl(Compression::Gzip)));
         assert_eq!(Format::from_name("a.ndjson.zst"), Some(Format::Jsonl(Compression::Zstd)));

@@ -1,8 +1,8 @@
-//! Parquet without Arrow: the footer, then only the text column's bytes of the row row_groups that are asked for.
+//! Parquet without Arrow: reads the footer, then only the text column of the row groups that are needed.
 //!
-//! What is kept of the footer is one entry a row row_group. A column chunk is fetched in blocks as its pages are decoded, so a
-//! reader holds one block, one page and a few rows however large the row row_group is. Page checksums are verified where the
-//! file has them.
+//! Of the footer one entry per row group is kept. A column chunk is fetched in blocks as its pages are decoded, so that
+//! a reader holds one block, one page and a few rows however large the row group is. Page checksums are verified where
+//! the file has them.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -27,10 +27,10 @@ use crate::byte_source::{ByteSource, RangeReader};
 use crate::error::MissingColumn;
 use crate::skipped_rows::SkipReason;
 
-/// Rows decoded at a time, fewer where so many would be more text than [`MAX_BATCH_BYTES`].
+/// Rows decoded at a time; fewer if they hold more text than [`MAX_BATCH_BYTES`].
 const MAX_BATCH_ROWS: u64 = 64;
 const MAX_BATCH_BYTES: u64 = 1 << 20;
-/// Bytes made sure of before a page header is read.
+/// Bytes that are fetched before a page header is parsed.
 const PAGE_HEADER_BYTES: u64 = 4096;
 
 pub(crate) struct ParquetFile {
@@ -63,7 +63,7 @@ impl ParquetFile {
                 && chunk.compressed_size() >= 0
                 && start as u64 + chunk.compressed_size() as u64 <= source.length();
             if !inside || row_group.num_rows() < 0 {
-                return Err(corrupted(source.as_ref(), "a row row_group lies outside the file"));
+                return Err(corrupted(source.as_ref(), "a row group is outside the file"));
             }
             Ok(RowGroup { rows: row_group.num_rows() as u64, chunk: chunk.clone() })
         });
@@ -117,7 +117,7 @@ impl ShardReader for ParquetFile {
             let max_level = self.column.max_def_level();
             open.decode(max_level).map_err(|error| DataError::from_decoder(self.source.name(), error))?;
             if open.decoded.is_empty() {
-                return Err(corrupted(self.source.as_ref(), "a row row_group has fewer rows than the footer says"));
+                return Err(corrupted(self.source.as_ref(), "a row group has fewer rows than the footer says"));
             }
         }
         Ok(open.decoded.pop_front())
@@ -129,7 +129,7 @@ impl ShardReader for ParquetFile {
 }
 
 impl OpenRowGroup {
-    /// Decodes the next few rows; a row whose definition level is under `max_level` is null.
+    /// Decodes the next rows; a row whose definition level is below `max_level` is null.
     fn decode(&mut self, max_level: i16) -> Result<(), ParquetError> {
         let mut levels: Vec<i16> = Vec::new();
         let mut values: Vec<ByteArray> = Vec::new();
@@ -138,7 +138,7 @@ impl OpenRowGroup {
         self.rows_left -= rows as u64;
         let mut values = values.into_iter();
         for row in 0..rows {
-            // A column without nulls has no levels.
+            // A column that cannot be null has no levels.
             let null = levels.get(row).is_some_and(|&level| level < max_level);
             let value = if null { None } else { values.next() };
             self.decoded.push_back(match value {
@@ -150,13 +150,13 @@ impl OpenRowGroup {
     }
 }
 
-/// How many rows of a row_group to decode at a time.
+/// How many rows of a row group to decode at a time.
 fn rows_per_batch(rows: u64, bytes: i64) -> u64 {
     let row_bytes = u64::try_from(bytes).unwrap_or(0).checked_div(rows).unwrap_or(0);
     MAX_BATCH_BYTES.checked_div(row_bytes).unwrap_or(MAX_BATCH_ROWS).clamp(1, MAX_BATCH_ROWS)
 }
 
-/// Reads the footer with one read in nearly every case: it has about a kilobyte a row row_group, and row row_groups of a few
+/// Reads the footer, almost always with one read: it has about a kilobyte per row group, and row groups of a few
 /// megabytes are usual.
 fn read_footer(source: &dyn ByteSource) -> Result<ParquetMetaData, DataError> {
     const TAIL: usize = 8;
@@ -167,7 +167,7 @@ fn read_footer(source: &dyn ByteSource) -> Result<ParquetMetaData, DataError> {
     let guess = (length / 1024).clamp(64 << 10, 4 << 20).min(length) as usize;
     let mut end = source.read(length - guess as u64, guess)?;
     let tail = FooterTail::try_from(&end[guess - TAIL..])
-        .map_err(|_| corrupted(source, "it does not end as Parquet files do (cut off, or another format)"))?;
+        .map_err(|_| corrupted(source, "it does not end like a Parquet file (truncated, or another format)"))?;
     if tail.is_encrypted_footer() {
         return Err(corrupted(source, "it is encrypted"));
     }
@@ -207,7 +207,7 @@ fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Res
     }))
 }
 
-/// What a column that is not text holds, in words.
+/// The content of a column that does not hold strings, in words.
 fn describe_type(column: &ColumnDescPtr) -> &'static str {
     match column.physical_type() {
         _ if column.path().parts().len() > 1 => "lists or groups",
@@ -222,7 +222,7 @@ fn corrupted(source: &dyn ByteSource, message: &str) -> DataError {
     DataError::Format { file: source.name().to_owned(), message: message.to_owned() }
 }
 
-/// One column chunk's bytes, a block at a time: pages are read in order, so that a block serves many.
+/// The bytes of one column chunk, fetched in blocks: pages are read in order, so that one block serves many.
 struct ChunkBytes {
     source: Arc<dyn ByteSource>,
     end: u64,
@@ -236,10 +236,10 @@ struct Block {
 }
 
 impl ChunkBytes {
-    /// At least `length` bytes from `start`, as many as are at hand. No byte is read twice while reading goes forwards.
+    /// At least `length` bytes from `start`, as many as are buffered. Forward reading fetches no byte twice.
     fn read_at_least(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         if start + length as u64 > self.end {
-            return Err(corrupted(self.source.as_ref(), "a page goes beyond its column"));
+            return Err(corrupted(self.source.as_ref(), "a page extends beyond its column"));
         }
         let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
         let skip = start.checked_sub(block.start).filter(|&skip| skip <= block.bytes.len() as u64);
@@ -264,7 +264,7 @@ impl Length for ChunkBytes {
 impl ChunkReader for ChunkBytes {
     type T = std::io::Chain<bytes::buf::Reader<Bytes>, RangeReader>;
 
-    /// For page headers, which are shorter than what is made sure of here but for odd statistics.
+    /// For page headers, which fit into [`PAGE_HEADER_BYTES`] unless they have unusual statistics.
     fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
         let left = self.end.saturating_sub(start);
         let first = self.read_at_least(start, left.min(PAGE_HEADER_BYTES) as usize)?;

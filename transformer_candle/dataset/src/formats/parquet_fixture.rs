@@ -1,4 +1,4 @@
-//! Parquet files for tests, written with the low-level writer: an optional text column between two others.
+//! Parquet files for tests: an optional text column between two others.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl Default for ParquetOptions {
     }
 }
 
-/// A file of columns `id`, `text` and `url`.
+/// A Parquet file with columns `id`, `text` and `url`.
 pub(crate) fn write_parquet(rows: &[Option<Vec<u8>>], options: &ParquetOptions) -> Vec<u8> {
     let schema = "message schema { required int64 id; optional binary text (UTF8); required binary url (UTF8); }";
     let properties = WriterProperties::builder()

@@ -1,8 +1,9 @@
-//! A text file is one document, cut into chunks that can each be read without the others.
+//! A text file is one document, divided into chunks that can be read independently.
 //!
-//! The cuts lie near multiples of 32 KiB: each is the last start of a line in the 32 KiB before the multiple, or, where no
-//! line starts there, the multiple itself (moved back to where a character starts). So a chunk has at most 64 KiB, chunk
-//! `k` of a file of any size is found by reading 64 KiB, and the chunks joined are the file without its byte order mark.
+//! Boundaries are near multiples of 32 KiB: each is the start of the last line that starts in the 32 KiB before the
+//! multiple or, if no line starts there, the multiple itself (moved back to the start of a character). So a chunk has
+//! at most 64 KiB, chunk `k` of a file of any size is found by reading 64 KiB, and the concatenated chunks are the file
+//! without its byte order mark.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use super::{BYTE_ORDER_MARK, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 
-/// Distance of the places near which a text is cut.
+/// Distance of the multiples near which a text is divided.
 const CHUNK_STRIDE: u64 = 32 << 10;
 
 pub(crate) struct TextFile {
@@ -65,8 +66,8 @@ impl ShardReader for TextFile {
     }
 }
 
-/// Where in the stretch `before` a multiple the cut lies: after its last line end, else before the character that the
-/// multiple would split, else at the multiple.
+/// Offset of the boundary within the bytes `before` a multiple: after the last line end, else before the character that
+/// the multiple would split, else at the multiple.
 fn split_offset(before: &[u8]) -> usize {
     if let Some(newline) = before.iter().rposition(|&byte| byte == b'\n') {
         return newline + 1;
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_at_line_ends() {
+    fn long_texts_are_divided_at_line_ends() {
         let text: String = (0..20_000).map(|i| format!("line {i}, a few words long\n")).collect();
         let rows = chunks(text.as_bytes());
         assert!(rows.len() > 10);
@@ -124,26 +125,26 @@ mod tests {
     }
 
     #[test]
-    fn a_text_without_line_ends_is_cut_between_characters() {
+    fn texts_without_line_ends_keep_characters_whole() {
         let text = "a\u{20ac}\u{1f600}".repeat(10_000);
         assert_eq!(joined(&chunks(text.as_bytes())), text);
     }
 
     #[test]
-    fn a_small_or_empty_text_is_one_piece_or_none() {
+    fn small_and_empty_texts_are_one_chunk_or_none() {
         assert_eq!(joined(&chunks(b"one line")), "one line");
         assert_eq!(chunks(b""), []);
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_text() {
+    fn byte_order_marks_are_ignored() {
         assert_eq!(joined(&chunks("\u{feff}one line".as_bytes())), "one line");
         let text = "line after line\n".repeat(5000) + "\u{feff}";
         assert_eq!(joined(&chunks(format!("\u{feff}{text}").as_bytes())), text);
     }
 
     #[test]
-    fn a_piece_that_is_not_utf8_is_skipped_alone() {
+    fn invalid_utf8_skips_one_chunk() {
         let mut bytes = "good line\n".repeat(10_000).into_bytes();
         bytes[40_000] = 0xff;
         let rows = chunks(&bytes);
@@ -154,7 +155,7 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(40))]
         #[test]
-        fn pieces_joined_are_the_file(words in proptest::collection::vec("[a-z\u{e9}\u{4e2d}\n]{1,9}", 1..40), times in 1_usize..2000) {
+        fn chunks_concatenate_to_the_file(words in proptest::collection::vec("[a-z\u{e9}\u{4e2d}\n]{1,9}", 1..40), times in 1_usize..2000) {
             let text = words.concat().repeat(times);
             proptest::prop_assert_eq!(joined(&chunks(text.as_bytes())), text);
         }

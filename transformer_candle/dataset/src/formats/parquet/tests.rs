@@ -31,7 +31,7 @@ fn every_codec_page_size_and_version_reads_back() {
 }
 
 #[test]
-fn only_the_text_column_s_bytes_of_the_wanted_group_are_read() {
+fn only_the_text_column_of_the_row_group_is_read() {
     let rows = documents(4000);
     let bytes = write_parquet(&rows, &ParquetOptions { row_group_rows: 1000, ..ParquetOptions::default() });
     let total = bytes.len() as u64;
@@ -49,7 +49,7 @@ fn only_the_text_column_s_bytes_of_the_wanted_group_are_read() {
 }
 
 #[test]
-fn any_row_can_be_sought() {
+fn any_row_can_be_seeked() {
     let rows = documents(300);
     let mut file = open(write_parquet(&rows, &ParquetOptions { row_group_rows: 200, ..ParquetOptions::default() }));
     let read = all_rows(&mut file);
@@ -74,7 +74,7 @@ fn long_documents_are_decoded_a_megabyte_at_a_time() {
 }
 
 #[test]
-fn null_empty_and_broken_rows_keep_their_places() {
+fn skipped_rows_keep_their_positions() {
     let rows = [Some(b"a".to_vec()), None, Some(Vec::new()), Some(vec![0xc3]), Some(b"b".to_vec()), None];
     let mut file = open(write_parquet(&rows, &ParquetOptions::default()));
     let read = all_rows(&mut file);
@@ -85,7 +85,7 @@ fn null_empty_and_broken_rows_keep_their_places() {
 }
 
 #[test]
-fn a_missing_text_column_is_answered_with_those_there_are() {
+fn a_missing_text_column_lists_the_available_ones() {
     let bytes = write_parquet(&documents(3), &ParquetOptions::default());
     let error = ParquetFile::open(MemoryFile::new(bytes, 100), "body").err().unwrap();
     let message = error.to_string();
@@ -93,7 +93,7 @@ fn a_missing_text_column_is_answered_with_those_there_are() {
 }
 
 #[test]
-fn damage_anywhere_is_an_error_or_harmless_but_never_a_panic() {
+fn corruption_never_panics() {
     let bytes = write_parquet(&documents(200), &ParquetOptions::default());
     let read = |bytes: Vec<u8>| -> Result<u64, DataError> {
         let mut file = ParquetFile::open(MemoryFile::new(bytes, 100), "text")?;
