@@ -1,4 +1,4 @@
-//! One HTTP request and what its answer means.
+//! HTTP requests to the Hub, with redirects, credentials and the classification of errors.
 
 use std::io::Read;
 use std::ops::Range;
@@ -20,27 +20,27 @@ use crate::cancel::CancelToken;
 
 /// Redirects followed for one request.
 const MAX_REDIRECTS: usize = 5;
-/// A page of a listing or a card is shorter than this.
+/// Maximum length of a page of a listing, and of a dataset card.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// Talks to one endpoint; safe to share between threads.
+/// A client of one endpoint; can be shared between threads.
 pub(crate) struct HubClient {
     settings: HubSettings,
     agent: Agent,
     endpoint: Uri,
-    /// User and password for the endpoint; no address that is told has them.
+    /// User and password of the endpoint, which no message shows.
     credentials: Option<String>,
-    /// The endpoint has responded something.
+    /// Whether the endpoint has responded to any request.
     responded: AtomicBool,
 }
 
-/// A text and where its next page is.
+/// A text and the URL of its next page.
 pub(super) struct Page {
     pub text: String,
     pub next: Option<String>,
 }
 
-/// An answer after redirects.
+/// The response at the end of redirects.
 struct FinalResponse {
     url: String,
     response: Response<ureq::Body>,
@@ -55,12 +55,12 @@ impl HubClient {
             return Err(invalid_endpoint(&settings.endpoint));
         }
         if user.as_ref().is_some_and(|user| with_credentials(&endpoint, user).is_none()) {
-            let problem =
-                "has a user or password with characters that an address cannot have: encode them, as %40 for @";
+            let problem = "has a user or password with characters that are invalid in a URL: percent-encode them, for example %40 for @";
             return Err(DataError::HubSetting { setting: "HF_ENDPOINT", problem: problem.to_owned() });
         }
         if settings.token.as_deref().is_some_and(|token| !token.chars().all(|c| c.is_ascii_graphic())) {
-            let problem = "holds characters that no token has; copy it again from the Hub's settings page".to_owned();
+            let problem = "contains characters that are invalid in a token; copy it again from the Hub's settings page"
+                .to_owned();
             return Err(DataError::HubSetting { setting: "HF_TOKEN", problem });
         }
         let agent = Agent::config_builder()
@@ -84,7 +84,7 @@ impl HubClient {
         &self.settings.endpoint
     }
 
-    /// Who waits for this endpoint.
+    /// The requests to this endpoint that are being retried.
     pub(super) fn retries(&self) -> &RetryMonitor {
         &self.settings.retries
     }
@@ -93,7 +93,7 @@ impl HubClient {
         Backoff::new(&self.settings, cancel, &self.responded, &self.settings.retries)
     }
 
-    /// The text at `url`, asked for until it comes, a refusal is final, or `cancel` says to stop.
+    /// The text at `url`, retried until it arrives, an error is permanent, or `cancel` is cancelled.
     pub(super) fn get_text(self: &Arc<Self>, url: &str, cancel: &CancelToken) -> Result<Page, DataError> {
         let mut backoff = self.backoff(cancel);
         loop {
@@ -116,13 +116,14 @@ impl HubClient {
         let read = response.into_body().into_reader().take(MAX_TEXT_BYTES).read_to_end(&mut bytes);
         read.map_err(|error| transient(&url, error.to_string()))?;
         if expected.is_some_and(|expected| expected > bytes.len() as u64) {
-            return Err(transient(&url, "the answer was cut off".to_owned()));
+            return Err(transient(&url, "the response was truncated".to_owned()));
         }
-        let text = String::from_utf8(bytes).map_err(|_| transient(&url, "the answer is not text".to_owned()))?;
+        let text =
+            String::from_utf8(bytes).map_err(|_| transient(&url, "the response is not UTF-8 text".to_owned()))?;
         Ok(Page { text, next })
     }
 
-    /// The bytes `range` of a file of `length` bytes, as many as come, and which address gave them.
+    /// As many bytes of `range` as arrive, of a file of `length` bytes; and the URL that served them, or the error.
     pub(super) fn try_get_range(
         self: &Arc<Self>,
         url: String,
@@ -161,15 +162,15 @@ impl HubClient {
                 Ok(url)
             }
             Some((_, _, Some(total))) if total != length => Err(size_mismatch(&url, &format!("{total}"), length)),
-            _ => Err(transient(&url, "the answer holds another part of the file than was asked for".to_owned())),
+            _ => Err(transient(&url, "the response has another range of the file than requested".to_owned())),
         }
     }
 
-    /// Asks, and goes where the answer points; the token goes along to the endpoint's own origin only.
+    /// Sends a request and follows redirects; credentials are sent to the endpoint's own origin only.
     fn send(&self, url: &str, range: Option<&Range<u64>>) -> Result<FinalResponse, RequestError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
-            let uri: Uri = url.parse().map_err(|_| invalid_response(&url, "it points to what is no address"))?;
+            let uri: Uri = url.parse().map_err(|_| invalid_response(&url, "the URL is invalid"))?;
             let own = self.is_endpoint_origin(&uri);
             let with_credentials =
                 self.credentials.as_ref().filter(|_| own).and_then(|user| with_credentials(&uri, user));
@@ -186,39 +187,39 @@ impl HubClient {
                 return Ok(FinalResponse { url, response });
             }
             let target = header(response.headers(), &LOCATION).and_then(|target| resolve_redirect(&uri, target));
-            // A short body that has been read leaves the connection fit for the next request.
+            // After a short body has been read the connection can be reused.
             let _ = response.body_mut().with_config().limit(4096).read_to_vec();
-            url = target.ok_or_else(|| invalid_response(&url, "it redirects to nowhere"))?;
+            url = target.ok_or_else(|| invalid_response(&url, "it redirects without a valid location"))?;
         }
-        Err(invalid_response(&url, "it redirects in a circle"))
+        Err(invalid_response(&url, "it redirects too often"))
     }
 
-    /// Whether an address has the endpoint's scheme, host and port.
+    /// Whether a URL has the endpoint's scheme, host and port.
     pub(super) fn is_endpoint_origin(&self, uri: &Uri) -> bool {
         origin(uri) == origin(&self.endpoint)
     }
 
-    /// What an answer without the content means.
+    /// The error for a response without the content.
     fn error_from_status(&self, url: &str, response: &Response<ureq::Body>) -> RequestError {
         let status = response.status().as_u16();
         let headers = response.headers();
         let own = url.parse::<Uri>().is_ok_and(|uri| self.is_endpoint_origin(&uri));
-        // A signed address of another host that refuses has expired; a fresh one is asked for.
+        // A signed URL of another host that refuses has expired; a fresh one is requested.
         let is_transient = matches!(status, 200 | 408 | 425 | 429 | 500..=599);
         if is_transient || (!own && matches!(status, 400..=499)) {
             let retry_after = retry_delay(header(headers, &RETRY_AFTER), header(headers, &RATE_LIMIT));
             let message = match status {
-                200 => "it sent the whole file instead of the part asked for".to_owned(),
+                200 => "it sent the whole file instead of the requested range".to_owned(),
                 _ => format!("it answered {}", response.status()),
             };
             return RequestError::Transient { url: redacted(url), message, retry_after };
         }
         let hint = match (status, self.settings.token.is_some()) {
             (401 | 403, false) => {
-                "the data set is gated or private, or there is none of this name: check the name, or set HF_TOKEN"
+                "the data set is gated or private, or does not exist: check the name, or set HF_TOKEN"
             }
             (401 | 403, true) => {
-                "the token in HF_TOKEN may not read this: accept the data set's conditions on its page, or use another token"
+                "the token in HF_TOKEN has no access: accept the data set's conditions on its page, or use another token"
             }
             (404, false) => "there is no such data set, revision or file: check the name (private ones need HF_TOKEN)",
             (404, true) => "there is no such data set, revision or file: check the name",
@@ -241,16 +242,16 @@ fn read_body(
     let mut chunk = vec![0; 64 << 10];
     while buffer.len() < end {
         if cancel.is_cancelled() {
-            return Err("no longer wanted".to_owned());
+            return Err("cancelled".to_owned());
         }
         let wanted = chunk.len().min(end - buffer.len());
         match reader.read(&mut chunk[..wanted]) {
-            Ok(0) => return Err("the answer was cut off".to_owned()),
+            Ok(0) => return Err("the response was truncated".to_owned()),
             Ok(read) => buffer.extend_from_slice(&chunk[..read]),
             Err(error) => return Err(error.to_string()),
         }
     }
-    // What lies behind the last byte is nothing; having read it lets the connection serve the next request.
+    // Nothing follows the last byte; reading the end lets the connection be reused.
     let _ = reader.read(&mut chunk[..1]);
     Ok(())
 }
@@ -263,7 +264,7 @@ fn transient(url: &str, message: String) -> RequestError {
     RequestError::Transient { url: redacted(url), message, retry_after: None }
 }
 
-/// The file is not the one of `length` bytes that was listed.
+/// The file does not have the listed `length`.
 fn size_mismatch(url: &str, found: &str, length: u64) -> RequestError {
     let message = format!("the file has {found} bytes, its listing says {length}: the data set was changed");
     let url = redacted(url);
@@ -274,7 +275,7 @@ fn invalid_response(url: &str, message: &str) -> RequestError {
     RequestError::Permanent(DataError::InvalidResponse { url: redacted(url), message: message.to_owned() })
 }
 
-/// What went wrong before there was an answer. Wrong addresses stay wrong; the rest of the network comes and goes.
+/// The error of a request without a response. Invalid URLs stay invalid; everything else may be transient.
 fn transport_error(url: &str, error: &ureq::Error) -> RequestError {
     match error {
         ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => {
@@ -287,7 +288,7 @@ fn transport_error(url: &str, error: &ureq::Error) -> RequestError {
 fn invalid_endpoint(endpoint: &str) -> DataError {
     DataError::HubSetting {
         setting: "HF_ENDPOINT",
-        problem: format!("is `{}`, which is not an address like https://huggingface.co", redacted(endpoint)),
+        problem: format!("is `{}`, which is not a URL like https://huggingface.co", redacted(endpoint)),
     }
 }
 
@@ -307,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_endpoint_s_own_origin_is_trusted() {
+    fn credentials_are_limited_to_the_endpoint_origin() {
         let client = HubClient::new(fast_settings("https://hub.example", Some("t"))).unwrap();
         for (url, own) in [
             ("https://hub.example/x", true),
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_cannot_work_are_refused_without_showing_the_token() {
+    fn invalid_settings_are_rejected_without_secrets() {
         let error = HubClient::new(fast_settings("huggingface.co", None)).err().unwrap();
         assert!(error.to_string().starts_with("HF_ENDPOINT"), "{error}");
         let error = HubClient::new(fast_settings("https://h", Some("hf_se cret\n"))).err().unwrap();

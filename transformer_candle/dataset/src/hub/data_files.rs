@@ -1,6 +1,6 @@
-//! Which files make up a split, found as the `datasets` library finds them: by the card's configs, else by
-//! `data/train-00000-of-00001.parquet`, else by folders named after a split, else by file names, else all files are
-//! `train`.
+//! The files of a split, resolved as the `datasets` library does: by the configs of the dataset card, else by names
+//! like `data/train-00000-of-00001.parquet`, else by folders named after a split, else by file names; else all files
+//! are `train`.
 
 use globset::{GlobBuilder, GlobMatcher};
 
@@ -15,14 +15,15 @@ pub(crate) struct ListedFile {
     pub bytes: u64,
 }
 
-/// Words that mean a split in the name of a file or folder.
+/// Words that name a split in a file or folder name.
 const SPLIT_WORDS: [(&str, &[&str]); 3] = [
     ("train", &["train", "training"]),
     ("validation", &["validation", "valid", "dev", "val"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// The files of `split`, in the order of the patterns and by path within one. `list` gives every file below a folder.
+/// The files of `split`, in the order of the patterns, and sorted by path within one. `list` lists every file below a
+/// folder.
 pub(super) fn resolve(
     dataset: &str,
     readme: Option<&str>,
@@ -43,7 +44,7 @@ pub(super) fn resolve(
     let Some(wanted) = splits.iter().find(|known| known.split == split) else {
         let split = split.to_owned();
         if splits.is_empty() {
-            let problem = "the repository holds no file of a kind that can be read".to_owned();
+            let problem = "the repository contains no file of a supported format".to_owned();
             return Err(DataError::NoHubFiles { name: title, split, problem });
         }
         let available = splits.into_iter().map(|known| known.split).collect();
@@ -85,7 +86,7 @@ fn resolve_config(dataset: &str, configs: &[CardConfig], wanted: Option<&str>) -
     })
 }
 
-/// The splits that the names below `folder` speak of, each with the patterns of its files.
+/// The splits that the names below `folder` imply, each with the patterns of its files.
 fn infer_splits(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
     let names: Vec<&str> = listing
         .iter()
@@ -123,7 +124,7 @@ fn infer_splits(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
 }
 
 const SHARD: &str = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]";
-/// Characters beside which a split's word counts as a word.
+/// Characters that separate a split's word from the rest of a name.
 const WORD_SEPARATOR: &str = "[._ 0-9-]";
 
 /// The split in `data/train-00000-of-00001-abc.parquet`.
@@ -149,7 +150,7 @@ fn file_name_patterns(word: &str) -> Vec<String> {
     vec![format!("**/{word}{s}*"), format!("**/*{s}{word}{s}*")]
 }
 
-/// Hidden files, folders of `__` and what describes a data set are data only where a pattern names them.
+/// Whether a file is data: hidden files, folders starting with `__` and metadata are only where the pattern names them.
 fn is_data_file(path: &str, pattern: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let describes =
@@ -159,7 +160,7 @@ fn is_data_file(path: &str, pattern: &str) -> bool {
     (!describes || named(name)) && path.split('/').all(|part| !hidden(part) || named(part))
 }
 
-/// One kind of file makes up a split: the one there is most of.
+/// The files of the most frequent format: a split has one format.
 fn keep_main_format(
     title: String,
     wanted: &SplitPatterns,
@@ -193,7 +194,7 @@ fn join(folder: &str, pattern: &str) -> String {
     if folder.is_empty() { pattern.to_owned() } else { format!("{folder}/{pattern}") }
 }
 
-/// The folder above the first part of a pattern that is not a plain name.
+/// The folder above the first wildcard of a pattern.
 fn literal_folder(pattern: &str) -> &str {
     let plain = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
     pattern[..plain].rfind('/').map_or("", |slash| &pattern[..slash])

@@ -1,4 +1,4 @@
-//! A file on the Hub, read by range.
+//! A file on the Hub, read with range requests.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
 
-/// Reads a file of a pinned revision. The signed signed_url that the Hub redirects to is used until it fails once.
+/// Reads a file at a pinned revision. The signed URL that the Hub redirects to is reused until it fails once.
 pub(crate) struct HubFile {
     client: Arc<HubClient>,
     name: String,
@@ -47,13 +47,13 @@ impl ByteSource for HubFile {
         4 << 20
     }
 
-    /// Another server may have a sound copy.
+    /// Another server may have an intact copy.
     fn invalidate(&self) -> bool {
         self.store_signed_url(None);
         true
     }
 
-    /// Goes on from the byte reached after each failure; failures with progress between them are not counted together.
+    /// Resumes at the next missing byte after each failure; progress resets the count of failures.
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         let mut bytes = Vec::new();
         let mut backoff = self.client.backoff(&self.cancel);

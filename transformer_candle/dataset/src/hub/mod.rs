@@ -1,7 +1,7 @@
-//! A thin client of the Hugging Face Hub: what commit a name stands for, which files it has, and their bytes by range.
+//! A thin client of the Hugging Face Hub: resolves revisions, lists files and reads byte ranges.
 //!
-//! The token goes to the endpoint's own origin and nowhere else: redirects (every large file is served from a signed
-//! address of another host) are followed here, one by one, and messages never show an address's query.
+//! The token is sent to the endpoint's own origin only: redirects (every large file is served from a signed URL of
+//! another host) are followed here one by one, and messages never show the query of a URL.
 
 mod client;
 mod data_files;

@@ -1,4 +1,4 @@
-//! When to try again, and how long to wait before.
+//! Retries with exponential backoff.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,45 +9,44 @@ use super::settings::HubSettings;
 use crate::DataError;
 use crate::cancel::CancelToken;
 
-/// The longest backoff_seconds of our own choosing, and the longest one that the Hub may ask for (its rate limits are counted over
-/// five minutes).
+/// The longest delay that the backoff chooses, and the longest that the Hub may request (its rate limits are counted
+/// over five minutes).
 const MAX_BACKOFF: Duration = Duration::from_mins(1);
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(310);
 
-/// Attempts at a Hub that has not responded at all: whoever retries hears within seconds that its address is wrong or the
-/// network down.
+/// Attempts at a Hub that has never responded: a wrong endpoint or a missing network should be reported within seconds.
 const MAX_ATTEMPTS_WITHOUT_RESPONSE: u32 = 6;
 
-/// Attempts at a file that is not the one that was listed: of many servers one may be wrong.
+/// Attempts at a file whose size differs from the listing: one of several servers may have a wrong copy.
 const MAX_ATTEMPTS_ON_MISMATCH: u32 = 4;
 
-/// A request that did not give what was asked for.
+/// Why a request did not give what was requested.
 #[derive(Debug)]
 pub(super) enum RequestError {
-    /// Trying again cannot help.
+    /// Retrying cannot help.
     Permanent(DataError),
-    /// Trying again may help; the Hub may have said when.
+    /// Retrying may help; the server may have said when.
     Transient { url: String, message: String, retry_after: Option<Duration> },
-    /// What came is not what the listing promised. That stays so where the data set was changed, and passes where a server
-    /// held a wrong copy.
+    /// The response contradicts the listing. Permanent if the data set was changed, transient if one server has a wrong
+    /// copy.
     ListingMismatch { url: String, error: DataError },
 }
 
-/// How a read has gone since its last progress.
+/// The retries of one read: exponential backoff since its last progress.
 pub(super) struct Backoff<'a> {
     settings: &'a HubSettings,
     cancel: &'a CancelToken,
-    /// Whether the Hub has ever responded anything.
+    /// Whether the Hub has ever responded.
     responded: &'a AtomicBool,
     retries: &'a RetryMonitor,
     streak: Option<FailureStreak>,
 }
 
-/// Failures without a byte between them.
+/// Consecutive failures without progress.
 struct FailureStreak {
     since: Instant,
     failures: u32,
-    /// In [`RetryMonitor`].
+    /// Id in the [`RetryMonitor`].
     id: u64,
 }
 
@@ -61,14 +60,14 @@ impl<'a> Backoff<'a> {
         Self { settings, cancel, responded, retries, streak: None }
     }
 
-    /// Something came through: what failed before no longer counts.
+    /// Resets the backoff after progress.
     pub(super) fn progress(&mut self) {
         if let Some(streak) = self.streak.take() {
             self.retries.remove(streak.id);
         }
     }
 
-    /// RetryMonitor before the next attempt, or gives up.
+    /// Waits before the next attempt, or returns the error if there must not be one.
     pub(super) fn wait(&mut self, failure: RequestError) -> Result<(), DataError> {
         let (since, failures, id) = match &self.streak {
             Some(streak) => (streak.since, streak.failures + 1, Some(streak.id)),
@@ -85,7 +84,7 @@ impl<'a> Backoff<'a> {
         if left.is_zero() || (unreachable && failures >= MAX_ATTEMPTS_WITHOUT_RESPONSE) {
             return Err(DataError::Network { url, attempts: failures, message: reason });
         }
-        // What the Hub orders is the least: one that goes on streak is not asked ever faster.
+        // The server's request is a minimum: a server that keeps failing must not be asked ever faster.
         let retry_after = retry_after.unwrap_or_default().min(MAX_RETRY_AFTER);
         let delay = self.backoff(failures).max(retry_after).min(left);
         let id =
@@ -94,7 +93,7 @@ impl<'a> Backoff<'a> {
         self.cancel.sleep(delay)
     }
 
-    /// Doubles with each failure; between half and all of it, so that many readers do not come back at once.
+    /// Doubles with each failure; random between half and all of it, so that many readers do not retry at once.
     fn backoff(&self, failures: u32) -> Duration {
         let limit = self.settings.initial_backoff.saturating_mul(1 << (failures - 1).min(16)).min(MAX_BACKOFF);
         let random = RandomState::new().build_hasher().finish();
@@ -108,7 +107,7 @@ impl Drop for Backoff<'_> {
     }
 }
 
-/// What the Hub says about when to come back: `Retry-After` in seconds, else the `t` of `RateLimit: "name";r=0;t=55`.
+/// The delay that the server requests: `Retry-After` in seconds, else the `t` of `RateLimit: "name";r=0;t=55`.
 pub(super) fn retry_delay(retry_after: Option<&str>, rate_limit: Option<&str>) -> Option<Duration> {
     let seconds = retry_after.and_then(|value| value.trim().parse::<f64>().ok()).or_else(|| {
         let fields = rate_limit?.split(';').map(str::trim);
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hub_s_word_about_waiting_is_understood() {
+    fn retry_headers_are_parsed() {
         let seconds = |value: Option<Duration>| value.map(|wait| wait.as_secs_f64());
         assert_eq!(seconds(retry_delay(Some("7"), None)), Some(7.0));
         assert_eq!(seconds(retry_delay(None, Some("\"resolvers\";r=0;t=55"))), Some(55.0));
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_within_a_random_half_and_stay_under_a_minute() {
+    fn backoff_doubles_up_to_a_minute_with_jitter() {
         let (settings, cancel, retries) = (HubSettings::default(), CancelToken::new(), RetryMonitor::default());
         let backoff = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
         for (failures, limit) in [(1, 0.2), (2, 0.4), (5, 3.2), (10, 60.0), (100, 60.0)] {
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_time_without_progress_counts() {
+    fn progress_resets_the_retry_timeout() {
         let settings = HubSettings { initial_backoff: Duration::ZERO, ..HubSettings::default() };
         let (cancel, retries) = (CancelToken::new(), RetryMonitor::default());
         let mut backoff = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
@@ -169,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_says_for_what_until_it_comes() {
+    fn retries_are_reported_until_progress() {
         let settings = HubSettings { initial_backoff: Duration::ZERO, ..HubSettings::default() };
         let (cancel, retries) = (CancelToken::new(), RetryMonitor::default());
         let mut first = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
         assert_eq!(retries.longest(), None);
         first.wait(transient()).unwrap();
         let told = retries.longest().unwrap().to_string();
-        assert_eq!(told, "waiting for the Hub for 0 s: http://hub/x: reset; trying again");
+        assert_eq!(told, "waiting for the Hub for 0 s: http://hub/x: reset; retrying");
         let mut second = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
         second.wait(transient()).unwrap();
         first.progress();
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_attempt_is_told_when_the_hub_says_to_wait() {
+    fn retry_after_sets_the_next_attempt() {
         let (settings, cancel, retries) = (HubSettings::default(), CancelToken::new(), RetryMonitor::default());
         let mut backoff = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
         cancel.cancel();
@@ -194,11 +193,11 @@ mod tests {
         let retry_after = RequestError::Transient { url, message, retry_after: Some(Duration::from_secs(12)) };
         backoff.wait(retry_after).unwrap_err();
         let told = retries.longest().unwrap().to_string();
-        assert_eq!(told, "waiting for the Hub for 0 s: http://hub/x: reset; next try in 12 s");
+        assert_eq!(told, "waiting for the Hub for 0 s: http://hub/x: reset; retrying in 12 s");
     }
 
     #[test]
-    fn what_contradicts_the_listing_is_asked_for_a_few_times() {
+    fn listing_mismatches_are_retried_a_few_times() {
         let settings = HubSettings { initial_backoff: Duration::ZERO, ..HubSettings::default() };
         let (cancel, retries) = (CancelToken::new(), RetryMonitor::default());
         let mut backoff = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hub_that_never_answered_is_given_up_sooner() {
+    fn an_unreachable_hub_fails_after_few_attempts() {
         let settings = HubSettings { initial_backoff: Duration::ZERO, ..HubSettings::default() };
         let (cancel, retries, responded) = (CancelToken::new(), RetryMonitor::default(), AtomicBool::new(false));
         let mut backoff = Backoff::new(&settings, &cancel, &responded, &retries);
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_ends_the_waiting_at_once() {
+    fn cancellation_ends_the_backoff() {
         let settings = HubSettings { initial_backoff: Duration::from_mins(10), ..HubSettings::default() };
         let (cancel, retries) = (CancelToken::new(), RetryMonitor::default());
         cancel.cancel();

@@ -1,23 +1,23 @@
-//! Who waits for the network at the moment, and for what: so that whoever waits for data can say so.
+//! Which requests are being retried, and why: for the progress display and the log.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the log repeats what it has said already.
+/// How often the log repeats the same reason.
 const WARNING_INTERVAL: Duration = Duration::from_mins(1);
 
-/// What a reader that got no byte waits for.
+/// A request that is being retried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetryStatus {
-    /// The address, without its query.
+    /// The URL, without its query.
     pub url: String,
-    /// What went wrong the last time.
+    /// The last error.
     pub reason: String,
-    /// When it first went wrong.
+    /// Time of the first failure.
     pub since: Instant,
-    /// When it is tried again.
+    /// Time of the next attempt.
     pub next_attempt: Instant,
 }
 
@@ -27,14 +27,14 @@ impl fmt::Display for RetryStatus {
         let (waited, left) = (since.elapsed().as_secs(), next_attempt.saturating_duration_since(Instant::now()));
         write!(f, "waiting for the Hub for {waited} s: {url}: {reason}; ")?;
         if left.is_zero() {
-            f.write_str("trying again")
+            f.write_str("retrying")
         } else {
-            write!(f, "next try in {:.0} s", left.as_secs_f64().ceil())
+            write!(f, "retrying in {:.0} s", left.as_secs_f64().ceil())
         }
     }
 }
 
-/// The readers that have failed since they last got a byte. Clones share it.
+/// The requests that have failed since their last progress. Clones share it.
 #[derive(Clone, Default)]
 pub struct RetryMonitor(Arc<Mutex<ActiveRetries>>);
 
@@ -42,12 +42,12 @@ pub struct RetryMonitor(Arc<Mutex<ActiveRetries>>);
 struct ActiveRetries {
     next_id: u64,
     by_id: BTreeMap<u64, RetryStatus>,
-    /// The reason that the log told last, and when.
+    /// The last reason that was logged, and when.
     logged: Option<(String, Instant)>,
 }
 
 impl RetryMonitor {
-    /// Notes a failure of the reader with this id, or of a new one; returns its id.
+    /// Records a failure of the request with this id, or of a new one; returns its id.
     pub(super) fn record_failure(&self, id: Option<u64>, status: RetryStatus) -> u64 {
         let mut active = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let id = id.unwrap_or_else(|| {
@@ -65,12 +65,12 @@ impl RetryMonitor {
         id
     }
 
-    /// The reader got something, or gave up.
+    /// Removes a request that made progress or ended.
     pub(super) fn remove(&self, id: u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).by_id.remove(&id);
     }
 
-    /// What the reader that has waited longest waits for; none if all goes well.
+    /// The request that has been failing for the longest time; none if all succeed.
     pub fn longest(&self) -> Option<RetryStatus> {
         let active = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         active.by_id.values().min_by_key(|status| status.since).cloned()

@@ -1,4 +1,4 @@
-//! Where the Hub is, who asks, and how patient the asking is.
+//! Settings of the Hub client: endpoint, token, timeouts and cache.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,24 +11,24 @@ use crate::block_cache::BLOCK_BYTES;
 use crate::cache_folder::cache_root;
 use crate::hub::retry_status::RetryMonitor;
 
-/// How to talk to the Hub. [`HubSettings::from_environment`] reads what `huggingface_hub` reads.
+/// Settings of the Hub client. [`HubSettings::from_environment`] reads the variables that `huggingface_hub` reads.
 #[derive(Clone)]
 pub struct HubSettings {
-    /// Where it is, without a final slash.
+    /// URL of the Hub, without a trailing slash.
     pub endpoint: String,
-    /// Sent to the endpoint only.
+    /// Access token; sent to the endpoint only.
     pub token: Option<String>,
-    /// Refuse to ask.
+    /// Whether requests are forbidden.
     pub offline: bool,
-    /// How long something is tried without a byte of progress.
+    /// How long a request is retried without progress.
     pub retry_timeout: Duration,
-    /// The pause after the first failure; it doubles with each further one, up to a minute.
+    /// Delay after the first failure; it doubles with each further one, up to a minute.
     pub initial_backoff: Duration,
-    /// How long the other side may be silent.
+    /// How long a connection may be silent.
     pub idle_timeout: Duration,
-    /// Where to keep what was read, and at most how many bytes of it; none to keep nothing.
+    /// Folder and size limit in bytes of the block cache; none for no cache.
     pub cache: Option<(PathBuf, u64)>,
-    /// Where whoever waits for the Hub says so, from the first request on.
+    /// Reports the requests that are being retried, from the first one on.
     pub retries: RetryMonitor,
 }
 
@@ -64,7 +64,7 @@ impl HubSettings {
         settings
     }
 
-    /// With the patience and the cache of a run.
+    /// With the retry timeout and the block cache of a run.
     #[must_use]
     pub fn with_run_config(self, data: &DataConfig) -> Self {
         let folder = || data.cache_dir.clone().unwrap_or_else(|| cache_root().join("blocks"));
@@ -74,7 +74,7 @@ impl HubSettings {
     }
 }
 
-/// The token is shown as present or absent only, the endpoint without user and password.
+/// Shows the token as set or not set, and the endpoint without user and password.
 impl fmt::Debug for HubSettings {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
@@ -94,7 +94,7 @@ fn environment_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// Whole seconds, as `huggingface_hub` takes them; at least one.
+/// An integer number of seconds, at least one, as `huggingface_hub` reads it.
 fn parse_seconds(value: &str) -> Option<Duration> {
     value.parse().ok().filter(|&seconds| seconds > 0).map(Duration::from_secs)
 }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timeout_is_a_whole_number_of_seconds_above_zero() {
+    fn timeouts_are_positive_integers() {
         assert_eq!(parse_seconds("10"), Some(Duration::from_secs(10)));
         for other in ["", "0", "-1", "soon", "0.5", "1e300"] {
             assert_eq!(parse_seconds(other), None, "{other}");

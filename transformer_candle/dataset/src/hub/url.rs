@@ -1,8 +1,8 @@
-//! Addresses and ranges as HTTP headers write them.
+//! URLs and HTTP headers.
 
 use ureq::http::Uri;
 
-/// `bytes 5-9/100` as first, last, total.
+/// Parses `bytes 5-9/100` as first, last, total.
 pub(super) fn parse_content_range(value: &str) -> Option<(u64, u64, Option<u64>)> {
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
@@ -10,13 +10,13 @@ pub(super) fn parse_content_range(value: &str) -> Option<(u64, u64, Option<u64>)
     (first <= last).then(|| (first, last, total.parse().ok()))
 }
 
-/// The address of `rel="next"` in a `Link` header.
+/// The URL of `rel="next"` in a `Link` header.
 pub(super) fn parse_next_link(value: &str) -> Option<String> {
     let next = value.split(',').find(|link| link.contains("rel=\"next\""))?;
     Some(next.split_once('<')?.1.split_once('>')?.0.to_owned())
 }
 
-/// Where a redirect from `base` leads; none if that is no address of the web.
+/// The target of a redirect from `base`; none if it is not an HTTP URL.
 pub(super) fn resolve_redirect(base: &Uri, target: &str) -> Option<String> {
     if target.starts_with("http://") || target.starts_with("https://") {
         return Some(target.to_owned());
@@ -25,7 +25,7 @@ pub(super) fn resolve_redirect(base: &Uri, target: &str) -> Option<String> {
     Some(format!("{}://{}/{path}", base.scheme_str()?, base.authority()?))
 }
 
-/// Scheme, host and port: what decides who may see the token.
+/// Scheme, host and port: they decide who may see the token.
 pub(super) fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     let port = uri.port_u16().or(match uri.scheme_str() {
         Some("https") => Some(443),
@@ -35,7 +35,7 @@ pub(super) fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     (uri.scheme_str(), uri.host().map(str::to_ascii_lowercase), port)
 }
 
-/// An address for messages: signatures and other secrets are in the query, passwords before the host.
+/// A URL for messages, without its query, which may hold a signature, and without user and password.
 pub(super) fn redacted(url: &str) -> String {
     let plain = url.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = plain.split_once("://") else {
@@ -46,8 +46,8 @@ pub(super) fn redacted(url: &str) -> String {
     format!("{scheme}://{host}{path}")
 }
 
-/// An endpoint without the user and password that may stand before its host, and these. They end at the last `@`, also
-/// where a password is not encoded as an address has it.
+/// Splits user and password from an endpoint. They end at the last `@`, so that a password that is not percent-encoded
+/// is recognised as well.
 pub(super) fn split_credentials(endpoint: &str) -> (String, Option<String>) {
     let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
     let separator = if scheme.is_empty() { "" } else { "://" };
@@ -57,7 +57,7 @@ pub(super) fn split_credentials(endpoint: &str) -> (String, Option<String>) {
     }
 }
 
-/// The same address with a user, and a password where there is one, before its host.
+/// The same URL with a user, and a password if there is one, before its host.
 pub(super) fn with_credentials(uri: &Uri, user: &str) -> Option<Uri> {
     let mut parts = uri.clone().into_parts();
     let host = parts.authority.as_ref()?.as_str().rsplit('@').next()?;
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_understood_or_refused() {
+    fn headers_are_parsed_or_rejected() {
         assert_eq!(parse_content_range("bytes 5-9/100"), Some((5, 9, Some(100))));
         assert_eq!(parse_content_range("bytes 5-9/*"), Some((5, 9, None)));
         assert_eq!(parse_content_range("bytes */100"), None);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_passwords_are_not_shown() {
+    fn credentials_are_redacted() {
         assert_eq!(redacted("https://u:p@h:8/a@b/c?sig=x"), "https://h:8/a@b/c");
         assert_eq!(redacted("https://h/a"), "https://h/a");
         let parted = |endpoint| split_credentials(endpoint);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_may_be_relative_to_the_host() {
+    fn redirects_may_be_relative_to_the_host() {
         let base = "https://h:8/a/b?c".parse().unwrap();
         assert_eq!(resolve_redirect(&base, "/x?y").as_deref(), Some("https://h:8/x?y"));
         assert_eq!(resolve_redirect(&base, "http://o/x").as_deref(), Some("http://o/x"));

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The paths chosen from a repository of these files, and the folders that were listed for it.
+/// The files resolved in a repository of these files, and the folders that were listed for it.
 fn resolved(
     files: &[&str],
     card: &str,
@@ -36,7 +36,7 @@ const FINEWEB_FILES: [&str; 5] = [
 ];
 
 #[test]
-fn fineweb_s_configs_list_only_the_folders_they_need() {
+fn configs_list_only_the_folders_they_need() {
     let (files, listed) = resolved(&FINEWEB_FILES, FINEWEB, None, "train").unwrap();
     assert_eq!(files.len(), 3);
     assert_eq!((files[0].as_str(), listed), ("data/CC-MAIN-2013-20/000_00000.parquet", vec!["data".to_owned()]));
@@ -49,7 +49,7 @@ fn fineweb_s_configs_list_only_the_folders_they_need() {
 }
 
 #[test]
-fn shards_in_the_data_folder_name_their_split() {
+fn sharded_names_imply_their_split() {
     let files = [
         "data/train-00001-of-00002.parquet",
         "data/train-00000-of-00002.parquet",
@@ -68,14 +68,14 @@ fn folders_named_after_a_split_come_before_file_names() {
 }
 
 #[test]
-fn file_names_with_a_split_s_word_make_it_up() {
+fn file_names_imply_their_split() {
     let files = ["my_train_0.txt", "train.txt", "sub/valid-1.txt", "trainers.txt", "restrain.txt"];
     check(&files, "train", &["train.txt", "my_train_0.txt"]);
     check(&files, "validation", &["sub/valid-1.txt"]);
 }
 
 #[test]
-fn where_no_name_speaks_of_a_split_all_files_of_the_main_kind_are_train() {
+fn without_split_names_the_main_format_is_train() {
     let files = ["a.parquet", "deep/er/b.parquet", "notes.txt", ".hidden/c.parquet", "__pycache__/d.parquet", "x.csv"];
     check(&files, "train", &["a.parquet", "deep/er/b.parquet"]);
     let error = resolved(&["a.csv", "README.md"], "", None, "train").unwrap_err();
@@ -94,13 +94,13 @@ fn a_config_may_be_a_folder() {
 }
 
 #[test]
-fn a_config_s_pattern_may_match_a_file_once_more_without_doubling_it() {
+fn files_that_match_several_patterns_count_once() {
     let card = "configs:\n- config_name: only\n  data_files: ['**/*.txt', './a.txt', '/b/*.txt']";
     assert_eq!(resolved(&["a.txt", "b/c.txt"], card, None, "train").unwrap().0, ["a.txt", "b/c.txt"]);
 }
 
 #[test]
-fn what_a_card_names_but_the_repository_lacks_is_an_error() {
+fn a_card_s_missing_files_are_an_error() {
     let card = "configs:\n- config_name: default\n  data_files: gone/*.parquet";
     let error = resolved(&["a.parquet"], card, None, "train").unwrap_err().to_string();
     assert!(error.contains("no file matches gone/*.parquet"), "{error}");
