@@ -1,13 +1,14 @@
-//! Blocks of remote files on this machine's disk, so that what was read once is read from here afterwards: by a second epoch,
-//! by a resumed run, by another run of the same data.
+//! The block cache: blocks of remote files on this machine's disk, so that a second epoch, a resumed run, or another
+//! run over the same data reads them from here.
 //!
-//! A block is [`BLOCK_BYTES`] of a file of a pinned revision, in a file of its own with a checksum behind it. Blocks appear
-//! whole (written aside, then renamed) and never change, so any number of programs may share a folder without locks. A
-//! block that does not match its checksum counts as absent and is removed.
+//! A block is [`BLOCK_BYTES`] of a file at a pinned revision, stored in a file of its own with a checksum after it.
+//! Blocks are written to a staging file, renamed atomically and never change, so any number of processes may share a
+//! folder without locks. A block that does not match its checksum is removed and read again.
 //!
-//! The folder is bounded: whoever has written a twentieth of the limit since it last looked removes the blocks not used for
-//! longest until a tenth of the limit is free. So the folder exceeds its limit only while more than two programs fill it
-//! from empty at once. What goes wrong with the disk costs speed, never a run: the block is read from its source.
+//! The folder is bounded: a process that has written a twentieth of the limit since it last measured the folder evicts
+//! the least recently used blocks until a tenth of the limit is free. So the folder exceeds its limit only while more
+//! than two processes fill it from empty at once. Disk errors cost speed, never a run: the block is read from its
+//! source.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -23,29 +24,29 @@ use sha2::{Digest, Sha256};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 
-/// A block's size; the last of a file has what is left.
+/// Size of a block; the last one of a file is shorter.
 pub(crate) const BLOCK_BYTES: u64 = 512 << 10;
 const CHECKSUM_BYTES: usize = 4;
-/// Ending of a block that is being written.
+/// Extension of a block that is being written.
 const STAGING_EXTENSION: &str = "part";
-/// A block that was left half-written for this long belongs to nobody.
+/// A staging file older than this was left behind by a process that died.
 const STAGING_EXPIRY: Duration = Duration::from_hours(1);
 
-/// A folder of blocks. Shared by all files that are read through it.
+/// A folder of blocks, shared by all files that are read through it.
 pub(crate) struct BlockCache {
     folder: PathBuf,
     limit: u64,
-    /// Bytes written since the folder was last looked through.
+    /// Bytes written since the folder was last measured.
     written: AtomicU64,
     eviction: Mutex<()>,
     warned: AtomicBool,
 }
 
-/// Names a file's blocks: what it is a file of, and which.
+/// The name of a file's folder in the cache: a hash of what the file is.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheKey(String);
 
-/// A block found in the folder.
+/// A block on disk.
 struct CachedBlock {
     path: PathBuf,
     bytes: u64,
@@ -53,7 +54,7 @@ struct CachedBlock {
 }
 
 impl CacheKey {
-    /// The file `name` of `length` bytes of a data set at a commit.
+    /// The key of the file `name`, `length` bytes long, of a data set at a commit.
     pub(crate) fn new(dataset: &str, revision: &str, name: &str, length: u64) -> Self {
         let fields = [dataset, revision, name, &length.to_string()].join("\0");
         Self(format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(fields)[..16])))
@@ -61,10 +62,10 @@ impl CacheKey {
 }
 
 impl BlockCache {
-    /// Blocks below `folder`, together at most `limit` bytes, which is room for one at least. Nothing is touched before the first
-    /// block comes.
+    /// Keeps blocks below `folder`, together at most `limit` bytes, which must be room for one. Touches nothing before
+    /// the first block is stored.
     pub(crate) fn new(folder: PathBuf, limit: u64) -> Self {
-        // Full at the start, so that the first block written makes it look.
+        // Starts at the limit, so that the first block stored measures the folder.
         let written = AtomicU64::new(limit);
         Self { folder, limit, written, eviction: Mutex::default(), warned: AtomicBool::new(false) }
     }
@@ -93,7 +94,7 @@ impl BlockCache {
         if let Err(error) = write(&self.path(file, block), bytes)
             && !self.warned.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!("{}: what is read cannot be kept for later: {error}", self.folder.display());
+            tracing::warn!("{}: downloaded data cannot be cached: {error}", self.folder.display());
         }
     }
 
@@ -101,8 +102,8 @@ impl BlockCache {
         self.folder.join(&file.0).join(block.to_string())
     }
 
-    /// Removes the blocks not used for longest, if there is no room for so many bytes more. Another thread's eviction is as good
-    /// as one's own.
+    /// Evicts the least recently used blocks if there is no room for `bytes` more. Returns at once while another thread
+    /// evicts.
     fn make_room(&self, bytes: u64) {
         let Ok(_eviction) = self.eviction.try_lock() else {
             return;
@@ -110,7 +111,7 @@ impl BlockCache {
         self.written.store(0, Ordering::Relaxed);
         let mut found = self.blocks();
         let mut total: u64 = found.iter().map(|block| block.bytes).sum();
-        // The twentieth is what comes until the next look.
+        // A twentieth may be written before the folder is measured again.
         if total + bytes + self.limit / 20 <= self.limit {
             return;
         }
@@ -146,12 +147,12 @@ impl BlockCache {
     }
 }
 
-/// Writes a block aside and moves it into place.
+/// Writes a block to a staging file and renames it atomically.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let staging = path.with_extension(format!("{}-{number}.{STAGING_EXTENSION}", std::process::id()));
-    let parent = path.parent().expect("a block lies in its file's folder");
+    let parent = path.parent().expect("a block has a parent folder");
     fs::create_dir_all(parent)?;
     let written = File::create(&staging).and_then(|mut block| {
         block.write_all(bytes)?;
@@ -164,12 +165,12 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     renamed
 }
 
-/// A file whose blocks are kept.
+/// A file whose blocks are cached.
 pub(crate) struct CachedSource<S> {
     source: S,
     cache: Arc<BlockCache>,
     file: CacheKey,
-    /// The blocks handed out.
+    /// Indices of the blocks that were read.
     read_blocks: Mutex<BTreeSet<u64>>,
 }
 
@@ -178,7 +179,7 @@ impl<S: ByteSource> CachedSource<S> {
         Self { source, cache, file, read_blocks: Mutex::default() }
     }
 
-    /// Reads the missing blocks `first..end` with one request and keeps them.
+    /// Reads the missing blocks `first..end` with one request and stores them.
     fn fetch(&self, first: u64, end: u64, blocks: &mut Vec<Bytes>) -> Result<(), DataError> {
         let (start, end) = (first * BLOCK_BYTES, (end * BLOCK_BYTES).min(self.length()));
         let bytes = self.source.read(start, (end - start) as usize)?;
@@ -243,7 +244,7 @@ mod tests {
     use super::*;
     use crate::byte_source::testing::MemoryFile;
 
-    /// Reads are counted by the file in memory.
+    /// The file in memory counts the bytes that are read of it.
     impl ByteSource for Arc<MemoryFile> {
         fn name(&self) -> &str {
             self.as_ref().name()
@@ -279,7 +280,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
         #[test]
-        fn any_reads_give_the_file_s_bytes_and_each_block_comes_once(
+        fn reads_are_exact_and_fetch_each_block_once(
             reads in prop::collection::vec((0..LENGTH, 1..LENGTH), 1..8),
         ) {
             let folder = tempfile::tempdir().unwrap();
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_there_for_the_next_program() {
+    fn cached_blocks_serve_the_next_process() {
         let folder = tempfile::tempdir().unwrap();
         cached(folder.path(), 1 << 30, "f").1.read(0, LENGTH).unwrap();
         let (memory, source) = cached(folder.path(), 1 << 30, "f");
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_block_is_read_again() {
+    fn corrupted_blocks_are_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let (_, source) = cached(folder.path(), 1 << 30, "f");
         source.read(0, LENGTH).unwrap();
@@ -323,18 +324,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_distrusted_is_read_again_and_the_rest_stays() {
+    fn invalidation_removes_only_the_blocks_read() {
         let folder = tempfile::tempdir().unwrap();
         cached(folder.path(), 1 << 30, "f").1.read(0, LENGTH).unwrap();
         let (memory, source) = cached(folder.path(), 1 << 30, "f");
         source.read(BLOCK_BYTES, 10).unwrap();
-        assert!(!source.invalidate(), "the file in memory has no other bytes");
+        assert!(!source.invalidate(), "the file in memory cannot change");
         assert_eq!(source.read(0, LENGTH).unwrap(), content());
-        assert_eq!(memory.bytes_read(), BLOCK_BYTES, "only the block that was handed out");
+        assert_eq!(memory.bytes_read(), BLOCK_BYTES, "only the block that was read");
     }
 
     #[test]
-    fn the_limit_holds_and_what_was_used_last_stays() {
+    fn eviction_keeps_recent_blocks_below_the_limit() {
         let folder = tempfile::tempdir().unwrap();
         let limit = 10 * BLOCK_BYTES;
         for file in 0..20 {
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_costs_nothing_but_speed() {
+    fn an_unwritable_folder_is_bypassed() {
         let folder = tempfile::tempdir().unwrap();
         let no_folder = folder.path().join("file");
         fs::write(&no_folder, "").unwrap();
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_read_the_same_blocks_all_get_them_whole() {
+    fn concurrent_readers_get_intact_blocks() {
         let folder = tempfile::tempdir().unwrap();
         let expected = content();
         std::thread::scope(|scope| {

@@ -5,16 +5,16 @@ use crate::sequential_reader::SequentialReader;
 use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource, Mixture};
 
-/// The documents of a source in listing order, one file open at a time, a few rows in memory. A text file comes as its
-/// pieces. Ends after an error.
+/// The documents of a source in listing order, with one shard open at a time and a few rows in memory. A text file is
+/// read as its chunks. Ends after an error.
 ///
-/// Of a mixture the next document is that of the component with the least text so far for its share, so that texts come
-/// in the proportions of training. A component that ends begins again, until each has ended once.
+/// The next document of a mixture is that of the component with the least text so far in proportion to its weight. A
+/// component that ends starts again, until each has ended once.
 pub struct Documents {
     components: Vec<ComponentDocuments>,
     rows_left: u64,
     skipped: SkippedRows,
-    /// One was handed out.
+    /// Whether any document was returned.
     any_document: bool,
 }
 
@@ -22,9 +22,9 @@ struct ComponentDocuments {
     source: DataSource,
     reader: SequentialReader,
     weight: u64,
-    /// Of the documents handed out.
+    /// Bytes of the documents returned.
     bytes: u64,
-    /// Of the documents of this pass.
+    /// Bytes of the documents returned in this pass over the component.
     pass_bytes: u64,
     ended: bool,
 }
@@ -50,7 +50,7 @@ impl Documents {
         }
     }
 
-    /// Rows left out so far.
+    /// Rows skipped so far.
     pub fn skipped(&self) -> SkippedRows {
         self.skipped
     }
@@ -82,7 +82,7 @@ impl Documents {
         if self.any_document { Ok(None) } else { self.missing_column() }
     }
 
-    /// Fails if there is no document because the text column is not there.
+    /// Fails if there was no document because the text column is missing.
     fn missing_column<T>(&self) -> Result<Option<T>, DataError> {
         for ComponentDocuments { source, .. } in &self.components {
             if let Some(missing) = source.missing_column(self.skipped, source.cancel())? {
@@ -97,7 +97,7 @@ impl ComponentDocuments {
     fn restart(&mut self) {
         self.ended = true;
         if self.pass_bytes == 0 {
-            // There is nothing in it: its turn never comes again.
+            // It has no document: it must not come next again.
             self.bytes = u64::MAX;
         }
         self.pass_bytes = 0;
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_come_in_listing_order_until_the_limit() {
+    fn documents_follow_listing_order_up_to_max_samples() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(folder.path());
         let read = |limit| Documents::open(&source, limit).collect::<Result<Vec<_>, _>>().unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_comes_in_its_place_and_ends_it() {
+    fn an_error_ends_the_iterator() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("z.parquet"), "not Parquet at all").unwrap();
         let mut documents = Documents::open(source(folder.path()), None);
@@ -152,19 +152,19 @@ mod tests {
     }
 
     #[test]
-    fn a_text_column_that_is_not_there_is_an_error_that_names_those_that_are() {
+    fn a_missing_text_column_lists_the_available_ones() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.jsonl"), "{\"id\": 1, \"body\": \"x\"}\n").unwrap();
         let source = |column| DataSource::local(&[".".to_owned()], folder.path(), column, &CancelToken::new()).unwrap();
         let error = |column| Documents::open(source(column), None).next().unwrap().unwrap_err().to_string();
         let way_out = "; its text columns are body: choose one with --text-column (data.text_column)";
         assert_eq!(error("text"), format!("a.jsonl has no text column `text`{way_out}"));
-        assert_eq!(error("id"), format!("the column `id` of a.jsonl holds numbers, not text{way_out}"));
+        assert_eq!(error("id"), format!("the column `id` of a.jsonl holds numbers, not strings{way_out}"));
         assert!(Documents::open(source("body"), None).next().unwrap().is_ok());
     }
 
     #[test]
-    fn documents_of_a_mixture_come_in_the_proportions_of_its_weights_until_each_component_has_ended() {
+    fn a_mixture_s_documents_are_proportional_to_weights() {
         let folder = tempfile::tempdir().unwrap();
         let source = |name: &str, documents: usize, text: &str| {
             let lines = format!("{{\"text\": \"{text}\"}}\n").repeat(documents);

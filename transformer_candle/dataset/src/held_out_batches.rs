@@ -1,4 +1,4 @@
-//! Documents that training never sees, packed in listing order, the same in every evaluation.
+//! Evaluation batches: held-out documents, packed in listing order, the same in every evaluation.
 
 use std::collections::VecDeque;
 
@@ -12,23 +12,23 @@ use crate::{Batch, CancelToken, DataError, DataSource, Mixture, StreamSettings, 
 
 /// Rows read at a time.
 const ROWS_PER_READ: usize = 64;
-/// Text encoded before the caller is asked again whether to go on.
+/// Text that is tokenized between two checks for an interruption.
 const BYTES_PER_ENCODE: usize = 2 << 20;
-/// An evaluation set ends at the first document behind so many tokens: more tell nothing more about the loss, and those
-/// that were read once stay in memory (64 MiB).
+/// An evaluation set ends with the first document that brings it to this many tokens: more would say nothing more about
+/// the loss, and all tokens stay in memory (64 MiB).
 const MAX_TOKENS: usize = 16 << 20;
 
-/// An evaluation set. Read as far as it is asked for, and only once.
+/// An evaluation set, read once and only as far as needed.
 pub struct HeldOut {
     name: String,
     weight: f64,
     reader: PrefetchThread,
     tokenizer: Tokenizer,
-    /// Read and not yet encoded.
+    /// Read but not yet tokenized.
     documents: VecDeque<Document>,
     packed: PackedTokens,
     skipped: SkippedRows,
-    /// All that there will be is packed.
+    /// Whether all documents are packed.
     complete: bool,
 }
 
@@ -46,14 +46,14 @@ impl HeldOut {
         training.sources().iter().enumerate().map(component).collect()
     }
 
-    /// What a [`crate::TokenStream`] of the same source with the same settings holds out.
+    /// The rows that a [`crate::TokenStream`] of the same source with the same settings holds out.
     pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let split = source.held_out_split(settings.split_settings(), source.cancel())?;
         let reader = SequentialReader::held_out(source, split, CancelToken::new());
         Self::new(source, reader, settings.sequence_length, settings.packing, tokenizer)
     }
 
-    /// All of `source`: a validation set of its own.
+    /// All rows of `source`, which is a validation set of its own.
     pub fn whole(
         source: &DataSource,
         sequence_length: usize,
@@ -95,13 +95,13 @@ impl HeldOut {
         &self.name
     }
 
-    /// Its weight among the evaluation sets of a run, whose sum is 1.
+    /// The weight of this set; the weights of all evaluation sets of a run sum to 1.
     pub fn weight(&self) -> f64 {
         self.weight
     }
 
-    /// Batches of `sequences` sequences (at least one) from the start, of at max_sequences `max_sequences` sequences together; the last
-    /// may be smaller. Texts are tokenised in the threads of the current rayon pool.
+    /// Batches of `sequences` sequences (at least one) from the start, at most `max_sequences` in all; the last batch
+    /// may be smaller. Text is tokenized in the threads of the current rayon pool.
     pub fn batches(&mut self, sequences: usize, max_sequences: usize) -> HeldOutBatches<'_> {
         HeldOutBatches {
             held_out: self,
@@ -113,7 +113,7 @@ impl HeldOut {
         }
     }
 
-    /// Rows left out so far.
+    /// Rows skipped so far.
     pub fn skipped(&self) -> SkippedRows {
         self.skipped
     }
@@ -156,7 +156,7 @@ impl HeldOut {
     }
 }
 
-/// One pass over the held-out documents. Ends after an error.
+/// One pass over an evaluation set. Ends after an error.
 pub struct HeldOutBatches<'a> {
     held_out: &'a mut HeldOut,
     sequences: usize,
@@ -167,8 +167,8 @@ pub struct HeldOutBatches<'a> {
 }
 
 impl<'a> HeldOutBatches<'a> {
-    /// Gives up waiting for data soon after `interrupted` says so, with [`DataError::Interrupted`]. Another pass goes on
-    /// where it waited.
+    /// Stops waiting for data soon after `interrupted` returns true, with [`DataError::Interrupted`]. No text is lost:
+    /// a later pass resumes reading there.
     #[must_use]
     pub fn unless(self, interrupted: &'a dyn Fn() -> bool) -> Self {
         Self { interrupted, ..self }

@@ -1,11 +1,12 @@
-//! Which rows are trained on and which are held out: a function of the listing, `max_samples` and the held-out fraction.
+//! Which rows are trained on and which are held out: a function of the listing, `max_samples` and the held-out
+//! fraction.
 //!
 //! Training has the first `max_samples` rows in listing order, or all. Held out are whole row groups, the same ones for
 //! every seed:
 //!
 //! 1. With `max_samples` and data after it, the candidates are the row groups after it, so that training loses nothing;
-//!    if there are none, the rest of the row group that the limit cuts is held out. Otherwise the candidates are the row
-//!    groups of the training set, which training then leaves out.
+//!    if there are none, the rest of the row group that the limit cuts is held out. Otherwise the candidates are the
+//!    row groups of the training set, which training then leaves out.
 //! 2. Of the first 16 shards with candidates, every candidate is held out whose hash (of the shard's name and the row
 //!    group's index) is below the fraction.
 //! 3. If that selects none, or if there are fewer than eight candidates, the one with the smallest hash is held out. Of
@@ -199,7 +200,8 @@ impl Candidates {
         Ok(found)
     }
 
-    /// The rule for these candidates; none if nothing can be held out. Row groups `after_training` may be held out whole.
+    /// The rule for these candidates; none if nothing can be held out. Row groups `after_training` may be held out
+    /// whole.
     fn choose(
         self,
         source: &DataSource,

@@ -4,10 +4,10 @@
 //! Let component `i` have weight `w_i` (the weights sum to 1) and have delivered `n_i` of the first `k` sequences. Its
 //! next sequence is released at position `floor(n_i / w_i)` and due before position `ceil((n_i + 1) / w_i)`. Of the
 //! components whose next sequence is released at position `k`, the one with the earliest deadline is next; of equal
-//! deadlines, the first in the list. This is earliest-deadline-first over the windows of proportionate fairness (Baruah,
-//! Cohen, Plaxton, Varvel, "Proportionate progress: a notion of fairness in resource allocation", Algorithmica 1996):
-//! such a schedule meets every deadline, so that `|n_i - k * w_i| < 1` at every position. Weights are integers, so that
-//! nothing drifts.
+//! deadlines, the first in the list. This is earliest-deadline-first over the windows of proportionate fairness
+//! (Baruah, Cohen, Plaxton, Varvel, "Proportionate progress: a notion of fairness in resource allocation", Algorithmica
+//! 1996): such a schedule meets every deadline, so that `|n_i - k * w_i| < 1` at every position. Weights are integers,
+//! so that nothing drifts.
 
 /// What the integer weights sum to, up to rounding: more than a run has sequences, and a power of ten because people
 /// write weights as decimals.

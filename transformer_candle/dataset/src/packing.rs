@@ -1,23 +1,25 @@
-//! Token ids of documents to sequences of equal length in which every token of text is a target exactly once.
+//! Packing: the token ids of documents become sequences of equal length, in which every token is a target exactly once.
 //!
-//! The tokens of all documents, each followed by end-of-text, form one line with an end-of-text before the first. Sequence
-//! `k` has tokens `kT .. kT + T` as inputs and `kT + 1 .. kT + T + 1` as targets: what one sequence ends with as a target
-//! the next starts with as an input. Where the line ends within a sequence the rest is padding that counts for nothing.
+//! The tokens of all documents, each followed by end-of-text, are concatenated, with one end-of-text before the first.
+//! Sequence `k` of length `T` has tokens `kT .. kT + T` as inputs and `kT + 1 .. kT + T + 1` as targets: the last
+//! target of a sequence is the first input of the next. The rest of the last sequence is padding, which the loss
+//! ignores.
 //!
-//! With [`Packing::Documents`] each end-of-text, as an input, opens the document behind it, which does not look back
-//! further. Borders are the ends that were put here. A text that has the same id among its own is not cut, and pieces of a
-//! text file, of which only the last has an end, are one document with what the line has around them.
+//! With [`Packing::Documents`] each end-of-text, as an input, starts the document after it, and attention does not look
+//! back past it. Only the end-of-text tokens added here separate documents: an equal id within a text does not. Of the
+//! chunks of a text file only the last is followed by end-of-text: the others count as one document with their
+//! neighbours in the concatenation.
 
 use run_config::Packing;
 
 use crate::batch::{Batch, IGNORED_TARGET};
 
-/// A line of tokens, and how it is cut.
+/// Concatenated tokens, to be cut into sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PackedTokens {
     /// Starts with end-of-text.
     tokens: Vec<u32>,
-    /// The places of end-of-text in the line, rising, if documents are kept apart.
+    /// Ascending indices of the end-of-text tokens added here, if documents are kept apart.
     ends: Option<Vec<usize>>,
     sequence_length: usize,
     end_of_text: u32,
@@ -28,7 +30,7 @@ impl PackedTokens {
         Self::with_capacity(sequence_length, packing, end_of_text, 0)
     }
 
-    /// With room for `targets` tokens.
+    /// Reserves memory for `targets` tokens.
     pub(crate) fn with_capacity(sequence_length: usize, packing: Packing, end_of_text: u32, targets: usize) -> Self {
         let tokens = Vec::with_capacity(targets + 1);
         let ends = (packing == Packing::Documents).then(Vec::new);
@@ -37,7 +39,7 @@ impl PackedTokens {
         packed
     }
 
-    /// Appends a document; `ends` says whether end-of-text follows.
+    /// Appends a document, followed by end-of-text if `ends_document`.
     pub(crate) fn push(&mut self, ids: &[u32], ends: bool) {
         self.tokens.extend_from_slice(ids);
         if ends {
@@ -52,12 +54,12 @@ impl PackedTokens {
         self.sequence_length
     }
 
-    /// Tokens that are targets.
+    /// Number of target tokens.
     pub(crate) fn targets(&self) -> usize {
         self.tokens.len() - 1
     }
 
-    /// How many sequences the line fills, the last perhaps in part.
+    /// Number of sequences; the last may be padded.
     pub(crate) fn sequences(&self) -> usize {
         self.targets().div_ceil(self.sequence_length)
     }
@@ -83,7 +85,7 @@ impl PackedTokens {
     }
 }
 
-/// Where the documents of the `length` positions from the line's place `start` on begin, counted from there.
+/// Where the document of each of `length` positions from index `start` starts, as an index relative to `start`.
 fn document_starts(ends: &[usize], start: usize, length: usize) -> impl Iterator<Item = i32> {
     let mut ends = ends[ends.partition_point(|&place| place < start)..].iter().peekable();
     let mut begins = 0;
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn by_documents_an_end_opens_the_document_behind_it_and_what_has_no_end_or_spells_one_is_not_cut() {
+    fn only_added_end_of_text_starts_a_document() {
         let documents =
             [(vec![1, 2, 3], true), (vec![4, 5], false), (vec![6, END, 7], true), (vec![], true), (vec![8], true)];
         let (_, batch) = pack(&documents, 5, Packing::Documents);
@@ -136,13 +138,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_packs_into_no_sequences() {
+    fn no_documents_give_no_sequences() {
         assert_eq!(PackedTokens::new(4, Packing::Concat, END).sequences(), 0);
     }
 
     proptest! {
         #[test]
-        fn every_token_is_a_target_once_and_every_input_is_the_token_before(
+        fn every_token_is_a_target_once(
             documents in prop::collection::vec((prop::collection::vec(0..END, 0..20), Just(true)), 0..30),
             sequence_length in 1_usize..17,
         ) {
@@ -159,7 +161,7 @@ mod tests {
         }
 
         #[test]
-        fn by_documents_the_batch_is_the_same_and_each_position_begins_where_the_last_end_before_it_stands(
+        fn document_starts_point_to_the_last_end_of_text(
             documents in prop::collection::vec((prop::collection::vec(0..=END, 0..20), any::<bool>()), 0..30),
             sequence_length in 1_usize..17,
         ) {

@@ -1,4 +1,4 @@
-//! What to read: a data set of the Hub at one commit, or files of this machine, listed but not yet opened.
+//! A data source: a data set of the Hub at one commit, or local files, listed but not opened.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,18 +18,18 @@ use crate::hub::{HubSettings, Repository, RetryStatus};
 use crate::local_files::{self, LocalListing};
 use crate::{DataError, SkippedRows};
 
-/// The name of the data set that every machine can make for itself; it lies in the cache folder.
+/// The data set that every machine can make for itself; it is in the cache folder.
 const DEMO: &str = "demo";
 
-/// Files that are opened at most to find one that has fields.
+/// Shards opened at most to find one whose format names its fields.
 const MAX_SHARDS_PROBED: usize = 16;
-/// How often a thread looks whether another has decided what both want to know.
+/// How often a thread checks whether another one has decided the split.
 const SPLIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A data set whose files are known. Cheap to clone; cloning shares.
+/// A data set whose shards are known. Cheap to clone; clones share the listing.
 ///
-/// What reads it on the caller's thread ([`crate::Documents`], [`crate::HeldOut`], [`crate::ledger::audit`]) ends with
-/// [`DataError::Interrupted`] when the token says so that it was opened with.
+/// Reading it on the caller's thread ([`crate::Documents`], [`crate::HeldOut`], [`crate::ledger::audit`]) ends with
+/// [`DataError::Interrupted`] when the token that it was opened with is cancelled.
 #[derive(Clone)]
 pub struct DataSource {
     listing: Arc<Listing>,
@@ -42,14 +42,14 @@ struct Listing {
     text_column: String,
     shards: Vec<Shard>,
     location: Location,
-    /// What was decided before: deciding may read many files.
+    /// Splits decided before: deciding may read many shards.
     held_out_splits: Mutex<Vec<(SplitSettings, Arc<HeldOutSplit>)>>,
     notes: Vec<String>,
 }
 
 /// A file of the listing.
 pub(crate) struct Shard {
-    /// Its path in the repository, or below the folder that all local files share.
+    /// Path in the repository, or relative to the folder that all local files have in common.
     pub name: String,
     pub bytes: u64,
     format: Format,
@@ -60,21 +60,21 @@ enum Location {
     Hub(Repository),
 }
 
-/// What a source is, for people and for checkpoints.
+/// The name, revision and size of a source, for people and for checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceDescription {
     /// The data set's name, or the patterns.
     pub name: String,
     /// The commit that is read; none for local files.
     pub revision: Option<String>,
-    /// How many files.
+    /// Number of shards.
     pub files: u64,
-    /// Their size together.
+    /// Their total size.
     pub bytes: u64,
 }
 
 impl DataSource {
-    /// The validation data of a run, where `data.validation_shards` names some.
+    /// The validation data of a run; none unless `data.validation_shards` is set.
     pub fn validation_from_run(run: &ResolvedRun, cancel: &CancelToken) -> Result<Option<Self>, DataError> {
         let data = &run.config.data;
         if data.validation_shards.is_empty() {
@@ -83,8 +83,8 @@ impl DataSource {
         Self::local(&data.validation_shards, Path::new(""), &data.text_column, cancel).map(Some)
     }
 
-    /// A data set by name: `demo` from the cache folder, anything else from the Hub. The Hub is asked for the commit, the
-    /// card and the listing; the commit stays the same for as long as the source lives.
+    /// Opens a data set by name: `demo` from the cache folder, anything else from the Hub. Requests the commit, the
+    /// dataset card and the listing from the Hub; the source stays at this commit.
     pub fn streaming(streaming: &StreamingConfig, hub: HubSettings, cancel: &CancelToken) -> Result<Self, DataError> {
         if streaming.dataset == DEMO {
             return Self::demo(streaming, cache_root().join(DEMO), cancel);
@@ -111,7 +111,7 @@ impl DataSource {
             let setting = "the revision (--revision) or configuration (--data-config) of the data set demo";
             return Err(DataError::Setting {
                 setting,
-                must: "left out: this machine makes demo itself, and there is only one",
+                must: "left out: this machine makes demo itself, in a single version",
             });
         }
         if streaming.split != "train" {
@@ -124,14 +124,14 @@ impl DataSource {
         }
     }
 
-    /// Files, folders and globs; relative ones are relative to `base`. Folders are searched to any depth. Each file counts
-    /// once, however many names and links lead to it.
+    /// Lists files, folders and globs; relative ones are relative to `base`. Folders are searched recursively. Each
+    /// file counts once, however many patterns and links lead to it.
     pub fn local(patterns: &[String], base: &Path, text_column: &str, cancel: &CancelToken) -> Result<Self, DataError> {
         let LocalListing { entries, notes } = local_files::list(patterns, base, cancel)?;
         let mut shards = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());
         for entry in entries {
-            // `list` names only files whose format is known.
+            // `list` returns only files of a known format.
             let Some(format) = Format::from_name(&entry.name) else {
                 continue;
             };
@@ -158,17 +158,17 @@ impl DataSource {
         Self { listing, ..self }
     }
 
-    /// What was left out of the listing and why, one sentence each.
+    /// Notes on files that were left out of the listing, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.listing.notes
     }
 
-    /// The same data, whose reading on the caller's thread another token ends.
+    /// The same data; reading it on the caller's thread is cancelled by `cancel`.
     pub(crate) fn cancelled_by(&self, cancel: &CancelToken) -> Self {
         Self { listing: Arc::clone(&self.listing), cancel: cancel.clone() }
     }
 
-    /// What ends reading on the caller's thread.
+    /// The token that cancels reading on the caller's thread.
     pub(crate) fn cancel(&self) -> &CancelToken {
         &self.cancel
     }
@@ -196,13 +196,13 @@ impl DataSource {
         &self.listing.shards
     }
 
-    /// Who is trained on and who is held out; the stream and the evaluation of a run ask for the same.
+    /// The training and held-out rows. The stream and the evaluation of a run use the same split.
     pub(crate) fn held_out_split(
         &self,
         settings: SplitSettings,
         cancel: &CancelToken,
     ) -> Result<Arc<HeldOutSplit>, DataError> {
-        // Another thread may be deciding the same, for as long as the Hub does not answer.
+        // Another thread may be deciding the same split, for as long as the Hub does not respond.
         let mut known = loop {
             match self.listing.held_out_splits.try_lock() {
                 Ok(known) => break known,
@@ -218,7 +218,7 @@ impl DataSource {
         Ok(split)
     }
 
-    /// The text column, if rows have no text because the first file with fields does not have it as text.
+    /// The reason why rows have no text, if it is that the first shard with fields has no such text column.
     pub(crate) fn missing_column(
         &self,
         skipped: SkippedRows,
@@ -244,7 +244,7 @@ impl DataSource {
         Ok(None)
     }
 
-    /// What reading waits for while the Hub or the network fails.
+    /// The request that has been failing for the longest time; none if all succeed.
     pub fn retry_status(&self) -> Option<RetryStatus> {
         match &self.listing.location {
             Location::Hub(repository) => repository.retry_status(),
@@ -252,7 +252,7 @@ impl DataSource {
         }
     }
 
-    /// Opens a file by its place in the listing; `cancel` ends reading it.
+    /// Opens a shard by its index in the listing; `cancel` cancels reading it.
     pub(crate) fn open(&self, shard: usize, cancel: &CancelToken) -> Result<Box<dyn ShardReader>, DataError> {
         let Shard { name, bytes, format } = &self.listing.shards[shard];
         let source: Arc<dyn ByteSource> = match &self.listing.location {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_is_the_parquet_files_of_its_folder() {
+    fn demo_is_the_parquet_files_of_its_folder() {
         let never = CancelToken::new();
         let folder = tempfile::tempdir().unwrap();
         let missing = DataSource::demo(&streaming(DEMO, "train"), folder.path().join("demo"), &never).unwrap_err();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hub_is_not_asked_when_offline_or_for_names_that_cannot_be() {
+    fn offline_and_invalid_names_make_no_request() {
         let offline = HubSettings { offline: true, ..HubSettings::default() };
         let never = CancelToken::new();
         let error = DataSource::streaming(&streaming("owner/name", "train"), offline.clone(), &never).unwrap_err();

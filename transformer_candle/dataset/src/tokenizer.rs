@@ -1,4 +1,4 @@
-//! Text to token ids, with the Hugging Face tokenizers library.
+//! Tokenization with the Hugging Face tokenizers library.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::encoder::Encoder;
 
 /// The token that ends a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
-/// Other names that tokenizers give it, looked for among the special tokens that a run names.
+/// Other common names of it. One is used only if it is among the run's special tokens.
 const END_OF_TEXT_ALIASES: [&str; 6] = ["<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end|>", "[EOS]"];
 
-/// A tokenizer whose file is pinned by a hash; cloning shares it.
+/// A tokenizer, identified by the hash of its file; clones share it.
 ///
-/// Text never becomes a special token: a document that spells `<|endoftext|>` is tokenised letter by letter, so that data
-/// cannot end a document or pretend to be a user. No special tokens are added, nothing is cut off or padded.
+/// Text never becomes a special token: a document that spells `<|endoftext|>` is tokenized as ordinary text, so that
+/// data cannot end a document or pretend to be a user. No special tokens are added, and nothing is truncated or padded.
 #[derive(Clone)]
 pub struct Tokenizer(Arc<TokenizerState>);
 
@@ -32,13 +32,13 @@ struct TokenizerState {
     end_of_text: u32,
     end_of_text_name: &'static str,
     vocab_size: usize,
-    /// UTF-8 bytes that each token stands for, where that is a property of the token alone.
+    /// UTF-8 bytes of each token, if they do not depend on its position.
     token_bytes: Option<Vec<u32>>,
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`. It must have the token `<|endoftext|>`, or one of `special_tokens` must be a usual name for
-    /// it (`</s>`, `<eos>`, ...).
+    /// Reads a `tokenizer.json`. It must have the token `<|endoftext|>`, or `special_tokens` must contain another
+    /// common name of it (`</s>`, `<eos>`, ...).
     pub fn load(path: &Path, special_tokens: &[String]) -> Result<Self, DataError> {
         let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
         let bytes = regular_file::read(path).map_err(|cause| error(cause.to_string()))?;
@@ -71,22 +71,22 @@ impl Tokenizer {
         })))
     }
 
-    /// Ids of each text, in the threads of the current rayon pool.
+    /// The ids of each text, computed in the threads of the current rayon pool.
     pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
         texts.par_iter().map(|text| self.encode(text)).collect()
     }
 
-    /// Ids of one text.
+    /// The ids of a text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.0.encoder.encode(&self.0.tokenizer, text).map_err(|error| self.error(error.as_ref()))
     }
 
-    /// Text of ids; special tokens leave no text.
+    /// The text of ids, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
         self.0.tokenizer.decode(ids, true).map_err(|error| self.error(error.as_ref()))
     }
 
-    /// Number of ids: the highest one plus one.
+    /// The highest id plus one.
     pub fn vocab_size(&self) -> usize {
         self.0.vocab_size
     }
@@ -96,7 +96,7 @@ impl Tokenizer {
         self.0.end_of_text
     }
 
-    /// The name of that id.
+    /// The name of [`Self::end_of_text`].
     pub fn end_of_text_name(&self) -> &str {
         self.0.end_of_text_name
     }
@@ -106,13 +106,13 @@ impl Tokenizer {
         &self.0.content_hash
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// UTF-8 bytes that each id stands for (a special token stands for none); none where a token's length depends on its
-    /// place, as in tokenizers that are not byte-level.
+    /// UTF-8 bytes of each id (none for special tokens); `None` where the length of a token depends on its position, as
+    /// in tokenizers that are not byte-level.
     pub fn token_bytes(&self) -> Option<&[u32]> {
         self.0.token_bytes.as_deref()
     }
@@ -122,7 +122,7 @@ impl Tokenizer {
     }
 }
 
-/// In a byte-level vocabulary a character of a token is a byte of text.
+/// In a byte-level vocabulary each character of a token is one byte of text.
 fn token_bytes(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Option<Vec<u32>> {
     if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
         return None;
@@ -141,7 +141,8 @@ fn token_bytes(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Option<V
 mod tests {
     use super::*;
 
-    /// A byte-level BPE of the 256 bytes, five merges and end-of-text, whose file asks to cut texts off at four tokens.
+    /// A byte-level BPE of the 256 bytes, five merges and end-of-text, whose file asks to truncate texts to four
+    /// tokens.
     const JSON: &str = include_str!("../tests/fixtures/tokenizer.json");
 
     fn byte_tokenizer() -> Tokenizer {
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_text_comes_back_and_every_byte_is_counted() {
+    fn texts_round_trip_and_bytes_add_up() {
         let tokenizer = byte_tokenizer();
         let token_bytes = tokenizer.token_bytes().unwrap();
         for text in
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_text_may_have_another_name_if_the_run_says_so() {
+    fn special_tokens_may_name_another_end_of_text() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
         std::fs::write(&path, JSON.replace(END_OF_TEXT, "</s>")).unwrap();
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_missing_or_no_tokenizer_is_an_error_that_names_it() {
+    fn missing_and_invalid_files_are_named_in_errors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
         for content in [None, Some("{}"), Some("not json")] {

@@ -1,4 +1,5 @@
-//! Prefetching: one thread for each component prepares its next window while sequences of the current one are delivered.
+//! Prefetching: one thread for each component prepares its next window while sequences of the current one are
+//! delivered.
 
 use std::sync::mpsc::SyncSender;
 

@@ -1,4 +1,4 @@
-//! What a stream does with bad data, missing data and positions of other streams.
+//! Errors of a stream: bad data, missing data and cursors of other streams.
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
@@ -18,7 +18,7 @@ fn folder(files: &[(&str, Vec<u8>)]) -> (tempfile::TempDir, DataSource) {
 }
 
 #[test]
-fn bad_rows_are_counted_and_left_out() {
+fn bad_rows_are_counted_and_skipped() {
     let rows = [Some(b"first".to_vec()), None, Some(Vec::new()), Some(vec![0xff, 0xfe]), Some(b"last".to_vec()), None];
     let lines = b"{\"text\": \"third\"}\n{\"text\": 1}\nnonsense\n{}\n".to_vec();
     let (_folder, source) = folder(&[("a.parquet", parquet_rows(&rows, 2)), ("b.jsonl", lines)]);
@@ -29,7 +29,7 @@ fn bad_rows_are_counted_and_left_out() {
 }
 
 #[test]
-fn data_without_a_usable_document_is_an_error_that_counts_why() {
+fn data_without_documents_is_an_error_with_counts() {
     let (_folder, source) = folder(&[("a.jsonl", b"{\"body\": \"x\"}\n{\"text\": \"\"}\n".to_vec())]);
     let settings = StreamSettings { epochs: None, ..settings() };
     let mut stream = open(&source, &settings, None);
@@ -44,7 +44,7 @@ fn data_without_a_usable_document_is_an_error_that_counts_why() {
 }
 
 #[test]
-fn data_that_is_all_held_out_is_an_error_that_says_so() {
+fn holding_out_all_data_is_an_error() {
     let (_folder, source) = folder(&[("a.parquet", parquet(&documents(0, 40), 4))]);
     let settings = StreamSettings { held_out_fraction: 1.0, epochs: None, ..settings() };
     let message = open(&source, &settings, None).next_sequences(1).unwrap_err().to_string();
@@ -61,7 +61,7 @@ fn one_document_trains_but_cannot_be_held_out() {
 }
 
 #[test]
-fn an_error_comes_after_what_was_read_before_it_and_the_cursor_stays() {
+fn errors_follow_the_data_read_before_them() {
     let (folder, source) =
         folder(&[("a.jsonl", jsonl(&documents(0, 50))), ("b.parquet", parquet(&documents(50, 50), 10))]);
     let settings = |seed| StreamSettings { open_shards: 1, shuffle_buffer_size: 10, seed, ..settings() };
@@ -88,7 +88,7 @@ fn an_error_comes_after_what_was_read_before_it_and_the_cursor_stays() {
 }
 
 #[test]
-fn a_position_of_another_stream_is_refused_by_name() {
+fn cursors_of_other_streams_are_rejected_by_reason() {
     let (folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 50)))]);
     let cursor = open(&source, &settings(), None).cursor();
     let refused = |source: &DataSource, settings: &StreamSettings| {
@@ -110,7 +110,7 @@ fn a_position_of_another_stream_is_refused_by_name() {
 }
 
 #[test]
-fn a_position_that_no_stream_comes_to_is_refused() {
+fn unreachable_positions_are_rejected() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 50)))]);
     let cursor = open(&source, &settings(), None).cursor();
     let stored = serde_json::to_value(&cursor).unwrap();
@@ -135,7 +135,7 @@ fn a_position_that_no_stream_comes_to_is_refused() {
 }
 
 #[test]
-fn settings_that_no_stream_can_have_are_refused() {
+fn invalid_settings_are_rejected() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 5)))]);
     for (settings, name) in [
         (StreamSettings { sequence_length: 0, ..settings() }, "sequence_length"),
@@ -149,7 +149,7 @@ fn settings_that_no_stream_can_have_are_refused() {
 }
 
 #[test]
-fn an_endless_stream_goes_on_over_epochs_and_ends_when_dropped() {
+fn endless_streams_repeat_epochs_until_dropped() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 30)))]);
     let mut stream = open(&source, &StreamSettings { epochs: None, ..settings() }, None);
     let batch = stream.next_sequences(500).unwrap();
@@ -160,7 +160,7 @@ fn an_endless_stream_goes_on_over_epochs_and_ends_when_dropped() {
 }
 
 #[test]
-fn a_stream_that_has_ended_stays_ended_and_its_cursor_too() {
+fn ended_streams_stay_ended() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 30)))]);
     let mut stream = open(&source, &settings(), None);
     assert!(!stream.next_sequences(10_000).unwrap().is_empty());

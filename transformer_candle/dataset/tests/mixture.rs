@@ -14,7 +14,7 @@ use fixtures::{
 };
 use proptest::prelude::*;
 
-/// 200 documents in many files, 40 in one, and 3.
+/// 200 documents in many shards, 40 in one, and 3.
 fn sources() -> (Vec<tempfile::TempDir>, Vec<DataSource>) {
     let (many_folder, many, _) = mixed();
     let [few_folder, least_folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -40,7 +40,7 @@ fn taken(stream: &mut TokenStream, sequences: usize) -> Vec<Sequence> {
     rows(&stream.next_sequences(sequences).unwrap())
 }
 
-/// The steps of a run with their ledger.
+/// Runs steps with a ledger.
 fn train(
     mixture: &Mixture,
     settings: &StreamSettings,
@@ -64,7 +64,7 @@ fn train(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]
-    fn each_component_gives_its_own_stream_s_sequences_and_its_share_of_all(
+    fn components_keep_their_own_order_and_weight(
         weights in prop::collection::vec(0.01..1.0_f64, 1..4),
         length in 1_usize..400,
     ) {
@@ -76,8 +76,8 @@ proptest! {
             let before = stream.cursor();
             let sequence = taken(&mut stream, 1);
             let cursors = stream.cursor().components.into_iter().zip(before.components);
-            let turn = cursors.into_iter().position(|(after, before)| after.delivered > before.delivered).unwrap();
-            delivered[turn].extend(sequence);
+            let component = cursors.into_iter().position(|(after, before)| after.delivered > before.delivered).unwrap();
+            delivered[component].extend(sequence);
             for (component, delivered) in delivered.iter().enumerate() {
                 prop_assert!((delivered.len() as f64 - mixture.weight(component) * k as f64).abs() < 1.0);
             }
@@ -90,28 +90,31 @@ proptest! {
 }
 
 #[test]
-fn from_every_position_and_with_any_threads_it_goes_on_as_if_nothing_had_been() {
+fn mixtures_resume_from_any_position() {
     let (_folders, sources) = sources();
     let mixture = mixture(&sources, &[0.5, 0.3, 0.2]);
     let mut stream = open(&mixture, &endless(), None);
-    let (mut cursors, mut undisturbed) = (vec![stream.cursor()], Vec::new());
+    let (mut cursors, mut uninterrupted) = (vec![stream.cursor()], Vec::new());
     for _ in 0..120 {
-        undisturbed.extend(taken(&mut stream, 1));
+        uninterrupted.extend(taken(&mut stream, 1));
         cursors.push(stream.cursor());
     }
-    assert!(stream.cursor().components[2].start.epoch >= 2, "the smallest begins again while others go on");
+    assert!(
+        stream.cursor().components[2].start.epoch >= 2,
+        "the smallest starts new epochs while others are in their first"
+    );
     for (position, cursor) in cursors.into_iter().enumerate() {
         let stored = serde_json::to_string(&cursor).unwrap();
         let settings = StreamSettings { workers: 1 + position % 8, ..endless() };
         let mut resumed = open(&mixture, &settings, Some(serde_json::from_str(&stored).unwrap()));
-        let left = undisturbed.len() - position;
+        let left = uninterrupted.len() - position;
         let rest: Vec<Sequence> = [left.min(5), left.saturating_sub(5)].map(|n| taken(&mut resumed, n)).concat();
-        assert_eq!(rest, undisturbed[position..], "from position {position}: {stored}");
+        assert_eq!(rest, uninterrupted[position..], "from position {position}: {stored}");
     }
 }
 
 #[test]
-fn it_ends_where_a_component_that_has_ended_would_come_next() {
+fn mixtures_end_with_the_next_ended_component() {
     let (_folders, sources) = sources();
     let mixture = mixture(&sources[1..], &[0.5, 0.5]);
     let mut stream = open(&mixture, &settings(), None);
@@ -123,7 +126,7 @@ fn it_ends_where_a_component_that_has_ended_would_come_next() {
 }
 
 #[test]
-fn a_position_of_other_weights_or_sources_is_refused_by_name() {
+fn cursors_of_other_mixtures_are_rejected_by_reason() {
     let (_folders, sources) = sources();
     let cursor = open(&mixture(&sources, &[0.6, 0.3, 0.1]), &settings(), None).cursor();
     let refused = |mixture: &Mixture, cursor: &Cursor| {
@@ -150,7 +153,7 @@ fn weights_must_be_positive_and_finite() {
 }
 
 #[test]
-fn each_component_holds_out_what_it_would_alone() {
+fn components_hold_out_the_same_rows_as_alone() {
     let (_folders, sources) = sources();
     let settings = StreamSettings { held_out_fraction: 0.2, sequence_length: 1 << 16, ..endless() };
     let mut stream = open(&mixture(&sources[..2], &[0.5, 0.5]), &settings, None);
@@ -161,7 +164,7 @@ fn each_component_holds_out_what_it_would_alone() {
 }
 
 #[test]
-fn the_ledger_proves_each_component_s_epochs_and_shares_and_makes_every_step_again() {
+fn audits_and_replays_cover_every_component() {
     let (folders, sources) = sources();
     let mixture = mixture(&sources, &[0.6, 0.3, 0.1]);
     let path = folders[0].path().join("ledger");
@@ -190,5 +193,5 @@ fn the_ledger_proves_each_component_s_epochs_and_shares_and_makes_every_step_aga
     })
     .unwrap();
     let problems = audit(&other, &unfair.sync().unwrap(), &mixture, &endless(), false).unwrap().problems;
-    assert!(problems.iter().any(|problem| problem.contains("their shares")), "{problems:?}");
+    assert!(problems.iter().any(|problem| problem.contains("their mixture weights")), "{problems:?}");
 }

@@ -6,8 +6,8 @@ use super::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_
 use crate::cursor::WindowStart;
 use crate::{Batch, Cursor, DataError, Mixture, StreamFingerprint, StreamSettings, TokenStream, Tokenizer};
 
-/// Makes the batch of `step` again and compares it with the checksum in the ledger. Reads only the windows that the step
-/// took sequences of.
+/// Makes the batch of `step` again and compares it with the checksum in the ledger. Reads only the windows that the
+/// step took sequences of.
 ///
 /// # Errors
 /// [`DataError::Ledger`] where the ledger has no such step, or its checksum is another batch's.

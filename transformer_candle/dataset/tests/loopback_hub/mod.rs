@@ -1,4 +1,4 @@
-//! A Hub and its CDN on two ports of this machine: a few dozen lines that fail on request and remember who requests what.
+//! A Hub and its CDN on two ports of this machine, which fail on request and record all requests.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::format_collect)]
 
@@ -17,19 +17,19 @@ use run_config::StreamingConfig;
 
 pub const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What goes wrong with a request.
+/// A failure of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Status(u16),
-    /// Half of the body.
+    /// Half of the body is sent.
     Truncate,
-    /// The header of another range.
+    /// `Content-Range` names another range.
     WrongRange,
-    /// The whole file for a range request.
+    /// The whole file is sent for a range request.
     NoRange,
-    /// Another size than was listed.
+    /// `Content-Range` has another size than the listing.
     OtherSize,
-    /// No answer, then the end of the connection.
+    /// No response, then the connection is closed.
     Hang,
 }
 
@@ -41,7 +41,7 @@ pub struct Request {
     pub token: Option<String>,
 }
 
-/// A file's bytes. A large one has a middle that repeats, so that a data set of any size fits in memory.
+/// The bytes of a file. The middle of a large one repeats, so that a data set of any size fits in memory.
 #[derive(Clone, Default)]
 pub struct Content {
     pub head: Bytes,
@@ -69,13 +69,13 @@ impl Content {
         let mut bytes = Vec::with_capacity(range.len());
         let mut at = range.start;
         while at < range.end {
-            let (part, place) = match at {
+            let (part, offset) = match at {
                 _ if at < self.head.len() => (&self.head, at),
                 _ if at < tail => (&self.middle, (at - self.head.len()) % self.middle.len()),
                 _ => (&self.tail, at - tail),
             };
-            let length = (part.len() - place).min(range.end - at);
-            bytes.extend_from_slice(&part[place..place + length]);
+            let length = (part.len() - offset).min(range.end - at);
+            bytes.extend_from_slice(&part[offset..offset + length]);
             at += length;
         }
         bytes.into()
@@ -85,7 +85,7 @@ impl Content {
 #[derive(Default)]
 struct State {
     files: BTreeMap<String, Content>,
-    /// Entries of a listing's page.
+    /// Entries per page of a listing.
     page: usize,
     token: Option<String>,
     cdn: String,
@@ -123,12 +123,12 @@ impl LoopbackHub {
         self
     }
 
-    /// The next `count` requests whose path contains `part` go wrong.
+    /// The next `count` requests whose path contains `part` fail.
     pub fn fail(&self, part: &'static str, fault: Fault, count: usize) {
         self.state.lock().unwrap().faults.push((part, fault, count));
     }
 
-    /// Nothing goes wrong from here on.
+    /// No request fails from here on.
     pub fn clear_faults(&self) {
         self.state.lock().unwrap().faults.clear();
     }
@@ -181,7 +181,7 @@ fn listen(state: &Arc<Mutex<State>>, cdn: bool) -> String {
     address
 }
 
-/// Answers request after request until the other side closes or a fault does.
+/// Serves requests until the client closes the connection or a fault does.
 fn serve_connection(connection: &TcpStream, state: &Mutex<State>, cdn: bool) -> Option<()> {
     connection.set_nodelay(true).ok()?;
     let mut reader = BufReader::new(connection.try_clone().ok()?);
@@ -229,7 +229,7 @@ fn take_fault(faults: &mut [(&'static str, Fault, usize)], path: &str) -> Option
 }
 
 impl State {
-    /// Status line with headers, and the body.
+    /// The status line with headers, and the body.
     fn answer(&self, request: &Request, fault: Option<Fault>) -> (String, Bytes) {
         let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
         if let Some(Fault::Status(status)) = fault {

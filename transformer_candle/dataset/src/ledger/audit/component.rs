@@ -153,8 +153,8 @@ impl<'a> ComponentAuditor<'a> {
         Ok(())
     }
 
-    /// The first of these rows that holds a document. Skipped rows leave no trace in the ledger where a window would have
-    /// nothing else.
+    /// The first of these rows that holds a document. Skipped rows leave no trace in the ledger where a window would
+    /// have nothing else.
     fn first_document(&self, rows: &RowRange) -> Result<Option<u64>, DataError> {
         let mut reader = self.source.open(rows.shard as usize, self.source.cancel())?;
         reader.seek(rows.row_group, rows.first_row)?;
