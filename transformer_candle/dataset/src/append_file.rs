@@ -168,7 +168,7 @@ mod tests {
         assert!(append.append(b"2\n") && append.append(b"3\n"), "memory has room");
         assert!(!append.sync());
         let notices = append.take_notices();
-        assert_eq!(notices.len(), 1, "told once: {notices:?}");
+        assert_eq!(notices.len(), 1, "reported once: {notices:?}");
         assert!(notices[0].contains("metrics.jsonl cannot be written (No space left on device"), "{notices:?}");
         append.file = disk;
         assert!(append.append(b"4\n"));
@@ -200,7 +200,7 @@ mod tests {
         // A device takes every write, keeps nothing and fails to sync.
         let disk = put(&mut append, "/dev/null");
         assert!(append.append(b"2\n"));
-        assert!(!append.sync(), "there is no disk behind it");
+        assert!(!append.sync(), "the device cannot sync");
         append.file = disk;
         assert!(append.sync());
         assert_eq!(fs::read_to_string(&path).unwrap(), "1\n2\n");

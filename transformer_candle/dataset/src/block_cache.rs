@@ -313,9 +313,9 @@ mod tests {
         let (_, source) = cached(folder.path(), 1 << 30, "f");
         source.read(0, LENGTH).unwrap();
         let second = source.cache.path(&source.file, 1);
-        for damage in [|bytes: &mut Vec<u8>| bytes[77] ^= 1, |bytes: &mut Vec<u8>| bytes.truncate(100), Vec::clear] {
+        for corrupt in [|bytes: &mut Vec<u8>| bytes[77] ^= 1, |bytes: &mut Vec<u8>| bytes.truncate(100), Vec::clear] {
             let mut bytes = fs::read(&second).unwrap();
-            damage(&mut bytes);
+            corrupt(&mut bytes);
             fs::write(&second, bytes).unwrap();
             let (memory, source) = cached(folder.path(), 1 << 30, "f");
             assert_eq!(source.read(0, LENGTH).unwrap(), content());

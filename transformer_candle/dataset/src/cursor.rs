@@ -106,3 +106,24 @@ impl Cursor {
         self.components.iter().map(|component| component.delivered).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_cursors_keep_their_keys() {
+        let [data, tokenizer, order] = ["dd", "tt", "oo"].map(str::to_owned);
+        let fingerprint = StreamFingerprint { data, tokenizer, order };
+        let position = ShardPosition { shard: 4, row_group: 5, row: 6 };
+        let start = WindowStart { epoch: 1, window: 2, next_shard: 3, open_shards: vec![Some(position), None] };
+        let components = vec![ComponentPosition { start, sequence: 7, delivered: 8 }];
+        let stored = concat!(
+            r#"{"identity":{"data":"dd","tokenizer":"tt","order":"oo"},"components":[{"epoch":1,"window":2,"#,
+            r#""next_file":3,"lanes":[{"file":4,"group":5,"row":6},null],"sequence":7,"given":8}]}"#
+        );
+        let cursor = Cursor { fingerprint, components };
+        assert_eq!(serde_json::to_string(&cursor).unwrap(), stored);
+        assert_eq!(serde_json::from_str::<Cursor>(stored).unwrap(), cursor);
+    }
+}

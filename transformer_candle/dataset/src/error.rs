@@ -318,7 +318,7 @@ mod tests {
         let through_both = parquet::errors::ParquetError::External(Box::new(std::io::Error::from(network())));
         assert!(matches!(through_io, DataError::Network { .. }));
         assert!(matches!(DataError::from_decoder("f", through_both), DataError::Network { .. }));
-        let damage = parquet::errors::ParquetError::EOF("short".to_owned());
-        assert!(matches!(DataError::from_decoder("f", damage), DataError::Format { .. }));
+        let corruption = parquet::errors::ParquetError::EOF("short".to_owned());
+        assert!(matches!(DataError::from_decoder("f", corruption), DataError::Format { .. }));
     }
 }

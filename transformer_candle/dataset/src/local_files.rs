@@ -40,7 +40,7 @@ struct MatchedFile {
 /// Lists the files of `patterns` in their order, each once, whatever links lead to it; those of one pattern are sorted
 /// by path. Empty files are left out.
 pub(crate) fn list(patterns: &[String], base: &Path, cancel: &CancelToken) -> Result<LocalListing, DataError> {
-    // Absolute paths, so that a file given twice, as a relative and as an absolute path, has one name.
+    // Absolute paths, so that a file named twice, by a relative and by an absolute path, has one name.
     let base = std::path::absolute(base.join(".")).map_err(DataError::io(base))?;
     let (mut seen, mut notes) = (HashSet::new(), Vec::new());
     let mut files = Vec::new();

@@ -57,12 +57,12 @@ fn document_packing_only_adds_document_starts() {
     let starts = by_documents.document_starts.take().unwrap();
     assert_eq!(by_documents, batch(Packing::Concat));
     let length = by_documents.sequence_length;
-    let begins = |index: usize| starts[index] as usize == index % length;
+    let starts_document = |index: usize| starts[index] as usize == index % length;
     // No text here contains the id of end-of-text, and each ends with one; padding looks like end-of-text.
     let padding = |index: usize| by_documents.targets[index] == dataset::IGNORED_TARGET;
     for index in (0..starts.len()).filter(|&index| index % length > 0 && !padding(index)) {
-        assert_eq!(begins(index), by_documents.inputs[index] == tokenizer().end_of_text(), "{index}");
-        assert!(begins(index) || starts[index] == starts[index - 1], "{index}");
+        assert_eq!(starts_document(index), by_documents.inputs[index] == tokenizer().end_of_text(), "{index}");
+        assert!(starts_document(index) || starts[index] == starts[index - 1], "{index}");
     }
 }
 

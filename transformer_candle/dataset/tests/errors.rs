@@ -128,9 +128,9 @@ fn unreachable_positions_are_rejected() {
         let error = TokenStream::open(&source, &settings(), &tokenizer(), Some(cursor)).err().unwrap();
         assert!(matches!(error, DataError::Cursor { .. }), "{key}: {error}");
     }
-    let mut behind = cursor;
-    behind.components[0].sequence = 10_000;
-    let error = open(&source, &settings(), Some(behind)).next_sequences(1).unwrap_err();
+    let mut past_the_end = cursor;
+    past_the_end.components[0].sequence = 10_000;
+    let error = open(&source, &settings(), Some(past_the_end)).next_sequences(1).unwrap_err();
     assert!(matches!(error, DataError::Cursor { .. }), "{error}");
 }
 
@@ -154,9 +154,9 @@ fn endless_streams_repeat_epochs_until_dropped() {
     let mut stream = open(&source, &StreamSettings { epochs: None, ..settings() }, None);
     let batch = stream.next_sequences(500).unwrap();
     assert_eq!((batch.sequences(), stream.cursor().components[0].start.epoch > 2), (500, true));
-    let began = Instant::now();
+    let started = Instant::now();
     drop(stream);
-    assert!(began.elapsed() < Duration::from_secs(1));
+    assert!(started.elapsed() < Duration::from_secs(1));
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn file() -> Content {
     let metadata = ParquetMetaDataReader::new().parse_and_finish(&bytes::Bytes::from(one.clone())).unwrap();
     let group = metadata.row_group(0);
     let size: usize = group.columns().iter().map(|column| column.byte_range().1 as usize).sum();
-    let groups = (0..GROUPS).map(|place| shifted(group, (place * size) as i64)).collect();
+    let groups = (0..GROUPS).map(|index| shifted(group, (index * size) as i64)).collect();
     let file = metadata.file_metadata();
     let repeated = ParquetMetaDataBuilder::new(file.clone()).set_row_groups(groups).build();
     let mut tail = Vec::new();
@@ -131,10 +131,10 @@ fn fineweb_streams_with_a_few_dozen_requests() {
     let component = &mut cursor["components"][0];
     component["window"] = (FILES * GROUPS * ROW_GROUP_ROWS / WINDOW - 100).into();
     component["next_file"] = (FILES - 10).into();
-    let lanes = (0..OPEN_SHARDS).map(|lane| {
-        serde_json::json!({"file": FILES - 10 - OPEN_SHARDS + lane, "group": GROUPS - 1, "row": ROW_GROUP_ROWS - WINDOW / OPEN_SHARDS - 7})
+    let slots = (0..OPEN_SHARDS).map(|slot| {
+        serde_json::json!({"file": FILES - 10 - OPEN_SHARDS + slot, "group": GROUPS - 1, "row": ROW_GROUP_ROWS - WINDOW / OPEN_SHARDS - 7})
     });
-    component["lanes"] = lanes.collect();
+    component["lanes"] = slots.collect();
     assert!(cursor.to_string().len() < 4096, "{} bytes", cursor.to_string().len());
     let cursor: Cursor = serde_json::from_value(cursor).unwrap();
     hub.take_requests();

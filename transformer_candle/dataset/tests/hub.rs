@@ -195,9 +195,9 @@ fn dropping_a_stream_does_not_wait_for_retries() {
     while hub.take_requests().is_empty() {
         std::thread::yield_now();
     }
-    let began = Instant::now();
+    let started = Instant::now();
     drop(stream);
-    assert!(began.elapsed() < Duration::from_secs(3));
+    assert!(started.elapsed() < Duration::from_secs(3));
 }
 
 #[test]

@@ -148,7 +148,7 @@ mod tests {
 
     fn parquet() -> Bytes {
         let rows: Vec<_> = documents().into_iter().map(|text| Some(text.into_bytes())).collect();
-        // Each page is a gzip member, with a checksum behind it.
+        // Each page is a gzip member, with a checksum at its end.
         let codec = Compression::GZIP(GzipLevel::default());
         write_parquet(&rows, &ParquetOptions { codec, row_group_rows: 100, ..ParquetOptions::default() }).into()
     }

@@ -284,8 +284,8 @@ mod tests {
     fn fields_of_the_first_rows_are_listed_with_types() {
         let text = "{\"id\": 1, \"body\": null}\nnonsense\n{\"body\": \"x\", \"tags\": []}\n";
         let fields = open(text).fields().unwrap();
-        let told: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.non_string_type)).collect();
-        assert_eq!(told, [("id", Some("numbers")), ("body", None), ("tags", Some("lists"))]);
+        let listed: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.non_string_type)).collect();
+        assert_eq!(listed, [("id", Some("numbers")), ("body", None), ("tags", Some("lists"))]);
     }
 
     #[test]

@@ -154,8 +154,8 @@ impl HubClient {
         if response.status() != StatusCode::PARTIAL_CONTENT {
             return Err(self.error_from_status(&url, &response));
         }
-        let given = header(response.headers(), &CONTENT_RANGE).and_then(parse_content_range);
-        match given {
+        let served = header(response.headers(), &CONTENT_RANGE).and_then(parse_content_range);
+        match served {
             Some((first, last, total)) if first == range.start && last < range.end && total == Some(length) => {
                 let expected = (last + 1 - first) as usize;
                 read_body(response, expected, buffer, cancel).map_err(|message| transient(&url, message))?;
@@ -333,9 +333,9 @@ mod tests {
             ["https://user:secret@h", "user:secret@h", "https://user:sec/secret@h", "https://user:a secret@h"]
         {
             assert!(!format!("{:?}", fast_settings(endpoint, None)).contains("secret"), "{endpoint}");
-            let told = HubClient::new(fast_settings(endpoint, None))
+            let shown = HubClient::new(fast_settings(endpoint, None))
                 .map_or_else(|error| error.to_string(), |client| client.endpoint().to_owned());
-            assert!(!told.contains("secret") && !told.contains("user:"), "{endpoint}: {told}");
+            assert!(!shown.contains("secret") && !shown.contains("user:"), "{endpoint}: {shown}");
         }
     }
 }

@@ -96,8 +96,8 @@ fn infer_splits(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
     let matches = |pattern: &String| glob(pattern).is_ok_and(|glob| names.iter().any(|name| glob.is_match(name)));
     let mut sharded: Vec<String> = names.iter().filter_map(|name| split_of_sharded_name(name)).collect();
     sharded.sort_by_key(|split| {
-        let place = SPLIT_WORDS.iter().position(|(known, _)| known == split);
-        (place.unwrap_or(SPLIT_WORDS.len()), split.clone())
+        let rank = SPLIT_WORDS.iter().position(|(known, _)| known == split);
+        (rank.unwrap_or(SPLIT_WORDS.len()), split.clone())
     });
     sharded.dedup();
     if !sharded.is_empty() {

@@ -174,8 +174,8 @@ mod tests {
         let mut first = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
         assert_eq!(retries.longest(), None);
         first.wait(transient()).unwrap();
-        let told = retries.longest().unwrap().to_string();
-        assert_eq!(told, "waiting for the Hub for 0 s: http://hub/x: reset; retrying");
+        let message = retries.longest().unwrap().to_string();
+        assert_eq!(message, "waiting for the Hub for 0 s: http://hub/x: reset; retrying");
         let mut second = Backoff::new(&settings, &cancel, &RESPONDED, &retries);
         second.wait(transient()).unwrap();
         first.progress();
@@ -192,8 +192,8 @@ mod tests {
         let RequestError::Transient { url, message, .. } = transient() else { unreachable!() };
         let retry_after = RequestError::Transient { url, message, retry_after: Some(Duration::from_secs(12)) };
         backoff.wait(retry_after).unwrap_err();
-        let told = retries.longest().unwrap().to_string();
-        assert_eq!(told, "waiting for the Hub for 0 s: http://hub/x: reset; retrying in 12 s");
+        let message = retries.longest().unwrap().to_string();
+        assert_eq!(message, "waiting for the Hub for 0 s: http://hub/x: reset; retrying in 12 s");
     }
 
     #[test]

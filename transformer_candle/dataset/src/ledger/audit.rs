@@ -110,7 +110,7 @@ impl Auditor<'_> {
         match self.components.get_mut(window.component as usize) {
             Some(component) => component.window(window, &mut self.problems)?,
             None => {
-                self.problems.note(|| format!("a window is of component {}, which does not exist", window.component))
+                self.problems.note(|| format!("a window is of component {}, which does not exist", window.component));
             }
         }
         Ok(())

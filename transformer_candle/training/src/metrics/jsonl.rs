@@ -27,7 +27,8 @@ impl JsonLines {
     pub(super) fn open(path: &Path, rewind_to: Option<u64>) -> Result<Self> {
         let opened =
             atomic_file::replace_with(path, |kept| rewind_to.map_or(Ok(()), |step| copy_lines(path, kept, step)));
-        let file = opened.and_then(|file| AppendFile::from_file(path, file)).map_err(TrainerError::io("write", path))?;
+        let file =
+            opened.and_then(|file| AppendFile::from_file(path, file)).map_err(TrainerError::io("write", path))?;
         Ok(Self { file })
     }
 

@@ -33,7 +33,8 @@ impl EventFile {
         };
         let path = unused_name(folder, run);
         let written = atomic_file::replace_with(&path, |writer| write_all(writer, &events));
-        let file = written.and_then(|file| AppendFile::from_file(&path, file)).map_err(TrainerError::io("write", &path))?;
+        let file =
+            written.and_then(|file| AppendFile::from_file(&path, file)).map_err(TrainerError::io("write", &path))?;
         for file in &earlier {
             fs::remove_file(file).map_err(TrainerError::io("remove", file))?;
         }
