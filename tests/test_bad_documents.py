@@ -19,7 +19,7 @@ from workspace import TRAINER, Workspace
 HUGE = 50 << 20
 GOOD = 120
 # Of two files of JSON lines, one of Parquet, and a text file with a bad piece.
-LEFT_OUT = {"without text": 5, "empty": 3, "not UTF-8": 4, "not a JSON object with a text": 2, "over 16 MiB": 3}
+LEFT_OUT = {"without text": 5, "empty": 3, "not UTF-8": 4, "not a JSON object with a string": 2, "over 16 MiB": 3}
 
 
 def json_lines(texts: list[str]) -> bytes:

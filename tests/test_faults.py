@@ -135,7 +135,7 @@ def test_forty_kills_and_a_hundred_faults_change_no_byte(hub_workspace: Workspac
     served = Counter(request.fault for request in hub.requests if request.fault)
     assert served == {**dict.fromkeys(KINDS, FAULTS_OF_A_KIND), "corrupt": FAULTS_OF_A_KIND + LAST_CORRUPT}
     assert served.total() >= 100
-    assert any("is damaged" in line for line in killed.printed), "wrong bytes were noticed"
+    assert any("is corrupted" in line for line in killed.printed), "wrong bytes were noticed"
     assert killed.results() == alone.results()
     assert_used_once(killed)
 
@@ -179,7 +179,7 @@ def test_training_says_when_a_limited_hub_is_tried_again_and_can_be_stopped(
     hub_workspace: Workspace, hub: FakeHub
 ) -> None:
     process, told = starved(hub_workspace, hub, "429", retry_after=200)
-    match = re.search(r"it answered 429 Too Many Requests; next try in (\d+) s$", told)
+    match = re.search(r"it answered 429 Too Many Requests; retrying in (\d+) s$", told)
     assert match
     assert 100 < int(match[1]) <= 200
     process.send_signal(signal.SIGINT)

@@ -103,12 +103,12 @@ def test_what_is_passed_over_is_told(workspace: Workspace) -> None:
         *TINY_MODEL, "--input", folder, "--steps=3", "--experiment=links", timeout=60
     ).succeeded()
     for note in (
-        "gone.jsonl is passed over: it is a link that leads nowhere",
-        "pipe.jsonl is passed over: it is a named",
+        "gone.jsonl is skipped: it is a broken symbolic link",
+        "pipe.jsonl is skipped: it is a named",
     ):
         assert done.out.count(note) == 2, "by the pipeline and by the trainer"
     done = workspace.trainer("evaluate", "--experiment=links", "--input", folder).succeeded()
-    assert "gone.jsonl is passed over" in done.err
+    assert "gone.jsonl is skipped" in done.err
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(workspace: Workspace) -> None:
@@ -124,13 +124,17 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(workspace: Work
         return workspace.trainer("evaluate", *flags)
 
     evaluated(other).refused(3, "other.jsonl.gz has no text column `text`; its text columns are content: choose")
-    evaluated(other, "id").refused(3, "the column `id` of other.jsonl.gz holds numbers, not text; its text columns are")
-    evaluated(parquet, "n").refused(
-        3, "the column `n` of other.parquet holds integers, not text; its text columns are body"
+    evaluated(other, "id").refused(
+        3, "the column `id` of other.jsonl.gz holds numbers, not strings; its text columns are"
     )
-    evaluated(parquet, "tags").refused(3, "the column `tags` of other.parquet holds lists or groups, not text")
-    evaluated(numbers).refused(3, "numbers.parquet has no text column `text`; no other column holds text: name other")
-    evaluated(numbers, "n").refused(3, "holds integers, not text; no other column holds text")
+    evaluated(parquet, "n").refused(
+        3, "the column `n` of other.parquet holds integers, not strings; its text columns are body"
+    )
+    evaluated(parquet, "tags").refused(3, "the column `tags` of other.parquet holds lists or groups, not strings")
+    evaluated(numbers).refused(
+        3, "numbers.parquet has no text column `text`; no other column holds strings: choose other"
+    )
+    evaluated(numbers, "n").refused(3, "holds integers, not strings; no other column holds strings")
     override = ("--override", f"data.train_shards=[{other}]", "--override", "runtime.checkpoint.directory=elsewhere")
     done = workspace.trainer("train", "--config", folder / "training.yaml", *override)
     done.refused(3, "other.jsonl.gz has no text column `text`; its text columns are content")

@@ -1,7 +1,7 @@
-//! A file that lines are appended to while a run lasts, and that outlives a full disk.
+//! An append-only log file that survives a full disk.
 //!
-//! What cannot be written stays in memory, in order, and is tried again with every line and every sync. A failed sync may
-//! have lost anything since the one before: everything since then is kept, and written again.
+//! What cannot be written is buffered in memory, in order, and written again with every append and every sync. A failed
+//! sync may have lost anything since the one before: everything since then is kept and written again.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,34 +10,34 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// Bytes that are kept at most while the file cannot be written: hours of lines.
-const MAX_WAITING_BYTES: usize = 64 << 20;
-/// Bytes after which a healthy file is synced unasked, so that no more of it are kept.
+/// Bytes that are buffered at most while the file cannot be written: hours of lines.
+const MAX_BUFFERED_BYTES: usize = 64 << 20;
+/// A file in good order is synced after this many bytes, so that no more are kept in memory.
 const MAX_UNSYNCED_BYTES: usize = 1 << 20;
 
-/// The open file.
+/// An open log file.
 #[derive(Debug)]
 pub struct AppendFile {
     path: PathBuf,
     file: File,
-    /// Bytes at the file's start that a sync has made durable.
+    /// Bytes from the start of the file that a successful sync has made durable.
     durable: u64,
-    /// What was appended since.
+    /// What was appended after them.
     tail: Vec<u8>,
-    /// Bytes of the tail that the file has taken.
+    /// Bytes of the tail that were written to the file.
     written: usize,
-    /// Why it cannot be written, while it cannot.
+    /// The error of the last write or sync, if it failed.
     failure: Option<String>,
-    /// Lines that came while there was no more memory for them.
-    lost_lines: u64,
-    news: Vec<String>,
+    /// Lines that were lost because the buffer was full.
+    dropped_lines: u64,
+    notices: Vec<String>,
 }
 
 impl AppendFile {
-    /// Opens a file to append behind its first `keep` bytes; what it holds beyond is cut off.
+    /// Opens a file to append after its first `keep` bytes; anything after them is cut off.
     ///
     /// # Errors
-    /// The path is a symbolic link, or cannot be opened or cut off.
+    /// The path is a symbolic link, or the file cannot be opened or truncated.
     pub fn open(path: &Path, keep: u64) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
@@ -45,28 +45,28 @@ impl AppendFile {
         if file.metadata()?.len() > keep {
             file.set_len(keep)?;
         }
-        Ok(Self::behind(path, file, keep))
+        Ok(Self::new(path, file, keep))
     }
 
-    /// Takes over a file that was written and synced.
+    /// Appends to a file that was written and synced.
     ///
     /// # Errors
-    /// The file does not tell its length.
-    pub fn of(path: &Path, file: File) -> io::Result<Self> {
+    /// The length of the file cannot be read.
+    pub fn from_file(path: &Path, file: File) -> io::Result<Self> {
         let durable = file.metadata()?.len();
-        Ok(Self::behind(path, file, durable))
+        Ok(Self::new(path, file, durable))
     }
 
-    fn behind(path: &Path, file: File, durable: u64) -> Self {
+    fn new(path: &Path, file: File, durable: u64) -> Self {
         let path = path.to_owned();
-        Self { path, file, durable, tail: Vec::new(), written: 0, failure: None, lost_lines: 0, news: Vec::new() }
+        Self { path, file, durable, tail: Vec::new(), written: 0, failure: None, dropped_lines: 0, notices: Vec::new() }
     }
 
-    /// Appends a line (with its end) or any other record. False if the file could not be written for so long that there
-    /// is no memory left for more: then the line is lost, and those before it are not.
+    /// Appends a line, including its line end. Returns false if the file cannot be written and the buffer is full: then
+    /// this line is lost, and those before it are not.
     pub fn append(&mut self, line: &[u8]) -> bool {
-        if self.failure.is_some() && self.tail.len() + line.len() > MAX_WAITING_BYTES && !self.write() {
-            self.lost_lines += 1;
+        if self.failure.is_some() && self.tail.len() + line.len() > MAX_BUFFERED_BYTES && !self.write() {
+            self.dropped_lines += 1;
             return false;
         }
         self.tail.extend_from_slice(line);
@@ -76,7 +76,7 @@ impl AppendFile {
         true
     }
 
-    /// Makes everything appended durable; whether that is so now.
+    /// Makes everything appended durable; returns whether that succeeded.
     pub fn sync(&mut self) -> bool {
         if !self.write() {
             return false;
@@ -86,7 +86,7 @@ impl AppendFile {
         }
         if let Err(error) = self.file.sync_data() {
             self.written = 0;
-            self.failed(&error);
+            self.note_failure(&error);
             return false;
         }
         self.durable += self.tail.len() as u64;
@@ -95,55 +95,55 @@ impl AppendFile {
         true
     }
 
-    /// What a person should know since this was last asked: that the file cannot be written, or can again.
-    pub fn take_news(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.news)
+    /// Takes the notices since the last call: the file cannot be written, or it can be written again.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
     }
 
-    /// Writes what the file has not taken yet; whether it has taken everything. Where a write broke off, the next one
-    /// goes on in the middle of the line.
+    /// Writes the part of the tail that is not in the file; returns whether all of it is. After a partial write the
+    /// next one resumes in the middle of the line.
     fn write(&mut self) -> bool {
         while self.written < self.tail.len() {
             match self.file.write_at(&self.tail[self.written..], self.durable + self.written as u64) {
                 Ok(0) => {
-                    self.failed(&io::ErrorKind::WriteZero.into());
+                    self.note_failure(&io::ErrorKind::WriteZero.into());
                     return false;
                 }
                 Ok(bytes) => self.written += bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.failed(&error);
+                    self.note_failure(&error);
                     return false;
                 }
             }
         }
-        self.recovered();
+        self.note_recovery();
         true
     }
 
-    /// Another file in its place, as if the disk had filled up or been emptied; returns the one that was there.
+    /// Replaces the file, as if the disk had filled up or been emptied; returns the previous one.
     #[cfg(test)]
-    pub(crate) fn put_in_place(&mut self, file: File) -> File {
+    pub(crate) fn replace_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 
-    fn failed(&mut self, error: &io::Error) {
+    fn note_failure(&mut self, error: &io::Error) {
         if self.failure.is_none() {
-            self.news.push(format!(
-                "{} cannot be written ({error}): training goes on, its lines wait in memory until there is room again",
+            self.notices.push(format!(
+                "{} cannot be written ({error}): training continues, and its lines are kept in memory until it can",
                 self.path.display()
             ));
         }
         self.failure = Some(error.to_string());
     }
 
-    fn recovered(&mut self) {
+    fn note_recovery(&mut self) {
         if self.failure.take().is_some() {
-            let lost = match std::mem::take(&mut self.lost_lines) {
+            let lost = match std::mem::take(&mut self.dropped_lines) {
                 0 => "no line is lost".to_owned(),
-                lines => format!("{lines} lines that memory had no room for are lost"),
+                lines => format!("{lines} lines are lost because the buffer in memory was full"),
             };
-            self.news.push(format!("{} is written again, {lost}", self.path.display()));
+            self.notices.push(format!("{} is written again, {lost}", self.path.display()));
         }
     }
 }
@@ -154,11 +154,11 @@ mod tests {
     use std::fs;
 
     fn put(append: &mut AppendFile, device: &str) -> File {
-        append.put_in_place(OpenOptions::new().write(true).open(device).unwrap())
+        append.replace_file(OpenOptions::new().write(true).open(device).unwrap())
     }
 
     #[test]
-    fn lines_of_a_full_disk_come_later_and_in_order() {
+    fn lines_are_written_in_order_after_a_full_disk() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         fs::write(&path, "0\nabandoned\n").unwrap();
@@ -167,32 +167,32 @@ mod tests {
         let disk = put(&mut append, "/dev/full");
         assert!(append.append(b"2\n") && append.append(b"3\n"), "memory has room");
         assert!(!append.sync());
-        let news = append.take_news();
-        assert_eq!(news.len(), 1, "told once: {news:?}");
-        assert!(news[0].contains("metrics.jsonl cannot be written (No space left on device"), "{news:?}");
+        let notices = append.take_notices();
+        assert_eq!(notices.len(), 1, "reported once: {notices:?}");
+        assert!(notices[0].contains("metrics.jsonl cannot be written (No space left on device"), "{notices:?}");
         append.file = disk;
         assert!(append.append(b"4\n"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "0\n1\n2\n3\n4\n");
-        assert!(append.take_news()[0].ends_with("is written again, no line is lost"));
+        assert!(append.take_notices()[0].ends_with("is written again, no line is lost"));
     }
 
     #[test]
-    fn lines_beyond_what_memory_holds_are_counted() {
+    fn lines_beyond_the_buffer_are_counted_as_lost() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut append = AppendFile::open(&path, 0).unwrap();
         let disk = put(&mut append, "/dev/full");
-        let line = vec![b'x'; MAX_WAITING_BYTES / 2];
+        let line = vec![b'x'; MAX_BUFFERED_BYTES / 2];
         assert!(append.append(&line) && append.append(&line));
         assert!(!append.append(b"lost\n") && !append.append(b"lost\n"));
         append.file = disk;
         assert!(append.append(b"kept\n"));
-        assert!(append.take_news()[1].contains("2 lines that memory had no room for are lost"));
+        assert!(append.take_notices()[1].contains("2 lines are lost because the buffer in memory was full"));
         assert!(fs::read(&path).unwrap().ends_with(b"xkept\n"));
     }
 
     #[test]
-    fn what_a_failed_sync_may_have_lost_is_written_again() {
+    fn lines_of_a_failed_sync_are_written_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut append = AppendFile::open(&path, 0).unwrap();
@@ -200,14 +200,14 @@ mod tests {
         // A device takes every write, keeps nothing and fails to sync.
         let disk = put(&mut append, "/dev/null");
         assert!(append.append(b"2\n"));
-        assert!(!append.sync(), "there is no disk behind it");
+        assert!(!append.sync(), "the device cannot sync");
         append.file = disk;
         assert!(append.sync());
         assert_eq!(fs::read_to_string(&path).unwrap(), "1\n2\n");
     }
 
     #[test]
-    fn a_healthy_file_keeps_little_in_memory() {
+    fn buffer_stays_small_while_writes_succeed() {
         let folder = tempfile::tempdir().unwrap();
         let mut append = AppendFile::open(&folder.path().join("metrics.jsonl"), 0).unwrap();
         for _ in 0..5 {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbolic_link_is_not_followed() {
+    fn symbolic_links_are_not_followed() {
         let folder = tempfile::tempdir().unwrap();
         let (target, link) = (folder.path().join("target"), folder.path().join("metrics.jsonl"));
         fs::write(&target, "precious").unwrap();

@@ -1,6 +1,6 @@
-//! What a training step takes: `[sequences, sequence_length]` input ids and their targets.
+//! A batch: the inputs and targets of a training step, `[sequences, sequence_length]`.
 
-/// The target of a position that counts for nothing (padding), as in PyTorch's cross-entropy.
+/// The target of a position that is ignored in the loss (padding), as in PyTorch's cross-entropy.
 pub const IGNORED_TARGET: i32 = -100;
 
 /// Packed sequences, row after row; `targets[i]` is the token that follows `inputs[i]`.
@@ -10,16 +10,16 @@ pub struct Batch {
     pub inputs: Vec<u32>,
     /// The next token of every position, or [`IGNORED_TARGET`], `[sequences * sequence_length]`.
     pub targets: Vec<i32>,
-    /// Where each position's document begins, as an index within its sequence, `[sequences * sequence_length]`; none where
-    /// documents are not kept apart.
+    /// Where each position's document starts, as an index within its sequence, `[sequences * sequence_length]`; none
+    /// unless documents are kept apart (`packing: documents`).
     pub document_starts: Option<Vec<i32>>,
-    /// Tokens in a sequence.
+    /// Tokens per sequence.
     pub sequence_length: usize,
     /// How many targets are not ignored.
     pub target_count: usize,
-    /// UTF-8 bytes of text that the targets stand for: the sum of their tokens' lengths in bytes, where end-of-text has
-    /// none. Exact for byte-level tokenizers without a normaliser or prefix space; `None` where a token has no length of
-    /// its own (the tokenizer is not byte-level).
+    /// UTF-8 bytes of text of the targets: the sum of their tokens' lengths in bytes, where end-of-text has none. Exact
+    /// for byte-level tokenizers without a normalizer or prefix space; `None` where the tokenizer is not byte-level and
+    /// a token has no length of its own.
     pub target_bytes: Option<u64>,
 }
 
@@ -35,12 +35,12 @@ impl Batch {
         }
     }
 
-    /// How many sequences there are.
+    /// The number of sequences.
     pub fn sequences(&self) -> usize {
         self.inputs.len().checked_div(self.sequence_length).unwrap_or(0)
     }
 
-    /// True when the stream has ended: there are no sequences.
+    /// Whether there are no sequences: the stream has ended.
     pub fn is_empty(&self) -> bool {
         self.inputs.is_empty()
     }

@@ -1,13 +1,14 @@
-//! Blocks of remote files on this machine's disk, so that what was read once is read from here afterwards: by a second epoch,
-//! by a resumed run, by another run of the same data.
+//! The block cache: blocks of remote files on this machine's disk, so that a second epoch, a resumed run, or another
+//! run over the same data reads them from here.
 //!
-//! A block is [`BLOCK_BYTES`] of a file of a pinned revision, in a file of its own with a checksum behind it. Blocks appear
-//! whole (written aside, then renamed) and never change, so any number of programs may share a folder without locks. A
-//! block that does not match its checksum counts as absent and is removed.
+//! A block is [`BLOCK_BYTES`] of a file at a pinned revision, stored in a file of its own with a checksum after it.
+//! Blocks are written to a staging file, renamed atomically and never change, so any number of processes may share a
+//! folder without locks. A block that does not match its checksum is removed and read again.
 //!
-//! The folder is bounded: whoever has written a twentieth of the limit since it last looked removes the blocks not used for
-//! longest until a tenth of the limit is free. So the folder exceeds its limit only while more than two programs fill it
-//! from empty at once. What goes wrong with the disk costs speed, never a run: the block is read from its source.
+//! The folder is bounded: a process that has written a twentieth of the limit since it last measured the folder evicts
+//! the least recently used blocks until a tenth of the limit is free. So the folder exceeds its limit only while more
+//! than two processes fill it from empty at once. Disk errors cost speed, never a run: the block is read from its
+//! source.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -23,60 +24,60 @@ use sha2::{Digest, Sha256};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 
-/// A block's size; the last of a file has what is left.
+/// Size of a block; the last one of a file is shorter.
 pub(crate) const BLOCK_BYTES: u64 = 512 << 10;
 const CHECKSUM_BYTES: usize = 4;
-/// Ending of a block that is being written.
-const ASIDE: &str = "part";
-/// A block that was left half-written for this long belongs to nobody.
-const ABANDONED: Duration = Duration::from_hours(1);
+/// Extension of a block that is being written.
+const STAGING_EXTENSION: &str = "part";
+/// A staging file older than this was left behind by a process that died.
+const STAGING_EXPIRY: Duration = Duration::from_hours(1);
 
-/// A folder of blocks. Shared by all files that are read through it.
+/// A folder of blocks, shared by all files that are read through it.
 pub(crate) struct BlockCache {
     folder: PathBuf,
     limit: u64,
-    /// Bytes written since the folder was last looked through.
+    /// Bytes written since the folder was last measured.
     written: AtomicU64,
-    looking: Mutex<()>,
+    eviction: Mutex<()>,
     warned: AtomicBool,
 }
 
-/// Names a file's blocks: what it is a file of, and which.
+/// The name of a file's folder in the cache: a hash of what the file is.
 #[derive(Clone, Debug)]
-pub(crate) struct CachedFile(String);
+pub(crate) struct CacheKey(String);
 
-/// A block found in the folder.
-struct Found {
+/// A block on disk.
+struct CachedBlock {
     path: PathBuf,
     bytes: u64,
     used: SystemTime,
 }
 
-impl CachedFile {
-    /// The file `name` of `length` bytes of a data set at a commit.
-    pub(crate) fn of(dataset: &str, revision: &str, name: &str, length: u64) -> Self {
-        let identity = [dataset, revision, name, &length.to_string()].join("\0");
-        Self(format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(identity)[..16])))
+impl CacheKey {
+    /// The key of the file `name`, `length` bytes long, of a data set at a commit.
+    pub(crate) fn new(dataset: &str, revision: &str, name: &str, length: u64) -> Self {
+        let fields = [dataset, revision, name, &length.to_string()].join("\0");
+        Self(format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(fields)[..16])))
     }
 }
 
 impl BlockCache {
-    /// Blocks below `folder`, together at most `limit` bytes, which is room for one at least. Nothing is touched before the first
-    /// block comes.
+    /// Keeps blocks below `folder`, together at most `limit` bytes, which must be room for one. Touches nothing before
+    /// the first block is stored.
     pub(crate) fn new(folder: PathBuf, limit: u64) -> Self {
-        // Full at the start, so that the first block written makes it look.
+        // Starts at the limit, so that the first block stored measures the folder.
         let written = AtomicU64::new(limit);
-        Self { folder, limit, written, looking: Mutex::default(), warned: AtomicBool::new(false) }
+        Self { folder, limit, written, eviction: Mutex::default(), warned: AtomicBool::new(false) }
     }
 
-    fn get(&self, file: &CachedFile, block: u64) -> Option<Bytes> {
+    fn get(&self, file: &CacheKey, block: u64) -> Option<Bytes> {
         let path = self.path(file, block);
         let opened = File::open(&path).ok()?;
         let mut bytes = Vec::new();
         (&opened).read_to_end(&mut bytes).ok()?;
         let body = bytes.len().checked_sub(CHECKSUM_BYTES);
-        let sound = body.filter(|&body| bytes[body..] == crc32c::crc32c(&bytes[..body]).to_le_bytes());
-        let Some(body) = sound else {
+        let intact = body.filter(|&body| bytes[body..] == crc32c::crc32c(&bytes[..body]).to_le_bytes());
+        let Some(body) = intact else {
             let _ = fs::remove_file(&path);
             return None;
         };
@@ -85,7 +86,7 @@ impl BlockCache {
         Some(bytes.into())
     }
 
-    fn put(&self, file: &CachedFile, block: u64, bytes: &[u8]) {
+    fn put(&self, file: &CacheKey, block: u64, bytes: &[u8]) {
         let size = (bytes.len() + CHECKSUM_BYTES) as u64;
         if self.written.fetch_add(size, Ordering::Relaxed) + size > self.limit / 20 {
             self.make_room(size);
@@ -93,24 +94,24 @@ impl BlockCache {
         if let Err(error) = write(&self.path(file, block), bytes)
             && !self.warned.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!("{}: what is read cannot be kept for later: {error}", self.folder.display());
+            tracing::warn!("{}: downloaded data cannot be cached: {error}", self.folder.display());
         }
     }
 
-    fn path(&self, file: &CachedFile, block: u64) -> PathBuf {
+    fn path(&self, file: &CacheKey, block: u64) -> PathBuf {
         self.folder.join(&file.0).join(block.to_string())
     }
 
-    /// Removes the blocks not used for longest, if there is no room for so many bytes more. Another thread's looking is as good
-    /// as one's own.
+    /// Evicts the least recently used blocks if there is no room for `bytes` more. Returns at once while another thread
+    /// evicts.
     fn make_room(&self, bytes: u64) {
-        let Ok(_looking) = self.looking.try_lock() else {
+        let Ok(_eviction) = self.eviction.try_lock() else {
             return;
         };
         self.written.store(0, Ordering::Relaxed);
         let mut found = self.blocks();
         let mut total: u64 = found.iter().map(|block| block.bytes).sum();
-        // The twentieth is what comes until the next look.
+        // A twentieth may be written before the folder is measured again.
         if total + bytes + self.limit / 20 <= self.limit {
             return;
         }
@@ -125,7 +126,7 @@ impl BlockCache {
         }
     }
 
-    fn blocks(&self) -> Vec<Found> {
+    fn blocks(&self) -> Vec<CachedBlock> {
         let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
         let mut found = Vec::new();
         for file in entries(&self.folder) {
@@ -134,11 +135,11 @@ impl BlockCache {
                     continue;
                 };
                 let (path, used) = (block.path(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
-                let aside = path.extension().is_some_and(|ending| ending == ASIDE);
-                if aside && used.elapsed().is_ok_and(|age| age > ABANDONED) {
+                let is_staging = path.extension().is_some_and(|ending| ending == STAGING_EXTENSION);
+                if is_staging && used.elapsed().is_ok_and(|age| age > STAGING_EXPIRY) {
                     let _ = fs::remove_file(&path);
                 } else {
-                    found.push(Found { path, bytes: metadata.len(), used });
+                    found.push(CachedBlock { path, bytes: metadata.len(), used });
                 }
             }
         }
@@ -146,39 +147,39 @@ impl BlockCache {
     }
 }
 
-/// Writes a block aside and moves it into place.
+/// Writes a block to a staging file and renames it atomically.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let aside = path.with_extension(format!("{}-{number}.{ASIDE}", std::process::id()));
-    let parent = path.parent().expect("a block lies in its file's folder");
+    let staging = path.with_extension(format!("{}-{number}.{STAGING_EXTENSION}", std::process::id()));
+    let parent = path.parent().expect("a block has a parent folder");
     fs::create_dir_all(parent)?;
-    let written = File::create(&aside).and_then(|mut block| {
+    let written = File::create(&staging).and_then(|mut block| {
         block.write_all(bytes)?;
         block.write_all(&crc32c::crc32c(bytes).to_le_bytes())
     });
-    let moved = written.and_then(|()| fs::rename(&aside, path));
-    if moved.is_err() {
-        let _ = fs::remove_file(&aside);
+    let renamed = written.and_then(|()| fs::rename(&staging, path));
+    if renamed.is_err() {
+        let _ = fs::remove_file(&staging);
     }
-    moved
+    renamed
 }
 
-/// A file whose blocks are kept.
+/// A file whose blocks are cached.
 pub(crate) struct CachedSource<S> {
     source: S,
     cache: Arc<BlockCache>,
-    file: CachedFile,
-    /// The blocks handed out.
-    trusted: Mutex<BTreeSet<u64>>,
+    file: CacheKey,
+    /// Indices of the blocks that were read.
+    read_blocks: Mutex<BTreeSet<u64>>,
 }
 
 impl<S: ByteSource> CachedSource<S> {
-    pub(crate) fn new(source: S, cache: Arc<BlockCache>, file: CachedFile) -> Self {
-        Self { source, cache, file, trusted: Mutex::default() }
+    pub(crate) fn new(source: S, cache: Arc<BlockCache>, file: CacheKey) -> Self {
+        Self { source, cache, file, read_blocks: Mutex::default() }
     }
 
-    /// Reads the missing blocks `first..end` with one request and keeps them.
+    /// Reads the missing blocks `first..end` with one request and stores them.
     fn fetch(&self, first: u64, end: u64, blocks: &mut Vec<Bytes>) -> Result<(), DataError> {
         let (start, end) = (first * BLOCK_BYTES, (end * BLOCK_BYTES).min(self.length()));
         let bytes = self.source.read(start, (end - start) as usize)?;
@@ -200,22 +201,22 @@ impl<S: ByteSource> ByteSource for CachedSource<S> {
         self.source.length()
     }
 
-    fn preferred_read(&self) -> u64 {
-        self.source.preferred_read()
+    fn preferred_read_size(&self) -> u64 {
+        self.source.preferred_read_size()
     }
 
-    fn distrust(&self) -> bool {
-        let blocks = std::mem::take(&mut *self.trusted.lock().unwrap_or_else(PoisonError::into_inner));
+    fn invalidate(&self) -> bool {
+        let blocks = std::mem::take(&mut *self.read_blocks.lock().unwrap_or_else(PoisonError::into_inner));
         for &block in &blocks {
             let _ = fs::remove_file(self.cache.path(&self.file, block));
         }
-        self.source.distrust()
+        self.source.invalidate()
     }
 
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         let end = start + length as u64;
         let (first, last) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-        self.trusted.lock().unwrap_or_else(PoisonError::into_inner).extend(first..last);
+        self.read_blocks.lock().unwrap_or_else(PoisonError::into_inner).extend(first..last);
         let mut blocks: Vec<Bytes> = Vec::with_capacity((last - first) as usize);
         let mut missing = first;
         for block in first..last {
@@ -243,7 +244,7 @@ mod tests {
     use super::*;
     use crate::byte_source::testing::MemoryFile;
 
-    /// Reads are counted by the file in memory.
+    /// The file in memory counts the bytes that are read of it.
     impl ByteSource for Arc<MemoryFile> {
         fn name(&self) -> &str {
             self.as_ref().name()
@@ -251,8 +252,8 @@ mod tests {
         fn length(&self) -> u64 {
             self.as_ref().length()
         }
-        fn preferred_read(&self) -> u64 {
-            self.as_ref().preferred_read()
+        fn preferred_read_size(&self) -> u64 {
+            self.as_ref().preferred_read_size()
         }
         fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
             self.as_ref().read(start, length)
@@ -268,7 +269,7 @@ mod tests {
     fn cached(folder: &Path, limit: u64, name: &str) -> (Arc<MemoryFile>, CachedSource<Arc<MemoryFile>>) {
         let memory = MemoryFile::new(content(), 1 << 20);
         let cache = Arc::new(BlockCache::new(folder.to_owned(), limit));
-        let file = CachedFile::of("owner/name", "abc", name, LENGTH as u64);
+        let file = CacheKey::new("owner/name", "abc", name, LENGTH as u64);
         (Arc::clone(&memory), CachedSource::new(memory, cache, file))
     }
 
@@ -279,7 +280,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
         #[test]
-        fn any_reads_give_the_file_s_bytes_and_each_block_comes_once(
+        fn reads_are_exact_and_fetch_each_block_once(
             reads in prop::collection::vec((0..LENGTH, 1..LENGTH), 1..8),
         ) {
             let folder = tempfile::tempdir().unwrap();
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_there_for_the_next_program() {
+    fn cached_blocks_serve_the_next_process() {
         let folder = tempfile::tempdir().unwrap();
         cached(folder.path(), 1 << 30, "f").1.read(0, LENGTH).unwrap();
         let (memory, source) = cached(folder.path(), 1 << 30, "f");
@@ -307,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_block_is_read_again() {
+    fn corrupted_blocks_are_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let (_, source) = cached(folder.path(), 1 << 30, "f");
         source.read(0, LENGTH).unwrap();
         let second = source.cache.path(&source.file, 1);
-        for damage in [|bytes: &mut Vec<u8>| bytes[77] ^= 1, |bytes: &mut Vec<u8>| bytes.truncate(100), Vec::clear] {
+        for corrupt in [|bytes: &mut Vec<u8>| bytes[77] ^= 1, |bytes: &mut Vec<u8>| bytes.truncate(100), Vec::clear] {
             let mut bytes = fs::read(&second).unwrap();
-            damage(&mut bytes);
+            corrupt(&mut bytes);
             fs::write(&second, bytes).unwrap();
             let (memory, source) = cached(folder.path(), 1 << 30, "f");
             assert_eq!(source.read(0, LENGTH).unwrap(), content());
@@ -323,18 +324,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_distrusted_is_read_again_and_the_rest_stays() {
+    fn invalidation_removes_only_the_blocks_read() {
         let folder = tempfile::tempdir().unwrap();
         cached(folder.path(), 1 << 30, "f").1.read(0, LENGTH).unwrap();
         let (memory, source) = cached(folder.path(), 1 << 30, "f");
         source.read(BLOCK_BYTES, 10).unwrap();
-        assert!(!source.distrust(), "the file in memory has no other bytes");
+        assert!(!source.invalidate(), "the file in memory cannot change");
         assert_eq!(source.read(0, LENGTH).unwrap(), content());
-        assert_eq!(memory.bytes_read(), BLOCK_BYTES, "only the block that was handed out");
+        assert_eq!(memory.bytes_read(), BLOCK_BYTES, "only the block that was read");
     }
 
     #[test]
-    fn the_limit_holds_and_what_was_used_last_stays() {
+    fn eviction_keeps_recent_blocks_below_the_limit() {
         let folder = tempfile::tempdir().unwrap();
         let limit = 10 * BLOCK_BYTES;
         for file in 0..20 {
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_costs_nothing_but_speed() {
+    fn an_unwritable_folder_is_bypassed() {
         let folder = tempfile::tempdir().unwrap();
         let no_folder = folder.path().join("file");
         fs::write(&no_folder, "").unwrap();
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_read_the_same_blocks_all_get_them_whole() {
+    fn concurrent_readers_get_intact_blocks() {
         let folder = tempfile::tempdir().unwrap();
         let expected = content();
         std::thread::scope(|scope| {

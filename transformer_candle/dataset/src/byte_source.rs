@@ -1,4 +1,4 @@
-//! Bytes of a file by range, whether it lies on this disk or on the Hub, and sequential reading over them.
+//! Range reads of a file, on this machine or on the Hub, and sequential reading on top of them.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read, Seek, SeekFrom};
@@ -11,24 +11,24 @@ use run_config::regular_file;
 use crate::DataError;
 use crate::cancel::CancelToken;
 
-/// A file that can be read anywhere.
+/// A file that can be read at any offset.
 pub(crate) trait ByteSource: Send + Sync {
-    /// The file's name in the listing, for messages.
+    /// The name of the file in the listing, for messages.
     fn name(&self) -> &str;
 
-    /// Its length.
+    /// Length in bytes.
     fn length(&self) -> u64;
 
-    /// How many bytes one read should ask for.
-    fn preferred_read(&self) -> u64;
+    /// How many bytes one read should request.
+    fn preferred_read_size(&self) -> u64;
 
-    /// Says that what was read turned out to be damaged. Copies kept of it are forgotten; true if reading again may bring
-    /// other bytes.
-    fn distrust(&self) -> bool {
+    /// Drops cached copies of what was read, because it turned out to be corrupted; returns whether reading again may
+    /// give other bytes.
+    fn invalidate(&self) -> bool {
         false
     }
 
-    /// Exactly the bytes from `start` on; the range lies inside the file.
+    /// Exactly `length` bytes from `start`; the range must be inside the file.
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError>;
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct LocalFile {
 }
 
 impl LocalFile {
-    /// `length` is the listed one: a file that has become shorter is noticed when its end is read.
+    /// `length` is the listed one: a file that was truncated is noticed when its end is read.
     pub(crate) fn open(name: &str, path: &Path, length: u64) -> Result<Self, DataError> {
         let file = regular_file::open(path).map_err(DataError::io(path))?;
         Ok(Self { name: name.to_owned(), path: path.to_owned(), length, file: Mutex::new(file) })
@@ -57,7 +57,7 @@ impl ByteSource for LocalFile {
         self.length
     }
 
-    fn preferred_read(&self) -> u64 {
+    fn preferred_read_size(&self) -> u64 {
         1 << 20
     }
 
@@ -71,7 +71,7 @@ impl ByteSource for LocalFile {
     }
 }
 
-/// A file that is no longer read once its token says so.
+/// A file that refuses reads once its token is cancelled.
 pub(crate) struct CancellableSource {
     source: Arc<dyn ByteSource>,
     cancel: CancelToken,
@@ -92,12 +92,12 @@ impl ByteSource for CancellableSource {
         self.source.length()
     }
 
-    fn preferred_read(&self) -> u64 {
-        self.source.preferred_read()
+    fn preferred_read_size(&self) -> u64 {
+        self.source.preferred_read_size()
     }
 
-    fn distrust(&self) -> bool {
-        self.source.distrust()
+    fn invalidate(&self) -> bool {
+        self.source.invalidate()
     }
 
     fn read(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
@@ -106,7 +106,7 @@ impl ByteSource for CancellableSource {
     }
 }
 
-/// Reads `start..end` of a file in order, a block of the preferred size at a time.
+/// Reads `start..end` of a file in order, one block of the preferred size at a time.
 pub(crate) struct RangeReader {
     source: Arc<dyn ByteSource>,
     position: u64,
@@ -129,7 +129,7 @@ impl RangeReader {
 impl BufRead for RangeReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.block.is_empty() && self.position < self.end {
-            let length = self.source.preferred_read().min(self.end - self.position);
+            let length = self.source.preferred_read_size().min(self.end - self.position);
             self.block = self.source.read(self.position, length as usize)?;
             self.position += length;
         }
@@ -153,7 +153,7 @@ impl Read for RangeReader {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! A file in memory that counts what is read of it.
+    //! A file in memory that counts the bytes that are read of it.
 
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -184,7 +184,7 @@ pub(crate) mod testing {
             self.bytes.len() as u64
         }
 
-        fn preferred_read(&self) -> u64 {
+        fn preferred_read_size(&self) -> u64 {
             self.preferred
         }
 
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_read_in_blocks_and_no_further() {
+    fn range_reader_reads_blocks_within_its_range() {
         let file = MemoryFile::new((0_u8..100).collect::<Vec<_>>(), 16);
         let mut reader = RangeReader::new(Arc::clone(&file) as _, 10, 50);
         let mut first = [0; 3];
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_became_shorter_is_an_error() {
+    fn truncated_files_are_errors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         std::fs::write(&path, "short").unwrap();

@@ -1,6 +1,5 @@
-//! Cancelling work on data that takes long, and waiting that can be cancelled.
-//!
-//! Whoever starts the work gives it a [`CancelToken`]; every wait and every long loop of this crate polls it.
+//! Cancellation: whoever starts work gives it a [`CancelToken`], which every wait and every long loop of this crate
+//! polls.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +12,13 @@ use crate::DataError;
 /// How often a wait polls its token.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The next message of a thread; gives up soon after `interrupted` says so, and loses nothing by that.
+/// The next message of a thread. Returns [`DataError::Interrupted`] soon after `interrupted` does; no message is lost.
 pub(crate) fn receive<T>(
     from: &Receiver<Result<T, DataError>>,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<T, DataError> {
     let disconnected = || {
-        let message = "the data thread broke off; this is a fault of the program, please report it";
+        let message = "the data thread ended unexpectedly; this is a bug, please report it";
         DataError::Threads { message: message.to_owned() }
     };
     let check = || if interrupted() { Err(DataError::Interrupted) } else { Ok(()) };
@@ -41,50 +40,50 @@ fn receive_unless<T>(
     }
 }
 
-/// Tells work on data to end. Clones share it.
+/// Cancels work on data. Clones share their state.
 #[derive(Clone, Default)]
 pub struct CancelToken {
-    own: Arc<Own>,
+    state: Arc<CancelState>,
     interrupted: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
-/// What [`CancelToken::cancel`] sets.
+/// The state that [`CancelToken::cancel`] sets.
 #[derive(Default)]
-struct Own {
+struct CancelState {
     cancelled: AtomicBool,
-    /// Whoever waits for the flag holds it.
-    waiting: Mutex<()>,
+    /// Held by threads that wait for the flag.
+    lock: Mutex<()>,
     changed: Condvar,
 }
 
 impl CancelToken {
-    /// A token that cancels nothing by itself.
+    /// A token that is cancelled only by this crate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A token that cancels, with [`DataError::Interrupted`], as long as `interrupted` says so. It is polled from the
-    /// thread that waits or works, and often.
+    /// A token that cancels, with [`DataError::Interrupted`], as long as `interrupted` returns true. It is called
+    /// often, from the thread that waits or works.
     pub fn when(interrupted: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self { interrupted: Some(Arc::new(interrupted)), ..Self::default() }
     }
 
-    /// Wakes whoever waits; from here on [`Self::check`] fails with [`DataError::Closed`].
+    /// Wakes all waiting threads; after this [`Self::check`] fails with [`DataError::Closed`].
     pub(crate) fn cancel(&self) {
-        let waiting = self.own.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        self.own.cancelled.store(true, Ordering::Release);
-        drop(waiting);
-        self.own.changed.notify_all();
+        let guard = self.state.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.state.cancelled.store(true, Ordering::Release);
+        drop(guard);
+        self.state.changed.notify_all();
     }
 
-    /// Whether the work is no longer wanted.
+    /// Whether the work is cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.check().is_err()
     }
 
-    /// Fails when the work is no longer wanted.
+    /// Fails if the work is cancelled.
     pub(crate) fn check(&self) -> Result<(), DataError> {
-        if self.own.cancelled.load(Ordering::Acquire) {
+        if self.state.cancelled.load(Ordering::Acquire) {
             return Err(DataError::Closed);
         }
         match &self.interrupted {
@@ -93,24 +92,24 @@ impl CancelToken {
         }
     }
 
-    /// Waits `duration`, or fails as soon as the work is no longer wanted.
-    pub(crate) fn wait(&self, duration: Duration) -> Result<(), DataError> {
-        let until = Instant::now() + duration;
+    /// Sleeps for `duration`; fails as soon as the work is cancelled.
+    pub(crate) fn sleep(&self, duration: Duration) -> Result<(), DataError> {
+        let deadline = Instant::now() + duration;
         loop {
             self.check()?;
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Ok(());
             }
-            let waiting = self.own.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            let cancelled = || self.own.cancelled.load(Ordering::Acquire);
-            drop(self.own.changed.wait_timeout_while(waiting, left.min(POLL_INTERVAL), |()| !cancelled()));
+            let guard = self.state.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            let cancelled = || self.state.cancelled.load(Ordering::Acquire);
+            drop(self.state.changed.wait_timeout_while(guard, remaining.min(POLL_INTERVAL), |()| !cancelled()));
         }
     }
 
-    /// Does blocking work on a thread of its own and waits for it. A thread whose work is no longer wanted is left
-    /// alone, and what it comes to is dropped.
-    pub(crate) fn wait_for<T: Send + 'static>(
+    /// Runs blocking work on a thread of its own and waits for the result. After cancellation the thread is abandoned
+    /// and its result is dropped.
+    pub(crate) fn run_blocking<T: Send + 'static>(
         &self,
         name: &str,
         work: impl FnOnce() -> T + Send + 'static,
@@ -122,7 +121,7 @@ impl CancelToken {
             .name(name.to_owned())
             .spawn(move || sender.send(work()))
             .map_err(|error| failed(error.to_string()))?;
-        receive_unless(&result, &|| self.check(), || failed(format!("the thread {name} broke off")))
+        receive_unless(&result, &|| self.check(), || failed(format!("the thread {name} ended unexpectedly")))
     }
 }
 
@@ -138,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// A token and what interrupts it.
+    /// A token and the flag that interrupts it.
     fn interruptible() -> (CancelToken, Arc<AtomicBool>) {
         let flag = Arc::new(AtomicBool::new(false));
         let polled = Arc::clone(&flag);
@@ -146,33 +145,33 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_of_hours_ends_when_interrupted() {
+    fn sleep_ends_when_interrupted() {
         let (token, flag) = interruptible();
-        token.wait(Duration::ZERO).unwrap();
+        token.sleep(Duration::ZERO).unwrap();
         let setter = std::thread::spawn(move || flag.store(true, Ordering::Relaxed));
-        assert!(matches!(token.wait(Duration::from_hours(1)), Err(DataError::Interrupted)));
+        assert!(matches!(token.sleep(Duration::from_hours(1)), Err(DataError::Interrupted)));
         setter.join().unwrap();
     }
 
     #[test]
-    fn a_wait_of_hours_ends_when_cancelled() {
+    fn sleep_ends_when_cancelled() {
         let token = CancelToken::new();
         let other = token.clone();
         let setter = std::thread::spawn(move || other.cancel());
-        assert!(matches!(token.wait(Duration::from_hours(1)), Err(DataError::Closed)));
+        assert!(matches!(token.sleep(Duration::from_hours(1)), Err(DataError::Closed)));
         setter.join().unwrap();
     }
 
     #[test]
-    fn blocking_work_is_left_alone_when_interrupted() {
+    fn blocking_work_is_abandoned_when_interrupted() {
         let (token, flag) = interruptible();
         let (release, released) = mpsc::channel::<()>();
         let blocking = move || {
             flag.store(true, Ordering::Relaxed);
             released.recv().is_err()
         };
-        assert!(matches!(token.wait_for("test", blocking), Err(DataError::Interrupted)));
+        assert!(matches!(token.run_blocking("test", blocking), Err(DataError::Interrupted)));
         drop(release);
-        assert_eq!(CancelToken::new().wait_for("test", || 3).unwrap(), 3);
+        assert_eq!(CancelToken::new().run_blocking("test", || 3).unwrap(), 3);
     }
 }

@@ -1,4 +1,4 @@
-//! The sequences of one component of a mixture, one after the other, from the windows that its thread prepares.
+//! The sequences of one component of a mixture, from the windows that its prefetch thread prepares.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -11,44 +11,45 @@ use crate::cancel::receive;
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::ledger::WindowRecord;
 use crate::packing::PackedTokens;
-use crate::producer::{Message, Producer};
-use crate::window::Window;
+use crate::shuffle_window::Window;
+use crate::window_prefetch::{Message, WindowPrefetcher};
 use crate::{DataError, SkippedRows};
 
-/// One component's stream.
+/// The stream of one component.
 pub(crate) struct ComponentStream {
     windows: Receiver<Message>,
     /// The window in use, and how many of its sequences were delivered.
     window: Option<(Window, usize)>,
-    /// Where the window in use, or else the next one, starts, and how many of its sequences lie behind.
-    at: (WindowStart, u64),
-    /// The last epoch is over.
+    /// Start of the window in use, or else of the next one, and how many of its sequences were delivered before.
+    next_position: (WindowStart, u64),
+    /// Whether the last epoch is over.
     ended: bool,
     skipped: SkippedRows,
-    /// Windows taken into use since they were last forgotten.
+    /// Windows that came into use since [`Self::clear_opened`].
     opened: Vec<WindowRecord>,
     waited: Duration,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ComponentStream {
-    /// Starts the thread that prepares the component's windows with `workers`.
+    /// Starts the thread that prepares the component's windows; `workers` tokenize.
     pub(crate) fn start(
-        producer: Producer,
+        prefetcher: WindowPrefetcher,
         workers: Arc<ThreadPool>,
         position: &ComponentPosition,
     ) -> Result<Self, DataError> {
-        // Nothing waits in the channel: one window is in use while the next is prepared or held ready by its thread.
+        // The channel holds nothing: while one window is in use, the thread prepares the next one or waits to hand it
+        // over.
         let (sender, windows) = sync_channel(0);
         let start = position.start.clone();
         let thread = std::thread::Builder::new()
             .name("data".to_owned())
-            .spawn(move || producer.run(start, &workers, &sender))
+            .spawn(move || prefetcher.run(start, &workers, &sender))
             .map_err(|error| DataError::Threads { message: error.to_string() })?;
         Ok(Self {
             windows,
             window: None,
-            at: (position.start.clone(), position.sequence),
+            next_position: (position.start.clone(), position.sequence),
             ended: false,
             skipped: SkippedRows::default(),
             opened: Vec::new(),
@@ -57,20 +58,20 @@ impl ComponentStream {
         })
     }
 
-    /// The next sequence: tokens and its place in them; none when the last epoch is over. After an error the stream is
-    /// of no more use.
+    /// The next sequence: packed tokens and its index in them; none after the last epoch. After an error the stream
+    /// must not be used.
     pub(crate) fn next_sequence(
         &mut self,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<(&PackedTokens, usize)>, DataError> {
-        self.leave_used_up();
+        self.drop_exhausted_window();
         if self.window.is_none() {
             let Some(window) = self.receive(interrupted)? else {
                 return Ok(None);
             };
             self.skipped += window.record.skipped;
-            // Only the window that the stream was opened in starts behind its first sequence.
-            let delivered = if window.record.start == self.at.0 { self.at.1 as usize } else { 0 };
+            // Only the window that the stream was resumed in starts after its first sequence.
+            let delivered = if window.record.start == self.next_position.0 { self.next_position.1 as usize } else { 0 };
             if delivered >= window.sequences() {
                 return Err(DataError::Cursor { difference: "the content of the files" });
             }
@@ -83,9 +84,9 @@ impl ComponentStream {
         }))
     }
 
-    fn leave_used_up(&mut self) {
+    fn drop_exhausted_window(&mut self) {
         if let Some((window, _)) = self.window.take_if(|(window, delivered)| *delivered == window.sequences()) {
-            self.at = (window.next, 0);
+            self.next_position = (window.next, 0);
         }
     }
 
@@ -93,32 +94,32 @@ impl ComponentStream {
         if self.ended {
             return Ok(None);
         }
-        let began = Instant::now();
+        let started = Instant::now();
         let message = receive(&self.windows, interrupted);
-        self.waited += began.elapsed();
+        self.waited += started.elapsed();
         self.ended = matches!(message, Ok(None));
         message
     }
 
-    /// Where the next sequence lies: its window's start and its place in the window.
+    /// The position of the next sequence: the start of its window, and its index in the window.
     pub(crate) fn position(&self) -> (WindowStart, u64) {
         match &self.window {
             Some((window, delivered)) if *delivered == window.sequences() => (window.next.clone(), 0),
             Some((window, delivered)) => (window.record.start.clone(), *delivered as u64),
-            None => self.at.clone(),
+            None => self.next_position.clone(),
         }
     }
 
-    /// The windows taken into use since [`Self::forget_opened`].
+    /// The windows that came into use since [`Self::clear_opened`].
     pub(crate) fn opened(&self) -> &[WindowRecord] {
         &self.opened
     }
 
-    pub(crate) fn forget_opened(&mut self) {
+    pub(crate) fn clear_opened(&mut self) {
         self.opened.clear();
     }
 
-    /// Rows left out of the windows taken into use.
+    /// Skipped rows of all windows that came into use.
     pub(crate) fn skipped(&self) -> SkippedRows {
         self.skipped
     }
@@ -128,15 +129,15 @@ impl ComponentStream {
         self.waited
     }
 
-    /// Waits for the end of the thread, which was told to end, but no longer than `until`. What it still sends is
-    /// taken so that it can end.
-    pub(crate) fn join(&mut self, until: Instant) {
+    /// Waits until `deadline` for the end of the thread, which must have been cancelled. Receives what it still sends,
+    /// so that it can end.
+    pub(crate) fn join(&mut self, deadline: Instant) {
         while self.thread.is_some() {
-            match self.windows.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match self.windows.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => self.thread = None,
                 Err(RecvTimeoutError::Disconnected) => {
-                    // That the thread broke off was told where its message was missing.
+                    // If it panicked, the receiver of its messages has reported that.
                     let _ = self.thread.take().map(JoinHandle::join);
                 }
             }

@@ -1,30 +1,30 @@
 //! Documents in listing order, for training a tokenizer and for looking at data.
 
 use crate::formats::Row;
-use crate::skipped::SkippedRows;
-use crate::walk::Walk;
+use crate::sequential_reader::SequentialReader;
+use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource, Mixture};
 
-/// The documents of a source in listing order, one file open at a time, a few rows in memory. A text file comes as its
-/// pieces. Ends after an error.
+/// The documents of a source in listing order, with one shard open at a time and a few rows in memory. A text file is
+/// read as its chunks. Ends after an error.
 ///
-/// Of a mixture the next document is that of the component with the least text so far for its share, so that texts come
-/// in the proportions of training. A component that ends begins again, until each has ended once.
+/// The next document of a mixture is that of the component with the least text so far in proportion to its weight. A
+/// component that ends starts again, until each has ended once.
 pub struct Documents {
-    components: Vec<Component>,
+    components: Vec<ComponentDocuments>,
     rows_left: u64,
     skipped: SkippedRows,
-    /// One was handed out.
-    any: bool,
+    /// Whether any document was returned.
+    any_document: bool,
 }
 
-struct Component {
+struct ComponentDocuments {
     source: DataSource,
-    walk: Walk,
-    share: u64,
-    /// Of the documents handed out.
+    reader: SequentialReader,
+    weight: u64,
+    /// Bytes of the documents returned.
     bytes: u64,
-    /// Of the documents of this pass.
+    /// Bytes of the documents returned in this pass over the component.
     pass_bytes: u64,
     ended: bool,
 }
@@ -33,11 +33,11 @@ impl Documents {
     /// Starts at the first document; stops after `max_samples` rows, skipped ones included.
     pub fn open(data: impl Into<Mixture>, max_samples: Option<u64>) -> Self {
         let mixture: Mixture = data.into();
-        let components = mixture.sources().iter().zip(mixture.shares().numbers());
-        let component = |(source, &share): (&DataSource, &u64)| Component {
+        let components = mixture.sources().iter().zip(mixture.schedule().weights());
+        let component = |(source, &weight): (&DataSource, &u64)| ComponentDocuments {
             source: source.clone(),
-            walk: Walk::all(source, source.cancel().clone()),
-            share,
+            reader: SequentialReader::all(source, source.cancel().clone()),
+            weight,
             bytes: 0,
             pass_bytes: 0,
             ended: false,
@@ -46,31 +46,32 @@ impl Documents {
             components: components.map(component).collect(),
             rows_left: max_samples.unwrap_or(u64::MAX),
             skipped: SkippedRows::default(),
-            any: false,
+            any_document: false,
         }
     }
 
-    /// Rows left out so far.
+    /// Rows skipped so far.
     pub fn skipped(&self) -> SkippedRows {
         self.skipped
     }
 
     fn next_document(&mut self) -> Result<Option<String>, DataError> {
         while self.rows_left > 0 && self.components.iter().any(|component| !component.ended) {
-            let of_share =
-                |component: &&mut Component| (u128::from(component.bytes) << 64) / u128::from(component.share);
-            let Some(component) = self.components.iter_mut().min_by_key(of_share) else {
+            let bytes_per_weight = |component: &&mut ComponentDocuments| {
+                (u128::from(component.bytes) << 64) / u128::from(component.weight)
+            };
+            let Some(component) = self.components.iter_mut().min_by_key(bytes_per_weight) else {
                 break;
             };
-            match component.walk.next_row()? {
-                None => component.begin_again(),
+            match component.reader.next_row()? {
+                None => component.restart(),
                 Some(row) => {
                     self.rows_left -= 1;
                     match row {
                         Row::Document(document) => {
                             component.bytes += document.text.len() as u64;
                             component.pass_bytes += document.text.len() as u64;
-                            self.any = true;
+                            self.any_document = true;
                             return Ok(Some(document.text));
                         }
                         Row::Skipped(reason) => self.skipped.count(reason),
@@ -78,12 +79,12 @@ impl Documents {
                 }
             }
         }
-        if self.any { Ok(None) } else { self.missing_column() }
+        if self.any_document { Ok(None) } else { self.missing_column() }
     }
 
-    /// Fails if there is no document because the text column is not there.
+    /// Fails if there was no document because the text column is missing.
     fn missing_column<T>(&self) -> Result<Option<T>, DataError> {
-        for Component { source, .. } in &self.components {
+        for ComponentDocuments { source, .. } in &self.components {
             if let Some(missing) = source.missing_column(self.skipped, source.cancel())? {
                 return Err(DataError::MissingColumn(missing));
             }
@@ -92,15 +93,15 @@ impl Documents {
     }
 }
 
-impl Component {
-    fn begin_again(&mut self) {
+impl ComponentDocuments {
+    fn restart(&mut self) {
         self.ended = true;
         if self.pass_bytes == 0 {
-            // There is nothing in it: its turn never comes again.
+            // It has no document: it must not come next again.
             self.bytes = u64::MAX;
         }
         self.pass_bytes = 0;
-        self.walk = Walk::all(&self.source, self.source.cancel().clone());
+        self.reader = SequentialReader::all(&self.source, self.source.cancel().clone());
     }
 }
 
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_come_in_listing_order_until_the_limit() {
+    fn documents_follow_listing_order_up_to_max_samples() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(folder.path());
         let read = |limit| Documents::open(&source, limit).collect::<Result<Vec<_>, _>>().unwrap();
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_comes_in_its_place_and_ends_it() {
+    fn an_error_ends_the_iterator() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("z.parquet"), "not Parquet at all").unwrap();
         let mut documents = Documents::open(source(folder.path()), None);
@@ -151,19 +152,19 @@ mod tests {
     }
 
     #[test]
-    fn a_text_column_that_is_not_there_is_an_error_that_names_those_that_are() {
+    fn a_missing_text_column_lists_the_available_ones() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.jsonl"), "{\"id\": 1, \"body\": \"x\"}\n").unwrap();
         let source = |column| DataSource::local(&[".".to_owned()], folder.path(), column, &CancelToken::new()).unwrap();
         let error = |column| Documents::open(source(column), None).next().unwrap().unwrap_err().to_string();
         let way_out = "; its text columns are body: choose one with --text-column (data.text_column)";
         assert_eq!(error("text"), format!("a.jsonl has no text column `text`{way_out}"));
-        assert_eq!(error("id"), format!("the column `id` of a.jsonl holds numbers, not text{way_out}"));
+        assert_eq!(error("id"), format!("the column `id` of a.jsonl holds numbers, not strings{way_out}"));
         assert!(Documents::open(source("body"), None).next().unwrap().is_ok());
     }
 
     #[test]
-    fn documents_of_a_mixture_come_in_the_proportions_of_its_weights_until_each_component_has_ended() {
+    fn a_mixture_s_documents_are_proportional_to_weights() {
         let folder = tempfile::tempdir().unwrap();
         let source = |name: &str, documents: usize, text: &str| {
             let lines = format!("{{\"text\": \"{text}\"}}\n").repeat(documents);

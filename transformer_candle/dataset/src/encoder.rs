@@ -1,23 +1,23 @@
-//! Text to token ids, as fast as the tokenizer allows.
+//! Fast tokenization with the ids of the Hugging Face library.
 //!
-//! The Hugging Face library defines the ids. For byte-level BPE with GPT-2's pattern, which is what `orchestrate` trains, crate
-//! `fastokens` gives the same ids several times faster: no difference in 1.1 GB of mixed text and 300,000 random strings
-//! (`docs/experiments/data.md`). It encodes where the tokenizer is of exactly this kind and agrees on a sample of awkward
-//! text; everywhere else the library itself does.
+//! The Hugging Face `tokenizers` library defines the ids. For byte-level BPE with GPT-2's pattern, which is what
+//! `orchestrate` trains, crate `fastokens` gives the same ids several times faster: no difference in 1.1 GB of mixed
+//! text and 300,000 random strings (`docs/experiments/data.md`). It is used where the tokenizer is exactly of this kind
+//! and the two agree on sample texts; everywhere else the library encodes.
 
 use fastokens::AddedTokenPolicy;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-/// Which of the two encodes.
+/// The implementation that encodes.
 pub(crate) enum Encoder {
     Fast(Box<fastokens::Tokenizer>),
     Library,
 }
 
-/// What byte-level tokenizers have been known to disagree on: contractions, runs of spaces, digits, joined characters, text
-/// that spells a special token.
-const AWKWARD: [&str; 8] = [
+/// Texts on which byte-level tokenizers have been known to disagree: contractions, runs of spaces, digits, joined
+/// characters, text that spells a special token.
+const AGREEMENT_SAMPLES: [&str; 8] = [
     "It's we'LL they'Re don't 'tis ''s",
     "  leading,  inner   and trailing spaces   \t\t\n\n \r\n x\u{a0}\u{2003}y",
     "1 22 333 4444 55555 3.14159 0x1F \u{bd} \u{2167} \u{661}\u{662}",
@@ -31,24 +31,24 @@ const AWKWARD: [&str; 8] = [
 impl Encoder {
     /// Chooses for a tokenizer and the `tokenizer.json` that it was read from.
     pub(crate) fn choose(reference: &Tokenizer, json: &[u8]) -> Self {
-        let fast = serde_json::from_slice(json).ok().filter(is_proven).and_then(|json| {
+        let fast = serde_json::from_slice(json).ok().filter(is_supported).and_then(|json| {
             let fast = fastokens::Tokenizer::from_json(json).ok()?;
             let agree = |text: &&str| {
                 reference
                     .encode_fast(*text, false)
                     .is_ok_and(|encoding| encode(&fast, text).is_ok_and(|ids| ids == encoding.get_ids()))
             };
-            AWKWARD.iter().all(agree).then_some(fast)
+            AGREEMENT_SAMPLES.iter().all(agree).then_some(fast)
         });
         fast.map_or(Self::Library, |fast| Self::Fast(Box::new(fast)))
     }
 
-    /// Ids of one text in which nothing is special.
+    /// The ids of a text; text that spells a special token is encoded as ordinary text.
     pub(crate) fn encode(&self, reference: &Tokenizer, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
         match self {
             Self::Fast(fast) => {
                 let mut ids = encode(fast, text)?;
-                // It reserves for the worst, which a window of documents would hold two times over.
+                // It reserves for the worst case; a window of documents would hold twice the memory.
                 ids.shrink_to_fit();
                 Ok(ids)
             }
@@ -61,8 +61,8 @@ fn encode(fast: &fastokens::Tokenizer, text: &str) -> Result<Vec<u32>, fastokens
     fast.encode_with_policy(text, false, AddedTokenPolicy::SkipSpecial)
 }
 
-/// Byte-level BPE with GPT-2's pattern and nothing else that changes text: the kind whose ids were compared.
-fn is_proven(json: &Value) -> bool {
+/// Whether this is byte-level BPE with GPT-2's pattern and nothing else that changes text, the kind that was compared.
+fn is_supported(json: &Value) -> bool {
     let (model, split) = (&json["model"], &json["pre_tokenizer"]);
     let absent = |value: &Value| value.is_null() || value == false || value == "";
     json["normalizer"].is_null()
@@ -85,8 +85,8 @@ mod tests {
 
     use super::*;
 
-    fn material() -> (Tokenizer, Value) {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/material/tokenizer.json");
+    fn fixture_tokenizer() -> (Tokenizer, Value) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
         let bytes = std::fs::read(path).unwrap();
         let mut tokenizer = Tokenizer::from_bytes(&bytes).unwrap();
         tokenizer.set_encode_special_tokens(true);
@@ -94,13 +94,13 @@ mod tests {
     }
 
     fn choose(change: impl Fn(&mut Value)) -> Encoder {
-        let (reference, mut json) = material();
+        let (reference, mut json) = fixture_tokenizer();
         change(&mut json);
         Encoder::choose(&reference, &serde_json::to_vec(&json).unwrap())
     }
 
     #[test]
-    fn our_own_kind_of_tokenizer_is_encoded_fast_and_no_other() {
+    fn only_plain_byte_level_bpe_uses_the_fast_encoder() {
         assert!(matches!(choose(|_| ()), Encoder::Fast(_)));
         let others: [fn(&mut Value); 5] = [
             |json| json["normalizer"] = serde_json::json!({"type": "NFC"}),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tokenizer_that_disagrees_with_the_library_is_not_used() {
+    fn disagreement_falls_back_to_the_library() {
         let swapped = choose(|json| {
             let (a, b) = (json["model"]["vocab"]["a"].take(), json["model"]["vocab"]["e"].take());
             (json["model"]["vocab"]["a"], json["model"]["vocab"]["e"]) = (b, a);
@@ -126,8 +126,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]
-        fn ids_are_the_library_s(text in prop_oneof![".{0,200}", "[ -~\\s]{0,300}", "(\\s|'s|<\\|endoftext\\|>|[0-9]|\\PC){0,60}"]) {
-            let (reference, json) = material();
+        fn ids_equal_the_library_s(text in prop_oneof![".{0,200}", "[ -~\\s]{0,300}", "(\\s|'s|<\\|endoftext\\|>|[0-9]|\\PC){0,60}"]) {
+            let (reference, json) = fixture_tokenizer();
             let encoder = Encoder::choose(&reference, &serde_json::to_vec(&json).unwrap());
             let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
             prop_assert_eq!(encoder.encode(&reference, &text).unwrap(), expected);

@@ -1,11 +1,11 @@
-//! Everything that can go wrong between a data set's name and a batch.
+//! Errors between a data set's name and a batch.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::SkippedRows;
 
-/// Why data cannot be read. Each message names the file, address or setting and the way out.
+/// Why data cannot be read. Each message names the file, URL or setting, and the way out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -17,55 +17,59 @@ pub enum DataError {
         /// What the operating system said.
         source: std::io::Error,
     },
-    /// A file's bytes are not what its name says.
-    #[error("{file} is damaged or not what its name says: {message}")]
+    /// The content of a file does not match its extension, or is corrupted.
+    #[error("{file} is corrupted, or its content does not match its extension: {message}")]
     Format {
         /// The file, as listed.
         file: String,
         /// What is wrong with it.
         message: String,
     },
-    /// A file lacks the text column.
+    /// A file has no such text column.
     #[error("{0}")]
     MissingColumn(MissingColumn),
-    /// A local pattern matches nothing that can be read.
-    #[error("`{pattern}` {problem}; files may end in .parquet, .jsonl, .ndjson, .json (each also .gz or .zst) or .txt")]
+    /// A local pattern matches no file of a supported format.
+    #[error(
+        "`{pattern}` {problem}; supported files end in .parquet, .jsonl, .ndjson, .json (each also .gz or .zst) or .txt"
+    )]
     NoFiles {
         /// The pattern, folder or file as given.
         pattern: String,
         /// What was found instead.
         problem: String,
     },
-    /// A glob cannot be understood.
-    #[error("`{pattern}` is not a pattern of file names: {message}")]
+    /// A glob is invalid.
+    #[error("`{pattern}` is not a valid file pattern: {message}")]
     Pattern {
         /// The pattern as given.
         pattern: String,
         /// What is wrong with it.
         message: String,
     },
-    /// No data at all is named.
-    #[error("no data is named: give data.train_shards in the config, or --stream --dataset NAME to the orchestrator")]
+    /// No data source is configured.
+    #[error(
+        "no data source is configured: set data.train_shards in the config, or pass --stream --dataset NAME to the orchestrator"
+    )]
     NoSource,
-    /// The embedded data set has not been written.
-    #[error("the demo data set is not in {}: `orchestrate --stream --dataset demo` writes it", folder.display())]
+    /// The demo data set has not been made.
+    #[error("the demo data set is not in {}: run `orchestrate --stream --dataset demo` to create it", folder.display())]
     NoDemo {
-        /// The folder it would be in.
+        /// The folder that it should be in.
         folder: PathBuf,
     },
-    /// The name cannot be a data set's.
-    #[error("`{name}` is not the name of a data set: expected `owner/name` on the Hub, or `demo`")]
+    /// The name is not a valid data set name.
+    #[error("`{name}` is not a valid data set name: expected `owner/name` on the Hub, or `demo`")]
     DatasetName {
         /// The name as given.
         name: String,
     },
-    /// The Hub may not be asked.
+    /// The data set is on the Hub, and offline mode is set.
     #[error("{name} is on the Hub, and HF_HUB_OFFLINE is set: unset it, or name local files in data.train_shards")]
     Offline {
         /// The data set.
         name: String,
     },
-    /// `HF_ENDPOINT` or the token cannot be used.
+    /// `HF_ENDPOINT` or the token is invalid.
     #[error("{setting} {problem}")]
     HubSetting {
         /// The environment variable.
@@ -73,10 +77,10 @@ pub enum DataError {
         /// What is wrong with its value (never the value of a token).
         problem: String,
     },
-    /// The Hub's final answer is a refusal.
+    /// The Hub refused the request.
     #[error("{url} answered {status}: {hint}")]
     Refused {
-        /// The address, without its query.
+        /// The URL, without its query.
         url: String,
         /// The HTTP status.
         status: u16,
@@ -88,24 +92,24 @@ pub enum DataError {
         "{url} could not be read in {attempts} attempts: {message}; resume the run when the network or the Hub is back"
     )]
     Network {
-        /// The address, without its query.
+        /// The URL, without its query.
         url: String,
-        /// How often it was tried without progress.
+        /// How many attempts failed without progress.
         attempts: u32,
         /// What went wrong the last time.
         message: String,
     },
-    /// The Hub's answer makes no sense.
-    #[error("{url} gave an answer that cannot be used: {message}")]
-    Answer {
-        /// The address, without its query.
+    /// The response of the Hub is invalid.
+    #[error("{url} sent an invalid response: {message}")]
+    InvalidResponse {
+        /// The URL, without its query.
         url: String,
         /// What is wrong with it.
         message: String,
     },
-    /// The data set's card cannot be understood.
-    #[error("the card (README.md) of {name} cannot be read: {message}")]
-    Card {
+    /// The dataset card is invalid.
+    #[error("the dataset card (README.md) of {name} is invalid: {message}")]
+    DatasetCard {
         /// The data set.
         name: String,
         /// What is wrong with it.
@@ -116,9 +120,9 @@ pub enum DataError {
     Config {
         /// The data set.
         name: String,
-        /// What is asked for that is not there.
+        /// What is wrong with the request.
         problem: String,
-        /// The configs there are.
+        /// The available configs.
         available: Vec<String>,
     },
     /// The data set has no such split.
@@ -128,37 +132,37 @@ pub enum DataError {
         name: String,
         /// The split asked for.
         split: String,
-        /// The splits there are.
+        /// The available splits.
         available: Vec<String>,
     },
-    /// The data set has no files that can be read.
+    /// The data set has no files of a supported format.
     #[error("{name} has no files to read for split `{split}`: {problem}")]
     NoHubFiles {
         /// The data set and its config.
         name: String,
         /// The split asked for.
         split: String,
-        /// What was looked for and found.
+        /// What was found instead.
         problem: String,
     },
-    /// There is not one document to train on.
+    /// There are no documents to train on.
     #[error("{name} has no documents to train on: {rows} rows read, {}{}", describe_skipped(skipped), held_out_hint(*held_out))]
     NoDocuments {
         /// The data set or the patterns.
         name: String,
         /// Rows that were read.
         rows: u64,
-        /// Why rows were left out.
+        /// Why rows were skipped.
         skipped: SkippedRows,
-        /// Groups that are held out for evaluation.
+        /// Whether row groups are held out for evaluation.
         held_out: bool,
     },
     /// There is nothing to evaluate on.
-    #[error("{}", why_nothing_is_held_out(name, missing.as_deref()))]
+    #[error("{}", describe_empty_held_out(name, missing.as_deref()))]
     NothingHeldOut {
         /// The data set or the patterns.
         name: String,
-        /// The text column, where the lack of it is why; else the data are too small.
+        /// The missing text column, if that is why; otherwise there is too little data.
         missing: Option<Box<MissingColumn>>,
     },
     /// The tokenizer cannot be read or used.
@@ -169,15 +173,15 @@ pub enum DataError {
         /// What is wrong with it.
         message: String,
     },
-    /// The cursor does not belong to this stream.
+    /// The cursor belongs to another stream.
     #[error(
-        "the position to resume from does not fit this stream: {difference} differs; put it back as it was, or start a fresh run"
+        "the position to resume from belongs to another data stream: {difference} differs; restore it, or start a new run"
     )]
     Cursor {
         /// What differs.
         difference: &'static str,
     },
-    /// The ledger is not what a checkpoint vouches for, or does not know what is asked.
+    /// The ledger is not the one that the checkpoint recorded, or lacks what was requested.
     #[error("the ledger {} cannot be used: {message}", path.display())]
     Ledger {
         /// The file.
@@ -185,7 +189,7 @@ pub enum DataError {
         /// What is wrong with it.
         message: String,
     },
-    /// A setting that no stream can have.
+    /// A setting is invalid.
     #[error("{setting} must be {must}")]
     Setting {
         /// The config key.
@@ -193,30 +197,30 @@ pub enum DataError {
         /// What it must be.
         must: &'static str,
     },
-    /// Threads cannot be started, or one broke off.
-    #[error("data cannot be prepared: {message}")]
+    /// Threads cannot be started, or one ended unexpectedly.
+    #[error("the data threads failed: {message}")]
     Threads {
         /// What the operating system said.
         message: String,
     },
-    /// Whoever waited for data gave up waiting.
+    /// Waiting for data was interrupted.
     #[error("stopped while waiting for data")]
     Interrupted,
-    /// The stream ended earlier, with an error that was already delivered or because it is being closed.
+    /// The stream has ended with an error that was already returned, or is being closed.
     #[error("the data stream is closed: an earlier error ended it, or the run is stopping")]
     Closed,
 }
 
-/// A file whose text column is not there, or holds something else.
+/// A file without the text column, or with other content in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingColumn {
     /// The file, as listed.
     pub file: String,
     /// The column looked for.
     pub column: String,
-    /// What a column of this name holds instead of text, as in "integers".
+    /// What the column holds instead of strings, as in "integers".
     pub found: Option<&'static str>,
-    /// The columns that hold text.
+    /// The columns that hold strings.
     pub available: Vec<String>,
 }
 
@@ -225,10 +229,10 @@ impl fmt::Display for MissingColumn {
         let Self { file, column, found, available } = self;
         match found {
             None => write!(f, "{file} has no text column `{column}`")?,
-            Some(found) => write!(f, "the column `{column}` of {file} holds {found}, not text")?,
+            Some(found) => write!(f, "the column `{column}` of {file} holds {found}, not strings")?,
         }
         if available.is_empty() {
-            f.write_str("; no other column holds text: name other files")
+            f.write_str("; no other column holds strings: choose other files")
         } else {
             let available = available.join(", ");
             write!(f, "; its text columns are {available}: choose one with --text-column (data.text_column)")
@@ -242,10 +246,11 @@ impl DataError {
         move |source| Self::Io { path, source }
     }
 
-    /// An error of a decoder over our own readers: the reader's error where there is one, else damage in the file.
+    /// Converts an error of a decoder that reads through this crate: the error of our reader if there is one, else
+    /// corruption of the file.
     pub(crate) fn from_decoder(file: &str, error: impl std::error::Error + Send + Sync + 'static) -> Self {
         let message = error.to_string();
-        match innermost(Box::new(error)) {
+        match find_data_error(Box::new(error)) {
             Ok(error) => error,
             Err(()) => Self::Format { file: file.to_owned(), message },
         }
@@ -264,19 +269,19 @@ impl From<DataError> for parquet::errors::ParquetError {
     }
 }
 
-/// Digs our own error out of the wrappers that a decoder puts around it.
-fn innermost(error: Box<dyn std::error::Error + Send + Sync>) -> Result<DataError, ()> {
+/// Finds our own error below the wrappers that decoders put around it.
+fn find_data_error(error: Box<dyn std::error::Error + Send + Sync>) -> Result<DataError, ()> {
     let error = match error.downcast::<DataError>() {
         Ok(error) => return Ok(*error),
         Err(error) => error,
     };
     let error = match error.downcast::<std::io::Error>() {
-        Ok(error) => return error.into_inner().map_or(Err(()), innermost),
+        Ok(error) => return error.into_inner().map_or(Err(()), find_data_error),
         Err(error) => error,
     };
     match error.downcast::<parquet::errors::ParquetError>() {
         Ok(error) => match *error {
-            parquet::errors::ParquetError::External(inner) => innermost(inner),
+            parquet::errors::ParquetError::External(inner) => find_data_error(inner),
             _ => Err(()),
         },
         Err(_) => Err(()),
@@ -284,21 +289,21 @@ fn innermost(error: Box<dyn std::error::Error + Send + Sync>) -> Result<DataErro
 }
 
 fn describe_skipped(skipped: &SkippedRows) -> String {
-    if skipped.total() == 0 { "none left out".to_owned() } else { format!("left out: {skipped}") }
+    if skipped.total() == 0 { "none skipped".to_owned() } else { format!("skipped: {skipped}") }
 }
 
-fn why_nothing_is_held_out(name: &str, missing: Option<&MissingColumn>) -> String {
+fn describe_empty_held_out(name: &str, missing: Option<&MissingColumn>) -> String {
     match missing {
         Some(missing) => missing.to_string(),
         None => format!(
-            "{name} is too small to hold out a part for evaluation: give data.validation_shards, or more than one \
-             document of data"
+            "{name} is too small to hold out a part for evaluation: set data.validation_shards, or provide more than one \
+             document"
         ),
     }
 }
 
 fn held_out_hint(held_out: bool) -> &'static str {
-    if held_out { "; the rest is held out: lower data.held_out_fraction or give data.validation_shards" } else { "" }
+    if held_out { "; the rest is held out: lower data.held_out_fraction or set data.validation_shards" } else { "" }
 }
 
 #[cfg(test)]
@@ -306,14 +311,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_s_error_survives_the_decoders_around_it() {
+    fn errors_of_our_readers_survive_decoders() {
         let network =
             || DataError::Network { url: "https://hub/x".to_owned(), attempts: 3, message: "reset".to_owned() };
         let through_io = DataError::from_decoder("f", std::io::Error::from(network()));
         let through_both = parquet::errors::ParquetError::External(Box::new(std::io::Error::from(network())));
         assert!(matches!(through_io, DataError::Network { .. }));
         assert!(matches!(DataError::from_decoder("f", through_both), DataError::Network { .. }));
-        let damage = parquet::errors::ParquetError::EOF("short".to_owned());
-        assert!(matches!(DataError::from_decoder("f", damage), DataError::Format { .. }));
+        let corruption = parquet::errors::ParquetError::EOF("short".to_owned());
+        assert!(matches!(DataError::from_decoder("f", corruption), DataError::Format { .. }));
     }
 }

@@ -1,12 +1,12 @@
-//! What every step was trained on, written down so that it can be proven and repeated.
+//! The ledger: an append-only log of the documents and sequences that each step consumed, for audit and replay.
 //!
-//! A ledger is a file of JSON lines. A window's line says which rows of which component it was made of; a step's line
-//! says which sequences of which windows it took, and the checksum of the batch. The lines form a chain: `hash_k =
-//! SHA-256(hash_(k-1) || line_k)`, hashes in hexadecimal and `hash_0` all zero, so that the last hash, kept in the
-//! checkpoint beside the weights, vouches for every line before.
+//! A ledger is a JSON Lines file. The line of a window says which rows of which component it was made of; the line of a
+//! step says which sequences of which windows it consumed, and the checksum of the batch. The lines form a hash chain:
+//! `hash_k = SHA-256(hash_(k-1) || line_k)`, with hashes in hexadecimal and `hash_0` all zero. The last hash, the head,
+//! is stored in the checkpoint beside the weights and authenticates every line before it.
 //!
-//! [`audit`] follows the chain and says whether each row of each finished epoch was used exactly once; [`replay`] makes
-//! any step's batch again.
+//! [`audit`] verifies the chain and that each row of each finished epoch was used exactly once; [`replay`] makes the
+//! batch of any step again.
 
 mod audit;
 mod replay;
@@ -23,132 +23,136 @@ pub use self::replay::replay;
 use crate::cursor::{ComponentPosition, WindowStart};
 use crate::{AppendFile, Batch, CancelToken, Cursor, DataError, SkippedRows};
 
-/// Rows of one group that a window took, one after the other.
+/// Consecutive rows of one row group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
-    /// Place of the file in the listing.
-    pub file: u64,
-    /// Place of the group in the file.
-    pub group: u64,
-    /// The first row taken.
-    pub row: u64,
-    /// How many.
+pub struct RowRange {
+    /// Index of the shard in the listing.
+    #[serde(rename = "file")]
+    pub shard: u64,
+    /// Index of the row group in the shard.
+    #[serde(rename = "group")]
+    pub row_group: u64,
+    /// The first row.
+    #[serde(rename = "row")]
+    pub first_row: u64,
+    /// Number of rows.
     pub rows: u64,
 }
 
-/// What a window was made of.
+/// The content of a window.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowRecord {
-    /// The component's place in the mixture; 0 where there is but one source.
+    /// Index of the component in the mixture; 0 for a single source.
     pub component: u64,
-    /// Where it starts.
+    /// The position at which the window starts.
     #[serde(flatten)]
     pub start: WindowStart,
-    /// The rows read, in the order of the lanes.
-    pub pieces: Vec<Piece>,
-    /// Documents among them.
+    /// The rows read, in the order of the open shards.
+    #[serde(rename = "pieces")]
+    pub row_ranges: Vec<RowRange>,
+    /// Documents among these rows.
     pub documents: u64,
-    /// The other rows.
+    /// Skipped rows among these rows.
     pub skipped: SkippedRows,
-    /// Tokens that are targets.
+    /// Target tokens.
     pub targets: u64,
-    /// Sequences packed.
+    /// Packed sequences.
     pub sequences: u64,
 }
 
-/// What a step took.
+/// What a step consumed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// The optimizer step.
     pub step: u64,
-    /// What it took of the components, without those of which it took nothing.
-    pub taken: Vec<TakenSequences>,
-    /// How many targets.
+    /// The sequences consumed, for each component that gave any.
+    #[serde(rename = "taken")]
+    pub sequence_ranges: Vec<SequenceRange>,
+    /// Target tokens.
     pub targets: u64,
     /// SHA-256 of the batch: its inputs, then its targets, four little-endian bytes each.
     pub batch: String,
 }
 
-/// Sequences of a component, one after the other.
+/// Consecutive sequences of a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TakenSequences {
-    /// The component's place in the mixture.
+pub struct SequenceRange {
+    /// Index of the component in the mixture.
     pub component: u64,
-    /// Where the first one lies.
+    /// Epoch of the first sequence.
     pub epoch: u64,
-    /// The window of the epoch.
+    /// Window of the first sequence, in the epoch.
     pub window: u64,
-    /// The sequence of the window.
-    pub sequence: u64,
-    /// How many, from there on.
+    /// The first sequence, in the window.
+    #[serde(rename = "sequence")]
+    pub first_sequence: u64,
+    /// Number of sequences.
     pub sequences: u64,
 }
 
-/// Where a ledger begins that does not begin with its run: what was trained on before is not in it.
+/// The start of a ledger that does not start with its run: what was consumed before is not in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BeginRecord {
     /// Optimizer steps taken before.
     pub step: u64,
-    /// Where each component stands.
+    /// The position of each component.
     pub components: Vec<BeginPosition>,
 }
 
-/// Where a component's next sequence lies.
+/// The position of a component's next sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BeginPosition {
     /// The epoch.
     pub epoch: u64,
-    /// The window of the epoch.
+    /// The window, in the epoch.
     pub window: u64,
-    /// The sequence of the window.
+    /// The sequence, in the window.
     pub sequence: u64,
-    /// Sequences of the component that were taken before.
-    pub given: u64,
+    /// Sequences of the component that were delivered before.
+    #[serde(rename = "given")]
+    pub delivered: u64,
 }
 
 impl StepRecord {
-    /// Of a step that took `batch` and moved the stream from one position to another.
-    pub fn of(step: u64, from: &Cursor, to: &Cursor, batch: &Batch) -> Self {
-        let taken = from.components.iter().zip(&to.components).enumerate().map(|(component, (from, to))| {
-            let ComponentPosition { start, sequence, given } = from;
-            TakenSequences {
+    /// The record of a step that consumed `batch` and moved the stream from one position to another.
+    pub fn new(step: u64, from: &Cursor, to: &Cursor, batch: &Batch) -> Self {
+        let ranges = from.components.iter().zip(&to.components).enumerate().map(|(component, (from, to))| {
+            let ComponentPosition { start, sequence, delivered } = from;
+            SequenceRange {
                 component: component as u64,
                 epoch: start.epoch,
                 window: start.window,
-                sequence: *sequence,
-                sequences: to.given - given,
+                first_sequence: *sequence,
+                sequences: to.delivered - delivered,
             }
         });
         Self {
             step,
-            taken: taken.filter(|taken| taken.sequences > 0).collect(),
+            sequence_ranges: ranges.filter(|range| range.sequences > 0).collect(),
             targets: batch.target_count as u64,
             batch: batch_hash(batch),
         }
     }
 
-    /// How many sequences it took of all components.
+    /// Number of sequences of all components.
     pub fn sequences(&self) -> u64 {
-        self.taken.iter().map(|taken| taken.sequences).sum()
+        self.sequence_ranges.iter().map(|range| range.sequences).sum()
     }
 }
 
 impl BeginRecord {
-    /// Of a ledger that begins after `step` steps, where the stream stands at `cursor`.
-    pub fn of(step: u64, cursor: &Cursor) -> Self {
-        let components = cursor.components.iter().map(|ComponentPosition { start, sequence, given }| BeginPosition {
-            epoch: start.epoch,
-            window: start.window,
-            sequence: *sequence,
-            given: *given,
+    /// The record of a ledger that starts after `step` steps, with the stream at `cursor`.
+    pub fn new(step: u64, cursor: &Cursor) -> Self {
+        let components = cursor.components.iter().map(|ComponentPosition { start, sequence, delivered }| {
+            BeginPosition { epoch: start.epoch, window: start.window, sequence: *sequence, delivered: *delivered }
         });
         Self { step, components: components.collect() }
     }
 }
 
 impl WindowRecord {
-    /// Whether the stream was opened in the middle of it, so that a ledger that led to `cursor` has it already.
-    pub fn is_cut_by(&self, cursor: &Cursor) -> bool {
+    /// Whether `cursor` is in the middle of this window: a ledger that led to it has the window already.
+    pub fn is_in_progress_at(&self, cursor: &Cursor) -> bool {
         let position = cursor.components.get(self.component as usize);
         position.is_some_and(|position| position.sequence > 0 && position.start == self.start)
     }
@@ -158,7 +162,7 @@ impl WindowRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LedgerRecord {
-    /// The ledger begins here. The first line, if any.
+    /// The ledger starts here. Only the first line may be one.
     Begin(BeginRecord),
     /// A window came into use.
     Window(WindowRecord),
@@ -166,28 +170,28 @@ pub enum LedgerRecord {
     Step(StepRecord),
 }
 
-/// How far a ledger is vouched for. Lies in the checkpoint.
+/// The length of a ledger and the last hash of its chain. Stored in the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerHead {
-    /// Bytes of the file.
+    /// Length in bytes.
     pub bytes: u64,
     /// The chain's last hash, in hexadecimal.
     pub hash: String,
 }
 
 impl LedgerHead {
-    /// Of a ledger without a line.
+    /// The head of an empty ledger.
     pub fn empty() -> Self {
         Self { bytes: 0, hash: hex(&[0; 32]) }
     }
 
-    fn after(&self, line: &[u8]) -> Self {
+    fn extended_by(&self, line: &[u8]) -> Self {
         let hash = Sha256::new().chain_update(&self.hash).chain_update(line).finalize();
         Self { bytes: self.bytes + line.len() as u64, hash: hex(&hash) }
     }
 }
 
-/// The checksum that a step's line holds.
+/// The checksum of a batch, as in [`StepRecord::batch`].
 pub fn batch_hash(batch: &Batch) -> String {
     let mut hash = Sha256::new();
     let mut bytes = Vec::with_capacity(4 * batch.inputs.len());
@@ -199,55 +203,58 @@ pub fn batch_hash(batch: &Batch) -> String {
     hex(&hash.finalize())
 }
 
-/// A ledger open for writing.
+/// A ledger that is open for writing.
 #[derive(Debug)]
 pub struct Ledger {
     file: AppendFile,
-    /// Of every line appended, also of those that wait for room on the disk.
+    /// Covers every line appended, also those that are not on disk.
     head: LedgerHead,
 }
 
 impl Ledger {
-    /// Continues behind `head`; what the file holds beyond (steps that no checkpoint knows) is cut off. Refuses a file
-    /// that is shorter or not the one that `head` vouches for.
+    /// Resumes after `head`; lines after it, of steps that no checkpoint has, are cut off. Rejects a file that is
+    /// shorter or whose lines do not match `head`.
     pub fn open(path: &Path, head: &LedgerHead, cancel: &CancelToken) -> Result<Self, DataError> {
         for_each_line(path, head, cancel, |_| Ok(()))?;
         let file = AppendFile::open(path, head.bytes).map_err(DataError::io(path))?;
         Ok(Self { file, head: head.clone() })
     }
 
-    /// Appends a line. One that the disk has no room for waits in memory.
+    /// Appends a line. While it cannot be written it is kept in memory.
     ///
     /// # Errors
-    /// Memory holds no more of them: the line is lost, and no later head may vouch for this file.
+    /// The memory for lines is full: the line is lost, and no later head may cover this file.
     pub fn append(&mut self, record: &LedgerRecord) -> io::Result<()> {
         let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');
         if !self.file.append(&line) {
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "too many lines wait for room on the disk"));
+            return Err(io::Error::new(
+                io::ErrorKind::OutOfMemory,
+                "the memory for lines that cannot be written is full",
+            ));
         }
-        self.head = self.head.after(&line);
+        self.head = self.head.extended_by(&line);
         Ok(())
     }
 
-    /// Makes everything appended durable; returns what vouches for it. None while the disk does not take it: a head
-    /// never vouches for lines that are not on the disk.
+    /// Makes everything appended durable and returns the head. Returns none if that fails: a head must not cover lines
+    /// that are not on disk.
     pub fn sync(&mut self) -> Option<LedgerHead> {
         self.file.sync().then(|| self.head.clone())
     }
 
-    /// What a person should know since this was last asked, one sentence each.
-    pub fn take_news(&mut self) -> Vec<String> {
-        self.file.take_news()
+    /// Takes the notices since the last call, one sentence each.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        self.file.take_notices()
     }
 }
 
-/// Hands over each line that `head` vouches for, in order; an error at the end if they are others.
+/// Calls `visit` with each line up to `head`, in order; fails at the end if the hashes do not match.
 fn for_each_line(
     path: &Path,
     head: &LedgerHead,
     cancel: &CancelToken,
-    mut of: impl FnMut(&[u8]) -> Result<(), DataError>,
+    mut visit: impl FnMut(&[u8]) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let mut reached = LedgerHead::empty();
     if head.bytes > 0 {
@@ -259,29 +266,29 @@ fn for_each_line(
             if reader.read_until(b'\n', &mut line).map_err(DataError::io(path))? == 0 {
                 break;
             }
-            of(&line)?;
-            reached = reached.after(&line);
+            visit(&line)?;
+            reached = reached.extended_by(&line);
         }
     }
     if reached == *head {
         return Ok(());
     }
-    let message = "its lines are not those that the checkpoint vouches for".to_owned();
+    let message = "its lines do not match the hash in the checkpoint".to_owned();
     Err(DataError::Ledger { path: path.to_owned(), message })
 }
 
-/// Hands over every record that `head` vouches for. The last may come before it turns out that the chain does not hold:
-/// then the result is an error.
+/// Calls `visit` with each record up to `head`, in order. A mismatch of the hash chain is found only after the last
+/// record: the result is then an error.
 pub fn for_each_record(
     path: &Path,
     head: &LedgerHead,
     cancel: &CancelToken,
-    mut of: impl FnMut(LedgerRecord) -> Result<(), DataError>,
+    mut visit: impl FnMut(LedgerRecord) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     for_each_line(path, head, cancel, |line| {
         let record = serde_json::from_slice(line)
             .map_err(|error| DataError::Ledger { path: path.to_owned(), message: error.to_string() })?;
-        of(record)
+        visit(record)
     })
 }
 
@@ -294,99 +301,4 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn record(step: u64) -> LedgerRecord {
-        let batch = "b".repeat(64);
-        let taken = vec![TakenSequences { component: 0, epoch: 0, window: 0, sequence: step, sequences: 1 }];
-        LedgerRecord::Step(StepRecord { step, taken, targets: 8, batch })
-    }
-
-    fn written(path: &Path, steps: u64) -> LedgerHead {
-        let mut ledger = Ledger::open(path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
-        for step in 1..=steps {
-            ledger.append(&record(step)).unwrap();
-        }
-        ledger.sync().unwrap()
-    }
-
-    fn steps(path: &Path, head: &LedgerHead) -> Result<Vec<u64>, DataError> {
-        let mut steps = Vec::new();
-        for_each_record(path, head, &CancelToken::new(), |record| {
-            if let LedgerRecord::Step(record) = record {
-                steps.push(record.step);
-            }
-            Ok(())
-        })?;
-        Ok(steps)
-    }
-
-    #[test]
-    fn what_is_written_is_read_as_far_as_the_head_vouches() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ledger.jsonl");
-        assert_eq!(steps(&path, &LedgerHead::empty()).unwrap(), [0_u64; 0], "no file is an empty ledger");
-        let three = written(&path, 3);
-        assert_eq!(steps(&path, &three).unwrap(), [1, 2, 3]);
-        let mut ledger = Ledger::open(&path, &three, &CancelToken::new()).unwrap();
-        ledger.append(&record(4)).unwrap();
-        assert_eq!(steps(&path, &ledger.sync().unwrap()).unwrap(), [1, 2, 3, 4]);
-        assert_eq!(steps(&path, &three).unwrap(), [1, 2, 3]);
-    }
-
-    #[test]
-    fn going_on_cuts_off_what_no_checkpoint_knows() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ledger.jsonl");
-        let two = written(&path, 2);
-        let five = written(&path, 5);
-        let mut again = Ledger::open(&path, &two, &CancelToken::new()).unwrap();
-        for step in 3..=5 {
-            again.append(&record(step)).unwrap();
-        }
-        assert_eq!(again.sync().unwrap(), five, "the same lines give the same chain");
-    }
-
-    #[test]
-    fn no_head_vouches_for_lines_not_on_the_disk() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ledger.jsonl");
-        let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
-        ledger.append(&record(1)).unwrap();
-        let one = ledger.sync().unwrap();
-        let disk = ledger.file.put_in_place(std::fs::File::options().write(true).open("/dev/full").unwrap());
-        ledger.append(&record(2)).unwrap();
-        assert_eq!(ledger.sync(), None);
-        assert_eq!(steps(&path, &one).unwrap(), [1], "what was vouched for before still is");
-        ledger.file.put_in_place(disk);
-        ledger.append(&record(3)).unwrap();
-        assert_eq!(steps(&path, &ledger.sync().unwrap()).unwrap(), [1, 2, 3]);
-        assert_eq!(ledger.take_news().len(), 2);
-    }
-
-    #[test]
-    fn any_changed_lost_or_swapped_byte_is_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ledger.jsonl");
-        let head = written(&path, 4);
-        let sound = std::fs::read(&path).unwrap();
-        let lines: Vec<&[u8]> = sound.split_inclusive(|&byte| byte == b'\n').collect();
-        let mut damaged: Vec<Vec<u8>> = (0..sound.len())
-            .step_by(7)
-            .map(|at| {
-                let mut bytes = sound.clone();
-                bytes[at] ^= 1;
-                bytes
-            })
-            .collect();
-        damaged.push(sound[..sound.len() - 1].to_vec());
-        damaged.push([lines[1], lines[0], lines[2], lines[3]].concat());
-        damaged.push([lines[0], lines[1], lines[2], lines[2]].concat());
-        for bytes in damaged {
-            std::fs::write(&path, bytes).unwrap();
-            let error = Ledger::open(&path, &head, &CancelToken::new()).unwrap_err();
-            assert!(matches!(error, DataError::Ledger { .. }), "{error}");
-        }
-    }
-}
+mod tests;

@@ -1,56 +1,81 @@
-//! Where tokens come from: sources -> documents -> windows -> sequences, in an order that is a pure function.
+//! Training data: shards of text become documents, shuffle windows, packed sequences and batches, in an order that is a
+//! pure function of the data and its settings.
 //!
-//! The way of a batch, file by file:
+//! Terms: a *shard* is a file of the listing. A *row group* is the part of a shard that can be read on its own, and a
+//! *row* holds one document or is skipped (`formats`). A *component* is one source of a mixture. A *window*, short for
+//! shuffle window, is the set of documents that are shuffled together.
 //!
-//! - `source`: a name or patterns become a listing ([`DataSource`]). `hub` asks the Hugging Face Hub, `local` this
-//!   machine. `mixture`: one or several sources, the components, with their `shares`.
-//! - `byte_source`, `block_cache`, `formats`: a file's bytes by range, kept on disk, become rows of its groups.
-//! - `selection`: which rows are trained on, and which are held out.
-//! - `order`, `lanes`: which files and groups come when. `window`: documents shuffled, tokenised, packed (`packing`)
-//!   and shuffled again.
-//! - `producer`: the thread that prepares a component's windows; `component_stream`: its sequences one after the other;
-//!   `stream`: the [`TokenStream`] that hands out batches of all. `cursor`: where it goes on.
-//! - `ledger`: what each step was trained on, to prove and to repeat it, in an `append_file` that outlives a full disk.
-//! - `held_out`: evaluation batches. `documents`: texts in listing order. `cancel`: what ends all this early.
+//! Where to find what, in the order of the data:
 //!
-//! # The order
+//! - `source`: names and patterns become a listing of shards ([`DataSource`]), with `hub` (the Hugging Face Hub) or
+//!   `local_files`; `mixture`: several sources with weights; `mixture_schedule`: which of them gives the next sequence.
+//! - `byte_source`, `block_cache`, `formats`: range requests, cached on disk, become rows of row groups.
+//! - `held_out_split`: which rows are trained on, and which are held out.
+//! - `permutation`, `open_shards`: in which order shards and row groups are read. `shuffle_window`: documents are
+//!   shuffled, tokenized, packed (`packing`) and shuffled again.
+//! - `window_prefetch`: the thread that prepares the windows of a component; `component_stream`: its sequences;
+//!   `stream`: the [`TokenStream`], which gives batches of all components. `cursor`: the position to resume from;
+//!   `fingerprint`: what a cursor belongs to.
+//! - `ledger`: an append-only log of what each step consumed, for `audit` and `replay`; `append_file`: a log file that
+//!   survives a full disk.
+//! - `held_out_batches`: evaluation. `documents`: text in listing order (`sequential_reader`). `cancel`: cancellation.
 //!
-//! Everything below is a pure function of the [`StreamIdentity`]: the files with their sizes and revision, the shares,
-//! the tokenizer, and the [`StreamSettings`] without `workers` and `epochs`. Threads, timing, retries, restarts and
-//! batch sizes change nothing.
+//! # The data order
 //!
-//! Each component has an order of its own, 1 to 4:
+//! The sequences of a stream, and their order, are a pure function of what the [`StreamFingerprint`] hashes: names and
+//! sizes of the shards, revision, text column, tokenizer, mixture weights, and the [`StreamSettings`] except `workers`
+//! and `epochs`. Threads, timing, retries, restarts and batch sizes change nothing.
 //!
-//! 1. The training set is the first `max_samples` rows in listing order, or all, without what is held out.
-//! 2. In each epoch the files stand in a line permuted by (seed, epoch). `lanes` of them are open at a time, and each
-//!    file's row groups are permuted by (seed, epoch, file name).
-//! 3. A window is the component's share of `shuffle_buffer_size` documents (or of 64 MiB of text; at least 256
-//!    documents, or 4 MiB, if the whole has as many), taken evenly across the lanes; its documents are shuffled by
-//!    (seed, epoch, window), tokenised, joined with `<|endoftext|>` after each and one before the first, and cut into
-//!    sequences; every token of a document is a target exactly once. With `packing: documents` the same sequences say
-//!    which of those `<|endoftext|>` each position looks back to. The last sequence is padded, so that windows do not
-//!    depend on each other.
-//! 4. The sequences of the window are shuffled by (seed, epoch, window).
+//! **Listing.** Local shards: the patterns in their order, the files of one pattern sorted by path. Hub shards: the
+//! patterns of the split in their order, the files of one pattern sorted by path. A shard counts once; empty ones are
+//! left out.
 //!
-//! The components take turns, in `shares` of the sequences: after any number of them no component has given a whole
-//! sequence more or less than its weight says. One that ends begins its next epoch while the others go on.
+//! **Randomness.** `key(purpose, numbers, name)` is the first eight bytes, little-endian, of SHA-256 over the purpose,
+//! a zero byte, the count of the numbers and the numbers (each as eight bytes, little-endian) and the name. A
+//! permutation by a key is a Fisher-Yates shuffle from the last item down, drawing from `SplitMix64` with the key as its
+//! state; draws below a bound use Lemire's method with rejection (`permutation`).
 //!
-//! The position between two sequences is a [`Cursor`]: for each component the window's place, the lanes' places at the
-//! window's start and the numbers of sequences delivered. Going on from it reads at most one window of each again.
+//! **Each component**, independently of the others:
+//!
+//! 1. The training rows are the first `max_samples` rows in listing order, or all, without the held-out rows
+//!    (`held_out_split`, which does not depend on the seed).
+//! 2. In each epoch, from 0, the shards that have training rows are permuted by `key("files", [seed, epoch], "")`, and
+//!    the row groups of each shard by `key("groups", [seed, epoch], shard name)`. The row groups of compressed JSON
+//!    Lines keep their order. `open_shards` shards are open at a time and read interleaved, as `open_shards` defines.
+//! 3. A window is the next `ceil(w * shuffle_buffer_size)` documents, or fewer once they hold `ceil(w * 64 MiB)` of
+//!    text, with `w` the component's normalised weight; but at least 256 documents and 4 MiB, or `shuffle_buffer_size`
+//!    if that is smaller. It ends early at the end of the epoch. Its documents are permuted by
+//!    `key("documents", [seed, epoch, window], "")`, with the windows of an epoch counted from 0.
+//! 4. The documents are tokenized, each is followed by `<|endoftext|>`, and one `<|endoftext|>` stands before the
+//!    first. Sequence `k` of length `T` has tokens `kT .. kT + T` of this as inputs and `kT + 1 .. kT + T + 1` as
+//!    targets; the last sequence is padded (`packing`). So every token of a document is a target exactly once, and
+//!    windows do not depend on each other. `packing: documents` gives the same sequences and, for each position, where
+//!    its document starts.
+//! 5. The sequences of the window are permuted by `key("sequences", [seed, epoch, window], "")` and delivered. Windows
+//!    without a sequence are counted but deliver nothing.
+//!
+//! **The mixture.** After components have delivered `n_0, n_1, ...` sequences, `mixture_schedule` determines which
+//! gives the next one: no component is ever a whole sequence away from its weight. A component whose epoch ends starts
+//! its next epoch, whatever the others do.
+//!
+//! **Resuming.** A [`Cursor`] is a position between two sequences: for each component the start of its window (epoch,
+//! window and the position of each open shard) and the numbers of sequences delivered. Resuming reads at most one
+//! window of each component again.
 //!
 //! # Memory
 //!
-//! However large files and row groups are, a stream holds at most the sum of ([`memory_bound`]):
+//! However large shards and row groups are, a stream holds at most the sum of ([`memory_bound`]):
 //!
-//! - the window in use, as tokens, and the one in preparation, as text and then as tokens twice (by document and in a
-//!   line): together four times the text of a window, which is `shuffle_buffer_size` documents and at most 64 MiB, plus
-//!   one document a lane. The components of a mixture share it (4 MiB of text more for each whose part is smaller);
-//! - for each of the 16 lanes of a component a block of at most 4 MiB of the file and a copy of it, a page, decoded
-//!   rows, and of a Parquet footer one entry a row group. A page is what its writer made it: pyarrow puts 1024
-//!   documents into one at least;
-//! - for each of `num_workers` up to 100 MiB of words that the encoder has met.
+//! - the window in use, as tokens, and the one in preparation, as text and then as tokens twice (by document and
+//!   joined): together four times the text of a window, which is `shuffle_buffer_size` documents and at most 64 MiB,
+//!   plus one document per open shard. The components of a mixture divide it by their weights (plus 4 MiB of text for
+//!   each component that would have less);
+//! - for each of the 16 open shards of a component a block of at most 4 MiB and a copy of it, a page, decoded rows, and
+//!   one entry per row group of a Parquet footer. The writer determines the size of a page: pyarrow puts at least 1024
+//!   documents into one;
+//! - for each of `num_workers` up to 100 MiB of words that the encoder caches.
 //!
-//! Measured beside it: `benches/data/memory.py`, figures in `docs/guide/data.md`.
+//! Measured by `benches/data/memory.py`; figures in `docs/guide/data.md`.
 //!
 //! # Example
 //!
@@ -60,7 +85,7 @@
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let folder = folder.path();
-//! # let tokenizer_json = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/material/tokenizer.json");
+//! # let tokenizer_json = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer.json");
 //! std::fs::write(folder.join("pages.jsonl"), "{\"text\": \"one page\"}\n{\"text\": \"another\"}\n")?;
 //! let source = DataSource::local(&["*.jsonl".to_owned()], folder, "text", &CancelToken::new())?;
 //! let tokenizer = Tokenizer::load(&tokenizer_json, &[])?;
@@ -82,44 +107,46 @@ mod append_file;
 mod batch;
 mod block_cache;
 mod byte_source;
-mod cache;
+mod cache_folder;
 mod cancel;
 mod component_stream;
 mod cursor;
 mod documents;
 mod encoder;
 mod error;
+mod fingerprint;
 mod formats;
-mod held_out;
+mod held_out_batches;
+mod held_out_split;
 pub mod hub;
-mod lanes;
 pub mod ledger;
-mod local;
-mod memory;
+mod local_files;
+mod memory_bound;
 mod mixture;
-mod order;
+mod mixture_schedule;
+mod open_shards;
 mod packing;
-mod producer;
-mod selection;
-mod shares;
-mod skipped;
+mod permutation;
+mod sequential_reader;
+mod shuffle_window;
+mod skipped_rows;
 mod source;
 mod stream;
 mod tokenizer;
-mod walk;
-mod window;
+mod window_prefetch;
 
 pub use append_file::AppendFile;
 pub use batch::{Batch, IGNORED_TARGET};
-pub use cache::cache_root;
+pub use cache_folder::cache_root;
 pub use cancel::CancelToken;
-pub use cursor::{ComponentPosition, Cursor, LanePosition, StreamIdentity, WindowStart};
+pub use cursor::{ComponentPosition, Cursor, ShardPosition, WindowStart};
 pub use documents::Documents;
 pub use error::{DataError, MissingColumn};
-pub use held_out::{HeldOut, HeldOutBatches};
-pub use memory::memory_bound;
+pub use fingerprint::StreamFingerprint;
+pub use held_out_batches::{HeldOut, HeldOutBatches};
+pub use memory_bound::memory_bound;
 pub use mixture::Mixture;
-pub use skipped::SkippedRows;
+pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};
 pub use stream::{StreamSettings, TokenStream};
 pub use tokenizer::Tokenizer;

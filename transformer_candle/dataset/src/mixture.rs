@@ -1,29 +1,29 @@
-//! What a run reads: one source, or several with weights. One source is the mixture of one component.
+//! A mixture: one or several sources with weights. A single source is a mixture of one component.
 
 use std::path::Path;
 
 use run_config::{MixtureComponent, ResolvedRun, StreamingConfig};
 
-use crate::hub::{HubSettings, Waiting};
-use crate::lanes::Share;
-use crate::shares::Shares;
+use crate::hub::{HubSettings, RetryStatus};
+use crate::mixture_schedule::MixtureSchedule;
+use crate::open_shards::ReadBudget;
 use crate::{CancelToken, DataError, DataSource, SourceDescription};
 
-/// Text of a mixture's window, whatever the number of documents asked for: it bounds memory where documents are long.
+/// Text of the windows of all components together, at most: it bounds memory where documents are long.
 pub(crate) const WINDOW_BYTES: usize = 64 << 20;
-/// What a component's window holds at least, however small its share: with less there is little to shuffle, and the
-/// padding at the window's end takes more of it.
-const LEAST: Share = Share { documents: 256, bytes: 4 << 20 };
+/// The minimum of a component's window, however small its weight: a smaller window would shuffle little, and the
+/// padding at its end would be a larger part of it.
+const MIN_COMPONENT_WINDOW: ReadBudget = ReadBudget { documents: 256, bytes: 4 << 20 };
 
-/// One or more sources and their shares of the sequences that are trained on. Cheap to clone; cloning shares.
+/// One or more sources with their weights. Cheap to clone; clones share the listings.
 #[derive(Clone, Debug)]
 pub struct Mixture {
     sources: Vec<DataSource>,
-    shares: Shares,
+    schedule: MixtureSchedule,
 }
 
 impl Mixture {
-    /// Sources with their weights. A weight is a source's share of the sequences, and so of the tokens, in proportion
+    /// Mixes sources by their weights. A weight is the fraction of the sequences, and so of the tokens, in proportion
     /// to the sum of all weights.
     pub fn new(components: Vec<(DataSource, f64)>) -> Result<Self, DataError> {
         if components.is_empty() {
@@ -34,14 +34,15 @@ impl Mixture {
         if !usable {
             return Err(DataError::Setting { setting: "data.mixture[].weight", must: "a number greater than 0" });
         }
-        Ok(Self { sources, shares: Shares::of(&weights) })
+        Ok(Self { sources, schedule: MixtureSchedule::from_weights(&weights) })
     }
 
-    /// The training data of a run: what it streams, `data.mixture`, or `data.train_shards`. `cancel` ends the listing,
-    /// and whatever reads the data on the caller's thread.
+    /// The training data of a run: its streaming config, `data.mixture` or `data.train_shards`. `cancel` cancels the
+    /// listing, and whatever reads the data on the caller's thread.
     pub fn from_run(run: &ResolvedRun, hub: &HubSettings, cancel: &CancelToken) -> Result<Self, DataError> {
         let data = &run.config.data;
-        let streamed = |streaming: &StreamingConfig| DataSource::streaming(streaming, hub.clone().of_run(data), cancel);
+        let streamed =
+            |streaming: &StreamingConfig| DataSource::streaming(streaming, hub.clone().with_run_config(data), cancel);
         if let Some(streaming) = &run.streaming {
             return streamed(streaming).map(Self::from);
         }
@@ -67,14 +68,14 @@ impl Mixture {
         Self::new(data.mixture.iter().map(component).collect::<Result<_, DataError>>()?)
     }
 
-    /// The components, in their order.
+    /// The components, in order.
     pub fn sources(&self) -> &[DataSource] {
         &self.sources
     }
 
-    /// A component's share of the sequences, between 0 and 1.
-    pub fn share(&self, component: usize) -> f64 {
-        self.shares.of_component(component)
+    /// The normalised weight of a component, between 0 and 1.
+    pub fn weight(&self, component: usize) -> f64 {
+        self.schedule.fraction(component)
     }
 
     /// The name, revision and size of each component.
@@ -82,44 +83,48 @@ impl Mixture {
         self.sources.iter().map(DataSource::describe).collect()
     }
 
-    /// What was left out of the listings and why, one sentence each.
+    /// Notes on files that were left out of the listings, one sentence each.
     pub fn notes(&self) -> Vec<String> {
         self.sources.iter().flat_map(DataSource::notes).cloned().collect()
     }
 
-    /// The same data, whose reading on the caller's thread another token ends.
+    /// The same data; reading it on the caller's thread is cancelled by `cancel`.
     #[must_use]
     pub fn cancelled_by(&self, cancel: &CancelToken) -> Self {
         let sources = self.sources.iter().map(|source| source.cancelled_by(cancel)).collect();
-        Self { sources, shares: self.shares.clone() }
+        Self { sources, schedule: self.schedule.clone() }
     }
 
-    /// What ends reading on the caller's thread.
+    /// The token that cancels reading on the caller's thread.
     pub(crate) fn cancel(&self) -> &CancelToken {
-        // There is at least one source, and all are opened together.
+        // There is at least one source, and all were opened with the same token.
         self.sources[0].cancel()
     }
 
-    /// What reading has waited for longest while the Hub or the network fails.
-    pub fn waiting(&self) -> Option<Waiting> {
-        self.sources.iter().filter_map(DataSource::waiting).min_by_key(|waiting| waiting.since)
+    /// The request that has been failing for the longest time; none if all succeed.
+    pub fn retry_status(&self) -> Option<RetryStatus> {
+        self.sources.iter().filter_map(DataSource::retry_status).min_by_key(|status| status.since)
     }
 
-    pub(crate) fn shares(&self) -> &Shares {
-        &self.shares
+    pub(crate) fn schedule(&self) -> &MixtureSchedule {
+        &self.schedule
     }
 
-    /// How much a window of a component holds where those of all hold `documents`.
-    pub(crate) fn window_share(&self, component: usize, documents: usize) -> Share {
-        let part =
-            |whole: usize, least: usize| ((whole as f64 * self.share(component)).ceil() as usize).max(least.min(whole));
-        Share { documents: part(documents, LEAST.documents), bytes: part(WINDOW_BYTES, LEAST.bytes) }
+    /// How much a window of a component holds if the windows of all components together hold `documents`.
+    pub(crate) fn window_budget(&self, component: usize, documents: usize) -> ReadBudget {
+        let part = |whole: usize, minimum: usize| {
+            ((whole as f64 * self.weight(component)).ceil() as usize).max(minimum.min(whole))
+        };
+        ReadBudget {
+            documents: part(documents, MIN_COMPONENT_WINDOW.documents),
+            bytes: part(WINDOW_BYTES, MIN_COMPONENT_WINDOW.bytes),
+        }
     }
 }
 
 impl From<DataSource> for Mixture {
     fn from(source: DataSource) -> Self {
-        Self { sources: vec![source], shares: Shares::of(&[1.0]) }
+        Self { sources: vec![source], schedule: MixtureSchedule::from_weights(&[1.0]) }
     }
 }
 

@@ -1,24 +1,26 @@
-//! Token ids of documents to sequences of equal length in which every token of text is a target exactly once.
+//! Packing: the token ids of documents become sequences of equal length, in which every token is a target exactly once.
 //!
-//! The tokens of all documents, each followed by end-of-text, form one line with an end-of-text before the first. Sequence
-//! `k` has tokens `kT .. kT + T` as inputs and `kT + 1 .. kT + T + 1` as targets: what one sequence ends with as a target
-//! the next starts with as an input. Where the line ends within a sequence the rest is padding that counts for nothing.
+//! The tokens of all documents, each followed by end-of-text, are concatenated, with one end-of-text before the first.
+//! Sequence `k` of length `T` has tokens `kT .. kT + T` as inputs and `kT + 1 .. kT + T + 1` as targets: the last
+//! target of a sequence is the first input of the next. The rest of the last sequence is padding, which the loss
+//! ignores.
 //!
-//! With [`Packing::Documents`] each end-of-text, as an input, opens the document behind it, which does not look back
-//! further. Borders are the ends that were put here. A text that has the same id among its own is not cut, and pieces of a
-//! text file, of which only the last has an end, are one document with what the line has around them.
+//! With [`Packing::Documents`] each end-of-text, as an input, starts the document after it, and attention does not look
+//! back past it. Only the end-of-text tokens added here separate documents: an equal id within a text does not. Of the
+//! chunks of a text file only the last is followed by end-of-text: the others count as one document with their
+//! neighbours in the concatenation.
 
 use run_config::Packing;
 
 use crate::batch::{Batch, IGNORED_TARGET};
 
-/// A line of tokens, and how it is cut.
+/// Concatenated tokens, to be cut into sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PackedTokens {
     /// Starts with end-of-text.
     tokens: Vec<u32>,
-    /// The places of end-of-text in the line, rising, if documents are kept apart.
-    ends: Option<Vec<usize>>,
+    /// Ascending indices of the end-of-text tokens added here, if documents are kept apart.
+    end_indices: Option<Vec<usize>>,
     sequence_length: usize,
     end_of_text: u32,
 }
@@ -28,21 +30,21 @@ impl PackedTokens {
         Self::with_capacity(sequence_length, packing, end_of_text, 0)
     }
 
-    /// With room for `targets` tokens.
+    /// Reserves memory for `targets` tokens.
     pub(crate) fn with_capacity(sequence_length: usize, packing: Packing, end_of_text: u32, targets: usize) -> Self {
         let tokens = Vec::with_capacity(targets + 1);
-        let ends = (packing == Packing::Documents).then(Vec::new);
-        let mut packed = Self { tokens, ends, sequence_length, end_of_text };
+        let end_indices = (packing == Packing::Documents).then(Vec::new);
+        let mut packed = Self { tokens, end_indices, sequence_length, end_of_text };
         packed.push(&[], true);
         packed
     }
 
-    /// Appends a document; `ends` says whether end-of-text follows.
-    pub(crate) fn push(&mut self, ids: &[u32], ends: bool) {
+    /// Appends a document, followed by end-of-text if `ends_document`.
+    pub(crate) fn push(&mut self, ids: &[u32], ends_document: bool) {
         self.tokens.extend_from_slice(ids);
-        if ends {
-            if let Some(places) = &mut self.ends {
-                places.push(self.tokens.len());
+        if ends_document {
+            if let Some(end_indices) = &mut self.end_indices {
+                end_indices.push(self.tokens.len());
             }
             self.tokens.push(self.end_of_text);
         }
@@ -52,12 +54,12 @@ impl PackedTokens {
         self.sequence_length
     }
 
-    /// Tokens that are targets.
+    /// Number of target tokens.
     pub(crate) fn targets(&self) -> usize {
         self.tokens.len() - 1
     }
 
-    /// How many sequences the line fills, the last perhaps in part.
+    /// Number of sequences; the last may be padded.
     pub(crate) fn sequences(&self) -> usize {
         self.targets().div_ceil(self.sequence_length)
     }
@@ -76,22 +78,23 @@ impl PackedTokens {
         if let (Some(total), Some(bytes)) = (&mut batch.target_bytes, token_bytes) {
             *total += targets.iter().map(|&id| u64::from(bytes[id as usize])).sum::<u64>();
         }
-        if let Some(ends) = &self.ends {
-            let starts = document_starts(ends, start, self.sequence_length);
+        if let Some(end_indices) = &self.end_indices {
+            let starts = document_starts(end_indices, start, self.sequence_length);
             batch.document_starts.get_or_insert_default().extend(starts);
         }
     }
 }
 
-/// Where the documents of the `length` positions from the line's place `start` on begin, counted from there.
-fn document_starts(ends: &[usize], start: usize, length: usize) -> impl Iterator<Item = i32> {
-    let mut ends = ends[ends.partition_point(|&place| place < start)..].iter().peekable();
-    let mut begins = 0;
+/// Where the document of each of `length` positions from index `start` starts, as an index relative to `start`.
+fn document_starts(end_indices: &[usize], start: usize, length: usize) -> impl Iterator<Item = i32> {
+    let first = end_indices.partition_point(|&index| index < start);
+    let mut end_indices = end_indices[first..].iter().peekable();
+    let mut document_start = 0;
     (0..length).map(move |position| {
-        if ends.next_if_eq(&&(start + position)).is_some() {
-            begins = position as i32;
+        if end_indices.next_if_eq(&&(start + position)).is_some() {
+            document_start = position as i32;
         }
-        begins
+        document_start
     })
 }
 
@@ -105,8 +108,8 @@ mod tests {
 
     fn pack(documents: &[(Vec<u32>, bool)], sequence_length: usize, packing: Packing) -> (PackedTokens, Batch) {
         let mut packed = PackedTokens::new(sequence_length, packing, END);
-        for (ids, ends) in documents {
-            packed.push(ids, *ends);
+        for (ids, ends_document) in documents {
+            packed.push(ids, *ends_document);
         }
         let mut batch = Batch::new(sequence_length, true);
         let bytes: Vec<u32> = (0..=END).map(|id| if id == END { 0 } else { 2 }).collect();
@@ -127,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn by_documents_an_end_opens_the_document_behind_it_and_what_has_no_end_or_spells_one_is_not_cut() {
+    fn only_added_end_of_text_starts_a_document() {
         let documents =
             [(vec![1, 2, 3], true), (vec![4, 5], false), (vec![6, END, 7], true), (vec![], true), (vec![8], true)];
         let (_, batch) = pack(&documents, 5, Packing::Documents);
@@ -136,30 +139,30 @@ mod tests {
     }
 
     #[test]
-    fn nothing_packs_into_no_sequences() {
+    fn no_documents_give_no_sequences() {
         assert_eq!(PackedTokens::new(4, Packing::Concat, END).sequences(), 0);
     }
 
     proptest! {
         #[test]
-        fn every_token_is_a_target_once_and_every_input_is_the_token_before(
+        fn every_token_is_a_target_once(
             documents in prop::collection::vec((prop::collection::vec(0..END, 0..20), Just(true)), 0..30),
             sequence_length in 1_usize..17,
         ) {
             let (packed, batch) = pack(&documents, sequence_length, Packing::Concat);
-            let line: Vec<u32> = documents.iter().flat_map(|(ids, _)| ids.iter().copied().chain([END])).collect();
+            let concatenated: Vec<u32> = documents.iter().flat_map(|(ids, _)| ids.iter().copied().chain([END])).collect();
             let counted: Vec<u32> =
                 batch.targets.iter().filter(|&&id| id != IGNORED_TARGET).map(|&id| id as u32).collect();
-            prop_assert_eq!(&counted, &line);
-            prop_assert_eq!(batch.target_count, line.len());
-            let before: Vec<u32> = std::iter::once(END).chain(line.iter().copied()).take(line.len()).collect();
-            prop_assert_eq!(&batch.inputs[..line.len()], &before[..]);
+            prop_assert_eq!(&counted, &concatenated);
+            prop_assert_eq!(batch.target_count, concatenated.len());
+            let before: Vec<u32> = std::iter::once(END).chain(concatenated.iter().copied()).take(concatenated.len()).collect();
+            prop_assert_eq!(&batch.inputs[..concatenated.len()], &before[..]);
             prop_assert_eq!(batch.inputs.len(), packed.sequences() * sequence_length);
-            prop_assert!(batch.inputs.len() - line.len() < sequence_length);
+            prop_assert!(batch.inputs.len() - concatenated.len() < sequence_length);
         }
 
         #[test]
-        fn by_documents_the_batch_is_the_same_and_each_position_begins_where_the_last_end_before_it_stands(
+        fn document_starts_point_to_the_last_end_of_text(
             documents in prop::collection::vec((prop::collection::vec(0..=END, 0..20), any::<bool>()), 0..30),
             sequence_length in 1_usize..17,
         ) {
@@ -167,14 +170,14 @@ mod tests {
             let starts = batch.document_starts.take().unwrap_or_default();
             let (_, concat) = pack(&documents, sequence_length, Packing::Concat);
             prop_assert_eq!(&batch, &concat);
-            let of_document = |(ids, ends): &(Vec<u32>, bool)| [vec![false; ids.len()], vec![true; usize::from(*ends)]];
-            let of_line: Vec<bool> = documents.iter().flat_map(of_document).flatten().collect();
-            let opens: Vec<bool> = std::iter::once(true).chain(of_line).collect();
+            let document_ends = |(ids, ends): &(Vec<u32>, bool)| [vec![false; ids.len()], vec![true; usize::from(*ends)]];
+            let is_end: Vec<bool> = documents.iter().flat_map(document_ends).flatten().collect();
+            let starts_document: Vec<bool> = std::iter::once(true).chain(is_end).collect();
             prop_assert_eq!(starts.len(), batch.inputs.len());
-            for (place, &start) in starts.iter().enumerate() {
-                let first = place / sequence_length * sequence_length;
-                let opened = (first..=place).rev().find(|&before| opens.get(before) == Some(&true));
-                prop_assert_eq!(start as usize, opened.map_or(0, |opened| opened - first));
+            for (index, &start) in starts.iter().enumerate() {
+                let first = index / sequence_length * sequence_length;
+                let document_start = (first..=index).rev().find(|&before| starts_document.get(before) == Some(&true));
+                prop_assert_eq!(start as usize, document_start.map_or(0, |start| start - first));
             }
         }
     }

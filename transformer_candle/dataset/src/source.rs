@@ -1,4 +1,4 @@
-//! What to read: a data set of the Hub at one commit, or files of this machine, listed but not yet opened.
+//! A data source: a data set of the Hub at one commit, or local files, listed but not opened.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,27 +9,27 @@ use run_config::{ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
-use crate::cache::cache_root;
+use crate::cache_folder::cache_root;
 use crate::cancel::CancelToken;
 use crate::error::MissingColumn;
-use crate::formats::{DocumentFile, Format};
-use crate::hub::{HubSettings, Repository, Waiting};
-use crate::local::{self, LocalListing};
-use crate::selection::{Selection, Wanted};
+use crate::formats::{Format, ShardReader};
+use crate::held_out_split::{HeldOutSplit, SplitSettings};
+use crate::hub::{HubSettings, Repository, RetryStatus};
+use crate::local_files::{self, LocalListing};
 use crate::{DataError, SkippedRows};
 
-/// The name of the data set that every machine can make for itself; it lies in the cache folder.
+/// The data set that every machine can make for itself; it is in the cache folder.
 const DEMO: &str = "demo";
 
-/// Files that are opened at most to find one that has fields.
-const FILES_WITHOUT_FIELDS: usize = 16;
-/// How often a thread looks whether another has decided what both want to know.
-const DECISION_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Shards opened at most to find one whose format names its fields.
+const MAX_SHARDS_PROBED: usize = 16;
+/// How often a thread checks whether another one has decided the split.
+const SPLIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A data set whose files are known. Cheap to clone; cloning shares.
+/// A data set whose shards are known. Cheap to clone; clones share the listing.
 ///
-/// What reads it on the caller's thread ([`crate::Documents`], [`crate::HeldOut`], [`crate::ledger::audit`]) ends with
-/// [`DataError::Interrupted`] when the token says so that it was opened with.
+/// Reading it on the caller's thread ([`crate::Documents`], [`crate::HeldOut`], [`crate::ledger::audit`]) ends with
+/// [`DataError::Interrupted`] when the token that it was opened with is cancelled.
 #[derive(Clone)]
 pub struct DataSource {
     listing: Arc<Listing>,
@@ -40,41 +40,41 @@ struct Listing {
     name: String,
     revision: Option<String>,
     text_column: String,
-    files: Vec<SourceFile>,
-    place: Place,
-    /// What was decided before: deciding may read many files.
-    selections: Mutex<Vec<(Wanted, Arc<Selection>)>>,
+    shards: Vec<Shard>,
+    location: Location,
+    /// Splits decided before: deciding may read many shards.
+    held_out_splits: Mutex<Vec<(SplitSettings, Arc<HeldOutSplit>)>>,
     notes: Vec<String>,
 }
 
 /// A file of the listing.
-pub(crate) struct SourceFile {
-    /// Its path in the repository, or below the folder that all local files share.
+pub(crate) struct Shard {
+    /// Path in the repository, or relative to the folder that all local files have in common.
     pub name: String,
     pub bytes: u64,
     format: Format,
 }
 
-enum Place {
+enum Location {
     Local(Vec<PathBuf>),
     Hub(Repository),
 }
 
-/// What a source is, for people and for checkpoints.
+/// The name, revision and size of a source, for people and for checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceDescription {
     /// The data set's name, or the patterns.
     pub name: String,
     /// The commit that is read; none for local files.
     pub revision: Option<String>,
-    /// How many files.
+    /// Number of shards.
     pub files: u64,
-    /// Their size together.
+    /// Their total size.
     pub bytes: u64,
 }
 
 impl DataSource {
-    /// The validation data of a run, where `data.validation_shards` names some.
+    /// The validation data of a run; none unless `data.validation_shards` is set.
     pub fn validation_from_run(run: &ResolvedRun, cancel: &CancelToken) -> Result<Option<Self>, DataError> {
         let data = &run.config.data;
         if data.validation_shards.is_empty() {
@@ -83,24 +83,24 @@ impl DataSource {
         Self::local(&data.validation_shards, Path::new(""), &data.text_column, cancel).map(Some)
     }
 
-    /// A data set by name: `demo` from the cache folder, anything else from the Hub. The Hub is asked for the commit, the
-    /// card and the listing; the commit stays the same for as long as the source lives.
+    /// Opens a data set by name: `demo` from the cache folder, anything else from the Hub. Requests the commit, the
+    /// dataset card and the listing from the Hub; the source stays at this commit.
     pub fn streaming(streaming: &StreamingConfig, hub: HubSettings, cancel: &CancelToken) -> Result<Self, DataError> {
         if streaming.dataset == DEMO {
             return Self::demo(streaming, cache_root().join(DEMO), cancel);
         }
         let repository = Repository::pin(hub, &streaming.dataset, streaming.revision.as_deref(), cancel)?;
         let listed = repository.files(streaming.config.as_deref(), &streaming.split, cancel)?;
-        let files = listed.into_iter().filter_map(|file| {
-            Format::of(&file.path).map(|format| SourceFile { name: file.path, bytes: file.bytes, format })
+        let shards = listed.into_iter().filter_map(|file| {
+            Format::from_name(&file.path).map(|format| Shard { name: file.path, bytes: file.bytes, format })
         });
         let listing = Listing {
             name: streaming.dataset.clone(),
             revision: Some(repository.revision().to_owned()),
             text_column: streaming.text_column.clone(),
-            files: files.collect(),
-            place: Place::Hub(repository),
-            selections: Mutex::default(),
+            shards: shards.collect(),
+            location: Location::Hub(repository),
+            held_out_splits: Mutex::default(),
             notes: Vec::new(),
         };
         Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
@@ -111,7 +111,7 @@ impl DataSource {
             let setting = "the revision (--revision) or configuration (--data-config) of the data set demo";
             return Err(DataError::Setting {
                 setting,
-                must: "left out: this machine makes demo itself, and there is only one",
+                must: "left out: this machine makes demo itself, in a single version",
             });
         }
         if streaming.split != "train" {
@@ -120,37 +120,37 @@ impl DataSource {
         }
         match Self::local(&["*.parquet".to_owned()], &folder, &streaming.text_column, cancel) {
             Err(DataError::NoFiles { .. }) => Err(DataError::NoDemo { folder }),
-            source => source.map(|source| source.renamed(DEMO)),
+            source => source.map(|source| source.with_name(DEMO)),
         }
     }
 
-    /// Files, folders and globs; relative ones are relative to `base`. Folders are searched to any depth. Each file counts
-    /// once, however many names and links lead to it.
+    /// Lists files, folders and globs; relative ones are relative to `base`. Folders are searched recursively. Each
+    /// file counts once, however many patterns and links lead to it.
     pub fn local(patterns: &[String], base: &Path, text_column: &str, cancel: &CancelToken) -> Result<Self, DataError> {
-        let LocalListing { entries, notes } = local::list(patterns, base, cancel)?;
-        let mut files = Vec::with_capacity(entries.len());
+        let LocalListing { entries, notes } = local_files::list(patterns, base, cancel)?;
+        let mut shards = Vec::with_capacity(entries.len());
         let mut paths = Vec::with_capacity(entries.len());
         for entry in entries {
-            // `list` names only files whose format is known.
-            let Some(format) = Format::of(&entry.name) else {
+            // `list` returns only files of a known format.
+            let Some(format) = Format::from_name(&entry.name) else {
                 continue;
             };
-            files.push(SourceFile { name: entry.name, bytes: entry.bytes, format });
+            shards.push(Shard { name: entry.name, bytes: entry.bytes, format });
             paths.push(entry.path);
         }
         let listing = Listing {
             name: patterns.join(", "),
             revision: None,
             text_column: text_column.to_owned(),
-            files,
-            place: Place::Local(paths),
-            selections: Mutex::default(),
+            shards,
+            location: Location::Local(paths),
+            held_out_splits: Mutex::default(),
             notes,
         };
         Ok(Self { listing: Arc::new(listing), cancel: cancel.clone() })
     }
 
-    fn renamed(self, name: &str) -> Self {
+    fn with_name(self, name: &str) -> Self {
         let listing = match Arc::try_unwrap(self.listing) {
             Ok(listing) => Arc::new(Listing { name: name.to_owned(), ..listing }),
             Err(shared) => shared,
@@ -158,17 +158,17 @@ impl DataSource {
         Self { listing, ..self }
     }
 
-    /// What was left out of the listing and why, one sentence each.
+    /// Notes on files that were left out of the listing, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.listing.notes
     }
 
-    /// The same data, whose reading on the caller's thread another token ends.
+    /// The same data; reading it on the caller's thread is cancelled by `cancel`.
     pub(crate) fn cancelled_by(&self, cancel: &CancelToken) -> Self {
         Self { listing: Arc::clone(&self.listing), cancel: cancel.clone() }
     }
 
-    /// What ends reading on the caller's thread.
+    /// The token that cancels reading on the caller's thread.
     pub(crate) fn cancel(&self) -> &CancelToken {
         &self.cancel
     }
@@ -178,8 +178,8 @@ impl DataSource {
         SourceDescription {
             name: self.listing.name.clone(),
             revision: self.listing.revision.clone(),
-            files: self.listing.files.len() as u64,
-            bytes: self.listing.files.iter().map(|file| file.bytes).sum(),
+            files: self.listing.shards.len() as u64,
+            bytes: self.listing.shards.iter().map(|file| file.bytes).sum(),
         }
     }
 
@@ -192,29 +192,33 @@ impl DataSource {
     }
 
     /// In listing order.
-    pub(crate) fn files(&self) -> &[SourceFile] {
-        &self.listing.files
+    pub(crate) fn shards(&self) -> &[Shard] {
+        &self.listing.shards
     }
 
-    /// Who is trained on and who is held out; the stream and the evaluation of a run ask for the same.
-    pub(crate) fn selection(&self, wanted: Wanted, cancel: &CancelToken) -> Result<Arc<Selection>, DataError> {
-        // Another thread may be deciding the same, for as long as the Hub does not answer.
+    /// The training and held-out rows. The stream and the evaluation of a run use the same split.
+    pub(crate) fn held_out_split(
+        &self,
+        settings: SplitSettings,
+        cancel: &CancelToken,
+    ) -> Result<Arc<HeldOutSplit>, DataError> {
+        // Another thread may be deciding the same split, for as long as the Hub does not respond.
         let mut known = loop {
-            match self.listing.selections.try_lock() {
+            match self.listing.held_out_splits.try_lock() {
                 Ok(known) => break known,
                 Err(TryLockError::Poisoned(known)) => break known.into_inner(),
-                Err(TryLockError::WouldBlock) => cancel.wait(DECISION_POLL_INTERVAL)?,
+                Err(TryLockError::WouldBlock) => cancel.sleep(SPLIT_POLL_INTERVAL)?,
             }
         };
-        if let Some((_, selection)) = known.iter().find(|(other, _)| *other == wanted) {
-            return Ok(Arc::clone(selection));
+        if let Some((_, split)) = known.iter().find(|(other, _)| *other == settings) {
+            return Ok(Arc::clone(split));
         }
-        let selection = Arc::new(Selection::of(self, wanted, cancel)?);
-        known.push((wanted, Arc::clone(&selection)));
-        Ok(selection)
+        let split = Arc::new(HeldOutSplit::decide(self, settings, cancel)?);
+        known.push((settings, Arc::clone(&split)));
+        Ok(split)
     }
 
-    /// The text column, if rows have no text because the first file with fields does not have it as text.
+    /// The reason why rows have no text, if it is that the first shard with fields has no such text column.
     pub(crate) fn missing_column(
         &self,
         skipped: SkippedRows,
@@ -223,12 +227,12 @@ impl DataSource {
         if skipped.null + skipped.malformed == 0 {
             return Ok(None);
         }
-        for (index, file) in self.files().iter().enumerate().take(FILES_WITHOUT_FIELDS) {
+        for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
             let fields = self.open(index, cancel)?.fields()?;
             if !fields.is_empty() {
                 let named = fields.iter().find(|field| field.name == self.text_column());
-                let found = named.map(|field| field.other_than_text);
-                let available = fields.iter().filter(|field| field.other_than_text.is_none());
+                let found = named.map(|field| field.non_string_type);
+                let available = fields.iter().filter(|field| field.non_string_type.is_none());
                 return Ok((found != Some(None)).then(|| MissingColumn {
                     file: file.name.clone(),
                     column: self.text_column().to_owned(),
@@ -240,20 +244,20 @@ impl DataSource {
         Ok(None)
     }
 
-    /// What reading waits for while the Hub or the network fails.
-    pub fn waiting(&self) -> Option<Waiting> {
-        match &self.listing.place {
-            Place::Hub(repository) => repository.waiting(),
-            Place::Local(_) => None,
+    /// The request that has been failing for the longest time; none if all succeed.
+    pub fn retry_status(&self) -> Option<RetryStatus> {
+        match &self.listing.location {
+            Location::Hub(repository) => repository.retry_status(),
+            Location::Local(_) => None,
         }
     }
 
-    /// Opens a file by its place in the listing; `cancel` ends reading it.
-    pub(crate) fn open(&self, file: usize, cancel: &CancelToken) -> Result<Box<dyn DocumentFile>, DataError> {
-        let SourceFile { name, bytes, format } = &self.listing.files[file];
-        let source: Arc<dyn ByteSource> = match &self.listing.place {
-            Place::Local(paths) => Arc::new(LocalFile::open(name, &paths[file], *bytes)?),
-            Place::Hub(repository) => repository.open(name, *bytes, cancel),
+    /// Opens a shard by its index in the listing; `cancel` cancels reading it.
+    pub(crate) fn open(&self, shard: usize, cancel: &CancelToken) -> Result<Box<dyn ShardReader>, DataError> {
+        let Shard { name, bytes, format } = &self.listing.shards[shard];
+        let source: Arc<dyn ByteSource> = match &self.listing.location {
+            Location::Local(paths) => Arc::new(LocalFile::open(name, &paths[shard], *bytes)?),
+            Location::Hub(repository) => repository.open(name, *bytes, cancel),
         };
         let source = Arc::new(CancellableSource::new(source, cancel.clone()));
         format.open(source, &self.listing.text_column, cancel)
@@ -285,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_is_the_parquet_files_of_its_folder() {
+    fn demo_is_the_parquet_files_of_its_folder() {
         let never = CancelToken::new();
         let folder = tempfile::tempdir().unwrap();
         let missing = DataSource::demo(&streaming(DEMO, "train"), folder.path().join("demo"), &never).unwrap_err();
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hub_is_not_asked_when_offline_or_for_names_that_cannot_be() {
+    fn offline_and_invalid_names_make_no_request() {
         let offline = HubSettings { offline: true, ..HubSettings::default() };
         let never = CancelToken::new();
         let error = DataSource::streaming(&streaming("owner/name", "train"), offline.clone(), &never).unwrap_err();

@@ -1,4 +1,4 @@
-//! The endless stream of packed sequences, handed out in batches; its order is defined on the crate's first page.
+//! The token stream: packed sequences in batches. The crate's documentation defines their order.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,43 +8,43 @@ use run_config::{Packing, ResolvedRun};
 use crate::cancel::CancelToken;
 use crate::component_stream::ComponentStream;
 use crate::cursor::ComponentPosition;
-use crate::hub::Waiting;
+use crate::held_out_split::SplitSettings;
+use crate::hub::RetryStatus;
 use crate::ledger::WindowRecord;
-use crate::producer::{Part, Producer, thread_pool};
-use crate::selection::Wanted;
-use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamIdentity, Tokenizer};
+use crate::window_prefetch::{ComponentInput, WindowPrefetcher, thread_pool};
+use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamFingerprint, Tokenizer};
 
-/// Files open at the same time, where a run does not say otherwise.
-pub(crate) const LANES: usize = 16;
-/// How long a stream that is dropped waits for its threads; one that hangs in a dead connection ends at its timeout.
-const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
+/// Shards of a component that are open at the same time, by default.
+pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
+/// How long dropping a stream waits for its threads. A thread in a dead connection ends later, at its timeout.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the order of the stream depends on, besides the sources and the tokenizer; and how it is prepared.
+/// What the order of a stream depends on besides the sources and the tokenizer, and how the stream is prepared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamSettings {
-    /// Tokens in a sequence.
+    /// Tokens per sequence.
     pub sequence_length: usize,
-    /// Whether batches say where documents begin.
+    /// Whether batches say where documents start.
     pub packing: Packing,
-    /// Documents in a window; of a mixture, in the windows of all components together.
+    /// Documents in a shuffle window; the windows of all components of a mixture divide it.
     pub shuffle_buffer_size: usize,
-    /// Seed of every permutation.
+    /// Seed of all permutations.
     pub seed: u64,
-    /// Train on the first so many rows in listing order, of each component.
+    /// Train on the first so many rows of each component, in listing order.
     pub max_samples: Option<u64>,
-    /// Files of a component that are open at the same time.
-    pub lanes: usize,
+    /// Shards of a component that are open at the same time.
+    pub open_shards: usize,
     /// Fraction of the row groups to hold out; 0 for none.
     pub held_out_fraction: f64,
-    /// Passes over the data; none for no end. A mixture ends where a component that has ended would come next. Not part
-    /// of the stream's identity.
+    /// Passes over the data; none for an endless stream. A mixture ends where a component that has ended would come
+    /// next. Not part of the fingerprint.
     pub epochs: Option<u64>,
-    /// Threads that tokenise. Not part of the stream's identity.
+    /// Threads that tokenize. Not part of the fingerprint.
     pub workers: usize,
 }
 
 impl Default for StreamSettings {
-    /// An endless stream over everything, nothing held out.
+    /// An endless stream over all data, with nothing held out.
     fn default() -> Self {
         Self {
             sequence_length: 256,
@@ -52,7 +52,7 @@ impl Default for StreamSettings {
             shuffle_buffer_size: 8192,
             seed: 0,
             max_samples: None,
-            lanes: LANES,
+            open_shards: DEFAULT_OPEN_SHARDS,
             held_out_fraction: 0.0,
             epochs: None,
             workers: 2,
@@ -61,7 +61,7 @@ impl Default for StreamSettings {
 }
 
 impl StreamSettings {
-    /// The settings of a run. Nothing is held out where the run has validation data of its own.
+    /// The settings of a run. Nothing is held out if the run has validation data of its own.
     pub fn from_run(run: &ResolvedRun) -> Self {
         let data = &run.config.data;
         let held_out_fraction = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
@@ -83,7 +83,7 @@ impl StreamSettings {
             ("data.sequence_length", self.sequence_length as u64),
             ("data.shuffle_buffer_size", self.shuffle_buffer_size as u64),
             ("max_samples", self.max_samples.unwrap_or(1)),
-            ("lanes", self.lanes as u64),
+            ("open_shards", self.open_shards as u64),
             ("data.num_workers", self.workers as u64),
         ];
         match at_least_one.into_iter().find(|(_, value)| *value == 0) {
@@ -92,22 +92,22 @@ impl StreamSettings {
         }
     }
 
-    pub(crate) fn wanted(&self) -> Wanted {
-        Wanted { max_samples: self.max_samples, held_out_fraction: self.held_out_fraction }
+    pub(crate) fn split_settings(&self) -> SplitSettings {
+        SplitSettings { max_samples: self.max_samples, held_out_fraction: self.held_out_fraction }
     }
 }
 
-/// The stream of packed sequences. Dropping it ends its threads.
+/// A stream of packed sequences. Dropping it ends its threads.
 pub struct TokenStream {
     mixture: Mixture,
     components: Vec<ComponentStream>,
-    /// How many sequences each component has given.
-    given: Vec<u64>,
-    /// Where the next call starts.
+    /// Sequences delivered of each component.
+    delivered: Vec<u64>,
+    /// The position before the next batch.
     cursor: Cursor,
-    /// What a call had taken when it was interrupted.
+    /// The incomplete batch of an interrupted call.
     partial: Option<Batch>,
-    /// An error was told.
+    /// Whether an error was returned.
     failed: bool,
     tokenizer: Tokenizer,
     sequence_length: usize,
@@ -115,8 +115,8 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// Starts at the beginning, or exactly at `cursor`; refuses a cursor of another stream. Nothing is read yet when
-    /// this returns; what goes wrong with the data is told by [`Self::next_sequences`].
+    /// Opens a stream at its beginning or exactly at `cursor`; rejects a cursor of another stream. Returns before
+    /// anything is read: errors in the data are returned by [`Self::next_sequences`].
     pub fn open(
         data: impl Into<Mixture>,
         settings: &StreamSettings,
@@ -125,25 +125,25 @@ impl TokenStream {
     ) -> Result<Self, DataError> {
         settings.check()?;
         let mixture: Mixture = data.into();
-        let identity = StreamIdentity::of(&mixture, settings, tokenizer);
+        let fingerprint = StreamFingerprint::new(&mixture, settings, tokenizer);
         let cursor = match cursor {
-            Some(cursor) => cursor.checked(&identity, &mixture, settings.lanes)?,
-            None => Cursor::at_start(identity, mixture.sources().len(), settings.lanes),
+            Some(cursor) => cursor.validated(&fingerprint, &mixture, settings.open_shards)?,
+            None => Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards),
         };
         let cancel = CancelToken::new();
         let workers = Arc::new(thread_pool("data-work", settings.workers)?);
         let start = |(component, position): (usize, &ComponentPosition)| {
-            let part = Part {
-                component,
+            let input = ComponentInput {
+                index: component,
                 source: mixture.sources()[component].clone(),
-                window: mixture.window_share(component, settings.shuffle_buffer_size),
+                window_budget: mixture.window_budget(component, settings.shuffle_buffer_size),
             };
-            let producer = Producer::new(part, settings, tokenizer, cancel.clone());
-            ComponentStream::start(producer, Arc::clone(&workers), position)
+            let prefetcher = WindowPrefetcher::new(input, settings, tokenizer, cancel.clone());
+            ComponentStream::start(prefetcher, Arc::clone(&workers), position)
         };
         Ok(Self {
             components: cursor.components.iter().enumerate().map(start).collect::<Result<_, _>>()?,
-            given: cursor.given(),
+            delivered: cursor.delivered(),
             mixture,
             cursor,
             partial: None,
@@ -154,20 +154,20 @@ impl TokenStream {
         })
     }
 
-    /// The next `n` sequences; fewer, then none, when the last epoch ends. An error comes after everything that was
-    /// read before it; the cursor then stands where the call started, and the stream is closed.
+    /// The next `n` sequences; fewer, then none, when the last epoch ends. An error is returned after everything that
+    /// was read before it; the cursor then stays where the call started, and the stream is closed.
     pub fn next_sequences(&mut self, n: usize) -> Result<Batch, DataError> {
         self.next_sequences_unless(n, &|| false)
     }
 
-    /// As [`Self::next_sequences`], but gives up waiting for data soon after `interrupted` says so. That error,
-    /// [`DataError::Interrupted`], loses nothing: the next call, for as many sequences, gives what this one would have.
+    /// As [`Self::next_sequences`], but stops waiting for data soon after `interrupted` returns true. That error,
+    /// [`DataError::Interrupted`], loses nothing: the next call must ask for the same `n` and returns the same batch.
     pub fn next_sequences_unless(&mut self, n: usize, interrupted: &dyn Fn() -> bool) -> Result<Batch, DataError> {
         if self.failed {
             return Err(DataError::Closed);
         }
         let mut batch = self.partial.take().unwrap_or_else(|| {
-            self.components.iter_mut().for_each(ComponentStream::forget_opened);
+            self.components.iter_mut().for_each(ComponentStream::clear_opened);
             Batch::new(self.sequence_length, self.tokenizer.token_bytes().is_some())
         });
         match self.fill(&mut batch, n, interrupted) {
@@ -189,56 +189,56 @@ impl TokenStream {
     fn fill(&mut self, batch: &mut Batch, n: usize, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
         let token_bytes = self.tokenizer.token_bytes();
         while batch.sequences() < n {
-            let component = self.mixture.shares().next(&self.given);
-            let Some((tokens, place)) = self.components[component].next_sequence(interrupted)? else {
+            let component = self.mixture.schedule().next_component(&self.delivered);
+            let Some((tokens, index)) = self.components[component].next_sequence(interrupted)? else {
                 break;
             };
-            tokens.write(place, token_bytes, batch);
-            self.given[component] += 1;
+            tokens.write(index, token_bytes, batch);
+            self.delivered[component] += 1;
         }
         Ok(())
     }
 
     fn positions(&self) -> Vec<ComponentPosition> {
-        let positions = self.components.iter().zip(&self.given).map(|(stream, &given)| {
+        let positions = self.components.iter().zip(&self.delivered).map(|(stream, &delivered)| {
             let (start, sequence) = stream.position();
-            ComponentPosition { start, sequence, given }
+            ComponentPosition { start, sequence, delivered }
         });
         positions.collect()
     }
 
-    /// Where the next call starts. Small: a few numbers a lane.
+    /// The position before the next batch: a few numbers per open shard.
     pub fn cursor(&self) -> Cursor {
         self.cursor.clone()
     }
 
-    /// What the order depends on.
-    pub fn identity(&self) -> &StreamIdentity {
-        &self.cursor.identity
+    /// What the order of the stream depends on.
+    pub fn fingerprint(&self) -> &StreamFingerprint {
+        &self.cursor.fingerprint
     }
 
-    /// What is read.
+    /// The data of the stream.
     pub fn mixture(&self) -> &Mixture {
         &self.mixture
     }
 
-    /// How long calls have waited for data so far.
+    /// How long calls have waited for data in all.
     pub fn data_wait(&self) -> Duration {
         self.components.iter().map(ComponentStream::waited).sum()
     }
 
-    /// What the preparation of data waits for while the Hub or the network fails.
-    pub fn waiting(&self) -> Option<Waiting> {
-        self.mixture.waiting()
+    /// The request that has been failing for the longest time; none if all succeed.
+    pub fn retry_status(&self) -> Option<RetryStatus> {
+        self.mixture.retry_status()
     }
 
-    /// The windows that the last call was the first to deliver from, for the ledger. Where the stream was opened in the
+    /// The windows from which the last call was the first to deliver, for the ledger. If the stream was resumed in the
     /// middle of a window, that window is among them.
     pub fn opened_windows(&self) -> impl Iterator<Item = &WindowRecord> {
         self.components.iter().flat_map(ComponentStream::opened)
     }
 
-    /// Rows left out of the windows that were delivered from so far, for each component.
+    /// Skipped rows of the windows that were used so far, for each component.
     pub fn skipped(&self) -> Vec<SkippedRows> {
         self.components.iter().map(ComponentStream::skipped).collect()
     }
@@ -247,9 +247,9 @@ impl TokenStream {
 impl Drop for TokenStream {
     fn drop(&mut self) {
         self.cancel.cancel();
-        let until = Instant::now() + LONGEST_FAREWELL;
+        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
         for component in &mut self.components {
-            component.join(until);
+            component.join(deadline);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Text to token ids, with the Hugging Face tokenizers library.
+//! Tokenization with the Hugging Face tokenizers library.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::encoder::Encoder;
 
 /// The token that ends a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
-/// Other names that tokenizers give it, looked for among the special tokens that a run names.
-const OTHER_NAMES: [&str; 6] = ["<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end|>", "[EOS]"];
+/// Other common names of it. One is used only if it is among the run's special tokens.
+const END_OF_TEXT_ALIASES: [&str; 6] = ["<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end|>", "[EOS]"];
 
-/// A tokenizer whose file is pinned by a hash; cloning shares it.
+/// A tokenizer, identified by the hash of its file; clones share it.
 ///
-/// Text never becomes a special token: a document that spells `<|endoftext|>` is tokenised letter by letter, so that data
-/// cannot end a document or pretend to be a user. No special tokens are added, nothing is cut off or padded.
+/// Text never becomes a special token: a document that spells `<|endoftext|>` is tokenized as ordinary text, so that
+/// data cannot end a document or pretend to be a user. No special tokens are added, and nothing is truncated or padded.
 #[derive(Clone)]
-pub struct Tokenizer(Arc<Loaded>);
+pub struct Tokenizer(Arc<TokenizerState>);
 
-struct Loaded {
+struct TokenizerState {
     path: PathBuf,
     tokenizer: tokenizers::Tokenizer,
     encoder: Encoder,
@@ -32,25 +32,25 @@ struct Loaded {
     end_of_text: u32,
     end_of_text_name: &'static str,
     vocab_size: usize,
-    /// UTF-8 bytes that each token stands for, where that is a property of the token alone.
+    /// UTF-8 bytes of each token, if they do not depend on its position.
     token_bytes: Option<Vec<u32>>,
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`. It must have the token `<|endoftext|>`, or one of `special_tokens` must be a usual name for
-    /// it (`</s>`, `<eos>`, ...).
+    /// Reads a `tokenizer.json`. It must have the token `<|endoftext|>`, or `special_tokens` must contain another
+    /// common name of it (`</s>`, `<eos>`, ...).
     pub fn load(path: &Path, special_tokens: &[String]) -> Result<Self, DataError> {
-        let unusable = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
-        let bytes = regular_file::read(path).map_err(|error| unusable(error.to_string()))?;
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| unusable(error.to_string()))?;
-        tokenizer.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
+        let error = |message: String| DataError::Tokenizer { path: path.to_owned(), message };
+        let bytes = regular_file::read(path).map_err(|cause| error(cause.to_string()))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|cause| error(cause.to_string()))?;
+        tokenizer.with_truncation(None).map_err(|cause| error(cause.to_string()))?;
         tokenizer.with_padding(None);
         tokenizer.set_encode_special_tokens(true);
-        let named = OTHER_NAMES.into_iter().filter(|name| special_tokens.iter().any(|token| token == name));
+        let named = END_OF_TEXT_ALIASES.into_iter().filter(|name| special_tokens.iter().any(|token| token == name));
         let mut names = [END_OF_TEXT].into_iter().chain(named);
         let found = names.find_map(|name| Some((tokenizer.token_to_id(name)?, name)));
         let (end_of_text, end_of_text_name) = found.ok_or_else(|| {
-            unusable(format!(
+            error(format!(
                 "it has no token `{END_OF_TEXT}` to end a document with; train it with that token, or name its own \
                  (such as `</s>`) in tokenizer.special_tokens"
             ))
@@ -59,7 +59,7 @@ impl Tokenizer {
         let token_bytes = token_bytes(&tokenizer, vocab_size);
         let encoder = Encoder::choose(&tokenizer, &bytes);
         let content_hash = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(&bytes)));
-        Ok(Self(Arc::new(Loaded {
+        Ok(Self(Arc::new(TokenizerState {
             path: path.to_owned(),
             tokenizer,
             encoder,
@@ -71,22 +71,22 @@ impl Tokenizer {
         })))
     }
 
-    /// Ids of each text, in the threads of the current rayon pool.
+    /// The ids of each text, computed in the threads of the current rayon pool.
     pub fn encode_batch(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
         texts.par_iter().map(|text| self.encode(text)).collect()
     }
 
-    /// Ids of one text.
+    /// The ids of a text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        self.0.encoder.encode(&self.0.tokenizer, text).map_err(|error| self.failed(error.as_ref()))
+        self.0.encoder.encode(&self.0.tokenizer, text).map_err(|error| self.error(error.as_ref()))
     }
 
-    /// Text of ids; special tokens leave no text.
+    /// The text of ids, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
-        self.0.tokenizer.decode(ids, true).map_err(|error| self.failed(error.as_ref()))
+        self.0.tokenizer.decode(ids, true).map_err(|error| self.error(error.as_ref()))
     }
 
-    /// Number of ids: the highest one plus one.
+    /// The highest id plus one.
     pub fn vocab_size(&self) -> usize {
         self.0.vocab_size
     }
@@ -96,7 +96,7 @@ impl Tokenizer {
         self.0.end_of_text
     }
 
-    /// The name of that id.
+    /// The name of [`Self::end_of_text`].
     pub fn end_of_text_name(&self) -> &str {
         self.0.end_of_text_name
     }
@@ -106,23 +106,23 @@ impl Tokenizer {
         &self.0.content_hash
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// UTF-8 bytes that each id stands for (a special token stands for none); none where a token's length depends on its
-    /// place, as in tokenizers that are not byte-level.
+    /// UTF-8 bytes of each id (none for special tokens); `None` where the length of a token depends on its position, as
+    /// in tokenizers that are not byte-level.
     pub fn token_bytes(&self) -> Option<&[u32]> {
         self.0.token_bytes.as_deref()
     }
 
-    fn failed(&self, error: &(dyn std::error::Error + Send + Sync)) -> DataError {
+    fn error(&self, error: &(dyn std::error::Error + Send + Sync)) -> DataError {
         DataError::Tokenizer { path: self.0.path.clone(), message: error.to_string() }
     }
 }
 
-/// In a byte-level vocabulary a character of a token is a byte of text.
+/// In a byte-level vocabulary each character of a token is one byte of text.
 fn token_bytes(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Option<Vec<u32>> {
     if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
         return None;
@@ -141,8 +141,9 @@ fn token_bytes(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Option<V
 mod tests {
     use super::*;
 
-    /// A byte-level BPE of the 256 bytes, five merges and end-of-text, whose file asks to cut texts off at four tokens.
-    const JSON: &str = include_str!("../tests/material/tokenizer.json");
+    /// A byte-level BPE of the 256 bytes, five merges and end-of-text, whose file asks to truncate texts to four
+    /// tokens.
+    const JSON: &str = include_str!("../tests/fixtures/tokenizer.json");
 
     fn byte_tokenizer() -> Tokenizer {
         let folder = tempfile::tempdir().unwrap();
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_text_comes_back_and_every_byte_is_counted() {
+    fn texts_round_trip_and_bytes_add_up() {
         let tokenizer = byte_tokenizer();
         let token_bytes = tokenizer.token_bytes().unwrap();
         for text in
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_text_may_have_another_name_if_the_run_says_so() {
+    fn special_tokens_may_name_another_end_of_text() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
         std::fs::write(&path, JSON.replace(END_OF_TEXT, "</s>")).unwrap();
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_missing_or_no_tokenizer_is_an_error_that_names_it() {
+    fn missing_and_invalid_files_are_named_in_errors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
         for content in [None, Some("{}"), Some("not json")] {

@@ -1,17 +1,17 @@
-//! Who is trained on and who is held out.
+//! Which rows are trained on and which are held out.
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use dataset::{HeldOut, StreamSettings};
-use material::{
+use fixtures::{
     documents, epoch_texts, folder_source, held_out_texts, mixed, parquet, settings, sorted, tokenizer, write,
 };
 use run_config::Packing;
 
 #[test]
-fn max_samples_is_the_first_so_many_documents() {
+fn max_samples_takes_the_first_documents() {
     let (_folder, source, documents) = mixed();
     for samples in [1, 7, 60, 65, 131, 199, 200, 5000] {
         let limited = StreamSettings { max_samples: Some(samples), ..settings() };
@@ -22,7 +22,7 @@ fn max_samples_is_the_first_so_many_documents() {
 }
 
 #[test]
-fn held_out_documents_are_never_trained_on_and_do_not_depend_on_the_seed() {
+fn held_out_documents_are_never_trained_on() {
     let (_folder, source, documents) = mixed();
     for fraction in [0.0001, 0.1, 0.5] {
         let settings = StreamSettings { held_out_fraction: fraction, ..settings() };
@@ -35,7 +35,7 @@ fn held_out_documents_are_never_trained_on_and_do_not_depend_on_the_seed() {
 }
 
 #[test]
-fn behind_max_samples_there_is_enough_to_hold_out() {
+fn documents_after_max_samples_are_held_out() {
     let (_folder, source, documents) = mixed();
     for (samples, whole) in [(30, true), (58, true), (149, true), (198, true), (200, false)] {
         let settings = StreamSettings { held_out_fraction: 0.01, max_samples: Some(samples), ..settings() };
@@ -52,7 +52,7 @@ fn behind_max_samples_there_is_enough_to_hold_out() {
 }
 
 #[test]
-fn many_groups_behind_max_samples_are_chosen_by_hash_and_none_before_it() {
+fn row_groups_after_max_samples_are_chosen_by_hash() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("one.parquet", parquet(&documents(0, 200), 2))]);
     let source = folder_source(folder.path());
@@ -64,7 +64,7 @@ fn many_groups_behind_max_samples_are_chosen_by_hash_and_none_before_it() {
 }
 
 #[test]
-fn of_a_single_group_the_last_eighth_is_held_out() {
+fn a_single_row_group_loses_its_last_eighth() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("one.parquet", parquet(&documents(0, 80), 1000))]);
     let settings = StreamSettings { held_out_fraction: 0.001, ..settings() };
@@ -74,7 +74,7 @@ fn of_a_single_group_the_last_eighth_is_held_out() {
 }
 
 #[test]
-fn a_validation_source_of_its_own_is_read_whole() {
+fn validation_sources_are_read_completely() {
     let (_folder, source, documents) = mixed();
     let mut held_out = HeldOut::whole(&source, 16, Packing::Concat, &tokenizer()).unwrap();
     let batches = held_out.batches(3, usize::MAX).collect::<Result<Vec<_>, _>>().unwrap();

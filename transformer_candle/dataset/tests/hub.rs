@@ -1,16 +1,16 @@
-//! The Hub's client against a Hub on loopback that redirects to another port and fails in every way on request.
+//! The Hub client against a loopback Hub that redirects to another port and fails on request.
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
+mod fixtures;
 mod loopback_hub;
-mod material;
 
 use std::time::{Duration, Instant};
 
 use dataset::hub::HubSettings;
 use dataset::{Batch, CancelToken, DataError, DataSource, Documents, HeldOut, Mixture};
+use fixtures::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, tokenizer, write};
 use loopback_hub::{Fault, LoopbackHub, SHA, streaming};
-use material::{documents, folder_source, gzip, jsonl, open, parquet, sequences, settings, tokenizer, write};
 use run_config::Packing;
 
 fn files() -> Vec<(&'static str, Vec<u8>)> {
@@ -26,7 +26,7 @@ fn texts(source: &DataSource) -> Result<Vec<String>, DataError> {
 }
 
 #[test]
-fn a_data_set_of_the_hub_reads_as_its_files_do_from_a_folder() {
+fn hub_and_local_files_give_the_same_stream() {
     let hub = LoopbackHub::serve(&files());
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &files());
@@ -39,11 +39,11 @@ fn a_data_set_of_the_hub_reads_as_its_files_do_from_a_folder() {
 }
 
 #[test]
-fn every_passing_fault_is_ridden_out_and_changes_no_byte() {
+fn transient_faults_change_no_byte() {
     let parquet = || parquet(&documents(0, 400), 50);
     let hub = LoopbackHub::serve(&[("data/train-00000-of-00001.parquet", parquet())]);
-    let undisturbed = texts(&hub.source().unwrap()).unwrap();
-    assert_eq!(undisturbed, documents(0, 400));
+    let uninterrupted = texts(&hub.source().unwrap()).unwrap();
+    assert_eq!(uninterrupted, documents(0, 400));
     let all = [
         Fault::Status(429),
         Fault::Status(500),
@@ -56,62 +56,63 @@ fn every_passing_fault_is_ridden_out_and_changes_no_byte() {
     ];
     for fault in all {
         hub.fail("/cdn/", fault, 2);
-        assert_eq!(texts(&hub.source().unwrap()).unwrap(), undisturbed, "{fault:?}");
+        assert_eq!(texts(&hub.source().unwrap()).unwrap(), uninterrupted, "{fault:?}");
     }
     for fault in [Fault::Status(429), Fault::Status(502), Fault::Truncate, Fault::Hang] {
         for part in ["/revision/", "/tree/", "README.md", "/resolve/"] {
             hub.fail(part, fault, 1);
         }
-        assert_eq!(texts(&hub.source().unwrap()).unwrap(), undisturbed, "{fault:?}");
+        assert_eq!(texts(&hub.source().unwrap()).unwrap(), uninterrupted, "{fault:?}");
     }
 }
 
 #[test]
-fn a_cut_off_answer_is_continued_from_the_byte_reached() {
+fn truncated_responses_resume_at_the_next_byte() {
     let hub = LoopbackHub::serve(&[("one.jsonl", jsonl(&documents(0, 900)))]);
     let source = hub.source().unwrap();
-    hub.asked();
-    // Each cut-off answer brings half of what is left, and progress is no failure.
+    hub.take_requests();
+    // Each truncated response brings half of what is missing, and progress resets the count of failures.
     hub.fail("/cdn/", Fault::Truncate, 9);
     assert_eq!(texts(&source).unwrap().len(), 900);
-    let asked = hub.asked();
-    let starts: Vec<u64> = asked
+    let requests = hub.take_requests();
+    let starts: Vec<u64> = requests
         .iter()
-        .filter(|asked| asked.cdn)
-        .map(|asked| asked.range.as_ref().unwrap()["bytes=".len()..].split('-').next().unwrap().parse().unwrap())
+        .filter(|request| request.cdn)
+        .map(|request| request.range.as_ref().unwrap()["bytes=".len()..].split('-').next().unwrap().parse().unwrap())
         .collect();
     assert!(starts.windows(2).filter(|pair| pair[1] > pair[0]).count() >= 7, "{starts:?}");
 }
 
 #[test]
-fn a_signed_address_serves_until_it_expires() {
+fn signed_urls_are_reused_until_they_expire() {
     let hub = LoopbackHub::serve(&[("one.parquet", parquet(&documents(0, 400), 40))]);
     let source = hub.source().unwrap();
-    hub.asked();
+    hub.take_requests();
     texts(&source).unwrap();
-    let resolved =
-        |asked: Vec<loopback_hub::Asked>| asked.iter().filter(|asked| asked.path.contains("/resolve/")).count();
-    assert_eq!(resolved(hub.asked()), 1);
+    let resolved = |requests: Vec<loopback_hub::Request>| {
+        requests.iter().filter(|request| request.path.contains("/resolve/")).count()
+    };
+    assert_eq!(resolved(hub.take_requests()), 1);
     hub.fail("/cdn/", Fault::Status(403), 1);
     assert_eq!(texts(&source).unwrap().len(), 400);
-    assert_eq!(resolved(hub.asked()), 2);
+    assert_eq!(resolved(hub.take_requests()), 2);
 }
 
 #[test]
-fn the_token_goes_to_the_hub_and_to_nobody_else() {
+fn the_token_is_sent_to_the_hub_only() {
     let hub = LoopbackHub::serve(&files()).with_token("hf_canary");
     let source =
         DataSource::streaming(&streaming("owner/name"), hub.settings(Some("hf_canary")), &CancelToken::new()).unwrap();
     assert_eq!(texts(&source).unwrap().len(), 120);
-    let asked = hub.asked();
-    assert!(asked.iter().any(|asked| asked.cdn));
-    for asked in asked {
-        assert_eq!(asked.token.is_some(), !asked.cdn, "{asked:?}");
+    let requests = hub.take_requests();
+    assert!(requests.iter().any(|request| request.cdn));
+    for request in requests {
+        assert_eq!(request.token.is_some(), !request.cdn, "{request:?}");
     }
 }
 
 #[test]
-fn a_gated_data_set_asks_for_a_token_or_a_better_one() {
+fn gated_data_sets_ask_for_a_token() {
     let hub = LoopbackHub::serve(&files()).with_token("hf_right");
     let message = hub.source().unwrap_err().to_string();
     assert!(message.contains("401") && message.contains("set HF_TOKEN"), "{message}");
@@ -122,7 +123,7 @@ fn a_gated_data_set_asks_for_a_token_or_a_better_one() {
 }
 
 #[test]
-fn a_wrong_name_is_answered_at_once_with_the_address() {
+fn a_wrong_name_fails_at_once_with_its_url() {
     let hub = LoopbackHub::serve(&files());
     let error = DataSource::streaming(&streaming("owner/nome"), hub.settings(None), &CancelToken::new()).unwrap_err();
     let message = error.to_string();
@@ -130,14 +131,14 @@ fn a_wrong_name_is_answered_at_once_with_the_address() {
         message.contains("404") && message.contains("owner/nome") && message.contains("check the name"),
         "{message}"
     );
-    assert_eq!(hub.asked().len(), 1);
+    assert_eq!(hub.take_requests().len(), 1);
 }
 
 #[test]
-fn what_stays_broken_ends_in_an_error_without_the_signature() {
+fn persistent_faults_fail_without_the_signature() {
     let hub = LoopbackHub::serve(&files());
     let source = hub.source().unwrap();
-    hub.asked();
+    hub.take_requests();
     hub.fail("/cdn/a/", Fault::Status(500), 1000);
     let error = texts(&source).unwrap_err();
     assert!(matches!(error, DataError::Network { attempts: 3.., .. }), "{error}");
@@ -146,11 +147,11 @@ fn what_stays_broken_ends_in_an_error_without_the_signature() {
         message.contains("/cdn/a/one.jsonl") && message.contains("500") && !message.contains("s3cret"),
         "{message}"
     );
-    assert!(source.waiting().is_none(), "nobody waits any more");
+    assert!(source.retry_status().is_none(), "no request is retried");
 }
 
 #[test]
-fn a_file_that_changed_is_refused_and_not_read() {
+fn a_file_that_changed_is_rejected() {
     let hub = LoopbackHub::serve(&files());
     let source = hub.source().unwrap();
     hub.fail("/cdn/", Fault::OtherSize, 1000);
@@ -159,17 +160,17 @@ fn a_file_that_changed_is_refused_and_not_read() {
 }
 
 #[test]
-fn a_listing_of_many_pages_is_one_listing() {
+fn listings_of_many_pages_are_joined() {
     let names: Vec<String> = (0..25).map(|i| format!("data/part-{i:02}.jsonl")).collect();
     let files: Vec<(&str, Vec<u8>)> =
         names.iter().enumerate().map(|(i, name)| (name.as_str(), jsonl(&documents(i, 1)))).collect();
     let hub = LoopbackHub::serve(&files).with_page(10);
     assert_eq!(texts(&hub.source().unwrap()).unwrap(), documents(0, 25));
-    assert_eq!(hub.asked().iter().filter(|asked| asked.path.contains("/tree/")).count(), 3);
+    assert_eq!(hub.take_requests().iter().filter(|request| request.path.contains("/tree/")).count(), 3);
 }
 
 #[test]
-fn a_card_s_config_chooses_the_files() {
+fn the_card_s_config_selects_the_files() {
     let card = "---\nconfigs:\n- config_name: small\n  data_files: b/*.jsonl\n- config_name: default\n  data_files: a/*\n---\n";
     let mut files = files();
     files.push(("README.md", card.as_bytes().to_vec()));
@@ -178,67 +179,67 @@ fn a_card_s_config_chooses_the_files() {
     let small = run_config::StreamingConfig { config: Some("small".to_owned()), ..streaming("owner/name") };
     let source = DataSource::streaming(&small, hub.settings(None), &CancelToken::new()).unwrap();
     assert_eq!(texts(&source).unwrap(), documents(40, 40));
-    assert!(hub.asked().iter().any(|asked| asked.path.contains("/tree/") && asked.path.contains("/b?")));
+    assert!(hub.take_requests().iter().any(|request| request.path.contains("/tree/") && request.path.contains("/b?")));
 }
 
 #[test]
-fn a_stream_that_waits_for_a_dead_hub_is_dropped_without_waiting() {
+fn dropping_a_stream_does_not_wait_for_retries() {
     let hub = LoopbackHub::serve(&files());
-    let mut patient = hub.settings(None);
-    patient.pause = Duration::from_hours(1);
-    let source = DataSource::streaming(&streaming("owner/name"), patient, &CancelToken::new()).unwrap();
-    hub.asked();
+    let mut long_retries = hub.settings(None);
+    long_retries.initial_backoff = Duration::from_hours(1);
+    let source = DataSource::streaming(&streaming("owner/name"), long_retries, &CancelToken::new()).unwrap();
+    hub.take_requests();
     hub.fail("/resolve/", Fault::Truncate, 1000);
     hub.fail("/cdn/", Fault::Truncate, 1000);
     let stream = open(&source, &settings(), None);
-    while hub.asked().is_empty() {
+    while hub.take_requests().is_empty() {
         std::thread::yield_now();
     }
-    let began = Instant::now();
+    let started = Instant::now();
     drop(stream);
-    assert!(began.elapsed() < Duration::from_secs(3));
+    assert!(started.elapsed() < Duration::from_secs(3));
 }
 
 #[test]
-fn waiting_for_held_out_text_can_be_interrupted_and_loses_nothing() {
+fn evaluation_can_be_interrupted_without_loss() {
     let files: Vec<(String, Vec<u8>)> =
         (0..8).map(|i| (format!("data/{i}.parquet"), parquet(&documents(100 * i, 100), 50))).collect();
     let hub = LoopbackHub::serve(&files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect::<Vec<_>>());
-    let patient = HubSettings { patience: Duration::from_hours(1), ..hub.settings(None) };
-    let source = DataSource::streaming(&streaming("owner/name"), patient, &CancelToken::new()).unwrap();
+    let long_retries = HubSettings { retry_timeout: Duration::from_hours(1), ..hub.settings(None) };
+    let source = DataSource::streaming(&streaming("owner/name"), long_retries, &CancelToken::new()).unwrap();
     let held_out = || HeldOut::whole(&source, 32, Packing::Concat, &tokenizer()).unwrap();
-    let undisturbed: Vec<Batch> = held_out().batches(4, usize::MAX).map(Result::unwrap).collect();
+    let uninterrupted: Vec<Batch> = held_out().batches(4, usize::MAX).map(Result::unwrap).collect();
     let mut disturbed = held_out();
     hub.fail("/cdn/", Fault::Hang, usize::MAX);
     for _ in 0..2 {
         let end = disturbed.batches(4, usize::MAX).unless(&|| true).last().unwrap();
         assert!(matches!(end, Err(DataError::Interrupted)), "{end:?}");
     }
-    hub.mend();
-    assert_eq!(disturbed.batches(4, usize::MAX).map(Result::unwrap).collect::<Vec<_>>(), undisturbed);
+    hub.clear_faults();
+    assert_eq!(disturbed.batches(4, usize::MAX).map(Result::unwrap).collect::<Vec<_>>(), uninterrupted);
 }
 
 #[test]
-fn a_second_run_over_the_same_data_reads_it_from_disk() {
+fn a_second_run_reads_from_the_block_cache() {
     let hub = LoopbackHub::serve(&files());
     let folder = tempfile::tempdir().unwrap();
     let settings = HubSettings { cache: Some((folder.path().to_owned(), 1 << 30)), ..hub.settings(None) };
     let source = || DataSource::streaming(&streaming("owner/name"), settings.clone(), &CancelToken::new()).unwrap();
-    let undisturbed = texts(&hub.source().unwrap()).unwrap();
-    hub.asked();
-    let from_cdn = |hub: &LoopbackHub| hub.asked().iter().filter(|asked| asked.cdn).count();
-    assert_eq!(texts(&source()).unwrap(), undisturbed);
+    let uninterrupted = texts(&hub.source().unwrap()).unwrap();
+    hub.take_requests();
+    let from_cdn = |hub: &LoopbackHub| hub.take_requests().iter().filter(|request| request.cdn).count();
+    assert_eq!(texts(&source()).unwrap(), uninterrupted);
     assert!(from_cdn(&hub) > 0);
-    assert_eq!(texts(&source()).unwrap(), undisturbed);
-    assert_eq!(from_cdn(&hub), 0, "all blocks are there");
+    assert_eq!(texts(&source()).unwrap(), uninterrupted);
+    assert_eq!(from_cdn(&hub), 0, "all blocks are cached");
 }
 
 #[test]
-fn an_interrupted_call_is_repeated_without_loss() {
+fn an_interrupted_call_can_be_repeated() {
     let files = [("data/train.parquet", parquet(&documents(0, 200), 20))];
     let hub = LoopbackHub::serve(&files);
     let source = hub.source().unwrap();
-    let undisturbed = sequences(&mut open(&source, &settings(), None), 3).unwrap();
+    let uninterrupted = sequences(&mut open(&source, &settings(), None), 3).unwrap();
     hub.fail("/cdn/", Fault::Hang, 5);
     let mut stream = open(&hub.source().unwrap(), &settings(), None);
     let (mut interruptions, mut all) = (0, Vec::new());
@@ -246,15 +247,15 @@ fn an_interrupted_call_is_repeated_without_loss() {
         match stream.next_sequences_unless(3, &|| true) {
             Err(DataError::Interrupted) => interruptions += 1,
             batch if batch.as_ref().is_ok_and(Batch::is_empty) => break,
-            batch => all.extend(material::rows(&batch.unwrap())),
+            batch => all.extend(fixtures::rows(&batch.unwrap())),
         }
     }
     assert!(interruptions > 0);
-    assert_eq!(all, undisturbed);
+    assert_eq!(all, uninterrupted);
 }
 
 #[test]
-fn reading_on_the_caller_s_thread_ends_when_its_token_says_so() {
+fn cancellation_ends_reading_on_the_caller_s_thread() {
     let hub = LoopbackHub::serve(&[("data/train.parquet", parquet(&documents(0, 200), 20))]);
     let interrupted = CancelToken::when(|| true);
     let listed = DataSource::streaming(&streaming("owner/name"), hub.settings(None), &interrupted);

@@ -1,8 +1,8 @@
-//! The ledger proves what a run was trained on, and makes it again.
+//! The ledger proves what a run consumed, and makes its batches again.
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use dataset::ledger::{
     Audit, BeginRecord, Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay,
 };
 use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, StreamSettings};
-use material::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
+use fixtures::{documents, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
 use proptest::prelude::*;
 
-/// A folder with Parquet, JSON Lines, bad rows, and a group with nothing but bad rows.
+/// A folder with Parquet, JSON Lines, bad rows, and a row group with nothing but bad rows.
 fn mixed_folder() -> (tempfile::TempDir, DataSource) {
     let folder = tempfile::tempdir().unwrap();
     let mut rows: Vec<Option<Vec<u8>>> = documents(200, 30).into_iter().map(|text| Some(text.into_bytes())).collect();
@@ -31,7 +31,7 @@ fn mixed_folder() -> (tempfile::TempDir, DataSource) {
     (folder, source)
 }
 
-/// Trains for some steps from a position and writes them down; returns where it ended, and the batches.
+/// Runs some steps from a position with a ledger; returns the final position and the batches.
 fn train(
     source: &DataSource,
     settings: &StreamSettings,
@@ -48,16 +48,16 @@ fn train(
         if batch.is_empty() {
             break;
         }
-        for window in stream.opened_windows().filter(|window| !window.is_cut_by(&before)) {
+        for window in stream.opened_windows().filter(|window| !window.is_in_progress_at(&before)) {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
-        ledger.append(&LedgerRecord::Step(StepRecord::of(step, &before, &stream.cursor(), &batch))).unwrap();
+        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &before, &stream.cursor(), &batch))).unwrap();
         batches.push(batch);
     }
     (stream.cursor(), batches)
 }
 
-/// All epochs in one go.
+/// Runs all epochs with a ledger.
 fn whole(path: &Path, source: &DataSource, settings: &StreamSettings, sequences: usize) -> (LedgerHead, Vec<Batch>) {
     let mut ledger = Ledger::open(path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
     let (_, batches) = train(source, settings, &mut ledger, None, 1..=u64::MAX, sequences);
@@ -68,7 +68,7 @@ fn audited(path: &Path, head: &LedgerHead, source: &DataSource, settings: &Strea
     audit(path, head, source, settings, true).unwrap()
 }
 
-/// The ledger with some records changed, and a chain of its own.
+/// The ledger with some records changed, and a valid hash chain.
 fn rewritten(
     path: &Path,
     head: &LedgerHead,
@@ -90,7 +90,7 @@ fn rewritten(
 }
 
 #[test]
-fn every_document_of_every_epoch_is_proven_to_be_used_once() {
+fn audits_prove_that_each_document_is_used_once() {
     let (folder, source) = mixed_folder();
     for (seed, sequences, held_out_fraction, max_samples) in
         [(1, 1, 0.0, None), (2, 3, 0.2, None), (3, 100, 0.0, Some(70)), (4, 7, 0.3, Some(95))]
@@ -111,13 +111,13 @@ fn every_document_of_every_epoch_is_proven_to_be_used_once() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]
-    fn a_run_cut_anywhere_has_the_ledger_of_the_uninterrupted_one(
+    fn interrupted_runs_have_the_same_ledger(
         cuts in prop::collection::vec(1_u64..40, 0..5),
         sequences in 1_usize..6,
     ) {
         let (folder, source) = mixed_folder();
         let settings = StreamSettings { epochs: Some(1), ..settings() };
-        let (undisturbed, all) = whole(&folder.path().join("whole.jsonl"), &source, &settings, sequences);
+        let (uninterrupted, all) = whole(&folder.path().join("whole.jsonl"), &source, &settings, sequences);
 
         let path = folder.path().join("cut.jsonl");
         let (mut head, mut cursor, mut step, mut batches) = (LedgerHead::empty(), None, 1, Vec::new());
@@ -131,13 +131,13 @@ proptest! {
             batches.extend(some);
             cursor = Some(saved);
         }
-        prop_assert_eq!(head, undisturbed);
+        prop_assert_eq!(head, uninterrupted);
         prop_assert_eq!(batches, all);
     }
 }
 
 #[test]
-fn what_was_left_out_or_used_twice_is_named() {
+fn audits_name_missing_and_repeated_rows() {
     let (folder, source) = mixed_folder();
     let settings = StreamSettings { epochs: Some(1), ..settings() };
     let path = folder.path().join("ledger.jsonl");
@@ -152,7 +152,7 @@ fn what_was_left_out_or_used_twice_is_named() {
             let LedgerRecord::Window(window) = &mut records[0] else {
                 panic!("a ledger starts with a window");
             };
-            more(&mut window.pieces[0].rows);
+            more(&mut window.row_ranges[0].rows);
             more(&mut window.documents);
         })
     };
@@ -164,11 +164,11 @@ fn what_was_left_out_or_used_twice_is_named() {
         let step = records.iter().rposition(|record| matches!(record, LedgerRecord::Step(_))).unwrap();
         records.remove(step - 1);
     });
-    assert!(lost.contains("not where the step before ended"), "{lost}");
+    assert!(lost.contains("not where the previous step ended"), "{lost}");
 }
 
 #[test]
-fn any_step_s_batch_is_made_again() {
+fn replay_makes_any_step_s_batch_again() {
     let (folder, source) = mixed_folder();
     let settings = StreamSettings { epochs: Some(2), ..settings() };
     let path = folder.path().join("ledger.jsonl");
@@ -187,7 +187,7 @@ fn any_step_s_batch_is_made_again() {
 }
 
 #[test]
-fn a_ledger_that_begins_late_proves_what_it_has() {
+fn a_ledger_may_start_in_the_middle_of_a_run() {
     let (folder, source) = mixed_folder();
     let settings = StreamSettings { epochs: Some(2), ..settings() };
     let path = folder.path().join("late.jsonl");
@@ -197,9 +197,9 @@ fn a_ledger_that_begins_late_proves_what_it_has() {
         let (cursor, _) = train(&source, &settings, &mut lost, None, 1..=steps, 2);
         let mut ledger = Ledger::open(&path, &LedgerHead::empty(), &CancelToken::new()).unwrap();
         let mut stream = open(&source, &settings, Some(cursor.clone()));
-        ledger.append(&LedgerRecord::Begin(BeginRecord::of(steps, &cursor))).unwrap();
+        ledger.append(&LedgerRecord::Begin(BeginRecord::new(steps, &cursor))).unwrap();
         stream.next_sequences(1).unwrap();
-        for window in stream.opened_windows().filter(|window| window.is_cut_by(&cursor)) {
+        for window in stream.opened_windows().filter(|window| window.is_in_progress_at(&cursor)) {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
         train(&source, &settings, &mut ledger, Some(cursor), steps + 1..=u64::MAX, 2);
@@ -210,7 +210,7 @@ fn a_ledger_that_begins_late_proves_what_it_has() {
 }
 
 #[test]
-fn a_missing_ledger_is_refused_where_a_checkpoint_vouches_for_one() {
+fn a_missing_ledger_is_rejected_if_a_checkpoint_has_one() {
     let (folder, source) = mixed_folder();
     let path = folder.path().join("ledger.jsonl");
     let (head, _) = whole(&path, &source, &settings(), 2);

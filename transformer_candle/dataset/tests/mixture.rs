@@ -2,19 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use std::collections::BTreeSet;
 
 use dataset::ledger::{Ledger, LedgerHead, LedgerRecord, StepRecord, audit, for_each_record, replay};
 use dataset::{Batch, CancelToken, Cursor, DataError, DataSource, Mixture, StreamSettings, TokenStream};
-use material::{
+use fixtures::{
     Sequence, documents, folder_source, held_out_texts, jsonl, mixed, parquet, rows, settings, split_texts, tokenizer,
     write,
 };
 use proptest::prelude::*;
 
-/// 200 documents in many files, 40 in one, and 3.
+/// 200 documents in many shards, 40 in one, and 3.
 fn sources() -> (Vec<tempfile::TempDir>, Vec<DataSource>) {
     let (many_folder, many, _) = mixed();
     let [few_folder, least_folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -40,7 +40,7 @@ fn taken(stream: &mut TokenStream, sequences: usize) -> Vec<Sequence> {
     rows(&stream.next_sequences(sequences).unwrap())
 }
 
-/// The steps of a run with their ledger.
+/// Runs steps with a ledger.
 fn train(
     mixture: &Mixture,
     settings: &StreamSettings,
@@ -55,7 +55,7 @@ fn train(
         for window in stream.opened_windows() {
             ledger.append(&LedgerRecord::Window(window.clone())).unwrap();
         }
-        ledger.append(&LedgerRecord::Step(StepRecord::of(step, &before, &stream.cursor(), &batch))).unwrap();
+        ledger.append(&LedgerRecord::Step(StepRecord::new(step, &before, &stream.cursor(), &batch))).unwrap();
         batch
     };
     (1..=steps).map(step).collect()
@@ -64,66 +64,69 @@ fn train(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]
-    fn each_component_gives_its_own_stream_s_sequences_and_its_share_of_all(
+    fn components_keep_their_own_order_and_weight(
         weights in prop::collection::vec(0.01..1.0_f64, 1..4),
         length in 1_usize..400,
     ) {
         let (_folders, sources) = sources();
         let mixture = mixture(&sources[..weights.len()], &weights);
         let mut stream = open(&mixture, &endless(), None);
-        let mut given = vec![Vec::new(); weights.len()];
+        let mut delivered = vec![Vec::new(); weights.len()];
         for k in 1..=length {
             let before = stream.cursor();
             let sequence = taken(&mut stream, 1);
             let cursors = stream.cursor().components.into_iter().zip(before.components);
-            let turn = cursors.into_iter().position(|(after, before)| after.given > before.given).unwrap();
-            given[turn].extend(sequence);
-            for (component, given) in given.iter().enumerate() {
-                prop_assert!((given.len() as f64 - mixture.share(component) * k as f64).abs() < 1.0);
+            let component = cursors.into_iter().position(|(after, before)| after.delivered > before.delivered).unwrap();
+            delivered[component].extend(sequence);
+            for (component, delivered) in delivered.iter().enumerate() {
+                prop_assert!((delivered.len() as f64 - mixture.weight(component) * k as f64).abs() < 1.0);
             }
         }
-        for (source, given) in sources.iter().zip(given) {
+        for (source, delivered) in sources.iter().zip(delivered) {
             let mut alone = TokenStream::open(source, &endless(), &tokenizer(), None).unwrap();
-            prop_assert_eq!(taken(&mut alone, given.len()), given);
+            prop_assert_eq!(taken(&mut alone, delivered.len()), delivered);
         }
     }
 }
 
 #[test]
-fn from_every_position_and_with_any_threads_it_goes_on_as_if_nothing_had_been() {
+fn mixtures_resume_from_any_position() {
     let (_folders, sources) = sources();
     let mixture = mixture(&sources, &[0.5, 0.3, 0.2]);
     let mut stream = open(&mixture, &endless(), None);
-    let (mut cursors, mut undisturbed) = (vec![stream.cursor()], Vec::new());
+    let (mut cursors, mut uninterrupted) = (vec![stream.cursor()], Vec::new());
     for _ in 0..120 {
-        undisturbed.extend(taken(&mut stream, 1));
+        uninterrupted.extend(taken(&mut stream, 1));
         cursors.push(stream.cursor());
     }
-    assert!(stream.cursor().components[2].start.epoch >= 2, "the smallest begins again while others go on");
+    assert!(
+        stream.cursor().components[2].start.epoch >= 2,
+        "the smallest starts new epochs while others are in their first"
+    );
     for (position, cursor) in cursors.into_iter().enumerate() {
         let stored = serde_json::to_string(&cursor).unwrap();
         let settings = StreamSettings { workers: 1 + position % 8, ..endless() };
         let mut resumed = open(&mixture, &settings, Some(serde_json::from_str(&stored).unwrap()));
-        let left = undisturbed.len() - position;
+        let left = uninterrupted.len() - position;
         let rest: Vec<Sequence> = [left.min(5), left.saturating_sub(5)].map(|n| taken(&mut resumed, n)).concat();
-        assert_eq!(rest, undisturbed[position..], "from position {position}: {stored}");
+        assert_eq!(rest, uninterrupted[position..], "from position {position}: {stored}");
     }
 }
 
 #[test]
-fn it_ends_where_a_component_that_has_ended_would_come_next() {
+fn mixtures_end_with_the_next_ended_component() {
     let (_folders, sources) = sources();
     let mixture = mixture(&sources[1..], &[0.5, 0.5]);
     let mut stream = open(&mixture, &settings(), None);
     let all = taken(&mut stream, 100_000);
-    let alone = taken(&mut material::open(&sources[2], &settings(), None), 1000).len();
+    let alone = taken(&mut fixtures::open(&sources[2], &settings(), None), 1000).len();
     assert_eq!(all.len(), 2 * alone + 1, "the smaller one ends it");
     assert!(stream.next_sequences(1).unwrap().is_empty());
     assert!(open(&mixture, &settings(), Some(stream.cursor())).next_sequences(1).unwrap().is_empty());
 }
 
 #[test]
-fn a_position_of_other_weights_or_sources_is_refused_by_name() {
+fn cursors_of_other_mixtures_are_rejected_by_reason() {
     let (_folders, sources) = sources();
     let cursor = open(&mixture(&sources, &[0.6, 0.3, 0.1]), &settings(), None).cursor();
     let refused = |mixture: &Mixture, cursor: &Cursor| {
@@ -135,7 +138,7 @@ fn a_position_of_other_weights_or_sources_is_refused_by_name() {
     let [first, second, third] = sources.clone().try_into().unwrap();
     assert!(refused(&mixture(&[second, first, third], &[0.6, 0.3, 0.1]), &cursor).contains("data set"));
     let mut elsewhere = cursor;
-    elsewhere.components[0].given = 7;
+    elsewhere.components[0].delivered = 7;
     assert!(refused(&mixture(&sources, &[0.6, 0.3, 0.1]), &elsewhere).contains("the position itself"));
 }
 
@@ -150,7 +153,7 @@ fn weights_must_be_positive_and_finite() {
 }
 
 #[test]
-fn each_component_holds_out_what_it_would_alone() {
+fn components_hold_out_the_same_rows_as_alone() {
     let (_folders, sources) = sources();
     let settings = StreamSettings { held_out_fraction: 0.2, sequence_length: 1 << 16, ..endless() };
     let mut stream = open(&mixture(&sources[..2], &[0.5, 0.5]), &settings, None);
@@ -161,7 +164,7 @@ fn each_component_holds_out_what_it_would_alone() {
 }
 
 #[test]
-fn the_ledger_proves_each_component_s_epochs_and_shares_and_makes_every_step_again() {
+fn audits_and_replays_cover_every_component() {
     let (folders, sources) = sources();
     let mixture = mixture(&sources, &[0.6, 0.3, 0.1]);
     let path = folders[0].path().join("ledger");
@@ -184,11 +187,11 @@ fn the_ledger_proves_each_component_s_epochs_and_shares_and_makes_every_step_aga
     let mut unfair = Ledger::open(&other, &LedgerHead::empty(), &CancelToken::new()).unwrap();
     for_each_record(&path, &head, &CancelToken::new(), |mut record| {
         if let LedgerRecord::Step(step) = &mut record {
-            step.taken.truncate(1);
+            step.sequence_ranges.truncate(1);
         }
         unfair.append(&record).map_err(|source| DataError::Io { path: other.clone(), source })
     })
     .unwrap();
     let problems = audit(&other, &unfair.sync().unwrap(), &mixture, &endless(), false).unwrap().problems;
-    assert!(problems.iter().any(|problem| problem.contains("their shares")), "{problems:?}");
+    assert!(problems.iter().any(|problem| problem.contains("their mixture weights")), "{problems:?}");
 }

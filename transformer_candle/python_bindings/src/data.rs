@@ -54,8 +54,8 @@ impl DataSource {
     ) -> PyResult<Self> {
         let text_column = text_column.to_owned();
         let streaming = StreamingConfig { config, revision, text_column, ..StreamingConfig::of(dataset, split) };
-        let hub = HubSettings::from_environment().of_run(&DataConfig::default());
-        let waits = hub.waits.clone();
+        let hub = HubSettings::from_environment().with_run_config(&DataConfig::default());
+        let waits = hub.retries.clone();
         let signals = Signals::telling(on_wait, move || waits.longest());
         let cancel = signals.cancel_token();
         signals.run(py, || dataset::DataSource::streaming(&streaming, hub, &cancel)).map(Self::of)
@@ -75,7 +75,7 @@ impl DataSource {
     fn mixture(components: Vec<(PyRef<'_, Self>, f64)>) -> PyResult<Self> {
         let parts = components.iter().flat_map(|(source, weight)| {
             let inner = &source.mixture;
-            inner.sources().iter().enumerate().map(move |(index, part)| (part.clone(), weight * inner.share(index)))
+            inner.sources().iter().enumerate().map(move |(index, part)| (part.clone(), weight * inner.weight(index)))
         });
         let mixture = dataset::Mixture::new(parts.collect()).map_err(raised)?;
         let described = mixture.describe();
@@ -90,7 +90,7 @@ impl DataSource {
     #[pyo3(signature = (max_samples = None, on_wait = None))]
     fn documents(&self, max_samples: Option<Integer<u64>>, on_wait: Option<Py<PyAny>>) -> Documents {
         let waiting = self.mixture.clone();
-        let signals = Signals::telling(on_wait, move || waiting.waiting());
+        let signals = Signals::telling(on_wait, move || waiting.retry_status());
         let mixture = self.mixture.cancelled_by(&signals.cancel_token());
         let documents = dataset::Documents::open(mixture, max_samples.map(|most| most.0));
         Documents { documents: Mutex::new(documents), signals }

@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use dataset::CancelToken;
-use dataset::hub::Waiting;
+use dataset::hub::RetryStatus;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use training::TrainerError;
@@ -20,7 +20,7 @@ use crate::arguments::{Failure, caught, detached};
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What the work of a call waits for, if it does.
-type FindWaiting = Box<dyn Fn() -> Option<Waiting> + Send + Sync>;
+type FindWaiting = Box<dyn Fn() -> Option<RetryStatus> + Send + Sync>;
 
 /// Signals as seen by work that polls a [`CancelToken`] on the thread that called. Clones share it.
 #[derive(Clone, Default)]
@@ -45,7 +45,7 @@ struct Waits {
 
 impl Signals {
     /// `on_wait`, where there is one, is called with a line about what the work waits for.
-    pub fn telling(on_wait: Option<Py<PyAny>>, find: impl Fn() -> Option<Waiting> + Send + Sync + 'static) -> Self {
+    pub fn telling(on_wait: Option<Py<PyAny>>, find: impl Fn() -> Option<RetryStatus> + Send + Sync + 'static) -> Self {
         let waits = on_wait.map(|on_wait| Waits { find: Box::new(find), news: WaitNews::default(), on_wait });
         Self(Arc::new(State { waits, ..State::default() }))
     }

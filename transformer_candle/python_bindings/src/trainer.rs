@@ -116,7 +116,7 @@ impl Trainer {
 
 /// Warns of what has happened to a run, such as a disk that is full.
 fn warn_of_news(py: Python<'_>, trainer: &mut training::trainer::Trainer) -> PyResult<()> {
-    for news in trainer.take_news() {
+    for news in trainer.take_notices() {
         // A path's NUL byte could not have got here.
         PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &CString::new(news).unwrap_or_default(), 1)?;
     }

@@ -255,7 +255,7 @@ mod tests {
             last_checkpoint: Some("/runs/e/checkpoints/step-00000100".into()),
         };
         let name = DataError::DatasetName { name: "fine web".into() };
-        let problem = "is `huggingface.co`, which is not an address like https://huggingface.co".into();
+        let problem = "is `huggingface.co`, which is not a URL like https://huggingface.co".into();
         let endpoint = DataError::HubSetting { setting: "HF_ENDPOINT", problem };
         let told: Vec<String> = [&changed, &locked, &diverged, &name.into(), &endpoint.into()]
             .iter()

@@ -53,7 +53,7 @@ impl Totals {
         most: usize,
         stop: &StopSignal,
     ) -> Result<Self> {
-        let mut totals = Self { share: text.share(), nats: 0.0, tokens: 0, bytes: Some(0) };
+        let mut totals = Self { share: text.weight(), nats: 0.0, tokens: 0, bytes: Some(0) };
         let most = (most as f64 * totals.share).ceil() as usize;
         let interrupted = || stop.requested().is_some();
         for batch in text.batches(micro_batch.sequences(), most).unless(&interrupted) {

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataset::hub::Waiting;
+use dataset::hub::RetryStatus;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{
@@ -113,7 +113,7 @@ impl Progress {
 
     /// Shows what training stands still for. To be called again and again meanwhile: a live line follows each call, plain lines
     /// come when the reason changes, and once a minute.
-    pub fn waiting(&self, waiting: &Waiting) {
+    pub fn waiting(&self, waiting: &RetryStatus) {
         match &self.sink {
             Sink::Live(bar) => bar.set_message(escaped(&waiting.to_string()).into_owned()),
             Sink::Plain => self.waits.line(Some(waiting)).iter().for_each(|line| print_line(line)),
@@ -122,7 +122,7 @@ impl Progress {
     }
 
     /// Does work that may wait for data without saying so, and looks meanwhile what it waits for.
-    pub(crate) fn watching<R>(&self, waiting: impl Fn() -> Option<Waiting> + Send, work: impl FnOnce() -> R) -> R {
+    pub(crate) fn watching<R>(&self, waiting: impl Fn() -> Option<RetryStatus> + Send, work: impl FnOnce() -> R) -> R {
         thread::scope(|scope| {
             let (_until_dropped, working) = mpsc::channel::<()>();
             let watch = move || {
@@ -195,7 +195,7 @@ impl Progress {
 
 impl WaitNews {
     /// The line that is due, if one is, about what is waited for at the moment; it counts as told.
-    pub fn line(&self, waiting: Option<&Waiting>) -> Option<String> {
+    pub fn line(&self, waiting: Option<&RetryStatus>) -> Option<String> {
         let mut wait = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(waiting) = waiting else {
             return wait.take().map(|told| format!("data again after {}", duration(told.began.elapsed())));
@@ -271,9 +271,9 @@ mod tests {
     #[test]
     fn a_wait_is_told_when_it_lasts_once_a_minute_and_when_its_reason_changes() {
         let news = WaitNews::default();
-        let is_news = |waiting: &Waiting| news.line(Some(waiting)).is_some();
+        let is_news = |waiting: &RetryStatus| news.line(Some(waiting)).is_some();
         let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
-        let waiting = |since, reason: &str| Waiting {
+        let waiting = |since, reason: &str| RetryStatus {
             url: "http://hub/x".to_owned(),
             reason: reason.to_owned(),
             since: ago(since),

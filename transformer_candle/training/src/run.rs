@@ -64,7 +64,7 @@ fn start(run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<Tr
     let mode = if options.progress == ProgressMode::Silent { ProgressMode::Silent } else { ProgressMode::Plain };
     let hub = HubSettings::from_environment();
     let make = || Trainer::start(run, options, &hub, stop);
-    Progress::new(mode, 0, None, 1).watching(|| hub.waits.longest(), make)
+    Progress::new(mode, 0, None, 1).watching(|| hub.retries.longest(), make)
 }
 
 /// A trainer and what is due between its steps.
@@ -141,7 +141,7 @@ impl Session {
 
     /// Warns of what does not hold up training.
     fn tell_news(&mut self) {
-        for news in self.trainer.take_news() {
+        for news in self.trainer.take_notices() {
             self.progress.say(&format!("warning: {news}"));
         }
     }
@@ -212,7 +212,7 @@ impl Session {
         }
         let mixture = self.trainer.mixture().clone();
         let trainer = &mut self.trainer;
-        let report = self.progress.watching(|| mixture.waiting(), || trainer.evaluate_unless(stop))?;
+        let report = self.progress.watching(|| mixture.retry_status(), || trainer.evaluate_unless(stop))?;
         if let Some(report) = report {
             self.progress.evaluation(&report);
         }

@@ -18,7 +18,7 @@ use std::{
     time::Instant,
 };
 
-use dataset::{Cursor, DataError, Mixture, SkippedRows, hub::Waiting};
+use dataset::{Cursor, DataError, Mixture, SkippedRows, hub::RetryStatus};
 use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
@@ -105,7 +105,7 @@ impl Trainer {
 
     /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data, `on_wait`
     /// hears again and again for what, if the Hub or the network fails.
-    pub fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&Waiting)) -> Result<Step> {
+    pub fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&RetryStatus)) -> Result<Step> {
         self.folder.check()?;
         if self.is_finished() {
             return Ok(Step::Finished);
@@ -114,7 +114,7 @@ impl Trainer {
         let wanted = self.run.config.data.sequences_per_step;
         let mixture = self.data.stream.mixture().clone();
         let interrupted = || {
-            mixture.waiting().iter().for_each(on_wait);
+            mixture.retry_status().iter().for_each(on_wait);
             stop.requested().is_some()
         };
         let batch = match self.data.taken.take() {
@@ -241,9 +241,9 @@ impl Trainer {
 
     /// What a person should know of the time since this was last asked, one sentence each: files that cannot be written
     /// or removed. Training is not held up by it.
-    pub fn take_news(&mut self) -> Vec<String> {
+    pub fn take_notices(&mut self) -> Vec<String> {
         let Self { news, metrics, ledger, .. } = self;
-        let files = metrics.take_news().into_iter().chain(ledger.take_news());
+        let files = metrics.take_notices().into_iter().chain(ledger.take_notices());
         news.drain(..).chain(files).collect()
     }
 }

@@ -1,8 +1,8 @@
-//! JSON Lines: every line is an object whose text field is a document.
+//! JSON Lines: each line is an object with a document in its text field.
 //!
-//! An uncompressed file is cut at byte offsets, so that a group is found without reading what lies before it: group `k`
-//! is the lines that start in bytes `k * size .. (k + 1) * size`, with `size` a 256th of the file but at least 64 KiB and
-//! at most 4 MiB (about 1000 lines of web text).
+//! An uncompressed file is divided at byte offsets, so that a row group is found without reading what precedes it: row
+//! group `k` is the lines that start in bytes `k * size .. (k + 1) * size`, with `size` a 256th of the file but at
+//! least 64 KiB and at most 4 MiB (about 1000 lines of web text).
 
 use std::fmt;
 use std::io::{self, BufRead, Read};
@@ -11,31 +11,31 @@ use std::sync::Arc;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{BYTE_ORDER_MARK, DocumentFile, Field, MAX_DOCUMENT_BYTES, Row};
+use super::{BYTE_ORDER_MARK, Field, MAX_DOCUMENT_BYTES, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
-use crate::skipped::SkipReason;
+use crate::skipped_rows::SkipReason;
 
-/// A line may be this long: the text, escaped, and the other fields.
+/// Maximum length of a line: the text, escaped, and the other fields.
 const MAX_LINE_BYTES: u64 = 4 * MAX_DOCUMENT_BYTES as u64;
-/// Rows that are looked at to say which fields there are.
-const FIELD_ROWS: usize = 8;
+/// Rows that are read to list the fields.
+const FIELD_SAMPLE_ROWS: usize = 8;
 
 pub(crate) struct JsonlFile {
     source: Arc<dyn ByteSource>,
     text_column: String,
-    group_bytes: u64,
+    row_group_bytes: u64,
     reader: RangeReader,
-    group_end: u64,
+    row_group_end: u64,
 }
 
 impl JsonlFile {
     pub(crate) fn open(source: Arc<dyn ByteSource>, text_column: &str) -> Result<Self, DataError> {
         let mut start = RangeReader::new(Arc::clone(&source), 0, 4096);
-        refuse_array(source.name(), start.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
-        let group_bytes = (source.length() / 256).clamp(64 << 10, 4 << 20);
+        reject_array(source.name(), start.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
+        let row_group_bytes = (source.length() / 256).clamp(64 << 10, 4 << 20);
         let reader = RangeReader::new(Arc::clone(&source), 0, 0);
-        Ok(Self { source, text_column: text_column.to_owned(), group_bytes, reader, group_end: 0 })
+        Ok(Self { source, text_column: text_column.to_owned(), row_group_bytes, reader, row_group_end: 0 })
     }
 
     fn decoder_error(&self, error: io::Error) -> DataError {
@@ -43,22 +43,23 @@ impl JsonlFile {
     }
 }
 
-impl DocumentFile for JsonlFile {
-    fn groups(&self) -> Option<u64> {
-        Some(self.source.length().div_ceil(self.group_bytes))
+impl ShardReader for JsonlFile {
+    fn row_groups(&self) -> Option<u64> {
+        Some(self.source.length().div_ceil(self.row_group_bytes))
     }
 
-    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
-        let start = group * self.group_bytes;
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError> {
+        let start = row_group * self.row_group_bytes;
         if start >= self.source.length() {
             return Ok(false);
         }
-        self.group_end = start + self.group_bytes;
-        // The line that contains the byte before the group belongs to a group before; it may reach beyond this one.
+        self.row_group_end = start + self.row_group_bytes;
+        // The line that contains the byte before the row group belongs to an earlier one; it may extend beyond this
+        // one.
         let before = start.saturating_sub(1);
         self.reader = RangeReader::new(Arc::clone(&self.source), before, u64::MAX);
         if start > 0 {
-            let skipped = self.reader.by_ref().take(self.group_end - before).skip_until(b'\n');
+            let skipped = self.reader.by_ref().take(self.row_group_end - before).skip_until(b'\n');
             skipped.map_err(|error| self.decoder_error(error))?;
         }
         for _ in 0..row {
@@ -68,7 +69,7 @@ impl DocumentFile for JsonlFile {
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
-        while self.reader.position() < self.group_end {
+        while self.reader.position() < self.row_group_end {
             match read_line(&mut self.reader).map_err(|error| self.decoder_error(error))? {
                 None => return Ok(None),
                 Some(line) => {
@@ -83,18 +84,18 @@ impl DocumentFile for JsonlFile {
 
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         let mut start = RangeReader::new(Arc::clone(&self.source), 0, u64::MAX);
-        fields_of(&mut start).map_err(|error| self.decoder_error(error))
+        read_fields(&mut start).map_err(|error| self.decoder_error(error))
     }
 }
 
-/// The fields of the first objects, in the order they come in.
-pub(super) fn fields_of(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
+/// The fields of the first objects, in order of appearance.
+pub(super) fn read_fields(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
     let mut fields: Vec<Field> = Vec::new();
-    for _ in 0..FIELD_ROWS {
+    for _ in 0..FIELD_SAMPLE_ROWS {
         let Some(line) = read_line(reader)? else { break };
         let object = line.text().and_then(|line| serde_json::from_str::<serde_json::Map<String, Value>>(line).ok());
         for (name, value) in object.into_iter().flatten() {
-            let other_than_text = match value {
+            let non_string_type = match value {
                 Value::String(_) => None,
                 Value::Null => Some("null"),
                 Value::Bool(_) => Some("booleans"),
@@ -103,38 +104,38 @@ pub(super) fn fields_of(reader: &mut impl BufRead) -> io::Result<Vec<Field>> {
                 Value::Object(_) => Some("objects"),
             };
             match fields.iter_mut().find(|field| field.name == name) {
-                Some(known) => known.other_than_text = known.other_than_text.and(other_than_text),
-                None => fields.push(Field { name, other_than_text }),
+                Some(known) => known.non_string_type = known.non_string_type.and(non_string_type),
+                None => fields.push(Field { name, non_string_type }),
             }
         }
     }
     Ok(fields)
 }
 
-/// A `.json` file may hold JSON Lines; one array of everything could only be read whole.
-pub(super) fn refuse_array(file: &str, start: &[u8]) -> Result<(), DataError> {
+/// Rejects a `.json` file with one array, which could only be read as a whole; it must hold JSON Lines.
+pub(super) fn reject_array(file: &str, start: &[u8]) -> Result<(), DataError> {
     let start = start.strip_prefix(BYTE_ORDER_MARK).unwrap_or(start);
     if start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
-        let message = "it is one JSON array; write one JSON object a line (JSON Lines) instead".to_owned();
+        let message = "it is one JSON array; write one JSON object per line (JSON Lines) instead".to_owned();
         return Err(DataError::Format { file: file.to_owned(), message });
     }
     Ok(())
 }
 
-/// A line without its end, as far as a line may be long.
+/// A line without its line end, up to the maximum length.
 pub(super) struct Line {
     bytes: Vec<u8>,
     too_long: bool,
 }
 
-/// The next line; none at the end of the file. What a line has beyond [`MAX_LINE_BYTES`] is passed over.
+/// The next line; none at the end of the file. Skips what a line has beyond [`MAX_LINE_BYTES`].
 pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
     let mut bytes = Vec::new();
     if reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes)? == 0 {
         return Ok(None);
     }
-    let whole = bytes.pop_if(|byte| *byte == b'\n').is_some();
-    let too_long = !whole && bytes.len() as u64 > MAX_LINE_BYTES;
+    let terminated = bytes.pop_if(|byte| *byte == b'\n').is_some();
+    let too_long = !terminated && bytes.len() as u64 > MAX_LINE_BYTES;
     if too_long {
         reader.skip_until(b'\n')?;
         bytes.clear();
@@ -143,13 +144,13 @@ pub(super) fn read_line(reader: &mut impl BufRead) -> io::Result<Option<Line>> {
 }
 
 impl Line {
-    /// Without the byte order mark that the first line of a file may have, and of several joined files any other; none if
-    /// it is not UTF-8.
+    /// The text without the byte order mark that the first line of a file may have, as may others of concatenated
+    /// files; none if it is not UTF-8.
     fn text(&self) -> Option<&str> {
         str::from_utf8(self.bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.bytes)).ok()
     }
 
-    /// The row that the line is; none for a blank line.
+    /// The row of this line; none if it is blank.
     pub(super) fn row(self, text_column: &str) -> Option<Row> {
         if self.too_long {
             return Some(Row::Skipped(SkipReason::TooLong));
@@ -161,7 +162,7 @@ impl Line {
             return None;
         }
         let mut deserializer = serde_json::Deserializer::from_str(line);
-        let text = TextField { name: text_column }
+        let text = StringField { name: text_column }
             .deserialize(&mut deserializer)
             .and_then(|text| deserializer.end().map(|()| text));
         Some(match text {
@@ -172,12 +173,12 @@ impl Line {
     }
 }
 
-/// Takes one field of a JSON object, a text or null, and passes over all others.
-struct TextField<'a> {
+/// Deserializes one field of a JSON object, a string or null, and ignores the others.
+struct StringField<'a> {
     name: &'a str,
 }
 
-impl<'de> DeserializeSeed<'de> for TextField<'_> {
+impl<'de> DeserializeSeed<'de> for StringField<'_> {
     type Value = Option<String>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -185,11 +186,11 @@ impl<'de> DeserializeSeed<'de> for TextField<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for TextField<'_> {
+impl<'de> Visitor<'de> for StringField<'_> {
     type Value = Option<String>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "an object with a text `{}`", self.name)
+        write!(formatter, "an object with a string `{}`", self.name)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -199,7 +200,7 @@ impl<'de> Visitor<'de> for TextField<'_> {
             if key != self.name {
                 map.next_value::<IgnoredAny>()?;
             } else if std::mem::replace(&mut found, true) {
-                return Err(A::Error::custom("the text is given twice"));
+                return Err(A::Error::custom("the text field appears twice"));
             } else {
                 text = map.next_value()?;
             }
@@ -213,39 +214,39 @@ mod tests {
     use super::super::testing::{all_rows, rest_of_group, texts};
     use super::*;
     use crate::byte_source::testing::MemoryFile;
-    use crate::skipped::SkipReason::{Empty, Malformed, NotUtf8, Null};
+    use crate::skipped_rows::SkipReason::{Empty, Malformed, NotUtf8, Null};
 
     fn open(text: &str) -> JsonlFile {
         JsonlFile::open(MemoryFile::new(text.to_owned(), 1000), "text").unwrap()
     }
 
     #[test]
-    fn every_line_is_in_exactly_one_group_wherever_the_cuts_fall() {
+    fn every_line_is_in_exactly_one_row_group() {
         for length in [1, 17, 90, 700] {
             let lines: Vec<String> = (0..5000).map(|i| format!("{i} {}", "x".repeat(i % length))).collect();
             let text: String =
                 lines.iter().map(|line| format!("{{\"id\": [1, {{}}], \"text\": \"{line}\"}}\n")).collect();
             let mut file = open(&text);
-            assert!(file.groups().unwrap() > 1);
+            assert!(file.row_groups().unwrap() > 1);
             let rows = all_rows(&mut file);
-            assert_eq!(rows.len() as u64, file.groups().unwrap());
+            assert_eq!(rows.len() as u64, file.row_groups().unwrap());
             assert_eq!(texts(&rows), lines);
         }
     }
 
     #[test]
-    fn seeking_a_row_reads_on_as_if_the_rows_before_had_been_read() {
+    fn seeking_equals_reading_up_to_the_row() {
         let text: String = (0..9000).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
         let mut file = open(&text);
         let rows = all_rows(&mut file);
-        for (group, row) in [(0, 3), (1, 0), (2, 1000)] {
-            assert!(file.seek(group, row).unwrap());
-            assert_eq!(rest_of_group(&mut file), rows[group as usize][row as usize..]);
+        for (row_group, row) in [(0, 3), (1, 0), (2, 1000)] {
+            assert!(file.seek(row_group, row).unwrap());
+            assert_eq!(rest_of_group(&mut file), rows[row_group as usize][row as usize..]);
         }
     }
 
     #[test]
-    fn bad_lines_are_told_apart_and_blank_ones_are_nothing() {
+    fn bad_lines_are_classified_and_blank_ones_ignored() {
         let mut bytes = br#"{"text": "good"}
 {"other": 1}
 {"text": null}
@@ -273,22 +274,22 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_costs_no_document() {
+    fn byte_order_marks_are_ignored() {
         let text = "\u{feff}{\"text\": \"a\"}\n{\"text\": \"b\"}\n\u{feff}{\"text\": \"\u{feff}c\"}\n";
         assert_eq!(texts(&all_rows(&mut open(text))), ["a", "b", "\u{feff}c"]);
         assert!(JsonlFile::open(MemoryFile::new("\u{feff}[{}]", 100), "text").is_err());
     }
 
     #[test]
-    fn fields_of_the_first_rows_are_known_with_what_they_hold() {
+    fn fields_of_the_first_rows_are_listed_with_types() {
         let text = "{\"id\": 1, \"body\": null}\nnonsense\n{\"body\": \"x\", \"tags\": []}\n";
         let fields = open(text).fields().unwrap();
-        let told: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.other_than_text)).collect();
-        assert_eq!(told, [("id", Some("numbers")), ("body", None), ("tags", Some("lists"))]);
+        let listed: Vec<_> = fields.iter().map(|field| (field.name.as_str(), field.non_string_type)).collect();
+        assert_eq!(listed, [("id", Some("numbers")), ("body", None), ("tags", Some("lists"))]);
     }
 
     #[test]
-    fn a_line_or_text_over_the_limit_is_passed_over() {
+    fn overlong_lines_and_texts_are_skipped() {
         let text = format!(
             "{{\"text\": \"{}\"}}\n{{\"text\": \"{}\"}}\n{{\"text\": \"next\"}}\n",
             "a".repeat(MAX_LINE_BYTES as usize),
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn one_json_array_is_refused_with_the_way_out() {
+    fn a_single_json_array_is_rejected() {
         let source = MemoryFile::new("\n [{\"text\": \"a\"}]", 100);
         let error = JsonlFile::open(source, "text").err().unwrap();
         assert!(error.to_string().contains("JSON Lines"), "{error}");

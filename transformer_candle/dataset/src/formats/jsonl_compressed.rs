@@ -1,19 +1,19 @@
-//! JSON Lines in gzip or Zstandard: a group is 256 lines.
+//! JSON Lines compressed with gzip or Zstandard: a row group is 256 lines.
 //!
-//! Such a file can only be read from its start, so its groups keep their order and going back to one reads the file
-//! again up to it. Uncompressed JSON Lines and Parquet have neither limit.
+//! Such a file can only be read from its start, so its row groups keep their order, and seeking backwards reads the
+//! file again from its start. Uncompressed JSON Lines and Parquet have neither limitation.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
 
-use super::jsonl::{fields_of, read_line, refuse_array};
-use super::{Compression, DocumentFile, Field, Row};
+use super::jsonl::{read_fields, read_line, reject_array};
+use super::{Compression, Field, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::cancel::CancelToken;
 
-/// Rows of a group.
-const GROUP_ROWS: u64 = 256;
+/// Rows per row group.
+const ROW_GROUP_ROWS: u64 = 256;
 
 pub(crate) struct CompressedJsonlFile {
     source: Arc<dyn ByteSource>,
@@ -21,8 +21,8 @@ pub(crate) struct CompressedJsonlFile {
     text_column: String,
     cancel: CancelToken,
     reader: Box<dyn BufRead + Send>,
-    /// Group and row before which the reader stands.
-    group: u64,
+    /// The position of the reader: the next row of a row group.
+    row_group: u64,
     row: u64,
 }
 
@@ -34,12 +34,12 @@ impl CompressedJsonlFile {
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
         let mut reader = decompress(&source, compression, cancel)?;
-        refuse_array(source.name(), reader.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
+        reject_array(source.name(), reader.fill_buf().map_err(|error| DataError::from_decoder(source.name(), error))?)?;
         let (text_column, cancel) = (text_column.to_owned(), cancel.clone());
-        Ok(Self { source, compression, text_column, cancel, reader, group: 0, row: 0 })
+        Ok(Self { source, compression, text_column, cancel, reader, row_group: 0, row: 0 })
     }
 
-    /// The next row of the file, blank lines passed over; counts it.
+    /// Reads and counts the next row of the file; skips blank lines.
     fn read_row(&mut self) -> Result<Option<Row>, DataError> {
         loop {
             let line =
@@ -52,7 +52,7 @@ impl CompressedJsonlFile {
         }
     }
 
-    /// True where only white space is left.
+    /// Whether only white space is left.
     fn at_end(&mut self) -> Result<bool, DataError> {
         loop {
             let rest = self.reader.fill_buf().map_err(|error| DataError::from_decoder(self.source.name(), error))?;
@@ -65,33 +65,33 @@ impl CompressedJsonlFile {
     }
 }
 
-impl DocumentFile for CompressedJsonlFile {
-    fn groups(&self) -> Option<u64> {
+impl ShardReader for CompressedJsonlFile {
+    fn row_groups(&self) -> Option<u64> {
         None
     }
 
-    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
-        if (group, row) < (self.group, self.row) {
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError> {
+        if (row_group, row) < (self.row_group, self.row) {
             self.reader = decompress(&self.source, self.compression, &self.cancel)?;
-            (self.group, self.row) = (0, 0);
+            (self.row_group, self.row) = (0, 0);
         }
-        while (self.group, self.row) < (group, row) {
-            if self.row == GROUP_ROWS && self.group < group {
-                (self.group, self.row) = (self.group + 1, 0);
+        while (self.row_group, self.row) < (row_group, row) {
+            if self.row == ROW_GROUP_ROWS && self.row_group < row_group {
+                (self.row_group, self.row) = (self.row_group + 1, 0);
             } else if self.read_row()?.is_none() {
-                return Ok(self.group == group);
+                return Ok(self.row_group == row_group);
             }
         }
         Ok(row > 0 || !self.at_end()?)
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
-        if self.row == GROUP_ROWS { Ok(None) } else { self.read_row() }
+        if self.row == ROW_GROUP_ROWS { Ok(None) } else { self.read_row() }
     }
 
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         let mut start = decompress(&self.source, self.compression, &self.cancel)?;
-        fields_of(&mut start).map_err(|error| DataError::from_decoder(self.source.name(), error))
+        read_fields(&mut start).map_err(|error| DataError::from_decoder(self.source.name(), error))
     }
 }
 
@@ -100,32 +100,32 @@ fn decompress(
     compression: Compression,
     cancel: &CancelToken,
 ) -> Result<Box<dyn BufRead + Send>, DataError> {
-    let packed = RangeReader::new(Arc::clone(source), 0, u64::MAX);
+    let compressed = RangeReader::new(Arc::clone(source), 0, u64::MAX);
     let cancel = cancel.clone();
     Ok(match compression {
-        Compression::None => Box::new(packed),
+        Compression::None => Box::new(compressed),
         Compression::Gzip => {
-            let content = flate2::bufread::MultiGzDecoder::new(packed);
-            Box::new(BufReader::new(CancellableReader { content, cancel }))
+            let decoder = flate2::bufread::MultiGzDecoder::new(compressed);
+            Box::new(BufReader::new(CancellableReader { decoder, cancel }))
         }
         Compression::Zstd => {
-            let content = zstd::Decoder::with_buffer(packed);
-            let content = content.map_err(|error| DataError::from_decoder(source.name(), error))?;
-            Box::new(BufReader::new(CancellableReader { content, cancel }))
+            let decoder = zstd::Decoder::with_buffer(compressed);
+            let decoder = decoder.map_err(|error| DataError::from_decoder(source.name(), error))?;
+            Box::new(BufReader::new(CancellableReader { decoder, cancel }))
         }
     })
 }
 
-/// Content that is no longer read once its token says so: a few compressed bytes may hold gigabytes of it.
+/// Stops decompressing once its token is cancelled: a few compressed bytes may expand to gigabytes.
 struct CancellableReader<R> {
-    content: R,
+    decoder: R,
     cancel: CancelToken,
 }
 
 impl<R: Read> Read for CancellableReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.cancel.check()?;
-        self.content.read(buffer)
+        self.decoder.read(buffer)
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_members_and_zstd_frames_are_read_one_after_the_other() {
+    fn concatenated_gzip_and_zstd_files_are_read() {
         let members = [gzip(&lines(0..400)), gzip(&lines(400..1000))].concat();
         let frame = |range| zstd::encode_all(lines(range).as_bytes(), 1).unwrap();
         let frames = [frame(0..400), frame(400..1000)].concat();
@@ -167,34 +167,34 @@ mod tests {
     }
 
     #[test]
-    fn any_row_can_be_sought_forwards_and_backwards() {
+    fn seeking_works_forwards_and_backwards() {
         let source = MemoryFile::new(gzip(&lines(0..600)), 1 << 20);
         let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
         let rows = all_rows(&mut file);
-        for (group, row) in [(1, 200), (0, 0), (2, 87), (2, 88), (0, 256), (1, 0)] {
-            assert!(file.seek(group, row).unwrap(), "{group} {row}");
-            assert_eq!(rest_of_group(&mut file), rows[group as usize][row as usize..], "{group} {row}");
+        for (row_group, row) in [(1, 200), (0, 0), (2, 87), (2, 88), (0, 256), (1, 0)] {
+            assert!(file.seek(row_group, row).unwrap(), "{row_group} {row}");
+            assert_eq!(rest_of_group(&mut file), rows[row_group as usize][row as usize..], "{row_group} {row}");
         }
         assert!(!file.seek(3, 0).unwrap());
-        assert_eq!((file.rows(2).unwrap(), file.rows(3).unwrap()), (Some(88), None));
+        assert_eq!((file.row_count(2).unwrap(), file.row_count(3).unwrap()), (Some(88), None));
     }
 
     #[test]
-    fn a_file_of_exactly_one_group_has_no_second() {
+    fn exactly_256_rows_are_one_row_group() {
         let source = MemoryFile::new(gzip(&lines(0..256)), 1 << 20);
         let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
         assert_eq!(all_rows(&mut file).len(), 1);
     }
 
     #[test]
-    fn a_byte_order_mark_costs_no_document() {
+    fn byte_order_marks_are_ignored() {
         let source = MemoryFile::new(gzip(&format!("\u{feff}{}", lines(0..3))), 1 << 20);
         let mut file = CompressedJsonlFile::open(source, Compression::Gzip, "text", &CancelToken::new()).unwrap();
         assert_eq!(texts(&all_rows(&mut file)), expected(0..3));
     }
 
     #[test]
-    fn a_line_without_end_is_no_longer_read_when_cancelled() {
+    fn cancellation_stops_an_endless_line() {
         let endless = std::io::repeat(b'x').take(64 << 20);
         let bytes = zstd::encode_all(endless, 1).unwrap();
         assert!(bytes.len() < 1 << 20, "one read of the file");
@@ -206,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_off_file_is_an_error_that_names_it() {
+    fn truncated_files_are_named_in_errors() {
         let mut bytes = gzip(&lines(0..600));
         bytes.truncate(bytes.len() / 2);
         let mut file =
             CompressedJsonlFile::open(MemoryFile::new(bytes, 1 << 20), Compression::Gzip, "text", &CancelToken::new())
                 .unwrap();
-        let error = (0..3).find_map(|group| file.rows(group).err()).unwrap();
+        let error = (0..3).find_map(|row_group| file.row_count(row_group).err()).unwrap();
         assert!(matches!(&error, DataError::Format { file, .. } if file == "memory"), "{error}");
     }
 }

@@ -1,37 +1,38 @@
-//! A file as groups of documents. One file here per format; this one is what they share.
+//! File formats: each reads a shard as row groups of documents. One file per format; this one defines what they share.
 //!
-//! A *group* is what can be read on its own: the unit that is permuted, held out and resumed at. A Parquet row group, a
-//! stretch of a JSON Lines file, a piece of a text file. A *row* is a place in a group whether it holds a usable document
-//! or not, so that positions do not depend on what is skipped.
+//! A *row group* is what can be read on its own: the unit that is permuted, held out and resumed at. It is a row group
+//! of a Parquet file, a byte range of a JSON Lines file, 256 lines of a compressed one, or a chunk of a text file. A
+//! *row* is a position in a row group whether it holds a usable document or not, so that positions do not depend on
+//! what is skipped.
 
+mod corruption_retry;
 mod jsonl;
 mod jsonl_compressed;
 mod parquet;
-mod reread;
-mod text;
 #[cfg(test)]
-pub(crate) mod writing;
+pub(crate) mod parquet_fixture;
+mod text;
 
 use std::sync::Arc;
 
 use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
-use crate::skipped::SkipReason;
+use crate::skipped_rows::SkipReason;
 
-/// Longer texts are left out: one broken line must not become a window of its own.
+/// Longer texts are skipped: one broken line must not become a window of its own.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
 
-/// What some editors put before UTF-8 text. It is no part of a document.
+/// The mark that some editors put before UTF-8 text; not part of a document.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// A text that becomes tokens in one go.
+/// A text that is tokenized as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
     /// The text; never empty.
     pub text: String,
-    /// End-of-text follows (not after the pieces of a text file before its last).
-    pub ends: bool,
+    /// Whether end-of-text follows; false for all chunks of a text file but the last.
+    pub ends_document: bool,
 }
 
 /// What a row holds.
@@ -42,39 +43,38 @@ pub(crate) enum Row {
 }
 
 impl Row {
-    /// A whole document, if the bytes can be one.
-    fn from_bytes(bytes: Vec<u8>, ends: bool) -> Self {
+    /// The document of these bytes, or the reason to skip them.
+    fn from_bytes(bytes: Vec<u8>, ends_document: bool) -> Self {
         if bytes.len() > MAX_DOCUMENT_BYTES {
             return Self::Skipped(SkipReason::TooLong);
         }
         match String::from_utf8(bytes) {
             Err(_) => Self::Skipped(SkipReason::NotUtf8),
             Ok(text) if text.is_empty() => Self::Skipped(SkipReason::Empty),
-            Ok(text) => Self::Document(Document { text, ends }),
+            Ok(text) => Self::Document(Document { text, ends_document }),
         }
     }
 }
 
-/// An open file: a reader that stands before a row of a group.
-pub(crate) trait DocumentFile: Send {
-    /// How many groups there are, where that is known without reading the file; `None` means that groups can only be
-    /// read one after the other.
-    fn groups(&self) -> Option<u64>;
+/// A reader of an open shard, positioned before a row of a row group.
+pub(crate) trait ShardReader: Send {
+    /// Number of row groups, if known without reading the file; `None` means that row groups must be read in order.
+    fn row_groups(&self) -> Option<u64>;
 
-    /// Moves before `row` of `group`; false if there is no such group.
-    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError>;
+    /// Moves before `row` of `row_group`; false if there is no such row group.
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError>;
 
-    /// The next row of the group; none at its end.
+    /// The next row of the row group; none at its end.
     fn next_row(&mut self) -> Result<Option<Row>, DataError>;
 
-    /// The fields of the first rows, where the format does not name them before any row is read.
+    /// The fields of the first rows; empty if the format checks its columns when it is opened.
     fn fields(&mut self) -> Result<Vec<Field>, DataError> {
         Ok(Vec::new())
     }
 
-    /// How many rows a group has; none if there is no such group. Moves the reader.
-    fn rows(&mut self, group: u64) -> Result<Option<u64>, DataError> {
-        if !self.seek(group, 0)? {
+    /// Number of rows of a row group; none if there is no such row group. Moves the reader.
+    fn row_count(&mut self, row_group: u64) -> Result<Option<u64>, DataError> {
+        if !self.seek(row_group, 0)? {
             return Ok(None);
         }
         let mut rows = 0;
@@ -89,11 +89,11 @@ pub(crate) trait DocumentFile: Send {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
     pub name: String,
-    /// What it holds if not text, in words.
-    pub other_than_text: Option<&'static str>,
+    /// What it holds if not strings, in words.
+    pub non_string_type: Option<&'static str>,
 }
 
-/// How a file's name says it is read.
+/// The format of a file, by its extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Format {
     Parquet,
@@ -101,7 +101,7 @@ pub(crate) enum Format {
     Text,
 }
 
-/// How a JSON Lines file is packed.
+/// The compression of a JSON Lines file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Compression {
     None,
@@ -110,8 +110,8 @@ pub(crate) enum Compression {
 }
 
 impl Format {
-    /// By the name's ending, in any case; none if it is not one of ours.
-    pub(crate) fn of(name: &str) -> Option<Self> {
+    /// The format by extension, in any case; none if it is not supported.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
         let (stem, compression) = match name.rsplit_once('.') {
             Some((stem, "gz")) => (stem, Compression::Gzip),
@@ -126,7 +126,7 @@ impl Format {
         }
     }
 
-    /// The format whatever the compression: files of one kind make up a data set.
+    /// The format regardless of compression: the shards of a data set have the same one.
     pub(crate) fn kind(self) -> Self {
         match self {
             Self::Jsonl(_) => Self::Jsonl(Compression::None),
@@ -134,23 +134,22 @@ impl Format {
         }
     }
 
-    /// Opens `source` for reading the column or field `text_column`. Damage on the way is read again; `cancel` ends
-    /// reading.
+    /// Opens a shard to read the column or field `text_column`. Corrupted data is read again; `cancel` cancels reading.
     pub(crate) fn open(
         self,
         source: Arc<dyn ByteSource>,
         text_column: &str,
         cancel: &CancelToken,
-    ) -> Result<Box<dyn DocumentFile>, DataError> {
-        Ok(Box::new(reread::Reread::open(self, source, text_column, cancel)?))
+    ) -> Result<Box<dyn ShardReader>, DataError> {
+        Ok(Box::new(corruption_retry::CorruptionRetry::open(self, source, text_column, cancel)?))
     }
 
-    fn open_once(
+    fn open_unretried(
         self,
         source: Arc<dyn ByteSource>,
         text_column: &str,
         cancel: &CancelToken,
-    ) -> Result<Box<dyn DocumentFile>, DataError> {
+    ) -> Result<Box<dyn ShardReader>, DataError> {
         Ok(match self {
             Self::Parquet => Box::new(parquet::ParquetFile::open(source, text_column)?),
             Self::Jsonl(Compression::None) => Box::new(jsonl::JsonlFile::open(source, text_column)?),
@@ -166,21 +165,21 @@ impl Format {
 pub(crate) mod testing {
     use super::*;
 
-    /// Every row of every group.
-    pub(crate) fn all_rows(file: &mut dyn DocumentFile) -> Vec<Vec<Row>> {
-        let mut groups = Vec::new();
-        while file.seek(groups.len() as u64, 0).unwrap() {
-            groups.push(rest_of_group(file));
+    /// Every row of every row group.
+    pub(crate) fn all_rows(file: &mut dyn ShardReader) -> Vec<Vec<Row>> {
+        let mut row_groups = Vec::new();
+        while file.seek(row_groups.len() as u64, 0).unwrap() {
+            row_groups.push(rest_of_group(file));
         }
-        groups
+        row_groups
     }
 
-    /// The rows from where the reader stands.
-    pub(crate) fn rest_of_group(file: &mut dyn DocumentFile) -> Vec<Row> {
+    /// The remaining rows of the row group.
+    pub(crate) fn rest_of_group(file: &mut dyn ShardReader) -> Vec<Row> {
         std::iter::from_fn(|| file.next_row().unwrap()).collect()
     }
 
-    /// The texts among the rows.
+    /// The texts of the documents among the rows.
     pub(crate) fn texts(rows: &[Vec<Row>]) -> Vec<&str> {
         rows.iter()
             .flatten()
@@ -192,14 +191,14 @@ pub(crate) mod testing {
     }
 
     #[test]
-    fn formats_are_told_by_their_endings() {
-        assert_eq!(Format::of("data/train-00000-of-00001.parquet"), Some(Format::Parquet));
-        assert_eq!(Format::of("a.JSONL.gz"), Some(Format::Jsonl(Compression::Gzip)));
-        assert_eq!(Format::of("a.ndjson.zst"), Some(Format::Jsonl(Compression::Zstd)));
-        assert_eq!(Format::of("a.json"), Some(Format::Jsonl(Compression::None)));
-        assert_eq!(Format::of("book.txt"), Some(Format::Text));
+    fn formats_follow_from_extensions() {
+        assert_eq!(Format::from_name("data/train-00000-of-00001.parquet"), Some(Format::Parquet));
+        assert_eq!(Format::from_name("a.JSONL.gz"), Some(Format::Jsonl(Compression::Gzip)));
+        assert_eq!(Format::from_name("a.ndjson.zst"), Some(Format::Jsonl(Compression::Zstd)));
+        assert_eq!(Format::from_name("a.json"), Some(Format::Jsonl(Compression::None)));
+        assert_eq!(Format::from_name("book.txt"), Some(Format::Text));
         for other in ["a.parquet.gz", "a.csv", "README.md", "parquet", ".gitattributes", "a.txt.gz"] {
-            assert_eq!(Format::of(other), None, "{other}");
+            assert_eq!(Format::from_name(other), None, "{other}");
         }
     }
 }

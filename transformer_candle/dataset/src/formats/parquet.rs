@@ -1,8 +1,8 @@
-//! Parquet without Arrow: the footer, then only the text column's bytes of the row groups that are asked for.
+//! Parquet without Arrow: reads the footer, then only the text column of the row groups that are needed.
 //!
-//! What is kept of the footer is one entry a row group. A column chunk is fetched in blocks as its pages are decoded, so a
-//! reader holds one block, one page and a few rows however large the row group is. Page checksums are verified where the
-//! file has them.
+//! Of the footer one entry per row group is kept. A column chunk is fetched in blocks as its pages are decoded, so that
+//! a reader holds one block, one page and a few rows however large the row group is. Page checksums are verified where
+//! the file has them.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -21,34 +21,34 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescPtr;
 
-use super::{DocumentFile, Row};
+use super::{Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::error::MissingColumn;
-use crate::skipped::SkipReason;
+use crate::skipped_rows::SkipReason;
 
-/// Rows decoded at a time, fewer where so many would be more text than [`BYTES_AT_ONCE`].
-const ROWS_AT_ONCE: u64 = 64;
-const BYTES_AT_ONCE: u64 = 1 << 20;
-/// Bytes made sure of before a page header is read.
-const HEADER_BYTES: u64 = 4096;
+/// Rows decoded at a time; fewer if they hold more text than [`MAX_BATCH_BYTES`].
+const MAX_BATCH_ROWS: u64 = 64;
+const MAX_BATCH_BYTES: u64 = 1 << 20;
+/// Bytes that are fetched before a page header is parsed.
+const PAGE_HEADER_BYTES: u64 = 4096;
 
 pub(crate) struct ParquetFile {
     source: Arc<dyn ByteSource>,
     column: ColumnDescPtr,
-    groups: Vec<Group>,
-    open: Option<OpenGroup>,
+    row_groups: Vec<RowGroup>,
+    open: Option<OpenRowGroup>,
 }
 
-struct Group {
+struct RowGroup {
     rows: u64,
     chunk: ColumnChunkMetaData,
 }
 
-struct OpenGroup {
+struct OpenRowGroup {
     reader: ColumnReaderImpl<ByteArrayType>,
     rows_left: u64,
-    rows_at_once: u64,
+    rows_per_batch: u64,
     decoded: VecDeque<Row>,
 }
 
@@ -56,30 +56,30 @@ impl ParquetFile {
     pub(crate) fn open(source: Arc<dyn ByteSource>, text_column: &str) -> Result<Self, DataError> {
         let metadata = read_footer(source.as_ref())?;
         let (index, column) = find_column(&metadata, source.name(), text_column)?;
-        let groups = metadata.row_groups().iter().map(|group| {
-            let chunk = group.column(index);
+        let row_groups = metadata.row_groups().iter().map(|row_group| {
+            let chunk = row_group.column(index);
             let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
             let inside = start >= 0
                 && chunk.compressed_size() >= 0
                 && start as u64 + chunk.compressed_size() as u64 <= source.length();
-            if !inside || group.num_rows() < 0 {
-                return Err(damaged(source.as_ref(), "a row group lies outside the file"));
+            if !inside || row_group.num_rows() < 0 {
+                return Err(corrupted(source.as_ref(), "a row group is outside the file"));
             }
-            Ok(Group { rows: group.num_rows() as u64, chunk: chunk.clone() })
+            Ok(RowGroup { rows: row_group.num_rows() as u64, chunk: chunk.clone() })
         });
-        let groups = groups.collect::<Result<_, _>>()?;
-        Ok(Self { source, column, groups, open: None })
+        let row_groups = row_groups.collect::<Result<_, _>>()?;
+        Ok(Self { source, column, row_groups, open: None })
     }
 
-    fn open_group(&self, group: &Group) -> Result<OpenGroup, ParquetError> {
-        let (start, length) = group.chunk.byte_range();
+    fn open_row_group(&self, row_group: &RowGroup) -> Result<OpenRowGroup, ParquetError> {
+        let (start, length) = row_group.chunk.byte_range();
         let bytes = ChunkBytes { source: Arc::clone(&self.source), end: start + length, block: Mutex::default() };
-        let pages = SerializedPageReader::new(Arc::new(bytes), &group.chunk, group.rows as usize, None)?;
+        let pages = SerializedPageReader::new(Arc::new(bytes), &row_group.chunk, row_group.rows as usize, None)?;
         let reader = ColumnReaderImpl::new(Arc::clone(&self.column), Box::new(pages));
-        Ok(OpenGroup {
+        Ok(OpenRowGroup {
             reader,
-            rows_left: group.rows,
-            rows_at_once: rows_at_once(group.rows, group.chunk.uncompressed_size()),
+            rows_left: row_group.rows,
+            rows_per_batch: rows_per_batch(row_group.rows, row_group.chunk.uncompressed_size()),
             decoded: VecDeque::new(),
         })
     }
@@ -89,18 +89,18 @@ impl ParquetFile {
     }
 }
 
-impl DocumentFile for ParquetFile {
-    fn groups(&self) -> Option<u64> {
-        Some(self.groups.len() as u64)
+impl ShardReader for ParquetFile {
+    fn row_groups(&self) -> Option<u64> {
+        Some(self.row_groups.len() as u64)
     }
 
-    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError> {
         self.open = None;
-        let Some(group) = self.groups.get(group as usize) else {
+        let Some(row_group) = self.row_groups.get(row_group as usize) else {
             return Ok(false);
         };
-        let row = row.min(group.rows);
-        let mut open = self.open_group(group).map_err(|error| self.decoder_error(error))?;
+        let row = row.min(row_group.rows);
+        let mut open = self.open_row_group(row_group).map_err(|error| self.decoder_error(error))?;
         if row > 0 {
             open.reader.skip_records(row as usize).map_err(|error| self.decoder_error(error))?;
             open.rows_left -= row;
@@ -114,32 +114,32 @@ impl DocumentFile for ParquetFile {
             return Ok(None);
         };
         if open.decoded.is_empty() && open.rows_left > 0 {
-            let present = self.column.max_def_level();
-            open.decode(present).map_err(|error| DataError::from_decoder(self.source.name(), error))?;
+            let max_level = self.column.max_def_level();
+            open.decode(max_level).map_err(|error| DataError::from_decoder(self.source.name(), error))?;
             if open.decoded.is_empty() {
-                return Err(damaged(self.source.as_ref(), "a row group has fewer rows than the footer says"));
+                return Err(corrupted(self.source.as_ref(), "a row group has fewer rows than the footer says"));
             }
         }
         Ok(open.decoded.pop_front())
     }
 
-    fn rows(&mut self, group: u64) -> Result<Option<u64>, DataError> {
-        Ok(self.groups.get(group as usize).map(|group| group.rows))
+    fn row_count(&mut self, row_group: u64) -> Result<Option<u64>, DataError> {
+        Ok(self.row_groups.get(row_group as usize).map(|row_group| row_group.rows))
     }
 }
 
-impl OpenGroup {
-    /// Decodes the next few rows; a row whose definition level is under `present` is null.
-    fn decode(&mut self, present: i16) -> Result<(), ParquetError> {
+impl OpenRowGroup {
+    /// Decodes the next rows; a row whose definition level is below `max_level` is null.
+    fn decode(&mut self, max_level: i16) -> Result<(), ParquetError> {
         let mut levels: Vec<i16> = Vec::new();
         let mut values: Vec<ByteArray> = Vec::new();
-        let wanted = self.rows_at_once.min(self.rows_left) as usize;
+        let wanted = self.rows_per_batch.min(self.rows_left) as usize;
         let (rows, _, _) = self.reader.read_records(wanted, Some(&mut levels), None, &mut values)?;
         self.rows_left -= rows as u64;
         let mut values = values.into_iter();
         for row in 0..rows {
-            // A column without nulls has no levels.
-            let null = levels.get(row).is_some_and(|&level| level < present);
+            // A column that cannot be null has no levels.
+            let null = levels.get(row).is_some_and(|&level| level < max_level);
             let value = if null { None } else { values.next() };
             self.decoded.push_back(match value {
                 Some(value) => Row::from_bytes(value.data().to_vec(), true),
@@ -150,30 +150,30 @@ impl OpenGroup {
     }
 }
 
-/// How many rows of a group to decode at a time.
-fn rows_at_once(rows: u64, bytes: i64) -> u64 {
+/// How many rows of a row group to decode at a time.
+fn rows_per_batch(rows: u64, bytes: i64) -> u64 {
     let row_bytes = u64::try_from(bytes).unwrap_or(0).checked_div(rows).unwrap_or(0);
-    BYTES_AT_ONCE.checked_div(row_bytes).unwrap_or(ROWS_AT_ONCE).clamp(1, ROWS_AT_ONCE)
+    MAX_BATCH_BYTES.checked_div(row_bytes).unwrap_or(MAX_BATCH_ROWS).clamp(1, MAX_BATCH_ROWS)
 }
 
-/// Reads the footer with one read in nearly every case: it has about a kilobyte a row group, and row groups of a few
+/// Reads the footer, almost always with one read: it has about a kilobyte per row group, and row groups of a few
 /// megabytes are usual.
 fn read_footer(source: &dyn ByteSource) -> Result<ParquetMetaData, DataError> {
     const TAIL: usize = 8;
     let length = source.length();
     if length < 12 {
-        return Err(damaged(source, "it is too short to be Parquet"));
+        return Err(corrupted(source, "it is too short to be Parquet"));
     }
     let guess = (length / 1024).clamp(64 << 10, 4 << 20).min(length) as usize;
     let mut end = source.read(length - guess as u64, guess)?;
     let tail = FooterTail::try_from(&end[guess - TAIL..])
-        .map_err(|_| damaged(source, "it does not end as Parquet files do (cut off, or another format)"))?;
+        .map_err(|_| corrupted(source, "it does not end like a Parquet file (truncated, or another format)"))?;
     if tail.is_encrypted_footer() {
-        return Err(damaged(source, "it is encrypted"));
+        return Err(corrupted(source, "it is encrypted"));
     }
     let needed = tail.metadata_length() + TAIL;
     if needed as u64 > length {
-        return Err(damaged(source, "its footer is longer than the file"));
+        return Err(corrupted(source, "its footer is longer than the file"));
     }
     if needed > guess {
         end = source.read(length - needed as u64, needed)?;
@@ -202,13 +202,13 @@ fn find_column(metadata: &ParquetMetaData, file: &str, text_column: &str) -> Res
     Err(DataError::MissingColumn(MissingColumn {
         file: file.to_owned(),
         column: text_column.to_owned(),
-        found: named.map(content_of),
+        found: named.map(describe_type),
         available: texts.iter().map(|(_, column)| column.path().string()).collect(),
     }))
 }
 
-/// What a column that is not text holds, in words.
-fn content_of(column: &ColumnDescPtr) -> &'static str {
+/// The content of a column that does not hold strings, in words.
+fn describe_type(column: &ColumnDescPtr) -> &'static str {
     match column.physical_type() {
         _ if column.path().parts().len() > 1 => "lists or groups",
         PhysicalType::BOOLEAN => "booleans",
@@ -218,11 +218,11 @@ fn content_of(column: &ColumnDescPtr) -> &'static str {
     }
 }
 
-fn damaged(source: &dyn ByteSource, message: &str) -> DataError {
+fn corrupted(source: &dyn ByteSource, message: &str) -> DataError {
     DataError::Format { file: source.name().to_owned(), message: message.to_owned() }
 }
 
-/// One column chunk's bytes, a block at a time: pages are read in order, so that a block serves many.
+/// The bytes of one column chunk, fetched in blocks: pages are read in order, so that one block serves many.
 struct ChunkBytes {
     source: Arc<dyn ByteSource>,
     end: u64,
@@ -236,20 +236,20 @@ struct Block {
 }
 
 impl ChunkBytes {
-    /// At least `length` bytes from `start`, as many as are at hand. No byte is read twice while reading goes forwards.
-    fn at_least(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
+    /// At least `length` bytes from `start`, as many as are buffered. Forward reading fetches no byte twice.
+    fn read_at_least(&self, start: u64, length: usize) -> Result<Bytes, DataError> {
         if start + length as u64 > self.end {
-            return Err(damaged(self.source.as_ref(), "a page goes beyond its column"));
+            return Err(corrupted(self.source.as_ref(), "a page extends beyond its column"));
         }
         let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
         let skip = start.checked_sub(block.start).filter(|&skip| skip <= block.bytes.len() as u64);
-        let at_hand = skip.map_or_else(Bytes::new, |skip| block.bytes.slice(skip as usize..));
-        if at_hand.len() >= length {
-            return Ok(at_hand);
+        let buffered = skip.map_or_else(Bytes::new, |skip| block.bytes.slice(skip as usize..));
+        if buffered.len() >= length {
+            return Ok(buffered);
         }
-        let wanted = (length as u64).max(self.source.preferred_read()).min(self.end - start) as usize;
-        let more = self.source.read(start + at_hand.len() as u64, wanted - at_hand.len())?;
-        let bytes = if at_hand.is_empty() { more } else { [at_hand, more].concat().into() };
+        let wanted = (length as u64).max(self.source.preferred_read_size()).min(self.end - start) as usize;
+        let more = self.source.read(start + buffered.len() as u64, wanted - buffered.len())?;
+        let bytes = if buffered.is_empty() { more } else { [buffered, more].concat().into() };
         *block = Block { start, bytes: bytes.clone() };
         Ok(bytes)
     }
@@ -264,16 +264,16 @@ impl Length for ChunkBytes {
 impl ChunkReader for ChunkBytes {
     type T = std::io::Chain<bytes::buf::Reader<Bytes>, RangeReader>;
 
-    /// For page headers, which are shorter than what is made sure of here but for odd statistics.
+    /// For page headers, which fit into [`PAGE_HEADER_BYTES`] unless they have unusual statistics.
     fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
         let left = self.end.saturating_sub(start);
-        let first = self.at_least(start, left.min(HEADER_BYTES) as usize)?;
+        let first = self.read_at_least(start, left.min(PAGE_HEADER_BYTES) as usize)?;
         let rest = RangeReader::new(Arc::clone(&self.source), start + first.len() as u64, self.end);
         Ok(first.reader().chain(rest))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
-        Ok(self.at_least(start, length)?.slice(..length))
+        Ok(self.read_at_least(start, length)?.slice(..length))
     }
 }
 

@@ -1,73 +1,74 @@
-//! A text file is one document, cut into pieces that can each be read without the others.
+//! A text file is one document, divided into chunks that can be read independently.
 //!
-//! The cuts lie near multiples of 32 KiB: each is the last start of a line in the 32 KiB before the multiple, or, where no
-//! line starts there, the multiple itself (moved back to where a character starts). So a piece has at most 64 KiB, piece
-//! `k` of a file of any size is found by reading 64 KiB, and the pieces joined are the file without its byte order mark.
+//! Boundaries are near multiples of 32 KiB: each is the start of the last line that starts in the 32 KiB before the
+//! multiple or, if no line starts there, the multiple itself (moved back to the start of a character). So a chunk has
+//! at most 64 KiB, chunk `k` of a file of any size is found by reading 64 KiB, and the concatenated chunks are the file
+//! without its byte order mark.
 
 use std::sync::Arc;
 
-use super::{BYTE_ORDER_MARK, DocumentFile, Row};
+use super::{BYTE_ORDER_MARK, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 
-/// Distance of the places near which a text is cut.
-const GRID: u64 = 32 << 10;
+/// Distance of the multiples near which a text is divided.
+const CHUNK_STRIDE: u64 = 32 << 10;
 
 pub(crate) struct TextFile {
     source: Arc<dyn ByteSource>,
-    piece: u64,
-    taken: bool,
+    chunk: u64,
+    consumed: bool,
 }
 
 impl TextFile {
     pub(crate) fn open(source: Arc<dyn ByteSource>) -> Self {
-        Self { source, piece: 0, taken: true }
+        Self { source, chunk: 0, consumed: true }
     }
 
-    fn pieces(&self) -> u64 {
-        self.source.length().div_ceil(GRID)
+    fn chunks(&self) -> u64 {
+        self.source.length().div_ceil(CHUNK_STRIDE)
     }
 
-    fn read_piece(&self, piece: u64) -> Result<Row, DataError> {
-        let window_start = piece.saturating_sub(1) * GRID;
-        let window_end = ((piece + 1) * GRID).min(self.source.length());
+    fn read_chunk(&self, chunk: u64) -> Result<Row, DataError> {
+        let window_start = chunk.saturating_sub(1) * CHUNK_STRIDE;
+        let window_end = ((chunk + 1) * CHUNK_STRIDE).min(self.source.length());
         let window = self.source.read(window_start, (window_end - window_start) as usize)?;
-        let middle = (piece * GRID - window_start) as usize;
-        let start = cut(&window[..middle]);
-        let ends = piece + 1 == self.pieces();
-        let end = if ends { window.len() } else { middle + cut(&window[middle..]) };
+        let boundary = (chunk * CHUNK_STRIDE - window_start) as usize;
+        let start = split_offset(&window[..boundary]);
+        let ends_document = chunk + 1 == self.chunks();
+        let end = if ends_document { window.len() } else { boundary + split_offset(&window[boundary..]) };
         let text = &window[start..end];
-        let text = if piece == 0 { text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text) } else { text };
-        Ok(Row::from_bytes(text.to_vec(), ends))
+        let text = if chunk == 0 { text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text) } else { text };
+        Ok(Row::from_bytes(text.to_vec(), ends_document))
     }
 }
 
-impl DocumentFile for TextFile {
-    fn groups(&self) -> Option<u64> {
-        Some(self.pieces())
+impl ShardReader for TextFile {
+    fn row_groups(&self) -> Option<u64> {
+        Some(self.chunks())
     }
 
-    fn seek(&mut self, group: u64, row: u64) -> Result<bool, DataError> {
-        self.piece = group;
-        self.taken = row > 0;
-        Ok(group < self.pieces())
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError> {
+        self.chunk = row_group;
+        self.consumed = row > 0;
+        Ok(row_group < self.chunks())
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
-        if std::mem::replace(&mut self.taken, true) {
+        if std::mem::replace(&mut self.consumed, true) {
             return Ok(None);
         }
-        self.read_piece(self.piece).map(Some)
+        self.read_chunk(self.chunk).map(Some)
     }
 
-    fn rows(&mut self, group: u64) -> Result<Option<u64>, DataError> {
-        Ok((group < self.pieces()).then_some(1))
+    fn row_count(&mut self, row_group: u64) -> Result<Option<u64>, DataError> {
+        Ok((row_group < self.chunks()).then_some(1))
     }
 }
 
-/// Where in the stretch `before` a multiple the cut lies: after its last line end, else before the character that the
-/// multiple would split, else at the multiple.
-fn cut(before: &[u8]) -> usize {
+/// Offset of the boundary within the bytes `before` a multiple: after the last line end, else before the character that
+/// the multiple would split, else at the multiple.
+fn split_offset(before: &[u8]) -> usize {
     if let Some(newline) = before.iter().rposition(|&byte| byte == b'\n') {
         return newline + 1;
     }
@@ -93,9 +94,9 @@ mod tests {
     use super::super::testing::{all_rows, texts};
     use super::*;
     use crate::byte_source::testing::MemoryFile;
-    use crate::skipped::SkipReason;
+    use crate::skipped_rows::SkipReason;
 
-    fn pieces(text: &[u8]) -> Vec<Row> {
+    fn chunks(text: &[u8]) -> Vec<Row> {
         let mut file = TextFile::open(MemoryFile::new(text.to_vec(), 1 << 20));
         let groups = all_rows(&mut file);
         assert!(groups.iter().all(|rows| rows.len() == 1));
@@ -107,46 +108,46 @@ mod tests {
             Row::Document(document) => document,
             Row::Skipped(reason) => panic!("skipped: {reason:?}"),
         });
-        let ends: Vec<bool> = documents.clone().map(|document| document.ends).collect();
+        let ends: Vec<bool> = documents.clone().map(|document| document.ends_document).collect();
         assert!(ends.iter().enumerate().all(|(i, &end)| end == (i + 1 == ends.len())), "{ends:?}");
-        assert!(documents.clone().all(|document| document.text.len() <= 2 * GRID as usize));
+        assert!(documents.clone().all(|document| document.text.len() <= 2 * CHUNK_STRIDE as usize));
         documents.map(|document| document.text.as_str()).collect()
     }
 
     #[test]
-    fn a_long_text_is_cut_at_line_ends() {
+    fn long_texts_are_divided_at_line_ends() {
         let text: String = (0..20_000).map(|i| format!("line {i}, a few words long\n")).collect();
-        let rows = pieces(text.as_bytes());
+        let rows = chunks(text.as_bytes());
         assert!(rows.len() > 10);
         assert_eq!(joined(&rows), text);
         let groups = [rows];
-        assert!(texts(&groups).iter().all(|piece| piece.ends_with('\n')));
+        assert!(texts(&groups).iter().all(|chunk| chunk.ends_with('\n')));
     }
 
     #[test]
-    fn a_text_without_line_ends_is_cut_between_characters() {
+    fn texts_without_line_ends_keep_characters_whole() {
         let text = "a\u{20ac}\u{1f600}".repeat(10_000);
-        assert_eq!(joined(&pieces(text.as_bytes())), text);
+        assert_eq!(joined(&chunks(text.as_bytes())), text);
     }
 
     #[test]
-    fn a_small_or_empty_text_is_one_piece_or_none() {
-        assert_eq!(joined(&pieces(b"one line")), "one line");
-        assert_eq!(pieces(b""), []);
+    fn small_and_empty_texts_are_one_chunk_or_none() {
+        assert_eq!(joined(&chunks(b"one line")), "one line");
+        assert_eq!(chunks(b""), []);
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_text() {
-        assert_eq!(joined(&pieces("\u{feff}one line".as_bytes())), "one line");
+    fn byte_order_marks_are_ignored() {
+        assert_eq!(joined(&chunks("\u{feff}one line".as_bytes())), "one line");
         let text = "line after line\n".repeat(5000) + "\u{feff}";
-        assert_eq!(joined(&pieces(format!("\u{feff}{text}").as_bytes())), text);
+        assert_eq!(joined(&chunks(format!("\u{feff}{text}").as_bytes())), text);
     }
 
     #[test]
-    fn a_piece_that_is_not_utf8_is_skipped_alone() {
+    fn invalid_utf8_skips_one_chunk() {
         let mut bytes = "good line\n".repeat(10_000).into_bytes();
         bytes[40_000] = 0xff;
-        let rows = pieces(&bytes);
+        let rows = chunks(&bytes);
         let skipped = rows.iter().filter(|row| matches!(row, Row::Skipped(SkipReason::NotUtf8))).count();
         assert_eq!((skipped, rows.len()), (1, 4));
     }
@@ -154,9 +155,9 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(40))]
         #[test]
-        fn pieces_joined_are_the_file(words in proptest::collection::vec("[a-z\u{e9}\u{4e2d}\n]{1,9}", 1..40), times in 1_usize..2000) {
+        fn chunks_concatenate_to_the_file(words in proptest::collection::vec("[a-z\u{e9}\u{4e2d}\n]{1,9}", 1..40), times in 1_usize..2000) {
             let text = words.concat().repeat(times);
-            proptest::prop_assert_eq!(joined(&pieces(text.as_bytes())), text);
+            proptest::prop_assert_eq!(joined(&chunks(text.as_bytes())), text);
         }
     }
 }

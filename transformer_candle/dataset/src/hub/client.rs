@@ -1,4 +1,4 @@
-//! One HTTP request and what its answer means.
+//! HTTP requests to the Hub, with redirects, credentials and the classification of errors.
 
 use std::io::Read;
 use std::ops::Range;
@@ -9,37 +9,39 @@ use ureq::Agent;
 use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, LINK, LOCATION, RANGE, RETRY_AFTER};
 use ureq::http::{HeaderMap, HeaderName, Response, StatusCode, Uri};
 
-use super::address::{absolute, content_range, next_link, origin, shown, with_user, without_user};
-use super::retry::{Failure, Patience, ordered_wait};
+use super::retry::{Backoff, RequestError, retry_delay};
+use super::retry_status::RetryMonitor;
 use super::settings::HubSettings;
-use super::waits::Waits;
+use super::url::{
+    origin, parse_content_range, parse_next_link, redacted, resolve_redirect, split_credentials, with_credentials,
+};
 use crate::DataError;
 use crate::cancel::CancelToken;
 
 /// Redirects followed for one request.
-const MOST_REDIRECTS: usize = 5;
-/// A page of a listing or a card is shorter than this.
-const LONGEST_TEXT: u64 = 64 << 20;
+const MAX_REDIRECTS: usize = 5;
+/// Maximum length of a page of a listing, and of a dataset card.
+const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// Talks to one endpoint; safe to share between threads.
+/// A client of one endpoint; can be shared between threads.
 pub(crate) struct HubClient {
     settings: HubSettings,
     agent: Agent,
     endpoint: Uri,
-    /// User and password for the endpoint; no address that is told has them.
-    user: Option<String>,
-    /// The endpoint has answered something.
-    answered: AtomicBool,
+    /// User and password of the endpoint, which no message shows.
+    credentials: Option<String>,
+    /// Whether the endpoint has responded to any request.
+    responded: AtomicBool,
 }
 
-/// A text and where its next page is.
+/// A text and the URL of its next page.
 pub(super) struct Page {
     pub text: String,
     pub next: Option<String>,
 }
 
-/// An answer after redirects.
-struct Answer {
+/// The response at the end of redirects.
+struct FinalResponse {
     url: String,
     response: Response<ureq::Body>,
 }
@@ -47,89 +49,90 @@ struct Answer {
 impl HubClient {
     pub(crate) fn new(mut settings: HubSettings) -> Result<Self, DataError> {
         let user;
-        (settings.endpoint, user) = without_user(&settings.endpoint);
-        let endpoint: Uri = settings.endpoint.parse().map_err(|_| not_an_address(&settings.endpoint))?;
+        (settings.endpoint, user) = split_credentials(&settings.endpoint);
+        let endpoint: Uri = settings.endpoint.parse().map_err(|_| invalid_endpoint(&settings.endpoint))?;
         if !matches!(endpoint.scheme_str(), Some("http" | "https")) || endpoint.host().is_none() {
-            return Err(not_an_address(&settings.endpoint));
+            return Err(invalid_endpoint(&settings.endpoint));
         }
-        if user.as_ref().is_some_and(|user| with_user(&endpoint, user).is_none()) {
-            let problem =
-                "has a user or password with characters that an address cannot have: encode them, as %40 for @";
+        if user.as_ref().is_some_and(|user| with_credentials(&endpoint, user).is_none()) {
+            let problem = "has a user or password with characters that are invalid in a URL: percent-encode them, for example %40 for @";
             return Err(DataError::HubSetting { setting: "HF_ENDPOINT", problem: problem.to_owned() });
         }
         if settings.token.as_deref().is_some_and(|token| !token.chars().all(|c| c.is_ascii_graphic())) {
-            let problem = "holds characters that no token has; copy it again from the Hub's settings page".to_owned();
+            let problem = "contains characters that are invalid in a token; copy it again from the Hub's settings page"
+                .to_owned();
             return Err(DataError::HubSetting { setting: "HF_TOKEN", problem });
         }
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            .timeout_resolve(Some(settings.silence))
-            .timeout_connect(Some(settings.silence))
-            .timeout_recv_response(Some(settings.silence))
-            .timeout_per_read(Some(settings.silence))
-            .timeout_per_write(Some(settings.silence))
+            .timeout_resolve(Some(settings.idle_timeout))
+            .timeout_connect(Some(settings.idle_timeout))
+            .timeout_recv_response(Some(settings.idle_timeout))
+            .timeout_per_read(Some(settings.idle_timeout))
+            .timeout_per_write(Some(settings.idle_timeout))
             .max_idle_connections(64)
             .max_idle_connections_per_host(32)
             .user_agent(concat!("transformer_candle/", env!("CARGO_PKG_VERSION")))
             .build()
             .new_agent();
-        Ok(Self { settings, agent, endpoint, user, answered: AtomicBool::new(false) })
+        Ok(Self { settings, agent, endpoint, credentials: user, responded: AtomicBool::new(false) })
     }
 
     pub(super) fn endpoint(&self) -> &str {
         &self.settings.endpoint
     }
 
-    /// Who waits for this endpoint.
-    pub(super) fn waits(&self) -> &Waits {
-        &self.settings.waits
+    /// The requests to this endpoint that are being retried.
+    pub(super) fn retries(&self) -> &RetryMonitor {
+        &self.settings.retries
     }
 
-    pub(super) fn patience<'a>(&'a self, cancel: &'a CancelToken) -> Patience<'a> {
-        Patience::new(&self.settings, cancel, &self.answered, &self.settings.waits)
+    pub(super) fn backoff<'a>(&'a self, cancel: &'a CancelToken) -> Backoff<'a> {
+        Backoff::new(&self.settings, cancel, &self.responded, &self.settings.retries)
     }
 
-    /// The text at `url`, asked for until it comes, a refusal is final, or `cancel` says to stop.
-    pub(super) fn text(self: &Arc<Self>, url: &str, cancel: &CancelToken) -> Result<Page, DataError> {
-        let mut patience = self.patience(cancel);
+    /// The text at `url`, retried until it arrives, an error is permanent, or `cancel` is cancelled.
+    pub(super) fn get_text(self: &Arc<Self>, url: &str, cancel: &CancelToken) -> Result<Page, DataError> {
+        let mut backoff = self.backoff(cancel);
         loop {
             let (client, asked) = (Arc::clone(self), url.to_owned());
-            match cancel.wait_for("hub", move || client.try_text(&asked))? {
+            match cancel.run_blocking("hub", move || client.try_get_text(&asked))? {
                 Ok(page) => return Ok(page),
-                Err(failure) => patience.wait(failure)?,
+                Err(failure) => backoff.wait(failure)?,
             }
         }
     }
 
-    fn try_text(&self, url: &str) -> Result<Page, Failure> {
-        let Answer { url, response } = self.follow(url, None)?;
+    fn try_get_text(&self, url: &str) -> Result<Page, RequestError> {
+        let FinalResponse { url, response } = self.send(url, None)?;
         if response.status() != StatusCode::OK {
-            return Err(self.refusal(&url, &response));
+            return Err(self.error_from_status(&url, &response));
         }
-        let next = header(response.headers(), &LINK).and_then(next_link);
+        let next = header(response.headers(), &LINK).and_then(parse_next_link);
         let expected = response.body().content_length();
         let mut bytes = Vec::new();
-        let read = response.into_body().into_reader().take(LONGEST_TEXT).read_to_end(&mut bytes);
-        read.map_err(|error| passing(&url, error.to_string()))?;
+        let read = response.into_body().into_reader().take(MAX_TEXT_BYTES).read_to_end(&mut bytes);
+        read.map_err(|error| transient(&url, error.to_string()))?;
         if expected.is_some_and(|expected| expected > bytes.len() as u64) {
-            return Err(passing(&url, "the answer was cut off".to_owned()));
+            return Err(transient(&url, "the response was truncated".to_owned()));
         }
-        let text = String::from_utf8(bytes).map_err(|_| passing(&url, "the answer is not text".to_owned()))?;
+        let text =
+            String::from_utf8(bytes).map_err(|_| transient(&url, "the response is not UTF-8 text".to_owned()))?;
         Ok(Page { text, next })
     }
 
-    /// The bytes `range` of a file of `length` bytes, as many as come, and which address gave them.
-    pub(super) fn try_range(
+    /// As many bytes of `range` as arrive, of a file of `length` bytes; and the URL that served them, or the error.
+    pub(super) fn try_get_range(
         self: &Arc<Self>,
         url: String,
         range: Range<u64>,
         length: u64,
         cancel: &CancelToken,
-    ) -> Result<(Vec<u8>, Result<String, Failure>), DataError> {
+    ) -> Result<(Vec<u8>, Result<String, RequestError>), DataError> {
         let (client, wanted) = (Arc::clone(self), cancel.clone());
-        cancel.wait_for("hub", move || {
+        cancel.run_blocking("hub", move || {
             let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
             let tried = client.read_range(&url, &range, length, &mut bytes, &wanted);
             (bytes, tried)
@@ -143,85 +146,86 @@ impl HubClient {
         length: u64,
         buffer: &mut Vec<u8>,
         cancel: &CancelToken,
-    ) -> Result<String, Failure> {
-        let Answer { url, response } = self.follow(url, Some(range))?;
+    ) -> Result<String, RequestError> {
+        let FinalResponse { url, response } = self.send(url, Some(range))?;
         if response.status() == StatusCode::RANGE_NOT_SATISFIABLE {
-            return Err(changed(&url, "fewer", length));
+            return Err(size_mismatch(&url, "fewer", length));
         }
         if response.status() != StatusCode::PARTIAL_CONTENT {
-            return Err(self.refusal(&url, &response));
+            return Err(self.error_from_status(&url, &response));
         }
-        let given = header(response.headers(), &CONTENT_RANGE).and_then(content_range);
-        match given {
+        let served = header(response.headers(), &CONTENT_RANGE).and_then(parse_content_range);
+        match served {
             Some((first, last, total)) if first == range.start && last < range.end && total == Some(length) => {
                 let expected = (last + 1 - first) as usize;
-                read_body(response, expected, buffer, cancel).map_err(|message| passing(&url, message))?;
+                read_body(response, expected, buffer, cancel).map_err(|message| transient(&url, message))?;
                 Ok(url)
             }
-            Some((_, _, Some(total))) if total != length => Err(changed(&url, &format!("{total}"), length)),
-            _ => Err(passing(&url, "the answer holds another part of the file than was asked for".to_owned())),
+            Some((_, _, Some(total))) if total != length => Err(size_mismatch(&url, &format!("{total}"), length)),
+            _ => Err(transient(&url, "the response has another range of the file than requested".to_owned())),
         }
     }
 
-    /// Asks, and goes where the answer points; the token goes along to the endpoint's own origin only.
-    fn follow(&self, url: &str, range: Option<&Range<u64>>) -> Result<Answer, Failure> {
+    /// Sends a request and follows redirects; credentials are sent to the endpoint's own origin only.
+    fn send(&self, url: &str, range: Option<&Range<u64>>) -> Result<FinalResponse, RequestError> {
         let mut url = url.to_owned();
-        for _ in 0..=MOST_REDIRECTS {
-            let uri: Uri = url.parse().map_err(|_| answer(&url, "it points to what is no address"))?;
-            let own = self.is_own(&uri);
-            let with_user = self.user.as_ref().filter(|_| own).and_then(|user| with_user(&uri, user));
-            let mut request = self.agent.get(with_user.as_ref().unwrap_or(&uri));
+        for _ in 0..=MAX_REDIRECTS {
+            let uri: Uri = url.parse().map_err(|_| invalid_response(&url, "the URL is invalid"))?;
+            let own = self.is_endpoint_origin(&uri);
+            let with_credentials =
+                self.credentials.as_ref().filter(|_| own).and_then(|user| with_credentials(&uri, user));
+            let mut request = self.agent.get(with_credentials.as_ref().unwrap_or(&uri));
             if let Some(token) = self.settings.token.as_ref().filter(|_| own) {
                 request = request.header(AUTHORIZATION, format!("Bearer {token}"));
             }
             if let Some(range) = range {
                 request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
             }
-            let mut response = request.call().map_err(|error| transport(&url, &error))?;
-            self.answered.store(true, Ordering::Relaxed);
+            let mut response = request.call().map_err(|error| transport_error(&url, &error))?;
+            self.responded.store(true, Ordering::Relaxed);
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-                return Ok(Answer { url, response });
+                return Ok(FinalResponse { url, response });
             }
-            let target = header(response.headers(), &LOCATION).and_then(|target| absolute(&uri, target));
-            // A short body that has been read leaves the connection fit for the next request.
+            let target = header(response.headers(), &LOCATION).and_then(|target| resolve_redirect(&uri, target));
+            // After a short body has been read the connection can be reused.
             let _ = response.body_mut().with_config().limit(4096).read_to_vec();
-            url = target.ok_or_else(|| answer(&url, "it redirects to nowhere"))?;
+            url = target.ok_or_else(|| invalid_response(&url, "it redirects without a valid location"))?;
         }
-        Err(answer(&url, "it redirects in a circle"))
+        Err(invalid_response(&url, "it redirects too often"))
     }
 
-    /// Whether an address has the endpoint's scheme, host and port.
-    pub(super) fn is_own(&self, uri: &Uri) -> bool {
+    /// Whether a URL has the endpoint's scheme, host and port.
+    pub(super) fn is_endpoint_origin(&self, uri: &Uri) -> bool {
         origin(uri) == origin(&self.endpoint)
     }
 
-    /// What an answer without the content means.
-    fn refusal(&self, url: &str, response: &Response<ureq::Body>) -> Failure {
+    /// The error for a response without the content.
+    fn error_from_status(&self, url: &str, response: &Response<ureq::Body>) -> RequestError {
         let status = response.status().as_u16();
         let headers = response.headers();
-        let own = url.parse::<Uri>().is_ok_and(|uri| self.is_own(&uri));
-        // A signed address of another host that refuses has expired; a fresh one is asked for.
-        let passing_status = matches!(status, 200 | 408 | 425 | 429 | 500..=599);
-        if passing_status || (!own && matches!(status, 400..=499)) {
-            let wait = ordered_wait(header(headers, &RETRY_AFTER), header(headers, &RATE_LIMIT));
+        let own = url.parse::<Uri>().is_ok_and(|uri| self.is_endpoint_origin(&uri));
+        // A signed URL of another host that refuses has expired; a fresh one is requested.
+        let is_transient = matches!(status, 200 | 408 | 425 | 429 | 500..=599);
+        if is_transient || (!own && matches!(status, 400..=499)) {
+            let retry_after = retry_delay(header(headers, &RETRY_AFTER), header(headers, &RATE_LIMIT));
             let message = match status {
-                200 => "it sent the whole file instead of the part asked for".to_owned(),
+                200 => "it sent the whole file instead of the requested range".to_owned(),
                 _ => format!("it answered {}", response.status()),
             };
-            return Failure::Passing { url: shown(url), message, wait };
+            return RequestError::Transient { url: redacted(url), message, retry_after };
         }
         let hint = match (status, self.settings.token.is_some()) {
             (401 | 403, false) => {
-                "the data set is gated or private, or there is none of this name: check the name, or set HF_TOKEN"
+                "the data set is gated or private, or does not exist: check the name, or set HF_TOKEN"
             }
             (401 | 403, true) => {
-                "the token in HF_TOKEN may not read this: accept the data set's conditions on its page, or use another token"
+                "the token in HF_TOKEN has no access: accept the data set's conditions on its page, or use another token"
             }
             (404, false) => "there is no such data set, revision or file: check the name (private ones need HF_TOKEN)",
             (404, true) => "there is no such data set, revision or file: check the name",
             _ => "the Hub does not accept the request",
         };
-        Failure::Final(DataError::Refused { url: shown(url), status, hint: hint.to_owned() })
+        RequestError::Permanent(DataError::Refused { url: redacted(url), status, hint: hint.to_owned() })
     }
 }
 
@@ -235,20 +239,20 @@ fn read_body(
 ) -> Result<(), String> {
     let mut reader = response.into_body().into_reader();
     let end = buffer.len() + expected;
-    let mut piece = vec![0; 64 << 10];
+    let mut chunk = vec![0; 64 << 10];
     while buffer.len() < end {
         if cancel.is_cancelled() {
-            return Err("no longer wanted".to_owned());
+            return Err("cancelled".to_owned());
         }
-        let wanted = piece.len().min(end - buffer.len());
-        match reader.read(&mut piece[..wanted]) {
-            Ok(0) => return Err("the answer was cut off".to_owned()),
-            Ok(read) => buffer.extend_from_slice(&piece[..read]),
+        let wanted = chunk.len().min(end - buffer.len());
+        match reader.read(&mut chunk[..wanted]) {
+            Ok(0) => return Err("the response was truncated".to_owned()),
+            Ok(read) => buffer.extend_from_slice(&chunk[..read]),
             Err(error) => return Err(error.to_string()),
         }
     }
-    // What lies behind the last byte is nothing; having read it lets the connection serve the next request.
-    let _ = reader.read(&mut piece[..1]);
+    // Nothing follows the last byte; reading the end lets the connection be reused.
+    let _ = reader.read(&mut chunk[..1]);
     Ok(())
 }
 
@@ -256,45 +260,45 @@ fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-fn passing(url: &str, message: String) -> Failure {
-    Failure::Passing { url: shown(url), message, wait: None }
+fn transient(url: &str, message: String) -> RequestError {
+    RequestError::Transient { url: redacted(url), message, retry_after: None }
 }
 
-/// The file is not the one of `length` bytes that was listed.
-fn changed(url: &str, found: &str, length: u64) -> Failure {
+/// The file does not have the listed `length`.
+fn size_mismatch(url: &str, found: &str, length: u64) -> RequestError {
     let message = format!("the file has {found} bytes, its listing says {length}: the data set was changed");
-    let url = shown(url);
-    Failure::Contradiction { url: url.clone(), error: DataError::Answer { url, message } }
+    let url = redacted(url);
+    RequestError::ListingMismatch { url: url.clone(), error: DataError::InvalidResponse { url, message } }
 }
 
-fn answer(url: &str, message: &str) -> Failure {
-    Failure::Final(DataError::Answer { url: shown(url), message: message.to_owned() })
+fn invalid_response(url: &str, message: &str) -> RequestError {
+    RequestError::Permanent(DataError::InvalidResponse { url: redacted(url), message: message.to_owned() })
 }
 
-/// What went wrong before there was an answer. Wrong addresses stay wrong; the rest of the network comes and goes.
-fn transport(url: &str, error: &ureq::Error) -> Failure {
+/// The error of a request without a response. Invalid URLs stay invalid; everything else may be transient.
+fn transport_error(url: &str, error: &ureq::Error) -> RequestError {
     match error {
         ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => {
-            answer(url, "the request cannot be made: check HF_ENDPOINT and the proxy settings")
+            invalid_response(url, "the request cannot be made: check HF_ENDPOINT and the proxy settings")
         }
-        error => passing(url, error.to_string()),
+        error => transient(url, error.to_string()),
     }
 }
 
-fn not_an_address(endpoint: &str) -> DataError {
+fn invalid_endpoint(endpoint: &str) -> DataError {
     DataError::HubSetting {
         setting: "HF_ENDPOINT",
-        problem: format!("is `{}`, which is not an address like https://huggingface.co", shown(endpoint)),
+        problem: format!("is `{}`, which is not a URL like https://huggingface.co", redacted(endpoint)),
     }
 }
 
 #[cfg(test)]
-pub(super) fn quick(endpoint: &str, token: Option<&str>) -> HubSettings {
+pub(super) fn fast_settings(endpoint: &str, token: Option<&str>) -> HubSettings {
     HubSettings {
         endpoint: endpoint.to_owned(),
         token: token.map(str::to_owned),
-        pause: std::time::Duration::from_millis(1),
-        silence: std::time::Duration::from_millis(500),
+        initial_backoff: std::time::Duration::from_millis(1),
+        idle_timeout: std::time::Duration::from_millis(500),
         ..HubSettings::default()
     }
 }
@@ -304,8 +308,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_endpoint_s_own_origin_is_trusted() {
-        let client = HubClient::new(quick("https://hub.example", Some("t"))).unwrap();
+    fn credentials_are_limited_to_the_endpoint_origin() {
+        let client = HubClient::new(fast_settings("https://hub.example", Some("t"))).unwrap();
         for (url, own) in [
             ("https://hub.example/x", true),
             ("https://HUB.example:443/x", true),
@@ -314,24 +318,24 @@ mod tests {
             ("https://cdn.hub.example/x", false),
             ("https://hub.example.evil/x", false),
         ] {
-            assert_eq!(client.is_own(&url.parse().unwrap()), own, "{url}");
+            assert_eq!(client.is_endpoint_origin(&url.parse().unwrap()), own, "{url}");
         }
     }
 
     #[test]
-    fn settings_that_cannot_work_are_refused_without_showing_the_token() {
-        let error = HubClient::new(quick("huggingface.co", None)).err().unwrap();
+    fn invalid_settings_are_rejected_without_secrets() {
+        let error = HubClient::new(fast_settings("huggingface.co", None)).err().unwrap();
         assert!(error.to_string().starts_with("HF_ENDPOINT"), "{error}");
-        let error = HubClient::new(quick("https://h", Some("hf_se cret\n"))).err().unwrap();
+        let error = HubClient::new(fast_settings("https://h", Some("hf_se cret\n"))).err().unwrap();
         assert!(error.to_string().starts_with("HF_TOKEN") && !error.to_string().contains("cret"), "{error}");
-        assert!(!format!("{:?}", quick("https://h", Some("hf_secret"))).contains("hf_secret"));
+        assert!(!format!("{:?}", fast_settings("https://h", Some("hf_secret"))).contains("hf_secret"));
         for endpoint in
             ["https://user:secret@h", "user:secret@h", "https://user:sec/secret@h", "https://user:a secret@h"]
         {
-            assert!(!format!("{:?}", quick(endpoint, None)).contains("secret"), "{endpoint}");
-            let told = HubClient::new(quick(endpoint, None))
+            assert!(!format!("{:?}", fast_settings(endpoint, None)).contains("secret"), "{endpoint}");
+            let shown = HubClient::new(fast_settings(endpoint, None))
                 .map_or_else(|error| error.to_string(), |client| client.endpoint().to_owned());
-            assert!(!told.contains("secret") && !told.contains("user:"), "{endpoint}: {told}");
+            assert!(!shown.contains("secret") && !shown.contains("user:"), "{endpoint}: {shown}");
         }
     }
 }

@@ -1,18 +1,18 @@
-//! A thin client of the Hugging Face Hub: what commit a name stands for, which files it has, and their bytes by range.
+//! A thin client of the Hugging Face Hub: resolves revisions, lists files and reads byte ranges.
 //!
-//! The token goes to the endpoint's own origin and nowhere else: redirects (every large file is served from a signed
-//! address of another host) are followed here, one by one, and messages never show an address's query.
+//! The token is sent to the endpoint's own origin only: redirects (every large file is served from a signed URL of
+//! another host) are followed here one by one, and messages never show the query of a URL.
 
-mod address;
-mod card;
 mod client;
-mod file;
-mod layout;
+mod data_files;
+mod dataset_card;
+mod hub_file;
 mod repository;
 mod retry;
+mod retry_status;
 mod settings;
-mod waits;
+mod url;
 
 pub(crate) use repository::Repository;
+pub use retry_status::{RetryMonitor, RetryStatus};
 pub use settings::HubSettings;
-pub use waits::{Waiting, Waits};

@@ -1,24 +1,24 @@
-//! A data set on the Hub at one commit: its card, its listing, the addresses of its files.
+//! A data set on the Hub at one commit: its card, its listing and its files.
 
 use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::address::shown;
 use super::client::HubClient;
-use super::file::HubFile;
-use super::layout::{self, ListedFile};
+use super::data_files::{self, ListedFile};
+use super::hub_file::HubFile;
+use super::retry_status::RetryStatus;
 use super::settings::HubSettings;
-use super::waits::Waiting;
+use super::url::redacted;
 use crate::DataError;
-use crate::block_cache::{BlockCache, CachedFile, CachedSource};
+use crate::block_cache::{BlockCache, CacheKey, CachedSource};
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
 
-/// Pages of one listing; the Hub puts a thousand entries on one.
-const MOST_PAGES: usize = 10_000;
+/// Maximum number of pages of a listing; the Hub puts a thousand entries on one.
+const MAX_PAGES: usize = 10_000;
 
-/// A pinned data set.
+/// A data set at a pinned commit.
 #[derive(Clone)]
 pub(crate) struct Repository {
     client: Arc<HubClient>,
@@ -42,7 +42,7 @@ struct TreeEntry {
 }
 
 impl Repository {
-    /// Asks which commit `revision` (a branch, tag or commit; else `main`) is, and stays with it.
+    /// Resolves `revision` (a branch, tag or commit; `main` by default) to a commit.
     pub(crate) fn pin(
         settings: HubSettings,
         name: &str,
@@ -59,9 +59,12 @@ impl Repository {
         let client = Arc::new(HubClient::new(settings)?);
         let revision = encode(revision.unwrap_or("main"), false);
         let url = format!("{}/api/datasets/{name}/revision/{revision}", client.endpoint());
-        let answer: RevisionAnswer = parse(&url, &client.text(&url, cancel)?.text)?;
+        let answer: RevisionAnswer = parse(&url, &client.get_text(&url, cancel)?.text)?;
         if answer.sha.len() < 7 || !answer.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(DataError::Answer { url: shown(&url), message: "it names no commit".to_owned() });
+            return Err(DataError::InvalidResponse {
+                url: redacted(&url),
+                message: "it has no commit hash".to_owned(),
+            });
         }
         Ok(Self { client, cache, name: name.to_owned(), revision: answer.sha })
     }
@@ -71,12 +74,12 @@ impl Repository {
         &self.revision
     }
 
-    /// What a reader has been waiting for longest; none if all goes well.
-    pub(crate) fn waiting(&self) -> Option<Waiting> {
-        self.client.waits().longest()
+    /// The request that has been failing for the longest time; none if all succeed.
+    pub(crate) fn retry_status(&self) -> Option<RetryStatus> {
+        self.client.retries().longest()
     }
 
-    /// The files of a split, chosen as the `datasets` library chooses them.
+    /// The files of a split, resolved as the `datasets` library does.
     pub(crate) fn files(
         &self,
         config: Option<&str>,
@@ -84,7 +87,7 @@ impl Repository {
         cancel: &CancelToken,
     ) -> Result<Vec<ListedFile>, DataError> {
         let card = self.card(cancel)?;
-        layout::choose(&self.name, card.as_deref(), config, split, |folder| self.tree(folder, cancel))
+        data_files::resolve(&self.name, card.as_deref(), config, split, |folder| self.tree(folder, cancel))
     }
 
     /// Opens one of the files.
@@ -94,7 +97,7 @@ impl Repository {
         match &self.cache {
             None => Arc::new(source),
             Some(cache) => {
-                let cached = CachedFile::of(&self.name, &self.revision, file, length);
+                let cached = CacheKey::new(&self.name, &self.revision, file, length);
                 Arc::new(CachedSource::new(source, Arc::clone(cache), cached))
             }
         }
@@ -104,16 +107,16 @@ impl Repository {
         format!("{}/datasets/{}/resolve/{}/{}", self.client.endpoint(), self.name, self.revision, encode(path, true))
     }
 
-    /// The text of `README.md`; none if there is none.
+    /// The text of `README.md`; none if it does not exist.
     fn card(&self, cancel: &CancelToken) -> Result<Option<String>, DataError> {
-        match self.client.text(&self.resolve("README.md"), cancel) {
+        match self.client.get_text(&self.resolve("README.md"), cancel) {
             Ok(page) => Ok(Some(page.text)),
             Err(DataError::Refused { status: 404, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Every file below `folder`, sorted; none if there is no such folder.
+    /// Every file below `folder`, sorted; empty if the folder does not exist.
     fn tree(&self, folder: &str, cancel: &CancelToken) -> Result<Vec<ListedFile>, DataError> {
         let slash = if folder.is_empty() { "" } else { "/" };
         let folder = encode(folder, true);
@@ -124,8 +127,8 @@ impl Repository {
             self.revision
         );
         let mut files = Vec::new();
-        for _ in 0..MOST_PAGES {
-            let page = match self.client.text(&url, cancel) {
+        for _ in 0..MAX_PAGES {
+            let page = match self.client.get_text(&url, cancel) {
                 Err(DataError::Refused { status: 404, .. }) if !folder.is_empty() => {
                     return Ok(Vec::new());
                 }
@@ -146,15 +149,16 @@ impl Repository {
                 }
             }
         }
-        Err(DataError::Answer { url: shown(&url), message: "the listing does not end".to_owned() })
+        Err(DataError::InvalidResponse { url: redacted(&url), message: "the listing does not end".to_owned() })
     }
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(url: &str, text: &str) -> Result<T, DataError> {
-    serde_json::from_str(text).map_err(|error| DataError::Answer { url: shown(url), message: error.to_string() })
+    serde_json::from_str(text)
+        .map_err(|error| DataError::InvalidResponse { url: redacted(url), message: error.to_string() })
 }
 
-/// `owner/name` or an old name without an owner.
+/// `owner/name`, or a legacy name without an owner.
 fn is_dataset_name(name: &str) -> bool {
     let mut parts = name.split('/');
     let part = |part: &str| {
@@ -165,12 +169,12 @@ fn is_dataset_name(name: &str) -> bool {
     parts.by_ref().take(2).all(part) && parts.next().is_none()
 }
 
-/// Percent-encodes for a path; slashes stay only where they separate folders.
-fn encode(text: &str, slashes_stay: bool) -> String {
+/// Percent-encodes a URL path; `keep_slashes` keeps those between folders.
+fn encode(text: &str, keep_slashes: bool) -> String {
     use std::fmt::Write as _;
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (slashes_stay && byte == b'/') {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (keep_slashes && byte == b'/') {
             encoded.push(byte as char);
         } else {
             let _ = write!(encoded, "%{byte:02X}");
@@ -184,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_data_sets_are_told_from_paths_and_tricks() {
+    fn invalid_data_set_names_are_rejected() {
         for name in ["HuggingFaceFW/fineweb", "wikitext", "a-b/c_d.e"] {
             assert!(is_dataset_name(name), "{name}");
         }
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_encoded_by_segment_and_revisions_whole() {
+    fn paths_keep_slashes_and_revisions_encode_them() {
         assert_eq!(encode("data/a b#1.parquet", true), "data/a%20b%231.parquet");
         assert_eq!(encode("refs/convert/parquet", false), "refs%2Fconvert%2Fparquet");
         assert_eq!(encode("\u{e9}?", true), "%C3%A9%3F");

@@ -1,4 +1,4 @@
-//! Where the Hub is, who asks, and how patient the asking is.
+//! Settings of the Hub client: endpoint, token, timeouts and cache.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,30 +6,30 @@ use std::time::Duration;
 
 use run_config::{DataConfig, regular_file};
 
-use super::address::without_user;
+use super::url::split_credentials;
 use crate::block_cache::BLOCK_BYTES;
-use crate::cache::cache_root;
-use crate::hub::waits::Waits;
+use crate::cache_folder::cache_root;
+use crate::hub::retry_status::RetryMonitor;
 
-/// How to talk to the Hub. [`HubSettings::from_environment`] reads what `huggingface_hub` reads.
+/// Settings of the Hub client. [`HubSettings::from_environment`] reads the variables that `huggingface_hub` reads.
 #[derive(Clone)]
 pub struct HubSettings {
-    /// Where it is, without a final slash.
+    /// URL of the Hub, without a trailing slash.
     pub endpoint: String,
-    /// Sent to the endpoint only.
+    /// Access token; sent to the endpoint only.
     pub token: Option<String>,
-    /// Refuse to ask.
+    /// Whether requests are forbidden.
     pub offline: bool,
-    /// How long something is tried without a byte of progress.
-    pub patience: Duration,
-    /// The pause after the first failure; it doubles with each further one, up to a minute.
-    pub pause: Duration,
-    /// How long the other side may be silent.
-    pub silence: Duration,
-    /// Where to keep what was read, and at most how many bytes of it; none to keep nothing.
+    /// How long a request is retried without progress.
+    pub retry_timeout: Duration,
+    /// Delay after the first failure; it doubles with each further one, up to a minute.
+    pub initial_backoff: Duration,
+    /// How long a connection may be silent.
+    pub idle_timeout: Duration,
+    /// Folder and size limit in bytes of the block cache; none for no cache.
     pub cache: Option<(PathBuf, u64)>,
-    /// Where whoever waits for the Hub says so, from the first request on.
-    pub waits: Waits,
+    /// Reports the requests that are being retried, from the first one on.
+    pub retries: RetryMonitor,
 }
 
 impl Default for HubSettings {
@@ -38,11 +38,11 @@ impl Default for HubSettings {
             endpoint: "https://huggingface.co".to_owned(),
             token: None,
             offline: false,
-            patience: Duration::from_hours(1),
-            pause: Duration::from_millis(200),
-            silence: Duration::from_secs(20),
+            retry_timeout: Duration::from_hours(1),
+            initial_backoff: Duration::from_millis(200),
+            idle_timeout: Duration::from_secs(20),
             cache: None,
-            waits: Waits::default(),
+            retries: RetryMonitor::default(),
         }
     }
 }
@@ -52,58 +52,58 @@ impl HubSettings {
     /// seconds of `HF_HUB_DOWNLOAD_TIMEOUT`.
     pub fn from_environment() -> Self {
         let mut settings = Self::default();
-        if let Some(endpoint) = variable("HF_ENDPOINT") {
+        if let Some(endpoint) = environment_variable("HF_ENDPOINT") {
             endpoint.trim_end_matches('/').clone_into(&mut settings.endpoint);
         }
-        settings.token = variable("HF_TOKEN").or_else(stored_token);
-        settings.offline = variable("HF_HUB_OFFLINE")
+        settings.token = environment_variable("HF_TOKEN").or_else(read_stored_token);
+        settings.offline = environment_variable("HF_HUB_OFFLINE")
             .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str()));
-        if let Some(silence) = variable("HF_HUB_DOWNLOAD_TIMEOUT").as_deref().and_then(seconds) {
-            settings.silence = silence;
+        if let Some(timeout) = environment_variable("HF_HUB_DOWNLOAD_TIMEOUT").as_deref().and_then(parse_seconds) {
+            settings.idle_timeout = timeout;
         }
         settings
     }
 
-    /// With the patience and the cache of a run.
+    /// With the retry timeout and the block cache of a run.
     #[must_use]
-    pub fn of_run(self, data: &DataConfig) -> Self {
+    pub fn with_run_config(self, data: &DataConfig) -> Self {
         let folder = || data.cache_dir.clone().unwrap_or_else(|| cache_root().join("blocks"));
         let limit = data.cache_limit.bytes();
         let cache = (limit >= BLOCK_BYTES).then(|| (folder(), limit));
-        Self { patience: data.network_patience.duration(), cache, ..self }
+        Self { retry_timeout: data.network_patience.duration(), cache, ..self }
     }
 }
 
-/// The token is shown as present or absent only, the endpoint without user and password.
+/// Shows the token as set or not set, and the endpoint without user and password.
 impl fmt::Debug for HubSettings {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("HubSettings")
-            .field("endpoint", &without_user(&self.endpoint).0)
+            .field("endpoint", &split_credentials(&self.endpoint).0)
             .field("token", &self.token.as_ref().map(|_| "set"))
             .field("offline", &self.offline)
-            .field("patience", &self.patience)
-            .field("pause", &self.pause)
-            .field("silence", &self.silence)
+            .field("retry_timeout", &self.retry_timeout)
+            .field("initial_backoff", &self.initial_backoff)
+            .field("idle_timeout", &self.idle_timeout)
             .field("cache", &self.cache)
             .finish_non_exhaustive()
     }
 }
 
-fn variable(name: &str) -> Option<String> {
+fn environment_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// Whole seconds, as `huggingface_hub` takes them; at least one.
-fn seconds(value: &str) -> Option<Duration> {
+/// An integer number of seconds, at least one, as `huggingface_hub` reads it.
+fn parse_seconds(value: &str) -> Option<Duration> {
     value.parse().ok().filter(|&seconds| seconds > 0).map(Duration::from_secs)
 }
 
-fn stored_token() -> Option<String> {
-    let path = match (variable("HF_TOKEN_PATH"), variable("HF_HOME")) {
+fn read_stored_token() -> Option<String> {
+    let path = match (environment_variable("HF_TOKEN_PATH"), environment_variable("HF_HOME")) {
         (Some(path), _) => PathBuf::from(path),
         (None, Some(home)) => PathBuf::from(home).join("token"),
-        (None, None) => crate::cache::user_cache_folder().join("huggingface/token"),
+        (None, None) => crate::cache_folder::user_cache_folder().join("huggingface/token"),
     };
     let token = regular_file::read_to_string(&path).ok()?.trim().to_owned();
     (!token.is_empty()).then_some(token)
@@ -114,10 +114,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timeout_is_a_whole_number_of_seconds_above_zero() {
-        assert_eq!(seconds("10"), Some(Duration::from_secs(10)));
+    fn timeouts_are_positive_integers() {
+        assert_eq!(parse_seconds("10"), Some(Duration::from_secs(10)));
         for other in ["", "0", "-1", "soon", "0.5", "1e300"] {
-            assert_eq!(seconds(other), None, "{other}");
+            assert_eq!(parse_seconds(other), None, "{other}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Whether a ledger's steps used every row of every finished epoch exactly once, and took of each component its share.
+//! Audit: checks that the steps of a ledger used every row of every finished epoch exactly once, and sequences of each
+//! component in proportion to its mixture weight.
 
 mod component;
 
@@ -7,7 +8,7 @@ use std::path::Path;
 use self::component::ComponentAuditor;
 pub use self::component::{AuditedComponent, AuditedEpoch};
 use super::{BeginRecord, LedgerHead, LedgerRecord, StepRecord, WindowRecord, for_each_record};
-use crate::shares::Shares;
+use crate::mixture_schedule::MixtureSchedule;
 use crate::{DataError, DataSource, Mixture, StreamSettings};
 
 /// What an audit found.
@@ -15,26 +16,25 @@ use crate::{DataError, DataSource, Mixture, StreamSettings};
 pub struct Audit {
     /// Steps in the ledger.
     pub steps: u64,
-    /// Targets that they were trained on.
+    /// Target tokens of these steps.
     pub targets: u64,
-    /// What they took of each component.
+    /// The sequences and epochs of each component.
     pub components: Vec<AuditedComponent>,
-    /// What does not fit, in words; empty where all is well.
+    /// The violations found, in words; empty if there are none.
     pub problems: Vec<String>,
 }
 
-/// At most so many problems are put into words.
-const MOST_PROBLEMS: usize = 20;
+/// Problems that are reported at most.
+const MAX_PROBLEMS: usize = 20;
 
-/// What does not fit.
 #[derive(Default)]
 struct Problems(Vec<String>);
 
-/// Follows the chain to `head` and checks that steps follow each other without a gap and take of each component its
-/// share, that no row was read twice in an epoch, and that no document of a finished epoch was left out. `ended` says
-/// that the data had ended after the last step.
+/// Verifies the hash chain up to `head` and checks that steps follow each other without a gap and take sequences of the
+/// components in the order of the mixture schedule, that no row was read twice in an epoch, and that no document of a
+/// finished epoch was left out. `ended` says that the data had ended after the last step.
 ///
-/// Holds a few numbers for each group read in an epoch, and reads the footers of all files for a finished one.
+/// Holds a few numbers for each row group read in an epoch, and reads the footers of all shards for a finished one.
 ///
 /// # Errors
 /// [`DataError::Ledger`] where the chain does not hold; [`DataError`] where the data cannot be read.
@@ -46,13 +46,13 @@ pub fn audit(
     ended: bool,
 ) -> Result<Audit, DataError> {
     let mixture: Mixture = data.into();
-    let selection = |source: &DataSource| source.selection(settings.wanted(), source.cancel());
-    let selections = mixture.sources().iter().map(selection).collect::<Result<Vec<_>, _>>()?;
-    let components = mixture.sources().iter().zip(&selections);
+    let split = |source: &DataSource| source.held_out_split(settings.split_settings(), source.cancel());
+    let splits = mixture.sources().iter().map(split).collect::<Result<Vec<_>, _>>()?;
+    let components = mixture.sources().iter().zip(&splits);
     let mut auditor = Auditor {
-        shares: mixture.shares(),
-        components: components.map(|(source, selection)| ComponentAuditor::new(source, selection)).collect(),
-        given: vec![0; selections.len()],
+        schedule: mixture.schedule(),
+        components: components.map(|(source, split)| ComponentAuditor::new(source, split)).collect(),
+        delivered: vec![0; splits.len()],
         steps: 0,
         targets: 0,
         next_step: None,
@@ -73,10 +73,10 @@ pub fn audit(
 }
 
 struct Auditor<'a> {
-    shares: &'a Shares,
+    schedule: &'a MixtureSchedule,
     components: Vec<ComponentAuditor<'a>>,
-    /// Sequences taken of each component, since the run began.
-    given: Vec<u64>,
+    /// Sequences delivered of each component since the start of the run.
+    delivered: Vec<u64>,
     steps: u64,
     targets: u64,
     /// None before the first line.
@@ -86,7 +86,7 @@ struct Auditor<'a> {
 
 impl Problems {
     fn note(&mut self, problem: impl FnOnce() -> String) {
-        if self.0.len() < MOST_PROBLEMS {
+        if self.0.len() < MAX_PROBLEMS {
             self.0.push(problem());
         }
     }
@@ -95,12 +95,13 @@ impl Problems {
 impl Auditor<'_> {
     fn begin(&mut self, begin: &BeginRecord) {
         if self.next_step.is_some() {
-            self.problems.note(|| "the ledger begins a second time".to_owned());
+            self.problems.note(|| "the ledger has a second first line".to_owned());
         }
         self.next_step = Some(begin.step + 1);
-        for ((component, given), begin) in self.components.iter_mut().zip(&mut self.given).zip(&begin.components) {
+        let delivered = self.components.iter_mut().zip(&mut self.delivered);
+        for ((component, delivered), begin) in delivered.zip(&begin.components) {
             component.begin(begin);
-            *given = begin.given;
+            *delivered = begin.delivered;
         }
     }
 
@@ -108,7 +109,9 @@ impl Auditor<'_> {
         self.next_step.get_or_insert(1);
         match self.components.get_mut(window.component as usize) {
             Some(component) => component.window(window, &mut self.problems)?,
-            None => self.problems.note(|| format!("a window is of component {}, which there is not", window.component)),
+            None => {
+                self.problems.note(|| format!("a window is of component {}, which does not exist", window.component));
+            }
         }
         Ok(())
     }
@@ -118,32 +121,34 @@ impl Auditor<'_> {
         self.steps += 1;
         self.targets += record.targets;
         if self.next_step.is_some_and(|next| next != step) {
-            self.problems.note(|| format!("step {step} does not follow the step before"));
+            self.problems.note(|| format!("step {step} does not follow the previous step"));
         }
         self.next_step = Some(step + 1);
-        for taken in &record.taken {
-            let component = self.components.get_mut(taken.component as usize);
-            if !component.is_some_and(|component| component.take(taken)) {
-                let name = self.components.get(taken.component as usize).map_or("no component", |it| &it.audited.name);
+        for range in &record.sequence_ranges {
+            let component = self.components.get_mut(range.component as usize);
+            if !component.is_some_and(|component| component.take(range)) {
+                let component = self.components.get(range.component as usize);
+                let name = component.map_or("an unknown component", |component| &component.audited.name);
                 self.problems.note(|| {
                     format!(
-                        "step {step} starts at sequence {} of window {} of epoch {} of {name}, not where the step before ended",
-                        taken.sequence, taken.window, taken.epoch
+                        "step {step} starts at sequence {} of window {} of epoch {} of {name}, not where the previous step ended",
+                        range.first_sequence, range.window, range.epoch
                     )
                 });
                 continue;
             }
-            self.given[taken.component as usize] += taken.sequences;
+            self.delivered[range.component as usize] += range.sequences;
         }
-        if !self.shares.lead_to(&self.given) {
-            self.problems
-                .note(|| format!("after step {step} the components have not had their shares of the sequences"));
+        if !self.schedule.is_reachable(&self.delivered) {
+            self.problems.note(|| {
+                format!("after step {step} the sequences of the components do not match their mixture weights")
+            });
         }
     }
 
-    /// Judges the epochs that are begun. The data end where the component whose turn it is has ended.
+    /// Checks the epochs in progress. The data ends where the component that comes next in the schedule has ended.
     fn finish(mut self, ended: bool) -> Result<Audit, DataError> {
-        let last = ended.then(|| self.shares.next(&self.given));
+        let last = ended.then(|| self.schedule.next_component(&self.delivered));
         for (index, component) in self.components.iter_mut().enumerate() {
             component.finish_epoch(last == Some(index), &mut self.problems)?;
         }

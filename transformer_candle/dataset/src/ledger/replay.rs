@@ -1,13 +1,13 @@
-//! A step's batch, made again from the data.
+//! Replay: makes the batch of a step again from the data.
 
 use std::path::Path;
 
 use super::{LedgerHead, LedgerRecord, StepRecord, WindowRecord, batch_hash, for_each_record};
 use crate::cursor::WindowStart;
-use crate::{Batch, Cursor, DataError, Mixture, StreamIdentity, StreamSettings, TokenStream, Tokenizer};
+use crate::{Batch, Cursor, DataError, Mixture, StreamFingerprint, StreamSettings, TokenStream, Tokenizer};
 
-/// Makes the batch of `step` again and compares it with the checksum in the ledger. Uses no window that the step did
-/// not take from.
+/// Makes the batch of `step` again and compares it with the checksum in the ledger. Reads only the windows that the
+/// step took sequences of.
 ///
 /// # Errors
 /// [`DataError::Ledger`] where the ledger has no such step, or its checksum is another batch's.
@@ -20,13 +20,14 @@ pub fn replay(
     tokenizer: &Tokenizer,
 ) -> Result<Batch, DataError> {
     let mixture: Mixture = data.into();
-    let wrong = |message: String| DataError::Ledger { path: path.to_owned(), message };
-    let (before, record) = find(path, head, step, &mixture)?.ok_or_else(|| wrong(format!("it has no step {step}")))?;
-    let identity = StreamIdentity::of(&mixture, settings, tokenizer);
-    let mut cursor = Cursor::at_start(identity, mixture.sources().len(), settings.lanes);
+    let ledger_error = |message: String| DataError::Ledger { path: path.to_owned(), message };
+    let (before, record) =
+        find_step(path, head, step, &mixture)?.ok_or_else(|| ledger_error(format!("it has no step {step}")))?;
+    let fingerprint = StreamFingerprint::new(&mixture, settings, tokenizer);
+    let mut cursor = Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards);
     for (position, before) in cursor.components.iter_mut().zip(before) {
-        position.given = before.given;
-        if let Some((start, sequence)) = before.first {
+        position.delivered = before.delivered;
+        if let Some((start, sequence)) = before.first_sequence {
             (position.start, position.sequence) = (start, sequence);
         }
     }
@@ -36,54 +37,56 @@ pub fn replay(
     if batch_hash(&batch) == record.batch {
         return Ok(batch);
     }
-    Err(wrong(format!("step {step} was trained on another batch than the data give today")))
+    Err(ledger_error(format!("the batch of step {step}, made again from the data, differs from the one trained on")))
 }
 
-/// Where a component stands before a step.
+/// The state of a component before a step.
 #[derive(Clone, Default)]
-struct Before {
-    given: u64,
-    /// The start of the window that the step takes from, and the place of its first sequence there; none if the step
-    /// takes nothing.
-    first: Option<(WindowStart, u64)>,
-    /// Windows that were not left behind: a step starts in the window of the step before, or in a newer one.
-    recent: Vec<WindowRecord>,
+struct ComponentBefore {
+    delivered: u64,
+    /// The start of the window that the step takes sequences of, and its first sequence; none if it takes nothing.
+    first_sequence: Option<(WindowStart, u64)>,
+    /// Windows that a step may still take sequences of: that of the step before, and later ones.
+    windows: Vec<WindowRecord>,
 }
 
-/// The step's line, and where each component stood before it.
-fn find(
+/// The record of a step, and the state of each component before it.
+fn find_step(
     path: &Path,
     head: &LedgerHead,
     step: u64,
     mixture: &Mixture,
-) -> Result<Option<(Vec<Before>, StepRecord)>, DataError> {
+) -> Result<Option<(Vec<ComponentBefore>, StepRecord)>, DataError> {
     let components = mixture.sources().len();
-    let (mut at, mut found) = (vec![Before::default(); components], None);
-    let message = format!("it names more than the run's {components} components");
-    let unknown = || DataError::Ledger { path: path.to_owned(), message: message.clone() };
+    let (mut state, mut found) = (vec![ComponentBefore::default(); components], None);
+    let message = format!("it names more components than the {components} of the run");
+    let unknown_component = || DataError::Ledger { path: path.to_owned(), message: message.clone() };
     for_each_record(path, head, mixture.cancel(), |record| {
         match record {
             LedgerRecord::Begin(begin) => {
-                for (at, begun) in at.iter_mut().zip(&begin.components) {
-                    at.given = begun.given;
+                for (component, begin) in state.iter_mut().zip(&begin.components) {
+                    component.delivered = begin.delivered;
                 }
             }
             LedgerRecord::Window(window) => {
-                at.get_mut(window.component as usize).ok_or_else(unknown)?.recent.push(window);
+                state.get_mut(window.component as usize).ok_or_else(unknown_component)?.windows.push(window);
             }
             LedgerRecord::Step(record) => {
-                for taken in &record.taken {
-                    let at = at.get_mut(taken.component as usize).ok_or_else(unknown)?;
-                    at.recent.retain(|recent| (recent.start.epoch, recent.start.window) >= (taken.epoch, taken.window));
+                for range in &record.sequence_ranges {
+                    let component = state.get_mut(range.component as usize).ok_or_else(unknown_component)?;
+                    component
+                        .windows
+                        .retain(|window| (window.start.epoch, window.start.window) >= (range.epoch, range.window));
                     if record.step == step {
-                        at.first = at.recent.first().map(|window| (window.start.clone(), taken.sequence));
+                        let window = component.windows.first();
+                        component.first_sequence = window.map(|window| (window.start.clone(), range.first_sequence));
                     }
                 }
                 if record.step == step {
-                    found = Some((at.clone(), record));
+                    found = Some((state.clone(), record));
                 } else {
-                    for taken in &record.taken {
-                        at[taken.component as usize].given += taken.sequences;
+                    for range in &record.sequence_ranges {
+                        state[range.component as usize].delivered += range.sequences;
                     }
                 }
             }

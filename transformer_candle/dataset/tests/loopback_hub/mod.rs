@@ -1,4 +1,4 @@
-//! A Hub and its CDN on two ports of this machine: a few dozen lines that fail on request and remember who asked what.
+//! A Hub and its CDN on two ports of this machine, which fail on request and record all requests.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::format_collect)]
 
@@ -17,31 +17,31 @@ use run_config::StreamingConfig;
 
 pub const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What goes wrong with a request.
+/// A failure of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Status(u16),
-    /// Half of the body.
+    /// Half of the body is sent.
     Truncate,
-    /// The header of another range.
+    /// `Content-Range` names another range.
     WrongRange,
-    /// The whole file for a range request.
+    /// The whole file is sent for a range request.
     NoRange,
-    /// Another size than was listed.
+    /// `Content-Range` has another size than the listing.
     OtherSize,
-    /// No answer, then the end of the connection.
+    /// No response, then the connection is closed.
     Hang,
 }
 
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct Request {
     pub cdn: bool,
     pub path: String,
     pub range: Option<String>,
     pub token: Option<String>,
 }
 
-/// A file's bytes. A large one has a middle that repeats, so that a data set of any size fits in memory.
+/// The bytes of a file. The middle of a large one repeats, so that a data set of any size fits in memory.
 #[derive(Clone, Default)]
 pub struct Content {
     pub head: Bytes,
@@ -69,13 +69,13 @@ impl Content {
         let mut bytes = Vec::with_capacity(range.len());
         let mut at = range.start;
         while at < range.end {
-            let (part, place) = match at {
+            let (part, offset) = match at {
                 _ if at < self.head.len() => (&self.head, at),
                 _ if at < tail => (&self.middle, (at - self.head.len()) % self.middle.len()),
                 _ => (&self.tail, at - tail),
             };
-            let length = (part.len() - place).min(range.end - at);
-            bytes.extend_from_slice(&part[place..place + length]);
+            let length = (part.len() - offset).min(range.end - at);
+            bytes.extend_from_slice(&part[offset..offset + length]);
             at += length;
         }
         bytes.into()
@@ -85,13 +85,13 @@ impl Content {
 #[derive(Default)]
 struct State {
     files: BTreeMap<String, Content>,
-    /// Entries of a listing's page.
+    /// Entries per page of a listing.
     page: usize,
     token: Option<String>,
     cdn: String,
     hub: String,
     faults: Vec<(&'static str, Fault, usize)>,
-    asked: Vec<Asked>,
+    requests: Vec<Request>,
 }
 
 pub struct LoopbackHub {
@@ -123,28 +123,28 @@ impl LoopbackHub {
         self
     }
 
-    /// The next `count` requests whose path contains `part` go wrong.
+    /// The next `count` requests whose path contains `part` fail.
     pub fn fail(&self, part: &'static str, fault: Fault, count: usize) {
         self.state.lock().unwrap().faults.push((part, fault, count));
     }
 
-    /// Nothing goes wrong from here on.
-    pub fn mend(&self) {
+    /// No request fails from here on.
+    pub fn clear_faults(&self) {
         self.state.lock().unwrap().faults.clear();
     }
 
     /// Every request since the last call.
-    pub fn asked(&self) -> Vec<Asked> {
-        std::mem::take(&mut self.state.lock().unwrap().asked)
+    pub fn take_requests(&self) -> Vec<Request> {
+        std::mem::take(&mut self.state.lock().unwrap().requests)
     }
 
     pub fn settings(&self, token: Option<&str>) -> HubSettings {
         HubSettings {
             endpoint: self.endpoint.clone(),
             token: token.map(str::to_owned),
-            patience: Duration::from_millis(1500),
-            pause: Duration::from_millis(1),
-            silence: Duration::from_millis(150),
+            retry_timeout: Duration::from_millis(1500),
+            initial_backoff: Duration::from_millis(1),
+            idle_timeout: Duration::from_millis(150),
             ..HubSettings::default()
         }
     }
@@ -181,7 +181,7 @@ fn listen(state: &Arc<Mutex<State>>, cdn: bool) -> String {
     address
 }
 
-/// Answers request after request until the other side closes or a fault does.
+/// Serves requests until the client closes the connection or a fault does.
 fn serve_connection(connection: &TcpStream, state: &Mutex<State>, cdn: bool) -> Option<()> {
     connection.set_nodelay(true).ok()?;
     let mut reader = BufReader::new(connection.try_clone().ok()?);
@@ -202,11 +202,11 @@ fn serve_connection(connection: &TcpStream, state: &Mutex<State>, cdn: bool) -> 
                 _ => {}
             }
         }
-        let asked = Asked { cdn, path, range, token };
+        let request = Request { cdn, path, range, token };
         let mut state = state.lock().ok()?;
-        let fault = take_fault(&mut state.faults, &asked.path);
-        let (head, body) = state.answer(&asked, fault);
-        state.asked.push(asked);
+        let fault = take_fault(&mut state.faults, &request.path);
+        let (head, body) = state.answer(&request, fault);
+        state.requests.push(request);
         drop(state);
         if fault == Some(Fault::Hang) {
             std::thread::sleep(Duration::from_millis(300));
@@ -229,18 +229,18 @@ fn take_fault(faults: &mut [(&'static str, Fault, usize)], path: &str) -> Option
 }
 
 impl State {
-    /// Status line with headers, and the body.
-    fn answer(&self, asked: &Asked, fault: Option<Fault>) -> (String, Bytes) {
-        let (path, query) = asked.path.split_once('?').unwrap_or((&asked.path, ""));
+    /// The status line with headers, and the body.
+    fn answer(&self, request: &Request, fault: Option<Fault>) -> (String, Bytes) {
+        let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
         if let Some(Fault::Status(status)) = fault {
             return (format!("{status} Fault\r\nRetry-After: 0\r\n"), Bytes::from_static(b"no"));
         }
-        if asked.cdn {
+        if request.cdn {
             let signed = query.contains("signature=s3cret");
             let refusal = ("403 Forbidden\r\n".to_owned(), Bytes::new());
-            return if signed { self.range(&path["/cdn/".len()..], asked, fault) } else { refusal };
+            return if signed { self.range(&path["/cdn/".len()..], request, fault) } else { refusal };
         }
-        let refused = self.token.as_ref().is_some_and(|token| asked.token != Some(format!("Bearer {token}")));
+        let refused = self.token.as_ref().is_some_and(|token| request.token != Some(format!("Bearer {token}")));
         if refused {
             return ("401 Unauthorized\r\n".to_owned(), Bytes::from_static(b"{\"error\": \"gated\"}"));
         }
@@ -278,9 +278,9 @@ impl State {
         (head, (body + "]").into())
     }
 
-    fn range(&self, file: &str, asked: &Asked, fault: Option<Fault>) -> (String, Bytes) {
+    fn range(&self, file: &str, request: &Request, fault: Option<Fault>) -> (String, Bytes) {
         let bytes = &self.files[file];
-        let wanted = asked.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+        let wanted = request.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
         let Some((first, last)) = wanted.filter(|_| fault != Some(Fault::NoRange)) else {
             return ("200 OK\r\n".to_owned(), bytes.read(0..bytes.length()));
         };

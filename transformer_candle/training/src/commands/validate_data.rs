@@ -95,7 +95,7 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
         }
         replay(&path, &head, step, mixture, settings, tokenizer)?;
     }
-    let component = |(index, audited)| ComponentReport { audited, share: mixture.share(index) };
+    let component = |(index, audited)| ComponentReport { audited, share: mixture.weight(index) };
     let components = components.into_iter().enumerate().map(component).collect();
     let replayed = options.replay.clone();
     Ok(DataReport { step: state.step, steps, targets, components, replayed, problems })

@@ -28,7 +28,8 @@ impl MetricsSink for JsonLines {
     fn open(path: &Path, _run: &str, rewind_to: Option<u64>) -> Result<Self> {
         let opened =
             atomic_file::replace_with(path, |kept| rewind_to.map_or(Ok(()), |step| copy_lines(path, kept, step)));
-        let file = opened.and_then(|file| AppendFile::of(path, file)).map_err(TrainerError::io("write", path))?;
+        let file =
+            opened.and_then(|file| AppendFile::from_file(path, file)).map_err(TrainerError::io("write", path))?;
         Ok(Self { file })
     }
 
@@ -43,8 +44,8 @@ impl MetricsSink for JsonLines {
         self.file.sync();
     }
 
-    fn take_news(&mut self) -> Vec<String> {
-        self.file.take_news()
+    fn take_notices(&mut self) -> Vec<String> {
+        self.file.take_notices()
     }
 }
 

@@ -45,8 +45,8 @@ impl MetricsWriter {
     }
 
     /// What a person should know since this was last asked, one sentence each.
-    pub fn take_news(&mut self) -> Vec<String> {
-        self.sinks.iter_mut().flat_map(|sink| sink.take_news()).collect()
+    pub fn take_notices(&mut self) -> Vec<String> {
+        self.sinks.iter_mut().flat_map(|sink| sink.take_notices()).collect()
     }
 }
 

@@ -20,5 +20,5 @@ pub(super) trait MetricsSink: Debug + Send {
     fn flush(&mut self);
 
     /// What a person should know since this was last asked, one sentence each.
-    fn take_news(&mut self) -> Vec<String>;
+    fn take_notices(&mut self) -> Vec<String>;
 }

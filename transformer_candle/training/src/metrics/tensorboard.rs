@@ -35,7 +35,8 @@ impl MetricsSink for EventFile {
         };
         let path = unused_name(folder, run);
         let written = atomic_file::replace_with(&path, |writer| write_all(writer, &events));
-        let file = written.and_then(|file| AppendFile::of(&path, file)).map_err(TrainerError::io("write", &path))?;
+        let file =
+            written.and_then(|file| AppendFile::from_file(&path, file)).map_err(TrainerError::io("write", &path))?;
         for file in &earlier {
             fs::remove_file(file).map_err(TrainerError::io("remove", file))?;
         }
@@ -53,8 +54,8 @@ impl MetricsSink for EventFile {
         self.file.sync();
     }
 
-    fn take_news(&mut self) -> Vec<String> {
-        self.file.take_news()
+    fn take_notices(&mut self) -> Vec<String> {
+        self.file.take_notices()
     }
 }
 

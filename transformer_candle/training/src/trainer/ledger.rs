@@ -56,7 +56,7 @@ impl RunLedger {
         let step = state.step;
         notes.push(format!("the ledger begins anew at step {step}, earlier steps can no longer be proven: {refusal}"));
         let mut ledger = Self::of(new()?, None);
-        ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(BeginRecord::of(step, cursor))));
+        ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(BeginRecord::new(step, cursor))));
         Ok(ledger)
     }
 
@@ -74,10 +74,10 @@ impl RunLedger {
     ) {
         let cut = self.cut.take();
         self.write(|ledger| {
-            for window in opened.filter(|window| !cut.as_ref().is_some_and(|cut| window.is_cut_by(cut))) {
+            for window in opened.filter(|window| !cut.as_ref().is_some_and(|cut| window.is_in_progress_at(cut))) {
                 ledger.append(&LedgerRecord::Window(window.clone()))?;
             }
-            ledger.append(&LedgerRecord::Step(StepRecord::of(step, from, to, batch)))
+            ledger.append(&LedgerRecord::Step(StepRecord::new(step, from, to, batch)))
         });
     }
 
@@ -87,8 +87,8 @@ impl RunLedger {
     }
 
     /// What a person should know since this was last asked, one sentence each.
-    pub(super) fn take_news(&mut self) -> Vec<String> {
-        let of_file = self.ledger.as_mut().map_or_else(Vec::new, Ledger::take_news);
+    pub(super) fn take_notices(&mut self) -> Vec<String> {
+        let of_file = self.ledger.as_mut().map_or_else(Vec::new, Ledger::take_notices);
         self.news.drain(..).chain(of_file).collect()
     }
 

@@ -67,7 +67,7 @@ impl Trainer {
     }
 
     /// [`Trainer::new`] or [`Trainer::resume`], as the options say, unless the signal is raised meanwhile. What it waits for can
-    /// be seen in `hub.waits`.
+    /// be seen in `hub.retries`.
     pub fn start(mut run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();

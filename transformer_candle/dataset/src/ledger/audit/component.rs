@@ -1,4 +1,4 @@
-//! One component's part of an audit: its windows and epochs.
+//! The audit of one component: its windows and epochs.
 
 use std::collections::BTreeMap;
 
@@ -6,68 +6,68 @@ use serde::Serialize;
 
 use super::Problems;
 use crate::formats::Row;
-use crate::ledger::{BeginPosition, Piece, TakenSequences, WindowRecord};
-use crate::selection::Selection;
+use crate::held_out_split::HeldOutSplit;
+use crate::ledger::{BeginPosition, RowRange, SequenceRange, WindowRecord};
 use crate::{DataError, DataSource};
 
-/// What an audit found of a component.
+/// The audit of one component.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AuditedComponent {
     /// The data set's name, or the patterns.
     pub name: String,
-    /// Sequences that steps took of it.
+    /// Sequences of it in the ledger's steps.
     pub sequences: u64,
-    /// The epochs begun.
+    /// The epochs that were started.
     pub epochs: Vec<AuditedEpoch>,
 }
 
-/// An epoch of the ledger.
+/// The audit of one epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AuditedEpoch {
     /// From 0.
     pub epoch: u64,
-    /// Documents in the windows taken from.
+    /// Documents in the windows used.
     pub documents: u64,
     /// Rows read for them.
     pub rows: u64,
     /// Whether the epoch is over, so that every row of the training set had to be there.
     pub finished: bool,
-    /// Whether the ledger has it from its first window on. Of one that began before the ledger, only what was used
-    /// twice is found.
+    /// Whether the ledger has it from its first window on. In an epoch that started before the ledger, only rows that
+    /// were used twice are found.
     pub whole: bool,
 }
 
-/// Rows read of each group: (file, group) -> [first, end) in order.
+/// Row ranges read, by (shard, row group): first row and end.
 type Coverage = BTreeMap<(u64, u64), Vec<(u64, u64)>>;
 
-/// Follows a component.
+/// Checks the windows and epochs of one component.
 pub(super) struct ComponentAuditor<'a> {
     source: &'a DataSource,
-    selection: &'a Selection,
+    split: &'a HeldOutSplit,
     pub(super) audited: AuditedComponent,
-    place: Place,
+    expected: ExpectedPosition,
     epoch: Option<(AuditedEpoch, Coverage)>,
 }
 
-/// Where the next step's first sequence has to lie.
+/// Where the first sequence of the next step must be.
 #[derive(Default)]
-struct Place {
-    /// (epoch, window, sequences) of the windows begun or waiting.
+struct ExpectedPosition {
+    /// (epoch, window, sequences) of the windows that are not used up.
     windows: Vec<(u64, u64, u64)>,
-    /// The window used up last.
-    left: Option<(u64, u64)>,
+    /// The last window that was used up.
+    last_finished: Option<(u64, u64)>,
     sequence: u64,
 }
 
 impl<'a> ComponentAuditor<'a> {
-    pub(super) fn new(source: &'a DataSource, selection: &'a Selection) -> Self {
+    pub(super) fn new(source: &'a DataSource, split: &'a HeldOutSplit) -> Self {
         let audited = AuditedComponent { name: source.name().to_owned(), sequences: 0, epochs: Vec::new() };
-        Self { source, selection, audited, place: Place::default(), epoch: None }
+        Self { source, split, audited, expected: ExpectedPosition::default(), epoch: None }
     }
 
-    /// The ledger begins in the middle of the run.
+    /// Starts in the middle of the run, where the ledger does.
     pub(super) fn begin(&mut self, begin: &BeginPosition) {
-        self.place = Place { sequence: begin.sequence, ..Place::default() };
+        self.expected = ExpectedPosition { sequence: begin.sequence, ..ExpectedPosition::default() };
         let whole = (begin.window, begin.sequence) == (0, 0);
         self.epoch = Some((AuditedEpoch { epoch: begin.epoch, whole, ..AuditedEpoch::default() }, Coverage::new()));
     }
@@ -78,47 +78,48 @@ impl<'a> ComponentAuditor<'a> {
             self.finish_epoch(true, problems)?;
         }
         let name = &self.audited.name;
-        let windows = &mut self.place.windows;
+        let windows = &mut self.expected.windows;
         if windows.last().is_some_and(|&(last_epoch, last, _)| (last_epoch, last) >= (epoch, number)) {
             problems.note(|| format!("window {number} of epoch {epoch} of {name} comes after a later one"));
         }
         windows.push((epoch, number, window.sequences));
-        let begun = || (AuditedEpoch { epoch, whole: true, ..AuditedEpoch::default() }, Coverage::new());
-        let (audited, coverage) = self.epoch.get_or_insert_with(begun);
+        let new_epoch = || (AuditedEpoch { epoch, whole: true, ..AuditedEpoch::default() }, Coverage::new());
+        let (audited, coverage) = self.epoch.get_or_insert_with(new_epoch);
         audited.documents += window.documents;
-        for piece in &window.pieces {
-            audited.rows += piece.rows;
-            coverage.entry((piece.file, piece.group)).or_default().push((piece.row, piece.row + piece.rows));
+        for range in &window.row_ranges {
+            audited.rows += range.rows;
+            let rows = (range.first_row, range.first_row + range.rows);
+            coverage.entry((range.shard, range.row_group)).or_default().push(rows);
         }
-        let rows: u64 = window.pieces.iter().map(|piece| piece.rows).sum();
-        if rows != window.documents + window.skipped.total() {
+        let rows: u64 = window.row_ranges.iter().map(|range| range.rows).sum();
+        let counted = window.documents + window.skipped.total();
+        if rows != counted {
             problems.note(|| {
-                format!(
-                    "window {number} of epoch {epoch} of {name} read {rows} rows, which its counts do not add up to"
-                )
+                format!("window {number} of epoch {epoch} of {name} read {rows} rows, but it counts {counted}")
             });
         }
         Ok(())
     }
 
-    /// Moves behind what a step took; false if it does not start where the one before ended.
-    pub(super) fn take(&mut self, taken: &TakenSequences) -> bool {
-        self.audited.sequences += taken.sequences;
-        self.place.take(taken)
+    /// Advances past the sequences that a step took; false if they do not start where the previous step ended.
+    pub(super) fn take(&mut self, range: &SequenceRange) -> bool {
+        self.audited.sequences += range.sequences;
+        self.expected.take(range)
     }
 
-    /// Judges the rows of the epoch that is begun; all of them have to be there if it is over.
+    /// Checks the rows of the epoch in progress; if it is `finished`, every training row must be there.
     pub(super) fn finish_epoch(&mut self, finished: bool, problems: &mut Problems) -> Result<(), DataError> {
         let Some((mut audited, mut coverage)) = self.epoch.take() else {
             return Ok(());
         };
         audited.finished = finished;
         let epoch = audited.epoch;
-        for ((file, group), ranges) in &mut coverage {
+        for ((shard, row_group), ranges) in &mut coverage {
             ranges.sort_unstable();
             if let Some(pair) = ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-                let (name, row) = (&self.source.files()[*file as usize].name, pair[1].0);
-                problems.note(|| format!("row {row} of group {group} of {name} was used twice in epoch {epoch}"));
+                let (name, row) = (&self.source.shards()[*shard as usize].name, pair[1].0);
+                problems
+                    .note(|| format!("row {row} of row group {row_group} of {name} was used twice in epoch {epoch}"));
             }
         }
         if finished && audited.whole {
@@ -129,34 +130,36 @@ impl<'a> ComponentAuditor<'a> {
     }
 
     fn check_complete(&self, epoch: u64, coverage: &Coverage, problems: &mut Problems) -> Result<(), DataError> {
-        for index in 0..self.selection.training_files() {
-            let name = &self.source.files()[index].name;
-            let mut file = self.source.open(index, self.source.cancel())?;
-            let mut group = 0;
-            while group < self.selection.training_groups(index, file.groups().unwrap_or(u64::MAX)) {
-                let Some(rows) = file.rows(group)? else {
+        for index in 0..self.split.training_shards() {
+            let name = &self.source.shards()[index].name;
+            let mut reader = self.source.open(index, self.source.cancel())?;
+            let mut row_group = 0;
+            while row_group < self.split.training_row_groups(index, reader.row_groups().unwrap_or(u64::MAX)) {
+                let Some(rows) = reader.row_count(row_group)? else {
                     break;
                 };
-                let wanted = rows.min(self.selection.training_rows(index, name, group));
-                let taken = coverage.get(&(index as u64, group)).map_or(&[][..], Vec::as_slice);
-                for missing in missing(taken, Piece { file: index as u64, group, row: 0, rows: wanted }) {
-                    if let Some(row) = self.first_document(&missing)? {
-                        problems.note(|| format!("row {row} of group {group} of {name} was not used in epoch {epoch}"));
+                let rows = rows.min(self.split.training_rows(index, name, row_group));
+                let read = coverage.get(&(index as u64, row_group)).map_or(&[][..], Vec::as_slice);
+                for gap in gaps(read, RowRange { shard: index as u64, row_group, first_row: 0, rows }) {
+                    if let Some(row) = self.first_document(&gap)? {
+                        problems.note(|| {
+                            format!("row {row} of row group {row_group} of {name} was not used in epoch {epoch}")
+                        });
                     }
                 }
-                group += 1;
+                row_group += 1;
             }
         }
         Ok(())
     }
 
-    /// The first row among these that holds a document: rows without one leave no trace where a window has nothing
-    /// else.
-    fn first_document(&self, rows: &Piece) -> Result<Option<u64>, DataError> {
-        let mut file = self.source.open(rows.file as usize, self.source.cancel())?;
-        file.seek(rows.group, rows.row)?;
-        for row in rows.row..rows.row + rows.rows {
-            if matches!(file.next_row()?, Some(Row::Document(_))) {
+    /// The first of these rows that holds a document. Skipped rows leave no trace in the ledger where a window would
+    /// have nothing else.
+    fn first_document(&self, rows: &RowRange) -> Result<Option<u64>, DataError> {
+        let mut reader = self.source.open(rows.shard as usize, self.source.cancel())?;
+        reader.seek(rows.row_group, rows.first_row)?;
+        for row in rows.first_row..rows.first_row + rows.rows {
+            if matches!(reader.next_row()?, Some(Row::Document(_))) {
                 return Ok(Some(row));
             }
         }
@@ -164,48 +167,49 @@ impl<'a> ComponentAuditor<'a> {
     }
 }
 
-impl Place {
-    /// Moves behind what a step took; false if it does not start here or takes more than there is.
-    fn take(&mut self, taken: &TakenSequences) -> bool {
-        self.leave_used_up();
+impl ExpectedPosition {
+    /// Advances past the sequences that a step took; false if they do not start here or are more than there are.
+    fn take(&mut self, range: &SequenceRange) -> bool {
+        self.drop_exhausted_windows();
         let Some(&(epoch, window, _)) = self.windows.first() else {
             return false;
         };
-        let (at, claimed) = ((epoch, window), (taken.epoch, taken.window));
-        // Behind a window the place is that of the next one, which may turn out to have no sequence.
-        let between = self.left.is_none_or(|left| left < claimed) && claimed <= at;
-        let starts = taken.sequence == self.sequence && if self.sequence == 0 { between } else { claimed == at };
-        self.sequence += taken.sequences;
+        let (expected, claimed) = ((epoch, window), (range.epoch, range.window));
+        // At the end of a window the cursor names the window after it, which may turn out to have no sequence.
+        let is_between = self.last_finished.is_none_or(|last| last < claimed) && claimed <= expected;
+        let starts_here =
+            range.first_sequence == self.sequence && if self.sequence == 0 { is_between } else { claimed == expected };
+        self.sequence += range.sequences;
         while self.windows.len() > 1 && self.sequence > self.windows[0].2 {
             self.sequence -= self.windows[0].2;
-            self.leave();
+            self.finish_window();
         }
-        starts && self.sequence <= self.windows[0].2
+        starts_here && self.sequence <= self.windows[0].2
     }
 
-    fn leave_used_up(&mut self) {
+    fn drop_exhausted_windows(&mut self) {
         while self.windows.first().is_some_and(|&(.., sequences)| self.sequence == sequences) {
             self.sequence = 0;
-            self.leave();
+            self.finish_window();
         }
     }
 
-    fn leave(&mut self) {
+    fn finish_window(&mut self) {
         let (epoch, window, _) = self.windows.remove(0);
-        self.left = Some((epoch, window));
+        self.last_finished = Some((epoch, window));
     }
 }
 
-/// The parts of `wanted` that lie in none of the sorted ranges.
-fn missing(taken: &[(u64, u64)], wanted: Piece) -> Vec<Piece> {
-    let end = wanted.row + wanted.rows;
-    let (mut gaps, mut at) = (Vec::new(), wanted.row);
-    for &(first, last) in taken.iter().chain(std::iter::once(&(end, end))) {
+/// The parts of `rows` that none of the sorted ranges covers.
+fn gaps(covered: &[(u64, u64)], rows: RowRange) -> Vec<RowRange> {
+    let end = rows.first_row + rows.rows;
+    let (mut gaps, mut next) = (Vec::new(), rows.first_row);
+    for &(first, last) in covered.iter().chain(std::iter::once(&(end, end))) {
         let first = first.min(end);
-        if first > at {
-            gaps.push(Piece { row: at, rows: first - at, ..wanted });
+        if first > next {
+            gaps.push(RowRange { first_row: next, rows: first - next, ..rows });
         }
-        at = at.max(last);
+        next = next.max(last);
     }
     gaps
 }
@@ -215,10 +219,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_what_no_range_covers() {
-        let wanted = Piece { file: 1, group: 2, row: 0, rows: 10 };
-        let gaps =
-            |taken: &[(u64, u64)]| missing(taken, wanted).iter().map(|gap| (gap.row, gap.rows)).collect::<Vec<_>>();
+    fn gaps_are_the_rows_that_no_range_covers() {
+        let rows = RowRange { shard: 1, row_group: 2, first_row: 0, rows: 10 };
+        let gaps = |covered: &[(u64, u64)]| {
+            gaps(covered, rows).iter().map(|gap| (gap.first_row, gap.rows)).collect::<Vec<_>>()
+        };
         assert_eq!(gaps(&[]), [(0, 10)]);
         assert_eq!(gaps(&[(0, 10)]), []);
         assert_eq!(gaps(&[(2, 4), (4, 6), (8, 10)]), [(0, 2), (6, 2)]);

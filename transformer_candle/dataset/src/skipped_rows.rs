@@ -1,11 +1,11 @@
-//! Rows that never become tokens, counted by reason.
+//! Skipped rows, counted by reason.
 
 use std::fmt;
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
-/// How many rows were left out, and why. What is left out depends on the data alone.
+/// How many rows were skipped, and why. Which rows are skipped depends on the data alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedRows {
     /// The text column is null, or the JSON object lacks the field.
@@ -14,14 +14,14 @@ pub struct SkippedRows {
     pub empty: u64,
     /// The bytes are not UTF-8.
     pub not_utf8: u64,
-    /// The line is not a JSON object whose field is a text.
+    /// The line is not a JSON object with a string in the field.
     pub malformed: u64,
     /// The text is longer than 16 MiB.
     pub too_long: u64,
 }
 
 impl SkippedRows {
-    /// All of them.
+    /// The sum over all reasons.
     pub fn total(&self) -> u64 {
         self.null + self.empty + self.not_utf8 + self.malformed + self.too_long
     }
@@ -54,7 +54,7 @@ impl fmt::Display for SkippedRows {
             (self.null, "without text"),
             (self.empty, "empty"),
             (self.not_utf8, "not UTF-8"),
-            (self.malformed, "not a JSON object with a text"),
+            (self.malformed, "not a JSON object with a string"),
             (self.too_long, "over 16 MiB"),
         ];
         let named: Vec<String> =
@@ -63,7 +63,7 @@ impl fmt::Display for SkippedRows {
     }
 }
 
-/// Why a row is left out.
+/// Why a row is skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SkipReason {
     Null,

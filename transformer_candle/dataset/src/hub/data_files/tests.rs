@@ -1,7 +1,7 @@
 use super::*;
 
-/// The paths chosen from a repository of these files, and the folders that were listed for it.
-fn chosen(
+/// The files resolved in a repository of these files, and the folders that were listed for it.
+fn resolved(
     files: &[&str],
     card: &str,
     config: Option<&str>,
@@ -9,7 +9,7 @@ fn chosen(
 ) -> Result<(Vec<String>, Vec<String>), DataError> {
     let mut listed = Vec::new();
     let readme = format!("---\n{card}\n---\n");
-    let found = choose("o/n", (!card.is_empty()).then_some(readme.as_str()), config, split, |folder| {
+    let found = resolve("o/n", (!card.is_empty()).then_some(readme.as_str()), config, split, |folder| {
         listed.push(folder.to_owned());
         let below = |path: &str| folder.is_empty() || path.starts_with(&format!("{folder}/"));
         let mut paths: Vec<&&str> = files.iter().filter(|path| below(path)).collect();
@@ -21,7 +21,7 @@ fn chosen(
 
 #[track_caller]
 fn check(files: &[&str], split: &str, expected: &[&str]) {
-    assert_eq!(chosen(files, "", None, split).unwrap().0, expected);
+    assert_eq!(resolved(files, "", None, split).unwrap().0, expected);
 }
 
 const FINEWEB: &str = "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/*/*\n\
@@ -36,20 +36,20 @@ const FINEWEB_FILES: [&str; 5] = [
 ];
 
 #[test]
-fn fineweb_s_configs_list_only_the_folders_they_need() {
-    let (files, listed) = chosen(&FINEWEB_FILES, FINEWEB, None, "train").unwrap();
+fn configs_list_only_the_folders_they_need() {
+    let (files, listed) = resolved(&FINEWEB_FILES, FINEWEB, None, "train").unwrap();
     assert_eq!(files.len(), 3);
     assert_eq!((files[0].as_str(), listed), ("data/CC-MAIN-2013-20/000_00000.parquet", vec!["data".to_owned()]));
-    let (files, listed) = chosen(&FINEWEB_FILES, FINEWEB, Some("sample-10BT"), "train").unwrap();
+    let (files, listed) = resolved(&FINEWEB_FILES, FINEWEB, Some("sample-10BT"), "train").unwrap();
     assert_eq!((files, listed), (vec![FINEWEB_FILES[4].to_owned()], vec!["sample/10BT".to_owned()]));
-    let error = chosen(&FINEWEB_FILES, FINEWEB, Some("sample-10B"), "train").unwrap_err().to_string();
+    let error = resolved(&FINEWEB_FILES, FINEWEB, Some("sample-10B"), "train").unwrap_err().to_string();
     assert!(error.contains("`sample-10B`") && error.contains("sample-10BT, CC-MAIN-2013-20"), "{error}");
-    let error = chosen(&FINEWEB_FILES, FINEWEB, None, "test").unwrap_err().to_string();
+    let error = resolved(&FINEWEB_FILES, FINEWEB, None, "test").unwrap_err().to_string();
     assert!(error.contains("no split `test`") && error.contains("train"), "{error}");
 }
 
 #[test]
-fn shards_in_the_data_folder_name_their_split() {
+fn sharded_names_imply_their_split() {
     let files = [
         "data/train-00001-of-00002.parquet",
         "data/train-00000-of-00002.parquet",
@@ -68,17 +68,17 @@ fn folders_named_after_a_split_come_before_file_names() {
 }
 
 #[test]
-fn file_names_with_a_split_s_word_make_it_up() {
+fn file_names_imply_their_split() {
     let files = ["my_train_0.txt", "train.txt", "sub/valid-1.txt", "trainers.txt", "restrain.txt"];
     check(&files, "train", &["train.txt", "my_train_0.txt"]);
     check(&files, "validation", &["sub/valid-1.txt"]);
 }
 
 #[test]
-fn where_no_name_speaks_of_a_split_all_files_of_the_main_kind_are_train() {
+fn without_split_names_the_main_format_is_train() {
     let files = ["a.parquet", "deep/er/b.parquet", "notes.txt", ".hidden/c.parquet", "__pycache__/d.parquet", "x.csv"];
     check(&files, "train", &["a.parquet", "deep/er/b.parquet"]);
-    let error = chosen(&["a.csv", "README.md"], "", None, "train").unwrap_err();
+    let error = resolved(&["a.csv", "README.md"], "", None, "train").unwrap_err();
     assert!(matches!(error, DataError::NoHubFiles { .. }), "{error}");
 }
 
@@ -87,21 +87,21 @@ fn a_config_may_be_a_folder() {
     let card =
         "configs:\n- config_name: en\n  data_dir: en\n- config_name: fr\n  data_dir: fr\n  data_files: '*.jsonl.gz'";
     let files = ["en/train.jsonl", "en/test.jsonl", "fr/a.jsonl.gz", "fr/sub/b.jsonl.gz", "train.jsonl"];
-    assert_eq!(chosen(&files, card, Some("en"), "train").unwrap().0, ["en/train.jsonl"]);
-    assert_eq!(chosen(&files, card, Some("fr"), "train").unwrap().0, ["fr/a.jsonl.gz"]);
-    let error = chosen(&files, card, None, "train").unwrap_err().to_string();
+    assert_eq!(resolved(&files, card, Some("en"), "train").unwrap().0, ["en/train.jsonl"]);
+    assert_eq!(resolved(&files, card, Some("fr"), "train").unwrap().0, ["fr/a.jsonl.gz"]);
+    let error = resolved(&files, card, None, "train").unwrap_err().to_string();
     assert!(error.contains("several configs") && error.contains("en, fr") && error.contains("--data-config"));
 }
 
 #[test]
-fn a_config_s_pattern_may_match_a_file_once_more_without_doubling_it() {
+fn files_that_match_several_patterns_count_once() {
     let card = "configs:\n- config_name: only\n  data_files: ['**/*.txt', './a.txt', '/b/*.txt']";
-    assert_eq!(chosen(&["a.txt", "b/c.txt"], card, None, "train").unwrap().0, ["a.txt", "b/c.txt"]);
+    assert_eq!(resolved(&["a.txt", "b/c.txt"], card, None, "train").unwrap().0, ["a.txt", "b/c.txt"]);
 }
 
 #[test]
-fn what_a_card_names_but_the_repository_lacks_is_an_error() {
+fn a_card_s_missing_files_are_an_error() {
     let card = "configs:\n- config_name: default\n  data_files: gone/*.parquet";
-    let error = chosen(&["a.parquet"], card, None, "train").unwrap_err().to_string();
+    let error = resolved(&["a.parquet"], card, None, "train").unwrap_err().to_string();
     assert!(error.contains("no file matches gone/*.parquet"), "{error}");
 }

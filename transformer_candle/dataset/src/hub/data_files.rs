@@ -1,10 +1,10 @@
-//! Which files make up a split, found as the `datasets` library finds them: by the card's configs, else by
-//! `data/train-00000-of-00001.parquet`, else by folders named after a split, else by file names, else all files are
-//! `train`.
+//! The files of a split, resolved as the `datasets` library does: by the configs of the dataset card, else by names
+//! like `data/train-00000-of-00001.parquet`, else by folders named after a split, else by file names; else all files
+//! are `train`.
 
 use globset::{GlobBuilder, GlobMatcher};
 
-use super::card::{self, CardConfig, SplitPatterns};
+use super::dataset_card::{self, CardConfig, SplitPatterns};
 use crate::DataError;
 use crate::formats::Format;
 
@@ -15,35 +15,36 @@ pub(crate) struct ListedFile {
     pub bytes: u64,
 }
 
-/// Words that mean a split in the name of a file or folder.
+/// Words that name a split in a file or folder name.
 const SPLIT_WORDS: [(&str, &[&str]); 3] = [
     ("train", &["train", "training"]),
     ("validation", &["validation", "valid", "dev", "val"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// The files of `split`, in the order of the patterns and by path within one. `list` gives every file below a folder.
-pub(super) fn choose(
+/// The files of `split`, in the order of the patterns, and sorted by path within one. `list` lists every file below a
+/// folder.
+pub(super) fn resolve(
     dataset: &str,
     readme: Option<&str>,
     config: Option<&str>,
     split: &str,
     mut list: impl FnMut(&str) -> Result<Vec<ListedFile>, DataError>,
 ) -> Result<Vec<ListedFile>, DataError> {
-    let configs = readme.map_or(Ok(Vec::new()), |readme| card::parse(dataset, readme))?;
-    let config = choose_config(dataset, &configs, config)?;
+    let configs = readme.map_or(Ok(Vec::new()), |readme| dataset_card::parse(dataset, readme))?;
+    let config = resolve_config(dataset, &configs, config)?;
     let title =
         if config.name == "default" { dataset.to_owned() } else { format!("{dataset} (config {})", config.name) };
     let (splits, listing) = if let Some(splits) = &config.splits {
         (splits.clone(), None)
     } else {
         let listing = list(&config.folder)?;
-        (infer(&listing, &config.folder), Some(listing))
+        (infer_splits(&listing, &config.folder), Some(listing))
     };
     let Some(wanted) = splits.iter().find(|known| known.split == split) else {
         let split = split.to_owned();
         if splits.is_empty() {
-            let problem = "the repository holds no file of a kind that can be read".to_owned();
+            let problem = "the repository contains no file of a supported format".to_owned();
             return Err(DataError::NoHubFiles { name: title, split, problem });
         }
         let available = splits.into_iter().map(|known| known.split).collect();
@@ -55,14 +56,16 @@ pub(super) fn choose(
         let matcher = glob(&pattern)?;
         let listed = match &listing {
             Some(listing) => listing.clone(),
-            None => list(fixed_folder(&pattern))?,
+            None => list(literal_folder(&pattern))?,
         };
-        found.extend(listed.into_iter().filter(|file| matcher.is_match(&file.path) && is_data(&file.path, &pattern)));
+        found.extend(
+            listed.into_iter().filter(|file| matcher.is_match(&file.path) && is_data_file(&file.path, &pattern)),
+        );
     }
-    keep_readable(title, wanted, found)
+    keep_main_format(title, wanted, found)
 }
 
-fn choose_config(dataset: &str, configs: &[CardConfig], wanted: Option<&str>) -> Result<CardConfig, DataError> {
+fn resolve_config(dataset: &str, configs: &[CardConfig], wanted: Option<&str>) -> Result<CardConfig, DataError> {
     if configs.is_empty() && wanted.is_none_or(|wanted| wanted == "default") {
         let name = "default".to_owned();
         return Ok(CardConfig { name, default: true, folder: String::new(), splits: None });
@@ -83,18 +86,18 @@ fn choose_config(dataset: &str, configs: &[CardConfig], wanted: Option<&str>) ->
     })
 }
 
-/// The splits that the names below `folder` speak of, each with the patterns of its files.
-fn infer(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
+/// The splits that the names below `folder` imply, each with the patterns of its files.
+fn infer_splits(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
     let names: Vec<&str> = listing
         .iter()
         .map(|file| file.path.strip_prefix(folder).unwrap_or(&file.path).trim_start_matches('/'))
-        .filter(|path| is_data(path, "") && Format::of(path).is_some())
+        .filter(|path| is_data_file(path, "") && Format::from_name(path).is_some())
         .collect();
     let matches = |pattern: &String| glob(pattern).is_ok_and(|glob| names.iter().any(|name| glob.is_match(name)));
-    let mut sharded: Vec<String> = names.iter().filter_map(|name| sharded_split(name)).collect();
+    let mut sharded: Vec<String> = names.iter().filter_map(|name| split_of_sharded_name(name)).collect();
     sharded.sort_by_key(|split| {
-        let place = SPLIT_WORDS.iter().position(|(known, _)| known == split);
-        (place.unwrap_or(SPLIT_WORDS.len()), split.clone())
+        let rank = SPLIT_WORDS.iter().position(|(known, _)| known == split);
+        (rank.unwrap_or(SPLIT_WORDS.len()), split.clone())
     });
     sharded.dedup();
     if !sharded.is_empty() {
@@ -103,7 +106,7 @@ fn infer(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
             .map(|split| SplitPatterns { patterns: vec![format!("data/{split}-{SHARD}*.*")], split })
             .collect();
     }
-    for word_patterns in [folder_patterns, name_patterns] {
+    for word_patterns in [folder_name_patterns, file_name_patterns] {
         let found: Vec<SplitPatterns> = SPLIT_WORDS
             .iter()
             .map(|(split, words)| SplitPatterns {
@@ -121,19 +124,19 @@ fn infer(listing: &[ListedFile], folder: &str) -> Vec<SplitPatterns> {
 }
 
 const SHARD: &str = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]";
-/// Characters beside which a split's word counts as a word.
-const BESIDE_A_WORD: &str = "[._ 0-9-]";
+/// Characters that separate a split's word from the rest of a name.
+const WORD_SEPARATOR: &str = "[._ 0-9-]";
 
 /// The split in `data/train-00000-of-00001-abc.parquet`.
-fn sharded_split(path: &str) -> Option<String> {
+fn split_of_sharded_name(path: &str) -> Option<String> {
     let name = path.strip_prefix("data/").filter(|name| !name.contains('/'))?;
     let split = glob(&format!("*-{SHARD}*.*")).ok()?.is_match(name).then(|| name.rfind("-of-"))??;
     // `-of-` follows a dash and five digits.
     name.get(..split.checked_sub(6)?).map(str::to_owned)
 }
 
-fn folder_patterns(word: &str) -> Vec<String> {
-    let s = BESIDE_A_WORD;
+fn folder_name_patterns(word: &str) -> Vec<String> {
+    let s = WORD_SEPARATOR;
     vec![
         format!("**/{word}/**"),
         format!("**/{word}{s}*/**"),
@@ -142,13 +145,13 @@ fn folder_patterns(word: &str) -> Vec<String> {
     ]
 }
 
-fn name_patterns(word: &str) -> Vec<String> {
-    let s = BESIDE_A_WORD;
+fn file_name_patterns(word: &str) -> Vec<String> {
+    let s = WORD_SEPARATOR;
     vec![format!("**/{word}{s}*"), format!("**/*{s}{word}{s}*")]
 }
 
-/// Hidden files, folders of `__` and what describes a data set are data only where a pattern names them.
-fn is_data(path: &str, pattern: &str) -> bool {
+/// Whether a file is data: hidden files, folders starting with `__` and metadata are only where the pattern names them.
+fn is_data_file(path: &str, pattern: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let describes =
         matches!(name, "README.md" | "config.json" | "dataset_info.json" | "dataset_infos.json" | "dataset_dict.json");
@@ -157,10 +160,14 @@ fn is_data(path: &str, pattern: &str) -> bool {
     (!describes || named(name)) && path.split('/').all(|part| !hidden(part) || named(part))
 }
 
-/// One kind of file makes up a split: the one there is most of.
-fn keep_readable(title: String, wanted: &SplitPatterns, found: Vec<ListedFile>) -> Result<Vec<ListedFile>, DataError> {
+/// The files of the most frequent format: a split has one format.
+fn keep_main_format(
+    title: String,
+    wanted: &SplitPatterns,
+    found: Vec<ListedFile>,
+) -> Result<Vec<ListedFile>, DataError> {
     let mut counts: Vec<(Format, usize)> = Vec::new();
-    for format in found.iter().filter_map(|file| Format::of(&file.path)) {
+    for format in found.iter().filter_map(|file| Format::from_name(&file.path)) {
         match counts.iter_mut().find(|(known, _)| known.kind() == format.kind()) {
             Some((_, count)) => *count += 1,
             None => counts.push((format, 1)),
@@ -177,7 +184,7 @@ fn keep_readable(title: String, wanted: &SplitPatterns, found: Vec<ListedFile>) 
     let mut seen = std::collections::HashSet::new();
     Ok(found
         .into_iter()
-        .filter(|file| Format::of(&file.path).is_some_and(|format| format.kind() == kind.kind()))
+        .filter(|file| Format::from_name(&file.path).is_some_and(|format| format.kind() == kind.kind()))
         .filter(|file| file.bytes > 0 && seen.insert(file.path.clone()))
         .collect())
 }
@@ -187,8 +194,8 @@ fn join(folder: &str, pattern: &str) -> String {
     if folder.is_empty() { pattern.to_owned() } else { format!("{folder}/{pattern}") }
 }
 
-/// The folder above the first part of a pattern that is not a plain name.
-fn fixed_folder(pattern: &str) -> &str {
+/// The folder above the first wildcard of a pattern.
+fn literal_folder(pattern: &str) -> &str {
     let plain = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
     pattern[..plain].rfind('/').map_or("", |slash| &pattern[..slash])
 }

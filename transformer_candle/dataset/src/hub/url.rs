@@ -1,23 +1,23 @@
-//! Addresses and ranges as HTTP headers write them.
+//! URLs and HTTP headers.
 
 use ureq::http::Uri;
 
-/// `bytes 5-9/100` as first, last, total.
-pub(super) fn content_range(value: &str) -> Option<(u64, u64, Option<u64>)> {
+/// Parses `bytes 5-9/100` as first, last, total.
+pub(super) fn parse_content_range(value: &str) -> Option<(u64, u64, Option<u64>)> {
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
     let (first, last) = (first.parse().ok()?, last.parse().ok()?);
     (first <= last).then(|| (first, last, total.parse().ok()))
 }
 
-/// The address of `rel="next"` in a `Link` header.
-pub(super) fn next_link(value: &str) -> Option<String> {
+/// The URL of `rel="next"` in a `Link` header.
+pub(super) fn parse_next_link(value: &str) -> Option<String> {
     let next = value.split(',').find(|link| link.contains("rel=\"next\""))?;
     Some(next.split_once('<')?.1.split_once('>')?.0.to_owned())
 }
 
-/// Where a redirect from `base` leads; none if that is no address of the web.
-pub(super) fn absolute(base: &Uri, target: &str) -> Option<String> {
+/// The target of a redirect from `base`; none if it is not an HTTP URL.
+pub(super) fn resolve_redirect(base: &Uri, target: &str) -> Option<String> {
     if target.starts_with("http://") || target.starts_with("https://") {
         return Some(target.to_owned());
     }
@@ -25,7 +25,7 @@ pub(super) fn absolute(base: &Uri, target: &str) -> Option<String> {
     Some(format!("{}://{}/{path}", base.scheme_str()?, base.authority()?))
 }
 
-/// Scheme, host and port: what decides who may see the token.
+/// Scheme, host and port: they decide who may see the token.
 pub(super) fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     let port = uri.port_u16().or(match uri.scheme_str() {
         Some("https") => Some(443),
@@ -35,8 +35,8 @@ pub(super) fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     (uri.scheme_str(), uri.host().map(str::to_ascii_lowercase), port)
 }
 
-/// An address for messages: signatures and other secrets are in the query, passwords before the host.
-pub(super) fn shown(url: &str) -> String {
+/// A URL for messages, without its query, which may hold a signature, and without user and password.
+pub(super) fn redacted(url: &str) -> String {
     let plain = url.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = plain.split_once("://") else {
         return plain.to_owned();
@@ -46,9 +46,9 @@ pub(super) fn shown(url: &str) -> String {
     format!("{scheme}://{host}{path}")
 }
 
-/// An endpoint without the user and password that may stand before its host, and these. They end at the last `@`, also
-/// where a password is not encoded as an address has it.
-pub(super) fn without_user(endpoint: &str) -> (String, Option<String>) {
+/// Splits user and password from an endpoint. They end at the last `@`, so that a password that is not percent-encoded
+/// is recognised as well.
+pub(super) fn split_credentials(endpoint: &str) -> (String, Option<String>) {
     let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
     let separator = if scheme.is_empty() { "" } else { "://" };
     match rest.rsplit_once('@') {
@@ -57,8 +57,8 @@ pub(super) fn without_user(endpoint: &str) -> (String, Option<String>) {
     }
 }
 
-/// The same address with a user, and a password where there is one, before its host.
-pub(super) fn with_user(uri: &Uri, user: &str) -> Option<Uri> {
+/// The same URL with a user, and a password if there is one, before its host.
+pub(super) fn with_credentials(uri: &Uri, user: &str) -> Option<Uri> {
     let mut parts = uri.clone().into_parts();
     let host = parts.authority.as_ref()?.as_str().rsplit('@').next()?;
     parts.authority = Some(format!("{user}@{host}").parse().ok()?);
@@ -70,35 +70,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_understood_or_refused() {
-        assert_eq!(content_range("bytes 5-9/100"), Some((5, 9, Some(100))));
-        assert_eq!(content_range("bytes 5-9/*"), Some((5, 9, None)));
-        assert_eq!(content_range("bytes */100"), None);
-        assert_eq!(content_range("bytes 9-5/100"), None);
+    fn headers_are_parsed_or_rejected() {
+        assert_eq!(parse_content_range("bytes 5-9/100"), Some((5, 9, Some(100))));
+        assert_eq!(parse_content_range("bytes 5-9/*"), Some((5, 9, None)));
+        assert_eq!(parse_content_range("bytes */100"), None);
+        assert_eq!(parse_content_range("bytes 9-5/100"), None);
         let link = "<http://h/p?a=1>; rel=\"prev\", <http://h/p?cursor=x>; rel=\"next\"";
-        assert_eq!(next_link(link).as_deref(), Some("http://h/p?cursor=x"));
-        assert_eq!(next_link("<http://h/p>; rel=\"last\""), None);
+        assert_eq!(parse_next_link(link).as_deref(), Some("http://h/p?cursor=x"));
+        assert_eq!(parse_next_link("<http://h/p>; rel=\"last\""), None);
     }
 
     #[test]
-    fn users_and_passwords_are_not_shown() {
-        assert_eq!(shown("https://u:p@h:8/a@b/c?sig=x"), "https://h:8/a@b/c");
-        assert_eq!(shown("https://h/a"), "https://h/a");
-        let parted = |endpoint| without_user(endpoint);
+    fn credentials_are_redacted() {
+        assert_eq!(redacted("https://u:p@h:8/a@b/c?sig=x"), "https://h:8/a@b/c");
+        assert_eq!(redacted("https://h/a"), "https://h/a");
+        let parted = |endpoint| split_credentials(endpoint);
         assert_eq!(parted("https://u:p@h:8/hub"), ("https://h:8/hub".to_owned(), Some("u:p".to_owned())));
         assert_eq!(parted("https://u:p/a@b@h"), ("https://h".to_owned(), Some("u:p/a@b".to_owned())));
         assert_eq!(parted("u:p@h"), ("h".to_owned(), Some("u:p".to_owned())));
         assert_eq!(parted("https://h"), ("https://h".to_owned(), None));
         let uri = "https://h:8/a?b".parse().unwrap();
-        assert_eq!(with_user(&uri, "u:p").unwrap().to_string(), "https://u:p@h:8/a?b");
-        assert_eq!(with_user(&uri, "u p"), None);
+        assert_eq!(with_credentials(&uri, "u:p").unwrap().to_string(), "https://u:p@h:8/a?b");
+        assert_eq!(with_credentials(&uri, "u p"), None);
     }
 
     #[test]
-    fn a_redirect_may_be_relative_to_the_host() {
+    fn redirects_may_be_relative_to_the_host() {
         let base = "https://h:8/a/b?c".parse().unwrap();
-        assert_eq!(absolute(&base, "/x?y").as_deref(), Some("https://h:8/x?y"));
-        assert_eq!(absolute(&base, "http://o/x").as_deref(), Some("http://o/x"));
-        assert_eq!((absolute(&base, "//o/x"), absolute(&base, "ftp://o")), (None, None));
+        assert_eq!(resolve_redirect(&base, "/x?y").as_deref(), Some("https://h:8/x?y"));
+        assert_eq!(resolve_redirect(&base, "http://o/x").as_deref(), Some("http://o/x"));
+        assert_eq!((resolve_redirect(&base, "//o/x"), resolve_redirect(&base, "ftp://o")), (None, None));
     }
 }

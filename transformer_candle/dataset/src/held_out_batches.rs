@@ -1,4 +1,4 @@
-//! Documents that training never sees, packed in listing order, the same in every evaluation.
+//! Evaluation batches: held-out documents, packed in listing order, the same in every evaluation.
 
 use std::collections::VecDeque;
 
@@ -6,66 +6,66 @@ use run_config::{Packing, ResolvedRun};
 
 use crate::formats::{Document, Row};
 use crate::packing::PackedTokens;
-use crate::skipped::SkippedRows;
-use crate::walk::{Walk, WalkThread};
+use crate::sequential_reader::{PrefetchThread, SequentialReader};
+use crate::skipped_rows::SkippedRows;
 use crate::{Batch, CancelToken, DataError, DataSource, Mixture, StreamSettings, Tokenizer};
 
 /// Rows read at a time.
-const ROWS_AT_ONCE: usize = 64;
-/// Text encoded before the caller is asked again whether to go on.
-const BYTES_AT_ONCE: usize = 2 << 20;
-/// An evaluation set ends at the first document behind so many tokens: more tell nothing more about the loss, and those
-/// that were read once stay in memory (64 MiB).
-const MOST_TOKENS: usize = 16 << 20;
+const ROWS_PER_READ: usize = 64;
+/// Text that is tokenized between two checks for an interruption.
+const BYTES_PER_ENCODE: usize = 2 << 20;
+/// An evaluation set ends with the first document that brings it to this many tokens: more would say nothing more about
+/// the loss, and all tokens stay in memory (64 MiB).
+const MAX_TOKENS: usize = 16 << 20;
 
-/// An evaluation set. Read as far as it is asked for, and only once.
+/// An evaluation set, read once and only as far as needed.
 pub struct HeldOut {
     name: String,
-    share: f64,
-    walk: WalkThread,
+    weight: f64,
+    reader: PrefetchThread,
     tokenizer: Tokenizer,
-    /// Read and not yet encoded.
+    /// Read but not yet tokenized.
     documents: VecDeque<Document>,
     packed: PackedTokens,
     skipped: SkippedRows,
-    /// All that there will be is packed.
+    /// Whether all documents are packed.
     complete: bool,
 }
 
 impl HeldOut {
     /// The evaluation sets of a run: `data.validation_shards` if there are any, else what the run's stream holds out of
-    /// each component of `training`, with the component's share.
+    /// each component of `training`, with the component's weight.
     pub fn from_run(run: &ResolvedRun, training: &Mixture, tokenizer: &Tokenizer) -> Result<Vec<Self>, DataError> {
         let settings = StreamSettings::from_run(run);
         if let Some(validation) = DataSource::validation_from_run(run, training.cancel())? {
             return Ok(vec![Self::whole(&validation, settings.sequence_length, settings.packing, tokenizer)?]);
         }
         let component = |(component, source): (usize, &DataSource)| {
-            Ok(Self { share: training.share(component), ..Self::open(source, &settings, tokenizer)? })
+            Ok(Self { weight: training.weight(component), ..Self::open(source, &settings, tokenizer)? })
         };
         training.sources().iter().enumerate().map(component).collect()
     }
 
-    /// What a [`crate::TokenStream`] of the same source with the same settings holds out.
+    /// The rows that a [`crate::TokenStream`] of the same source with the same settings holds out.
     pub fn open(source: &DataSource, settings: &StreamSettings, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        let selection = source.selection(settings.wanted(), source.cancel())?;
-        let walk = Walk::held_out(source, selection, CancelToken::new());
-        Self::over(source, walk, settings.sequence_length, settings.packing, tokenizer)
+        let split = source.held_out_split(settings.split_settings(), source.cancel())?;
+        let reader = SequentialReader::held_out(source, split, CancelToken::new());
+        Self::new(source, reader, settings.sequence_length, settings.packing, tokenizer)
     }
 
-    /// All of `source`: a validation set of its own.
+    /// All rows of `source`, which is a validation set of its own.
     pub fn whole(
         source: &DataSource,
         sequence_length: usize,
         packing: Packing,
         tokenizer: &Tokenizer,
     ) -> Result<Self, DataError> {
-        Self::over(source, Walk::all(source, CancelToken::new()), sequence_length, packing, tokenizer)
+        Self::new(source, SequentialReader::all(source, CancelToken::new()), sequence_length, packing, tokenizer)
     }
 
-    fn over(
+    fn new(
         source: &DataSource,
-        walk: Walk,
+        reader: SequentialReader,
         sequence_length: usize,
         packing: Packing,
         tokenizer: &Tokenizer,
@@ -75,15 +75,15 @@ impl HeldOut {
         }
         let mut held_out = Self {
             name: source.name().to_owned(),
-            share: 1.0,
-            walk: WalkThread::start(walk, ROWS_AT_ONCE)?,
+            weight: 1.0,
+            reader: PrefetchThread::start(reader, ROWS_PER_READ)?,
             tokenizer: tokenizer.clone(),
             documents: VecDeque::new(),
             packed: PackedTokens::new(sequence_length, packing, tokenizer.end_of_text()),
             skipped: SkippedRows::default(),
             complete: false,
         };
-        if held_out.ready(0, &|| source.cancel().is_cancelled())? {
+        if held_out.read_sequence(0, &|| source.cancel().is_cancelled())? {
             return Ok(held_out);
         }
         let missing = source.missing_column(held_out.skipped, source.cancel())?.map(Box::new);
@@ -95,31 +95,31 @@ impl HeldOut {
         &self.name
     }
 
-    /// Its weight among the evaluation sets of a run, whose sum is 1.
-    pub fn share(&self) -> f64 {
-        self.share
+    /// The weight of this set; the weights of all evaluation sets of a run sum to 1.
+    pub fn weight(&self) -> f64 {
+        self.weight
     }
 
-    /// Batches of `sequences` sequences (at least one) from the start, of at most `most` sequences together; the last
-    /// may be smaller. Texts are tokenised in the threads of the current rayon pool.
-    pub fn batches(&mut self, sequences: usize, most: usize) -> HeldOutBatches<'_> {
+    /// Batches of `sequences` sequences (at least one) from the start, at most `max_sequences` in all; the last batch
+    /// may be smaller. Text is tokenized in the threads of the current rayon pool.
+    pub fn batches(&mut self, sequences: usize, max_sequences: usize) -> HeldOutBatches<'_> {
         HeldOutBatches {
             held_out: self,
             sequences: sequences.max(1),
-            most,
+            max_sequences,
             next: 0,
             failed: false,
             interrupted: &|| false,
         }
     }
 
-    /// Rows left out so far.
+    /// Rows skipped so far.
     pub fn skipped(&self) -> SkippedRows {
         self.skipped
     }
 
     /// Reads until sequence `k` is complete; false if there is no such sequence.
-    fn ready(&mut self, k: usize, interrupted: &dyn Fn() -> bool) -> Result<bool, DataError> {
+    fn read_sequence(&mut self, k: usize, interrupted: &dyn Fn() -> bool) -> Result<bool, DataError> {
         while !self.complete && self.packed.targets() < (k + 1) * self.packed.sequence_length() {
             self.read_more(interrupted)?;
         }
@@ -128,7 +128,7 @@ impl HeldOut {
 
     fn read_more(&mut self, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
         if self.documents.is_empty() {
-            let rows = self.walk.next_rows(interrupted)?;
+            let rows = self.reader.next_rows(interrupted)?;
             self.complete = rows.is_empty();
             for row in rows {
                 match row {
@@ -141,34 +141,34 @@ impl HeldOut {
             return Err(DataError::Interrupted);
         }
         let (mut texts, mut ends, mut bytes) = (Vec::new(), Vec::new(), 0);
-        while bytes < BYTES_AT_ONCE
+        while bytes < BYTES_PER_ENCODE
             && let Some(document) = self.documents.pop_front()
         {
             bytes += document.text.len();
             texts.push(document.text);
-            ends.push(document.ends);
+            ends.push(document.ends_document);
         }
         for (ids, ends) in self.tokenizer.encode_batch(&texts)?.into_iter().zip(ends) {
             self.packed.push(&ids, ends);
         }
-        self.complete |= self.packed.targets() >= MOST_TOKENS;
+        self.complete |= self.packed.targets() >= MAX_TOKENS;
         Ok(())
     }
 }
 
-/// One pass over the held-out documents. Ends after an error.
+/// One pass over an evaluation set. Ends after an error.
 pub struct HeldOutBatches<'a> {
     held_out: &'a mut HeldOut,
     sequences: usize,
-    most: usize,
+    max_sequences: usize,
     next: usize,
     failed: bool,
     interrupted: &'a dyn Fn() -> bool,
 }
 
 impl<'a> HeldOutBatches<'a> {
-    /// Gives up waiting for data soon after `interrupted` says so, with [`DataError::Interrupted`]. Another pass goes on
-    /// where it waited.
+    /// Stops waiting for data soon after `interrupted` returns true, with [`DataError::Interrupted`]. No text is lost:
+    /// a later pass resumes reading there.
     #[must_use]
     pub fn unless(self, interrupted: &'a dyn Fn() -> bool) -> Self {
         Self { interrupted, ..self }
@@ -184,8 +184,8 @@ impl Iterator for HeldOutBatches<'_> {
         }
         let tokenizer = self.held_out.tokenizer.clone();
         let mut batch = Batch::new(self.held_out.packed.sequence_length(), tokenizer.token_bytes().is_some());
-        while batch.sequences() < self.sequences && self.next < self.most {
-            match self.held_out.ready(self.next, self.interrupted) {
+        while batch.sequences() < self.sequences && self.next < self.max_sequences {
+            match self.held_out.read_sequence(self.next, self.interrupted) {
                 Ok(true) => {
                     let packed = &self.held_out.packed;
                     packed.write(self.next, tokenizer.token_bytes(), &mut batch);

@@ -1,4 +1,4 @@
-//! The YAML block that opens a data set's `README.md`: which configs there are, and which files belong to which split.
+//! The YAML front matter of a dataset card (`README.md`): the configs, and the files of each split.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,15 @@ use serde::Deserialize;
 
 use crate::DataError;
 
-/// One named selection of files.
+/// One config: a named set of files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CardConfig {
     pub name: String,
-    /// Used where no config is asked for.
+    /// Whether it is used when no config is requested.
     pub default: bool,
-    /// Patterns are relative to it; empty for the repository's root.
+    /// The folder that patterns are relative to; empty for the root of the repository.
     pub folder: String,
-    /// Patterns by split, in the card's order; none means that they follow from the file names.
+    /// Patterns by split, in the card's order; none if they follow from the file names.
     pub splits: Option<Vec<SplitPatterns>>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct SplitPatterns {
 }
 
 #[derive(Deserialize)]
-struct Card {
+struct DatasetCard {
     #[serde(default)]
     configs: Option<Vec<Config>>,
 }
@@ -63,14 +63,14 @@ enum Paths {
     Many(Vec<String>),
 }
 
-/// The configs that a card names; none where it names none.
+/// The configs of a dataset card; empty if it has none.
 pub(super) fn parse(dataset: &str, readme: &str) -> Result<Vec<CardConfig>, DataError> {
     let Some(front_matter) = front_matter(readme) else {
         return Ok(Vec::new());
     };
     let options = serde_saphyr::options! { duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins };
-    let card: Card = serde_saphyr::from_str_with_options(front_matter, options)
-        .map_err(|error| DataError::Card { name: dataset.to_owned(), message: error.to_string() })?;
+    let card: DatasetCard = serde_saphyr::from_str_with_options(front_matter, options)
+        .map_err(|error| DataError::DatasetCard { name: dataset.to_owned(), message: error.to_string() })?;
     let configs = card.configs.unwrap_or_default();
     Ok(configs
         .into_iter()
@@ -83,7 +83,7 @@ pub(super) fn parse(dataset: &str, readme: &str) -> Result<Vec<CardConfig>, Data
         .collect())
 }
 
-/// What stands between the first two lines of three dashes.
+/// The text between the first two lines of three dashes.
 fn front_matter(readme: &str) -> Option<&str> {
     let text = readme.trim_start_matches('\u{feff}').trim_start();
     let body = text.strip_prefix("---")?;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_write_data_files_is_understood() {
+    fn all_forms_of_data_files_are_parsed() {
         let configs = card(
             "configs:\n- config_name: a\n  data_files: data/*.parquet\n- config_name: b\n  data_files: [x.jsonl, 'y/**']\n\
              - config_name: c\n  default: true\n  data_files:\n  - split: train\n    path: t/*\n  - split: test\n    path: [e1, e2]\n  - split: train\n    path: more/*\n\
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_readme_without_configs_names_none() {
+    fn a_card_without_configs_has_none() {
         for readme in
             ["", "# Title", "---\nlicense: mit\n---\n", "---\n---\n", "---\nconfigs: null\n---\n", "---\nopen"]
         {
@@ -163,13 +163,13 @@ mod tests {
     }
 
     #[test]
-    fn broken_yaml_names_the_data_set() {
+    fn invalid_yaml_errors_name_the_data_set() {
         let error = parse("o/n", "---\nconfigs: [}\n---\n").unwrap_err();
         assert!(error.to_string().contains("README.md") && error.to_string().contains("o/n"), "{error}");
     }
 
     #[test]
-    fn a_card_with_a_thousand_configs_is_read() {
+    fn a_card_with_a_thousand_configs_is_parsed() {
         let configs: String = (0..1500)
             .map(|i| format!("- config_name: c{i}\n  data_files:\n  - split: train\n    path: data/c{i}/*.parquet\n"))
             .collect();

@@ -1,11 +1,11 @@
-//! The order of the stream, as promised in `dataset::TokenStream`'s module.
+//! The data order, as defined in the crate's documentation.
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use dataset::{Cursor, Documents, StreamSettings};
-use material::{
+use fixtures::{
     documents, epoch_texts, folder_source, gzip, held_out_texts, jsonl, mixed, open, parquet, sequences, settings,
     sorted, tokenizer, write,
 };
@@ -14,13 +14,13 @@ use run_config::Packing;
 use sha2::{Digest, Sha256};
 
 #[test]
-fn every_document_comes_exactly_once_an_epoch() {
+fn every_document_is_read_once_per_epoch() {
     let (_folder, source, documents) = mixed();
     assert_eq!(sorted(epoch_texts(&source, &settings()).unwrap()), sorted(documents));
 }
 
 #[test]
-fn every_token_is_a_target_exactly_once_whatever_the_sequence_length() {
+fn every_token_is_a_target_once_at_any_length() {
     let (_folder, source, documents) = mixed();
     let tokenizer = tokenizer();
     let mut expected: Vec<i32> =
@@ -47,7 +47,7 @@ fn every_token_is_a_target_exactly_once_whatever_the_sequence_length() {
 }
 
 #[test]
-fn packing_by_documents_says_where_they_begin_and_changes_nothing_else() {
+fn document_packing_only_adds_document_starts() {
     let (_folder, source, _) = mixed();
     let batch = |packing| {
         let settings = StreamSettings { packing, ..settings() };
@@ -57,20 +57,20 @@ fn packing_by_documents_says_where_they_begin_and_changes_nothing_else() {
     let starts = by_documents.document_starts.take().unwrap();
     assert_eq!(by_documents, batch(Packing::Concat));
     let length = by_documents.sequence_length;
-    let begins = |place: usize| starts[place] as usize == place % length;
-    // All of these texts have an end, and none has that id among its own; padding looks like ends.
-    let padding = |place: usize| by_documents.targets[place] == dataset::IGNORED_TARGET;
-    for place in (0..starts.len()).filter(|&place| place % length > 0 && !padding(place)) {
-        assert_eq!(begins(place), by_documents.inputs[place] == tokenizer().end_of_text(), "{place}");
-        assert!(begins(place) || starts[place] == starts[place - 1], "{place}");
+    let starts_document = |index: usize| starts[index] as usize == index % length;
+    // No text here contains the id of end-of-text, and each ends with one; padding looks like end-of-text.
+    let padding = |index: usize| by_documents.targets[index] == dataset::IGNORED_TARGET;
+    for index in (0..starts.len()).filter(|&index| index % length > 0 && !padding(index)) {
+        assert_eq!(starts_document(index), by_documents.inputs[index] == tokenizer().end_of_text(), "{index}");
+        assert!(starts_document(index) || starts[index] == starts[index - 1], "{index}");
     }
 }
 
-/// Whoever changes this changes the data of every run that is resumed: raise `ORDER_VERSION` with it.
+/// Any change of this changes the data of every resumed run, and must come with a new `ORDER_VERSION`.
 const GOLDEN: &str = "514249082e7144b54eb798e098359a6b41aa0d6bcb3a6e1b1a67d8b539ee2e5c";
 
 #[test]
-fn the_order_is_what_it_was_in_every_release() {
+fn data_order_matches_the_golden_hash() {
     let (_folder, source, _) = mixed();
     let settings = StreamSettings { held_out_fraction: 0.1, epochs: Some(2), ..settings() };
     let mut hash = Sha256::new();
@@ -84,45 +84,45 @@ fn the_order_is_what_it_was_in_every_release() {
 #[test]
 fn threads_and_batch_sizes_change_nothing() {
     let (_folder, source, _) = mixed();
-    let undisturbed = sequences(&mut open(&source, &settings(), None), 1).unwrap();
+    let uninterrupted = sequences(&mut open(&source, &settings(), None), 1).unwrap();
     for (workers, at_a_time) in [(1, 1000), (2, 3), (8, 7)] {
         let mut stream = open(&source, &StreamSettings { workers, ..settings() }, None);
-        assert_eq!(sequences(&mut stream, at_a_time).unwrap(), undisturbed);
+        assert_eq!(sequences(&mut stream, at_a_time).unwrap(), uninterrupted);
     }
 }
 
 #[test]
-fn from_every_position_the_stream_goes_on_as_if_nothing_had_been() {
+fn streams_resume_from_any_position() {
     let (_folder, source, _) = mixed();
     let settings = StreamSettings { sequence_length: 256, epochs: Some(2), ..settings() };
     let mut stream = open(&source, &settings, None);
     let mut cursors = vec![stream.cursor()];
-    let mut undisturbed = Vec::new();
+    let mut uninterrupted = Vec::new();
     loop {
         let batch = stream.next_sequences(1).unwrap();
         if batch.is_empty() {
             break;
         }
-        undisturbed.extend(material::rows(&batch));
+        uninterrupted.extend(fixtures::rows(&batch));
         cursors.push(stream.cursor());
     }
-    assert!(undisturbed.len() > 40);
+    assert!(uninterrupted.len() > 40);
     for (position, cursor) in cursors.into_iter().enumerate() {
         let stored = serde_json::to_string(&cursor).unwrap();
         let cursor: Cursor = serde_json::from_str(&stored).unwrap();
         let rest = sequences(&mut open(&source, &settings, Some(cursor)), 4).unwrap();
-        assert_eq!(rest, undisturbed[position..], "from position {position}: {stored}");
+        assert_eq!(rest, uninterrupted[position..], "from position {position}: {stored}");
     }
 }
 
 #[test]
-fn a_cursor_of_sixteen_lanes_is_small() {
+fn a_cursor_of_sixteen_open_shards_is_small() {
     let folder = tempfile::tempdir().unwrap();
     let files: Vec<(String, Vec<u8>)> =
         (0..40).map(|i| (format!("{i:02}.parquet"), parquet(&documents(i * 10, 10), 4))).collect();
     let files: Vec<(&str, Vec<u8>)> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
     write(folder.path(), &files);
-    let settings = StreamSettings { lanes: 16, shuffle_buffer_size: 100, ..settings() };
+    let settings = StreamSettings { open_shards: 16, shuffle_buffer_size: 100, ..settings() };
     let mut stream = open(&folder_source(folder.path()), &settings, None);
     let mut longest = 0;
     while !stream.next_sequences(10).unwrap().is_empty() {
@@ -132,7 +132,7 @@ fn a_cursor_of_sixteen_lanes_is_small() {
 }
 
 #[test]
-fn epochs_have_the_same_documents_in_another_order_and_seeds_differ() {
+fn epochs_and_seeds_give_different_orders() {
     let (_folder, source, documents) = mixed();
     let texts =
         |seed, epochs| epoch_texts(&source, &StreamSettings { seed, epochs: Some(epochs), ..settings() }).unwrap();
@@ -140,84 +140,85 @@ fn epochs_have_the_same_documents_in_another_order_and_seeds_differ() {
     let (first, second) = two.split_at(documents.len());
     assert_eq!(first, texts(7, 1));
     assert_eq!(sorted(first.to_vec()), sorted(second.to_vec()));
-    let in_place = first.iter().zip(second).filter(|(a, b)| a == b).count();
-    assert!(in_place < 20, "{in_place}");
+    let same_index = first.iter().zip(second).filter(|(a, b)| a == b).count();
+    assert!(same_index < 20, "{same_index}");
     assert_ne!(first, texts(8, 1));
 }
 
 #[test]
-fn a_window_mixes_its_files_and_no_file_keeps_its_order() {
+fn windows_mix_shards_and_shuffle_documents() {
     let (_folder, source, all) = mixed();
-    let texts = epoch_texts(&source, &StreamSettings { lanes: 5, shuffle_buffer_size: 50, ..settings() }).unwrap();
-    let place = |text: &String| all.iter().position(|other| other == text).unwrap();
-    let first_window: Vec<usize> = texts[..50].iter().map(place).collect();
+    let texts =
+        epoch_texts(&source, &StreamSettings { open_shards: 5, shuffle_buffer_size: 50, ..settings() }).unwrap();
+    let index = |text: &String| all.iter().position(|other| other == text).unwrap();
+    let first_window: Vec<usize> = texts[..50].iter().map(index).collect();
     for file in [0..60, 60..90, 90..130, 130..150, 150..200] {
-        let of_file: Vec<usize> = first_window.iter().copied().filter(|place| file.contains(place)).collect();
-        assert_eq!(of_file.len(), 10, "{file:?}");
-        assert!(!of_file.is_sorted());
+        let indices: Vec<usize> = first_window.iter().copied().filter(|index| file.contains(index)).collect();
+        assert_eq!(indices.len(), 10, "{file:?}");
+        assert!(!indices.is_sorted());
     }
 }
 
 #[test]
-fn sequences_of_one_long_document_are_spread_over_the_window() {
+fn sequences_of_a_long_document_are_spread() {
     let folder = tempfile::tempdir().unwrap();
     let book: String = (0..3000).map(|i| format!("line {i} of a long book\n")).collect();
     write(folder.path(), &[("book.txt", book.clone().into_bytes())]);
     let settings = StreamSettings { sequence_length: 100, shuffle_buffer_size: 100, ..settings() };
     let read = sequences(&mut open(&folder_source(folder.path()), &settings, None), 10).unwrap();
-    let places: Vec<Option<(usize, usize)>> = read
+    let ranges: Vec<Option<(usize, usize)>> = read
         .iter()
         .map(|(inputs, _)| {
             let text = tokenizer().decode(inputs).unwrap();
             book.find(&text).map(|start| (start, start + text.len()))
         })
         .collect();
-    let followers = places.windows(2).filter(|pair| pair[0].zip(pair[1]).is_some_and(|(a, b)| a.1 == b.0)).count();
-    assert!(places.iter().flatten().count() > 200);
-    assert!(followers < 8, "{followers} of {}", places.len());
+    let followers = ranges.windows(2).filter(|pair| pair[0].zip(pair[1]).is_some_and(|(a, b)| a.1 == b.0)).count();
+    assert!(ranges.iter().flatten().count() > 200);
+    assert!(followers < 8, "{followers} of {}", ranges.len());
 }
 
 #[test]
-fn a_text_file_comes_back_whole_from_its_pieces() {
+fn text_files_come_back_from_their_chunks() {
     let folder = tempfile::tempdir().unwrap();
     let book: String = (0..9000).map(|i| format!("line {i} of a long book\n")).collect();
     write(folder.path(), &[("book.txt", book.clone().into_bytes())]);
     let source = folder_source(folder.path());
-    let pieces = Documents::open(&source, None).collect::<Result<Vec<_>, _>>().unwrap();
-    assert!(pieces.len() > 4 && pieces.concat() == book);
+    let chunks = Documents::open(&source, None).collect::<Result<Vec<_>, _>>().unwrap();
+    assert!(chunks.len() > 4 && chunks.concat() == book);
     let mut targets = 0;
     let mut ends = 0;
     for (_, row) in sequences(&mut open(&source, &settings(), None), 100).unwrap() {
         targets += row.iter().filter(|&&id| id != dataset::IGNORED_TARGET).count();
         ends += row.iter().filter(|&&id| id == tokenizer().end_of_text() as i32).count();
     }
-    let ids: usize = pieces.iter().map(|piece| tokenizer().encode(piece).unwrap().len()).sum();
+    let ids: usize = chunks.iter().map(|chunk| tokenizer().encode(chunk).unwrap().len()).sum();
     assert_eq!((targets, ends), (ids + 1, 1));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn whatever_the_files_and_settings_training_and_held_out_make_up_the_data(
+    fn training_and_held_out_rows_partition_the_data(
         files in prop::collection::vec((0_usize..4, 1_usize..60, 1_usize..30), 1..7),
-        (seed, window, lanes, samples) in (any::<u64>(), 1_usize..80, 1_usize..9, prop::option::of(1_u64..150)),
+        (seed, window, open_shards, samples) in (any::<u64>(), 1_usize..80, 1_usize..9, prop::option::of(1_u64..150)),
         (fraction, cut) in (prop::sample::select(vec![0.0, 0.001, 0.3]), 0.0..1.0),
     ) {
         let folder = tempfile::tempdir().unwrap();
         let mut all = Vec::new();
-        for (i, &(kind, count, group_rows)) in files.iter().enumerate() {
+        for (i, &(kind, count, row_group_rows)) in files.iter().enumerate() {
             let part = documents(all.len(), count);
             let (ending, bytes) = match kind {
                 0 => ("jsonl", jsonl(&part)),
                 1 => ("jsonl.gz", gzip(&jsonl(&part))),
-                _ => ("parquet", parquet(&part, group_rows)),
+                _ => ("parquet", parquet(&part, row_group_rows)),
             };
             write(folder.path(), &[(&format!("{i}.{ending}"), bytes)]);
             all.extend(part);
         }
         let source = folder_source(folder.path());
         let settings = StreamSettings {
-            seed, shuffle_buffer_size: window, lanes, max_samples: samples, held_out_fraction: fraction, ..settings()
+            seed, shuffle_buffer_size: window, open_shards, max_samples: samples, held_out_fraction: fraction, ..settings()
         };
         let limit = samples.map_or(all.len(), |samples| all.len().min(samples as usize));
         let trained = epoch_texts(&source, &settings).unwrap();
@@ -233,11 +234,11 @@ proptest! {
                 prop_assert_eq!(sorted([trained, held_out].concat()), sorted(all));
             }
         }
-        let undisturbed = sequences(&mut open(&source, &settings, None), 3).unwrap();
+        let uninterrupted = sequences(&mut open(&source, &settings, None), 3).unwrap();
         let mut stream = open(&source, &settings, None);
-        let position = (cut * undisturbed.len() as f64) as usize;
+        let position = (cut * uninterrupted.len() as f64) as usize;
         stream.next_sequences(position).unwrap();
         let rest = sequences(&mut open(&source, &settings, Some(stream.cursor())), 5).unwrap();
-        prop_assert_eq!(&rest, &undisturbed[position..]);
+        prop_assert_eq!(&rest, &uninterrupted[position..]);
     }
 }

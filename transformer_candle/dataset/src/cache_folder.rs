@@ -1,4 +1,4 @@
-//! Where this machine keeps what can be made again.
+//! The folder for files that can be downloaded or made again.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,7 @@
-//! A window: some thousands of documents, shuffled, tokenised, packed, and the sequences shuffled again, so that the parts
-//! of one long document do not follow each other.
+//! The shuffle window: thousands of documents that are shuffled, tokenized and packed, and whose sequences are shuffled
+//! again, so that the sequences of one long document do not follow each other.
+//!
+//! Elsewhere in this crate it is called "window".
 
 use rayon::prelude::*;
 use run_config::Packing;
@@ -8,25 +10,24 @@ use crate::DataError;
 use crate::cancel::CancelToken;
 use crate::cursor::WindowStart;
 use crate::formats::Document;
-use crate::lanes::Taken;
 use crate::ledger::WindowRecord;
-use crate::order::{Purpose, key, permutation, shuffle};
+use crate::open_shards::WindowRows;
 use crate::packing::PackedTokens;
+use crate::permutation::{Purpose, key, permutation, shuffle};
 use crate::tokenizer::Tokenizer;
 
-/// A window ready to be cut into batches.
+/// A window whose sequences are ready to be delivered.
 pub(crate) struct Window {
     pub record: WindowRecord,
-    /// Where the window behind it starts.
+    /// Where the following window starts.
     pub next: WindowStart,
     packed: PackedTokens,
-    /// Sequences in the order of delivery.
+    /// Indices of the packed sequences in the order of delivery.
     order: Vec<u32>,
 }
 
-/// What windows are made of and with.
 pub(crate) struct WindowSettings<'a> {
-    /// The component's place in the mixture.
+    /// Index of the component in the mixture.
     pub component: usize,
     pub tokenizer: &'a Tokenizer,
     pub sequence_length: usize,
@@ -36,25 +37,25 @@ pub(crate) struct WindowSettings<'a> {
 }
 
 impl Window {
-    /// Makes a window of what lies between `start` and `next`, in the threads of the current pool.
+    /// Makes a window of the rows between `start` and `next`, in the threads of the current pool.
     pub(crate) fn prepare(
         start: WindowStart,
         next: WindowStart,
-        taken: Taken,
+        rows: WindowRows,
         settings: &WindowSettings,
     ) -> Result<Self, DataError> {
-        let place = [settings.seed, start.epoch, start.window];
-        let mut documents = taken.documents;
+        let numbers = [settings.seed, start.epoch, start.window];
+        let mut documents = rows.documents;
         let count = documents.len() as u64;
-        shuffle(&mut documents, key(Purpose::Documents, &place, ""));
+        shuffle(&mut documents, key(Purpose::Documents, &numbers, ""));
         let packed = pack(documents, settings)?;
-        let order = permutation(packed.sequences(), key(Purpose::Sequences, &place, ""));
+        let order = permutation(packed.sequences(), key(Purpose::Sequences, &numbers, ""));
         let record = WindowRecord {
             component: settings.component as u64,
             start,
-            pieces: taken.pieces,
+            row_ranges: rows.row_ranges,
             documents: count,
-            skipped: taken.skipped,
+            skipped: rows.skipped,
             targets: packed.targets() as u64,
             sequences: order.len() as u64,
         };
@@ -65,27 +66,27 @@ impl Window {
         self.order.len()
     }
 
-    /// The tokens and the place in them of the sequence that is delivered as number `sequence`.
-    pub(crate) fn sequence(&self, sequence: usize) -> (&PackedTokens, usize) {
-        (&self.packed, self.order[sequence] as usize)
+    /// The packed tokens, and the index in them of the sequence that is delivered at `position`.
+    pub(crate) fn sequence(&self, position: usize) -> (&PackedTokens, usize) {
+        (&self.packed, self.order[position] as usize)
     }
 }
 
-/// Tokenises and packs, in this order; texts are dropped as their tokens come.
+/// Tokenizes and packs the documents in this order; each text is dropped once it is tokenized.
 pub(crate) fn pack(documents: Vec<Document>, settings: &WindowSettings) -> Result<PackedTokens, DataError> {
     let encoded: Vec<Result<(Vec<u32>, bool), DataError>> = documents
         .into_par_iter()
         .map(|document| {
             settings.cancel.check()?;
-            Ok((settings.tokenizer.encode(&document.text)?, document.ends))
+            Ok((settings.tokenizer.encode(&document.text)?, document.ends_document))
         })
         .collect();
     let tokens = encoded.iter().flatten().map(|(ids, _)| ids.len() + 1).sum();
     let &WindowSettings { tokenizer, sequence_length, packing, .. } = settings;
     let mut packed = PackedTokens::with_capacity(sequence_length, packing, tokenizer.end_of_text(), tokens);
     for document in encoded {
-        let (ids, ends) = document?;
-        packed.push(&ids, ends);
+        let (ids, ends_document) = document?;
+        packed.push(&ids, ends_document);
     }
     Ok(packed)
 }

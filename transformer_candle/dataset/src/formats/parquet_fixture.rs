@@ -1,4 +1,4 @@
-//! Parquet files for tests, written with the low-level writer: an optional text column between two others.
+//! Parquet files for tests: an optional text column between two others.
 
 use std::sync::Arc;
 
@@ -8,35 +8,35 @@ use parquet::file::properties::{WriterProperties, WriterVersion};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
-pub(crate) struct ParquetWriting {
+pub(crate) struct ParquetOptions {
     pub codec: Compression,
-    pub group_rows: usize,
+    pub row_group_rows: usize,
     pub page_rows: usize,
     pub dictionary: bool,
     pub version_2: bool,
 }
 
-impl Default for ParquetWriting {
+impl Default for ParquetOptions {
     fn default() -> Self {
-        Self { codec: Compression::SNAPPY, group_rows: 100, page_rows: 20, dictionary: false, version_2: false }
+        Self { codec: Compression::SNAPPY, row_group_rows: 100, page_rows: 20, dictionary: false, version_2: false }
     }
 }
 
-/// A file of columns `id`, `text` and `url`.
-pub(crate) fn write_parquet(rows: &[Option<Vec<u8>>], writing: &ParquetWriting) -> Vec<u8> {
+/// A Parquet file with columns `id`, `text` and `url`.
+pub(crate) fn write_parquet(rows: &[Option<Vec<u8>>], options: &ParquetOptions) -> Vec<u8> {
     let schema = "message schema { required int64 id; optional binary text (UTF8); required binary url (UTF8); }";
     let properties = WriterProperties::builder()
-        .set_compression(writing.codec)
-        .set_dictionary_enabled(writing.dictionary)
-        .set_data_page_row_count_limit(writing.page_rows)
-        .set_write_batch_size(writing.page_rows)
-        .set_writer_version(if writing.version_2 { WriterVersion::PARQUET_2_0 } else { WriterVersion::PARQUET_1_0 })
+        .set_compression(options.codec)
+        .set_dictionary_enabled(options.dictionary)
+        .set_data_page_row_count_limit(options.page_rows)
+        .set_write_batch_size(options.page_rows)
+        .set_writer_version(if options.version_2 { WriterVersion::PARQUET_2_0 } else { WriterVersion::PARQUET_1_0 })
         .build();
     let mut bytes = Vec::new();
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties)).unwrap();
-    for (index, rows) in rows.chunks(writing.group_rows).enumerate() {
-        write_group(&mut writer, index * writing.group_rows, rows);
+    for (index, rows) in rows.chunks(options.row_group_rows).enumerate() {
+        write_group(&mut writer, index * options.row_group_rows, rows);
     }
     writer.close().unwrap();
     bytes

@@ -1,27 +1,27 @@
-//! Randomness that is a pure function: every permutation has a name, and the same name gives the same permutation for
-//! ever, on every machine.
+//! Permutations as pure functions of a key: the same key gives the same permutation on every machine, in every release.
 //!
-//! A key is the first eight bytes of SHA-256 over the seed, what is permuted and where it lies. Draw `i` of a key is
-//! `SplitMix64`'s output at counter `i` (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014), so
-//! there is no state to carry. Permutations are Fisher-Yates over these draws. Golden values below pin all of it.
+//! A key is the first eight bytes of SHA-256 over the purpose, numbers such as seed and epoch, and a name. Draw `i` of
+//! a key is output `i` of `SplitMix64` with the key as its state (Steele, Lea, Flood, "Fast splittable pseudorandom
+//! number generators", 2014), so there is no state to save. Permutations are Fisher-Yates shuffles over these draws.
+//! The golden values below pin all of it.
 
 use sha2::{Digest, Sha256};
 
-/// What a permutation or a draw is for. Two purposes never share a key.
+/// What is permuted or drawn. Two purposes never share a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    Files,
-    Groups,
+    Shards,
+    RowGroups,
     Documents,
     Sequences,
     HeldOut,
 }
 
 impl Purpose {
-    fn name(self) -> &'static str {
+    fn hash_input(self) -> &'static str {
         match self {
-            Self::Files => "files",
-            Self::Groups => "groups",
+            Self::Shards => "files",
+            Self::RowGroups => "groups",
             Self::Documents => "documents",
             Self::Sequences => "sequences",
             Self::HeldOut => "held-out",
@@ -29,10 +29,10 @@ impl Purpose {
     }
 }
 
-/// The key of `purpose` at a place that `numbers` and `name` describe.
+/// The key of `purpose` for these numbers and this name.
 pub(crate) fn key(purpose: Purpose, numbers: &[u64], name: &str) -> u64 {
     let mut hash = Sha256::new();
-    hash.update(purpose.name().as_bytes());
+    hash.update(purpose.hash_input().as_bytes());
     hash.update([0]);
     hash.update((numbers.len() as u64).to_le_bytes());
     for number in numbers {
@@ -43,14 +43,14 @@ pub(crate) fn key(purpose: Purpose, numbers: &[u64], name: &str) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
 }
 
-/// Draws of a key, counted.
-struct Draws {
+/// Counter-based `SplitMix64`.
+struct SplitMix64 {
     key: u64,
     counter: u64,
 }
 
-impl Draws {
-    fn next(&mut self) -> u64 {
+impl SplitMix64 {
+    fn next_u64(&mut self) -> u64 {
         self.counter += 1;
         let mut z = self.key.wrapping_add(self.counter.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -58,12 +58,12 @@ impl Draws {
         z ^ (z >> 31)
     }
 
-    /// Uniform below `bound`, without bias (Lemire, "Fast random integer generation in an interval", 2019).
-    fn below(&mut self, bound: u64) -> u64 {
-        let reject_under = bound.wrapping_neg() % bound;
+    /// A uniform draw below `bound`, unbiased (Lemire, "Fast random integer generation in an interval", 2019).
+    fn uniform_below(&mut self, bound: u64) -> u64 {
+        let rejection_threshold = bound.wrapping_neg() % bound;
         loop {
-            let product = u128::from(self.next()) * u128::from(bound);
-            if product as u64 >= reject_under {
+            let product = u128::from(self.next_u64()) * u128::from(bound);
+            if product as u64 >= rejection_threshold {
                 return (product >> 64) as u64;
             }
         }
@@ -72,9 +72,9 @@ impl Draws {
 
 /// Permutes `items` by `key`.
 pub(crate) fn shuffle<T>(items: &mut [T], key: u64) {
-    let mut draws = Draws { key, counter: 0 };
+    let mut random = SplitMix64 { key, counter: 0 };
     for i in (1..items.len()).rev() {
-        items.swap(i, draws.below(i as u64 + 1) as usize);
+        items.swap(i, random.uniform_below(i as u64 + 1) as usize);
     }
 }
 
@@ -90,26 +90,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_and_permutations_are_what_they_were_in_every_release() {
-        // Computed by a second implementation of the module's definition, in Python.
-        assert_eq!(key(Purpose::Files, &[7, 0], ""), 14_219_502_180_332_172_431);
+    fn keys_and_permutations_match_golden_values() {
+        // Computed by a second implementation of this definition, in Python.
+        assert_eq!(key(Purpose::Shards, &[7, 0], ""), 14_219_502_180_332_172_431);
         assert_eq!(key(Purpose::HeldOut, &[3], "data/a.parquet"), 7_902_058_483_561_176_475);
         assert_eq!(permutation(12, 42), [9, 7, 11, 5, 4, 10, 6, 0, 3, 2, 1, 8]);
         assert_eq!(permutation(5, key(Purpose::Sequences, &[1, 2, 3], "")), [2, 4, 1, 3, 0]);
     }
 
     #[test]
-    fn draws_are_splitmix64_s() {
+    fn draws_match_the_splitmix64_reference() {
         // The first outputs of the reference implementation for seed 1234567.
-        let mut draws = Draws { key: 1_234_567, counter: 0 };
-        assert_eq!([draws.next(), draws.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+        let mut random = SplitMix64 { key: 1_234_567, counter: 0 };
+        assert_eq!([random.next_u64(), random.next_u64()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
     }
 
     #[test]
-    fn every_order_of_four_items_comes_up_about_equally_often() {
+    fn permutations_of_four_items_are_uniform() {
         let mut counts = std::collections::BTreeMap::new();
         for seed in 0..24_000 {
-            *counts.entry(permutation(4, key(Purpose::Groups, &[seed], "f"))).or_insert(0) += 1;
+            *counts.entry(permutation(4, key(Purpose::RowGroups, &[seed], "f"))).or_insert(0) += 1;
         }
         assert_eq!(counts.len(), 24);
         assert!(counts.values().all(|count| (850..1150).contains(count)), "{counts:?}");
@@ -117,7 +117,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn a_shuffle_keeps_every_item_once(length in 0_usize..500, key: u64) {
+        fn shuffle_keeps_every_item_once(length in 0_usize..500, key: u64) {
             let mut items = permutation(length, key);
             items.sort_unstable();
             proptest::prop_assert_eq!(items, (0..length as u32).collect::<Vec<_>>());

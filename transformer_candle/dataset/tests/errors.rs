@@ -1,13 +1,13 @@
-//! What a stream does with bad data, missing data and positions of other streams.
+//! Errors of a stream: bad data, missing data and cursors of other streams.
 
 #![allow(clippy::unwrap_used, clippy::format_collect)]
 
-mod material;
+mod fixtures;
 
 use std::time::{Duration, Instant};
 
 use dataset::{DataError, DataSource, HeldOut, SkippedRows, StreamSettings, TokenStream};
-use material::{documents, epoch_texts, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
+use fixtures::{documents, epoch_texts, folder_source, jsonl, open, parquet, parquet_rows, settings, tokenizer, write};
 use run_config::Packing;
 
 fn folder(files: &[(&str, Vec<u8>)]) -> (tempfile::TempDir, DataSource) {
@@ -18,18 +18,18 @@ fn folder(files: &[(&str, Vec<u8>)]) -> (tempfile::TempDir, DataSource) {
 }
 
 #[test]
-fn bad_rows_are_counted_and_left_out() {
+fn bad_rows_are_counted_and_skipped() {
     let rows = [Some(b"first".to_vec()), None, Some(Vec::new()), Some(vec![0xff, 0xfe]), Some(b"last".to_vec()), None];
     let lines = b"{\"text\": \"third\"}\n{\"text\": 1}\nnonsense\n{}\n".to_vec();
     let (_folder, source) = folder(&[("a.parquet", parquet_rows(&rows, 2)), ("b.jsonl", lines)]);
     let mut stream = open(&source, &settings(), None);
     stream.next_sequences(1000).unwrap();
     assert_eq!(stream.skipped(), [SkippedRows { null: 3, empty: 1, not_utf8: 1, malformed: 2, too_long: 0 }]);
-    assert_eq!(material::sorted(epoch_texts(&source, &settings()).unwrap()), ["first", "last", "third"]);
+    assert_eq!(fixtures::sorted(epoch_texts(&source, &settings()).unwrap()), ["first", "last", "third"]);
 }
 
 #[test]
-fn data_without_a_usable_document_is_an_error_that_counts_why() {
+fn data_without_documents_is_an_error_with_counts() {
     let (_folder, source) = folder(&[("a.jsonl", b"{\"body\": \"x\"}\n{\"text\": \"\"}\n".to_vec())]);
     let settings = StreamSettings { epochs: None, ..settings() };
     let mut stream = open(&source, &settings, None);
@@ -44,7 +44,7 @@ fn data_without_a_usable_document_is_an_error_that_counts_why() {
 }
 
 #[test]
-fn data_that_is_all_held_out_is_an_error_that_says_so() {
+fn holding_out_all_data_is_an_error() {
     let (_folder, source) = folder(&[("a.parquet", parquet(&documents(0, 40), 4))]);
     let settings = StreamSettings { held_out_fraction: 1.0, epochs: None, ..settings() };
     let message = open(&source, &settings, None).next_sequences(1).unwrap_err().to_string();
@@ -61,10 +61,10 @@ fn one_document_trains_but_cannot_be_held_out() {
 }
 
 #[test]
-fn an_error_comes_after_what_was_read_before_it_and_the_cursor_stays() {
+fn errors_follow_the_data_read_before_them() {
     let (folder, source) =
         folder(&[("a.jsonl", jsonl(&documents(0, 50))), ("b.parquet", parquet(&documents(50, 50), 10))]);
-    let settings = |seed| StreamSettings { lanes: 1, shuffle_buffer_size: 10, seed, ..settings() };
+    let settings = |seed| StreamSettings { open_shards: 1, shuffle_buffer_size: 10, seed, ..settings() };
     let jsonl_first = |seed: &u64| {
         let first = epoch_texts(&source, &settings(*seed)).unwrap().swap_remove(0);
         documents(0, 50).contains(&first)
@@ -88,7 +88,7 @@ fn an_error_comes_after_what_was_read_before_it_and_the_cursor_stays() {
 }
 
 #[test]
-fn a_position_of_another_stream_is_refused_by_name() {
+fn cursors_of_other_streams_are_rejected_by_reason() {
     let (folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 50)))]);
     let cursor = open(&source, &settings(), None).cursor();
     let refused = |source: &DataSource, settings: &StreamSettings| {
@@ -110,7 +110,7 @@ fn a_position_of_another_stream_is_refused_by_name() {
 }
 
 #[test]
-fn a_position_that_no_stream_comes_to_is_refused() {
+fn unreachable_positions_are_rejected() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 50)))]);
     let cursor = open(&source, &settings(), None).cursor();
     let stored = serde_json::to_value(&cursor).unwrap();
@@ -128,14 +128,14 @@ fn a_position_that_no_stream_comes_to_is_refused() {
         let error = TokenStream::open(&source, &settings(), &tokenizer(), Some(cursor)).err().unwrap();
         assert!(matches!(error, DataError::Cursor { .. }), "{key}: {error}");
     }
-    let mut behind = cursor;
-    behind.components[0].sequence = 10_000;
-    let error = open(&source, &settings(), Some(behind)).next_sequences(1).unwrap_err();
+    let mut past_the_end = cursor;
+    past_the_end.components[0].sequence = 10_000;
+    let error = open(&source, &settings(), Some(past_the_end)).next_sequences(1).unwrap_err();
     assert!(matches!(error, DataError::Cursor { .. }), "{error}");
 }
 
 #[test]
-fn settings_that_no_stream_can_have_are_refused() {
+fn invalid_settings_are_rejected() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 5)))]);
     for (settings, name) in [
         (StreamSettings { sequence_length: 0, ..settings() }, "sequence_length"),
@@ -149,18 +149,18 @@ fn settings_that_no_stream_can_have_are_refused() {
 }
 
 #[test]
-fn an_endless_stream_goes_on_over_epochs_and_ends_when_dropped() {
+fn endless_streams_repeat_epochs_until_dropped() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 30)))]);
     let mut stream = open(&source, &StreamSettings { epochs: None, ..settings() }, None);
     let batch = stream.next_sequences(500).unwrap();
     assert_eq!((batch.sequences(), stream.cursor().components[0].start.epoch > 2), (500, true));
-    let began = Instant::now();
+    let started = Instant::now();
     drop(stream);
-    assert!(began.elapsed() < Duration::from_secs(1));
+    assert!(started.elapsed() < Duration::from_secs(1));
 }
 
 #[test]
-fn a_stream_that_has_ended_stays_ended_and_its_cursor_too() {
+fn ended_streams_stay_ended() {
     let (_folder, source) = folder(&[("a.jsonl", jsonl(&documents(0, 30)))]);
     let mut stream = open(&source, &settings(), None);
     assert!(!stream.next_sequences(10_000).unwrap().is_empty());

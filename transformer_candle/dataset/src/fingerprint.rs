@@ -1,0 +1,97 @@
+//! The fingerprint of a stream: hashes of everything that its order depends on.
+
+use bytes::Bytes;
+use run_config::Packing;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{Mixture, StreamSettings, Tokenizer};
+
+/// Everything that the order of the stream depends on, as three hashes. A run may be resumed only where they are equal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamFingerprint {
+    /// For each component: the names and sizes of its shards in listing order, the revision, the text column.
+    pub data: String,
+    /// The tokenizer's file and the token that ends a document.
+    pub tokenizer: String,
+    /// Seed, sequence length, packing, shuffle window, open shards, `max_samples`, held-out fraction, mixture weights,
+    /// and the version of the order itself.
+    pub order: String,
+}
+
+/// Must change whenever the same settings would give another order.
+const ORDER_VERSION: u64 = 1;
+
+impl StreamFingerprint {
+    pub(crate) fn new(mixture: &Mixture, settings: &StreamSettings, tokenizer: &Tokenizer) -> Self {
+        let mut data = FieldHasher::default();
+        for source in mixture.sources() {
+            data.string(source.describe().revision.as_deref().unwrap_or(""));
+            data.string(source.text_column());
+            data.number(source.shards().len() as u64);
+            for shard in source.shards() {
+                data.string(&shard.name);
+                data.number(shard.bytes);
+            }
+        }
+        let mut tokens = FieldHasher::default();
+        tokens.string(tokenizer.content_hash());
+        tokens.number(u64::from(tokenizer.end_of_text()));
+        let mut order = FieldHasher::default();
+        for number in [
+            ORDER_VERSION,
+            settings.seed,
+            settings.sequence_length as u64,
+            settings.shuffle_buffer_size as u64,
+            settings.open_shards as u64,
+            settings.max_samples.map_or(0, |samples| samples.saturating_add(1)),
+            settings.held_out_fraction.to_bits(),
+        ] {
+            order.number(number);
+        }
+        for &weight in mixture.schedule().weights() {
+            order.number(weight);
+        }
+        // Hashed only where it is not the default: fingerprints of runs older than the setting stay valid.
+        if settings.packing == Packing::Documents {
+            order.string("documents");
+        }
+        Self { data: data.finish(), tokenizer: tokens.finish(), order: order.finish() }
+    }
+
+    /// What differs, in words for a message; none if nothing does.
+    pub fn difference(&self, other: &Self) -> Option<&'static str> {
+        if self.data != other.data {
+            Some("the data set (its revision, files or text column)")
+        } else if self.tokenizer != other.tokenizer {
+            Some("the tokenizer")
+        } else if self.order != other.order {
+            Some(
+                "a setting of the data order (seed, sequence_length, packing, shuffle_buffer_size, max_samples, held_out_fraction \
+                 or the weights of a mixture)",
+            )
+        } else {
+            None
+        }
+    }
+}
+
+/// Hashes fields without ambiguity: strings are preceded by their length.
+#[derive(Default)]
+struct FieldHasher(Sha256);
+
+impl FieldHasher {
+    fn number(&mut self, number: u64) {
+        self.0.update(number.to_le_bytes());
+    }
+
+    fn string(&mut self, string: &str) {
+        self.number(string.len() as u64);
+        self.0.update(string.as_bytes());
+    }
+
+    /// The first 128 bits of the hash, in hexadecimal.
+    fn finish(self) -> String {
+        format!("{:x}", Bytes::copy_from_slice(&self.0.finalize()[..16]))
+    }
+}

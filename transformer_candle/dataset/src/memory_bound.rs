@@ -1,0 +1,41 @@
+//! An upper bound of the memory that the stream of a run takes; its terms are explained in the crate's documentation.
+
+use run_config::DataConfig;
+
+use crate::mixture::WINDOW_BYTES;
+use crate::stream::DEFAULT_OPEN_SHARDS;
+
+/// Text of a document, above FineWeb's mean of 3 KB.
+const DOCUMENT_BYTES: u64 = 4 << 10;
+/// Copies of a window's text: the window in use and the one in preparation.
+const WINDOW_COPIES: u64 = 4;
+/// A block from the Hub (4 MiB) and a copy of it while it is joined to the rest of the previous one, a page of 1024
+/// documents (the minimum of pyarrow), and the rows decoded of it.
+const OPEN_SHARD_BYTES: u64 = 14 << 20;
+/// The words that a worker's encoder caches.
+const ENCODER_BYTES: u64 = 100 << 20;
+
+/// Bytes that the stream of a run takes at most, in addition to the program and the tokenizer, if documents are about
+/// as long as web pages.
+pub fn memory_bound(data: &DataConfig) -> u64 {
+    let text = (data.shuffle_buffer_size as u64 * DOCUMENT_BYTES).min(WINDOW_BYTES as u64);
+    let open_shards = DEFAULT_OPEN_SHARDS as u64 * data.mixture.len().max(1) as u64;
+    WINDOW_COPIES * text + open_shards * OPEN_SHARD_BYTES + data.num_workers as u64 * ENCODER_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mebibytes(shuffle_buffer_size: usize, num_workers: usize) -> u64 {
+        memory_bound(&DataConfig { shuffle_buffer_size, num_workers, ..DataConfig::default() }) >> 20
+    }
+
+    #[test]
+    fn window_text_is_bounded_for_any_buffer_size() {
+        assert_eq!(mebibytes(8192, 2), 128 + 224 + 200);
+        assert_eq!(mebibytes(16_384, 2), 256 + 224 + 200);
+        assert_eq!(mebibytes(16_777_216, 2), 256 + 224 + 200);
+        assert_eq!(mebibytes(1, 8), 224 + 800);
+    }
+}

@@ -1,0 +1,232 @@
+//! Interleaved reading: a fixed number of shards is open at a time, so that a window mixes documents of many shards.
+//!
+//! The shards of an epoch form a queue in permuted order. Each of the `open_shards` slots takes the next shard of the
+//! queue whenever it has none. It reads the shard's row groups in permuted order (in the shard's own order where the
+//! format can only be read from its start) and the rows of a row group in order.
+//!
+//! A window is filled in rounds. A round divides what the window still lacks evenly among the slots that hold a shard:
+//! of `d` documents and `s` such slots, slot `i` reads `d / s`, one more where `i < d % s`; of `b` bytes of text each
+//! slot reads up to `ceil(b / s)`, and always finishes the document that reaches the limit. A slot whose shard ends
+//! stops early; before the next round, slots without a shard take the next ones of the queue, in slot order. The
+//! documents of a round are joined in slot order. Slots read in parallel within a round, but which slot reads which
+//! rows depends on the shards alone, never on timing.
+
+use rayon::prelude::*;
+
+use crate::cancel::CancelToken;
+use crate::cursor::ShardPosition;
+use crate::formats::{Document, Row, ShardReader};
+use crate::held_out_split::HeldOutSplit;
+use crate::ledger::RowRange;
+use crate::permutation::{Purpose, key, permutation};
+use crate::skipped_rows::SkippedRows;
+use crate::{DataError, DataSource};
+
+/// The shards of one epoch, in their permuted order.
+pub(crate) struct EpochShards<'a> {
+    pub source: &'a DataSource,
+    pub split: &'a HeldOutSplit,
+    pub cancel: &'a CancelToken,
+    seed: u64,
+    epoch: u64,
+    /// Indices into the listing, permuted.
+    order: Vec<u32>,
+}
+
+impl<'a> EpochShards<'a> {
+    pub(crate) fn new(
+        source: &'a DataSource,
+        split: &'a HeldOutSplit,
+        cancel: &'a CancelToken,
+        seed: u64,
+        epoch: u64,
+    ) -> Self {
+        let order = permutation(split.training_shards(), key(Purpose::Shards, &[seed, epoch], ""));
+        Self { source, split, cancel, seed, epoch, order }
+    }
+}
+
+/// The slots that read the shards of an epoch.
+pub(crate) struct OpenShards {
+    slots: Vec<Slot>,
+    next_shard: u64,
+}
+
+/// The rows that were read for a window.
+#[derive(Default)]
+pub(crate) struct WindowRows {
+    pub documents: Vec<Document>,
+    /// Where the documents and the skipped rows come from.
+    pub row_ranges: Vec<RowRange>,
+    pub skipped: SkippedRows,
+    pub bytes: usize,
+}
+
+/// How much to read: up to so many documents or bytes of text, whichever limit is reached first.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadBudget {
+    pub documents: usize,
+    pub bytes: usize,
+}
+
+impl OpenShards {
+    pub(crate) fn resume_at(positions: &[Option<ShardPosition>], next_shard: u64) -> Self {
+        let slots = positions.iter().map(|&position| Slot { position, open: None }).collect();
+        Self { slots, next_shard }
+    }
+
+    /// The position of each slot, and the first shard of the queue that no slot has taken.
+    pub(crate) fn positions(&self) -> (Vec<Option<ShardPosition>>, u64) {
+        (self.slots.iter().map(|slot| slot.position).collect(), self.next_shard)
+    }
+
+    /// Reads a window's rows: `budget`, less only at the end of the epoch.
+    pub(crate) fn read(&mut self, shards: &EpochShards, budget: ReadBudget) -> Result<WindowRows, DataError> {
+        let mut read = WindowRows::default();
+        loop {
+            let documents = budget.documents - read.documents.len();
+            let bytes = budget.bytes.saturating_sub(read.bytes);
+            let mut active = self.fill_slots(shards.order.len() as u64);
+            if documents == 0 || bytes == 0 || active.is_empty() {
+                return Ok(read);
+            }
+            let slots = active.len();
+            let slot_budget = |slot: usize| ReadBudget {
+                documents: documents / slots + usize::from(slot < documents % slots),
+                bytes: bytes.div_ceil(slots),
+            };
+            let parts: Vec<Result<WindowRows, DataError>> =
+                active.par_iter_mut().enumerate().map(|(index, slot)| slot.read(shards, slot_budget(index))).collect();
+            for part in parts {
+                read.append(part?);
+            }
+        }
+    }
+
+    /// Gives each slot without a shard the next one of the queue; returns the slots that have one.
+    fn fill_slots(&mut self, shards: u64) -> Vec<&mut Slot> {
+        for slot in &mut self.slots {
+            if slot.position.is_none() && self.next_shard < shards {
+                slot.position = Some(ShardPosition { shard: self.next_shard, row_group: 0, row: 0 });
+                self.next_shard += 1;
+            }
+        }
+        self.slots.iter_mut().filter(|slot| slot.position.is_some()).collect()
+    }
+}
+
+impl WindowRows {
+    fn append(&mut self, part: Self) {
+        self.documents.extend(part.documents);
+        for range in part.row_ranges {
+            self.record(range);
+        }
+        self.skipped += part.skipped;
+        self.bytes += part.bytes;
+    }
+
+    /// Extends the range that these rows follow, or adds them as a range of their own.
+    fn record(&mut self, range: RowRange) {
+        let end = |last: &RowRange| (last.shard, last.row_group, last.first_row + last.rows);
+        let start = (range.shard, range.row_group, range.first_row);
+        match self.row_ranges.iter_mut().rev().find(|last| end(last) == start) {
+            Some(last) => last.rows += range.rows,
+            None => self.row_ranges.push(range),
+        }
+    }
+}
+
+/// Holds one shard at a time; no position means no shard.
+struct Slot {
+    position: Option<ShardPosition>,
+    open: Option<OpenShard>,
+}
+
+/// A shard's reader and the order of its row groups.
+struct OpenShard {
+    reader: Box<dyn ShardReader>,
+    /// Index in the listing.
+    index: usize,
+    /// None where row groups can only be read in the shard's order.
+    row_groups: Option<Vec<u32>>,
+    /// Whether the reader has been moved to the slot's position.
+    positioned: bool,
+}
+
+impl OpenShard {
+    fn open(shards: &EpochShards, shard: u64) -> Result<Self, DataError> {
+        // A cursor is checked against the whole listing; `max_samples` may leave less of it to train on.
+        let index = *shards.order.get(shard as usize).ok_or(DataError::Cursor { difference: "the files" })? as usize;
+        let reader = shards.source.open(index, shards.cancel)?;
+        let name = &shards.source.shards()[index].name;
+        let row_groups = reader.row_groups().map(|row_groups| {
+            let row_groups = shards.split.training_row_groups(index, row_groups);
+            permutation(row_groups as usize, key(Purpose::RowGroups, &[shards.seed, shards.epoch], name))
+        });
+        Ok(Self { reader, index, row_groups, positioned: false })
+    }
+
+    /// The row group at a position of the permuted order; none past the last.
+    fn row_group(&self, shards: &EpochShards, position: u64) -> Option<u64> {
+        match &self.row_groups {
+            Some(row_groups) => row_groups.get(position as usize).map(|&row_group| u64::from(row_group)),
+            None => (position < shards.split.training_row_groups(self.index, u64::MAX)).then_some(position),
+        }
+    }
+}
+
+impl Slot {
+    /// Reads up to `budget` from the slot's shard; gives the shard up where it ends.
+    fn read(&mut self, shards: &EpochShards, budget: ReadBudget) -> Result<WindowRows, DataError> {
+        let mut read = WindowRows::default();
+        while read.documents.len() < budget.documents && read.bytes < budget.bytes {
+            let Some((range, row)) = self.next_row(shards)? else {
+                (self.position, self.open) = (None, None);
+                break;
+            };
+            read.record(range);
+            match row {
+                Row::Document(document) => {
+                    read.bytes += document.text.len();
+                    read.documents.push(document);
+                }
+                Row::Skipped(reason) => read.skipped.count(reason),
+            }
+        }
+        Ok(read)
+    }
+
+    /// The next training row of the slot's shard, and its location; none at the end of the shard.
+    fn next_row(&mut self, shards: &EpochShards) -> Result<Option<(RowRange, Row)>, DataError> {
+        let Some(position) = &mut self.position else {
+            return Ok(None);
+        };
+        if self.open.is_none() {
+            self.open = Some(OpenShard::open(shards, position.shard)?);
+        }
+        let Some(open) = &mut self.open else {
+            return Ok(None);
+        };
+        loop {
+            let Some(row_group) = open.row_group(shards, position.row_group) else {
+                return Ok(None);
+            };
+            let name = &shards.source.shards()[open.index].name;
+            let is_training = position.row < shards.split.training_rows(open.index, name, row_group);
+            // Where the number of row groups is unknown, only seeking tells whether this one exists.
+            if !open.positioned && (is_training || open.row_groups.is_none()) {
+                shards.cancel.check()?;
+                if !open.reader.seek(row_group, position.row)? {
+                    return Ok(None);
+                }
+                open.positioned = true;
+            }
+            if is_training && let Some(row) = open.reader.next_row()? {
+                let range = RowRange { shard: open.index as u64, row_group, first_row: position.row, rows: 1 };
+                position.row += 1;
+                return Ok(Some((range, row)));
+            }
+            (position.row_group, position.row, open.positioned) = (position.row_group + 1, 0, false);
+        }
+    }
+}

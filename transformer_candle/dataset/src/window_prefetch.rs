@@ -1,0 +1,144 @@
+//! Prefetching: one thread for each component prepares its next window while sequences of the current one are
+//! delivered.
+
+use std::sync::mpsc::SyncSender;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::cancel::CancelToken;
+use crate::cursor::WindowStart;
+use crate::held_out_split::HeldOutSplit;
+use crate::open_shards::{EpochShards, OpenShards, ReadBudget};
+use crate::shuffle_window::{Window, WindowSettings};
+use crate::skipped_rows::SkippedRows;
+use crate::{DataError, DataSource, StreamSettings, Tokenizer};
+
+/// Threads that read shards of one component; they mostly wait for disks and networks.
+const MAX_READER_THREADS: usize = 8;
+
+/// A window, the end of the last epoch (none), or an error; nothing follows the latter two.
+pub(crate) type Message = Result<Option<Window>, DataError>;
+
+/// Reads, shuffles, tokenizes and packs the windows of a component, and sends them one after the other.
+pub(crate) struct WindowPrefetcher {
+    component: ComponentInput,
+    settings: StreamSettings,
+    tokenizer: Tokenizer,
+    cancel: CancelToken,
+}
+
+/// The component that windows are made of.
+pub(crate) struct ComponentInput {
+    /// Index in the mixture.
+    pub index: usize,
+    pub source: DataSource,
+    /// How much a window holds.
+    pub window_budget: ReadBudget,
+}
+
+/// Threads that read for this component, and threads that tokenize for all components.
+struct ThreadPools<'a> {
+    readers: ThreadPool,
+    workers: &'a ThreadPool,
+}
+
+#[derive(Default)]
+struct EpochTotals {
+    sequences: usize,
+    documents: u64,
+    skipped: SkippedRows,
+}
+
+impl WindowPrefetcher {
+    pub(crate) fn new(
+        component: ComponentInput,
+        settings: &StreamSettings,
+        tokenizer: &Tokenizer,
+        cancel: CancelToken,
+    ) -> Self {
+        Self { component, settings: settings.clone(), tokenizer: tokenizer.clone(), cancel }
+    }
+
+    /// Sends windows from `start` on until the last epoch ends, an error occurs, or the receiver is dropped.
+    pub(crate) fn run(self, start: WindowStart, workers: &ThreadPool, windows: &SyncSender<Message>) {
+        let end = self.send_windows(start, workers, windows);
+        // An error of `send` means that the receiver is gone and nobody needs the message.
+        let _ = windows.send(end.map(|()| None));
+    }
+
+    fn send_windows(
+        &self,
+        mut start: WindowStart,
+        workers: &ThreadPool,
+        windows: &SyncSender<Message>,
+    ) -> Result<(), DataError> {
+        let source = &self.component.source;
+        let readers = MAX_READER_THREADS.min(self.settings.open_shards).min(source.shards().len()).max(1);
+        let pools = ThreadPools { readers: thread_pool("data-read", readers)?, workers };
+        let split = source.held_out_split(self.settings.split_settings(), &self.cancel)?;
+        while self.settings.epochs.is_none_or(|epochs| start.epoch < epochs) {
+            let (epoch, is_whole_epoch) = (start.epoch, start.window == 0);
+            let totals = self.send_epoch(start, &split, &pools, windows)?;
+            if is_whole_epoch && totals.sequences == 0 {
+                if let Some(missing) = source.missing_column(totals.skipped, &self.cancel)? {
+                    return Err(DataError::MissingColumn(missing));
+                }
+                return Err(DataError::NoDocuments {
+                    name: source.name().to_owned(),
+                    rows: totals.documents + totals.skipped.total(),
+                    skipped: totals.skipped,
+                    held_out: !split.held_out_shards().is_empty(),
+                });
+            }
+            start = WindowStart::epoch_start(epoch + 1, self.settings.open_shards);
+        }
+        Ok(())
+    }
+
+    /// Sends the windows of an epoch from `start` on.
+    fn send_epoch(
+        &self,
+        mut start: WindowStart,
+        split: &HeldOutSplit,
+        pools: &ThreadPools,
+        windows: &SyncSender<Message>,
+    ) -> Result<EpochTotals, DataError> {
+        let shards = EpochShards::new(&self.component.source, split, &self.cancel, self.settings.seed, start.epoch);
+        let settings = WindowSettings {
+            component: self.component.index,
+            tokenizer: &self.tokenizer,
+            sequence_length: self.settings.sequence_length,
+            packing: self.settings.packing,
+            seed: self.settings.seed,
+            cancel: &self.cancel,
+        };
+        let mut open_shards = OpenShards::resume_at(&start.open_shards, start.next_shard);
+        let mut totals = EpochTotals::default();
+        loop {
+            let rows = pools.readers.install(|| open_shards.read(&shards, self.component.window_budget))?;
+            totals.documents += rows.documents.len() as u64;
+            totals.skipped += rows.skipped;
+            if rows.documents.is_empty() {
+                return Ok(totals);
+            }
+            let (positions, next_shard) = open_shards.positions();
+            let next = WindowStart { epoch: start.epoch, window: start.window + 1, next_shard, open_shards: positions };
+            let window = pools.workers.install(|| Window::prepare(start, next.clone(), rows, &settings))?;
+            start = next;
+            if window.sequences() > 0 {
+                totals.sequences += window.sequences();
+                self.cancel.check()?;
+                windows.send(Ok(Some(window))).map_err(|_| DataError::Closed)?;
+            }
+        }
+    }
+}
+
+/// A pool of `threads` threads named after `name`.
+pub(crate) fn thread_pool(name: &'static str, threads: usize) -> Result<ThreadPool, DataError> {
+    ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(move |index| format!("{name}-{index}"))
+        .build()
+        .map_err(|error| DataError::Threads { message: error.to_string() })
+}
