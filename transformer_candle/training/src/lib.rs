@@ -4,7 +4,6 @@
 //! optimizer steps, [`run`] adds evaluation, checkpoints, progress and an orderly stop.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
-#![allow(clippy::too_many_arguments, reason = "`completion::complete` takes the parts of a request one by one")]
 
 mod atomic_file;
 pub mod checkpoint;
