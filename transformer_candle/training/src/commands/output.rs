@@ -47,6 +47,9 @@ impl dyn Output + '_ {
     }
 
     /// Prints a value as one line of JSON.
+    ///
+    /// # Panics
+    /// If the value has no JSON, such as a map whose keys are not strings.
     pub fn print_json(&mut self, value: &impl Serialize) -> Result<()> {
         let json = serde_json::to_string(value).expect("plain values always serialise");
         delivered(self.write(&format!("{}\n", escaped_json(&json))))
