@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,8 +119,21 @@ def test_little_memory_is_a_remark(tmp_path: Path, free: int, swap_used: int, ve
     assert words in finding.text
 
 
-def test_a_slow_disk_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_written_and_synced", lambda _folder: 20e6)
+@pytest.mark.parametrize(
+    ("free", "rate", "words"),
+    [
+        (1000e9, 20e6, ["791 s"]),
+        (20e9, 2e9, ["takes 15.8 GB"]),
+        (20e9, 20e6, ["takes 15.8 GB", "791 s"]),
+        (1000e9, 2e9, []),
+    ],
+)
+def test_a_slow_or_full_disk_is_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, rate: float, words: list[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=int(free)))
+    monkeypatch.setattr(host, "_written_and_synced", lambda _folder: rate)
     finding = host.disk(tmp_path)
-    assert finding.verdict is Verdict.REMARK
-    assert "791 s" in finding.text
+    assert finding.verdict is (Verdict.REMARK if words else Verdict.GOOD)
+    assert all(word in finding.text for word in words)
+    assert ("1.3 B" in finding.text) is bool(words)

@@ -78,13 +78,12 @@ def disk(runs: Path) -> Finding:
         return Finding("disk", Verdict.BAD, text, {"runs": shown(runs)})
     text = f"{shown(runs)}: {amount(free)} free, {amount(int(rate))}/s written and synced"
     facts = {"runs": shown(runs), "free_bytes": free, "bytes_per_second": rate}
+    remarks = []
     if free < 2 * CHECKPOINT_OF_1B:
-        size = amount(CHECKPOINT_OF_1B)
-        return Finding("disk", Verdict.REMARK, f"{text}; a checkpoint of 1.3 B parameters takes {size}", facts)
+        remarks.append(f"a checkpoint of 1.3 B parameters takes {amount(CHECKPOINT_OF_1B)}")
     if (seconds := CHECKPOINT_OF_1B / rate) > SLOW_SAVE:
-        way_out = f"a checkpoint of 1.3 B parameters takes {seconds:,.0f} s; a local SSD saves it sooner"
-        return Finding("disk", Verdict.REMARK, f"{text}: {way_out}", facts)
-    return Finding("disk", Verdict.GOOD, text, facts)
+        remarks.append(f"a checkpoint of 1.3 B parameters takes {seconds:,.0f} s; a local SSD saves it sooner")
+    return Finding("disk", Verdict.REMARK if remarks else Verdict.GOOD, "; ".join([text, *remarks]), facts)
 
 
 def _written_and_synced(folder: Path) -> float:
