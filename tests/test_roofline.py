@@ -44,7 +44,7 @@ def test_the_launches_compute_what_mfu_counts_and_attention_s_scores_again() -> 
     attention = 6 * MODEL.layers * MODEL.hidden * MODEL.sequence
     padded = 6 * MODEL.vocabulary * MODEL.hidden - 6 * MODEL.vocab_size * MODEL.hidden
     products = MODEL.flops_per_token - attention + padded
-    assert flops("products", "head and loss") == pytest.approx(tokens * products, rel=1e-12)
+    assert flops("GEMMs", "head and loss") == pytest.approx(tokens * products, rel=1e-12)
     assert flops("attention") == pytest.approx(tokens * attention * 7 / 6, rel=1e-12)
 
 

@@ -104,9 +104,9 @@ def product(name: str, part: str, m: int, n: int, k: int, count: float, out_byte
 
 def linear(model: Model, name: str, tokens: int, inputs: int, outputs: int) -> Iterator[Launch]:
     """A linear map's forward, gradient of the input and gradient of the weight, in every block."""
-    yield product(f"{name} forward", "products", tokens, outputs, inputs, model.layers, 2, False)
-    yield product(f"{name} dX", "products", tokens, inputs, outputs, model.layers, 2, False)
-    yield product(f"{name} dW", "products", outputs, inputs, tokens, model.layers, 4, True)
+    yield product(f"{name} forward", "GEMMs", tokens, outputs, inputs, model.layers, 2, False)
+    yield product(f"{name} dX", "GEMMs", tokens, inputs, outputs, model.layers, 2, False)
+    yield product(f"{name} dW", "GEMMs", outputs, inputs, tokens, model.layers, 4, True)
 
 
 def block(model: Model, tokens: int) -> Iterator[Launch]:
@@ -222,7 +222,7 @@ def table(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     lines = [
         f"{card.name}, micro-batches of {micro_batch} x {model.sequence}, head in chunks of {chunk} rows",
         "",
-        "| part | launches | a step | GFLOP each | MB each | bound by | ms a step | share |",
+        "| part | launches | per step | GFLOP each | MB each | bound by | ms per step | share |",
         "|---|---|--:|--:|--:|---|--:|--:|",
     ]
     parts: dict[str, float] = {}
@@ -230,19 +230,19 @@ def table(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
         times = 1 if launch.per_step else micro_batches
         spent = seconds(launch, card) * times
         parts[launch.part] = parts.get(launch.part, 0.0) + spent
-        bound = "memory" if spent <= memory_seconds(launch, card) * times * (1 + 1e-9) else "arithmetic"
+        bound = "memory" if spent <= memory_seconds(launch, card) * times * (1 + 1e-9) else "compute"
         lines.append(
             f"| {launch.part} | {launch.name} | {launch.count * times:.0f} | {launch.flops / 1e9:.1f} "
             f"| {launch.bytes / 1e6:.1f} | {bound} | {spent * 1e3:.1f} | {spent / whole.seconds:.1%} |"
         )
-    lines += ["", "| part | ms a step | share |", "|---|--:|--:|"]
+    lines += ["", "| part | ms per step | share |", "|---|--:|--:|"]
     lines += [f"| {part} | {spent * 1e3:.0f} | {spent / whole.seconds:.1%} |" for part, spent in parts.items()]
     lines.append(f"| **sum** | **{whole.seconds * 1e3:.0f}** | |")
     apart = total(model, card, micro_batch, chunk, overlapped=False)
     lines += [
         "",
         f"{whole.tokens_per_second:,.0f} tokens/s, MFU {whole.mfu:.1%}; "
-        f"{apart.mfu:.1%} if no product hid its own memory traffic.",
+        f"{apart.mfu:.1%} if no GEMM hid its own memory traffic.",
     ]
     return "\n".join(lines)
 
@@ -258,8 +258,8 @@ def sensitivity(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     cases = [
         ("as above", card, micro_batch, chunk),
         ("every launch at its roof", roof, micro_batch, chunk),
-        ("products 5 points faster", replace(card, product=card.product + 0.05), micro_batch, chunk),
-        ("products 5 points slower", replace(card, product=card.product - 0.05), micro_batch, chunk),
+        ("GEMMs 5 points faster", replace(card, product=card.product + 0.05), micro_batch, chunk),
+        ("GEMMs 5 points slower", replace(card, product=card.product - 0.05), micro_batch, chunk),
         ("attention one and a half times as fast", attention(1.5), micro_batch, chunk),
         ("attention half as fast", attention(0.5), micro_batch, chunk),
         ("memory at 80 % of its bandwidth", replace(card, memory=0.80), micro_batch, chunk),
@@ -281,15 +281,15 @@ def fusions(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     rotated = 2.0 * (model.heads + model.kv_heads) * model.head_size
     logits = 4.0 * model.vocabulary
     saved = {
-        "RoPE inside of attention or of the QKV product": model.layers * 4 * rotated,
-        "SwiGLU forward inside of the gate/up product": model.layers * 2 * wide,
+        "RoPE inside attention or the QKV GEMM": model.layers * 4 * rotated,
+        "SwiGLU forward inside the gate/up GEMM": model.layers * 2 * wide,
         "norms normalized by the launch that computes their gradient": model.layers * 2 * row,
         "logits read once (kept on the chip between softmax and gradient)": logits,
         "everything above": 0.0,
     }
     saved["everything above"] = sum(saved.values())
     saved["taken already: SwiGLU recomputed by the launch of its gradient"] = model.layers * 2 * wide
-    lines = ["| fused | kB a token | ms a step | of the step |", "|---|--:|--:|--:|"]
+    lines = ["| fused | kB per token | ms per step | of the step |", "|---|--:|--:|--:|"]
     for name, per_token in saved.items():
         tokens = model.sequences_per_step * model.sequence
         time = per_token * tokens / (card.bytes_per_second * card.memory)
@@ -299,7 +299,7 @@ def fusions(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
 
 def tiles(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     """Markdown: how evenly the products' tiles fill a card."""
-    lines = ["| product | result | tiles of 128 x 128 | the best tile |", "|---|---|--:|--:|"]
+    lines = ["| GEMM | result | tiles of 128 x 128 | the best tile |", "|---|---|--:|--:|"]
     for launch in step(model, micro_batch, chunk):
         if launch.result:
             (m, n), processors = launch.result, card.processors
