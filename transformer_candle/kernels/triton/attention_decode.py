@@ -1,14 +1,21 @@
-"""Attention of S new tokens of one sequence whose first `past` tokens are cached, and the caches' new rows.
+"""Attention of S new tokens of one sequence whose first `past` tokens are in a KV cache. Legend as in `attention.py`.
 
-Legend and conventions as in `attention.py`. A row is a query head at a new position; rows of a key/value head's group
-share its keys: G = H / K. The rows of a tile are the group's query heads at position 0, then at 1 ...
+The G = H / K query heads that share a key/value head are rows of one tile, so that each key is read once for all of
+them: row r of key/value head k is query head k G + r % G of new token r / G.
 
     attention_append          keys and values of the new tokens into the caches
-    attention_decode          one program per key/value head and tile of rows: enough for a prompt
-    attention_decode_split    for few rows: the keys are split among programs, each with a softmax of its own
-    attention_decode_reduce   and those are put together (Dao et al., "Flash-Decoding for long-context inference")
+    attention_decode          grid (K, S G / BLOCK_M): the online softmax of `attention.py`; enough blocks for a prompt
+    attention_decode_split    grid (K, S G / BLOCK_M, Z), for few rows: split-K over the keys, as flash decoding does
+    attention_decode_reduce   (Dao et al., "Flash-Decoding for long-context inference"), and its second pass
 
-One new token has K tiles, 8 for most models, on a GPU of 100 to 200 processors: only splits keep it busy.
+One new token has K row tiles, 8 for most models, on a GPU of 100 to 200 multiprocessors: only splits keep it busy.
+
+    for key/value head, row tile, split z                 in parallel
+      for KV tile of BLOCK_L keys in split z
+        online softmax step                               out_z, row_max_z, row_sum_z: not divided, f32, to memory
+    for row of S H                                        in parallel, a second launch
+      rescale_z = 2^(row_max_z - max over z of row_max_z)
+      out = sum over z of rescale_z out_z  /  sum over z of rescale_z row_sum_z
 """
 
 import triton
@@ -18,27 +25,27 @@ from attention_variants import ELEMENTS, Tile, Tiles, variants
 from declaration import Kernel
 
 SPLITS = 64
-"""Splits at most: what `attention_decode_reduce` reads of a row at a time."""
+"""Splits at most. `attention_decode_reduce` holds a row's partial results in one tile [SPLITS, BLOCK_E]."""
 
 
 @triton.jit
-def _new_rows(S, past, heads, kv_heads, BLOCK_M: tl.constexpr):
-    """Of this program's tile of rows: head and new position of each, and whether it is one.
+def _row_tile(S, past, heads, kv_heads, BLOCK_M: tl.constexpr):
+    """Per row of this program's tile: query head, new token and whether the row exists.
 
-    Behind them the number of keys that its first row sees, and that its last one sees.
+    Then the number of keys that the first row of the tile sees, and that the last one sees.
     """
     group = heads // kv_heads
-    first = tl.program_id(1) * BLOCK_M
-    row_M = first + tl.arange(0, BLOCK_M)
+    first_row = tl.program_id(1) * BLOCK_M
+    row_M = first_row + tl.arange(0, BLOCK_M)
     new_M = row_M // group
     head_M = tl.program_id(0) * group + row_M % group
-    last = tl.minimum(first + BLOCK_M, S * group) - 1
-    return head_M, new_M, row_M < S * group, past + first // group + 1, past + last // group + 1
+    last_row = tl.minimum(first_row + BLOCK_M, S * group) - 1
+    return head_M, new_M, row_M < S * group, past + first_row // group + 1, past + last_row // group + 1
 
 
 @triton.jit
 def _load_queries(qkv_SP, head_M, new_M, inside_M, heads, kv_heads, E, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """[BLOCK_M, BLOCK_E] of the packed rows."""
+    """[BLOCK_M, BLOCK_E] gathered from the packed rows; zeros for rows and columns that do not exist."""
     column = tl.arange(0, BLOCK_E)
     query_M = new_M.to(tl.int64) * ((heads + 2 * kv_heads) * E) + head_M * E
     return tl.load(
@@ -51,14 +58,15 @@ def attention_decode(
     qkv_SP, keys_CKE, values_CKE, out_SHE, S, past, heads, kv_heads, head_size_8, scale,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The output of a tile of rows. Grid: (K, tiles of S * G)."""
+    """The output of a row tile over all keys. Grid: (K, S * G / BLOCK_M)."""
     E = head_size(head_size_8, BLOCK_E, EXACT)
-    head_M, new_M, inside_M, seen_by_all, end = _new_rows(S, past, heads, kv_heads, BLOCK_M)
+    head_M, new_M, inside_M, first_row_keys, end = _row_tile(S, past, heads, kv_heads, BLOCK_M)
     q_ME = _load_queries(qkv_SP, head_M, new_M, inside_M, heads, kv_heads, E, BLOCK_M, BLOCK_E)
     position_M = past + new_M
     offset = tl.program_id(0) * E
+    # The first row sees the fewest keys: whole tiles of those are full, and no masked tile comes before them.
     out_ME, _, row_sum_M = online_softmax(
-        q_ME, keys_CKE + offset, values_CKE + offset, kv_heads * E, 0, 0, seen_by_all // BLOCK_L * BLOCK_L, end,
+        q_ME, keys_CKE + offset, values_CKE + offset, kv_heads * E, 0, 0, first_row_keys // BLOCK_L * BLOCK_L, end,
         position_M, position_M, E, scale * LOG2_E, False, BLOCK_M, BLOCK_L, BLOCK_E, EXACT,
     )  # fmt: skip
     out_ME = out_ME / row_sum_M[:, None]
@@ -73,24 +81,25 @@ def attention_decode_split(
     qkv_SP, keys_CKE, values_CKE, partial_ZSHE, row_max_ZSH, row_sum_ZSH, S, past, heads, kv_heads, head_size_8, scale,
     BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows over one of Z splits of the keys, what `online_softmax` gives. Grid: (K, tiles of S * G, Z).
+    """What `online_softmax` returns for a row tile over one of Z splits of the keys. Grid: (K, S * G / BLOCK_M, Z).
 
-    Splits are equally many tiles of keys; the last ones may be empty, and a row may see none of a split's keys: its
-    sums are 0 then, its row_max -infinity.
+    Splits have equally many KV tiles. The last ones may be empty, and a row may see no key of a split: its sums are
+    then 0 and its row_max -inf, which the reduction gives the weight 0.
     """
     E = head_size(head_size_8, BLOCK_E, EXACT)
-    head_M, new_M, inside_M, seen_by_all, end = _new_rows(S, past, heads, kv_heads, BLOCK_M)
+    head_M, new_M, inside_M, first_row_keys, end = _row_tile(S, past, heads, kv_heads, BLOCK_M)
     q_ME = _load_queries(qkv_SP, head_M, new_M, inside_M, heads, kv_heads, E, BLOCK_M, BLOCK_E)
     position_M = past + new_M
     offset = tl.program_id(0) * E
     split = tl.program_id(2)
+    # Boundaries depend on `past + S` only, not on the row tile, and are whole tiles.
     keys_per_split = tl.cdiv(tl.cdiv(past + S, BLOCK_L), tl.num_programs(2)) * BLOCK_L
     begin = tl.minimum(split * keys_per_split, tl.cdiv(end, BLOCK_L) * BLOCK_L)
     end = tl.minimum(begin + keys_per_split, end)
-    whole = tl.maximum(tl.minimum(seen_by_all // BLOCK_L * BLOCK_L, end), begin)
-    # Rows that see no key are what the first of a document's tiles have: every row's document begins at 0.
+    full_end = tl.maximum(tl.minimum(first_row_keys // BLOCK_L * BLOCK_L, end), begin)
+    # DOCUMENTS makes the softmax handle rows that see no key; that every row's document begins at 0 masks nothing.
     out_ME, row_max_M, row_sum_M = online_softmax(
-        q_ME, keys_CKE + offset, values_CKE + offset, kv_heads * E, begin, begin, whole, end,
+        q_ME, keys_CKE + offset, values_CKE + offset, kv_heads * E, begin, begin, full_end, end,
         position_M, position_M * 0, E, scale * LOG2_E, True, BLOCK_M, BLOCK_L, BLOCK_E, EXACT,
     )  # fmt: skip
     column = tl.arange(0, BLOCK_E)
@@ -105,7 +114,7 @@ def attention_decode_split(
 def attention_decode_reduce(
     partial_ZSHE, row_max_ZSH, row_sum_ZSH, out_SHE, splits, head_size_8, SPLITS: tl.constexpr, BLOCK_E: tl.constexpr
 ):
-    """A row's output from its splits: each rescaled to the largest row_max. Grid: (S * H)."""
+    """A row's output from its splits, each rescaled to the largest row_max. Grid: (S * H)."""
     rows = tl.num_programs(0)
     row = tl.program_id(0)
     E = head_size_8 * 8
@@ -113,7 +122,7 @@ def attention_decode_reduce(
     inside_Z = split_Z < splits
     row_Z = split_Z.to(tl.int64) * rows + row
     row_max_Z = tl.load(row_max_ZSH + row_Z, mask=inside_Z, other=float("-inf"))
-    # Every row sees a key, so that the largest is finite.
+    # Every row sees a key in some split, so the largest row_max is finite, and 2^(-inf - finite) = 0 elsewhere.
     rescale_Z = tl.exp2(row_max_Z - tl.max(row_max_Z, 0))
     row_sum = tl.sum(rescale_Z * tl.load(row_sum_ZSH + row_Z, mask=inside_Z, other=0.0), 0)
     column = tl.arange(0, BLOCK_E)
@@ -125,30 +134,33 @@ def attention_decode_reduce(
 
 @triton.jit
 def attention_append(qkv_SP, keys_CKE, values_CKE, past, heads, kv_heads, head_size_8, BLOCK: tl.constexpr):
-    """A new token's keys and values into the caches. Grid: (S)."""
+    """Copies a new token's keys and values to the end of the caches. Grid: (S)."""
     token = tl.program_id(0).to(tl.int64)
     E = head_size_8 * 8
     width = kv_heads * E
     keys = qkv_SP + token * (heads * E + 2 * width) + heads * E
-    place = (past + token) * width
+    cache_row = (past + token) * width
     for first in range(0, width, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        tl.store(keys_CKE + place + at, tl.load(keys + at, mask=at < width), mask=at < width)
-        tl.store(values_CKE + place + at, tl.load(keys + width + at, mask=at < width), mask=at < width)
+        column = first + tl.arange(0, BLOCK)
+        inside = column < width
+        tl.store(keys_CKE + cache_row + column, tl.load(keys + column, mask=inside), mask=inside)
+        tl.store(values_CKE + cache_row + column, tl.load(keys + width + column, mask=inside), mask=inside)
 
 
-READ = {"qkv_SP": "element", "keys_CKE": "element", "values_CKE": "element"}
+INPUTS = {"qkv_SP": "element", "keys_CKE": "element", "values_CKE": "element"}
 PARTIAL = {"partial_ZSHE": "*fp32:16", "row_max_ZSH": "*fp32", "row_sum_ZSH": "*fp32"}
-NUMBERS = {"S": "i32", "past": "i32"} | SIZES | {"scale": "fp32"}
+SCALARS = {"S": "i32", "past": "i32"} | SIZES | {"scale": "fp32"}
+# 16 query rows, the fewest that tl.dot takes: one new token has only the G rows of a group. What takes the time is
+# reading the cache, so bf16 keeps up to 3 tiles of 64 keys in flight.
 TILES = Tiles(
-    anywhere={32: Tile(16, 64, 4, 3), 64: Tile(16, 64, 4, 3), 128: Tile(16, 64, 4, 2)},
+    any_gpu={32: Tile(16, 64, 4, 3), 64: Tile(16, 64, 4, 3), 128: Tile(16, 64, 4, 2)},
     f32={32: Tile(16, 32, 4, 2), 64: Tile(16, 16, 4, 2), 128: Tile(16, 16, 4, 2)},
     by_family={},
 )
 
 KERNELS = [
-    *variants("attention_decode", attention_decode, READ | {"out_SHE": "element"} | NUMBERS, TILES),
-    *variants("attention_decode_split", attention_decode_split, READ | PARTIAL | NUMBERS, TILES),
+    *variants("attention_decode", attention_decode, INPUTS | {"out_SHE": "element"} | SCALARS, TILES),
+    *variants("attention_decode_split", attention_decode_split, INPUTS | PARTIAL | SCALARS, TILES),
     *(
         Kernel(
             f"attention_decode_reduce.{dtype}.e{columns}",

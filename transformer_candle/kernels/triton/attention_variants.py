@@ -1,9 +1,12 @@
-"""How attention's kernels are compiled: the tiles of a program, by element type, head size and family of cards.
+"""The variants of an attention kernel: tile sizes by element type, head size and family of GPUs.
 
-A variant is named after the columns of its tiles, with an `m` where it masks them for head sizes below. What trains,
-bf16 with a head size that fills its columns, has tiles for every family; all else has tiles that fit any GPU. With
-documents there are tiles of their own for Hopper only. Beside the tiles that a family takes, candidates may be
-declared: compiled and tested alike, to be chosen by measuring.
+A variant is named `<operation>.<dtype>.e<columns>[m][.documents]`. Columns are BLOCK_E, the head size rounded up to 32,
+64 or 128; with an `m` the variant masks the columns past the head size. Training, in bf16 with a head size that fills
+the columns, has tiles of its own for every family; everything else has tiles that fit any GPU, so that the number of
+variants stays small. With documents only Hopper has tiles of its own.
+
+A family may also declare candidates: tiles compiled and tested like the declared ones, among which the trainer chooses
+by measuring.
 """
 
 from __future__ import annotations
@@ -17,28 +20,34 @@ from declaration import Kernel
 
 @dataclass(frozen=True)
 class Tile:
-    """The rows that a program works on at a time, and with what."""
+    """How a program is blocked and compiled."""
 
     queries: int
+    """BLOCK_M: query rows per tile."""
     keys: int
+    """BLOCK_L: keys per tile."""
     num_warps: int
     num_stages: int
+    """Tiles whose loads are in flight at once, each with its buffer in shared memory."""
     max_registers: int | None = None
+    """Registers per thread at most, so that more blocks fit on a multiprocessor."""
 
     @property
     def candidate(self) -> str:
-        """What a candidate is called: queries, keys, warps, stages and registers."""
+        """Name of a candidate with this tile: queries, keys, warps, stages and registers."""
         limit = f"r{self.max_registers}" if self.max_registers else ""
         return f"m{self.queries}l{self.keys}w{self.num_warps}s{self.num_stages}{limit}"
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of an operation, by columns: 32, 64 and 128."""
+    """The tiles of an operation, each by columns: 32, 64 and 128."""
 
-    anywhere: Mapping[int, Tile]
+    any_gpu: Mapping[int, Tile]
+    """bf16 on every family that has no tile of its own."""
     f32: Mapping[int, Tile]
     by_family: Mapping[str, Mapping[int, Tile]]
+    """bf16 whose head size fills the columns."""
     candidates: Mapping[str, Mapping[int, Sequence[Tile]]] = field(default_factory=dict)
 
 
@@ -46,7 +55,7 @@ ELEMENTS = {"bf16": "*bf16", "f32": "*fp32"}
 
 
 def variants(operation: str, function: Any, arguments: Mapping[str, str], tiles: Tiles) -> list[Kernel]:
-    """Every kernel of an operation. In `arguments`, "element" stands for a pointer to either type."""
+    """Every kernel of an operation. In `arguments`, "element" stands for a pointer to the variant's element type."""
 
     def kernel(
         name: str,
@@ -74,15 +83,16 @@ def variants(operation: str, function: Any, arguments: Mapping[str, str], tiles:
         has_documents = "documents_N" in arguments
         for documents in (False, True) if has_documents else (False,):
             suffix, constants = (".documents" if documents else ""), ({"DOCUMENTS": documents} if has_documents else {})
-            for dtype, fitting in (("f32", tiles.f32), ("bf16", tiles.anywhere)):
-                for columns, tile in fitting.items():
+            for dtype, by_columns in (("f32", tiles.f32), ("bf16", tiles.any_gpu)):
+                for columns, tile in by_columns.items():
+                    # 32 is the smallest head size, so that its columns are never masked.
                     name = f"{dtype}.e{columns}{'m' if columns > 32 else ''}{suffix}"
                     yield kernel(name, tile, columns, {"EXACT": columns == 32} | constants)
             families = dict(tiles.by_family)
             if documents:
-                families = {"sm_80": tiles.anywhere, "sm_90a": tiles.by_family.get("sm_90a", {})}
-            for family, fitting in families.items():
-                for columns, tile in fitting.items():
+                families = {"sm_80": tiles.any_gpu, "sm_90a": tiles.by_family.get("sm_90a", {})}
+            for family, by_columns in families.items():
+                for columns, tile in by_columns.items():
                     if columns > 32:
                         name, exact = f"bf16.e{columns}{suffix}", {"EXACT": True} | constants
                         yield kernel(name, tile, columns, exact, family)
