@@ -1,9 +1,21 @@
-"""Token embedding: rows of a table by id, and the sum of their gradients in the order of the tokens.
+"""Token embedding: out[n] = table[ids[n]], and dtable[v] += sum over n with ids[n] = v of dout[n], in the order of n.
+
+Backward is a scatter-add. Atomics would add in an order that changes from run to run, and f32 sums with it. Here every
+id has one owner, the first token that has it, which adds the gradients of all of them one after the other:
+
+    embedding_chain      grid (N / BLOCK)
+      for block of SPAN other tokens            all pairs of tokens are compared
+        first, following = is there an earlier token of this id; the next one
+    embedding_backward   grid (N, D / BLOCK)
+      if token is the first of its id:
+        while token < N:                        a linked list in ascending order
+          sum += dout[token];  token = following[token]
+        dtable[id] += sum
 
 Legend: N tokens, V rows of the table, D columns.
 
-Bytes moved: forward reads and writes a row a token; backward reads a row of gradients a token, and reads and writes an
-F32 row of the table for every different id.
+Bytes: forward reads and writes a row per token; backward reads a row of gradients per token, and reads and writes an
+f32 row of the table per different id.
 """
 
 import triton
@@ -13,7 +25,10 @@ from declaration import Kernel
 
 @triton.jit
 def embedding_forward(table, ids, out, rows, width, BLOCK: tl.constexpr):
-    """One block of a token's row a program. An id outside of the table gives NaN, so that it shows in the loss."""
+    """A block of columns of a token's row. Grid: (N, D / BLOCK).
+
+    An id outside the table gives NaN, so that it shows in the loss instead of reading other memory.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + token).to(tl.int64)
@@ -24,30 +39,33 @@ def embedding_forward(table, ids, out, rows, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def embedding_chain(ids, first, following, tokens, BLOCK: tl.constexpr, SPAN: tl.constexpr):
-    """Links the tokens of each id, a block of tokens a program, which it compares with all tokens.
+    """Links the tokens of each id, without sorting: each token is compared with all others. Grid: (N / BLOCK).
 
-    `first` says whether no earlier token has this one's id, `following` names the next one that has it, or N.
+    `first` becomes 1 where no earlier token has this one's id, else 0; `following` the next token that has it, or N.
     """
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < tokens
-    own = tl.load(ids + token, mask=inside, other=0)[:, None]
-    earlier = tl.zeros([BLOCK, SPAN], tl.int32)
-    later = tl.zeros([BLOCK, SPAN], tl.int32) + tokens
+    own_id = tl.load(ids + token, mask=inside, other=0)[:, None]
+    # Kept per pair [BLOCK, SPAN] and reduced once at the end: no reduction over threads within the loop.
+    has_earlier = tl.zeros([BLOCK, SPAN], tl.int32)
+    next_token = tl.zeros([BLOCK, SPAN], tl.int32) + tokens
     for start in range(0, tokens, SPAN):
         other = start + tl.arange(0, SPAN)
         exists = other < tokens
-        same = (own == tl.load(ids + other, mask=exists, other=0)[None, :]) & exists[None, :]
-        earlier |= (same & (other[None, :] < token[:, None])).to(tl.int32)
-        later = tl.where(same & (other[None, :] > token[:, None]), tl.minimum(later, other[None, :]), later)
-    tl.store(first + token, 1 - tl.max(earlier, 1), mask=inside)
-    tl.store(following + token, tl.min(later, 1), mask=inside)
+        same = (own_id == tl.load(ids + other, mask=exists, other=0)[None, :]) & exists[None, :]
+        has_earlier |= (same & (other[None, :] < token[:, None])).to(tl.int32)
+        is_later = same & (other[None, :] > token[:, None])
+        next_token = tl.where(is_later, tl.minimum(next_token, other[None, :]), next_token)
+    tl.store(first + token, 1 - tl.max(has_earlier, 1), mask=inside)
+    tl.store(following + token, tl.min(next_token, 1), mask=inside)
 
 
 @triton.jit
 def embedding_backward(ids, dout, first, following, dtable, tokens, rows, width, BLOCK: tl.constexpr):
-    """The first token of each id adds the gradients of all that have it to the table's row.
+    """The first token of an id adds the gradients of all that have it to the table's row. Grid: (N, D / BLOCK).
 
-    A block of columns a program. Ids outside of the table are left out.
+    Every element of the table has one program at most that reads and writes it. Programs of other tokens end at once,
+    as do those of ids outside the table.
     """
     token = tl.program_id(0)
     row = tl.load(ids + token).to(tl.int64)
@@ -62,6 +80,8 @@ def embedding_backward(ids, dout, first, following, dtable, tokens, rows, width,
         tl.store(dtable + row * width + column, total, mask=inside)
 
 
+# 32 x 128 pairs over 128 threads are 32 per thread, each with two integers in registers. Backward takes 512 columns
+# instead of 1,024: a frequent id is a long chain that only its own programs follow, and more of them share it.
 KERNELS = [
     Kernel(
         "embedding_chain.u32",
