@@ -1,6 +1,12 @@
-"""Between F32 and bf16, and between F32 master weights and their halves: the bf16 weight and a 16-bit remainder.
+"""Casts between f32 and bf16, and between f32 master weights and their two halves, each in one streaming pass.
 
-Bytes moved an element: narrow and widen 6, split and join 8.
+    high = (bits(master) + 0x8000) >> 16        the nearest bf16, ties away from zero: the weight that the model uses
+    low  = bits(master) - (high << 16)          the low bits, as a signed 16-bit integer from -0x8000 to 0x7FFF
+
+4 bytes instead of 6 for a bf16 weight with an f32 master, and bits(master) = (high << 16) + low without loss. Kernels
+call the low bits `remainder`.
+
+Bytes per element: narrow and widen 6, split and join 8.
 """
 
 import triton
@@ -9,77 +15,80 @@ from declaration import Kernel
 
 
 @triton.jit
-def split(master):
-    """An F32 value's nearest bf16, ties away from zero, and what is left of its bits."""
+def split_master(master):
+    """The bf16 weight and the low bits of f32 master weights."""
     bits = master.to(tl.uint32, bitcast=True)
     high = (bits + 0x8000) >> 16
     weight = high.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    remainder = (bits - (high << 16)).to(tl.uint16).to(tl.int16, bitcast=True)
-    return weight, remainder
+    # Through unsigned 16 bits: the difference wraps, and the bitcast then takes it as signed.
+    low_bits = (bits - (high << 16)).to(tl.uint16).to(tl.int16, bitcast=True)
+    return weight, low_bits
 
 
 @triton.jit
-def join(weight, remainder):
-    """The F32 value that was split, bit for bit."""
+def join_master(weight, low_bits):
+    """The f32 master weights that were split, bit for bit."""
     high = weight.to(tl.int16, bitcast=True).to(tl.int32) << 16
-    return (high + remainder.to(tl.int32)).to(tl.float32, bitcast=True)
+    return (high + low_bits.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def on_block(function: tl.constexpr, arguments, start, elements, BLOCK: tl.constexpr):
-    """Calls `function(arguments, at, mask)`; whole blocks go without masks: they are read 16 bytes at a time.
+def call_on_block(function: tl.constexpr, arguments, start, elements, BLOCK: tl.constexpr):
+    """Calls `function(arguments, offset, mask)` on BLOCK elements from `start` on, without a mask where all exist.
 
-    They would not be with one, as nothing is promised of the length.
+    A mask `offset < elements` may change between any two elements, as nothing is known of `elements`: the compiler
+    then loads elements one by one. Without a mask it loads 16 bytes at once, and all blocks but the last have none.
     """
-    at = start + tl.arange(0, BLOCK)
+    offset = start + tl.arange(0, BLOCK)
     if start + BLOCK <= elements:
-        function(arguments, at, None)
+        function(arguments, offset, None)
     else:
-        function(arguments, at, at < elements)
+        function(arguments, offset, offset < elements)
 
 
 @triton.jit
-def convert_block(buffers, at, mask):
-    """Narrows to the nearest, ties to even; widens exactly."""
+def convert_block(buffers, offset, mask):
+    """Narrows to the nearest bf16, ties to even, as PyTorch does; widens exactly."""
     source, target = buffers
-    tl.store(target + at, tl.load(source + at, mask=mask).to(target.dtype.element_ty), mask=mask)
+    tl.store(target + offset, tl.load(source + offset, mask=mask).to(target.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def cast_convert(source, target, elements, BLOCK: tl.constexpr):
-    """A block a program."""
-    on_block(convert_block, (source, target), tl.program_id(0) * BLOCK, elements, BLOCK)
+    """`target = source`, in the target's type. Grid: (elements / BLOCK)."""
+    call_on_block(convert_block, (source, target), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
 @triton.jit
-def split_block(buffers, at, mask):
-    """See `split`."""
-    master, weight, remainder = buffers
-    high, low = split(tl.load(master + at, mask=mask))
-    tl.store(weight + at, high, mask=mask)
-    tl.store(remainder + at, low, mask=mask)
+def split_block(buffers, offset, mask):
+    """`split_master` of a block."""
+    master, weight, low_bits = buffers
+    high, low = split_master(tl.load(master + offset, mask=mask))
+    tl.store(weight + offset, high, mask=mask)
+    tl.store(low_bits + offset, low, mask=mask)
 
 
 @triton.jit
 def cast_split(master, weight, remainder, elements, BLOCK: tl.constexpr):
-    """A block a program."""
-    on_block(split_block, (master, weight, remainder), tl.program_id(0) * BLOCK, elements, BLOCK)
+    """Weights and low bits of master weights. Grid: (elements / BLOCK)."""
+    call_on_block(split_block, (master, weight, remainder), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
 @triton.jit
-def join_block(buffers, at, mask):
-    """See `join`."""
-    weight, remainder, master = buffers
-    value = join(tl.load(weight + at, mask=mask), tl.load(remainder + at, mask=mask))
-    tl.store(master + at, value, mask=mask)
+def join_block(buffers, offset, mask):
+    """`join_master` of a block."""
+    weight, low_bits, master = buffers
+    value = join_master(tl.load(weight + offset, mask=mask), tl.load(low_bits + offset, mask=mask))
+    tl.store(master + offset, value, mask=mask)
 
 
 @triton.jit
 def cast_join(weight, remainder, master, elements, BLOCK: tl.constexpr):
-    """A block a program."""
-    on_block(join_block, (weight, remainder, master), tl.program_id(0) * BLOCK, elements, BLOCK)
+    """Master weights of weights and low bits. Grid: (elements / BLOCK)."""
+    call_on_block(join_block, (weight, remainder, master), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
+# 1,024 elements over 128 threads are 8 per thread: one 16-byte access of bf16, two of f32.
 HALVES = {"weight": "*bf16:16", "remainder": "*i16:16"}
 KERNELS = [
     Kernel(
