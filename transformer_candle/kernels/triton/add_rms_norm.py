@@ -1,9 +1,23 @@
-"""Residual add and root-mean-square norm, forward and backward.
+"""Root-mean-square norm with the residual addition fused in (Zhang and Sennrich, arXiv:1910.07467, equation 4).
 
-Legend: N rows of D columns. Statistics are F32. In bf16 the sum is rounded before its norm is taken, so that
-`normalize` and the backward pass see what forward saw.
+    total = x + branch                        the residual stream after attention or the MLP, whose output is `branch`
+    normed = total * rstd * weight            rstd = 1 / sqrt(mean(total^2) + epsilon), stored in `inv_rms`
+    dtotal += rstd * (weight * dnormed - total * rstd^2 * mean(total * weight * dnormed))
+    dweight += sum over rows of dnormed * total * rstd
 
-Bytes moved a row, in units of D elements: forward 2, forward_add 4, normalize 2, backward 4; the weight and the partial
+Forward is one program per row, the row in registers between its sum of squares and its scaling, so that it is read
+once. Backward's second sum is over rows, in two launches with a fixed order instead of atomics:
+
+    add_rms_norm_backward    grid (parts)          add_rms_norm_weight    grid (D / BLOCK)
+      for row = part, part + parts, ... < N          for block of ROWS parts
+        dtotal[row] += ...                             sum over the block's rows
+        dweight += dnormed * total * rstd            dweight[columns] += sum
+      partials[part] = dweight
+
+Legend: N rows of D columns. Arithmetic and statistics are f32. In bf16 `total` is rounded before its norm is taken, so
+that `normalize` (which recomputes `normed` during backward) and the gradient start from the values that forward used.
+
+Bytes per row, in units of D elements: forward 2, forward_add 4, normalize 2, backward 4; the weight and the partial
 sums of its gradient stay in the L2 cache.
 """
 
@@ -13,92 +27,102 @@ from declaration import Kernel
 
 
 @triton.jit
-def inverse_rms(value, width, epsilon):
-    """`1 / sqrt(mean(value^2) + epsilon)` of a row whose missing columns are zero."""
-    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(value * value, 0) / width + epsilon))
+def reciprocal_rms(row_D, width, epsilon):
+    """`1 / sqrt(mean(row^2) + epsilon)`; columns past `width` are 0 and add nothing. Rounded as the CPU rounds it."""
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(row_D * row_D, 0) / width + epsilon))
 
 
 @triton.jit
 def add_rms_norm_forward(x, weight, normed, inv_rms, width, epsilon, BLOCK: tl.constexpr):
-    """A row a program."""
-    row = tl.program_id(0).to(tl.int64)
+    """The norm of a row, without an addition. Grid: (N)."""
+    row = tl.program_id(0).to(tl.int64)  # N * D elements may exceed 2^31
     column = tl.arange(0, BLOCK)
     inside = column < width
-    value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    scale = inverse_rms(value, width, epsilon)
-    tl.store(inv_rms + row, scale)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    result = value * scale * factor
-    tl.store(normed + row * width + column, result.to(normed.dtype.element_ty), mask=inside)
+    x_D = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    rstd = reciprocal_rms(x_D, width, epsilon)
+    tl.store(inv_rms + row, rstd)
+    weight_D = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    normed_D = x_D * rstd * weight_D
+    tl.store(normed + row * width + column, normed_D.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def add_rms_norm_forward_add(x, branch, weight, total, normed, inv_rms, width, epsilon, BLOCK: tl.constexpr):
-    """A row a program: `total = x + branch`, and its norm."""
+    """`total = x + branch` of a row, and its norm. Grid: (N)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    at = row * width + column
-    left = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
-    rounded = (left + right).to(total.dtype.element_ty)
-    tl.store(total + at, rounded, mask=inside)
-    value = rounded.to(tl.float32)
-    scale = inverse_rms(value, width, epsilon)
-    tl.store(inv_rms + row, scale)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    result = value * scale * factor
-    tl.store(normed + at, result.to(normed.dtype.element_ty), mask=inside)
+    offset = row * width + column
+    x_D = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+    output_D = tl.load(branch + offset, mask=inside, other=0.0).to(tl.float32)
+    rounded_D = (x_D + output_D).to(total.dtype.element_ty)
+    tl.store(total + offset, rounded_D, mask=inside)
+    total_D = rounded_D.to(tl.float32)  # the norm is that of the stored values
+    rstd = reciprocal_rms(total_D, width, epsilon)
+    tl.store(inv_rms + row, rstd)
+    weight_D = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    normed_D = total_D * rstd * weight_D
+    tl.store(normed + offset, normed_D.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def add_rms_norm_normalize(total, weight, inv_rms, normed, width, BLOCK: tl.constexpr):
-    """A block of a row a program: the products of forward in the same order, so the same bits."""
+    """Recomputes `normed` from the stored statistics, a block of columns of a row. Grid: (N, D / BLOCK).
+
+    Multiplies in the order of forward, and so gives the same bits.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    value = tl.load(total + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    result = value * tl.load(inv_rms + row) * factor
-    tl.store(normed + row * width + column, result.to(normed.dtype.element_ty), mask=inside)
+    total_D = tl.load(total + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    weight_D = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    normed_D = total_D * tl.load(inv_rms + row) * weight_D
+    tl.store(normed + row * width + column, normed_D.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def add_rms_norm_backward(total, weight, inv_rms, dnormed, dtotal, partials, rows, width, BLOCK: tl.constexpr):
-    """Adds to `dtotal`, and leaves the weight's gradient in rows of `partials`, one a program.
+    """Adds to `dtotal`, and writes the program's sum of the weight's gradient to its row of `partials`. Grid: (parts).
 
-    Every program takes rows as far apart as there are programs.
+    Many rows per program, so that `partials` is small. They are `parts` apart: at any time the programs work on
+    neighbouring rows, and their numbers of rows differ by one at most.
     """
     column = tl.arange(0, BLOCK)
     inside = column < width
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    dweight = tl.zeros([BLOCK], tl.float32)
+    weight_D = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    dweight_D = tl.zeros([BLOCK], tl.float32)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        at = tl.cast(row, tl.int64) * width + column
-        value = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
-        dvalue = tl.load(dnormed + at, mask=inside, other=0.0).to(tl.float32)
-        before = tl.load(dtotal + at, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.load(inv_rms + row)
-        share = scale * scale * (tl.sum(value * (dvalue * factor), 0) / width)
-        after = before + scale * (dvalue * factor - value * share)
-        tl.store(dtotal + at, after.to(dtotal.dtype.element_ty), mask=inside)
-        dweight += dvalue * value * scale
-    tl.store(partials + tl.program_id(0).to(tl.int64) * width + column, dweight, mask=inside)
+        offset = tl.cast(row, tl.int64) * width + column
+        total_D = tl.load(total + offset, mask=inside, other=0.0).to(tl.float32)
+        dnormed_D = tl.load(dnormed + offset, mask=inside, other=0.0).to(tl.float32)
+        dtotal_D = tl.load(dtotal + offset, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(inv_rms + row)
+        # The derivative through rstd: the part of the gradient along `total`, which the norm removes.
+        along_total = rstd * rstd * (tl.sum(total_D * (dnormed_D * weight_D), 0) / width)
+        dtotal_D = dtotal_D + rstd * (dnormed_D * weight_D - total_D * along_total)
+        tl.store(dtotal + offset, dtotal_D.to(dtotal.dtype.element_ty), mask=inside)
+        dweight_D += dnormed_D * total_D * rstd
+    tl.store(partials + tl.program_id(0).to(tl.int64) * width + column, dweight_D, mask=inside)
 
 
 @triton.jit
 def add_rms_norm_weight(partials, dweight, parts, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds the rows of `partials` to `dweight`, a block of columns a program, always in the same order."""
+    """Adds the rows of `partials` to a block of columns of `dweight`, always in the same order. Grid: (D / BLOCK)."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    total = tl.zeros([BLOCK], tl.float32)
+    total_D = tl.zeros([BLOCK], tl.float32)
     for start in range(0, parts, ROWS):
         row = start + tl.arange(0, ROWS)
-        at = row[:, None] * width + column[None, :]
-        total += tl.sum(tl.load(partials + at, mask=(row < parts)[:, None] & inside[None, :], other=0.0), 0)
-    tl.store(dweight + column, tl.load(dweight + column, mask=inside, other=0.0) + total, mask=inside)
+        offset = row[:, None] * width + column[None, :]
+        mask = (row < parts)[:, None] & inside[None, :]
+        total_D += tl.sum(tl.load(partials + offset, mask=mask, other=0.0), 0)
+    tl.store(dweight + column, tl.load(dweight + column, mask=inside, other=0.0) + total_D, mask=inside)
 
 
+# `add_rms_norm_weight`: 32 columns of f32 are one 128-byte line of memory per row, and no more than that, because there
+# are only D / 32 programs; 128 rows give the 128 threads 8 loads of 16 bytes each.
+# The others hold a row in registers, so BLOCK is the width rounded up to a power of two; wider rows take more warps, so
+# that a thread has 8 to 16 columns.
 KERNELS = [
     Kernel(
         "add_rms_norm_weight.f32",
