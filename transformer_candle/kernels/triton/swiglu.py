@@ -1,8 +1,14 @@
-"""SwiGLU on packed rows [gate | up], forward and backward.
+"""SwiGLU on packed rows [gate | up] (Shazeer, arXiv:2002.05202, equation 5), forward and backward.
+
+    s = sigmoid(gate)                       out = gate s up
+    dgate = dout up s (1 + gate (1 - s))    dup = dout gate s
+
+Each program has a block of columns of a row, grid (N, I / BLOCK). Backward overwrites gate and up by their gradients
+and, recomputing, dout by `out`, which the gradient of the down projection's weight needs: that reads no more bytes.
 
 Legend: N rows, I intermediate size.
 
-Bytes moved a row, in units of I elements: forward 3, backward 5, backward_recomputing 6.
+Bytes per row, in units of I elements: forward 3, backward 5, backward_recomputing 6.
 """
 
 import triton
@@ -12,42 +18,44 @@ from declaration import Kernel
 
 @triton.jit
 def sigmoid(x):
-    """0 for -inf, 1 for inf."""
+    """`1 / (1 + exp(-x))`: exp overflows to infinity for small x, which gives 0; for large x it underflows to 0."""
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
 def swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):
-    """`out = gate * sigmoid(gate) * up`, a block of a row a program."""
-    row = tl.program_id(0).to(tl.int64)
+    """`out = gate * sigmoid(gate) * up`. Grid: (N, I / BLOCK)."""
+    row = tl.program_id(0).to(tl.int64)  # N * 2 I elements may exceed 2^31
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    at = row * (2 * width) + column
-    gate = tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + at + width, mask=inside, other=0.0).to(tl.float32)
+    gate_offset = row * (2 * width) + column
+    gate = tl.load(gate_up + gate_offset, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + gate_offset + width, mask=inside, other=0.0).to(tl.float32)
     result = gate * sigmoid(gate) * up
     tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def swiglu_backward(gate_up, dout, width, BLOCK: tl.constexpr, RECOMPUTING: tl.constexpr):
-    """Gate and up become their gradients, a block of a row a program; where RECOMPUTING, dout becomes the output."""
+    """Overwrites gate and up by their gradients, and dout by `out` where RECOMPUTING. Grid: (N, I / BLOCK)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    at, place = row * (2 * width) + column, row * width + column
-    gate = tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + at + width, mask=inside, other=0.0).to(tl.float32)
-    gradient = tl.load(dout + place, mask=inside, other=0.0).to(tl.float32)
+    gate_offset, out_offset = row * (2 * width) + column, row * width + column
+    gate = tl.load(gate_up + gate_offset, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + gate_offset + width, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.load(dout + out_offset, mask=inside, other=0.0).to(tl.float32)
     s = sigmoid(gate)
     dgate = gradient * up * s * (1.0 + gate * (1.0 - s))
     dup = gradient * gate * s
-    tl.store(gate_up + at, dgate.to(gate_up.dtype.element_ty), mask=inside)
-    tl.store(gate_up + at + width, dup.to(gate_up.dtype.element_ty), mask=inside)
+    tl.store(gate_up + gate_offset, dgate.to(gate_up.dtype.element_ty), mask=inside)
+    tl.store(gate_up + gate_offset + width, dup.to(gate_up.dtype.element_ty), mask=inside)
     if RECOMPUTING:
-        tl.store(dout + place, (gate * s * up).to(dout.dtype.element_ty), mask=inside)
+        # Multiplies in the order of forward, and so gives the same bits.
+        tl.store(dout + out_offset, (gate * s * up).to(dout.dtype.element_ty), mask=inside)
 
 
+# 1,024 columns over 128 threads are 8 per thread: one 16-byte access of bf16.
 BACKWARD = {"swiglu_backward": False, "swiglu_backward_recomputing": True}
 KERNELS = []
 for dtype, pointer in (("bf16", "*bf16:16"), ("f32", "*fp32:16")):
