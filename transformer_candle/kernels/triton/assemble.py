@@ -1,9 +1,9 @@
-"""Assembles the checked-in PTX with the ptxas of CUDA 13.0 for every card it is meant for, within what a card has.
+"""Assembles the checked-in PTX with the ptxas of CUDA 13.0 for every target of its family.
 
     assemble.py [PATTERN]        prints registers, spills and shared memory of the kernels whose file contains PATTERN
 
-Fails where ptxas refuses, where more than 64 bytes spill, where it makes Hopper's asynchronous products wait for each
-other, or where a GPU that runs the kernel has less shared memory.
+Fails if ptxas rejects a kernel, spills more than 64 bytes of its registers or serializes its wgmma instructions
+(Hopper's asynchronous matmuls), or if a GPU that runs the kernel has less shared memory.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from typing import Any
 from declaration import FAMILIES, SMALL
 
 FOLDER = Path(__file__).resolve().parent / "ptx"
-MOST_SPILLED = 64
+# More means that a tile does not fit in the registers that its launch leaves it.
+MAX_SPILLED_BYTES = 64
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """What ptxas says of a kernel for one target."""
+    """What ptxas reports for a kernel and a target."""
 
     file: str
     target: str
@@ -42,11 +43,11 @@ class Assembled:
 
 @functools.cache
 def ptxas() -> str:
-    """The assembler: `PTXAS`, or what the PATH has."""
+    """The assembler: the environment variable `PTXAS`, else the one on PATH."""
     found = os.environ.get("PTXAS") or shutil.which("ptxas")
     if found is None:
         raise FileNotFoundError(
-            "no ptxas: set PTXAS to that of CUDA 13.0, which the wheel nvidia-cuda-nvcc==13.0.88 holds"
+            "no ptxas: set PTXAS to that of CUDA 13.0, which the wheel nvidia-cuda-nvcc==13.0.88 contains"
         )
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
     if "release 13.0," not in version:
@@ -61,7 +62,7 @@ def manifest() -> list[dict[str, Any]]:
 
 
 def served_by(kernel: dict[str, Any], small: set[str], hopper: set[str]) -> dict[str, int]:
-    """Shared memory, by target, of the cards that run this kernel and not one of their own family."""
+    """Shared memory per block by target, of the GPUs that run this kernel instead of one of their own family."""
     limits = dict(FAMILIES[kernel["family"]].shared_bytes)
     if kernel["family"] == "sm_80" and kernel["name"] in small:
         limits = {target: bytes_ for target, bytes_ in limits.items() if target not in SMALL}
@@ -71,7 +72,7 @@ def served_by(kernel: dict[str, Any], small: set[str], hopper: set[str]) -> dict
 
 
 def assemble(kernel: dict[str, Any], target: str, limit: int | None) -> Assembled:
-    """Runs ptxas; `limit` is None where no card of this target runs the kernel."""
+    """Runs ptxas. `limit` is the shared memory of the target, None if no GPU of this target runs the kernel."""
     with tempfile.TemporaryDirectory() as folder:
         command = [ptxas(), "-v", f"--gpu-name={target}", FOLDER / kernel["file"], "-o", Path(folder, "out")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -82,12 +83,12 @@ def assemble(kernel: dict[str, Any], target: str, limit: int | None) -> Assemble
         for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill stores", r"(\d+) bytes spill loads")
     )
     spilled, shared, problem = max(stores, loads), kernel["shared_bytes"], None
-    if spilled > MOST_SPILLED:
-        problem = f"{spilled} bytes of registers spill"
+    if spilled > MAX_SPILLED_BYTES:
+        problem = f"{spilled} bytes of registers are spilled"
     if "wgmma.mma_async instructions are serialized" in done.stderr:
         problem = "its wgmma instructions are serialized"
     if limit is not None and shared > limit:
-        problem = f"{shared} bytes of shared memory; the card has {limit}"
+        problem = f"{shared} bytes of shared memory; the GPU has {limit}"
     return Assembled(kernel["file"], target, registers, spilled, shared, problem)
 
 
@@ -108,11 +109,11 @@ def assemble_all(pattern: str = "") -> Iterator[Assembled]:
 
 
 def main() -> int:
-    """Prints one line a kernel and target."""
+    """Prints one line per kernel and target."""
     failed = False
     for done in assemble_all(*sys.argv[1:]):
-        said = done.problem or f"{done.registers} registers, {done.spilled} spilled, {done.shared_bytes} shared"
-        print(f"{done.file} {done.target}: {said}", flush=True)
+        report = done.problem or f"{done.registers} registers, {done.spilled} spilled, {done.shared_bytes} shared"
+        print(f"{done.file} {done.target}: {report}", flush=True)
         failed |= done.problem is not None
     return failed
 

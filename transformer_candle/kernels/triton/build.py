@@ -1,11 +1,11 @@
-"""Compiles every declared kernel to PTX, without a GPU, and writes the manifest that the launcher reads.
+"""Compiles every declared kernel to PTX ahead of time, without a GPU, and writes the manifest that the launcher reads.
 
     build.py                     writes ptx/<family>/<name>.ptx and ptx/manifest.json
-    build.py norm.py swiglu.py   compiles these sources only and keeps the manifest's other entries
+    build.py rope.py swiglu.py   compiles these sources only and keeps the manifest's other entries
     build.py --check             compiles to a temporary folder and compares byte for byte with ptx/
 
-The same sources and the same Triton give the same bytes anywhere: no line information, so no paths, and a fixed PTX
-version, 8.0, that drivers of CUDA 12.0 and later translate for their card.
+The same sources and the same Triton give the same bytes on any machine: there is no line information, so no paths, and
+the PTX version is fixed at 8.0, which drivers of CUDA 12.0 and later compile for their GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+# Before Triton is imported: the environment of whoever builds must not change what is compiled.
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ.pop("TRITON_DEFAULT_FP_FUSION", None)
@@ -46,13 +47,13 @@ def sources() -> list[str]:
 
 
 def kernels(source: str) -> list[Kernel]:
-    """What a file declares."""
+    """The kernels that a file declares."""
     declared: list[Kernel] = importlib.import_module(Path(source).stem).KERNELS
     return declared
 
 
 def compile_kernel(kernel: Kernel) -> tuple[str, dict[str, Any]]:
-    """PTX, and Triton's metadata: the entry's name, warps, shared memory."""
+    """The PTX, and Triton's metadata: name of the entry point, warps, shared memory."""
     target = GPUTarget("cuda", FAMILIES[kernel.family].arch, WARP)
     backend = make_backend(target)
     options = backend.parse_options(
@@ -65,7 +66,7 @@ def compile_kernel(kernel: Kernel) -> tuple[str, dict[str, Any]]:
         }
     )
     parameters = list(kernel.function.arg_names)
-    promised = [parameters.index(name) for name, kind in kernel.arguments.items() if kind.endswith(":16")]
+    divisible = [parameters.index(name) for name, kind in kernel.arguments.items() if kind.endswith(":16")]
     source = ASTSource(
         fn=kernel.function,
         signature={
@@ -73,8 +74,9 @@ def compile_kernel(kernel: Kernel) -> tuple[str, dict[str, Any]]:
             for name in parameters
         },
         constexprs=dict(kernel.constants),
-        attrs={(index,): [["tt.divisibility", 16]] for index in promised},
+        attrs={(index,): [["tt.divisibility", 16]] for index in divisible},
     )
+    # `triton.compile` would go on to a cubin, for which it needs ptxas; the pipeline is run up to the PTX instead.
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
     context = ir.context()
@@ -86,7 +88,7 @@ def compile_kernel(kernel: Kernel) -> tuple[str, dict[str, Any]]:
     for stage in ("ttir", "ttgir", "llir", "ptx"):
         module = stages[stage](module, metadata)
     if metadata["global_scratch_size"] or metadata["profile_scratch_size"]:
-        raise ValueError(f"{kernel.name} wants scratch memory, which the launcher does not give")
+        raise ValueError(f"{kernel.name} needs scratch memory, which the launcher does not provide")
     return str(module), metadata
 
 
@@ -135,7 +137,7 @@ def write(folder: Path, names: Sequence[str]) -> None:
     )
     files = [described["file"] for described in entries]
     if len(set(files)) != len(files):
-        raise ValueError("two kernels have one name in one family")
+        raise ValueError("two kernels of a family have the same name")
     for file in folder.glob("*/*.ptx"):
         if str(file.relative_to(folder)) not in files:
             file.unlink()
@@ -145,17 +147,17 @@ def write(folder: Path, names: Sequence[str]) -> None:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Files that are not the same, byte for byte, in both folders."""
+    """Files that are missing in one folder or differ in a byte."""
     names = {str(file.relative_to(folder)) for folder in (one, other) for file in folder.rglob("*") if file.is_file()}
     _, mismatches, errors = filecmp.cmpfiles(one, other, names, shallow=False)
     return sorted(mismatches + errors)
 
 
 def main() -> int:
-    """Writes or checks, as the command line says."""
+    """Writes ptx/, or checks it with --check."""
     parser = argparse.ArgumentParser(description="Compile Triton kernels to PTX ahead of time.")
-    parser.add_argument("sources", nargs="*", help="files to compile; all without")
-    parser.add_argument("--check", action="store_true", help="fail where ptx/ is not what the sources give")
+    parser.add_argument("sources", nargs="*", help="files to compile; default: all")
+    parser.add_argument("--check", action="store_true", help="fail if ptx/ differs from what the sources compile to")
     arguments = parser.parse_args()
     if not arguments.check:
         write(PTX, arguments.sources or sources())
@@ -164,7 +166,9 @@ def main() -> int:
         write(Path(folder), sources())
         changed = differences(Path(folder), PTX)
     for file in changed:
-        print(f"ptx/{file} is not what the sources give; build.py writes it (Triton as in requirements/oracle.txt)")
+        print(
+            f"ptx/{file} differs from what the sources compile to: run build.py (Triton as in requirements/oracle.txt)"
+        )
     return bool(changed)
 
 
