@@ -1,9 +1,9 @@
-"""Runs kernels on a CPU, under Triton's interpreter. Import this before any file of kernels: it sets TRITON_INTERPRET.
+"""Runs kernels on a CPU, in Triton's interpreter. Import this before any kernel: it sets TRITON_INTERPRET.
 
-The interpreter holds bf16 as 16-bit patterns, and gets three things wrong without a word: `tl.dot` multiplies the
-patterns as integers, f32 -> bf16 truncates where a GPU rounds to the nearest even, and bf16 -> f32 loses numbers below
-the normal ones. And it broadcasts a scalar comparison as the type that was compared, which no mask may be. All are put
-right here.
+The interpreter stores bf16 as 16-bit patterns and silently gets three things wrong: `tl.dot` multiplies the patterns as
+integers, f32 -> bf16 truncates where a GPU rounds to nearest even, and bf16 -> f32 flushes subnormal numbers. It also
+broadcasts a scalar comparison with the type of the operands instead of boolean, which `tl.load` rejects as a mask. The
+functions below replace its own.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _TYPES = {
 
 
 def launch(kernel: Kernel, grid: Sequence[int], *arguments: Any) -> None:
-    """Runs a declared kernel with its constants on CPU tensors and numbers, held to the declared types and promises."""
+    """Runs a declared kernel on CPU tensors and numbers, after checking them against its declaration."""
     if len(arguments) != len(kernel.arguments):
         raise TypeError(f"{kernel.name} takes {list(kernel.arguments)}, given are {len(arguments)} arguments")
     for argument, (name, declared) in zip(arguments, kernel.arguments.items(), strict=True):
-        kind, promised = declared.removesuffix(":16"), declared.endswith(":16")
+        kind, divisible = declared.removesuffix(":16"), declared.endswith(":16")
         given = _TYPES.get(str(getattr(argument, "dtype", None)), {int: "i32", float: "fp32"}.get(type(argument)))
         value = argument.data_ptr() if kind.startswith("*") and given == kind else argument
-        if given != kind or (promised and value % 16):
+        if given != kind or (divisible and value % 16):
             raise TypeError(f"{kernel.name}: `{name}` is {declared}, given is {given} {value}")
     named = dict(zip(kernel.arguments, arguments, strict=True))
     kernel.function[tuple(grid)](**named, **kernel.constants)
 
 
-def _widened(tensor: interpreter.TensorHandle) -> np.ndarray:
+def _to_f32(tensor: interpreter.TensorHandle) -> np.ndarray:
     is_bf16 = tensor.dtype.scalar == tl.bfloat16
     return (tensor.data.astype(np.uint32) << 16).view(np.float32) if is_bf16 else tensor.data
 
@@ -53,7 +53,7 @@ def _widened(tensor: interpreter.TensorHandle) -> np.ndarray:
 def _create_dot(builder: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> Any:
     if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
         return _dot(builder, a, b, accumulator, *rest)
-    product = np.matmul(_widened(a), _widened(b), dtype=accumulator.data.dtype)
+    product = np.matmul(_to_f32(a), _to_f32(b), dtype=accumulator.data.dtype)
     return interpreter.TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
 
 
@@ -62,6 +62,7 @@ def _convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any
         return data.astype(np.uint32) << 16
     if source != tl.float32 or target != tl.bfloat16:
         return _convert_float(data, source, target, rounding)
+    # Half a unit of the last place that is kept, less one if that place is even: ties go to even.
     bits = np.ascontiguousarray(data, dtype=np.float32).view(np.uint32)
     nearest_even = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(data), np.uint16(0x7FFF), nearest_even)
