@@ -1,4 +1,4 @@
-"""Kernels run under Triton's interpreter, one thread for PyTorch."""
+"""Tests of the kernels in Triton's interpreter, with one thread for PyTorch."""
 
 import sys
 from pathlib import Path

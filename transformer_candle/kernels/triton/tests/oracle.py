@@ -1,4 +1,4 @@
-"""What the kernels' tests share: numbers, kernels by name, errors."""
+"""Shared by the kernels' tests: random inputs, kernels by name, error bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from declaration import Kernel
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 BOUNDS = {torch.bfloat16: 4e-3, torch.float32: 1e-5}
-"""Relative errors by norm: a result's own rounding to bf16, or that of a sum in F32."""
+"""Bounds of the relative error in norm: rounding of the result to bf16, or of a sum in f32."""
 
 
 def by_name(kernels: Sequence[Kernel], name: str) -> Kernel:
@@ -18,27 +18,27 @@ def by_name(kernels: Sequence[Kernel], name: str) -> Kernel:
 
 
 def blocks(elements: int, block: int) -> int:
-    """Programs that take so many elements each."""
+    """The number of programs with `block` elements each."""
     return -(-elements // block)
 
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Normally distributed, the same for the same seed."""
+    """Normally distributed numbers, a function of the seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def workspace(*shape: int) -> torch.Tensor:
-    """NaN throughout: nobody may rely on what it held."""
+    """All NaN: no kernel may depend on what its workspace held."""
     return torch.full(shape, float("nan"))
 
 
 def exact(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf of the same values in F64, where gradients are wanted."""
+    """A leaf of autograd with the same values in f64."""
     return tensor.detach().double().requires_grad_()
 
 
 def assert_near(ours: torch.Tensor, theirs: torch.Tensor | None, bound: float | None = None) -> None:
-    """Holds the relative error by norm to a bound, by default that of the dtype."""
+    """Asserts that the relative error in norm is at most the bound, by default that of the dtype."""
     assert theirs is not None and ours.shape == theirs.shape
     theirs = theirs.detach().double()
     error = ((ours.double() - theirs).norm() / theirs.norm().clamp_min(1e-300)).item()

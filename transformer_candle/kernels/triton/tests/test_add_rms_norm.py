@@ -1,4 +1,4 @@
-"""The norm against PyTorch in F64, forward and backward."""
+"""RMS norm against PyTorch in f64, forward and backward."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def inputs(width, dtype, rows=5):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("block", "width"), WIDTHS)
-def test_forward_is_the_norm_and_normalize_repeats_it(block, width, dtype):
+def test_forward_matches_pytorch_and_normalize_repeats_it(block, width, dtype):
     x, _, weight = inputs(width, dtype)
     normed, again, inv_rms = torch.empty_like(x), torch.empty_like(x), torch.empty(5)
     kernel = by_name(KERNELS, f"add_rms_norm_forward.{dtype}.h{block}")
@@ -36,7 +36,7 @@ def test_forward_is_the_norm_and_normalize_repeats_it(block, width, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("block", "width"), WIDTHS)
-def test_forward_add_rounds_the_sum_and_takes_its_norm(block, width, dtype):
+def test_forward_add_normalizes_the_rounded_sum(block, width, dtype):
     x, branch, weight = inputs(width, dtype)
     total, normed, inv_rms = torch.empty_like(x), torch.empty_like(x), torch.empty(5)
     kernel = by_name(KERNELS, f"add_rms_norm_forward_add.{dtype}.h{block}")
@@ -49,7 +49,7 @@ def test_forward_add_rounds_the_sum_and_takes_its_norm(block, width, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("block", "width"), WIDTHS)
 @pytest.mark.parametrize(("rows", "parts"), [(5, 3), (4, 4)])
-def test_backward_adds_to_both_gradients(rows, parts, block, width, dtype):
+def test_backward_accumulates_both_gradients(rows, parts, block, width, dtype):
     total, dnormed, weight = inputs(width, dtype, rows)
     dtotal, dweight = numbers(4, rows, width, dtype=DTYPES[dtype]), numbers(5, width)
     leaf, leaf_weight = exact(total), exact(weight)
@@ -65,7 +65,7 @@ def test_backward_adds_to_both_gradients(rows, parts, block, width, dtype):
     assert_near(dweight, expected[1], 1e-5)
 
 
-def test_the_weights_partial_gradients_are_added_however_many_there_are():
+def test_any_number_of_partial_gradients_is_summed():
     kernel = by_name(KERNELS, "add_rms_norm_weight.f32")
     for parts in (1, kernel.constants["ROWS"], kernel.constants["ROWS"] + 1, 512):
         partials, dweight = numbers(parts, parts, 48), numbers(1, 48)

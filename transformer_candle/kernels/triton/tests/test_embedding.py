@@ -1,4 +1,4 @@
-"""Rows by id, and gradients added in the order of the tokens."""
+"""Rows gathered by id, and gradients added in the order of the tokens."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def ids_of(tokens):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "width"), SIZES)
-def test_forward_takes_the_rows_of_the_ids(tokens, width, dtype):
+def test_forward_gathers_the_rows_of_the_ids(tokens, width, dtype):
     kernel = by_name(KERNELS, f"embedding_forward.{dtype}")
     table, ids = numbers(1, ROWS, width, dtype=DTYPES[dtype]), ids_of(tokens)
     out = torch.zeros(tokens, width, dtype=DTYPES[dtype])
@@ -38,7 +38,7 @@ def backward(ids, dout, dtable, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "width"), SIZES)
-def test_backward_adds_to_the_table_bit_for_bit_in_the_order_of_the_tokens(tokens, width, dtype):
+def test_backward_adds_in_token_order_bitwise(tokens, width, dtype):
     ids, dout = ids_of(tokens), numbers(2, tokens, width, dtype=DTYPES[dtype])
     dtable = numbers(3, ROWS, width)
     expected = dtable.clone()
@@ -55,7 +55,7 @@ def test_the_chain_links_each_token_to_the_next_of_its_id():
     assert following.tolist() == [2, 5, 3, 6, 6, 6]
 
 
-def test_an_id_beyond_the_table_gives_nan_and_no_gradient():
+def test_an_id_outside_the_table_gives_nan_and_no_gradient():
     kernel = by_name(KERNELS, "embedding_forward.f32")
     ids = torch.tensor([1, 4, 2**32 - 1, 3], dtype=torch.uint32)
     out = torch.zeros(4, 16)

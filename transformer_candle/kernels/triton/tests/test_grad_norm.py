@@ -1,4 +1,4 @@
-"""The norm against F64, and what clipping makes of it."""
+"""Gradient norm against PyTorch in f64, and the clip scale."""
 
 import pytest
 import torch
@@ -19,19 +19,19 @@ def norm(grads):
 
 
 @pytest.mark.parametrize("length", [0, 1, 2047, 32_767, 32_768, 32_769, 100_003])
-def test_any_length_has_the_norm_of_f64(length):
+def test_norm_equals_f64_at_any_length(length):
     grads = numbers(length, length)
     assert torch.equal(norm(grads), grads.double().norm().float().reshape(1))
 
 
-def test_many_pieces_are_all_added():
+def test_all_pieces_are_summed():
     sums = numbers(1, 5000).abs().double()
     result = workspace(1)
     launch(TOTAL, [1], sums.view(torch.float32), result, 5000)
     assert torch.equal(result, sums.sum().sqrt().float().reshape(1))
 
 
-def test_a_norm_whose_square_no_f32_holds_is_right():
+def test_norm_neither_overflows_nor_underflows():
     for size in (1e25, 1e-30):
         grads = torch.tensor([3 * size, -4 * size])
         assert torch.equal(norm(grads), grads.double().norm().float().reshape(1))
@@ -44,7 +44,7 @@ def clipped(value, limit):
 
 
 @pytest.mark.parametrize("value", [0.5, 1.0, 4.0, 1e20])
-def test_a_norm_above_the_limit_is_scaled_as_by_pytorch(value):
+def test_clip_scale_matches_pytorch(value):
     parameter = torch.zeros(1)
     parameter.grad = torch.tensor([value])
     torch.nn.utils.clip_grad_norm_([parameter], 1.0)
@@ -53,11 +53,11 @@ def test_a_norm_above_the_limit_is_scaled_as_by_pytorch(value):
     torch.testing.assert_close(scalars[3:4] * value, parameter.grad, rtol=2e-7, atol=0)
 
 
-def test_without_a_limit_nothing_is_scaled():
+def test_without_a_limit_nothing_is_clipped():
     assert clipped(4.0, float("inf"))[3:].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_norm_that_is_not_finite_forbids_the_update(bad):
+def test_a_non_finite_norm_prevents_the_update(bad):
     assert not norm(torch.tensor([1.0, bad])).isfinite()
     assert clipped(bad, 1.0)[4] == 0

@@ -1,4 +1,4 @@
-"""Losses and gradients of a chunk of logits against PyTorch in F64."""
+"""Losses and gradients of a chunk of logits against PyTorch in f64."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ def losses_of(logits, targets):
 
 
 def gradients(logits, targets, scale, vocab_size, dtype):
-    """The kernel's losses and gradients, which take the memory of the logits."""
+    """The kernel's losses, and its gradients written over the logits."""
     kernel = by_name(KERNELS, f"head_cross_entropy_gradients.{dtype}")
     rows, width = logits.shape
     losses, dlogits = workspace(rows), logits.view(DTYPES[dtype])
@@ -38,7 +38,7 @@ def gradients(logits, targets, scale, vocab_size, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "vocab_size", "width"), CASES)
-def test_losses_and_gradients_are_pytorchs_and_padding_has_none(rows, vocab_size, width, dtype):
+def test_losses_and_gradients_match_pytorch(rows, vocab_size, width, dtype):
     logits, targets = chunk(rows, vocab_size, width)
     leaf = exact(logits[:, :vocab_size])
     expected = losses_of(leaf, targets)
@@ -53,7 +53,7 @@ def test_losses_and_gradients_are_pytorchs_and_padding_has_none(rows, vocab_size
     assert rows <= 2 or not dlogits[2].any()
 
 
-def test_logits_far_apart_neither_overflow_nor_get_lost():
+def test_extreme_logits_stay_finite():
     logits, targets = torch.zeros(3, 16), torch.tensor([0, 1, 2], dtype=torch.int32)
     logits[0, 0], logits[1, 0], logits[2] = 1e30, 200.0, -3e38
     expected = losses_of(logits.double(), targets)
@@ -63,14 +63,14 @@ def test_logits_far_apart_neither_overflow_nor_get_lost():
 
 
 @pytest.mark.parametrize("target", [-1, 10, 15, -101])
-def test_a_target_outside_of_the_vocabulary_gives_nan(target):
+def test_a_target_outside_the_vocabulary_gives_nan(target):
     logits, _ = chunk(2, 10, 16)
     losses, dlogits = gradients(logits, torch.tensor([target, 3], dtype=torch.int32), 1.0, 10, "bf16")
     assert losses.isnan().tolist() == [True, False]
     assert dlogits[:, :10].isnan().all(1).tolist() == [True, False]
 
 
-def test_a_logit_that_is_no_number_shows_in_its_loss():
+def test_a_nan_or_infinite_logit_gives_a_nan_loss():
     for bad in (float("nan"), float("inf")):
         logits, targets = chunk(2, 10, 16)
         logits[0, 7] = bad
@@ -78,7 +78,7 @@ def test_a_logit_that_is_no_number_shows_in_its_loss():
         assert losses.isnan().tolist() == [True, False]
 
 
-def test_chunks_add_up_and_are_rounded_once():
+def test_chunk_losses_add_up_and_round_once():
     kernel = by_name(KERNELS, "head_cross_entropy_total.f32")
     losses, scale = 1 + numbers(1, 3000).abs(), torch.tensor([1 / 3])
     total, loss = workspace(4), torch.tensor([0.7])
@@ -89,7 +89,7 @@ def test_chunks_add_up_and_are_rounded_once():
     assert torch.equal(loss, expected)
 
 
-def test_the_compiled_kernel_reads_a_block_before_a_barrier_and_writes_it_after():
+def test_compiled_kernel_writes_a_block_after_the_barrier():
     ptx = (Path(__file__).parent.parent / "ptx/sm_80/head_cross_entropy_gradients.bf16.ptx").read_text()
     order = re.findall(r"ld\.global\.v4|bar\.sync|st\.global\.v4", ptx)
     last_barrier = len(order) - 1 - order[::-1].index("bar.sync")

@@ -1,4 +1,4 @@
-"""Arithmetic in bf16 as PyTorch does it, and arguments held to what a kernel declares."""
+"""The interpreter's bf16 arithmetic against PyTorch, and the check of arguments against the declaration."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ MULTIPLY = Kernel(
 )
 
 
-def test_bf16_products_accumulate_in_f32_and_round_to_the_nearest_even():
+def test_bf16_matmul_accumulates_f32_and_rounds_to_even():
     a, b = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
     c, rounded = torch.empty(16, 16), torch.empty(16, 16, dtype=torch.bfloat16)
     launch(MULTIPLY, [1], a, b, c, rounded)
@@ -33,7 +33,7 @@ def test_bf16_products_accumulate_in_f32_and_round_to_the_nearest_even():
     assert torch.equal(rounded, c.bfloat16())
 
 
-def test_arguments_must_be_what_the_kernel_declares():
+def test_arguments_unlike_the_declaration_are_rejected():
     matrix, out = torch.zeros(16, 16, dtype=torch.bfloat16), torch.zeros(16, 16)
     with pytest.raises(TypeError, match=r"`c` is \*fp32:16, given is \*bf16"):
         launch(MULTIPLY, [1], matrix, matrix, matrix, matrix)

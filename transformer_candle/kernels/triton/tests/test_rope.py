@@ -1,4 +1,4 @@
-"""Rotation against Hugging Face's formula in F64."""
+"""RoPE against Hugging Face's formula in f64."""
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ def tables(positions, size):
     return angles.cos().float(), angles.sin().float()
 
 
-def turn(qkv, heads, kv_heads, size, length, first, direction, variant, dtype):
+def rotate(qkv, heads, kv_heads, size, length, first, direction, variant, dtype):
     kernel = by_name(KERNELS, f"rope_rotate.{dtype}.{variant}")
     cos, sin = tables(first + length, size)
-    rows, turned = len(qkv), heads + kv_heads
-    grid = [blocks(rows * turned, kernel.constants["HEADS"])]
-    sizes = (rows, length, first, turned, turned + kv_heads, size // 8)
+    rows, rotated_heads = len(qkv), heads + kv_heads
+    grid = [blocks(rows * rotated_heads, kernel.constants["HEADS"])]
+    sizes = (rows, length, first, rotated_heads, rotated_heads + kv_heads, size // 8)
     launch(kernel, grid, qkv, cos, sin, *sizes, direction)
 
 
@@ -30,35 +30,35 @@ def rotated(qkv, heads, kv_heads, size, length, first, direction):
     split = qkv.double().view(len(qkv), -1, size)
     x = split[:, : heads + kv_heads]
     half = torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1)
-    turned = x * cos[position][:, None] + half * direction * sin[position][:, None]
-    return torch.cat((turned, split[:, heads + kv_heads :]), 1).view(len(qkv), -1)
+    rotated_heads = x * cos[position][:, None] + half * direction * sin[position][:, None]
+    return torch.cat((rotated_heads, split[:, heads + kv_heads :]), 1).view(len(qkv), -1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("direction", [1.0, -1.0])
 @pytest.mark.parametrize(("variant", "size"), CASES)
-def test_query_and_key_heads_turn_by_their_position(variant, size, direction, dtype):
+def test_query_and_key_heads_match_hugging_face(variant, size, direction, dtype):
     heads, kv_heads, length, rows = 3, 1, 9, 18
     qkv = numbers(1, rows, (heads + 2 * kv_heads) * size, dtype=DTYPES[dtype])
     expected = rotated(qkv, heads, kv_heads, size, length, 0, direction)
     values = qkv[:, (heads + kv_heads) * size :].clone()
-    turn(qkv, heads, kv_heads, size, length, 0, direction, variant, dtype)
+    rotate(qkv, heads, kv_heads, size, length, 0, direction, variant, dtype)
     assert_near(qkv, expected)
     assert torch.equal(qkv[:, (heads + kv_heads) * size :], values)
 
 
-def test_decoding_goes_on_where_the_sequence_ended():
+def test_decoding_continues_at_the_next_position():
     whole = numbers(1, 12, 6 * 64)
     last = whole[11:].clone()
-    turn(whole, 4, 1, 64, 12, 0, 1.0, "e64", "f32")
-    turn(last, 4, 1, 64, 1, 11, 1.0, "e64", "f32")
+    rotate(whole, 4, 1, 64, 12, 0, 1.0, "e64", "f32")
+    rotate(last, 4, 1, 64, 1, 11, 1.0, "e64", "f32")
     assert torch.equal(last[0], whole[11])
 
 
 @pytest.mark.parametrize(("variant", "size"), CASES)
-def test_turning_back_undoes_turning(variant, size):
+def test_backward_undoes_forward(variant, size):
     before = numbers(1, 10, 7 * size)
     qkv = before.clone()
     for direction in (1.0, -1.0):
-        turn(qkv, 3, 2, size, 5, 0, direction, variant, "f32")
+        rotate(qkv, 3, 2, size, 5, 0, direction, variant, "f32")
     assert_near(qkv, before, 1e-6)

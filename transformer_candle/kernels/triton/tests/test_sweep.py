@@ -1,4 +1,4 @@
-"""The sweep of tiles calls the kernels as they are declared; its times need a GPU."""
+"""The sweep of tiles calls kernels as they are declared. Its timings need a GPU."""
 
 import subprocess
 import sys
@@ -31,14 +31,14 @@ def test_sweep_gives_every_kernel_its_arguments(documents):
     assert values["dqkv_NP"].isfinite().all()
 
 
-def test_sweep_knows_the_tile_that_a_gpu_takes():
+def test_sweep_finds_the_declared_tile_of_a_gpu():
     for capability, family in FAMILIES.items():
         problem = sweep.Problem(1, 64, 2, 1, 64)
         assert sweep.declared(problem, "attention_forward", sweep.families(capability)).family == family
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
-def test_sweep_without_a_gpu_ends_in_a_sentence():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests the message without a GPU")
+def test_sweep_without_a_gpu_exits_with_a_message():
     done = subprocess.run([sys.executable, FILE], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "sweep.py needs a GPU, and PyTorch sees none: run it where `nvidia-smi` lists one\n"

@@ -1,4 +1,4 @@
-"""SwiGLU against PyTorch in F64."""
+"""SwiGLU against PyTorch in f64."""
 
 import pytest
 import torch
@@ -9,25 +9,25 @@ from swiglu import KERNELS
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 16), (3, 1024), (5, 2064)])
-def test_output_and_gradients_are_pytorchs(rows, width, dtype):
+def test_output_and_gradients_match_pytorch(rows, width, dtype):
     gate_up = 4 * numbers(1, rows, 2 * width, dtype=DTYPES[dtype])
     dout = numbers(2, rows, width, dtype=DTYPES[dtype])
     leaf = exact(gate_up)
-    product = torch.nn.functional.silu(leaf[:, :width]) * leaf[:, width:]
-    product.backward(dout.double())
+    expected = torch.nn.functional.silu(leaf[:, :width]) * leaf[:, width:]
+    expected.backward(dout.double())
     out, dgate_up, dagain = torch.empty_like(dout), gate_up.clone(), gate_up.clone()
     kernel = by_name(KERNELS, f"swiglu_forward.{dtype}")
     grid = [rows, blocks(width, kernel.constants["BLOCK"])]
     launch(kernel, grid, gate_up, out, width)
     launch(by_name(KERNELS, f"swiglu_backward.{dtype}"), grid, dgate_up, dout, width)
-    assert_near(out, product)
+    assert_near(out, expected)
     assert_near(dgate_up, leaf.grad)
     launch(by_name(KERNELS, f"swiglu_backward_recomputing.{dtype}"), grid, dagain, dout, width)
     assert torch.equal(dagain, dgate_up)
     assert torch.equal(dout, out)
 
 
-def test_far_out_values_neither_overflow_nor_get_lost():
+def test_extreme_gates_neither_overflow_nor_vanish():
     gate_up = torch.full((1, 32), 2.0)
     gate_up[0, :3] = torch.tensor([1e4, -1e4, float("nan")])
     out, dgate_up = torch.empty(1, 16), gate_up.clone()
