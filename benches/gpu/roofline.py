@@ -1,11 +1,11 @@
-"""The roofline of a training step of `configs/rtx5090_1b.yaml`, launch by launch: what a card could reach at best.
+"""The roofline of a training step of `configs/rtx5090_1b.yaml`, launch by launch: what a GPU could reach at best.
 
 A launch takes `max(FLOPs / peak, bytes / bandwidth)`, with the peak and the bandwidth that such launches reach in
-practice (`Card`). Bytes are what a launch must move if caches keep nothing between launches and everything within one.
+practice (`Gpu`). Bytes are what a launch must move if caches keep nothing between launches and everything within one.
 
     python benches/gpu/roofline.py --card rtx5090 --micro-batch 4 --chunk 2048
 
-prints the table of docs/decisions, in Markdown. Plain Python, no packages, no card.
+prints the tables of docs/decisions/012, in Markdown. It needs neither packages nor a GPU.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Card:
-    """What a card can do. Fractions are assumptions, but where the decision document names a measurement."""
+class Gpu:
+    """Peak rates of a GPU and the fractions of them that launches reach; docs/decisions/012 says which are measured."""
 
     name: str
     flops: float
-    """bf16 products with f32 sums a second, dense, nominal: what MFU divides by."""
+    """Nominal bf16 FLOPs per second, dense, with f32 accumulation: the denominator of MFU."""
     bytes_per_second: float
-    """Of its memory, nominal."""
-    product: float
-    """Share of `flops` that large products reach."""
+    """Nominal memory bandwidth."""
+    gemm: float
+    """Fraction of `flops` that large GEMMs reach."""
     attention_forward: float
     attention_backward: float
-    """Shares of `flops` for attention with heads of 64, counted as 2 and 5 products over the causal half."""
+    """Fractions of `flops` for attention with heads of 64, counted as 2 and 5 GEMMs over the causal half."""
     memory: float
-    """Share of `bytes_per_second` that streaming launches reach."""
-    processors: int
-    """Streaming multiprocessors."""
+    """Fraction of `bytes_per_second` that streaming launches reach."""
+    multiprocessors: int
+    """Streaming multiprocessors (SMs)."""
 
 
-CARDS = {
-    "rtx5090": Card("RTX 5090", 209.5e12, 1.792e12, 0.92, 0.60, 0.50, 0.90, 170),
-    "h200": Card("H200", 989e12, 4.8e12, 0.79, 0.35, 0.21, 0.90, 132),
+GPUS = {
+    "rtx5090": Gpu("RTX 5090", 209.5e12, 1.792e12, 0.92, 0.60, 0.50, 0.90, 170),
+    "h200": Gpu("H200", 989e12, 4.8e12, 0.79, 0.35, 0.21, 0.90, 132),
 }
 
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes as in the config; `vocabulary` is padded as in memory."""
+    """Sizes as in the config; `vocabulary` is `vocab_size` with the padding in memory."""
 
     layers: int = 20
     hidden: int = 2048
@@ -65,52 +65,52 @@ class Model:
 
     @property
     def block_weights(self) -> int:
-        """Weights of one block that take part in a product."""
+        """Weights of one block that take part in a GEMM."""
         return self.hidden * (self.packed + self.hidden + 3 * self.intermediate)
 
     @property
     def parameters(self) -> int:
-        """In memory: the padding of the vocabulary included."""
+        """In memory, the padding of the vocabulary included."""
         return self.layers * (self.block_weights + 2 * self.hidden) + (self.vocabulary + 1) * self.hidden
 
     @property
     def flops_per_token(self) -> float:
         """What MFU counts: 6 N_matmul + 6 L A T, see `ModelShape::flops_per_token`."""
-        products = self.layers * self.block_weights + self.vocab_size * self.hidden
-        return 6.0 * products + 6.0 * self.layers * self.hidden * self.sequence
+        gemm_weights = self.layers * self.block_weights + self.vocab_size * self.hidden
+        return 6.0 * gemm_weights + 6.0 * self.layers * self.hidden * self.sequence
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Launches of one kind: `count` of them a micro-batch, or a step where `per_step`."""
+    """Launches of one kind: `count` of them per micro-batch, or per step where `per_step`."""
 
     part: str
     name: str
     count: float
     flops: float
-    """Of one."""
+    """Of one launch."""
     bytes: float
-    """Of one."""
+    """Of one launch."""
     per_step: bool = False
     result: tuple[int, int] | None = None
-    """Rows and columns of a product's result."""
+    """Rows and columns of a GEMM's result."""
 
 
-def product(name: str, part: str, m: int, n: int, k: int, count: float, out_bytes: int, accumulates: bool) -> Launch:
-    """`[m, k] x [k, n]` of bf16. A weight's gradient is read and written in f32."""
+def gemm(name: str, part: str, m: int, n: int, k: int, count: float, out_bytes: int, accumulates: bool) -> Launch:
+    """`[m, k] x [k, n]` in bf16. `accumulates` (beta = 1): the result is read and written."""
     moved = 2 * (m * k + k * n) + m * n * out_bytes * (2 if accumulates else 1)
     return Launch(part, name, count, 2.0 * m * n * k, moved, result=(m, n))
 
 
 def linear(model: Model, name: str, tokens: int, inputs: int, outputs: int) -> Iterator[Launch]:
-    """A linear map's forward, gradient of the input and gradient of the weight, in every block."""
-    yield product(f"{name} forward", "GEMMs", tokens, outputs, inputs, model.layers, 2, False)
-    yield product(f"{name} dX", "GEMMs", tokens, inputs, outputs, model.layers, 2, False)
-    yield product(f"{name} dW", "GEMMs", outputs, inputs, tokens, model.layers, 4, True)
+    """A linear layer of every block: forward, gradient of the input (dX) and of the weight (dW, accumulated in f32)."""
+    yield gemm(f"{name} forward", "GEMMs", tokens, outputs, inputs, model.layers, 2, False)
+    yield gemm(f"{name} dX", "GEMMs", tokens, inputs, outputs, model.layers, 2, False)
+    yield gemm(f"{name} dW", "GEMMs", outputs, inputs, tokens, model.layers, 4, True)
 
 
 def block(model: Model, tokens: int) -> Iterator[Launch]:
-    """Every block's launches in one micro-batch, forward and backward with selective recompute."""
+    """The launches of all blocks in one micro-batch, forward and backward with selective recompute."""
     n, d, i, layers = tokens, model.hidden, model.intermediate, model.layers
     yield from linear(model, "qkv", n, d, model.packed)
     yield from linear(model, "attention output", n, d, d)
@@ -134,18 +134,18 @@ def block(model: Model, tokens: int) -> Iterator[Launch]:
 
 
 def head(model: Model, tokens: int, chunk: int) -> Iterator[Launch]:
-    """Head and loss in chunks of rows: f32 logits, read twice; bf16 gradients of them."""
+    """Head and loss in chunks of rows: f32 logits, read twice, and their bf16 gradients."""
     d, v = model.hidden, model.vocabulary
     chunks = tokens / chunk
     part = "head and loss"
-    yield product("head logits", part, chunk, v, d, chunks, 4, False)
+    yield gemm("head logits", part, chunk, v, d, chunks, 4, False)
     yield Launch(part, "softmax and gradient", chunks, 0.0, chunk * v * (4 + 4 + 2))
-    yield product("head dX", part, chunk, d, v, chunks, 2, False)
-    yield product("head dW", part, v, d, chunk, chunks, 4, True)
+    yield gemm("head dX", part, chunk, d, v, chunks, 2, False)
+    yield gemm("head dW", part, v, d, chunk, chunks, 4, True)
 
 
 def step(model: Model, micro_batch: int, chunk: int) -> list[Launch]:
-    """Every launch of a micro-batch and of the optimizer."""
+    """The launches of a micro-batch, and of the optimizer in a step."""
     tokens, d = micro_batch * model.sequence, model.hidden
     row = 2 * tokens * d
     ends = [
@@ -156,41 +156,41 @@ def step(model: Model, micro_batch: int, chunk: int) -> list[Launch]:
     weights = model.parameters
     optimizer = [
         Launch("optimizer", "norm of the gradients", 1, 0.0, 4 * weights, per_step=True),
-        # Reads gradient, weight, remainder and moments; writes the last four.
+        # Reads gradient, weight, low bits of the master weight and two moments; writes all but the gradient.
         Launch("optimizer", "AdamW", 1, 0.0, (4 + 12 + 12) * weights, per_step=True),
         Launch("optimizer", "gradients to zero", 1, 0.0, 4 * weights, per_step=True),
     ]
     return [*block(model, tokens), *head(model, tokens, chunk), *ends, *optimizer]
 
 
-def seconds(launch: Launch, card: Card) -> float:
-    """Of all launches of the kind in a micro-batch (or a step)."""
-    peak = card.flops * {
-        "attention forward": card.attention_forward,
-        "attention backward": card.attention_backward,
-    }.get(launch.name, card.product)
-    return launch.count * max(launch.flops / peak, launch.bytes / (card.bytes_per_second * card.memory))
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """Time of all launches of the kind in a micro-batch (or a step)."""
+    peak = gpu.flops * {
+        "attention forward": gpu.attention_forward,
+        "attention backward": gpu.attention_backward,
+    }.get(launch.name, gpu.gemm)
+    return launch.count * max(launch.flops / peak, launch.bytes / (gpu.bytes_per_second * gpu.memory))
 
 
-def memory_seconds(launch: Launch, card: Card) -> float:
-    """What the bytes alone take."""
-    return launch.count * launch.bytes / (card.bytes_per_second * card.memory)
+def memory_seconds(launch: Launch, gpu: Gpu) -> float:
+    """Time that the bytes alone take."""
+    return launch.count * launch.bytes / (gpu.bytes_per_second * gpu.memory)
 
 
-def waves(result: tuple[int, int], tile: tuple[int, int], processors: int) -> float:
-    """Share of the card that works on the result, a tile a processor at a time, until the last wave is done."""
+def wave_efficiency(result: tuple[int, int], tile: tuple[int, int], multiprocessors: int) -> float:
+    """Fraction of the multiprocessors that work, one tile each at a time, until the last wave of tiles is done."""
     (m, n), (rows, columns) = result, tile
     tiles = -(-m // rows) * -(-n // columns)
-    return m * n / (-(-tiles // processors) * processors * rows * columns)
+    return m * n / (-(-tiles // multiprocessors) * multiprocessors * rows * columns)
 
 
 SIDES = (64, 128, 192, 256)
 
 
-def best_waves(result: tuple[int, int], processors: int) -> float:
-    """The same with the best of the usual tiles, those of at least 128 x 64 elements."""
+def best_wave_efficiency(result: tuple[int, int], multiprocessors: int) -> float:
+    """The same with the best of the usual tiles, of 128 x 64 to 256 x 128 elements."""
     tiles = [(rows, columns) for rows in SIDES for columns in SIDES if 64 * 128 <= rows * columns <= 256 * 128]
-    return max(waves(result, tile, processors) for tile in tiles)
+    return max(wave_efficiency(result, tile, multiprocessors) for tile in tiles)
 
 
 @dataclass(frozen=True)
@@ -201,26 +201,26 @@ class Total:
     mfu: float
 
 
-def total(model: Model, card: Card, micro_batch: int, chunk: int, overlapped: bool = True) -> Total:
-    """Of a step. Not overlapped, a product's bytes are waited for before it begins: the pessimist's sum."""
+def total(model: Model, gpu: Gpu, micro_batch: int, chunk: int, overlapped: bool = True) -> Total:
+    """Of a step. Not overlapped, a GEMM's bytes arrive before its arithmetic starts: the pessimistic bound."""
     micro_batches = model.sequences_per_step / micro_batch
     spent = 0.0
     for launch in step(model, micro_batch, chunk):
-        time = seconds(launch, card)
+        time = seconds(launch, gpu)
         if not overlapped and launch.flops:
-            time = launch.count * launch.flops / (card.flops * card.product) + memory_seconds(launch, card)
-            time = max(time, seconds(launch, card))
+            time = launch.count * launch.flops / (gpu.flops * gpu.gemm) + memory_seconds(launch, gpu)
+            time = max(time, seconds(launch, gpu))
         spent += time * (1 if launch.per_step else micro_batches)
     tokens = model.sequences_per_step * model.sequence
-    return Total(spent, tokens / spent, tokens * model.flops_per_token / spent / card.flops)
+    return Total(spent, tokens / spent, tokens * model.flops_per_token / spent / gpu.flops)
 
 
-def table(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
-    """Markdown: a row a kind of launch, sorted as a step runs, and the sums."""
+def table(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
+    """Markdown: a row per kind of launch, and the sums by part."""
     micro_batches = model.sequences_per_step / micro_batch
-    whole = total(model, card, micro_batch, chunk)
+    whole = total(model, gpu, micro_batch, chunk)
     lines = [
-        f"{card.name}, micro-batches of {micro_batch} x {model.sequence}, head in chunks of {chunk} rows",
+        f"{gpu.name}, micro-batches of {micro_batch} x {model.sequence}, head in chunks of {chunk} rows",
         "",
         "| part | launches | per step | GFLOP each | MB each | bound by | ms per step | share |",
         "|---|---|--:|--:|--:|---|--:|--:|",
@@ -228,9 +228,9 @@ def table(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     parts: dict[str, float] = {}
     for launch in step(model, micro_batch, chunk):
         times = 1 if launch.per_step else micro_batches
-        spent = seconds(launch, card) * times
+        spent = seconds(launch, gpu) * times
         parts[launch.part] = parts.get(launch.part, 0.0) + spent
-        bound = "memory" if spent <= memory_seconds(launch, card) * times * (1 + 1e-9) else "compute"
+        bound = "memory" if spent <= memory_seconds(launch, gpu) * times * (1 + 1e-9) else "compute"
         lines.append(
             f"| {launch.part} | {launch.name} | {launch.count * times:.0f} | {launch.flops / 1e9:.1f} "
             f"| {launch.bytes / 1e6:.1f} | {bound} | {spent * 1e3:.1f} | {spent / whole.seconds:.1%} |"
@@ -238,7 +238,7 @@ def table(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     lines += ["", "| part | ms per step | share |", "|---|--:|--:|"]
     lines += [f"| {part} | {spent * 1e3:.0f} | {spent / whole.seconds:.1%} |" for part, spent in parts.items()]
     lines.append(f"| **sum** | **{whole.seconds * 1e3:.0f}** | |")
-    apart = total(model, card, micro_batch, chunk, overlapped=False)
+    apart = total(model, gpu, micro_batch, chunk, overlapped=False)
     lines += [
         "",
         f"{whole.tokens_per_second:,.0f} tokens/s, MFU {whole.mfu:.1%}; "
@@ -247,25 +247,25 @@ def table(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     return "\n".join(lines)
 
 
-def sensitivity(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
-    """Markdown: the MFU when one assumption or choice is another one."""
-    roof = replace(card, product=1.0, attention_forward=1.0, attention_backward=1.0, memory=1.0)
+def sensitivity(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
+    """Markdown: the MFU when one assumption or choice changes."""
+    roof = replace(gpu, gemm=1.0, attention_forward=1.0, attention_backward=1.0, memory=1.0)
 
-    def attention(factor: float) -> Card:
-        forward, backward = factor * card.attention_forward, factor * card.attention_backward
-        return replace(card, attention_forward=forward, attention_backward=backward)
+    def attention(factor: float) -> Gpu:
+        forward, backward = factor * gpu.attention_forward, factor * gpu.attention_backward
+        return replace(gpu, attention_forward=forward, attention_backward=backward)
 
     cases = [
-        ("as above", card, micro_batch, chunk),
+        ("as above", gpu, micro_batch, chunk),
         ("every launch at its roof", roof, micro_batch, chunk),
-        ("GEMMs 5 points faster", replace(card, product=card.product + 0.05), micro_batch, chunk),
-        ("GEMMs 5 points slower", replace(card, product=card.product - 0.05), micro_batch, chunk),
+        ("GEMMs 5 points faster", replace(gpu, gemm=gpu.gemm + 0.05), micro_batch, chunk),
+        ("GEMMs 5 points slower", replace(gpu, gemm=gpu.gemm - 0.05), micro_batch, chunk),
         ("attention one and a half times as fast", attention(1.5), micro_batch, chunk),
         ("attention half as fast", attention(0.5), micro_batch, chunk),
-        ("memory at 80 % of its bandwidth", replace(card, memory=0.80), micro_batch, chunk),
-        ("micro-batches of 1", card, 1, chunk),
-        ("head in chunks of 640 rows", card, micro_batch, 640),
-        ("head in chunks of 8192 rows", card, micro_batch, 8192),
+        ("memory at 80 % of its bandwidth", replace(gpu, memory=0.80), micro_batch, chunk),
+        ("micro-batches of 1", gpu, 1, chunk),
+        ("head in chunks of 640 rows", gpu, micro_batch, 640),
+        ("head in chunks of 8192 rows", gpu, micro_batch, 8192),
     ]
     lines = ["| | MFU | if nothing overlapped |", "|---|--:|--:|"]
     for name, on, size, rows in cases:
@@ -274,9 +274,9 @@ def sensitivity(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     return "\n".join(lines)
 
 
-def fusions(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
-    """Markdown: what a step would save if launches that only move bytes moved fewer."""
-    whole = total(model, card, micro_batch, chunk)
+def fusions(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
+    """Markdown: time that a step would save if fused launches moved fewer bytes."""
+    whole = total(model, gpu, micro_batch, chunk)
     row, wide = 2.0 * model.hidden, 2.0 * model.intermediate
     rotated = 2.0 * (model.heads + model.kv_heads) * model.head_size
     logits = 4.0 * model.vocabulary
@@ -292,18 +292,21 @@ def fusions(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
     lines = ["| fused | kB per token | ms per step | of the step |", "|---|--:|--:|--:|"]
     for name, per_token in saved.items():
         tokens = model.sequences_per_step * model.sequence
-        time = per_token * tokens / (card.bytes_per_second * card.memory)
+        time = per_token * tokens / (gpu.bytes_per_second * gpu.memory)
         lines.append(f"| {name} | {per_token / 1e3:.0f} | {time * 1e3:.1f} | {time / whole.seconds:.2%} |")
     return "\n".join(lines)
 
 
-def tiles(model: Model, card: Card, micro_batch: int, chunk: int) -> str:
-    """Markdown: how evenly the products' tiles fill a card."""
+def tiles(model: Model, gpu: Gpu, micro_batch: int, chunk: int) -> str:
+    """Markdown: wave quantization, how evenly the tiles of each GEMM fill the GPU."""
     lines = ["| GEMM | result | tiles of 128 x 128 | the best tile |", "|---|---|--:|--:|"]
     for launch in step(model, micro_batch, chunk):
         if launch.result:
-            (m, n), processors = launch.result, card.processors
-            usual, best = waves((m, n), (128, 128), processors), best_waves((m, n), processors)
+            (m, n), multiprocessors = launch.result, gpu.multiprocessors
+            usual, best = (
+                wave_efficiency((m, n), (128, 128), multiprocessors),
+                best_wave_efficiency((m, n), multiprocessors),
+            )
             lines.append(f"| {launch.name} | {m} x {n} | {usual:.0%} | {best:.0%} |")
     return "\n".join(lines)
 
@@ -312,16 +315,16 @@ SECTIONS = {"table": table, "sensitivity": sensitivity, "fusions": fusions, "til
 
 
 def main() -> None:
-    """Prints what was asked for."""
+    """Prints the sections asked for."""
     parser = argparse.ArgumentParser(description="The roofline of a training step of configs/rtx5090_1b.yaml.")
-    parser.add_argument("--card", choices=CARDS, default="rtx5090")
+    parser.add_argument("--card", choices=GPUS, default="rtx5090")
     parser.add_argument("--micro-batch", type=int, default=4, metavar="B")
-    parser.add_argument("--chunk", type=int, default=2048, metavar="ROWS", help="rows of logits that exist at a time")
-    parser.add_argument("--section", choices=SECTIONS, help="one section only")
+    parser.add_argument("--chunk", type=int, default=2048, metavar="ROWS", help="rows of logits per chunk")
+    parser.add_argument("--section", choices=SECTIONS, help="print only this section")
     arguments = parser.parse_args()
     chosen = [arguments.section] if arguments.section else list(SECTIONS)
-    model, card = Model(), CARDS[arguments.card]
-    print("\n\n".join(SECTIONS[name](model, card, arguments.micro_batch, arguments.chunk) for name in chosen))
+    model, gpu = Model(), GPUS[arguments.card]
+    print("\n\n".join(SECTIONS[name](model, gpu, arguments.micro_batch, arguments.chunk) for name in chosen))
 
 
 if __name__ == "__main__":
