@@ -1,4 +1,4 @@
-"""The measuring session on a GPU, with programs that stand in for the trainer and PyTorch."""
+"""The benchmark session on a GPU, with fake programs in place of the trainer and PyTorch."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def session_of(folder: Path, *options: str, only: tuple[str, ...] = (), path: st
     program, python = folder / "transformer-candle.gz", script(folder / "python", PYTHON)
     program.write_bytes(gzip.compress(TRAINER.encode()))
     words = [word for part in only for word in ("--only", part)]
-    places = ["--program", str(program), "--python", str(python), "--out", str(folder)]
-    command = [sys.executable, str(SESSION), *places, *options, *words]
+    paths = ["--program", str(program), "--python", str(python), "--out", str(folder)]
+    command = [sys.executable, str(SESSION), *paths, *options, *words]
     answers = {"CAPPED": json.dumps(CAPPED), "GRADIENTS": json.dumps(GRADIENTS)}
     environment = {**os.environ, "PATH": f"{path}{os.environ['PATH']}", **answers}
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
@@ -74,17 +74,17 @@ def commands(folder: Path) -> list[str]:
     return [line for line in (folder / "log.txt").read_text().splitlines() if line.startswith("$ ")]
 
 
-def test_a_part_that_hangs_is_stopped_with_all_it_started(tmp_path: Path) -> None:
+def test_a_hanging_part_is_killed_with_its_children(tmp_path: Path) -> None:
     hanging = script(tmp_path / "hanging", "#!/bin/sh\necho row 1\nsleep 100 &\nsleep 100\n")
-    part = session.Part("hangs", [str(hanging)], session.Time(0.5), session.Time(0))
+    part = session.Part("hangs", [str(hanging)], session.Duration(0.5), session.Duration(0))
     begin = time.monotonic()
-    outcome = session.run(part, session.Known(), 60, dict(os.environ), tmp_path / "log.txt")
+    outcome = session.run(part, session.Measured(), 60, dict(os.environ), tmp_path / "log.txt")
     assert time.monotonic() - begin < 10
     assert outcome.failure == "stopped after 0 s: row 1"
     assert outcome.result == {}
 
 
-def test_the_table_compares_rounds_and_names_what_failed(tmp_path: Path) -> None:
+def test_the_table_compares_rounds_and_names_failures(tmp_path: Path) -> None:
     only = ("ours, capped", "torch.compile, capped", "ours", "torch eager")
     table, saved = session_of(tmp_path, only=only)
     assert "ours / torch.compile, capped: 1.500 (rounds: 2)" in table
@@ -94,15 +94,15 @@ def test_the_table_compares_rounds_and_names_what_failed(tmp_path: Path) -> None
     assert [part["part"] for part in saved["parts"]] == [*only[:3], "torch eager", *only[:3]]
 
 
-def test_every_part_asks_for_a_gpu(tmp_path: Path) -> None:
-    """Without a library, none is to measure a CPU for minutes."""
+def test_every_part_requires_a_gpu(tmp_path: Path) -> None:
+    """If a library is missing, no part may benchmark the CPU for minutes."""
     session_of(tmp_path)
     asked = commands(tmp_path)
     assert len(asked) > 10
     assert [command for command in asked if "--device cuda" not in command] == []
 
 
-def test_what_is_not_begun_is_in_the_results(tmp_path: Path) -> None:
+def test_skipped_parts_are_in_the_results(tmp_path: Path) -> None:
     _, saved = session_of(tmp_path, "--seconds", "5")
     assert len(saved["parts"]) == 14
     assert all("no time left" in part["failure"] for part in saved["parts"])
@@ -112,27 +112,32 @@ def test_what_is_not_begun_is_in_the_results(tmp_path: Path) -> None:
 def test_parts_are_sized_by_the_measured_step(tmp_path: Path) -> None:
     session_of(tmp_path, "--seconds", "2000", only=("ours, capped", "torch.compile, capped"))
     seconds = [float(command.split("--seconds ")[1].split()[0]) for command in commands(tmp_path)]
-    start, compiling, assumed, measured = session.START, session.COMPILE, session.ASSUMED_STEP, 2.0
+    start, compiling, assumed, measured = (
+        session.START_SECONDS,
+        session.COMPILE_SECONDS,
+        session.ASSUMED_STEP_SECONDS,
+        2.0,
+    )
     assert seconds[0] == start + 9 * assumed
     assert seconds[1] == start + 2 * compiling + 8 * measured, "room to compile twice"
     assert seconds[2] == start + 9 * measured
     assert "--peak 209500000000000" in commands(tmp_path)[1], "PyTorch's MFU has our peak"
 
 
-def test_our_bench_gets_its_steps_on_every_gpu() -> None:
+def test_our_bench_has_time_for_its_steps_on_every_gpu() -> None:
     """Steps of a 5090, an A100 and an H200; within a limit that ends after the budget."""
     [ours] = session.measurements("program", "python", Path("c.yaml"), ["ours"])[:1]
     for step in (6.6, 7.0, 1.9):
-        found = session.sized(ours, session.Known(step=step), 400)
+        found = session.fit_to_budget(ours, session.Measured(step=step), 400)
         assert found is not None
         command, limit = found
         budget = float(command[-1])
-        assert budget >= session.START + 9 * step - 1
+        assert budget >= session.START_SECONDS + 9 * step - 1
         assert limit >= budget + step
-    assert session.sized(ours, session.Known(step=6.6), 45) is None
+    assert session.fit_to_budget(ours, session.Measured(step=6.6), 45) is None
 
 
-def test_gpu_check_comes_in_parts_of_their_own(tmp_path: Path) -> None:
+def test_gpu_check_runs_part_by_part(tmp_path: Path) -> None:
     table, saved = session_of(tmp_path, only=("gpu-check",))
     names = ["training", "gradients", "operations", "memory"]
     assert [part["part"] for part in saved["parts"]][:4] == [f"gpu-check {name}" for name in names]
@@ -140,7 +145,7 @@ def test_gpu_check_comes_in_parts_of_their_own(tmp_path: Path) -> None:
     assert "exit code 1: model bf16: qkv: NaN is more than 1.0e-3" in table
 
 
-def test_a_failed_check_is_repeated_under_the_sanitizer(tmp_path: Path) -> None:
+def test_failed_checks_are_repeated_under_the_sanitizer(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     script(tools / "compute-sanitizer", SANITIZER)
@@ -153,19 +158,19 @@ def test_a_failed_check_is_repeated_under_the_sanitizer(tmp_path: Path) -> None:
     assert len(saved["parts"]) == 5
 
 
-def test_a_missing_sanitizer_is_told_after_a_failure_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sanitizer_is_reported_after_failures_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "installed_sanitizer", lambda: None)
-    right = session.Outcome("gpu-check training", 1.0, None, {"passed": True})
-    skipped = session.Outcome("gpu-check memory", None, "no time left")
+    right = session.PartResult("gpu-check training", 1.0, None, {"passed": True})
+    skipped = session.PartResult("gpu-check memory", None, "no time left")
     assert session.sanitizer("program", [right, skipped]) is None
-    told = session.sanitizer("program", [right, session.Outcome("gpu-check gradients", 90.0, "stopped after 90 s")])
-    assert isinstance(told, session.Outcome)
+    told = session.sanitizer("program", [right, session.PartResult("gpu-check gradients", 90.0, "stopped after 90 s")])
+    assert isinstance(told, session.PartResult)
     assert told.failure is not None
     assert "not installed" in told.failure
 
 
-def test_libraries_are_those_of_the_interpreter_asked(tmp_path: Path) -> None:
-    """That of a virtual environment is a link to one that has other packages."""
+def test_libraries_are_those_of_the_given_interpreter(tmp_path: Path) -> None:
+    """In a virtual environment the interpreter is a link to one with other packages."""
     environment = tmp_path / "an environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"

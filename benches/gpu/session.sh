@@ -1,3 +1,3 @@
 #!/bin/sh
-# Everything there is to check and measure on a GPU, in one command of at most eight minutes: session.py says what.
+# Checks and benchmarks a GPU in at most eight minutes: see session.py.
 exec "${PYTHON:-python3}" "$(dirname "$0")/session.py" "$@"

@@ -1,13 +1,13 @@
-"""Times attention's kernels with many tiles, by this machine's own Triton: what candidates are declared from.
+"""Times attention's kernels with many tiles, compiled by the local Triton, to find candidates worth declaring.
 
     python benches/gpu/sweep.py                                     every kernel, heads of 64 and 128
     python benches/gpu/sweep.py --operation attention_forward --head-size 64 --documents
 
-It compiles the sources in transformer_candle/kernels/triton for the GPU at hand, and prints a JSON line per tile as
-soon as it is timed; `declared` is true for the tile that this GPU takes unmeasured. Another release of Triton than the
-one that compiles the checked-in PTX may order tiles differently: declare the fastest as candidates
-(`attention_forward`'s and `attention_backward_keys`' `Tiles`), which the trainer then times as they were compiled.
-It needs PyTorch for the GPU and the Triton that comes with it.
+It compiles the sources in transformer_candle/kernels/triton for the local GPU and prints a JSON line per tile as soon as
+it is timed; `declared` is true for the tile that this GPU uses without timing. A Triton release other than the one that
+compiles the checked-in PTX may rank tiles differently: declare the fastest as candidates (`attention_forward`'s and
+`attention_backward_keys`' `Tiles`), which the trainer then times as compiled. It needs PyTorch for the GPU, with its
+Triton.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WARM_UP_MILLISECONDS, MEASURED_MILLISECONDS = 25, 100
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes of a call, in bf16."""
+    """The sizes of a call, in bf16."""
 
     batch: int
     length: int
@@ -46,7 +46,7 @@ class Problem:
     documents: bool = False
 
     def values(self, torch: Any, device: str) -> dict[str, Any]:
-        """Every argument that one of the kernels takes, by its name there; operands are random, outputs are not yet."""
+        """The arguments of all kernels, by name. Operands are random: GPUs multiply zeros faster."""
         tokens, width = self.batch * self.length, self.heads * self.head_size
         packed = width + 2 * self.kv_heads * self.head_size
         bf16 = {"dtype": torch.bfloat16, "device": device}
@@ -67,25 +67,25 @@ class Problem:
         }
 
     def _documents(self, torch: Any, device: str) -> Any:
-        """Where each token's document begins: four of equal length in a sequence."""
+        """Where each token's document begins: four documents of equal length per sequence."""
         quarter = max(1, self.length // 4)
         begins = torch.arange(self.length, dtype=torch.int32, device=device) // quarter * quarter
         return begins.repeat(self.batch)
 
     def grid(self, operation: str, constants: dict[str, Any]) -> tuple[int, int]:
-        """Blocks: a program per head and tile of positions."""
+        """The launch grid: heads and tiles of positions."""
         keys = operation == "attention_backward_keys"
         tile = constants["BLOCK_L" if keys else "BLOCK_M"]
         return self.batch * (self.kv_heads if keys else self.heads), -(-self.length // tile)
 
     def kernel(self, operation: str) -> str:
-        """The name of the kernel in the manifest."""
+        """Name in the manifest."""
         return f"{operation}.bf16.e{self.head_size}{'.documents' if self.documents else ''}"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to compile an operation."""
+    """Tile sizes and compiler options of an operation."""
 
     queries: int
     keys: int
@@ -99,12 +99,12 @@ class Variant:
 
 
 def variants() -> Iterator[Variant]:
-    """Every combination that is timed."""
+    """Every combination to time."""
     return itertools.starmap(Variant, itertools.product(ROWS, ROWS, WARPS, STAGES))
 
 
 def declarations(operation: str) -> list[Any]:
-    """What the operation's source declares."""
+    """The kernels that the operation's source declares."""
     if str(KERNELS) not in sys.path:
         sys.path.insert(0, str(KERNELS))
     declared: list[Any] = importlib.import_module(SOURCES[operation]).KERNELS
@@ -112,14 +112,14 @@ def declarations(operation: str) -> list[Any]:
 
 
 def declared(problem: Problem, operation: str, families: Sequence[str]) -> Any:
-    """The kernel that a GPU with these families, the best first, takes unmeasured."""
+    """The kernel that a GPU with these families, in order of preference, uses without timing."""
     name = problem.kernel(operation)
     found = {one.family: one for one in declarations(operation) if one.name == name and not one.candidate}
     return next(found[family] for family in families if family in found)
 
 
 def families(capability: tuple[int, int]) -> list[str]:
-    """As the trainer chooses them (`kernels/src/cuda/manifest.rs`)."""
+    """The families of a GPU in order of preference, as the trainer chooses them (`kernels/src/cuda/manifest.rs`)."""
     if capability == (9, 0):
         return ["sm_90a", "sm_80"]
     if capability in ((8, 6), (8, 9)) or capability[0] >= 12:
@@ -128,20 +128,22 @@ def families(capability: tuple[int, int]) -> list[str]:
 
 
 def rows(torch: Any, problem: Problem, operation: str, device: str) -> Iterator[dict[str, Any]]:
-    """A row per variant: its milliseconds, or why it has none."""
+    """A row per variant: its milliseconds, or the reason that there are none."""
     from triton.testing import do_bench
 
     kernel = declared(problem, operation, families(torch.cuda.get_device_capability()))
-    here = Variant(kernel.constants["BLOCK_M"], kernel.constants["BLOCK_L"], kernel.num_warps, kernel.num_stages)
+    declared_variant = Variant(
+        kernel.constants["BLOCK_M"], kernel.constants["BLOCK_L"], kernel.num_warps, kernel.num_stages
+    )
     values = problem.values(torch, device)
     arguments = {name: values[name] for name in kernel.arguments}
     for variant in variants():
         constants = variant.constants(problem)
         launch = kernel.function[problem.grid(operation, constants)]
         options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
-        if variant == here and kernel.max_registers:
+        if variant == declared_variant and kernel.max_registers:
             options["maxnreg"] = kernel.max_registers
-        row = {"kernel": problem.kernel(operation), **vars(variant), "declared": variant == here}
+        row = {"kernel": problem.kernel(operation), **vars(variant), "declared": variant == declared_variant}
         try:
             milliseconds = do_bench(
                 lambda launch=launch, constants=constants, options=options: launch(**arguments, **constants, **options),
@@ -149,18 +151,18 @@ def rows(torch: Any, problem: Problem, operation: str, device: str) -> Iterator[
                 rep=MEASURED_MILLISECONDS,
                 return_mode="median",
             )
-        except Exception as problem_met:  # Triton has several for what does not fit the GPU, of no common kind.
-            yield row | {"milliseconds": None, "problem": str(problem_met).splitlines()[0]}
+        except Exception as error:  # Triton raises several types, without a common base, for what does not fit the GPU.
+            yield row | {"milliseconds": None, "problem": str(error).splitlines()[0]}
         else:
             yield row | {"milliseconds": milliseconds}
 
 
 def main() -> int:
-    """Sweeps as the command line says."""
+    """Runs the sweep."""
     parser = argparse.ArgumentParser(description="Time attention's kernels with many tiles.")
-    parser.add_argument("--operation", choices=SOURCES, action="append", help="these only; all without")
-    parser.add_argument("--head-size", type=int, choices=(64, 128), action="append", help="these only; both without")
-    parser.add_argument("--documents", action="store_true", help="the kernels that keep packed documents apart")
+    parser.add_argument("--operation", choices=SOURCES, action="append", help="repeatable; default: all")
+    parser.add_argument("--head-size", type=int, choices=(64, 128), action="append", help="repeatable; default: both")
+    parser.add_argument("--documents", action="store_true", help="the kernels for packed documents")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--heads", type=int, default=32)

@@ -1,9 +1,9 @@
-"""The same model in PyTorch, at its best, on one GPU: a JSON line for each micro-batch tried, the result last.
+"""Baseline: the same model in PyTorch, tuned, on one GPU. Prints a JSON line per micro-batch size tried, then the result.
 
-The shape, the tokens of an optimizer step and the count of FLOPs are those of `transformer-candle bench` on the same
-config. Weights and activations are bf16, attention is SDPA's FlashAttention, gradients accumulate in f32, and a fused
-AdamW steps f32 masters. The micro-batch is the fastest of those that fit under --memory-limit. Without a GPU it runs
-on the CPU, as a test of itself, unless --device cuda asks for one.
+Shape, tokens per optimizer step and FLOP count are those of `transformer-candle bench` with the same config. Weights
+and activations are bf16, attention is SDPA's FlashAttention, gradients accumulate in f32, and fused AdamW updates f32
+master weights. The micro-batch is the fastest that fits in --memory-limit. Without a GPU it runs on the CPU, to be
+tested there, unless --device cuda is given.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-# What `transformer-candle plan` leaves of a GPU: 2 % for fragmentation, and the driver's context and libraries.
-USABLE, CONTEXT = 0.98, 600_000_000
+# What `transformer-candle plan` subtracts from the memory of a GPU: 2 % for fragmentation, and bytes for the CUDA context
+# and libraries.
+USABLE_FRACTION, CONTEXT_BYTES = 0.98, 600_000_000
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ class Shape:
         return self.hidden_size // self.num_attention_heads
 
     def flops_per_token(self) -> float:
-        """6 a parameter of a matrix product and 6 L h T for causal attention, forward and backward."""
+        """6 per weight that takes part in a matmul, and 6 L A T for causal attention, forward and backward."""
         packed = (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_size
         block = (packed + self.hidden_size + 3 * self.intermediate_size) * self.hidden_size
-        products = self.num_layers * block + self.vocab_size * self.hidden_size
-        return 6.0 * products + 6.0 * self.num_layers * self.hidden_size * self.sequence_length
+        matmul_weights = self.num_layers * block + self.vocab_size * self.hidden_size
+        return 6.0 * matmul_weights + 6.0 * self.num_layers * self.hidden_size * self.sequence_length
 
 
 class Block(nn.Module):
@@ -71,14 +72,15 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         packed = self.qkv(self.norms[0](x)).split(self.widths, -1)
         q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in packed)
-        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.norms[1](x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the two halves of each head, as Hugging Face's Llama does."""
     left, right = x.chunk(2, -1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
@@ -102,7 +104,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", angles.sin())
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the targets' losses."""
+        """The sum of the losses over all targets."""
         x = self.embedding(inputs)
         for block in self.blocks:
             if self.recompute:
@@ -114,7 +116,7 @@ class Llama(nn.Module):
 
 
 class Trainer:
-    """A model with f32 masters and gradients beside its weights."""
+    """A bf16 model with f32 master weights and gradients."""
 
     def __init__(
         self,
@@ -135,8 +137,8 @@ class Trainer:
         self.weights = list(model.parameters())
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = torch.zeros_like(master)
-            weight.register_post_accumulate_grad_hook(into_master(master))
-        # As ours: matrices decay, but for the embedding, which a tied head is.
+            weight.register_post_accumulate_grad_hook(accumulate_into(master))
+        # As in our trainer: only matrices decay, except the embedding (and so a tied head).
         named = list(zip((name for name, _ in model.named_parameters()), self.masters, strict=True))
         decayed = [master for name, master in named if master.dim() == 2 and not name.startswith("embedding")]
         others = [master for name, master in named if master.dim() != 2 or name.startswith("embedding")]
@@ -148,7 +150,7 @@ class Trainer:
         self.tokens = torch.randint(0, shape.vocab_size, size, generator=generator).to(device)
 
     def accumulate(self, micro_batch: int, count: int) -> Tensor:
-        """Forward and backward of `count` micro-batches, and the mean loss of a whole step's share."""
+        """Forward and backward of `count` micro-batches; their loss divided by the targets of a whole step."""
         total = torch.zeros((), device=self.device)
         with self.kernel():
             for number in range(count):
@@ -159,21 +161,22 @@ class Trainer:
         return total
 
     def step(self, micro_batch: int) -> tuple[float, float]:
-        """One optimizer step: mean loss and gradient norm before the update."""
+        """One optimizer step; returns mean loss and gradient norm before the update."""
         loss = self.accumulate(micro_batch, self.shape.sequences_per_step // micro_batch)
         norm = nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
         self.optimizer.step()
-        self.clear()
+        self.zero_grad()
         with torch.no_grad():
             torch._foreach_copy_(self.weights, self.masters)
         return loss.item(), norm.item()
 
-    def clear(self) -> None:
+    def zero_grad(self) -> None:
+        """Sets the f32 gradients to zero."""
         torch._foreach_zero_([master.grad for master in self.masters])
 
 
-def into_master(master: Tensor) -> Callable[[Tensor], None]:
-    """What adds a bf16 gradient to its master's f32 one as soon as it is there, and frees it."""
+def accumulate_into(master: Tensor) -> Callable[[Tensor], None]:
+    """A hook that adds a bf16 gradient to the f32 gradient of its master weight as soon as it is computed, and frees it."""
 
     def add(weight: Tensor) -> None:
         assert master.grad is not None
@@ -184,7 +187,7 @@ def into_master(master: Tensor) -> Callable[[Tensor], None]:
 
 
 def seconds_per_sequence(trainer: Trainer, micro_batch: int) -> float | None:
-    """How long forward and backward take, or none where memory does not suffice."""
+    """Seconds of forward and backward per sequence; None if they run out of memory."""
     count = min(2, trainer.shape.sequences_per_step // micro_batch)
     try:
         trainer.accumulate(micro_batch, count)
@@ -196,13 +199,13 @@ def seconds_per_sequence(trainer: Trainer, micro_batch: int) -> float | None:
     finally:
         for weight in trainer.weights:
             weight.grad = None
-        trainer.clear()
+        trainer.zero_grad()
         if trainer.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def choose_micro_batch(trainer: Trainer, asked: str) -> int:
-    """The fastest of those that fit (auto), or the first that fits of those asked for."""
+    """The fastest power of two that fits (auto), or the first that fits of a list."""
     sequences = trainer.shape.sequences_per_step
     powers = [1 << power for power in range(int(math.log2(sequences)) + 1)]
     candidates = powers if asked == "auto" else [int(size) for size in asked.split(",")]
@@ -217,32 +220,34 @@ def choose_micro_batch(trainer: Trainer, asked: str) -> int:
         if (seconds is None) == (asked == "auto"):
             break
     if not found:
-        sys.exit(f"no micro-batch of {asked} that divides {sequences} sequences fits under the memory limit")
+        sys.exit(f"no micro-batch of {asked} that divides {sequences} sequences fits in the memory limit")
     return min(found, key=lambda micro_batch: found[micro_batch])
 
 
 @contextmanager
 def timed(device: torch.device) -> Iterator[list[float]]:
-    """The seconds that the block takes, what it left to the card included."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    """Seconds that the block takes, including the work that it launched on the GPU."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     seconds: list[float] = []
-    wait()
+    synchronize()
     begin = time.perf_counter()
     yield seconds
-    wait()
+    synchronize()
     seconds.append(time.perf_counter() - begin)
 
 
 def measure(trainer: Trainer, micro_batch: int, steps: int, end: float, peak: float | None) -> dict[str, Any]:
-    """Means over at most `steps` optimizer steps, of which one at least and else those that end before `end`, after one
-    to warm up."""
+    """Means over at most `steps` optimizer steps after one warm-up step.
+
+    At least one step is measured, further ones only if they should end before `end`.
+    """
     device, shape = trainer.device, trainer.shape
     first = trainer.step(micro_batch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     done, begin = 0, time.monotonic()
     with timed(device) as seconds:
-        # A step waits for its loss, so that the clock is that of the device.
+        # Reading the loss in `step` synchronizes, so the host's clock measures the GPU's steps.
         while done < steps and (done == 0 or time.monotonic() + (time.monotonic() - begin) / done <= end):
             last = trainer.step(micro_batch)
             done += 1
@@ -263,11 +268,11 @@ def measure(trainer: Trainer, micro_batch: int, steps: int, end: float, peak: fl
 
 
 def read_shape(path: Path) -> Shape:
-    """The shape of a config: YAML or JSON."""
+    """The shape of a config in YAML or JSON."""
     text = path.read_text(encoding="utf-8")
     config = json.loads(text) if path.suffix == ".json" else read_yaml(text)
     if "vocab_size" not in config["model"]:
-        sys.exit(f"{path} leaves model.vocab_size to the tokenizer, which nothing is read of: name it")
+        sys.exit(f"{path} leaves model.vocab_size to the tokenizer, which is not read here: set it")
     return shape_of(config["model"], config["data"])
 
 
@@ -279,7 +284,7 @@ def shape_of(model: dict[str, Any], data: dict[str, Any]) -> Shape:
 
 
 def read_yaml(text: str) -> dict[str, Any]:
-    """A config's values: by PyYAML where it is installed, else `key: value` lines nested by indentation."""
+    """The values of a config: by PyYAML if installed, else as `key: value` lines nested by indentation."""
     try:
         import yaml
     except ImportError:
@@ -316,13 +321,13 @@ def scalar(text: str) -> Any:
 
 
 def limit_memory(text: str, device: torch.device) -> int | None:
-    """Let PyTorch's allocator hand out what `transformer-candle plan` would use of so large a GPU; bytes."""
+    """Limits PyTorch's allocator to what `transformer-candle plan` would use on a GPU of this size; returns bytes."""
     if text == "none" or device.type != "cuda":
         return None
     units = {"MiB": 1 << 20, "GiB": 1 << 30, "GB": 10**9}
     unit = next((unit for unit in units if text.endswith(unit)), None)
     size = int(text.removesuffix(unit)) * units[unit] if unit else int(text)
-    usable = int(USABLE * size) - CONTEXT
+    usable = int(USABLE_FRACTION * size) - CONTEXT_BYTES
     torch.cuda.set_per_process_memory_fraction(min(1.0, usable / torch.cuda.mem_get_info(device)[1]), device)
     return usable
 
@@ -331,20 +336,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="a config of ours: YAML, or JSON")
     parser.add_argument("--mode", choices=("eager", "compile"), default="compile")
-    parser.add_argument("--memory-limit", default="none", metavar="[32122MiB|none]", help="the GPU to pretend to have")
-    parser.add_argument("--device", choices=("auto", "cuda"), default="auto", help="cuda: refuse to run on the CPU")
+    parser.add_argument(
+        "--memory-limit", default="none", metavar="[32122MiB|none]", help="memory of the GPU to simulate"
+    )
+    parser.add_argument("--device", choices=("auto", "cuda"), default="auto", help="cuda: do not fall back to the CPU")
     parser.add_argument(
         "--micro-batch", default="auto", metavar="[auto|N,N...]",
-        help="the fastest that fits, or the first of these that fits; torch.compile takes a minute for each it tries",
+        help="the fastest that fits, or the first of a list that fits; torch.compile takes a minute for each size tried",
     )  # fmt: skip
     parser.add_argument("--recompute", choices=("none", "block"), default="none")
     parser.add_argument("--attention", choices=sorted(ATTENTION), default="flash")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="after so long no step is begun; one at least is measured"
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="time budget: no step is started that would exceed it, but at least one is measured",
     )
     parser.add_argument(
-        "--peak", type=float, metavar="FLOPS", help="what MFU divides by: `nominal_flops_per_second` of our bench"
+        "--peak", type=float, metavar="FLOPS", help="denominator of MFU: `nominal_flops_per_second` of our bench"
     )
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
@@ -357,7 +367,7 @@ def main() -> None:
     shape = read_shape(arguments.config)
     compiled = arguments.mode == "compile"
     trainer = Trainer(shape, device, compiled, arguments.recompute == "block", arguments.attention)
-    # The moments are there before memory is probed.
+    # Allocates the moments before memory is probed.
     trainer.optimizer.step()
     micro_batch = choose_micro_batch(trainer, arguments.micro_batch)
     result = {
