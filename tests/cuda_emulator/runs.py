@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from workspace import REPOSITORY, TARGET, Finished, Workspace
 
 EMULATED_TRAINER = TARGET / "cuda-emulated" / "debug" / "transformer-candle"
-TOKENIZER = REPOSITORY / "transformer_candle" / "dataset" / "tests" / "material" / "tokenizer.json"
+TOKENIZER = REPOSITORY / "transformer_candle" / "dataset" / "tests" / "fixtures" / "tokenizer.json"
 
 
 @dataclass(frozen=True)
