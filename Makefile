@@ -23,10 +23,10 @@ help:
 	@echo "make demo    train a small model on this machine's own text: set-up, tokenizer, training, a sample"
 	@echo "make test    set-up and every test: cargo test, doc tests, pytest"
 	@echo "make build   .venv with the release extension, and target/release"
-	@echo "make cuda    the same for NVIDIA cards: one program and one wheel that run with and without one"
+	@echo "make cuda    the same for NVIDIA GPUs: one program and one wheel that run with and without one"
 	@echo "make lint    rustfmt, clippy (with and without CUDA), ruff, mypy, stubtest"
 	@echo "make oracle  compare with PyTorch and transformers (a second venv of 6 GB)"
-	@echo "make check-kernels check-cuda    the kernels for cards, and training with them, without a card"
+	@echo "make check-kernels check-cuda    the kernels for GPUs, and training with them, without a GPU"
 	@echo "make bench   training speed against PyTorch on this CPU, the data's against datasets and DataLoader"
 	@echo "make ci      lint, oracle, check-kernels, check-cuda and test, as .ci/run does"
 	@echo "make audit   licences and known holes of everything we depend on (compiles cargo-deny)"
@@ -48,7 +48,7 @@ build: $(VENV)/.requirements
 	cargo build --release --locked
 	@echo "Installed orchestrate in $(BIN)/; the trainer is $${CARGO_TARGET_DIR:-target}/release/transformer-candle"
 
-# One program and one wheel for machines with and without a card; needs no card, and a CUDA toolkit only if there is one.
+# One program and one wheel for machines with and without a GPU; needs no GPU, and a CUDA toolkit only if there is one.
 # The commit is what `git` says, so that a run's environment.json tells it.
 cuda: $(VENV)/.requirements
 	rm -f $(VENV)/.extension-*
@@ -60,7 +60,7 @@ cuda: $(VENV)/.requirements
 	touch $(VENV)/.extension-cuda
 	@echo "The trainer   $(TARGET)/cuda/release/transformer-candle, packed to be carried elsewhere in $(TARGET)/cuda"
 	@echo "The wheel     $$(ls -t "$(TARGET)"/cuda/wheels/*.whl | head -n 1)"
-	@echo "orchestrate   $(BIN)/orchestrate uses both; '$(BIN)/orchestrate doctor' says whether a card can be trained on"
+	@echo "orchestrate   $(BIN)/orchestrate uses both; '$(BIN)/orchestrate doctor' says whether a GPU can be trained on"
 
 # For the tests on an emulated driver and for nothing else: an nvcc that compiles nothing stands in for the real one.
 cuda-emulated:
@@ -91,12 +91,12 @@ ci:
 oracle: $(ORACLE)/.extension binaries
 	$(ORACLE)/bin/python -m pytest tests/oracles
 
-# Every kernel for cards: its arithmetic under Triton's interpreter, its PTX made again byte for byte, and assembled.
+# Every kernel for GPUs: its arithmetic under Triton's interpreter, its PTX made again byte for byte, and assembled.
 check-kernels: $(ORACLE)/.requirements
 	$(CUDA) PTXAS="$$(dirname "$$NVCC")/ptxas" OMP_NUM_THREADS=1 \
 		$(ORACLE)/bin/python -m pytest transformer_candle/kernels/triton/tests
 
-# The trainer's way through CUDA without a card: on a driver that computes in the machine's memory, with Triton's interpreter.
+# The trainer's way through CUDA without a GPU: on a driver that computes in the machine's memory, with Triton's interpreter.
 check-cuda: $(ORACLE)/.extension cuda-emulated
 	$(ORACLE)/bin/python -m pytest tests/cuda_emulator
 

@@ -18,8 +18,8 @@ from workspace import Workspace
 GIB = 1 << 30
 
 
-class Card:
-    """A card as the driver would list it."""
+class Gpu:
+    """A GPU as the driver would list it."""
 
     ordinal = 0
     name = "NVIDIA GeForce RTX 5090"
@@ -28,7 +28,7 @@ class Card:
     refusal: str | None = None
 
 
-class OldCard(Card):
+class OldGpu(Gpu):
     """One without bf16."""
 
     compute_capability = (7, 5)
@@ -47,9 +47,9 @@ def test_a_cpu_is_ready_and_the_json_says_what_was_found(hub_workspace: Workspac
     assert list(hub_workspace.root.iterdir()) == []
 
 
-def test_a_card_that_cannot_be_used_ends_with_2_and_a_sentence(workspace: Workspace) -> None:
-    if launch.shows_a_card():
-        pytest.skip("this machine has a card")
+def test_a_gpu_that_cannot_be_used_ends_with_2_and_a_sentence(workspace: Workspace) -> None:
+    if launch.shows_a_gpu():
+        pytest.skip("this machine has a GPU")
     workspace.extra_environment["HF_HUB_OFFLINE"] = "1"
     done = workspace.orchestrate("doctor", "--device=cuda").refused(2, "cuda:0")
     assert "BAD" in done.out
@@ -92,16 +92,16 @@ def test_offline_and_unreachable_hubs_are_remarks(workspace: Workspace, hub: Fak
         ("0.0.9 (CUDA 13.0)", Verdict.REMARK, "alike"),
     ],
 )
-def test_the_program_must_suit_the_card(
+def test_the_program_must_suit_the_gpu(
     workspace: Workspace, monkeypatch: Any, version: str, verdict: Verdict, words: str
 ) -> None:
     program = workspace.root / "release" / launch.PROGRAM
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho transformer-candle '{version}'\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    card = {"device": "cuda:0", "name": Card.name, "compute_capability": [12, 0], "free_bytes": GIB, "total_bytes": GIB}
+    gpu = {"device": "cuda:0", "name": Gpu.name, "compute_capability": [12, 0], "free_bytes": GIB, "total_bytes": GIB}
     built = {**_native.environment(), "version": "0.1.0", "cuda": "13.0"}
-    monkeypatch.setattr(_native, "open_device", lambda _device: {**card, "software": "driver 13.0, cuBLAS 13.1.0"})
+    monkeypatch.setattr(_native, "open_device", lambda _device: {**gpu, "software": "driver 13.0, cuBLAS 13.1.0"})
     monkeypatch.setattr(_native, "environment", lambda: built)
     found = doctor.examine("auto", Roots(workspace.root, workspace.root, workspace.root))
     assert topic(found, "trainer").verdict is verdict
@@ -114,11 +114,11 @@ def test_the_program_must_suit_the_card(
     ("fitting", "preset"),
     [(["rtx5090_1b", "rtx5090_500m"], "rtx5090_1b"), (["rtx5090_500m"], "rtx5090_500m"), ([], "smoke_cpu")],
 )
-def test_a_card_gets_the_largest_preset_that_it_holds(
+def test_a_gpu_gets_the_largest_preset_that_it_holds(
     monkeypatch: Any, capsys: pytest.CaptureFixture[str], fitting: list[str], preset: str
 ) -> None:
-    monkeypatch.setattr(_native, "cards", lambda: [Card()])
-    monkeypatch.setattr(base_config, "_fits", lambda name, _card: name in fitting)
+    monkeypatch.setattr(_native, "gpus", lambda: [Gpu()])
+    monkeypatch.setattr(base_config, "_fits", lambda name, _gpu: name in fitting)
     assert base_config.choose(Settings(dataset="somebody/something")).described == f"preset {preset}"
     assert "RTX 5090 (33.7 GB)" in capsys.readouterr().out
     for asked in (
@@ -130,36 +130,36 @@ def test_a_card_gets_the_largest_preset_that_it_holds(
     assert base_config.choose(Settings(preset="rtx5090_1b", keys={"device": "cpu"})).described == "preset rtx5090_1b"
 
 
-def test_without_cards_the_preset_is_the_cpus_and_a_card_that_is_named_is_an_error(monkeypatch: Any) -> None:
-    def missing() -> list[Card]:
+def test_without_gpus_the_preset_is_the_cpus_and_a_gpu_that_is_named_is_an_error(monkeypatch: Any) -> None:
+    def missing() -> list[Gpu]:
         raise _native.ConfigError("no NVIDIA driver was found")
 
-    monkeypatch.setattr(_native, "cards", missing)
+    monkeypatch.setattr(_native, "gpus", missing)
     assert base_config.choose(Settings()).described == "preset smoke_cpu"
     with pytest.raises(_native.ConfigError, match="no NVIDIA driver"):
         base_config.choose(Settings(keys={"device": "cuda"}))
 
 
-def test_a_card_that_is_too_old_is_not_trained_on_and_the_reason_is_told(
+def test_a_gpu_that_is_too_old_is_not_trained_on_and_the_reason_is_told(
     workspace: Workspace, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_native, "cards", lambda: [OldCard()])
+    monkeypatch.setattr(_native, "gpus", lambda: [OldGpu()])
     monkeypatch.setattr(_native, "open_device", lambda _device: {"device": "cpu"})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert base_config.choose(Settings()).described == "preset smoke_cpu"
-    assert OldCard.refusal in capsys.readouterr().out
+    assert OldGpu.refusal in capsys.readouterr().out
     found = doctor.examine("auto", Roots(workspace.root, workspace.root, None))
-    assert topic(found, "device").text == f"cpu; no card, because {OldCard.refusal}"
+    assert topic(found, "device").text == f"cpu; no GPU, because {OldGpu.refusal}"
 
 
-def test_on_a_machine_with_a_card_the_build_for_cards_goes_first(workspace: Workspace, monkeypatch: Any) -> None:
+def test_on_a_machine_with_a_gpu_the_build_for_gpus_goes_first(workspace: Workspace, monkeypatch: Any) -> None:
     older, newer = (workspace.root / folder / launch.PROGRAM for folder in ("cuda/release", "debug"))
     for age, program in ((100, older), (0, newer)):
         program.parent.mkdir(parents=True)
         program.touch(mode=0o755)
         os.utime(program, (program.stat().st_atime, program.stat().st_mtime - age))
     for shown, expected in ((True, older), (False, newer)):
-        monkeypatch.setattr(launch, "shows_a_card", lambda shown=shown: shown)
+        monkeypatch.setattr(launch, "shows_a_gpu", lambda shown=shown: shown)
         assert launch.find_program(workspace.root) == expected
 
 

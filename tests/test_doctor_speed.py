@@ -37,7 +37,7 @@ def found(monkeypatch: pytest.MonkeyPatch, **settings: object) -> dict[str, Find
     named = {name: value for name, value in {**FAST, **settings}.items() if value is not None}
     monkeypatch.setenv("NVML_STAND_IN", ",".join(f"{name}={value}" for name, value in named.items()))
     monkeypatch.setattr(
-        _native, "cards", lambda: [SimpleNamespace(ordinal=0, uuid="GPU-0"), SimpleNamespace(ordinal=1, uuid=UUID)]
+        _native, "gpus", lambda: [SimpleNamespace(ordinal=0, uuid="GPU-0"), SimpleNamespace(ordinal=1, uuid=UUID)]
     )
     return {finding.topic: finding for finding in gpu.state("cuda:1")}
 

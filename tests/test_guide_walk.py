@@ -93,8 +93,8 @@ def test_a_guides_config_goes_on_with_the_revision_it_began_with(tmp_path: Path)
         workspace.trainer(*train, "--max-steps=3").succeeded()
         began = Repository(tmp_path / "hub", "datasets", "HuggingFaceFW/fineweb").commit()
         hub.keep_commit("HuggingFaceFW/fineweb")
-        with (tmp_path / "hub/datasets/HuggingFaceFW/fineweb/README.md").open("a") as card:
-            card.write("Another commit.\n")
+        with (tmp_path / "hub/datasets/HuggingFaceFW/fineweb/README.md").open("a") as gpu:
+            gpu.write("Another commit.\n")
         workspace.trainer(*train, "--resume").succeeded()
         hub.requests.clear()
         workspace.trainer("evaluate", "--experiment", "moved").succeeded()

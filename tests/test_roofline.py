@@ -77,4 +77,4 @@ def test_the_document_quotes_the_printed_tables(gpu: str) -> None:
     document = DOCUMENT.read_text()
     for name, section in roofline.SECTIONS.items():
         if (gpu, name) != ("h200", "tiles"):
-            assert section(MODEL, GPUS[gpu], 4, 2048) in document, f"{name}: run benches/gpu/roofline.py --card {gpu}"
+            assert section(MODEL, GPUS[gpu], 4, 2048) in document, f"{name}: run benches/gpu/roofline.py --gpu {gpu}"

@@ -3,7 +3,7 @@
 A launch takes `max(FLOPs / peak, bytes / bandwidth)`, with the peak and the bandwidth that such launches reach in
 practice (`Gpu`). Bytes are what a launch must move if caches keep nothing between launches and everything within one.
 
-    python benches/gpu/roofline.py --card rtx5090 --micro-batch 4 --chunk 2048
+    python benches/gpu/roofline.py --gpu rtx5090 --micro-batch 4 --chunk 2048
 
 prints the tables of docs/decisions/012, in Markdown. It needs neither packages nor a GPU.
 """
@@ -317,13 +317,13 @@ SECTIONS = {"table": table, "sensitivity": sensitivity, "fusions": fusions, "til
 def main() -> None:
     """Prints the sections asked for."""
     parser = argparse.ArgumentParser(description="The roofline of a training step of configs/rtx5090_1b.yaml.")
-    parser.add_argument("--card", choices=GPUS, default="rtx5090")
+    parser.add_argument("--gpu", choices=GPUS, default="rtx5090")
     parser.add_argument("--micro-batch", type=int, default=4, metavar="B")
     parser.add_argument("--chunk", type=int, default=2048, metavar="ROWS", help="rows of logits per chunk")
     parser.add_argument("--section", choices=SECTIONS, help="print only this section")
     arguments = parser.parse_args()
     chosen = [arguments.section] if arguments.section else list(SECTIONS)
-    model, gpu = Model(), GPUS[arguments.card]
+    model, gpu = Model(), GPUS[arguments.gpu]
     print("\n\n".join(SECTIONS[name](model, gpu, arguments.micro_batch, arguments.chunk) for name in chosen))
 
 

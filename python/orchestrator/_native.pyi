@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Card",
+    "Gpu",
     "CheckpointError",
     "Completion",
     "ConfigError",
@@ -32,7 +32,7 @@ __all__ = [
     "TrainerError",
     "__version__",
     "cache_root",
-    "cards",
+    "gpus",
     "check_threads",
     "config_to_yaml",
     "declared_commands",
@@ -162,7 +162,7 @@ class StepReport:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs over the card's nominal BF16 peak; None where no peak is known, as on a CPU."""
+        """Model FLOPs over the GPU's nominal BF16 peak; None where no peak is known, as on a CPU."""
 
     @property
     def step_seconds(self) -> float:
@@ -389,8 +389,8 @@ class DataReport:
         """Everything as plain values."""
 
 @final
-class Card:
-    """An NVIDIA card, as the driver lists it."""
+class Gpu:
+    """An NVIDIA GPU, as the driver lists it."""
 
     @property
     def ordinal(self) -> int:
@@ -416,8 +416,8 @@ class Card:
     def refusal(self) -> str | None:
         """Why nothing is trained on it, in a sentence; None where it can be."""
 
-def cards() -> list[Card]:
-    """Return the cards that the driver lists, at least one; a `ConfigError` says what is missing. None is opened."""
+def gpus() -> list[Gpu]:
+    """Return the GPUs that the driver lists, at least one; a `ConfigError` says what is missing. None is opened."""
 
 def gpu_state(uuid: str) -> dict[str, Any]:
     """Return what NVML says of the GPU with this UUID; None for what the GPU does not tell.
@@ -426,7 +426,7 @@ def gpu_state(uuid: str) -> dict[str, Any]:
     answer.
 
     Args:
-        uuid: `Card.uuid`.
+        uuid: `Gpu.uuid`.
     """
 
 def open_device(device: str) -> dict[str, Any]:
@@ -502,7 +502,7 @@ def generate(
         top_k: Choose among the k likeliest tokens; 0 for all.
         top_p: Choose among the likeliest tokens that make up this probability.
         seed: The same seed writes the same text.
-        device: `auto` (a card that takes the model and has room for it, else the CPU), `cpu`, `cuda` or `cuda:N`.
+        device: `auto` (a GPU that takes the model and has room for it, else the CPU), `cpu`, `cuda` or `cuda:N`.
     """
 
 def validate_data(run: _Path, replay: Sequence[int] = ...) -> DataReport:
@@ -519,8 +519,8 @@ def logits(checkpoint: _Path, tokens: Sequence[int], *, device: str = "auto") ->
 def memory_plan(config: RunConfig) -> MemoryPlan:
     """Return what a run needs in memory, disk and arithmetic, before anything is allocated.
 
-    It is planned for the card that `runtime.device` names or finds, else for an RTX 5090 if the run is meant for a
-    card, else for this machine's CPU.
+    It is planned for the GPU that `runtime.device` names or finds, else for an RTX 5090 if the run is meant for a
+    GPU, else for this machine's CPU.
     """
 
 def parse_config(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from orchestrator import _native
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_text
-from orchestrator.launch import shows_a_card
+from orchestrator.launch import shows_a_gpu
 from orchestrator.paths import shown
 from orchestrator.screen import amount, note
 from orchestrator.settings import DEMO_DATASET, Settings
@@ -19,7 +19,7 @@ from orchestrator.tokenizer import Ready
 
 DEFAULT_PRESET = "smoke_cpu"
 LARGE_PRESET = "rtx5090_1b"
-CARD_PRESETS = (LARGE_PRESET, "rtx5090_500m")
+GPU_PRESETS = (LARGE_PRESET, "rtx5090_500m")
 FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -155,48 +155,48 @@ def _read(path: Path) -> tuple[str, Literal["yaml", "toml", "json"]]:
 
 
 def _default_preset(settings: Settings) -> str:
-    """Return the largest preset that the card which would be used holds, else the one for CPUs, and say which."""
+    """Return the largest preset that the GPU which would be used holds, else the one for CPUs, and say which."""
     if settings.dataset == DEMO_DATASET:
         return DEFAULT_PRESET
-    card = _card(settings.asked_device())
-    if card is None:
+    gpu = _gpu(settings.asked_device())
+    if gpu is None:
         note(f"The model is that of {DEFAULT_PRESET}, for CPUs; --preset {LARGE_PRESET} takes the 1B one.")
         return DEFAULT_PRESET
-    size = f"{card.name} ({amount(card.total_bytes)})"
-    for name in CARD_PRESETS:
-        if _fits(name, card):
+    size = f"{gpu.name} ({amount(gpu.total_bytes)})"
+    for name in GPU_PRESETS:
+        if _fits(name, gpu):
             note(f"The model is that of {name}, the largest shipped one that {size} holds; --preset takes another.")
             return name
-    note(f"The model is that of {DEFAULT_PRESET}: {size} has no room for {' or '.join(CARD_PRESETS)}.")
+    note(f"The model is that of {DEFAULT_PRESET}: {size} has no room for {' or '.join(GPU_PRESETS)}.")
     return DEFAULT_PRESET
 
 
-def _card(device: str) -> _native.Card | None:
-    """Return the card that a run on this device would use. One that is asked for and is not there is an error."""
+def _gpu(device: str) -> _native.Gpu | None:
+    """Return the GPU that a run on this device would use. One that is asked for and is not there is an error."""
     _native.parse_config(preset_text(DEFAULT_PRESET), "yaml", [f"runtime.device={device}"])  # refuses what is no device
     if device == "cpu":
         return None
     try:
-        cards = {f"cuda:{card.ordinal}": card for card in _native.cards()}
+        gpus = {f"cuda:{gpu.ordinal}": gpu for gpu in _native.gpus()}
     except _native.ConfigError as missing:
         if device != "auto":
             raise
-        if shows_a_card():
-            note(f"No card is used: {missing}")
+        if shows_a_gpu():
+            note(f"No GPU is used: {missing}")
         return None
-    card = cards.get("cuda:0" if device in ("auto", "cuda") else device)
-    if card is not None and card.refusal is None:
-        return card
+    gpu = gpus.get("cuda:0" if device in ("auto", "cuda") else device)
+    if gpu is not None and gpu.refusal is None:
+        return gpu
     if device != "auto":
         _native.open_device(device)  # refuses in a sentence
-    if card is not None:
-        note(f"No card is used: {card.refusal}")
+    if gpu is not None:
+        note(f"No GPU is used: {gpu.refusal}")
     return None
 
 
-def _fits(preset: str, card: _native.Card) -> bool:
-    """Whether a preset trains in what the card has free."""
+def _fits(preset: str, gpu: _native.Gpu) -> bool:
+    """Whether a preset trains in what the GPU has free."""
     with tempfile.TemporaryDirectory() as folder:
         path = preset_file(preset, Path(folder))
-        config = _native.RunConfig.load_for_planning(path, [f"runtime.device=cuda:{card.ordinal}"])
+        config = _native.RunConfig.load_for_planning(path, [f"runtime.device=cuda:{gpu.ordinal}"])
         return _native.memory_plan(config).to_dict()["shortage"] is None

@@ -22,7 +22,7 @@ from orchestrator.signals import unwatched
 
 PROGRAM = "transformer-candle"
 # What a driver shows on Linux, and on Windows below it.
-CARD_FILES = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
+GPU_FILES = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -46,7 +46,7 @@ class Job:
 def find_program(target: Path | None) -> Path | None:
     """Return the trainer: the newest build of this checkout, else the one beside this package or on the PATH.
 
-    On a machine with a card the build for cards goes before a newer one without.
+    On a machine with a GPU the build for GPUs goes before a newer one without.
 
     Args:
         target: Cargo's build folder; none for the checkout's own.
@@ -56,9 +56,9 @@ def find_program(target: Path | None) -> Path | None:
     if (checkout / "Cargo.toml").is_file():
         folders.append(checkout / "target")
     for folder in folders:
-        for_cards = _executable([folder / "cuda" / "release" / PROGRAM])
+        for_gpus = _executable([folder / "cuda" / "release" / PROGRAM])
         built = _executable([folder / profile / PROGRAM for profile in ("release", "debug")])
-        candidates = for_cards if for_cards and shows_a_card() else for_cards + built
+        candidates = for_gpus if for_gpus and shows_a_gpu() else for_gpus + built
         if candidates:
             return max(candidates, key=lambda path: path.stat().st_mtime)
     beside = Path(__file__).parent / PROGRAM
@@ -68,9 +68,9 @@ def find_program(target: Path | None) -> Path | None:
     return Path(found) if found else None
 
 
-def shows_a_card() -> bool:
-    """Whether the system shows an NVIDIA card, whatever this build can do with it."""
-    return any(path.exists() for path in CARD_FILES)
+def shows_a_gpu() -> bool:
+    """Whether the system shows an NVIDIA GPU, whatever this build can do with it."""
+    return any(path.exists() for path in GPU_FILES)
 
 
 def _executable(paths: list[Path]) -> list[Path]:

@@ -13,7 +13,7 @@ from workspace import REPOSITORY, Workspace
 
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    """A card of 1 GiB whose kernels run in the environment that has Triton."""
+    """A GPU of 1 GiB whose kernels run in the environment that has Triton."""
     folder = tmp_path_factory.mktemp("cuda")
     build(folder)
     python = os.environ.get("CUDA_EMULATOR_PYTHON", str(REPOSITORY / ".venv-oracle" / "bin" / "python"))
@@ -28,6 +28,6 @@ def kernels() -> Path:
 
 @pytest.fixture
 def runs(tmp_path: Path, emulator: Emulator) -> Runs:
-    """A place for runs of tiny models, on the CPU and on the emulated card."""
+    """A place for runs of tiny models, on the CPU and on the emulated GPU."""
     assert EMULATED_TRAINER.exists(), f"{EMULATED_TRAINER} is missing: make cuda-emulated"
     return Runs(Workspace(tmp_path), emulator)

@@ -10,7 +10,7 @@
 
 struct copying {
     struct operation operation;
-    /* One of the two sides may be host memory; NULL host means that both are the card's. */
+    /* One of the two sides may be host memory; NULL host means that both are the GPU's. */
     CUdeviceptr source, target;
     const char *host_source;
     char *host_target;
@@ -46,15 +46,15 @@ static CUresult pageable(CUstream stream) {
 EXPORTED CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void *source, size_t bytes, CUstream stream) {
     LOCKED;
     if (!bytes)
-        return card_failure;
+        return gpu_failure;
     if (!memory_at(target, bytes))
         return CUDA_ERROR_INVALID_VALUE;
     bool pinned = memory_is_pinned(source, bytes);
     CUresult forbidden = pinned ? CUDA_SUCCESS : pageable(stream);
     if (forbidden)
         return forbidden;
-    counters.copies_to_card++;
-    struct copying *copying = new_copy("copy to card", bytes, pinned ? 0 : bytes);
+    counters.copies_to_gpu++;
+    struct copying *copying = new_copy("copy to GPU", bytes, pinned ? 0 : bytes);
     copying->target = target;
     copying->host_source = pinned ? source : memcpy(copying->staged, source, bytes);
     return stream_submit(stream, copying);
@@ -65,7 +65,7 @@ EXPORTED CUresult cuStreamSynchronize(CUstream stream);
 EXPORTED CUresult cuMemcpyDtoHAsync_v2(void *target, CUdeviceptr source, size_t bytes, CUstream stream) {
     LOCKED;
     if (!bytes)
-        return card_failure;
+        return gpu_failure;
     if (!memory_at(source, bytes))
         return CUDA_ERROR_INVALID_VALUE;
     bool pinned = memory_is_pinned(target, bytes);
@@ -83,13 +83,13 @@ EXPORTED CUresult cuMemcpyDtoHAsync_v2(void *target, CUdeviceptr source, size_t 
 EXPORTED CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream) {
     LOCKED;
     if (!bytes)
-        return card_failure;
+        return gpu_failure;
     if (!memory_at(source, bytes) || !memory_at(target, bytes))
         return CUDA_ERROR_INVALID_VALUE;
     if (source < target + bytes && target < source + bytes)
         emulator_abort("a copy of %zu bytes onto memory that overlaps its source", bytes);
-    counters.copies_on_card++;
-    struct copying *copying = new_copy("copy on card", bytes, 0);
+    counters.copies_on_gpu++;
+    struct copying *copying = new_copy("copy on GPU", bytes, 0);
     copying->source = source;
     copying->target = target;
     return stream_submit(stream, copying);
@@ -144,7 +144,7 @@ static CUresult run_fill(struct operation *operation) {
 
 static CUresult fill(CUdeviceptr target, uint32_t value, uint32_t width, uint64_t count, CUstream stream) {
     if (!count)
-        return card_failure;
+        return gpu_failure;
     if (target % width || !memory_at(target, count * width))
         return CUDA_ERROR_INVALID_VALUE;
     counters.fills++;

@@ -38,7 +38,7 @@ class Pinned:
 
 
 class Cuda:
-    """An opened card with one stream."""
+    """An opened GPU with one stream."""
 
     def __init__(self, libraries: Path) -> None:
         self.driver = ctypes.CDLL(str(libraries / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct card card;
-CUresult card_failure = CUDA_SUCCESS;
+struct gpu gpu;
+CUresult gpu_failure = CUDA_SUCCESS;
 static bool initialised;
 /* The one primary context: its address is the handle. */
 static int context, contexts_retained;
@@ -61,17 +61,17 @@ EXPORTED CUresult cuInit(unsigned flags) {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     if (!initialised) {
-        card.name = text_setting("CUDA_EMULATOR_CARD", "NVIDIA GeForce RTX 5090");
-        card.count = (int)emulator_setting("CUDA_EMULATOR_CARDS", 1);
-        sscanf(text_setting("CUDA_EMULATOR_CAPABILITY", "12.0"), "%d.%d", &card.major, &card.minor);
-        card.driver_version = (int)emulator_setting("CUDA_EMULATOR_DRIVER", 13000);
-        card.memory = emulator_setting("CUDA_EMULATOR_MEMORY", 32122ull << 20);
-        card.used_by_others = emulator_setting("CUDA_EMULATOR_USED", 0);
-        card.drift = emulator_setting("CUDA_EMULATOR_DRIFT", 0);
-        card.context = emulator_setting("CUDA_EMULATOR_CONTEXT", 400ull << 20);
+        gpu.name = text_setting("CUDA_EMULATOR_GPU", "NVIDIA GeForce RTX 5090");
+        gpu.count = (int)emulator_setting("CUDA_EMULATOR_GPUS", 1);
+        sscanf(text_setting("CUDA_EMULATOR_CAPABILITY", "12.0"), "%d.%d", &gpu.major, &gpu.minor);
+        gpu.driver_version = (int)emulator_setting("CUDA_EMULATOR_DRIVER", 13000);
+        gpu.memory = emulator_setting("CUDA_EMULATOR_MEMORY", 32122ull << 20);
+        gpu.used_by_others = emulator_setting("CUDA_EMULATOR_USED", 0);
+        gpu.drift = emulator_setting("CUDA_EMULATOR_DRIFT", 0);
+        gpu.context = emulator_setting("CUDA_EMULATOR_CONTEXT", 400ull << 20);
         initialised = true;
     }
-    return card.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+    return gpu.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
 EXPORTED CUresult cuDriverGetVersion(int *version) {
@@ -83,7 +83,7 @@ EXPORTED CUresult cuDeviceGetCount(int *count) {
     LOCKED;
     if (!initialised)
         return CUDA_ERROR_NOT_INITIALIZED;
-    *count = card.count;
+    *count = gpu.count;
     return CUDA_SUCCESS;
 }
 
@@ -91,7 +91,7 @@ EXPORTED CUresult cuDeviceGet(int *device, int ordinal) {
     LOCKED;
     if (!initialised)
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (ordinal < 0 || ordinal >= card.count)
+    if (ordinal < 0 || ordinal >= gpu.count)
         return CUDA_ERROR_INVALID_DEVICE;
     *device = ordinal;
     return CUDA_SUCCESS;
@@ -99,7 +99,7 @@ EXPORTED CUresult cuDeviceGet(int *device, int ordinal) {
 
 EXPORTED CUresult cuDeviceGetName(char *name, int length, int device) {
     (void)device;
-    snprintf(name, (size_t)length, "%s", card.name);
+    snprintf(name, (size_t)length, "%s", gpu.name);
     return CUDA_SUCCESS;
 }
 
@@ -111,12 +111,12 @@ EXPORTED CUresult cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
 
 EXPORTED CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) {
     (void)device;
-    *bytes = card.memory;
+    *bytes = gpu.memory;
     return CUDA_SUCCESS;
 }
 
 static int shared_bytes_per_block(void) {
-    int capability = card.major * 10 + card.minor;
+    int capability = gpu.major * 10 + gpu.minor;
     if (capability == 80 || capability == 87)
         return 163 << 10;
     return capability == 90 || capability == 100 || capability == 103 ? 227 << 10 : 99 << 10;
@@ -140,8 +140,8 @@ EXPORTED CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 37: *value = 512; break;                     /* GLOBAL_MEMORY_BUS_WIDTH */
     case 38: *value = 96 << 20; break;                /* L2_CACHE_SIZE */
     case 41: *value = 1; break;                       /* UNIFIED_ADDRESSING */
-    case 75: *value = card.major; break;              /* COMPUTE_CAPABILITY_MAJOR */
-    case 76: *value = card.minor; break;              /* COMPUTE_CAPABILITY_MINOR */
+    case 75: *value = gpu.major; break;              /* COMPUTE_CAPABILITY_MAJOR */
+    case 76: *value = gpu.minor; break;              /* COMPUTE_CAPABILITY_MINOR */
     case 81: *value = shared_bytes_per_block() + 1024; break; /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
     case 97: *value = shared_bytes_per_block(); break;        /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
     case 115: *value = 1; break;                      /* MEMORY_POOLS_SUPPORTED */
@@ -154,13 +154,13 @@ EXPORTED CUresult cuDevicePrimaryCtxRetain(void **handle, int device) {
     LOCKED;
     if (!initialised)
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (device < 0 || device >= card.count)
+    if (device < 0 || device >= gpu.count)
         return CUDA_ERROR_INVALID_DEVICE;
-    if (card.used_by_others + card.context > card.memory)
+    if (gpu.used_by_others + gpu.context > gpu.memory)
         return CUDA_ERROR_OUT_OF_MEMORY;
     counters.contexts += contexts_retained++ == 0;
     *handle = &context;
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuDevicePrimaryCtxRelease_v2(int device) {

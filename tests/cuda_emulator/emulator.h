@@ -1,4 +1,4 @@
-/* An NVIDIA driver without a card: what its parts know of each other. README.md says what it is for.
+/* An NVIDIA driver without a GPU: what its parts know of each other. README.md says what it is for.
  *
  * Handles and prototypes are written out here instead of taken from cuda.h, which a machine without the toolkit lacks. Only
  * what the program calls exists; anything else is a missing symbol that the program's loader names. */
@@ -54,8 +54,8 @@ EXPORTED _Noreturn void emulator_abort(const char *format, ...) __attribute__((f
 /* Prints a sentence for whoever reads the test's output. */
 void emulator_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* driver.c: the card that is emulated, from the environment. */
-struct card {
+/* driver.c: the GPU that is emulated, from the environment. */
+struct gpu {
     const char *name;
     int count;
     int major, minor;
@@ -66,10 +66,10 @@ struct card {
     uint64_t drift;
     uint64_t context;
 };
-extern struct card card;
+extern struct gpu gpu;
 uint64_t emulator_setting(const char *name, uint64_t otherwise);
-/* Set by the first operation that failed on the card; every later call answers with it, as a lost context does. */
-extern CUresult card_failure;
+/* Set by the first operation that failed on the GPU; every later call answers with it, as a lost context does. */
+extern CUresult gpu_failure;
 /* Whether the calling thread has a context that is still open. */
 EXPORTED bool context_is_current(void);
 
@@ -78,11 +78,11 @@ EXPORTED bool context_is_current(void);
     /* Products with a matrix of zeros, which a GPU computes faster: nothing is to be timed on one. */                      \
     X(products_of_zeros)                                                                                                   \
     X(launches) X(launches_in_graphs) X(products) X(products_in_graphs) X(graph_launches) X(captures) X(synchronizations)  \
-    /* Waits that found work to do and left none: the card then idles until the program has asked for more. */              \
+    /* Waits that found work to do and left none: the GPU then idles until the program has asked for more. */              \
     X(drains)                                                                                                              \
     /* Waits for unfinished work during which the thread polls: all but those for an event made with CU_EVENT_BLOCKING_SYNC. */ \
     X(spins)                                                                                                               \
-    X(contexts) X(allocations) X(frees) X(pinned_allocations) X(copies_to_card) X(copies_to_host) X(copies_on_card) X(pageable_copies) \
+    X(contexts) X(allocations) X(frees) X(pinned_allocations) X(copies_to_gpu) X(copies_to_host) X(copies_on_gpu) X(pageable_copies) \
     X(fills) X(event_queries) X(modules) X(allocated_high)
 struct counters {
 #define X(name) uint64_t name;
@@ -92,10 +92,10 @@ struct counters {
 EXPORTED extern struct counters counters;
 void report_kernel(const char *entry);
 
-/* memory.c: the card's memory: a file without a name, mapped here where the program does not look, and in the worker at the
+/* memory.c: the GPU's memory: a file without a name, mapped here where the program does not look, and in the worker at the
  * addresses that the program knows. */
 int memory_file(void);
-/* Where `bytes` of the card's memory can be touched from here; NULL unless they lie within one living allocation. */
+/* Where `bytes` of the GPU's memory can be touched from here; NULL unless they lie within one living allocation. */
 EXPORTED void *memory_at(CUdeviceptr address, uint64_t bytes);
 /* Frees what cuMemAllocAsync gave. */
 CUresult memory_free(CUdeviceptr address);
@@ -107,7 +107,7 @@ void memory_check(void);
 /* Calls `visit` with the pages of every living allocation. */
 void memory_visit(void (*visit)(CUdeviceptr first_page, uint64_t bytes));
 
-/* stream.c: what was asked of the card and has not been done. */
+/* stream.c: what was asked of the GPU and has not been done. */
 struct operation {
     struct operation *next;
     const char *name;
@@ -116,7 +116,7 @@ struct operation {
     bool (*ready)(struct operation *);
     /* Kernels, products and graphs; not copies, fills and marks. */
     bool computes;
-    /* How long it takes on the card's clock, which knows nothing of this machine's. */
+    /* How long it takes on the GPU's clock, which knows nothing of this machine's. */
     double nanoseconds;
 };
 EXPORTED void *operation_new(size_t bytes, const char *name, CUresult (*run)(struct operation *), double nanoseconds);

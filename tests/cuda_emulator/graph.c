@@ -59,14 +59,14 @@ EXPORTED CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
     graph->handles = 1;
     *capture = (struct capture){captures, stream, graph, pthread_self(), mode, false};
     captures = capture;
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuStreamIsCapturing(CUstream handle, int *status) {
     LOCKED;
     const struct capture *capture = find(stream_of(handle));
     *status = !capture ? NOT_CAPTURING : capture->lost ? INVALIDATED : ACTIVE;
-    return card_failure;
+    return gpu_failure;
 }
 
 static void release(struct graph *graph) {
@@ -90,7 +90,7 @@ EXPORTED CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     struct capture *ended = *at;
     *at = ended->next;
-    CUresult result = ended->lost ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : card_failure;
+    CUresult result = ended->lost ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : gpu_failure;
     if (result)
         release(ended->graph);
     else
@@ -106,13 +106,13 @@ EXPORTED CUresult cuGraphInstantiateWithFlags(CUgraph *executable, CUgraph graph
     (void)flags;
     graph->handles++;
     *executable = graph;
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuGraphUpload(CUgraph executable, CUstream stream) {
     (void)executable;
     (void)stream;
-    return card_failure;
+    return gpu_failure;
 }
 
 struct replay {
@@ -123,11 +123,11 @@ struct replay {
 static CUresult run_graph(struct operation *operation) {
     struct graph *graph = ((struct replay *)operation)->graph;
     replay_begin();
-    for (struct operation *recorded = graph->first; recorded && !card_failure; recorded = recorded->next)
+    for (struct operation *recorded = graph->first; recorded && !gpu_failure; recorded = recorded->next)
         operation_run(recorded);
     replay_end();
     release(graph);
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuGraphLaunch(CUgraph executable, CUstream stream) {

@@ -54,7 +54,7 @@ def _compile(file: Path, soname: str, sources: Sequence[str], libraries: Path, d
 
 @dataclass(frozen=True)
 class Emulator:
-    """An emulated card: its libraries, and the settings that every program run with it has."""
+    """An emulated GPU: its libraries, and the settings that every program run with it has."""
 
     libraries: Path
     python: str
@@ -65,7 +65,7 @@ class Emulator:
         return Emulator(self.libraries, self.python, {**self.settings, **settings})
 
     def environment(self) -> dict[str, str]:
-        """What a program needs to see this card."""
+        """What a program needs to see this GPU."""
         own = {f"CUDA_EMULATOR_{name.upper()}": str(value) for name, value in self.settings.items()}
         found = os.pathsep.join(filter(None, [str(self.libraries), os.environ.get("LD_LIBRARY_PATH")]))
         return {

@@ -1,4 +1,4 @@
-/* The card's memory.
+/* The GPU's memory.
  *
  * One file without a name holds it. The program sees its addresses but cannot touch them: what the driver copies, it copies
  * through a second mapping elsewhere. The worker has it mapped at these addresses. Every allocation ends close to the end of a
@@ -58,7 +58,7 @@ int memory_file(void) {
         void *reserved = mmap((void *)BASE, SPAN, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
         mirror = mmap(NULL, SPAN, PROT_NONE, flags, -1, 0);
         if (file < 0 || ftruncate(file, SPAN) || reserved != (void *)BASE || mirror == MAP_FAILED)
-            emulator_abort("cannot reserve addresses for the card's memory");
+            emulator_abort("cannot reserve addresses for the GPU's memory");
     }
     return file;
 }
@@ -96,11 +96,11 @@ void memory_visit(void (*visit)(CUdeviceptr, uint64_t)) {
 }
 
 static uint64_t free_bytes(void) {
-    uint64_t used = card.used_by_others + card.context + pool_reserved + plain_used;
-    return used < card.memory ? card.memory - used : 0;
+    uint64_t used = gpu.used_by_others + gpu.context + pool_reserved + plain_used;
+    return used < gpu.memory ? gpu.memory - used : 0;
 }
 
-/* Takes `bytes` from what is left of the card. */
+/* Takes `bytes` from what is left of the GPU. */
 static bool reserve(uint64_t bytes, bool pooled) {
     if (!pooled) {
         uint64_t taken = ROUND_UP(bytes, PLAIN_STEP);
@@ -139,8 +139,8 @@ static void fill_with_poison(const struct allocation *allocation) {
 
 static CUresult allocate(CUdeviceptr *address, uint64_t bytes, bool pooled) {
     CUresult forbidden = capture_forbids();
-    if (forbidden || card_failure)
-        return forbidden ? forbidden : card_failure;
+    if (forbidden || gpu_failure)
+        return forbidden ? forbidden : gpu_failure;
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
     memory_file();
@@ -270,12 +270,12 @@ EXPORTED CUresult cuMemFree_v2(CUdeviceptr address) {
 EXPORTED CUresult cuMemGetInfo_v2(size_t *available, size_t *total) {
     LOCKED;
     *available = free_bytes();
-    *total = card.memory;
-    card.used_by_others += card.drift;
-    return card_failure;
+    *total = gpu.memory;
+    gpu.used_by_others += gpu.drift;
+    return gpu_failure;
 }
 
-/* The card has one pool, the default one; its handle is the address of what it reserved. */
+/* The GPU has one pool, the default one; its handle is the address of what it reserved. */
 EXPORTED CUresult cuDeviceGetDefaultMemPool(void **pool, int device) {
     (void)device;
     *pool = &pool_reserved;
@@ -330,8 +330,8 @@ EXPORTED CUresult cuMemHostAlloc(void **host, size_t bytes, unsigned flags) {
     LOCKED;
     (void)flags;
     CUresult forbidden = capture_forbids();
-    if (forbidden || card_failure)
-        return forbidden ? forbidden : card_failure;
+    if (forbidden || gpu_failure)
+        return forbidden ? forbidden : gpu_failure;
     struct pinned *made = malloc(sizeof *made);
     *made = (struct pinned){pinned, aligned_alloc(PAGE, ROUND_UP(bytes, PAGE)), bytes};
     memset(made->start, POISON, bytes);

@@ -63,12 +63,12 @@ static CUresult check_target(const char *text, int *target, struct log log) {
         return refuse(log, CUDA_ERROR_INVALID_PTX, "Parsing error near 'refused'");
     if (!version || !line || sscanf(version, "\n.version %d.%d", &major, &minor) != 2)
         return refuse(log, CUDA_ERROR_INVALID_PTX, "Missing .version directive");
-    if (major * 10 + minor > newest_ptx(card.driver_version))
+    if (major * 10 + minor > newest_ptx(gpu.driver_version))
         return refuse(log, CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "Unsupported .version");
     char *end;
-    int own = card.major * 10 + card.minor;
+    int own = gpu.major * 10 + gpu.minor;
     *target = (int)strtol(line + strlen("\n.target sm_"), &end, 10);
-    bool fits = *end == 'a' ? *target == own : *end == 'f' ? *target / 10 == card.major && *target <= own : *target <= own;
+    bool fits = *end == 'a' ? *target == own : *end == 'f' ? *target / 10 == gpu.major && *target <= own : *target <= own;
     return fits ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
 }
 
@@ -113,8 +113,8 @@ static void read_entry(struct module *module, const char *at) {
 
 static CUresult load(CUmodule *handle, const char *text, struct log log) {
     CUresult forbidden = capture_forbids();
-    if (forbidden || card_failure)
-        return forbidden ? forbidden : card_failure;
+    if (forbidden || gpu_failure)
+        return forbidden ? forbidden : gpu_failure;
     struct module *module = calloc(1, sizeof *module);
     CUresult result = check_target(text, &module->target, log);
     if (result) {

@@ -144,7 +144,7 @@ uint64_t product_workspace(const struct way *way, uint64_t m, uint64_t n) {
 }
 
 /* A made-up speed, the same in every run with the same CUDA_EMULATOR_TIMING: which way is the fastest depends on the shape and on
- * that number, as on a real card on the day. The way that gives different sums each time is always the fastest. */
+ * that number, as on a real GPU on the day. The way that gives different sums each time is always the fastest. */
 static double nanoseconds(const struct product *product) {
     const char *seed = getenv("CUDA_EMULATOR_TIMING");
     uint64_t hash = seed ? strtoull(seed, NULL, 0) : 0;

@@ -89,11 +89,11 @@ class Runs:
         return self.workspace.root / "lines.jsonl"
 
     def having(self, **settings: Any) -> Runs:
-        """The same folder, another card."""
+        """The same folder, another GPU."""
         return replace(self, emulator=self.emulator.having(**settings))
 
     def program(self, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Finished:
-        """The trainer with the emulated card in sight."""
+        """The trainer with the emulated GPU in sight."""
         return self._with(environment).command(EMULATED_TRAINER, *arguments)
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:

@@ -1,6 +1,6 @@
 /* Streams, events, and the order in which things happen.
  *
- * A real card works while the program goes on, and nobody knows how far it is. Here nothing happens before something waits for
+ * A real GPU works while the program goes on, and nobody knows how far it is. Here nothing happens before something waits for
  * it, so that what was not waited for has not happened. CUDA_EMULATOR_SCHEDULE chooses another legal extreme: "early" runs
  * everything as soon as it may, "others-early" only what is on other streams than the one with the most work. */
 #define _GNU_SOURCE
@@ -14,7 +14,7 @@ struct stream {
     struct stream *next;
     struct operation *first, **last;
     uint64_t submitted, done;
-    /* Nanoseconds on the card's own clock. */
+    /* Nanoseconds on the GPU's own clock. */
     double clock;
     bool early, destroyed, running;
 };
@@ -75,17 +75,17 @@ bool operation_is_replayed(void) {
 }
 
 CUresult operation_run(struct operation *operation) {
-    if (card_failure)
-        return card_failure;
+    if (gpu_failure)
+        return gpu_failure;
     computed += operation->computes;
     if (getenv("CUDA_EMULATOR_TRACE"))
         emulator_say("%s%s", operation_is_replayed() ? "  " : "", operation->name);
     CUresult result = operation->run(operation);
     if (executing)
         executing->clock += operation->nanoseconds;
-    if (result && !card_failure) {
-        emulator_say("%s failed on the card with %d", operation->name, result);
-        card_failure = result;
+    if (result && !gpu_failure) {
+        emulator_say("%s failed on the GPU with %d", operation->name, result);
+        gpu_failure = result;
     }
     return result;
 }
@@ -144,23 +144,23 @@ static CUresult wait_for(struct stream *stream, uint64_t position, bool asleep) 
         streams_drain();
     run_early();
     counters.drains += computed != before && !anything_to_compute();
-    return card_failure;
+    return gpu_failure;
 }
 
 CUresult streams_drain(void) {
     for (struct stream *stream = streams; stream; stream = stream->next)
         if (!stream->running)
             run_until(stream, stream->submitted);
-    return card_failure;
+    return gpu_failure;
 }
 
 CUresult stream_submit(CUstream handle, void *submitted) {
     struct operation *operation = submitted;
     struct stream *stream = stream_of(handle);
     struct graph *graph = capture_of(stream);
-    if (card_failure || !context_is_current()) {
+    if (gpu_failure || !context_is_current()) {
         free(operation);
-        return card_failure ? card_failure : CUDA_ERROR_INVALID_CONTEXT;
+        return gpu_failure ? gpu_failure : CUDA_ERROR_INVALID_CONTEXT;
     }
     if (graph) {
         *graph->last = operation;
@@ -179,7 +179,7 @@ EXPORTED CUresult cuStreamCreate(CUstream *handle, unsigned flags) {
     (void)flags;
     *handle = new_stream();
     created++;
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned flags, int priority) {
@@ -194,7 +194,7 @@ EXPORTED CUresult cuStreamDestroy_v2(CUstream handle) {
         return CUDA_ERROR_INVALID_HANDLE;
     handle->destroyed = true;
     run_until(handle, handle->submitted);
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuStreamSynchronize(CUstream handle) {
@@ -218,7 +218,7 @@ EXPORTED CUresult cuEventCreate(CUevent *handle, unsigned flags) {
     *handle = calloc(1, sizeof **handle);
     (*handle)->blocking = flags & 1; /* CU_EVENT_BLOCKING_SYNC */
     (*handle)->untimed = flags & 2;  /* CU_EVENT_DISABLE_TIMING */
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuEventDestroy_v2(CUevent event) {
@@ -278,7 +278,7 @@ static CUresult run_wait(struct operation *operation) {
         run_until(waiting->other, waiting->position);
     if (executing->clock < waiting->other->clock)
         executing->clock = waiting->other->clock;
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
@@ -309,7 +309,7 @@ EXPORTED CUresult cuEventSynchronize(CUevent event) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->captured)
         return CUDA_ERROR_CAPTURED_EVENT;
-    return event->position ? wait_for(event->stream, event->position, event->blocking) : card_failure;
+    return event->position ? wait_for(event->stream, event->position, event->blocking) : gpu_failure;
 }
 
 /* Not ready when first asked, whatever the schedule: a program that takes one answer for granted is found out. */
@@ -325,7 +325,7 @@ EXPORTED CUresult cuEventQuery(CUevent event) {
             return event->asked = true, CUDA_ERROR_NOT_READY;
         run_until(event->stream, event->position);
     }
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
@@ -335,7 +335,7 @@ EXPORTED CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUev
     if (start->stream->done < start->position || end->stream->done < end->position)
         return CUDA_ERROR_NOT_READY;
     *milliseconds = (float)((end->time - start->time) / 1e6);
-    return card_failure;
+    return gpu_failure;
 }
 
 EXPORTED CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {

@@ -1,4 +1,4 @@
-"""The tests of crate kernels that need a card, on the emulated one."""
+"""The tests of crate kernels that need a GPU, on the emulated one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BUILD = (
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("tests", ["runtime_on_a_card", "products_on_a_card"])
-def test_what_needs_a_card_passes_on_the_emulated_one(emulator: Emulator, tests: str) -> None:
+@pytest.mark.parametrize("tests", ["runtime_on_a_gpu", "matmul_on_a_gpu"])
+def test_what_needs_a_gpu_passes_on_the_emulated_one(emulator: Emulator, tests: str) -> None:
     folders = {"CARGO_BUILD_BUILD_DIR": str(TARGET), "CARGO_TARGET_DIR": str(TARGET / "cuda-emulated")}
     environment = {**os.environ, **folders, **emulator.environment()}
     done = subprocess.run(

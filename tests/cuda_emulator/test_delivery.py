@@ -1,4 +1,4 @@
-"""The program with CUDA starts anywhere: it needs no library of CUDA, and misses one only when a card is asked for."""
+"""The program with CUDA starts anywhere: it needs no library of CUDA, and misses one only when a GPU is asked for."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from cuda_emulator.runs import EMULATED_TRAINER
 from workspace import TINY_CONFIG, Finished, Workspace
 
-# What a system without a card has; libstdc++ is for Candle's kernels, which a real build contains.
+# What a system without a GPU has; libstdc++ is for Candle's kernels, which a real build contains.
 USUAL = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}
 
-CARDS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
+GPUS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 
 
 @pytest.fixture
 def bare(workspace: Workspace) -> Workspace:
     """A place where no driver can be found, whatever this machine has."""
-    if any(path.exists() for path in CARDS):
+    if any(path.exists() for path in GPUS):
         pytest.skip("this machine has a driver")
     workspace.extra_environment["LD_LIBRARY_PATH"] = ""
     (workspace.root / "training.yaml").write_text(TINY_CONFIG)
@@ -41,13 +41,13 @@ def test_it_names_no_library_of_cuda_as_needed() -> None:
     assert needed <= USUAL
 
 
-def test_a_card_that_is_not_there_is_one_sentence(bare: Workspace) -> None:
+def test_a_gpu_that_is_not_there_is_one_sentence(bare: Workspace) -> None:
     refused = trained(bare, "--device", "cuda").refused(2, "cuda:0", "libcuda.so.1", "driver")
     assert len(refused.err.splitlines()) == 1
     assert bare.checkpoints("bare") == []
 
 
-def test_without_a_card_auto_trains_on_the_cpu(bare: Workspace) -> None:
+def test_without_a_gpu_auto_trains_on_the_cpu(bare: Workspace) -> None:
     trained(bare, "--device", "auto").succeeded()
     assert len(bare.losses("bare")) == 2
 

@@ -104,7 +104,7 @@ def test_an_early_copy_overtakes_what_does_not_hold_it_back(emulator: Emulator) 
     assert run(emulator.having(schedule="others-early"), body) == b"new."
 
 
-def test_events_tell_the_cards_own_time(emulator: Emulator) -> None:
+def test_events_tell_the_gpus_own_time(emulator: Emulator) -> None:
     def body(cuda: Cuda) -> float:
         start, end = cuda.made("cuEventCreate", 0), cuda.made("cuEventCreate", 0)
         milliseconds = ctypes.c_float()
@@ -183,7 +183,7 @@ def test_what_cannot_be_recorded_ends_the_recording(emulator: Emulator, kernels:
         ("9.0", "sm_80", {"driver": 13000}, 0),
     ],
 )
-def test_ptx_loads_where_the_driver_and_the_card_take_it(
+def test_ptx_loads_where_the_driver_and_the_gpu_take_it(
     emulator: Emulator, version: str, target: str, settings: dict[str, str], answer: int
 ) -> None:
     text = f"//\n.version {version}\n.target {target}\n.address_size 64\n".encode()
@@ -273,7 +273,7 @@ def test_writing_just_behind_a_buffer_is_found_when_it_is_freed(emulator: Emulat
         ([1, 1, 1], 128, 49 * KIB, INVALID_VALUE),
     ],
 )
-def test_launches_are_held_to_the_cards_limits(
+def test_launches_are_held_to_the_gpus_limits(
     emulator: Emulator, tmp_path: Path, grid: list[int], threads: int, shared: int, answer: int
 ) -> None:
     folder = write_kernels(tmp_path)
@@ -286,7 +286,7 @@ def test_launches_are_held_to_the_cards_limits(
     assert run(emulator_with(emulator, folder), body) == answer
 
 
-def test_shared_memory_is_allowed_up_to_the_cards_own(emulator: Emulator, tmp_path: Path) -> None:
+def test_shared_memory_is_allowed_up_to_the_gpus_own(emulator: Emulator, tmp_path: Path) -> None:
     folder = write_kernels(tmp_path)
 
     def body(cuda: Cuda) -> list[int]:

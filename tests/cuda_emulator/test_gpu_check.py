@@ -102,13 +102,13 @@ def bench(runs: Runs, *options: str) -> Finished:
 
 
 def test_bench_says_why_it_leaves_a_gpu_alone(runs: Runs) -> None:
-    finished = bench(runs.having(card="Tesla T4", capability="7.5")).succeeded()
+    finished = bench(runs.having(gpu="Tesla T4", capability="7.5")).succeeded()
     assert json.loads(finished.out)["device"] == "cpu"
     assert "on the CPU: Tesla T4 has compute capability 7.5" in finished.err
 
 
 def test_a_slice_of_a_gpu_has_no_mfu(runs: Runs) -> None:
-    mig = runs.having(card="NVIDIA A100-SXM4-40GB MIG 1g.5gb", capability="8.0")
+    mig = runs.having(gpu="NVIDIA A100-SXM4-40GB MIG 1g.5gb", capability="8.0")
     report = json.loads(bench(mig, "--device", "cuda").succeeded().out)
     assert report["mfu"] is None
     assert report["nominal_flops_per_second"] is None

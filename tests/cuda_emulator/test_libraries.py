@@ -97,7 +97,7 @@ def test_wheels_of_the_user_are_found_without_python(driver: Runs, emulator: Emu
 @pytest.mark.parametrize("capability", ["10.0", "12.0"])
 def test_a_cublas_that_does_not_know_blackwell_is_refused(runs: Runs, capability: str) -> None:
     runs.write("run", TINY)
-    old = runs.having(card="NVIDIA B200", capability=capability, cublas=120602)
+    old = runs.having(gpu="NVIDIA B200", capability=capability, cublas=120602)
     why = f"NVIDIA B200 has compute capability {capability}, which cuBLAS 12.6 does not know"
     old.train("run").refused(2, why, "pip install")
     done = old.train("run", device="auto").succeeded()

@@ -1,4 +1,4 @@
-"""What the programs say and refuse on machines with and without a card, and what they do with one."""
+"""What the programs say and refuse on machines with and without a GPU, and what they do with one."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def test_a_missing_library_is_named(runs: Runs, tmp_path: Path, library: str) ->
     assert not (runs.workspace.run_folder("run") / "checkpoints").exists()
 
 
-def test_without_a_card_auto_takes_the_cpu_and_cuda_is_refused(runs: Runs) -> None:
+def test_without_a_gpu_auto_takes_the_cpu_and_cuda_is_refused(runs: Runs) -> None:
     runs.write("run", TINY)
-    none = runs.having(cards=0)
+    none = runs.having(gpus=0)
     none.train("run").refused(2)
     none.train("run", device="auto").succeeded()
     assert runs.trained("cpu", TINY, "cpu")
     assert runs.steps("run") == runs.steps("cpu")
 
 
-def test_with_a_card_auto_takes_it(runs: Runs) -> None:
+def test_with_a_gpu_auto_takes_it(runs: Runs) -> None:
     runs.write("run", TINY)
     with_report = runs.having(report=runs.workspace.root / "report.json")
     done = with_report.train("run", device="auto").succeeded()
@@ -48,20 +48,20 @@ def test_with_a_card_auto_takes_it(runs: Runs) -> None:
     assert report["contexts"] == 1, "opening one takes a good part of a second"
 
 
-def test_a_card_that_is_not_there_is_refused(runs: Runs) -> None:
+def test_a_gpu_that_is_not_there_is_refused(runs: Runs) -> None:
     runs.write("run", TINY)
     runs.train("run", device="cuda:1").refused(2, "cuda:1")
 
 
-def test_a_card_that_is_too_old_is_refused_and_auto_says_why_it_is_left_alone(runs: Runs) -> None:
+def test_a_gpu_that_is_too_old_is_refused_and_auto_says_why_it_is_left_alone(runs: Runs) -> None:
     runs.write("run", TINY)
-    old = runs.having(card="Tesla T4", capability="7.5")
+    old = runs.having(gpu="Tesla T4", capability="7.5")
     old.train("run").refused(2, "Tesla T4 has compute capability 7.5")
     done = old.train("run", device="auto").succeeded()
     assert "on the CPU: Tesla T4 has compute capability 7.5" in done.out + done.err
 
 
-def test_a_card_that_is_too_small_is_refused_before_anything_is_allocated(runs: Runs) -> None:
+def test_a_gpu_that_is_too_small_is_refused_before_anything_is_allocated(runs: Runs) -> None:
     runs.write("run", TINY)
     small = runs.having(memory=96 << 20, report=runs.workspace.root / "report.json")
     small.train("run").refused(4)
@@ -79,10 +79,10 @@ def test_a_driver_of_cuda_12_8_takes_what_this_program_brings(runs: Runs) -> Non
     runs.having(driver=12080, cublas=120804, curand=100309).train("run").succeeded()
 
 
-@pytest.mark.parametrize(("card", "capability"), [("NVIDIA A100-SXM4-80GB", "8.0"), ("NVIDIA H200", "9.0")])
-def test_every_family_of_cards_trains_alike(runs: Runs, card: str, capability: str) -> None:
+@pytest.mark.parametrize(("gpu", "capability"), [("NVIDIA A100-SXM4-80GB", "8.0"), ("NVIDIA H200", "9.0")])
+def test_every_family_of_gpus_trains_alike(runs: Runs, gpu: str, capability: str) -> None:
     """Other kernels, the same numbers up to the order of sums."""
-    other = runs.having(card=card, capability=capability)
+    other = runs.having(gpu=gpu, capability=capability)
     losses = [row[1] for row in other.steps(other.trained("run", TINY))]
     assert losses == pytest.approx([row[1] for row in runs.steps(runs.trained("usual", TINY))], rel=4e-3)
 
@@ -99,7 +99,7 @@ def test_a_missing_ptx_compiler_is_named(runs: Runs) -> None:
     runs.having(jit="missing").train("run").refused(2, "cuda:0", "libnvidia-ptxjitcompiler.so.1", "install")
 
 
-def test_generating_and_evaluating_on_the_card(runs: Runs) -> None:
+def test_generating_and_evaluating_on_the_gpu(runs: Runs) -> None:
     checkpoint = runs.checkpoint(runs.trained("run", Tiny(steps=2, checkpoint_every=2, precision="fp32")), 2)
     flags = "--prompt=hello --max-tokens=6 --temperature=0 --json".split()
     words = ["generate", "--checkpoint", str(checkpoint), *flags]
@@ -111,7 +111,7 @@ def test_generating_and_evaluating_on_the_card(runs: Runs) -> None:
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-5)
 
 
-def test_a_limit_on_the_cards_memory_is_kept_to(runs: Runs) -> None:
+def test_a_limit_on_the_gpus_memory_is_kept_to(runs: Runs) -> None:
     runs.write("run", TINY)
     runs.train("run", "--override", "runtime.memory_limit=8MiB").refused(4, "runtime.memory_limit")
 
@@ -136,7 +136,7 @@ def test_a_step_waits_once_and_allocates_nothing(runs: Runs) -> None:
     assert more["spins"] == 0, "the data loader needs the cores"
 
 
-def test_the_plan_is_what_the_card_then_holds(runs: Runs) -> None:
+def test_the_plan_is_what_the_gpu_then_holds(runs: Runs) -> None:
     counting = runs.having(report=runs.workspace.root / "report.json")
     planned = counting.metrics(counting.trained("run", TINY))[-1]["memory_bytes"]
     # Beside the plan: a piece of 4 MiB in which weights are made before the first step, and the ends of allocations.

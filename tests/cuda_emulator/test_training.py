@@ -1,4 +1,4 @@
-"""On an emulated card the trainer learns what it learns on a CPU, alike every time, and goes on where it was killed."""
+"""On an emulated GPU the trainer learns what it learns on a CPU, alike every time, and goes on where it was killed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def errors(runs: Runs, one: str, other: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("tiny", [LARGER, RAGGED, DOCUMENTS], ids=["larger", "ragged", "documents"])
-def test_the_card_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: str) -> None:
+def test_the_gpu_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: str) -> None:
     tiny = replace(tiny, precision=precision)
     of_a_loss, of_gradients = TOLERANCE[precision]
-    on_cpu, on_card = (runs.steps(runs.trained(device, tiny, device)) for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (runs.steps(runs.trained(device, tiny, device)) for device in ("cpu", "cuda"))
     worst = errors(runs, "cuda", "cpu")
     assert max(worst.values()) < of_gradients, worst
-    assert [row[0] for row in on_card] == list(range(1, tiny.steps + 1))
-    for (_, loss, norm), (_, expected_loss, expected_norm) in zip(on_card, on_cpu, strict=True):
+    assert [row[0] for row in on_gpu] == list(range(1, tiny.steps + 1))
+    for (_, loss, norm), (_, expected_loss, expected_norm) in zip(on_gpu, on_cpu, strict=True):
         assert loss == pytest.approx(expected_loss, rel=of_a_loss)
         assert norm == pytest.approx(expected_norm, rel=10 * of_a_loss)
     held_out = [runs.metrics(name, "evaluation")[-1]["loss"] for name in ("cpu", "cuda")]
@@ -55,7 +55,7 @@ def test_a_mistake_would_show_in_that_comparison(runs: Runs, mistake: dict[str, 
     assert max(errors(runs, "wrong", "right").values()) > 1.5 * TOLERANCE["bf16"][1]
 
 
-def test_a_run_is_the_same_every_time_whatever_the_card_does_first(runs: Runs) -> None:
+def test_a_run_is_the_same_every_time_whatever_the_gpu_does_first(runs: Runs) -> None:
     """Programs of a grid from last to first, and copies that come as early as they may, change no bit."""
     runs.trained("once", BF16)
     runs.having(order="reversed", schedule="others-early").trained("again", BF16)
@@ -102,7 +102,7 @@ def test_variants_of_kernels_are_timed_and_kept(runs: Runs) -> None:
     tiny = Tiny(hidden=128, sequence=128, steps=2, checkpoint_every=1)
     positions = ("--override", "model.max_position_embeddings=128")
     deterministic = ("--override", "runtime.deterministic=true")
-    hopper = runs.having(card="NVIDIA H200", capability="9.0")
+    hopper = runs.having(gpu="NVIDIA H200", capability="9.0")
 
     def variants(name: str, step: int) -> dict[str, str]:
         choices = runs.trainer_state(name, step)["products"]["choices"]
@@ -117,21 +117,21 @@ def test_variants_of_kernels_are_timed_and_kept(runs: Runs) -> None:
     assert variants("timed", 2)["attention_backward_keys"] == "m64l128w8s2", "the checkpoint's, not the declared one"
 
 
-def test_another_card_on_resume_is_told(runs: Runs) -> None:
+def test_another_gpu_on_resume_is_told(runs: Runs) -> None:
     tiny = Tiny(steps=4, checkpoint_every=2)
     runs.write("moved", tiny)
     runs.train("moved", "--max-steps", "2").succeeded()
-    other = runs.having(card="NVIDIA H200", capability="9.0")
+    other = runs.having(gpu="NVIDIA H200", capability="9.0")
     done = other.train("moved", "--resume").succeeded()
     assert "NVIDIA GeForce RTX 5090" in done.out + done.err
     assert "NVIDIA H200" in done.out + done.err
     assert [row[0] for row in runs.steps("moved")] == [1, 2, 3, 4]
 
 
-def test_a_checkpoint_moves_between_card_and_cpu(runs: Runs) -> None:
+def test_a_checkpoint_moves_between_gpu_and_cpu(runs: Runs) -> None:
     tiny = Tiny(steps=4, checkpoint_every=2, precision="fp32")
     straight = runs.steps(runs.trained("straight", tiny))
-    for name, first, then in (("to cpu", "cuda", "cpu"), ("to card", "cpu", "cuda")):
+    for name, first, then in (("to cpu", "cuda", "cpu"), ("to GPU", "cpu", "cuda")):
         runs.write(name, tiny)
         runs.train(name, "--max-steps", "2", device=first).succeeded()
         runs.train(name, "--resume", device=then).succeeded()

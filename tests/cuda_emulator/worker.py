@@ -1,8 +1,8 @@
-"""Runs kernels for the emulated driver: Triton's interpreter on the card's memory, mapped here at its addresses.
+"""Runs kernels for the emulated driver: Triton's interpreter on the GPU's memory, mapped here at its addresses.
 
-Started by libcuda.so.1 (worker.c describes the requests) with its socket as file 3 and the card's memory as file 4. A
+Started by libcuda.so.1 (worker.c describes the requests) with its socket as file 3 and the GPU's memory as file 4. A
 kernel is known by the PTX that was loaded: the manifest says which function with which constants it was compiled from.
-A launch that the card would not survive ends this process or is answered with an error; either way the context is lost.
+A launch that the GPU would not survive ends this process or is answered with an error; either way the context is lost.
 
     CUDA_EMULATOR_KERNELS   the folder of the Triton sources, with ptx/manifest.json
     CUDA_EMULATOR_BREAK     names a kernel of the manifest whose results come out a little too large
@@ -51,7 +51,7 @@ builder = interpreter.interpreter_builder
 
 
 class Refused(Exception):
-    """A launch that would be undefined on a card."""
+    """A launch that would be undefined on a GPU."""
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Manifest:
 
 
 def patch_interpreter() -> None:
-    """Does once what the interpreter does before every call, and fills in what a card leaves open with what shows."""
+    """Does once what the interpreter does before every call, and fills in what a GPU leaves open with what shows."""
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter.InterpretedFunction.__call__ = lambda self, *given, **named: self.rewrite()(*given, **named)
     # It computes every sum of integers twice, to say nothing when they differ.
@@ -219,7 +219,7 @@ class Worker:
                 self.map(*struct.unpack("<QQ", data), mapped=kind == MAP)
 
     def map(self, address: int, size: int, *, mapped: bool) -> None:
-        """The card's memory comes and goes at the addresses that the program knows."""
+        """The GPU's memory comes and goes at the addresses that the program knows."""
         flags = MAP_SHARED | MAP_FIXED if mapped else MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
         where = (4, address - BASE) if mapped else (-1, 0)
         if self.libc.mmap(address, size, PROT_READ | PROT_WRITE if mapped else 0, flags, *where) != address:

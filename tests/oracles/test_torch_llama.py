@@ -1,4 +1,4 @@
-"""The PyTorch contender of the measurements on a card, in small on the CPU: it trains the model it is said to train."""
+"""The PyTorch contender of the measurements on a GPU, in small on the CPU: it trains the model it is said to train."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Finds or lays out what the feature `cuda` builds with, and prints the environment for it. No card, driver or root.
+# Finds or lays out what the feature `cuda` builds with, and prints the environment for it. No GPU, driver or root.
 #
 #   eval "$(tools/cuda/toolchain.sh FOLDER)"
 #
@@ -64,7 +64,7 @@ echo "CUDA 13.0 from $toolkit" >&2
 "$here/empty_libraries.sh" "$folder/link/lib64"
 ln -sfn "$toolkit/lib64/libcudart_static.a" "$folder/link/lib64/libcudart.a"
 
-# Candle's kernels are compiled for compute capability 8.0 as PTX, which the driver compiles for any card from there on;
+# Candle's kernels are compiled for compute capability 8.0 as PTX, which the driver compiles for any GPU from there on;
 # 9.0 and later would get a suffix from cudaforge and then run on that one generation only.
 cat << END
 export CUDA_HOME='$folder/link'

@@ -19,7 +19,7 @@ def device(asked: str) -> Finding:
     except _native.TrainerError as error:
         return Finding("device", Verdict.BAD, str(error))
     if "free_bytes" not in facts:
-        return Finding("device", Verdict.GOOD, facts["device"] + _why_no_card(asked), facts)
+        return Finding("device", Verdict.GOOD, facts["device"] + _why_no_gpu(asked), facts)
     major, minor = facts["compute_capability"]
     free, total = amount(facts["free_bytes"]), amount(facts["total_bytes"])
     text = f"{facts['device']}: {facts['name']}, compute capability {major}.{minor}, {free} of {total} free"
@@ -27,14 +27,14 @@ def device(asked: str) -> Finding:
     return Finding("device", Verdict.GOOD, f"{text}; {software}", facts)
 
 
-def _why_no_card(asked: str) -> str:
+def _why_no_gpu(asked: str) -> str:
     if asked == "cpu":
         return ""
     try:
-        reason = _native.cards()[0].refusal
+        reason = _native.gpus()[0].refusal
     except _native.TrainerError as error:
         reason = str(error)
-    return f"; no card, because {reason}"
+    return f"; no GPU, because {reason}"
 
 
 def libraries() -> Finding:

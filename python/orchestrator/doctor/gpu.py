@@ -25,7 +25,7 @@ SLOWDOWNS = {
 def state(device: str) -> list[Finding]:
     """Look at PCIe, power, persistence mode, clocks, ECC and other processes of `cuda:N`."""
     try:
-        (uuid,) = (card.uuid for card in _native.cards() if f"cuda:{card.ordinal}" == device)
+        (uuid,) = (gpu.uuid for gpu in _native.gpus() if f"cuda:{gpu.ordinal}" == device)
         facts = _native.gpu_state(uuid)
     except (ValueError, _native.TrainerError) as error:
         text = f"what slows the GPU down is not known: {error}; `nvidia-smi` tells whether the driver is whole"

@@ -17,7 +17,7 @@ from orchestrator.paths import shown
 HUB = "https://huggingface.co"
 
 
-def trainer(program: Path | None, built: dict[str, Any], on_a_card: bool) -> Finding:
+def trainer(program: Path | None, built: dict[str, Any], on_a_gpu: bool) -> Finding:
     """Look at whether the program and this package are of one build, and fit the device."""
     package = built["version"] + (f" (CUDA {built['cuda']})" if built["cuda"] else "")
     facts = {"package": package, "program": str(program) if program else None}
@@ -27,15 +27,15 @@ def trainer(program: Path | None, built: dict[str, Any], on_a_card: bool) -> Fin
     try:
         answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        text = f"{shown(program)} does not start: {error}. Build it again: `make build`, or `make cuda` for a card"
+        text = f"{shown(program)} does not start: {error}. Build it again: `make build`, or `make cuda` for a GPU"
         return Finding("trainer", Verdict.BAD, text, facts)
     version = answer.stdout.strip().partition(" ")[2]
     facts["program_version"] = version
     text = f"{shown(program)} {version}, the package {package}"
     if "stand-in" in version:
         return Finding("trainer", Verdict.BAD, f"{text}: the program is one for tests; `make cuda` builds it", facts)
-    if on_a_card and "CUDA" not in version:
-        text = f"{text}: the program knows no cards. `make cuda` builds one that does, or take --launch bindings"
+    if on_a_gpu and "CUDA" not in version:
+        text = f"{text}: the program knows no GPUs. `make cuda` builds one that does, or take --launch bindings"
         return Finding("trainer", Verdict.BAD, text, facts)
     if version != package:
         return Finding("trainer", Verdict.REMARK, f"{text}: `make build` or `make cuda` makes both alike", facts)

@@ -165,8 +165,8 @@ fn bench_measures_a_config_that_has_no_data() {
     for key in ["tokens_per_second", "model_flops_per_second", "memory_bytes"] {
         assert!(report[key].as_f64().unwrap() > 0.0, "{key}");
     }
-    for of_a_card in ["mfu", "mfu_measured", "product_flops_per_second", "memory_used_bytes"] {
-        assert!(report[of_a_card].is_null(), "{of_a_card}");
+    for of_a_gpu in ["mfu", "mfu_measured", "product_flops_per_second", "memory_used_bytes"] {
+        assert!(report[of_a_gpu].is_null(), "{of_a_gpu}");
     }
     let milliseconds = |part: &str| report["milliseconds"][part].as_f64().unwrap();
     let parts = ["attention", "gemm", "head_and_loss", "norm_and_pointwise", "optimizer"];

@@ -1,11 +1,11 @@
 //! One decoder block and the whole model: values, loss and the gradient of every parameter.
 //!
 //! In `fp32` the two devices differ by the order of sums. In `bf16` each rounds on its own way through the layers, so the
-//! exact gradient is the CPU's in F32 from the same numbers, and the bound what BF16 costs the CPU: the card may be off by
+//! exact gradient is the CPU's in F32 from the same numbers, and the bound what BF16 costs the CPU: the GPU may be off by
 //! twice that, whatever the model.
 
 use kernels::memory::{Category, Plan};
-use kernels::{Accumulate, Buffer, DType, Device, head_cross_entropy};
+use kernels::{Buffer, DType, Device, WriteMode, head_cross_entropy};
 use model::activations::ActivationSettings;
 use model::backbone::{Backbone, BackbonePlan};
 use model::layout::Parameter;
@@ -174,8 +174,8 @@ impl Problem {
         let (input, output_gradient, weights) = (numbers(), numbers(), self.weights(dtype, widened)?);
         let (mut backbone, parameters) = self.bind(subject, &weights)?;
         let Backbone { blocks, settings, scratch, .. } = &mut backbone;
-        let (block, accumulate) = (&mut blocks[0], Accumulate::Continue);
-        let mut pass = Pass { settings, documents_N: None, past: 0, accumulate, scratch };
+        let (block, write_mode) = (&mut blocks[0], WriteMode::Accumulate);
+        let mut pass = Pass { settings, documents_N: None, past: 0, write_mode, scratch };
         input.write_to(block.attention.residual_mut())?;
         block.forward(&mut pass)?;
         let mut outcome = NamedBits::new();

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn both_models_are_configs_that_a_card_may_train() {
+    fn both_models_are_configs_that_a_gpu_may_train() {
         for (size, limit) in [(Size::Small, SMALL_LIMIT), (Size::Full, RTX_5090.bytes())] {
             let run = model(size, limit).unwrap();
             assert_eq!(training::device::refusal(&run.config).unwrap(), None);

@@ -172,7 +172,7 @@ mod tests {
         };
         let report = CheckReport {
             part: Part::Operations,
-            device: "cuda:0 (a card)".into(),
+            device: "cuda:0 (a GPU)".into(),
             seed: 7,
             passed: false,
             rows: vec![row.clone(), CheckRow::new("x", "")],

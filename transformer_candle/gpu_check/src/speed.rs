@@ -1,5 +1,5 @@
-//! What the operations of a step reach on a card, beside what they have to do: operations and bytes as the decision on the
-//! roofline counts them. Printed, never judged: a card may be busy, hot or slow.
+//! What the operations of a step reach on a GPU, beside what they have to do: operations and bytes as the decision on the
+//! roofline counts them. Printed, never judged: a GPU may be busy, hot or slow.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -80,9 +80,9 @@ pub(super) fn work(shape: &ModelShape, tokens: usize, micro_batch_tokens: usize)
 pub(super) fn rows(
     times: &BTreeMap<&'static str, Duration>,
     work: &BTreeMap<&'static str, Work>,
-    card: &Cuda,
+    gpu: &Cuda,
 ) -> Vec<SpeedRow> {
-    let peak = card.nominal_bf16_flops();
+    let peak = gpu.nominal_bf16_flops();
     let row = |(&operation, time): (&&'static str, &Duration)| {
         let (seconds, work) = (time.as_secs_f64(), work.get(operation).copied().unwrap_or_default());
         let known = |amount: f64| (amount > 0.0 && seconds > 0.0).then(|| amount / seconds / 1e12);

@@ -121,7 +121,7 @@ fn a_seed_is_every_part_s_so_that_one_can_be_repeated_alone() {
 }
 
 #[test]
-fn only_a_card_is_checked() {
+fn only_a_gpu_is_checked() {
     for device in [run_config::Device::Cpu, run_config::Device::Auto] {
         let error = run(device, Size::Small, &[], Some(1), &mut |_| ()).unwrap_err();
         assert_eq!(error.exit_code(), 2);

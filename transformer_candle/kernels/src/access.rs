@@ -99,7 +99,7 @@ impl Arguments {
     }
 
     /// Runs the operation where its arguments lie: the CPU version with every storage involved locked, or the CUDA version,
-    /// which takes addresses: everything asked of a card happens in the order it was asked, by one thread at a time.
+    /// which takes addresses: everything asked of a GPU happens in the order it was asked, by one thread at a time.
     pub(crate) fn run<R>(
         mut self,
         cpu: impl FnOnce(&Access<'_>) -> Result<R>,
@@ -112,10 +112,10 @@ impl Arguments {
         let device = self.list.first().map_or(Device::Cpu, |first| first.device.clone());
         match &device {
             Device::Cpu => timing::operation(self.operation, &device, || self.locked(cpu)),
-            Device::Cuda(card) => {
-                let _turn = card.take_turn();
-                card.hold(self.list.iter().map(|argument| (argument.storage, &argument.tensor)));
-                timing::operation(self.operation, &device, || cuda(card))
+            Device::Cuda(gpu) => {
+                let _turn = gpu.take_turn();
+                gpu.hold(self.list.iter().map(|argument| (argument.storage, &argument.tensor)));
+                timing::operation(self.operation, &device, || cuda(gpu))
             }
         }
     }
@@ -124,8 +124,8 @@ impl Arguments {
     #[cfg(test)]
     pub(crate) fn cpu<R>(self, body: impl FnOnce(&Access<'_>) -> Result<R>) -> Result<R> {
         let (operation, argument) = (self.operation, self.list.first().map_or("", |first| first.name));
-        self.run(body, |card| {
-            let device = Device::Cuda(card.clone()).to_string();
+        self.run(body, |gpu| {
+            let device = Device::Cuda(gpu.clone()).to_string();
             Err(Error::Unsupported { operation, argument, device })
         })
     }

@@ -92,7 +92,7 @@ pub fn step(state: AdamWState<'_>, grad: &Buffer, scalars: &Buffer, settings: &A
         }
         Ok(())
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::adamw::step(&state, settings, weight_decay, elements)))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::adamw::step(&state, settings, weight_decay, elements)))
 }
 
 /// The plain version.

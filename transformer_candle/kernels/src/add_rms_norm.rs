@@ -34,9 +34,8 @@ pub fn forward(
             Ok(())
         })
     };
-    arguments.run(cpu, |card| {
-        cuda::perform(card, &cuda::add_rms_norm::forward(x, weight, epsilon, [normed, inv_rms], [n, d]))
-    })
+    arguments
+        .run(cpu, |gpu| cuda::perform(gpu, &cuda::add_rms_norm::forward(x, weight, epsilon, [normed, inv_rms], [n, d])))
 }
 
 /// Writes `sum = x + branch` and its norm; saves `inv_rms`.
@@ -68,8 +67,8 @@ pub fn forward_add(
             Ok(())
         })
     };
-    arguments.run(cpu, |card| {
-        cuda::perform(card, &cuda::add_rms_norm::forward_add([x, branch], weight, epsilon, outputs, [n, d]))
+    arguments.run(cpu, |gpu| {
+        cuda::perform(gpu, &cuda::add_rms_norm::forward_add([x, branch], weight, epsilon, outputs, [n, d]))
     })
 }
 
@@ -90,8 +89,7 @@ pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_
             Ok(())
         })
     };
-    arguments
-        .run(cpu, |card| cuda::perform(card, &cuda::add_rms_norm::normalize([sum, weight, inv_rms], normed, [n, d])))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::add_rms_norm::normalize([sum, weight, inv_rms], normed, [n, d])))
 }
 
 /// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32) the weight's. (`dsum` comes in
@@ -134,7 +132,7 @@ pub fn backward(
         })
     };
     arguments
-        .run(cpu, |card| cuda::perform(card, &cuda::add_rms_norm::backward(saved, dnormed, outputs, partials, [n, d])))
+        .run(cpu, |gpu| cuda::perform(gpu, &cuda::add_rms_norm::backward(saved, dnormed, outputs, partials, [n, d])))
 }
 
 /// Elements of F32 workspace for [`backward`] of N rows of D: the weight's gradient of each group of rows.

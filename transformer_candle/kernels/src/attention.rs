@@ -79,7 +79,7 @@ pub fn forward(
             Ok(())
         })
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::attention::forward(qkv, documents, outputs, shape)))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::attention::forward(qkv, documents, outputs, shape)))
 }
 
 /// Writes every element of `dqkv` from what [`forward`] read and wrote and the gradient of its output. All F32 or all
@@ -120,9 +120,9 @@ pub fn backward(
             Ok(())
         })
     };
-    arguments.run(cpu, |card| {
+    arguments.run(cpu, |gpu| {
         let saved = cuda::attention::Saved { qkv, documents, out, lse, dout };
-        cuda::perform(card, &cuda::attention::backward(&saved, dqkv, delta, shape))
+        cuda::perform(gpu, &cuda::attention::backward(&saved, dqkv, delta, shape))
     })
 }
 
@@ -162,9 +162,9 @@ pub fn decode(
             Ok(())
         })
     };
-    arguments.run(cpu, |card| {
+    arguments.run(cpu, |gpu| {
         let cache = cuda::attention::Cache { keys, values, past };
-        cuda::perform(card, &cuda::attention::decode(qkv, cache, outputs, layout, new))
+        cuda::perform(gpu, &cuda::attention::decode(qkv, cache, outputs, layout, new))
     })
 }
 

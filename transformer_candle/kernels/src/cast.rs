@@ -36,9 +36,9 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
         }
         Ok(())
     };
-    arguments.run(cpu, |card| match (from, to) {
-        (DType::F32, DType::BF16) => cuda::perform(card, &cuda::cast::narrow(input, output, elements)),
-        (DType::BF16, DType::F32) => cuda::perform(card, &cuda::cast::widen(input, output, elements)),
+    arguments.run(cpu, |gpu| match (from, to) {
+        (DType::F32, DType::BF16) => cuda::perform(gpu, &cuda::cast::narrow(input, output, elements)),
+        (DType::BF16, DType::F32) => cuda::perform(gpu, &cuda::cast::widen(input, output, elements)),
         _ => Err(not_castable(from, to)),
     })
 }
@@ -54,7 +54,7 @@ pub fn split_master(master: &Buffer, weight: &mut Buffer, remainder: &mut Buffer
         cpu::cast::split(master.slice(access), weight.slice_mut(access), remainder.slice_mut(access));
         Ok(())
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::cast::split(values, elements)))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::cast::split(values, elements)))
 }
 
 /// Puts the F32 master together again, bit for bit as it was split.
@@ -68,7 +68,7 @@ pub fn join_master(weight: &Buffer, remainder: &Buffer, master: &mut Buffer) -> 
         cpu::cast::join(weight.slice(access), remainder.slice(access), master.slice_mut(access));
         Ok(())
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::cast::join(values, elements)))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::cast::join(values, elements)))
 }
 
 fn not_castable(from: DType, to: DType) -> Error {

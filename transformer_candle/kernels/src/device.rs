@@ -10,7 +10,7 @@ use crate::cuda::Cuda;
 pub enum Device {
     /// The machine's memory and the current rayon pool.
     Cpu,
-    /// One NVIDIA card.
+    /// One NVIDIA GPU.
     Cuda(Cuda),
 }
 
@@ -32,15 +32,15 @@ impl Device {
         }
     }
 
-    /// The card of this number, opened: context, stream, libraries.
+    /// The GPU of this number, opened: context, stream, libraries.
     ///
     /// # Errors
-    /// [`crate::Error::NoCuda`] names in a sentence what is missing: a build for CUDA, the driver, a library, the card.
+    /// [`crate::Error::NoCuda`] names in a sentence what is missing: a build for CUDA, the driver, a library, the GPU.
     pub fn cuda(ordinal: usize) -> Result<Self> {
         Cuda::open(ordinal).map(Self::Cuda)
     }
 
-    /// The card, if it is one.
+    /// The GPU, if it is one.
     pub fn as_cuda(&self) -> Option<&Cuda> {
         match self {
             Self::Cpu => None,
@@ -56,7 +56,7 @@ impl Device {
         self.as_cuda().map_or(Ok(()), Cuda::synchronize)
     }
 
-    /// Whether two handles mean the same device. A card opened twice is two devices: each has a stream of its own, and nothing orders
+    /// Whether two handles mean the same device. A GPU opened twice is two devices: each has a stream of its own, and nothing orders
     /// what the two do with one buffer.
     pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {

@@ -88,10 +88,10 @@ pub enum Error {
         /// The device, as Candle prints it.
         device: String,
     },
-    /// There is no such card for this program.
+    /// There is no such GPU for this program.
     #[error("cannot use cuda:{ordinal}: {reason}")]
     NoCuda {
-        /// The card's number.
+        /// The GPU's number.
         ordinal: usize,
         /// What is missing, and the way out.
         reason: String,
@@ -99,23 +99,23 @@ pub enum Error {
     /// The driver or one of its libraries refused or failed. What was under way may be lost.
     #[error("{call} failed on cuda:{ordinal}: {reason}")]
     Cuda {
-        /// The card's number.
+        /// The GPU's number.
         ordinal: usize,
         /// The function called, and for what.
         call: String,
         /// What the library says.
         reason: String,
     },
-    /// A card has less memory left than is asked for. Nothing was allocated.
+    /// A GPU has less memory left than is asked for. Nothing was allocated.
     #[error("out of memory on cuda:{ordinal}: {} are needed, {} are left{}", GB(*needed), GB(*available), Limit(*limit))]
     OutOfMemory {
-        /// The card's number.
+        /// The GPU's number.
         ordinal: usize,
         /// Bytes asked for.
         needed: u64,
         /// Bytes that could be had.
         available: u64,
-        /// The limit that was set, in bytes, where it and not the card's memory is what ran out.
+        /// The limit that was set, in bytes, where it and not the GPU's memory is what ran out.
         limit: Option<u64>,
     },
     /// The system does not give a CPU's memory. Nothing was allocated.

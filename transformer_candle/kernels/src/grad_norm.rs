@@ -18,7 +18,7 @@ pub fn forward(grads: &Buffer, norm_1: &mut Buffer, workspace: &mut Buffer) -> R
         norm_1.slice_mut(access)[0] = cpu::grad_norm::forward(grads.slice(access), partials);
         Ok(())
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::grad_norm::forward(values, elements)))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::grad_norm::forward(values, elements)))
 }
 
 /// Elements of F32 workspace that [`forward`] needs for so many gradients: one in 16 thousand.
@@ -47,7 +47,7 @@ pub fn clip(norm_1: &Buffer, max_grad_norm: Option<f32>, scalars: &mut Buffer) -
         scalars[adamw::APPLY] = if norm.is_finite() { 1.0 } else { 0.0 };
         Ok(())
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::grad_norm::clip(norm, max_grad_norm, flags)))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::grad_norm::clip(norm, max_grad_norm, flags)))
 }
 
 /// The plain version.

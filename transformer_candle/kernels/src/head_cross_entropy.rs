@@ -11,16 +11,16 @@
 //! dlogit_v = scale (softmax_v - [v = t])
 //! ```
 //! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient.
-//! Their gradient takes their place. Beside weights in BF16 a card rounds it on the way, like every operand of a
+//! Their gradient takes their place. Beside weights in BF16 a GPU rounds it on the way, like every operand of a
 //! product there; a CPU that multiplies BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
 //!
-//! On a card the padding's rows of the weight are multiplied too, with gradients of zero: they must be finite.
+//! On a GPU the padding's rows of the weight are multiplied too, with gradients of zero: they must be finite.
 
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::element::with_element;
-use crate::{Accumulate, Buffer, DeviceKind, Element, Error, Result, cpu, cuda};
+use crate::{Buffer, DeviceKind, Element, Error, Result, WriteMode, cpu, cuda};
 
 /// A token with this target has no loss and no gradient.
 pub const IGNORED_TARGET: i32 = -100;
@@ -46,7 +46,7 @@ pub struct Gradients<'a> {
     /// Overwritten or accumulated; F32.
     pub dweight_VD: &'a mut Buffer,
     /// Which of the two.
-    pub accumulate: Accumulate,
+    pub write_mode: WriteMode,
 }
 
 /// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND`, and writes or adds to
@@ -65,7 +65,7 @@ pub fn forward_backward(
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "head_cross_entropy::forward_backward";
-    let Gradients { dhidden_ND, dweight_VD, accumulate } = gradients;
+    let Gradients { dhidden_ND, dweight_VD, write_mode } = gradients;
     let (sizes, dtype) = (Sizes::of(inputs, logits_CW), inputs.hidden_ND.dtype());
     let Sizes { n, d, v, .. } = sizes;
     let arguments = sizes
@@ -80,7 +80,7 @@ pub fn forward_backward(
         loss: (&*loss_1).into(),
         dhidden: (&*dhidden_ND).into(),
         dweight: (&*dweight_VD).into(),
-        accumulate,
+        write_mode,
     };
     let cpu = |access: &Access<'_>| {
         let scale = scale_1.slice::<f32>(access)[0];
@@ -89,7 +89,7 @@ pub fn forward_backward(
             let gradients = cpu::head_cross_entropy::Gradients {
                 dhidden: dhidden_ND.slice_mut(access),
                 dweight: dweight_VD.slice_mut(access),
-                accumulate,
+                write_mode,
             };
             let (logits, workspace) = (logits_CW.slice_mut(access), workspace.slice_mut(access));
             let loss = cpu::head_cross_entropy::forward_backward(&inputs, scale, gradients, logits, workspace);
@@ -98,12 +98,12 @@ pub fn forward_backward(
             Ok(())
         })
     };
-    let cuda = |card: &cuda::Cuda| {
+    let cuda = |gpu: &cuda::Cuda| {
         let requests = cuda::head_cross_entropy::forward_backward(&requested, &gradients);
-        cuda::perform(card, &requests)
+        cuda::perform(gpu, &requests)
     };
     arguments.run(cpu, cuda)?;
-    if n == 0 && accumulate == Accumulate::Begin {
+    if n == 0 && write_mode == WriteMode::Overwrite {
         // No chunk wrote it.
         dweight_VD.zero()?;
     }
@@ -132,7 +132,7 @@ pub fn forward(
             Ok(())
         })
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::head_cross_entropy::forward(&requested, losses)))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::head_cross_entropy::forward(&requested, losses)))
 }
 
 /// W for so large a vocabulary (padded to multiples of 64). On a CPU rows do not lie a power of two apart, where they

@@ -53,7 +53,8 @@ impl Case {
         // What is there is written over, the padding's rows too.
         let mut dweight = buffer(&vec![f64::NAN; v * d], &[v, d], DType::F32);
         let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size };
-        let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, accumulate: Accumulate::Begin };
+        let gradients =
+            Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, write_mode: WriteMode::Overwrite };
         let scale = buffer(&[self.scale], &[1], DType::F32);
         forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space)?;
         forward(&inputs, &mut losses, &mut logits, &mut space)?;
@@ -164,7 +165,7 @@ fn loss_and_weight_gradient_accumulate() {
         (workspace(32).reshaped(&[2, 16]).unwrap(), workspace(workspace_elements(2, 4, 16, DeviceKind::Cpu)));
     let targets = integers(&case.targets);
     let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size: 11 };
-    let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, accumulate: Accumulate::Continue };
+    let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, write_mode: WriteMode::Accumulate };
     let scale = buffer(&[0.25], &[1], DType::F32);
     forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space).unwrap();
     let [expected_loss, _, expected, _] = case.expected();
@@ -231,7 +232,7 @@ fn gradients_in_the_memory_of_the_values_are_refused() {
     let (mut loss, mut dweight) = (zeros(&[1], DType::F32), zeros(&[8, 3], DType::F32));
     let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size: 8 };
     let (mut same, mut logits) = (hidden.clone(), zeros(&[2, 8], DType::F32));
-    let gradients = Gradients { dhidden_ND: &mut same, dweight_VD: &mut dweight, accumulate: Accumulate::Begin };
+    let gradients = Gradients { dhidden_ND: &mut same, dweight_VD: &mut dweight, write_mode: WriteMode::Overwrite };
     let (scale, mut space) =
         (buffer(&[1.0], &[1], DType::F32), workspace(workspace_elements(2, 3, 8, DeviceKind::Cpu)));
     let error = forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space).unwrap_err();

@@ -19,7 +19,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::float_cmp))]
 
 mod access;
-mod accumulate;
 mod buffer;
 mod cpu;
 pub mod cuda;
@@ -27,11 +26,12 @@ mod device;
 mod download;
 mod element;
 mod error;
+mod graph_cache;
 mod heads;
 pub mod memory;
-mod recording;
 pub mod timing;
 mod upload;
+mod write_mode;
 
 pub mod adamw;
 pub mod add_rms_norm;
@@ -44,17 +44,17 @@ pub mod linear;
 pub mod rope;
 pub mod swiglu;
 
-pub use accumulate::Accumulate;
 pub use buffer::Buffer;
 pub use candle_core::DType;
 pub use device::{Device, DeviceKind};
 pub use download::Download;
 pub use element::{Element, Real, Scalar};
 pub use error::{Error, Result};
+pub use graph_cache::GraphCache;
 pub use half::bf16;
 pub use heads::HeadLayout;
-pub use recording::Recording;
 pub use upload::Upload;
+pub use write_mode::WriteMode;
 
 #[cfg(test)]
 mod testing;

@@ -4,13 +4,13 @@
 //!
 //! On the CPU operands are packed into the workspace block by block, and sums are in f32 whatever the operands are; two bf16 operands
 //! are multiplied as such where the CPU can.
-//! On a card they run in cuBLASLt, accumulated in f32 whatever the operands are.
+//! On a GPU they run in cuBLASLt, accumulated in f32 whatever the operands are.
 
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::element::with_element;
-use crate::{Accumulate, Buffer, DeviceKind, Result, cpu, cuda};
+use crate::{Buffer, DeviceKind, Result, WriteMode, cpu, cuda};
 
 /// `y_NO = x_NI w_OI^T`. All of one element type, F32 or BF16.
 pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
@@ -57,7 +57,7 @@ pub fn backward_weight(
     dy_NO: &Buffer,
     x_NI: &Buffer,
     dw_OI: &mut Buffer,
-    accumulate: Accumulate,
+    write_mode: WriteMode,
     workspace: &mut Buffer,
 ) -> Result<()> {
     let sizes @ [n, i, o] = sizes(x_NI, dw_OI);
@@ -67,19 +67,19 @@ pub fn backward_weight(
         .input("x_NI", x_NI, dtype, &[n, i])
         .output("dw_OI", dw_OI, DType::F32, &[o, i])
         .workspace(workspace, workspace_elements(n, i, o, dy_NO.device().kind()));
-    let product = cuda::linear::backward_weight(dy_NO, x_NI, dw_OI, accumulate, sizes, workspace);
+    let product = cuda::linear::backward_weight(dy_NO, x_NI, dw_OI, write_mode, sizes, workspace);
     let cpu = |access: &Access<'_>| {
         with_element!("linear::backward_weight", "dy_NO", dtype, E => {
             let (dy, x) = (dy_NO.slice::<E>(access), x_NI.slice::<E>(access));
             let (dw, workspace) = (dw_OI.slice_mut(access), workspace.slice_mut(access));
-            cpu::linear::backward_weight(dy, x, dw, accumulate, sizes, workspace);
+            cpu::linear::backward_weight(dy, x, dw, write_mode, sizes, workspace);
             Ok(())
         })
     };
     arguments.run(cpu, |cuda| cuda.multiply(&product))
 }
 
-/// Elements of F32 workspace that the three functions need for N tokens: on a CPU under 5.4 million, on a card 32 MiB.
+/// Elements of F32 workspace that the three functions need for N tokens: on a CPU under 5.4 million, on a GPU 32 MiB.
 pub fn workspace_elements(n: usize, inputs: usize, outputs: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cuda => cuda::WORKSPACE_ELEMENTS,
@@ -133,8 +133,8 @@ mod tests {
         let mut space = workspace(workspace_elements(n, i, o, DeviceKind::Cpu));
         forward(&x, &w, &mut y, &mut space).unwrap();
         backward_input(&dy, &w, &mut dx, &mut space).unwrap();
-        backward_weight(&dy, &x, &mut dw, Accumulate::Begin, &mut space).unwrap();
-        backward_weight(&dy, &x, &mut total, Accumulate::Continue, &mut space).unwrap();
+        backward_weight(&dy, &x, &mut dw, WriteMode::Overwrite, &mut space).unwrap();
+        backward_weight(&dy, &x, &mut total, WriteMode::Accumulate, &mut space).unwrap();
         [y, dx, dw, total]
     }
 

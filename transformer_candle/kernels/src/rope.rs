@@ -95,7 +95,7 @@ fn rotate(
             Ok(())
         })
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::rope::rotate(qkv, layout, angles, places)))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::rope::rotate(qkv, layout, angles, places)))
 }
 
 /// The operation in the plainest terms, with the tables' angles computed where they are needed.

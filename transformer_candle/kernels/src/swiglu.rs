@@ -24,7 +24,7 @@ pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
             Ok(())
         })
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::forward(gate_up, out, [n, i])))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::swiglu::forward(gate_up, out, [n, i])))
 }
 
 /// Turns gate and up into their gradients, of which nothing but their values is needed. Both F32 or both BF16.
@@ -45,7 +45,7 @@ pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
             Ok(())
         })
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::backward(gate_up, dout, [n, i])))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::swiglu::backward(gate_up, dout, [n, i])))
 }
 
 /// [`backward`], and the output again in place of its gradient, bit for bit as [`forward`] wrote it: `out_NI` comes in with the
@@ -66,7 +66,7 @@ pub fn backward_recomputing(gate_up_N2I: &mut Buffer, out_NI: &mut Buffer) -> Re
             Ok(())
         })
     };
-    arguments.run(cpu, |card| cuda::perform(card, &cuda::swiglu::backward_recomputing(gate_up, out, [n, i])))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::swiglu::backward_recomputing(gate_up, out, [n, i])))
 }
 
 /// N, I of the tensor that has them; every argument is then checked against these.

@@ -1,4 +1,4 @@
-//! Where the time goes: operations by name, on a CPU by the clock, on a card by events in its stream.
+//! Where the time goes: operations by name, on a CPU by the clock, on a GPU by events in its stream.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ enum Time {
 /// Runs `body` and adds up the time of the operations that it calls on this thread, by their names such as `linear::forward`. An
 /// operation that another one calls counts as part of that one.
 ///
-/// On a card every operation is marked in the stream, replays are switched off ([`crate::Recording`]), and the end is waited for.
+/// On a GPU every operation is marked in the stream, replays are switched off ([`crate::GraphCache`]), and the end is waited for.
 ///
 /// ```
 /// use kernels::{Buffer, DType, Device, timing};

@@ -9,7 +9,7 @@ use crate::{Buffer, Device, Error, Result, Scalar};
 
 /// Host memory to fill, and the buffer that it goes to: [`Upload::stage`], [`Upload::send`], [`Upload::receive`], in turn.
 ///
-/// On a card the memory is pinned and `send` returns at once: a second stream copies to the landing buffer, beside whatever the card
+/// On a GPU the memory is pinned and `send` returns at once: a second stream copies to the landing buffer, beside whatever the GPU
 /// computes, and `receive` lets the computation go on once it is there. Of two uploads to one target, one travels while the
 /// other's values are computed with.
 ///
@@ -43,14 +43,14 @@ impl<T: Scalar> fmt::Debug for Upload<T> {
 }
 
 impl<T: Scalar> Upload<T> {
-    /// To a buffer of `T`; on a card by way of a landing buffer of the same shape that nothing else uses. On a CPU `landing` has no use.
+    /// To a buffer of `T`; on a GPU by way of a landing buffer of the same shape that nothing else uses. On a CPU `landing` has no use.
     pub fn new(target: Buffer, landing: Option<Buffer>) -> Result<Self> {
         check::<T>("target", &target, target.shape())?;
         let from = match target.device() {
             Device::Cpu => Source::Host(vec![T::zero(); target.elements()]),
             Device::Cuda(cuda) => {
                 let Some(landing) = landing else {
-                    return Err(out_of_order("a card needs a landing buffer"));
+                    return Err(out_of_order("a GPU needs a landing buffer"));
                 };
                 check::<T>("landing", &landing, target.shape())?;
                 if !landing.device().is_same(target.device()) || landing.overlaps(&target) {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kernels::adamw::AdamWState;
 use kernels::attention::AttentionShape;
 use kernels::{
-    Accumulate, Buffer, DType, Device, DeviceKind, HeadLayout, adamw, add_rms_norm, attention, cast, embedding,
+    Buffer, DType, Device, DeviceKind, HeadLayout, WriteMode, adamw, add_rms_norm, attention, cast, embedding,
     grad_norm, head_cross_entropy, linear, rope, swiglu,
 };
 
@@ -122,9 +122,9 @@ fn products(dtype: DType) {
     let mut workspace = zeros(&[linear::workspace_elements(N, D, D, DeviceKind::Cpu)], DType::F32);
     assert_none("product", || linear::forward(&x, &w, &mut y, &mut workspace));
     assert_none("product's input gradient", || linear::backward_input(&y, &w, &mut dx, &mut workspace));
-    for accumulate in [Accumulate::Begin, Accumulate::Continue] {
+    for write_mode in [WriteMode::Overwrite, WriteMode::Accumulate] {
         assert_none("product's weight gradient", || {
-            linear::backward_weight(&y, &x, &mut dw, accumulate, &mut workspace)
+            linear::backward_weight(&y, &x, &mut dw, write_mode, &mut workspace)
         });
     }
 
@@ -138,7 +138,7 @@ fn products(dtype: DType) {
         let gradients = head_cross_entropy::Gradients {
             dhidden_ND: &mut dx,
             dweight_VD: &mut dweight,
-            accumulate: Accumulate::Begin,
+            write_mode: WriteMode::Overwrite,
         };
         head_cross_entropy::forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut workspace)
     });

@@ -146,9 +146,9 @@ impl Attention {
             self.norm.recompute()?;
         }
         let shape @ AttentionShape { heads, sequence_length, .. } = &pass.settings.attention;
-        let (accumulate, (scratch, workspace)) = (pass.accumulate, pass.scratch.backward()?);
+        let (write_mode, (scratch, workspace)) = (pass.write_mode, pass.scratch.backward()?);
         let GradientScratch { dresidual_ND, dnormed_ND, dattended_NA, dqkv_NP } = scratch;
-        self.output.backward_weight(dresidual_ND, &self.attended_NA, accumulate, workspace)?;
+        self.output.backward_weight(dresidual_ND, &self.attended_NA, write_mode, workspace)?;
         self.output.backward_input(dresidual_ND, dattended_NA, workspace)?;
         let saved = SavedAttention {
             qkv_NP: &self.qkv_NP,
@@ -158,7 +158,7 @@ impl Attention {
         };
         attention::backward(&saved, dattended_NA, shape, dqkv_NP, workspace)?;
         rope::backward(dqkv_NP, heads, &pass.settings.rope, *sequence_length, pass.past)?;
-        self.qkv.backward_weight(dqkv_NP, &self.norm.values.normed_ND, accumulate, workspace)?;
+        self.qkv.backward_weight(dqkv_NP, &self.norm.values.normed_ND, write_mode, workspace)?;
         self.qkv.backward_input(dqkv_NP, dnormed_ND, workspace)?;
         self.norm.backward(scratch, workspace)
     }

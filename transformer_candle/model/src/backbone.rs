@@ -3,7 +3,7 @@
 
 mod plan;
 
-use kernels::{Accumulate, Buffer, embedding};
+use kernels::{Buffer, WriteMode, embedding};
 
 pub use plan::BackbonePlan;
 
@@ -33,8 +33,8 @@ impl Backbone {
     /// those of [`Pass`].
     pub fn forward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, past: usize) -> Result<()> {
         let Self { embed_tokens, blocks, final_norm, settings, scratch } = self;
-        let accumulate = Accumulate::Continue;
-        let mut pass = Pass { settings, documents_N, past, accumulate, scratch };
+        let write_mode = WriteMode::Accumulate;
+        let mut pass = Pass { settings, documents_N, past, write_mode, scratch };
         embedding::forward(&embed_tokens.values, ids_N, blocks[0].attention.residual_mut())?;
         for block in blocks {
             block.forward(&mut pass)?;
@@ -44,12 +44,12 @@ impl Backbone {
 
     /// Computes the gradients of the parameters of the last [`Backbone::forward`] from the gradient of
     /// [`Backbone::hidden_ND`], which is in `dnormed_ND`.
-    pub fn backward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, accumulate: Accumulate) -> Result<()> {
+    pub fn backward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, write_mode: WriteMode) -> Result<()> {
         let Self { embed_tokens, blocks, final_norm, settings, scratch } = self;
         let (gradients, workspace) = scratch.backward()?;
         gradients.dresidual_ND.zero()?;
         final_norm.backward(gradients, workspace)?;
-        let mut pass = Pass { settings, documents_N, past: 0, accumulate, scratch };
+        let mut pass = Pass { settings, documents_N, past: 0, write_mode, scratch };
         for (behind, block) in blocks.iter_mut().rev().enumerate() {
             // The last block's values are still there from the forward pass.
             if settings.recompute == ActivationRecompute::Block && behind > 0 {

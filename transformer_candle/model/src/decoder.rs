@@ -4,7 +4,7 @@ mod plan;
 
 use std::mem;
 
-use kernels::{Accumulate, Buffer, DeviceKind, Recording, Upload, head_cross_entropy};
+use kernels::{Buffer, DeviceKind, GraphCache, Upload, WriteMode, head_cross_entropy};
 
 pub use plan::{DecoderPlan, DecoderSettings, dtype_of};
 
@@ -30,9 +30,9 @@ pub struct Decoder {
     /// What `scale_1` holds.
     scale: Option<f32>,
     /// What the next micro-batch does with the gradients of matrices.
-    accumulate: Accumulate,
+    write_mode: WriteMode,
     /// The CUDA graphs of [`Decoder::forward_backward`], once its launches are captured.
-    graphs: Recording,
+    graphs: GraphCache,
 }
 
 impl Decoder {
@@ -40,15 +40,15 @@ impl Decoder {
     /// from here to the next micro-batch is of no use.
     pub fn begin_accumulation(&mut self) -> Result<()> {
         self.check_training()?;
-        let (accumulate, first_added) = match self.gradients.device().kind() {
+        let (write_mode, first_added) = match self.gradients.device().kind() {
             // The first micro-batch overwrites the gradients of matrices. Without decay are those that are added row by
             // row.
-            DeviceKind::Cpu => (Accumulate::Begin, self.layout.decayed_elements()),
+            DeviceKind::Cpu => (WriteMode::Overwrite, self.layout.decayed_elements()),
             // One CUDA graph serves every micro-batch: each accumulates all.
-            DeviceKind::Cuda => (Accumulate::Continue, 0),
+            DeviceKind::Cuda => (WriteMode::Accumulate, 0),
         };
         self.gradients.view(first_added, &[self.gradients.elements() - first_added])?.zero()?;
-        self.accumulate = accumulate;
+        self.write_mode = write_mode;
         Ok(self.loss_1.zero()?)
     }
 
@@ -84,13 +84,13 @@ impl Decoder {
         let done = graphs.run(&device, key, || self.pass(inputs_N, documents_N, targets_N));
         self.graphs = graphs;
         done?;
-        self.accumulate = Accumulate::Continue;
+        self.write_mode = WriteMode::Accumulate;
         Ok(())
     }
 
     /// Launches every operation by itself each time, without a CUDA graph, as for looking at single ones.
     pub fn run_eagerly(&mut self) {
-        self.graphs = Recording::eager();
+        self.graphs = GraphCache::eager();
     }
 
     fn check_training(&self) -> Result<()> {
@@ -101,7 +101,7 @@ impl Decoder {
     fn pass(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<()> {
         self.backbone.forward(inputs_N, documents_N, 0)?;
         self.head_forward_backward(targets_N)?;
-        self.backbone.backward(inputs_N, documents_N, self.accumulate)
+        self.backbone.backward(inputs_N, documents_N, self.write_mode)
     }
 
     /// Loss and head: leaves the gradient of the backbone's output where its backward pass reads it.
@@ -109,9 +109,9 @@ impl Decoder {
         let Self { backbone: Backbone { final_norm, scratch, .. }, head, shape, loss_1, logits_CW, .. } = self;
         let ((scratch, workspace), (weight_VD, dweight_VD)) = (scratch.backward()?, head.with_gradient()?);
         let (hidden_ND, vocab_size) = (&final_norm.values.normed_ND, shape.vocab_size);
-        let (dhidden_ND, accumulate) = (&mut scratch.dnormed_ND, self.accumulate);
+        let (dhidden_ND, write_mode) = (&mut scratch.dnormed_ND, self.write_mode);
         let inputs = head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size };
-        let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, accumulate };
+        let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, write_mode };
         Ok(head_cross_entropy::forward_backward(&inputs, &self.scale_1, loss_1, gradients, logits_CW, workspace)?)
     }
 

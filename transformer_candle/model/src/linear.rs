@@ -1,6 +1,6 @@
 //! A linear map: a matrix of weights with its gradient, forward beside backward.
 
-use kernels::{Accumulate, Buffer, linear};
+use kernels::{Buffer, WriteMode, linear};
 
 use crate::Result;
 use crate::parameters::Weight;
@@ -32,10 +32,10 @@ impl Linear {
         &mut self,
         dy_NO: &Buffer,
         x_NI: &Buffer,
-        accumulate: Accumulate,
+        write_mode: WriteMode,
         workspace: &mut Buffer,
     ) -> Result<()> {
         let (_, dweight_OI) = self.weight_OI.with_gradient()?;
-        Ok(linear::backward_weight(dy_NO, x_NI, dweight_OI, accumulate, workspace)?)
+        Ok(linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?)
     }
 }

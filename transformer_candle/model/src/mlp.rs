@@ -94,7 +94,7 @@ impl Mlp {
     /// Turns `dresidual_ND` from the gradient of the block's output into that behind attention, and computes the
     /// gradients of the parameters.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
-        let (recomputes, accumulate) = (pass.recomputes(), pass.accumulate);
+        let (recomputes, write_mode) = (pass.recomputes(), pass.write_mode);
         if recomputes {
             self.norm.recompute()?;
         }
@@ -105,14 +105,14 @@ impl Mlp {
         if recomputes {
             down.backward_input(dresidual_ND, activated_NI, workspace)?;
             swiglu::backward_recomputing(gate_up_N2I, activated_NI)?;
-            down.backward_weight(dresidual_ND, activated_NI, accumulate, workspace)?;
+            down.backward_weight(dresidual_ND, activated_NI, write_mode, workspace)?;
         } else {
-            down.backward_weight(dresidual_ND, activated_NI, accumulate, workspace)?;
+            down.backward_weight(dresidual_ND, activated_NI, write_mode, workspace)?;
             down.backward_input(dresidual_ND, activated_NI, workspace)?;
             swiglu::backward(gate_up_N2I, activated_NI)?;
         }
         let dgate_up_N2I = gate_up_N2I;
-        gate_up.backward_weight(dgate_up_N2I, &norm.values.normed_ND, accumulate, workspace)?;
+        gate_up.backward_weight(dgate_up_N2I, &norm.values.normed_ND, write_mode, workspace)?;
         gate_up.backward_input(dgate_up_N2I, &mut scratch.dnormed_ND, workspace)?;
         norm.backward(scratch, workspace)
     }

@@ -2,7 +2,7 @@
 
 use kernels::attention::AttentionShape;
 use kernels::rope::RopeTables;
-use kernels::{Accumulate, Buffer};
+use kernels::{Buffer, WriteMode};
 
 use crate::{ActivationRecompute, Error, Result};
 
@@ -66,7 +66,7 @@ pub struct Pass<'a> {
     pub past: usize,
     /// What the backward pass does with the gradients of matrices; those of norms and of the embedding are always added
     /// to.
-    pub accumulate: Accumulate,
+    pub write_mode: WriteMode,
     /// Buffers that every layer writes anew.
     pub scratch: &'a mut Scratch,
 }

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// Elements moved at a time on a CPU: 256 KiB of f32 stay in the processor's cache.
 const CPU_PIECE: usize = 1 << 16;
 
-/// Elements moved at a time from or to a card: 4 MiB of f32, so that a copy's own time, some ten microseconds, is a few percent of
+/// Elements moved at a time from or to a GPU: 4 MiB of f32, so that a copy's own time, some ten microseconds, is a few percent of
 /// what its bytes take. The host never holds more than one piece.
 const CUDA_PIECE: usize = 1 << 20;
 

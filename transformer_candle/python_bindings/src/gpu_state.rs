@@ -26,7 +26,7 @@ const SLOWDOWNS: [(ThrottleReasons, &str); 8] = [
     (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display_clock_setting"),
 ];
 
-/// What NVML says of the GPU with this UUID (`Card.uuid`), as a dictionary; None for what the GPU does not tell. The library is
+/// What NVML says of the GPU with this UUID (`Gpu.uuid`), as a dictionary; None for what the GPU does not tell. The library is
 /// opened at run time and only here.
 #[pyfunction]
 pub fn gpu_state<'py>(py: Python<'py>, uuid: &str) -> PyResult<Bound<'py, PyAny>> {

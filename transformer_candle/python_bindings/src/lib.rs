@@ -35,7 +35,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::Documents>()?;
     module.add_class::<generation::Completion>()?;
     module.add_class::<lock::RunLock>()?;
-    module.add_class::<machine::Card>()?;
+    module.add_class::<machine::Gpu>()?;
     module.add_class::<plan::MemoryPlan>()?;
     module.add_class::<stream::TokenStream>()?;
     module.add_class::<evaluation::EvaluationReport>()?;
@@ -54,7 +54,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(generation::generate, module)?)?;
     module.add_function(wrap_pyfunction!(generation::logits, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_state::gpu_state, module)?)?;
-    module.add_function(wrap_pyfunction!(machine::cards, module)?)?;
+    module.add_function(wrap_pyfunction!(machine::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;
     module.add_function(wrap_pyfunction!(machine::environment, module)?)?;
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;

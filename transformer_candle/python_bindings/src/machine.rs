@@ -9,9 +9,9 @@ use crate::arguments::{Integer, detached};
 use crate::errors::{ConfigError, raised};
 use crate::json::to_python;
 
-/// An NVIDIA card, as the driver lists it.
+/// An NVIDIA GPU, as the driver lists it.
 #[pyclass(frozen, get_all, module = "orchestrator._native")]
-pub struct Card {
+pub struct Gpu {
     /// Its number, as in `cuda:0`.
     ordinal: usize,
     /// As the driver calls it.
@@ -26,19 +26,19 @@ pub struct Card {
     refusal: Option<String>,
 }
 
-/// The cards that the driver lists, those that this build cannot train on among them. None is opened.
+/// The GPUs that the driver lists, those that this build cannot train on among them. None is opened.
 #[pyfunction]
-pub fn cards(py: Python<'_>) -> PyResult<Vec<Card>> {
-    let found = py.detach(training::device::cards).map_err(ConfigError::new_err)?;
-    let cards = found.into_iter().map(|card| Card {
-        refusal: card.refusal(),
-        ordinal: card.ordinal,
-        name: card.name,
-        uuid: card.uuid,
-        total_bytes: card.total_bytes,
-        compute_capability: card.compute_capability,
+pub fn gpus(py: Python<'_>) -> PyResult<Vec<Gpu>> {
+    let found = py.detach(training::device::gpus).map_err(ConfigError::new_err)?;
+    let gpus = found.into_iter().map(|gpu| Gpu {
+        refusal: gpu.refusal(),
+        ordinal: gpu.ordinal,
+        name: gpu.name,
+        uuid: gpu.uuid,
+        total_bytes: gpu.total_bytes,
+        compute_capability: gpu.compute_capability,
     });
-    Ok(cards.collect())
+    Ok(gpus.collect())
 }
 
 /// Open a device as a run would, and tell what it is and what of its memory is free.
@@ -46,17 +46,17 @@ pub fn cards(py: Python<'_>) -> PyResult<Vec<Card>> {
 pub fn open_device<'py>(py: Python<'py>, device: &str) -> PyResult<Bound<'py, PyAny>> {
     let asked = device_of(device)?;
     let opened = detached(py, || training::device::open(asked))?;
-    let Some(card) = opened.as_cuda() else {
+    let Some(gpu) = opened.as_cuda() else {
         return to_python(py, &json!({"device": opened.to_string()}));
     };
-    let memory = card.memory().map_err(raised)?;
+    let memory = gpu.memory().map_err(raised)?;
     let described = json!({
         "device": opened.to_string(),
-        "name": card.name(),
-        "compute_capability": card.compute_capability(),
+        "name": gpu.name(),
+        "compute_capability": gpu.compute_capability(),
         "free_bytes": memory.free,
         "total_bytes": memory.total,
-        "software": card.fingerprint(),
+        "software": gpu.fingerprint(),
     });
     to_python(py, &described)
 }

@@ -40,7 +40,7 @@ pub struct DataConfig {
     /// `sequences_per_step / batch_size`, or 1.
     #[schemars(range(min = 1, max = 65_536))]
     pub gradient_accumulation_steps: Option<usize>,
-    /// Sequences of one optimizer step, whatever the card. Two of this, `batch_size` and
+    /// Sequences of one optimizer step, whatever the GPU. Two of this, `batch_size` and
     /// `gradient_accumulation_steps` give the third; an `--override` of one keeps this number, and
     /// results depend on how it is split only up to rounding.
     #[schemars(range(min = 1, max = 1_048_576))]

@@ -1,6 +1,6 @@
 //! Which device a run computes on: the one place where `auto`, `cpu` and `cuda:N` become a device.
 //!
-//! A CPU run needs no CUDA library: the cards are looked for only where a card could be meant.
+//! A CPU run needs no CUDA library: the GPUs are looked for only where a GPU could be meant.
 
 mod gpu_memory;
 
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use kernels::{
     Device, HeadLayout,
-    cuda::{Card, limits},
+    cuda::{Gpu, limits},
 };
 use model::ModelShape;
 use run_config::{ResolvedRun, RunConfig};
@@ -20,7 +20,7 @@ use crate::{
     units::bytes,
 };
 
-/// What a driver on Linux, or Windows' own below it, shows of a card.
+/// What a driver on Linux, or Windows' own below it, shows of a GPU.
 const DRIVER_FILES: [&str; 2] = ["/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"];
 
 /// A device, opened, and what a person should know about the choice.
@@ -32,15 +32,15 @@ pub struct ChosenDevice {
     pub notes: Vec<String>,
 }
 
-/// The cards that this program can use, or the one sentence that says what is missing.
-pub fn cards() -> std::result::Result<Vec<Card>, String> {
+/// The GPUs that this program can use, or the one sentence that says what is missing.
+pub fn gpus() -> std::result::Result<Vec<Gpu>, String> {
     kernels::cuda::probe()
 }
 
-/// Opens a device; `auto` is the first card if there is one, else the CPU.
+/// Opens a device; `auto` is the first GPU if there is one, else the CPU.
 ///
 /// # Errors
-/// [`TrainerError::Request`] if a card is named that is not there.
+/// [`TrainerError::Request`] if a GPU is named that is not there.
 pub fn open(asked: run_config::Device) -> Result<Device> {
     let decision = Machine::for_request(asked).decide(asked, None)?;
     open_decided(decision.device)
@@ -50,22 +50,22 @@ pub fn open(asked: run_config::Device) -> Result<Device> {
 /// into the config.
 ///
 /// # Errors
-/// [`TrainerError::Request`] if a card is named that is not there, or that does not take the model.
+/// [`TrainerError::Request`] if a GPU is named that is not there, or that does not take the model.
 pub fn choose(run: &mut ResolvedRun) -> Result<ChosenDevice> {
     let asked = run.config.runtime.device;
     let decision = Machine::for_request(asked).decide(asked, refusal(&run.config)?)?;
     let device = open_decided(decision.device)?;
-    if let (Device::Cuda(card), Some(limit)) = (&device, run.config.runtime.memory_limit) {
-        card.set_memory_limit(limit.bytes());
+    if let (Device::Cuda(gpu), Some(limit)) = (&device, run.config.runtime.memory_limit) {
+        gpu.set_memory_limit(limit.bytes());
     }
-    if let Device::Cuda(card) = &device {
-        card.set_deterministic(run.config.runtime.deterministic);
+    if let Device::Cuda(gpu) = &device {
+        gpu.set_deterministic(run.config.runtime.deterministic);
     }
     run.config.runtime.device = decision.device;
     Ok(ChosenDevice { device, notes: decision.note.into_iter().collect() })
 }
 
-/// Chooses and opens the device that a trained model is used on, for which it needs so many bytes. With `auto` a card that has not so
+/// Chooses and opens the device that a trained model is used on, for which it needs so many bytes. With `auto` a GPU that has not so
 /// much left, beside a training for example, is left alone.
 ///
 /// # Errors
@@ -84,7 +84,7 @@ pub fn choose_for(
     let room = opened.and_then(|device| {
         let free = match &device {
             Device::Cpu => None,
-            Device::Cuda(card) => GpuMemory::now(card)?.free,
+            Device::Cuda(gpu) => GpuMemory::now(gpu)?.free,
         };
         Ok((needed(&device), free, device))
     });
@@ -107,15 +107,15 @@ pub fn describe(device: &Device) -> String {
     device.as_cuda().map_or_else(|| device.to_string(), |cuda| format!("{device}: {}", cuda.fingerprint()))
 }
 
-/// Why no card trains a config's model, as a clause behind "a card"; none where one does.
+/// Why no GPU trains a config's model, as a clause behind "a GPU"; none where one does.
 pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
     Ok(limits::refusal(&sizes(&model_shape(config)?, config.data.sequence_length)))
 }
 
-/// What a request for a card that does not take the model is told.
+/// What a request for a GPU that does not take the model is told.
 pub(crate) fn refused(asked: run_config::Device, clause: &str) -> String {
     format!(
-        "the device asked for is {asked}, and this model needs a CPU: a card {clause}. Change the model's sizes, or take \
+        "the device asked for is {asked}, and this model needs a CPU: a GPU {clause}. Change the model's sizes, or take \
          `--device cpu`"
     )
 }
@@ -133,12 +133,12 @@ fn open_decided(device: run_config::Device) -> Result<Device> {
     }
 }
 
-/// What a machine has for a run that may want a card.
+/// What a machine has for a run that may want a GPU.
 struct Machine {
     /// Or what is missing, in a sentence.
-    cards: std::result::Result<Vec<Card>, String>,
-    /// Whether the system shows a card, whatever this program can do with it.
-    shows_card: bool,
+    gpus: std::result::Result<Vec<Gpu>, String>,
+    /// Whether the system shows a GPU, whatever this program can do with it.
+    shows_gpu: bool,
 }
 
 /// A device that is there, and why it is not the one that one would expect.
@@ -151,22 +151,22 @@ struct Decision {
 impl Machine {
     fn for_request(asked: run_config::Device) -> Self {
         if asked == run_config::Device::Cpu {
-            return Self { cards: Ok(Vec::new()), shows_card: false };
+            return Self { gpus: Ok(Vec::new()), shows_gpu: false };
         }
-        Self { cards: cards(), shows_card: DRIVER_FILES.iter().any(|path| Path::new(path).exists()) }
+        Self { gpus: gpus(), shows_gpu: DRIVER_FILES.iter().any(|path| Path::new(path).exists()) }
     }
 
-    /// `refusal` says why a card does not take the model.
+    /// `refusal` says why a GPU does not take the model.
     fn decide(&self, asked: run_config::Device, refusal: Option<String>) -> Result<Decision> {
         match asked {
             run_config::Device::Cpu => Ok(Decision { device: asked, note: None }),
             run_config::Device::Auto => Ok(self.best(refusal)),
             run_config::Device::Cuda(ordinal) => {
-                let problem = match &self.cards {
+                let problem = match &self.gpus {
                     Err(missing) => Some(format!("the device asked for is {asked}: {missing}")),
-                    Ok(cards) => match cards.iter().find(|card| card.ordinal == ordinal) {
-                        None => Some(absent(asked, cards)),
-                        Some(card) => card.refusal().or_else(|| Some(refused(asked, &refusal?))),
+                    Ok(gpus) => match gpus.iter().find(|gpu| gpu.ordinal == ordinal) {
+                        None => Some(absent(asked, gpus)),
+                        Some(gpu) => gpu.refusal().or_else(|| Some(refused(asked, &refusal?))),
                     },
                 };
                 problem
@@ -175,18 +175,18 @@ impl Machine {
         }
     }
 
-    /// What `auto` stands for: the first card, or the CPU and the reason if there is a card all the same.
+    /// What `auto` stands for: the first GPU, or the CPU and the reason if there is a GPU all the same.
     fn best(&self, refusal: Option<String>) -> Decision {
-        let first = match &self.cards {
-            Ok(cards) => cards.iter().find(|card| card.ordinal == 0),
+        let first = match &self.gpus {
+            Ok(gpus) => gpus.iter().find(|gpu| gpu.ordinal == 0),
             Err(missing) => {
-                let note = format!("on the CPU, although this machine has an NVIDIA card: {missing}");
-                return Decision { device: run_config::Device::Cpu, note: self.shows_card.then_some(note) };
+                let note = format!("on the CPU, although this machine has an NVIDIA GPU: {missing}");
+                return Decision { device: run_config::Device::Cpu, note: self.shows_gpu.then_some(note) };
             }
         };
-        let problem = first.and_then(|card| {
-            let of_model = || Some(format!("there is {}, and for this model a card {}", card.name, refusal?));
-            card.refusal().or_else(of_model)
+        let problem = first.and_then(|gpu| {
+            let of_model = || Some(format!("there is {}, and for this model a GPU {}", gpu.name, refusal?));
+            gpu.refusal().or_else(of_model)
         });
         match (first, problem) {
             (Some(_), None) => Decision { device: run_config::Device::Cuda(0), note: None },
@@ -198,9 +198,9 @@ impl Machine {
     }
 }
 
-fn absent(asked: run_config::Device, cards: &[Card]) -> String {
-    let cards: Vec<String> = cards.iter().map(|card| format!("cuda:{} ({})", card.ordinal, card.name)).collect();
-    format!("the device asked for is {asked}, and this machine has {}", cards.join(", "))
+fn absent(asked: run_config::Device, gpus: &[Gpu]) -> String {
+    let gpus: Vec<String> = gpus.iter().map(|gpu| format!("cuda:{} ({})", gpu.ordinal, gpu.name)).collect();
+    format!("the device asked for is {asked}, and this machine has {}", gpus.join(", "))
 }
 
 #[cfg(test)]
@@ -211,7 +211,7 @@ mod tests {
     const MISSING: &str = "there is no NVIDIA driver (libcuda.so.1): install it";
 
     fn machine(names: &[&str]) -> Machine {
-        let card = |(ordinal, name): (usize, &&str)| Card {
+        let gpu = |(ordinal, name): (usize, &&str)| Gpu {
             ordinal,
             name: (*name).to_owned(),
             uuid: String::new(),
@@ -219,17 +219,17 @@ mod tests {
             compute_capability: (12, 0),
             cublas: (13, 0),
         };
-        Machine { cards: Ok(names.iter().enumerate().map(card).collect()), shows_card: true }
+        Machine { gpus: Ok(names.iter().enumerate().map(gpu).collect()), shows_gpu: true }
     }
 
     fn old() -> Machine {
         let mut machine = machine(&["Tesla T4"]);
-        machine.cards.as_mut().unwrap()[0].compute_capability = (7, 5);
+        machine.gpus.as_mut().unwrap()[0].compute_capability = (7, 5);
         machine
     }
 
-    fn without(shows_card: bool) -> Machine {
-        Machine { cards: Err(MISSING.to_owned()), shows_card }
+    fn without(shows_gpu: bool) -> Machine {
+        Machine { gpus: Err(MISSING.to_owned()), shows_gpu }
     }
 
     fn decided(
@@ -248,25 +248,25 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_the_first_card_and_without_one_the_cpu() {
+    fn auto_is_the_first_gpu_and_without_one_the_cpu() {
         assert_eq!(decided(&machine(&["RTX 5090", "RTX 3060"]), Auto, None), (Cuda(0), None));
         assert_eq!(decided(&machine(&[]), Auto, None), (Cpu, None));
         assert_eq!(decided(&without(false), Auto, None), (Cpu, None), "an ordinary machine needs no note");
     }
 
     #[test]
-    fn a_card_that_is_there_and_not_taken_is_explained() {
+    fn a_gpu_that_is_there_and_not_taken_is_explained() {
         let (device, note) = decided(&without(true), Auto, None);
         assert_eq!((device, note.unwrap().ends_with(MISSING)), (Cpu, true));
         let (device, note) = decided(&machine(&["RTX 5090"]), Auto, Some("takes heads of 32 to 128"));
         assert_eq!(device, Cpu);
-        assert_eq!(note.unwrap(), "on the CPU: there is RTX 5090, and for this model a card takes heads of 32 to 128");
+        assert_eq!(note.unwrap(), "on the CPU: there is RTX 5090, and for this model a GPU takes heads of 32 to 128");
         let (device, note) = decided(&old(), Auto, None);
         assert_eq!((device, note.unwrap().contains("Tesla T4 has compute capability 7.5")), (Cpu, true));
     }
 
     #[test]
-    fn a_card_that_is_named_is_taken_or_refused_with_the_reason() {
+    fn a_gpu_that_is_named_is_taken_or_refused_with_the_reason() {
         let two = machine(&["RTX 5090", "RTX 3060"]);
         assert_eq!(decided(&two, Cuda(1), None), (Cuda(1), None));
         assert!(
@@ -274,8 +274,7 @@ mod tests {
         );
         assert_eq!(refused(&without(true), Cuda(0), None), format!("the device asked for is cuda:0: {MISSING}"));
         assert!(
-            refused(&two, Cuda(0), Some("takes heads of 32 to 128"))
-                .contains("a card takes heads of 32 to 128. Change")
+            refused(&two, Cuda(0), Some("takes heads of 32 to 128")).contains("a GPU takes heads of 32 to 128. Change")
         );
         assert!(refused(&old(), Cuda(0), None).contains("Tesla T4 has compute capability 7.5"));
     }

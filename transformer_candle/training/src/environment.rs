@@ -41,8 +41,9 @@ pub struct Environment {
     pub host: String,
     /// The processor, as it calls itself.
     pub processor: Option<String>,
-    /// The card that computes, if one does.
-    pub card: Option<CardInUse>,
+    /// The GPU that computes, if one does.
+    #[serde(rename = "card")]
+    pub gpu: Option<GpuInUse>,
     /// Vector instructions that change which code runs.
     pub instructions: Vec<&'static str>,
     /// Cores this process may use.
@@ -61,9 +62,9 @@ pub struct Environment {
     pub started: u64,
 }
 
-/// What decides the bits and the speed of a run on a card.
+/// What decides the bits and the speed of a run on a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct CardInUse {
+pub struct GpuInUse {
     /// As in `cuda:0`.
     pub ordinal: usize,
     /// As the driver calls it.
@@ -72,18 +73,18 @@ pub struct CardInUse {
     pub compute_capability: (u32, u32),
     /// Its memory in bytes, where it tells.
     pub memory_bytes: Option<u64>,
-    /// Card, driver and libraries with their versions.
+    /// GPU, driver and libraries with their versions.
     pub fingerprint: String,
 }
 
-impl CardInUse {
+impl GpuInUse {
     fn of(device: &Device) -> Option<Self> {
-        device.as_cuda().map(|card| Self {
-            ordinal: card.ordinal(),
-            name: card.name().to_owned(),
-            compute_capability: card.compute_capability(),
-            memory_bytes: card.memory().ok().map(|memory| memory.total),
-            fingerprint: card.fingerprint(),
+        device.as_cuda().map(|gpu| Self {
+            ordinal: gpu.ordinal(),
+            name: gpu.name().to_owned(),
+            compute_capability: gpu.compute_capability(),
+            memory_bytes: gpu.memory().ok().map(|memory| memory.total),
+            fingerprint: gpu.fingerprint(),
         })
     }
 }
@@ -103,7 +104,7 @@ impl Environment {
             system: format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy()),
             host: system.nodename().to_string_lossy().into_owned(),
             processor: processor(),
-            card: None,
+            gpu: None,
             instructions: instructions(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             threads,
@@ -118,7 +119,7 @@ impl Environment {
     /// The same with a run on this device.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
-        Self { card: CardInUse::of(device), ..self }
+        Self { gpu: GpuInUse::of(device), ..self }
     }
 
     /// Writes the file into a run directory.

@@ -14,7 +14,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-use kernels::{Device, DeviceKind, cuda::Card};
+use kernels::{Device, DeviceKind, cuda::Gpu};
 use model::dtype_of;
 use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
@@ -74,7 +74,7 @@ pub struct MemoryPlan {
     pub checkpoints: u64,
     /// Host memory that saving takes besides the buffers.
     pub saving_bytes: u64,
-    /// How long the run takes at a speed that follows from this machine's CPU, or from a card's peak for runs that are meant for
+    /// How long the run takes at a speed that follows from this machine's CPU, or from a GPU's peak for runs that are meant for
     /// one; none for a trainer on a CPU, which need not guess.
     pub estimate: Option<Estimate>,
     /// Why it does not fit and what would; none where it fits, or where nobody knows.
@@ -91,37 +91,37 @@ pub struct CategoryBytes {
 }
 
 impl MemoryPlan {
-    /// The plan of a run where it would be trained: on the card that `runtime.device` names or finds, against what that has
-    /// free; else on an RTX 5090 that is assumed, if the run is meant for a card or would take this machine months; else on this
+    /// The plan of a run where it would be trained: on the GPU that `runtime.device` names or finds, against what that has
+    /// free; else on an RTX 5090 that is assumed, if the run is meant for a GPU or would take this machine months; else on this
     /// machine's CPU. `runtime.memory_limit` holds everywhere. `batch_size: auto` becomes the largest micro-batch that fits and
     /// divides `sequences_per_step`, or one sequence if none does. A plan is made whether it fits or not: see
     /// [`MemoryPlan::check`].
     ///
     /// # Errors
-    /// [`TrainerError::Request`] if the vocabulary's size is not known, or if the run is meant for a card that does not take it.
+    /// [`TrainerError::Request`] if the vocabulary's size is not known, or if the run is meant for a GPU that does not take it.
     pub fn new(run: &ResolvedRun) -> Result<Self> {
-        // Without a driver or a build for it there is no card to plan for; training will say so.
-        let cards = if run.config.runtime.device == run_config::Device::Cpu { Ok(Vec::new()) } else { device::cards() };
-        Self::among(&run.config, &cards.unwrap_or_default(), GpuMemory::measure, CpuSpeed::measure)
+        // Without a driver or a build for it there is no GPU to plan for; training will say so.
+        let gpus = if run.config.runtime.device == run_config::Device::Cpu { Ok(Vec::new()) } else { device::gpus() };
+        Self::among(&run.config, &gpus.unwrap_or_default(), GpuMemory::measure, CpuSpeed::measure)
     }
 
     /// Like [`MemoryPlan::new`] for a device at hand, and never more than it has free: what a trainer may allocate here.
     ///
     /// # Errors
-    /// As [`MemoryPlan::new`], and when a card does not tell its memory.
+    /// As [`MemoryPlan::new`], and when a GPU does not tell its memory.
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
         let target = PlanTarget::open(device)?;
         Self::at(&run.config, &target, budget::here(&run.config, &target))
     }
 
-    /// Where these cards are found, with ways to look at one and to measure the CPU.
+    /// Where these GPUs are found, with ways to look at one and to measure the CPU.
     fn among(
         config: &RunConfig,
-        cards: &[Card],
-        look: impl Fn(&Card) -> GpuMemory,
+        gpus: &[Gpu],
+        look: impl Fn(&Gpu) -> GpuMemory,
         measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
     ) -> Result<Self> {
-        let target = PlanTarget::choose(config, cards, look, measure)?;
+        let target = PlanTarget::choose(config, gpus, look, measure)?;
         Self::at(config, &target, budget::planned(config, &target))
     }
 

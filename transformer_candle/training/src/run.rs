@@ -98,9 +98,9 @@ impl Session {
         }
         let plan = self.trainer.memory_plan();
         let device = self.trainer.device();
-        let card = device.as_cuda().map_or_else(String::new, |card| format!(" ({})", card.name()));
+        let gpu = device.as_cuda().map_or_else(String::new, |gpu| format!(" ({})", gpu.name()));
         self.progress.say(&format!(
-            "training {} parameters on {device}{card} with {} threads; {} of buffers; {} tokens a step",
+            "training {} parameters on {device}{gpu} with {} threads; {} of buffers; {} tokens a step",
             grouped(plan.parameters),
             self.trainer.threads(),
             bytes(plan.bytes),

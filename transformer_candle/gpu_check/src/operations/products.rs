@@ -1,7 +1,7 @@
 //! Matrix products, and the head with its loss.
 
 use kernels::head_cross_entropy::{Gradients, Inputs as HeadInputs};
-use kernels::{Accumulate, DType, head_cross_entropy, linear};
+use kernels::{DType, WriteMode, head_cross_entropy, linear};
 
 use super::{BF16, F32, F32_SUM, Inputs};
 use crate::case::Case;
@@ -72,7 +72,7 @@ fn backward_weight(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
         .input("x", &[n, i], inputs.numbers(&[n, i]))
         .updated("dw", &[o, i], inputs.f32(&[o, i]), F32_SUM)
         .workspace(move |device| linear::workspace_elements(n, i, o, device))
-        .call(|[dy, x, dw, workspace]| linear::backward_weight(dy, x, dw, Accumulate::Continue, workspace))
+        .call(|[dy, x, dw, workspace]| linear::backward_weight(dy, x, dw, WriteMode::Accumulate, workspace))
 }
 
 impl Head {
@@ -115,7 +115,7 @@ fn loss_and_gradients(inputs: &mut Inputs, head: Head) -> Case {
         .updated("dweight", &[v, d], Bits::of_numbers(vec![0.0; v * d], DType::F32), weight_bound)
         .call(move |[hidden, weight, targets, logits, workspace, scale, loss, dhidden, dweight]| {
             let inputs = HeadInputs { hidden_ND: hidden, weight_VD: weight, targets_N: targets, vocab_size };
-            let gradients = Gradients { dhidden_ND: dhidden, dweight_VD: dweight, accumulate: Accumulate::Continue };
+            let gradients = Gradients { dhidden_ND: dhidden, dweight_VD: dweight, write_mode: WriteMode::Accumulate };
             head_cross_entropy::forward_backward(&inputs, scale, loss, gradients, logits, workspace)
         })
 }

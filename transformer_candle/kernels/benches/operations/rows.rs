@@ -4,7 +4,7 @@
 
 use kernels::attention::AttentionShape;
 use kernels::{
-    Accumulate, Buffer, DType, Device, DeviceKind, Result, adamw, add_rms_norm, attention, cast, embedding, grad_norm,
+    Buffer, DType, Device, DeviceKind, Result, WriteMode, adamw, add_rms_norm, attention, cast, embedding, grad_norm,
     head_cross_entropy, linear, rope, swiglu,
 };
 
@@ -46,7 +46,7 @@ fn linear_map(sizes: &Sizes, meter: &Meter<'_>, map: &LinearMap) -> Result<()> {
         .row(&format!("{name}: forward"), layers, moved, || linear::forward(&x_NI, &w_OI, &mut y_NO, &mut workspace))?;
     let gradient = Work { flops, bytes: size * (n * i + n * o) + F32 * o * i };
     meter.row(&format!("{name}: weight's gradient"), layers, gradient, || {
-        linear::backward_weight(&y_NO, &x_NI, &mut dw_OI, Accumulate::Begin, &mut workspace)
+        linear::backward_weight(&y_NO, &x_NI, &mut dw_OI, WriteMode::Overwrite, &mut workspace)
     })?;
     meter.row(&format!("{name}: input's gradient"), layers, moved, || {
         linear::backward_input(&y_NO, &w_OI, &mut x_NI, &mut workspace)
@@ -185,8 +185,8 @@ fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     meter.row("head, cross-entropy: both", 1, work, || {
         let (hidden_ND, weight_VD, targets_N) = (&hidden_ND, &weight_VD, &targets_N);
         let inputs = head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size: v };
-        let (dhidden_ND, dweight_VD, accumulate) = (&mut dhidden_ND, &mut dweight_VD, Accumulate::Begin);
-        let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, accumulate };
+        let (dhidden_ND, dweight_VD, write_mode) = (&mut dhidden_ND, &mut dweight_VD, WriteMode::Overwrite);
+        let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, write_mode };
         head_cross_entropy::forward_backward(&inputs, &scale_1, &mut loss_1, gradients, &mut logits_CW, &mut workspace)
     })
 }

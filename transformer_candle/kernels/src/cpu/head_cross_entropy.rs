@@ -8,7 +8,7 @@ use super::gemm::{Matrix, multiply, multiply_accumulate, workspace_for};
 use super::partials::{load, store};
 use super::simd::vectorised;
 use crate::head_cross_entropy::{IGNORED_TARGET, Sizes};
-use crate::{Accumulate, Element};
+use crate::{Element, WriteMode};
 
 /// What both directions read.
 pub(crate) struct Inputs<'a, E> {
@@ -22,7 +22,7 @@ pub(crate) struct Inputs<'a, E> {
 pub(crate) struct Gradients<'a, E> {
     pub(crate) dhidden: &'a mut [E],
     pub(crate) dweight: &'a mut [f32],
-    pub(crate) accumulate: Accumulate,
+    pub(crate) write_mode: WriteMode,
 }
 
 /// Returns the sum of the losses; gradients are multiplied with `scale`.
@@ -34,11 +34,11 @@ pub(crate) fn forward_backward<E: Element>(
     workspace: &mut [f32],
 ) -> f64 {
     let &Inputs { hidden, weight, targets, sizes: Sizes { d, vocab_size, c, w, .. } } = inputs;
-    let Gradients { dhidden, dweight, mut accumulate } = gradients;
+    let Gradients { dhidden, dweight, mut write_mode } = gradients;
     let (losses, workspace) = workspace.split_at_mut(2 * c);
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
     let (dweight, padding) = dweight.split_at_mut(vocab_size * d);
-    if accumulate == Accumulate::Begin {
+    if write_mode == WriteMode::Overwrite {
         padding.fill(0.0);
     }
     let mut total = 0.0;
@@ -57,8 +57,8 @@ pub(crate) fn forward_backward<E: Element>(
         total += losses[..2 * rows].chunks(2).map(load).sum::<f64>();
         let dlogits = Matrix::strided(logits, rows, vocab_size, w);
         multiply(dlogits, weight, dhidden, d, workspace);
-        multiply_accumulate(dlogits.transposed(), hidden, dweight, d, accumulate, workspace);
-        accumulate = Accumulate::Continue;
+        multiply_accumulate(dlogits.transposed(), hidden, dweight, d, write_mode, workspace);
+        write_mode = WriteMode::Accumulate;
     }
     total
 }

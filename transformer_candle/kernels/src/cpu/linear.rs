@@ -1,7 +1,7 @@
 //! The three products of a linear map. Legend: N tokens, I inputs, O outputs.
 
 use super::gemm::{Matrix, multiply, multiply_accumulate, workspace_for};
-use crate::{Accumulate, Element};
+use crate::{Element, WriteMode};
 
 pub(crate) fn forward<E: Element>(x: &[E], w: &[E], y: &mut [E], [n, i, o]: [usize; 3], workspace: &mut [f32]) {
     multiply(Matrix::new(x, n, i), Matrix::new(w, o, i).transposed(), y, o, workspace);
@@ -21,12 +21,12 @@ pub(crate) fn backward_weight<E: Element>(
     dy: &[E],
     x: &[E],
     dw: &mut [f32],
-    accumulate: Accumulate,
+    write_mode: WriteMode,
     [n, i, o]: [usize; 3],
     workspace: &mut [f32],
 ) {
     let dy = Matrix::new(dy, n, o).transposed();
-    multiply_accumulate(dy, Matrix::new(x, n, i), dw, i, accumulate, workspace);
+    multiply_accumulate(dy, Matrix::new(x, n, i), dw, i, write_mode, workspace);
 }
 
 pub(crate) fn workspace_elements([n, i, o]: [usize; 3]) -> usize {

@@ -1,4 +1,4 @@
-//! A build without CUDA: no card can be opened, so nothing below runs.
+//! A build without CUDA: no GPU can be opened, so nothing below runs.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -7,39 +7,39 @@ use std::time::Duration;
 use candle_core::{DType, Tensor};
 
 use super::request::Launch;
-use super::{Card, Memory, PoolMemory, Product, Value};
+use super::{Gpu, Memory, PoolMemory, Product, Value};
 use crate::{Error, Result};
 
-/// What to say to whoever asks for a card.
+/// What to say to whoever asks for a GPU.
 const REASON: &str = "this program was built without CUDA";
 
-/// A card. This build has none.
+/// A GPU. This build has none.
 #[derive(Clone)]
 pub struct Cuda(Infallible);
 
-/// A kernel of a card.
+/// A kernel of a GPU.
 pub(crate) struct Kernel<'a>(&'a Infallible);
 
-/// A turn at a card.
+/// A turn at a GPU.
 pub(crate) struct Taken<'a>(&'a Infallible);
 
-/// A recording of a card.
+/// A recording of a GPU.
 pub(crate) struct Graph(&'static Infallible);
 
-/// A point of time of a card.
+/// A point of time of a GPU.
 pub(crate) struct Event(Infallible);
 
-/// A copy to a card.
+/// A copy to a GPU.
 pub(crate) struct Transfer(Infallible);
 
-/// A copy from a card.
+/// A copy from a GPU.
 pub(crate) struct Arrival(Infallible);
 
-/// The cards of this machine.
+/// The GPUs of this machine.
 ///
 /// # Errors
 /// The sentence that this program was built without CUDA.
-pub fn probe() -> Result<Vec<Card>, String> {
+pub fn probe() -> Result<Vec<Gpu>, String> {
     Err(REASON.to_owned())
 }
 
@@ -49,7 +49,7 @@ impl Cuda {
         Err(Error::NoCuda { ordinal, reason: REASON.to_owned() })
     }
 
-    /// The card's number.
+    /// The GPU's number.
     pub fn ordinal(&self) -> usize {
         match self.0 {}
     }
@@ -64,7 +64,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// See [`Card::nominal_bf16_flops`].
+    /// See [`Gpu::nominal_bf16_flops`].
     pub fn nominal_bf16_flops(&self) -> Option<f64> {
         match self.0 {}
     }
@@ -74,7 +74,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// What the card's memory has room for now, and its size.
+    /// What the GPU's memory has room for now, and its size.
     pub fn memory(&self) -> Result<Memory> {
         match self.0 {}
     }
@@ -89,7 +89,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// Caps what this program takes of the card.
+    /// Caps what this program takes of the GPU.
     pub fn set_memory_limit(&self, _bytes: u64) {
         match self.0 {}
     }
@@ -99,7 +99,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// Whether two handles mean the same opened card.
+    /// Whether two handles mean the same opened GPU.
     pub fn is_same(&self, _other: &Self) -> bool {
         match self.0 {}
     }
@@ -167,7 +167,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    pub(crate) fn record<E: From<Error>>(&self, _body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+    pub(crate) fn capture<E: From<Error>>(&self, _body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         match self.0 {}
     }
 

@@ -1,4 +1,4 @@
-//! `AdamW` on a card.
+//! `AdamW` on a GPU.
 
 use super::Value;
 use super::request::{Blocks, Request, ranges, variant};

@@ -1,4 +1,4 @@
-//! Attention on a card. Legend as in `attention.rs`.
+//! Attention on a GPU. Legend as in `attention.rs`.
 
 use candle_core::DType;
 

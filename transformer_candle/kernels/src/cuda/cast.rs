@@ -1,4 +1,4 @@
-//! Casts on a card.
+//! Casts on a GPU.
 
 use super::Value;
 use super::request::{Blocks, Request, ranges};

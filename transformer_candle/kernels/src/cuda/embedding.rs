@@ -1,4 +1,4 @@
-//! Token embedding on a card. Legend: N tokens, V rows of the table, D columns.
+//! Token embedding on a GPU. Legend: N tokens, V rows of the table, D columns.
 
 use candle_core::DType;
 

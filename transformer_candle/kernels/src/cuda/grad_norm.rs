@@ -1,4 +1,4 @@
-//! The gradients' norm on a card.
+//! The gradients' norm on a GPU.
 
 use super::Value;
 use super::request::{Blocks, Request, ranges};

@@ -1,4 +1,4 @@
-//! Head and cross-entropy on a card: for every chunk of rows the logits, their losses and gradients, and two more products.
+//! Head and cross-entropy on a GPU: for every chunk of rows the logits, their losses and gradients, and two more products.
 //!
 //! Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk. The workspace is the products', then the F64 sum of the losses,
 //! then the losses of a chunk.
@@ -6,7 +6,7 @@
 use super::request::{Blocks, Request, variant};
 use super::{Operand, Product, Value, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 use crate::head_cross_entropy::{self, Sizes};
-use crate::{Accumulate, Buffer};
+use crate::{Buffer, WriteMode};
 
 /// F32 elements that the sum of the losses takes, so that the losses begin at a multiple of 16 bytes.
 const TOTAL: usize = 4;
@@ -30,7 +30,7 @@ pub(crate) struct Gradients {
     pub(crate) loss: Value,
     pub(crate) dhidden: Operand,
     pub(crate) dweight: Operand,
-    pub(crate) accumulate: Accumulate,
+    pub(crate) write_mode: WriteMode,
 }
 
 /// Some rows, from `start` on.
@@ -43,7 +43,7 @@ struct Chunk {
 /// See [`crate::head_cross_entropy::forward_backward`]. A row's gradient takes the place of its logits: in bf16 the first half of it.
 pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Request> {
     let Sizes { n, d, v, .. } = inputs.sizes;
-    let &Gradients { scale, loss, dhidden, dweight, accumulate } = gradients;
+    let &Gradients { scale, loss, dhidden, dweight, write_mode } = gradients;
     let &Inputs { hidden, weight, products, .. } = inputs;
     let dlogits = inputs.logits.reinterpreted(hidden.dtype);
     let total = inputs.workspace.skip_elements(WORKSPACE_ELEMENTS);
@@ -54,13 +54,13 @@ pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Re
         let sum = [losses, Value::count(rows), total, scale, loss, is_first, is_last];
         let values = [scale, losses, dlogits.into()];
         let dweight = Product::set(dweight, [v, d, rows], dlogits.transposed(), hidden.skip_rows(start), products);
-        let accumulate = if start == 0 { accumulate } else { Accumulate::Continue };
+        let write_mode = if start == 0 { write_mode } else { WriteMode::Accumulate };
         [
             inputs.logits(chunk),
             inputs.losses("head_cross_entropy_gradients", variant(hidden.dtype), chunk, &values),
             Request::launch("head_cross_entropy_total", "f32", [Blocks::ONE; 3], sum),
             Request::Multiply(Product::set(dhidden.skip_rows(start), [rows, d, v], dlogits, weight, products)),
-            Request::Multiply(Product { accumulate, ..dweight }),
+            Request::Multiply(Product { write_mode, ..dweight }),
         ]
     };
     inputs.chunks().flat_map(each).collect()

@@ -1,4 +1,4 @@
-//! What an operation asks of a card, in the terms of the kernels' manifest.
+//! What an operation asks of a GPU, in the terms of the kernels' manifest.
 
 use candle_core::DType;
 
@@ -10,7 +10,7 @@ use crate::Buffer;
 pub(crate) enum Value {
     /// The first element of a buffer.
     Pointer {
-        /// On the card.
+        /// On the GPU.
         address: usize,
         /// What the kernel will find there.
         dtype: DType,

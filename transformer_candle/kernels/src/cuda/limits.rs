@@ -1,4 +1,4 @@
-//! Which models a card's kernels take. Pure functions of sizes: a run is refused before a card is opened.
+//! Which models a GPU's kernels take. Pure functions of sizes: a run is refused before a GPU is opened.
 
 use std::ops::RangeInclusive;
 
@@ -28,7 +28,7 @@ const HEAD_SIZE_MULTIPLE: usize = 8;
 /// A grid has at most so many tiles of positions, and the smallest of attention's tiles have 16.
 const MOST_POSITIONS: usize = 65_535 * 16;
 
-/// Why a card cannot run a model of these sizes, as a clause that follows "a card"; none where it can.
+/// Why a GPU cannot run a model of these sizes, as a clause that follows "a GPU"; none where it can.
 pub fn refusal(sizes: &Sizes) -> Option<String> {
     let &Sizes { hidden_size, intermediate_size, heads, positions } = sizes;
     let head_size = heads.head_size;

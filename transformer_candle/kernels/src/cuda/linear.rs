@@ -1,7 +1,7 @@
 //! The linear map's three products. Legend: N tokens, I inputs, O outputs; sizes are [N, I, O].
 
 use super::{Operand, Product, Workspace};
-use crate::{Accumulate, Buffer};
+use crate::{Buffer, WriteMode};
 
 /// `y_NO = x_NI w_OI^T`.
 pub(crate) fn forward(
@@ -32,11 +32,11 @@ pub(crate) fn backward_weight(
     dy_NO: &Buffer,
     x_NI: &Buffer,
     dw_OI: &Buffer,
-    accumulate: Accumulate,
+    write_mode: WriteMode,
     [n, i, o]: [usize; 3],
     workspace: &Buffer,
 ) -> Product {
     let (dy, x, dw) = (Operand::from(dy_NO), Operand::from(x_NI), Operand::from(dw_OI));
     let product = Product::set(dw, [o, i, n], dy.transposed(), x, Workspace::of(workspace));
-    Product { accumulate, ..product }
+    Product { write_mode, ..product }
 }

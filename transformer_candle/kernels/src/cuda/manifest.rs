@@ -1,4 +1,4 @@
-//! What `triton/build.py` says of the kernels it compiled: which card takes which, and what each was promised.
+//! What `triton/build.py` says of the kernels it compiled: which GPU takes which, and what each was promised.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::Value;
 
-/// Threads of a warp, on every card.
+/// Threads of a warp, on every GPU.
 const WARP: u32 = 32;
 /// Blocks along x, y and z that a launch can have (CUDA C++ programming guide, technical specifications per compute capability).
 const LARGEST_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
@@ -82,10 +82,10 @@ pub(super) struct Launch {
 /// The driver reads as many bytes of an argument as its type has, from the word's first on.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Families that run on a card, the best first.
+/// Families that run on a GPU, the best first.
 ///
-/// `sm_90a` is for Hopper only; `sm_80_small` has tiles for the 99 KB of shared memory that the cards for desktops and workstations
-/// let a block have; the driver translates `sm_80` for every later card.
+/// `sm_90a` is for Hopper only; `sm_80_small` has tiles for the 99 KB of shared memory that the GPUs for desktops and workstations
+/// let a block have; the driver translates `sm_80` for every later GPU.
 fn families(compute_capability: (u32, u32)) -> &'static [&'static str] {
     match compute_capability {
         (9, 0) => &["sm_90a", "sm_80"],
@@ -96,7 +96,7 @@ fn families(compute_capability: (u32, u32)) -> &'static [&'static str] {
 
 impl Manifest {
     /// The kernels for a GPU, by name: the variants of its best family, the one to take unmeasured first.
-    pub(super) fn for_card(text: &str, compute_capability: (u32, u32)) -> Result<HashMap<String, Vec<Entry>>, String> {
+    pub(super) fn for_gpu(text: &str, compute_capability: (u32, u32)) -> Result<HashMap<String, Vec<Entry>>, String> {
         let manifest: Self = serde_json::from_str(text).map_err(|error| format!("the kernels' manifest: {error}"))?;
         let families = families(compute_capability);
         let rank = |entry: &Entry| families.iter().position(|family| *family == entry.family);
@@ -209,7 +209,7 @@ mod tests {
          "constants": {}, "num_warps": 8, "shared_bytes": 0}]}"#;
 
     fn scale() -> Entry {
-        Manifest::for_card(SAMPLE, (8, 0)).unwrap().remove("scale.bf16").unwrap().remove(0)
+        Manifest::for_gpu(SAMPLE, (8, 0)).unwrap().remove("scale.bf16").unwrap().remove(0)
     }
 
     fn pointer(address: usize, dtype: DType) -> Value {
@@ -217,22 +217,22 @@ mod tests {
     }
 
     #[test]
-    fn a_card_takes_the_first_family_that_has_a_kernel() {
-        let file = |capability| Manifest::for_card(SAMPLE, capability).unwrap()["scale.bf16"][0].file.clone();
+    fn a_gpu_takes_the_first_family_that_has_a_kernel() {
+        let file = |capability| Manifest::for_gpu(SAMPLE, capability).unwrap()["scale.bf16"][0].file.clone();
         assert_eq!(file((8, 0)), "sm_80/scale.bf16.ptx");
         assert_eq!(file((9, 0)), "sm_90a/scale.bf16.ptx");
         assert_eq!(file((10, 0)), "sm_80/scale.bf16.ptx");
         for small in [(8, 6), (8, 9), (12, 0), (12, 1)] {
             assert_eq!(file(small), "sm_80_small/scale.bf16.ptx");
         }
-        assert!(Manifest::for_card(SAMPLE, (9, 0)).unwrap().contains_key("hopper"));
-        assert!(!Manifest::for_card(SAMPLE, (12, 0)).unwrap().contains_key("hopper"));
+        assert!(Manifest::for_gpu(SAMPLE, (9, 0)).unwrap().contains_key("hopper"));
+        assert!(!Manifest::for_gpu(SAMPLE, (12, 0)).unwrap().contains_key("hopper"));
     }
 
     #[test]
     fn candidates_stand_behind_the_kernel_taken_unmeasured() {
         let variants = |capability, text: &str| -> Result<Vec<String>, String> {
-            let kernels = Manifest::for_card(text, capability)?;
+            let kernels = Manifest::for_gpu(text, capability)?;
             Ok(kernels["scale.bf16"].iter().map(|entry| entry.variant().to_owned()).collect())
         };
         assert_eq!(variants((12, 0), SAMPLE).unwrap(), ["declared", "w4"]);
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn a_manifest_of_another_form_is_refused() {
         let unknown = SAMPLE.replace("*bf16", "*fp8");
-        assert!(Manifest::for_card(&unknown, (8, 0)).unwrap_err().contains("*fp8"));
+        assert!(Manifest::for_gpu(&unknown, (8, 0)).unwrap_err().contains("*fp8"));
     }
 
     #[test]
@@ -293,7 +293,7 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/triton/ptx");
         let text = std::fs::read_to_string(format!("{folder}/manifest.json")).unwrap();
         for capability in [(8, 0), (8, 6), (9, 0), (12, 0)] {
-            let kernels = Manifest::for_card(&text, capability).unwrap();
+            let kernels = Manifest::for_gpu(&text, capability).unwrap();
             assert!(!kernels.is_empty());
             for entry in kernels.values().flatten() {
                 let ptx = std::fs::read_to_string(format!("{folder}/{}", entry.file)).unwrap();

@@ -1,17 +1,17 @@
-//! NVIDIA cards: kernels compiled ahead of time from `kernels/triton/`, products by cuBLASLt, one stream.
+//! NVIDIA GPUs: kernels compiled ahead of time from `kernels/triton/`, products by cuBLASLt, one stream.
 //!
 //! The files named after operations say what is launched with which arguments; they are compiled in every build. What talks to the
 //! driver is there with the feature `cuda` only; without it a [`Cuda`] cannot be made.
 
-// Without a card nobody reads what is asked of one.
+// Without a GPU nobody reads what is asked of one.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]
 
 pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;
 pub(crate) mod attention;
-mod card;
 pub(crate) mod cast;
 pub(crate) mod embedding;
+mod gpu;
 pub(crate) mod grad_norm;
 pub(crate) mod head_cross_entropy;
 mod launch;
@@ -36,7 +36,7 @@ mod runtime;
 #[cfg(feature = "cuda")]
 mod runtime;
 
-pub use card::{Card, Memory, PoolMemory};
+pub use gpu::{Gpu, Memory, PoolMemory};
 pub(crate) use launch::Value;
 pub(crate) use product::{Operand, Product, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 pub(crate) use request::perform;

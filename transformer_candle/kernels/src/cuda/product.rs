@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 
-use crate::{Accumulate, Buffer, Error, Result};
+use crate::{Buffer, Error, Result, WriteMode};
 
 /// Elements of the F32 workspace that every product brings along: 32 MiB, as much as the library asks for on Hopper and Blackwell,
 /// and what it takes to begin at a multiple of 256 bytes.
@@ -26,12 +26,12 @@ pub(crate) struct Product {
     /// Where the result goes, never transposed; F32, or the operands' type.
     pub(crate) c: Operand,
     /// What becomes of what is there.
-    pub(crate) accumulate: Accumulate,
+    pub(crate) write_mode: WriteMode,
     /// Scratch that the library may use while the product runs.
     pub(crate) workspace: Workspace,
 }
 
-/// A matrix in the card's memory.
+/// A matrix in the GPU's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operand {
     /// Of the first element.
@@ -46,7 +46,7 @@ pub(crate) struct Operand {
     elements: usize,
 }
 
-/// Scratch memory on the card, beginning where the library wants it.
+/// Scratch memory on the GPU, beginning where the library wants it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workspace {
     /// Of its first byte.
@@ -58,7 +58,7 @@ pub(crate) struct Workspace {
 impl Product {
     /// `c = a b`; sizes are [m, n, k].
     pub(crate) fn set(c: Operand, [m, n, k]: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
-        Self { m, n, k, a, b, c, accumulate: Accumulate::Begin, workspace }
+        Self { m, n, k, a, b, c, write_mode: WriteMode::Overwrite, workspace }
     }
 
     /// That the three matrices lie within their buffers, that their element types go together and the workspace is large enough:

@@ -15,7 +15,7 @@ pub(crate) fn median(values: &mut [f32]) -> Option<f32> {
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
 
-/// The library's description of an algorithm, to be kept for the same card and the same version of the library.
+/// The library's description of an algorithm, to be kept for the same GPU and the same version of the library.
 pub(crate) type Algorithm = [u64; 8];
 
 /// An algorithm as hexadecimal digits, and where it was chosen.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use candle_core::DType;
 
 use super::{Operand, Product};
-use crate::Accumulate;
+use crate::WriteMode;
 
 /// Rows that generation passes through a model together, at most.
 const FEW_ROWS: usize = 128;
@@ -20,7 +20,7 @@ pub(crate) struct Shape {
     pub(crate) a: Layout,
     pub(crate) b: Layout,
     pub(crate) c: Layout,
-    pub(crate) accumulate: Accumulate,
+    pub(crate) write_mode: WriteMode,
 }
 
 /// How a matrix lies in memory.
@@ -55,14 +55,14 @@ pub(crate) struct ColumnMajorProduct {
 
 impl Shape {
     pub(crate) fn of(product: &Product) -> Self {
-        let Product { m, n, k, a, b, c, accumulate, .. } = product;
-        Self { sizes: [*m, *n, *k], a: a.into(), b: b.into(), c: c.into(), accumulate: *accumulate }
+        let Product { m, n, k, a, b, c, write_mode, .. } = product;
+        Self { sizes: [*m, *n, *k], a: a.into(), b: b.into(), c: c.into(), write_mode: *write_mode }
     }
 
     /// Whether it is y = x W^T of at most [`FEW_ROWS`]. Reading W takes most of its time, whatever the algorithm, and generation asks
     /// for another shape with every length of a prompt.
     pub(crate) fn is_linear_of_few_rows(&self) -> bool {
-        let is_linear = !self.a.transposed && self.b.transposed && self.accumulate == Accumulate::Begin;
+        let is_linear = !self.a.transposed && self.b.transposed && self.write_mode == WriteMode::Overwrite;
         is_linear && self.sizes[0] <= FEW_ROWS
     }
 
@@ -105,10 +105,10 @@ fn alignment(address: usize) -> u32 {
 
 impl fmt::Display for Shape {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sizes: [m, n, k], a, b, c, accumulate } = self;
-        let plus = match accumulate {
-            Accumulate::Begin => "",
-            Accumulate::Continue => "+= ",
+        let Self { sizes: [m, n, k], a, b, c, write_mode } = self;
+        let plus = match write_mode {
+            WriteMode::Overwrite => "",
+            WriteMode::Accumulate => "+= ",
         };
         write!(formatter, "{m}x{n}x{k} a {a}, b {b}, c {plus}{c}")
     }
@@ -133,14 +133,14 @@ impl FromStr for Shape {
         let (sizes, rest) = text.split_once(" a ").ok_or(NoShape)?;
         let (a, rest) = rest.split_once(", b ").ok_or(NoShape)?;
         let (b, c) = rest.split_once(", c ").ok_or(NoShape)?;
-        let (c, accumulate) = match c.strip_prefix("+= ") {
-            Some(c) => (c, Accumulate::Continue),
-            None => (c, Accumulate::Begin),
+        let (c, write_mode) = match c.strip_prefix("+= ") {
+            Some(c) => (c, WriteMode::Accumulate),
+            None => (c, WriteMode::Overwrite),
         };
         let sizes: Vec<usize> = sizes.split('x').map(number).collect::<Result<_, _>>()?;
         let sizes = sizes.try_into().map_err(|_| NoShape)?;
         let (a, b, c) = (a.parse()?, b.parse()?, c.parse()?);
-        Ok(Self { sizes, a, b, c, accumulate })
+        Ok(Self { sizes, a, b, c, write_mode })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::testing::*;
 use crate::{Buffer, DeviceKind};
 
 /// What the library does with three pieces of memory: `result = left right` or `result += left right`.
-fn library(product: ColumnMajorProduct, left: &[f64], right: &[f64], result: &mut [f64], accumulate: Accumulate) {
+fn library(product: ColumnMajorProduct, left: &[f64], right: &[f64], result: &mut [f64], write_mode: WriteMode) {
     let ColumnMajorProduct { left: l, right: r, result: out } = product;
     let at = |matrix: ColumnMajor, row: usize, column: usize| {
         let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
@@ -21,7 +21,7 @@ fn library(product: ColumnMajorProduct, left: &[f64], right: &[f64], result: &mu
         for row in 0..out.rows {
             let sum: f64 = (0..inner).map(|k| left[at(l, row, k)] * right[at(r, k, column)]).sum();
             let place = at(out, row, column);
-            result[place] = sum + if accumulate == Accumulate::Continue { result[place] } else { 0.0 };
+            result[place] = sum + if write_mode == WriteMode::Accumulate { result[place] } else { 0.0 };
         }
     }
 }
@@ -36,8 +36,8 @@ fn values(buffer: &Buffer) -> Vec<f64> {
     buffer.read::<f32>().unwrap().into_iter().map(f64::from).collect()
 }
 
-fn accumulations() -> impl Strategy<Value = Accumulate> {
-    prop_oneof![Just(Accumulate::Begin), Just(Accumulate::Continue)]
+fn write_modes() -> impl Strategy<Value = WriteMode> {
+    prop_oneof![Just(WriteMode::Overwrite), Just(WriteMode::Accumulate)]
 }
 
 proptest! {
@@ -46,18 +46,18 @@ proptest! {
         [m, n, k] in prop::array::uniform3(1usize..7),
         [more_a, more_b, more_c] in prop::array::uniform3(0usize..4),
         [turn_a, turn_b] in prop::array::uniform2(any::<bool>()),
-        accumulate in accumulations(),
+        write_mode in write_modes(),
     ) {
         let ((a, [_, wide_a]), (b, [_, wide_b])) = (stored(1, [m, k], more_a, turn_a), stored(2, [k, n], more_b, turn_b));
         let (c, _) = stored(3, [m, n], more_c, false);
         let turned = |buffer: &Buffer, turn: bool| if turn { Operand::from(buffer).transposed() } else { buffer.into() };
         let (space, sizes) = (Workspace::of(&workspace(0)), [m, n, k]);
         let product = Product::set((&c).into(), sizes, turned(&a, turn_a), turned(&b, turn_b), space);
-        let product = Product { accumulate, ..product };
+        let product = Product { write_mode, ..product };
 
         let (a, b, start) = (values(&a), values(&b), values(&c));
         let mut result = start.clone();
-        library(Shape::of(&product).column_major(), &b, &a, &mut result, accumulate);
+        library(Shape::of(&product).column_major(), &b, &a, &mut result, write_mode);
 
         let element = |values: &[f64], wide: usize, turn: bool, row: usize, column: usize| {
             if turn { values[column * wide + row] } else { values[row * wide + column] }
@@ -68,7 +68,7 @@ proptest! {
                 element(&a, wide_a + more_a, turn_a, row, inner) * element(&b, wide_b + more_b, turn_b, inner, column)
             }).sum();
             let place = &mut expected[row * (n + more_c) + column];
-            *place = sum + if accumulate == Accumulate::Continue { *place } else { 0.0 };
+            *place = sum + if write_mode == WriteMode::Accumulate { *place } else { 0.0 };
         }
         prop_assert_eq!(result, expected);
     }
@@ -83,7 +83,7 @@ proptest! {
         let run = |product: &Product, a: &Buffer, b: &Buffer, c: &Buffer| {
             assert_eq!([product.a.address, product.b.address, product.c.address], [a, b, c].map(Buffer::address));
             let mut result = values(c);
-            library(Shape::of(product).column_major(), &values(b), &values(a), &mut result, product.accumulate);
+            library(Shape::of(product).column_major(), &values(b), &values(a), &mut result, product.write_mode);
             result
         };
         let near = |left: &[f64], right: &[f64]| left.iter().zip(right).all(|(left, right)| (left - right).abs() < 1e-9);
@@ -94,8 +94,8 @@ proptest! {
         prop_assert!(near(&backward_input, &reference::backward_input(&values(&dy), &values(&w), sizes)));
         let gradient = reference::backward_weight(&values(&dy), &values(&x), sizes);
         let total: Vec<f64> = values(&dw).iter().zip(&gradient).map(|(start, more)| start + more).collect();
-        for (accumulate, expected) in [(Accumulate::Begin, gradient), (Accumulate::Continue, total)] {
-            let backward_weight = linear::backward_weight(&dy, &x, &dw, accumulate, sizes, &space);
+        for (write_mode, expected) in [(WriteMode::Overwrite, gradient), (WriteMode::Accumulate, total)] {
+            let backward_weight = linear::backward_weight(&dy, &x, &dw, write_mode, sizes, &space);
             prop_assert!(near(&run(&backward_weight, &dy, &x, &dw), &expected));
         }
     }
@@ -105,14 +105,14 @@ proptest! {
         sizes in prop::array::uniform3(0usize..100_000),
         strides in prop::array::uniform3(1usize..100_000),
         [turn_a, turn_b] in prop::array::uniform2(any::<bool>()),
-        accumulate in accumulations(),
+        write_mode in write_modes(),
         alignments in prop::array::uniform3(0u32..9),
         f32_operands in any::<bool>(),
     ) {
         let dtype = if f32_operands { DType::F32 } else { DType::BF16 };
         let layout = |at: usize, dtype, transposed| Layout { dtype, stride: strides[at], transposed, alignment: 1 << alignments[at] };
         let (a, b, c) = (layout(0, dtype, turn_a), layout(1, dtype, turn_b), layout(2, DType::F32, false));
-        let shape = Shape { sizes, a, b, c, accumulate };
+        let shape = Shape { sizes, a, b, c, write_mode };
         prop_assert_eq!(shape.to_string().parse(), Ok(shape));
     }
 
@@ -133,7 +133,7 @@ fn the_text_of_a_shape_is_for_people_too() {
         shape.to_string()
     };
     let space = workspace(0);
-    let gradient = linear::backward_weight(&dy, &x, &dw, Accumulate::Continue, [6, 3, 4], &space);
+    let gradient = linear::backward_weight(&dy, &x, &dw, WriteMode::Accumulate, [6, 3, 4], &space);
     assert_eq!(aligned(&gradient), "4x3x6 a bf16 4 transposed @256, b bf16 3 @256, c += f32 3 @256");
     let forward = linear::forward(&x, &dw, &dy, [6, 3, 4], &space);
     assert_eq!(aligned(&forward), "6x4x3 a bf16 3 @256, b f32 3 transposed @256, c bf16 4 @256");

@@ -1,5 +1,5 @@
-//! What an operation asks of a card: a list that follows from sizes and addresses alone. A graph can replay it, and a test can hold it
-//! to the kernels' manifest on a machine without a card.
+//! What an operation asks of a GPU: a list that follows from sizes and addresses alone. A graph can replay it, and a test can hold it
+//! to the kernels' manifest on a machine without a GPU.
 
 use candle_core::DType;
 

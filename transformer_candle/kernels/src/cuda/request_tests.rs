@@ -1,4 +1,4 @@
-//! What operations ask of a card, held to the manifest for every kind of card: kernels that were compiled, as many arguments of the
+//! What operations ask of a GPU, held to the manifest for every kind of GPU: kernels that were compiled, as many arguments of the
 //! right types, promises kept, grids that can be launched; products whose matrices lie within their buffers.
 
 use std::collections::HashMap;
@@ -12,14 +12,14 @@ use super::*;
 use crate::attention::AttentionShape;
 use crate::head_cross_entropy::Sizes;
 use crate::testing::zeros;
-use crate::{Accumulate, DeviceKind, HeadLayout};
+use crate::{DeviceKind, HeadLayout, WriteMode};
 
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
 fn kernels() -> [HashMap<String, Vec<Entry>>; 4] {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/triton/ptx/manifest.json");
     let text = std::fs::read_to_string(path).unwrap();
-    [(8, 0), (8, 6), (9, 0), (12, 0)].map(|capability| Manifest::for_card(&text, capability).unwrap())
+    [(8, 0), (8, 6), (9, 0), (12, 0)].map(|capability| Manifest::for_gpu(&text, capability).unwrap())
 }
 
 /// The kernels' names, the products counted, after everything asked for was found to be possible.
@@ -225,8 +225,8 @@ fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] 
     let inputs = crate::head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size };
     let inputs = Inputs::of(&inputs, &logits, &workspace, sizes);
     let [scale, loss] = [(); 2].map(|()| value(&[1], DType::F32));
-    let accumulate = Accumulate::Begin;
-    let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into(), accumulate };
+    let write_mode = WriteMode::Overwrite;
+    let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into(), write_mode };
     let training = head_cross_entropy::forward_backward(&inputs, &gradients);
     [asked(&training), asked(&head_cross_entropy::forward(&inputs, losses))]
 }

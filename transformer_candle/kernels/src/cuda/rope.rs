@@ -1,4 +1,4 @@
-//! Rotary position embedding on a card.
+//! Rotary position embedding on a GPU.
 
 use super::Value;
 use super::request::{Blocks, Request, variant};

@@ -1,4 +1,4 @@
-//! An opened card: context, streams, kernels, products.
+//! An opened GPU: context, streams, kernels, products.
 //!
 //! Everything that reads or writes a buffer is asked of one compute stream, in the order of the calls, whichever thread makes them; a
 //! second stream carries copies from pinned host memory to landing buffers that no operation knows (`pinned.rs`).
@@ -30,10 +30,10 @@ use self::failure::Context as _;
 pub(crate) use self::graph::Graph;
 pub(crate) use self::pinned::{Arrival, Transfer};
 pub use self::probe::probe;
-use super::Card;
+use super::Gpu;
 use crate::{Error, Result};
 
-/// An opened card. Clones share it. May be used from any thread.
+/// An opened GPU. Clones share it. May be used from any thread.
 #[derive(Clone)]
 pub struct Cuda(Arc<Opened>);
 
@@ -44,7 +44,7 @@ struct Opened {
     products: products::Products,
     /// While a graph is recorded: the tensors that it touches, by storage.
     recorded: Mutex<Option<HashMap<usize, Tensor>>>,
-    card: Card,
+    gpu: Gpu,
     /// Owns the memory of every tensor made here.
     candle: CudaDevice,
     context: Arc<CudaContext>,
@@ -53,7 +53,7 @@ struct Opened {
     /// The stream of [`Transfer`]s.
     copies: Arc<CudaStream>,
     pool: memory::Pool,
-    /// Bytes taken of the card, but for tensors, when the context and the libraries were open.
+    /// Bytes taken of the GPU, but for tensors, when the context and the libraries were open.
     memory_at_opening: u64,
     memory_limit: Mutex<Option<u64>>,
     is_deterministic: AtomicBool,
@@ -61,13 +61,13 @@ struct Opened {
 }
 
 impl Cuda {
-    /// Opens a card: its context, its streams, the libraries. No kernel is loaded yet.
+    /// Opens a GPU: its context, its streams, the libraries. No kernel is loaded yet.
     ///
     /// # Errors
     /// [`Error::NoCuda`] says in a sentence what is missing and the way out.
     pub fn open(ordinal: usize) -> Result<Self> {
         let refuse = |reason| Error::NoCuda { ordinal, reason };
-        let card = choose(probe().map_err(refuse)?, ordinal).map_err(refuse)?;
+        let gpu = choose(probe().map_err(refuse)?, ordinal).map_err(refuse)?;
         // Candle opens the same context, but says less of what went wrong. Kept until it has: the last owner's going closes a context.
         let _first = CudaContext::new(ordinal)
             .map_err(|error| refuse(format!("it does not open: {}", failure::sentence(error))))?;
@@ -81,7 +81,7 @@ impl Cuda {
         let pool = memory::Pool::of(&candle).during(ordinal, "cuMemPoolSetAttribute")?;
         let library = library::Library::open(ordinal)?;
         let copies = context.new_stream().during(ordinal, "cuStreamCreate")?;
-        let kernels = kernels::Kernels::of(card.compute_capability).map_err(refuse)?;
+        let kernels = kernels::Kernels::of(gpu.compute_capability).map_err(refuse)?;
         let (free, total) = context.mem_get_info().during(ordinal, "cuMemGetInfo")?;
         // What the pool holds belongs to tensors, of this handle or an earlier one.
         let (_, reserved) = pool.used_and_reserved().during(ordinal, "cuMemPoolGetAttribute")?;
@@ -90,7 +90,7 @@ impl Cuda {
             kernels,
             products: products::Products::default(),
             recorded: Mutex::default(),
-            card,
+            gpu,
             candle,
             context,
             stream,
@@ -103,27 +103,27 @@ impl Cuda {
         })))
     }
 
-    /// The card's number.
+    /// The GPU's number.
     pub fn ordinal(&self) -> usize {
-        self.0.card.ordinal
+        self.0.gpu.ordinal
     }
 
     /// As the driver calls it.
     pub fn name(&self) -> &str {
-        &self.0.card.name
+        &self.0.gpu.name
     }
 
     /// Major and minor.
     pub fn compute_capability(&self) -> (u32, u32) {
-        self.0.card.compute_capability
+        self.0.gpu.compute_capability
     }
 
-    /// See [`Card::nominal_bf16_flops`].
+    /// See [`Gpu::nominal_bf16_flops`].
     pub fn nominal_bf16_flops(&self) -> Option<f64> {
-        self.0.card.nominal_bf16_flops()
+        self.0.gpu.nominal_bf16_flops()
     }
 
-    /// What bitwise equal results depend on beside this program: card, driver and cuBLAS, with their versions.
+    /// What bitwise equal results depend on beside this program: GPU, driver and cuBLAS, with their versions.
     pub fn fingerprint(&self) -> String {
         let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
         let module = module.as_deref().and_then(module_version).map_or(String::new(), |version| format!("{version}, "));
@@ -146,26 +146,26 @@ impl Cuda {
     /// Waits for everything asked of the compute stream.
     pub fn synchronize(&self) -> Result<()> {
         let _turn = self.take_turn();
-        self.refuse_while_recording("waiting")?;
+        self.refuse_while_capturing("waiting")?;
         self.0.stream.synchronize().during(self.ordinal(), "cuStreamSynchronize")
     }
 
-    /// Whether two handles mean the same opened card: one stream.
+    /// Whether two handles mean the same opened GPU: one stream.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Waits until no other thread has the card, and keeps others out until the value is dropped.
+    /// Waits until no other thread has the GPU, and keeps others out until the value is dropped.
     pub(crate) fn take_turn(&self) -> turn::Taken<'_> {
         self.0.turn.take()
     }
 
-    /// Makes the card's context the calling thread's, which every bare call of the driver or of a library needs.
+    /// Makes the GPU's context the calling thread's, which every bare call of the driver or of a library needs.
     fn enter(&self) -> Result<()> {
         self.0.context.bind_to_thread().during(self.ordinal(), "cuCtxSetCurrent")
     }
 
-    /// For a thread that is about to free memory of the card: cudarc does so in whatever context the thread has. A failure stays with the
+    /// For a thread that is about to free memory of the GPU: cudarc does so in whatever context the thread has. A failure stays with the
     /// context, for the next call that can report it.
     pub(crate) fn enter_to_free(&self) {
         self.0.context.record_err(self.0.context.bind_to_thread());
@@ -181,9 +181,9 @@ impl Cuda {
     }
 
     /// For what a graph cannot repeat.
-    fn refuse_while_recording(&self, what: &str) -> Result<()> {
-        if self.is_recording() {
-            let (ordinal, call) = (self.ordinal(), "recording a graph".to_owned());
+    fn refuse_while_capturing(&self, what: &str) -> Result<()> {
+        if self.is_capturing() {
+            let (ordinal, call) = (self.ordinal(), "capturing a graph".to_owned());
             return Err(Error::Cuda { ordinal, call, reason: format!("{what} cannot be part of it") });
         }
         Ok(())
@@ -192,21 +192,21 @@ impl Cuda {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // Closing cuBLAS and cuRAND, Candle panics if that fails, as it does on a card that is lost: let them go with the program.
+        // Closing cuBLAS and cuRAND, Candle panics if that fails, as it does on a GPU that is lost: let them go with the program.
         if self.stream.synchronize().is_err() {
             std::mem::forget(self.candle.clone());
         }
     }
 }
 
-/// The card of this number, or a sentence on why it cannot be had.
-fn choose(cards: Vec<Card>, ordinal: usize) -> Result<Card, String> {
-    let count = cards.len();
-    let Some(card) = cards.into_iter().nth(ordinal) else {
-        let cards = if count == 1 { "one card, cuda:0".to_owned() } else { format!("{count} cards, from cuda:0 on") };
-        return Err(format!("the NVIDIA driver lists {cards}"));
+/// The GPU of this number, or a sentence on why it cannot be had.
+fn choose(gpus: Vec<Gpu>, ordinal: usize) -> Result<Gpu, String> {
+    let count = gpus.len();
+    let Some(gpu) = gpus.into_iter().nth(ordinal) else {
+        let gpus = if count == 1 { "one GPU, cuda:0".to_owned() } else { format!("{count} GPUs, from cuda:0 on") };
+        return Err(format!("the NVIDIA driver lists {gpus}"));
     };
-    card.refusal().map_or(Ok(card), Err)
+    gpu.refusal().map_or(Ok(gpu), Err)
 }
 
 /// An error's message without the backtrace that Candle may append.
@@ -224,10 +224,10 @@ fn module_version(text: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn card(ordinal: usize, compute_capability: (u32, u32)) -> Card {
-        Card {
+    fn gpu(ordinal: usize, compute_capability: (u32, u32)) -> Gpu {
+        Gpu {
             ordinal,
-            name: "a card".to_owned(),
+            name: "a GPU".to_owned(),
             uuid: String::new(),
             total_bytes: 1,
             compute_capability,
@@ -236,12 +236,12 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_not_there_or_too_old_is_refused_in_a_sentence() {
-        assert_eq!(choose(vec![card(0, (8, 0)), card(1, (9, 0))], 1).unwrap().ordinal, 1);
-        assert_eq!(choose(vec![card(0, (9, 0))], 1).unwrap_err(), "the NVIDIA driver lists one card, cuda:0");
-        let two = vec![card(0, (9, 0)), card(1, (9, 0))];
-        assert_eq!(choose(two, 2).unwrap_err(), "the NVIDIA driver lists 2 cards, from cuda:0 on");
-        assert!(choose(vec![card(0, (7, 0))], 0).unwrap_err().contains("compute capability 7.0"));
+    fn a_gpu_that_is_not_there_or_too_old_is_refused_in_a_sentence() {
+        assert_eq!(choose(vec![gpu(0, (8, 0)), gpu(1, (9, 0))], 1).unwrap().ordinal, 1);
+        assert_eq!(choose(vec![gpu(0, (9, 0))], 1).unwrap_err(), "the NVIDIA driver lists one GPU, cuda:0");
+        let two = vec![gpu(0, (9, 0)), gpu(1, (9, 0))];
+        assert_eq!(choose(two, 2).unwrap_err(), "the NVIDIA driver lists 2 GPUs, from cuda:0 on");
+        assert!(choose(vec![gpu(0, (7, 0))], 0).unwrap_err().contains("compute capability 7.0"));
     }
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn without_a_driver_everybody_gets_the_same_sentence() {
-        // Where there is a card, this has nothing to say.
+        // Where there is a GPU, this has nothing to say.
         let Err(sentence) = probe() else { return };
         assert!(!sentence.is_empty() && !sentence.contains('\n'), "{sentence}");
         let error = Cuda::open(0).map(|_| ()).unwrap_err();

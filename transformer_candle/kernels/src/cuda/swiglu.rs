@@ -1,4 +1,4 @@
-//! `SwiGLU` on a card. Legend: N rows, I intermediate size.
+//! `SwiGLU` on a GPU. Legend: N rows, I intermediate size.
 
 use super::Value;
 use super::request::{Blocks, Request, variant};

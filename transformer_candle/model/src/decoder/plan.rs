@@ -1,7 +1,7 @@
 //! Every buffer of a decoder, listed before any is allocated.
 
 use kernels::memory::{Arena, BufferId, Category, Plan};
-use kernels::{Accumulate, DType, DeviceKind, Recording, Upload, head_cross_entropy};
+use kernels::{DType, DeviceKind, GraphCache, Upload, WriteMode, head_cross_entropy};
 
 use super::Decoder;
 use crate::activations::ActivationSettings;
@@ -22,7 +22,7 @@ struct Chunks {
 const CPU_CHUNKS: Chunks = Chunks { rows: 1024, elements: 1 << 25 };
 
 /// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three products of 2 C V
-/// D operations each. On a card of F operations and B bytes a second that is 8 F / (6 C B) of the products' time,
+/// D operations each. On a GPU of F operations and B bytes a second that is 8 F / (6 C B) of the products' time,
 /// whatever V and D are: with the 117 operations a byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is
 /// 7.3 % of the 1.3 B model's operations, so C = 2048 costs the step half a percent where the products hide nothing of
 /// it, and 410 MB of f32 logits; twice as many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki
@@ -139,8 +139,8 @@ impl DecoderPlan {
             scale_1,
             scale: None,
             // All that was allocated is zero.
-            accumulate: Accumulate::Continue,
-            graphs: Recording::default(),
+            write_mode: WriteMode::Accumulate,
+            graphs: GraphCache::default(),
         })
     }
 }
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_of_32_gib_trains_a_billion_parameters_with_micro_batches_of_four() {
+    fn a_gpu_of_32_gib_trains_a_billion_parameters_with_micro_batches_of_four() {
         // The remainder and the moments, 10 bytes a parameter, are the optimizer's.
         let total = plan(4, true).bytes() + 10 * one_billion().parameter_count();
         // What CUDA reports of an RTX 5090.

@@ -14,7 +14,7 @@ use crate::error::checkpoint::{CheckpointError, Result};
 /// The one format this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// The trainer's state at a checkpoint. It holds no clock and no host name: the same run writes the same bytes (on a card, with the
+/// The trainer's state at a checkpoint. It holds no clock and no host name: the same run writes the same bytes (on a GPU, with the
 /// same choices of products).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -38,7 +38,7 @@ pub struct TrainerState {
     /// How its steps are computed; none in checkpoints from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execution: Option<Execution>,
-    /// How a card computed matrix products; none on a CPU.
+    /// How a GPU computed matrix products; none on a CPU.
     #[serde(default)]
     pub products: Option<Products>,
     /// How far the run's ledger is vouched for; none in checkpoints from before there was one.
@@ -65,12 +65,12 @@ impl Execution {
     }
 }
 
-/// How a card computes matrix products. The choices are found by measuring, and each rounds a little differently: a run goes on bit
+/// How a GPU computes matrix products. The choices are found by measuring, and each rounds a little differently: a run goes on bit
 /// for bit only with the same.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Products {
-    /// The card and the libraries that the choices are for.
+    /// The GPU and the libraries that the choices are for.
     pub fingerprint: String,
     /// The choice for each product that was computed.
     pub choices: BTreeMap<String, String>,

@@ -21,7 +21,7 @@ use crate::stop::StopSignal;
 /// How long the pass that measures operations one by one takes, in seconds, and how many steps at least and at most.
 const MEASURED_SECONDS: f64 = 0.5;
 const MEASURED_STEPS: [f64; 2] = [2.0, 50.0];
-/// The largest product that a card's speed is measured with, rows and columns.
+/// The largest product that a GPU's speed is measured with, rows and columns.
 const LARGEST_PRODUCT: usize = 8192;
 /// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
 const DOCUMENT_TOKENS: usize = 700;
@@ -70,7 +70,7 @@ pub struct BenchReport {
     pub product_flops_per_second: Option<f64>,
     /// Bytes of the planned buffers.
     pub memory_bytes: u64,
-    /// What was taken of the card's memory between its opening and the last step's end; none on a CPU.
+    /// What was taken of the GPU's memory between its opening and the last step's end; none on a CPU.
     pub memory_used_bytes: Option<u64>,
     /// Sequences of a micro-batch.
     pub micro_batch: u64,

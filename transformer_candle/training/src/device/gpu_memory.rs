@@ -2,7 +2,7 @@
 
 use kernels::{
     Device,
-    cuda::{Card, Cuda, Memory},
+    cuda::{Cuda, Gpu, Memory},
 };
 
 /// A GPU's memory, and how fast it is.
@@ -20,9 +20,9 @@ pub struct GpuMemory {
 
 impl GpuMemory {
     /// Of a GPU that could not be opened.
-    pub fn unopened(card: &Card) -> Self {
-        let peak = card.nominal_bf16_flops();
-        Self { name: card.name.clone(), total: card.total_bytes, free: None, peak }
+    pub fn unopened(gpu: &Gpu) -> Self {
+        let peak = gpu.nominal_bf16_flops();
+        Self { name: gpu.name.clone(), total: gpu.total_bytes, free: None, peak }
     }
 
     /// Of a GPU that is open.
@@ -32,9 +32,9 @@ impl GpuMemory {
     }
 
     /// Of a GPU as it is now, or all that is known of it where it cannot be opened.
-    pub(crate) fn measure(card: &Card) -> Self {
-        let opened = Device::cuda(card.ordinal);
+    pub(crate) fn measure(gpu: &Gpu) -> Self {
+        let opened = Device::cuda(gpu.ordinal);
         let measured = opened.as_ref().ok().and_then(Device::as_cuda).and_then(|gpu| Self::now(gpu).ok());
-        measured.unwrap_or_else(|| Self::unopened(card))
+        measured.unwrap_or_else(|| Self::unopened(gpu))
     }
 }

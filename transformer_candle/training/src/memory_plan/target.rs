@@ -1,6 +1,6 @@
 //! The device that a plan is made for, as far as its memory and its speed go.
 
-use kernels::{Device, DeviceKind, cuda::Card};
+use kernels::{Device, DeviceKind, cuda::Gpu};
 use run_config::RunConfig;
 
 use super::{
@@ -31,13 +31,13 @@ impl PlanTarget {
     /// [`TrainerError::Request`] where the run names a GPU and its model needs a CPU.
     pub(super) fn choose(
         config: &RunConfig,
-        cards: &[Card],
-        look: impl Fn(&Card) -> GpuMemory,
+        gpus: &[Gpu],
+        look: impl Fn(&Gpu) -> GpuMemory,
         measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
     ) -> Result<Self> {
         let refusal = refusal(config)?;
-        let found = |ordinal| cards.iter().find(|card| card.ordinal == ordinal && card.refusal().is_none());
-        let gpu = |card: Option<&Card>| card.map_or(Self::AssumedGpu, |card| Self::Gpu(look(card)));
+        let found = |ordinal| gpus.iter().find(|gpu| gpu.ordinal == ordinal && gpu.refusal().is_none());
+        let gpu = |gpu: Option<&Gpu>| gpu.map_or(Self::AssumedGpu, |gpu| Self::Gpu(look(gpu)));
         match (config.runtime.device, refusal) {
             (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => Ok(Self::Cpu(Some(measure(config)?))),
             (run_config::Device::Cuda(ordinal), None) => Ok(gpu(found(ordinal))),
@@ -50,7 +50,7 @@ impl PlanTarget {
                     let too_long = Work::new(config)?.is_too_long_for_cpu(speed);
                     Ok(if too_long { Self::AssumedGpu } else { Self::Cpu(Some(speed)) })
                 }
-                card => Ok(gpu(card)),
+                found => Ok(gpu(found)),
             },
         }
     }

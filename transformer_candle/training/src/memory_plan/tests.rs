@@ -1,6 +1,6 @@
 //! The numbers that the README and the configs promise, and what a refused run is told.
 
-use kernels::cuda::Card;
+use kernels::cuda::Gpu;
 use run_config::{BatchSize, ByteSize, Device, Format, presets};
 
 use super::*;
@@ -23,18 +23,18 @@ fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
 
 const CPU: CpuSpeed = CpuSpeed { threads: 2, flops: 420e9 };
 
-/// The plan on a machine without a card.
+/// The plan on a machine without a GPU.
 fn plan_of(run: &ResolvedRun) -> Result<MemoryPlan> {
     MemoryPlan::among(&run.config, &[], GpuMemory::unopened, |_| Ok(CPU))
 }
 
-/// The plan on a machine with these cards, each with so much free.
-fn plan_among(run: &ResolvedRun, cards: &[Card], free: Option<u64>) -> Result<MemoryPlan> {
-    MemoryPlan::among(&run.config, cards, |card| GpuMemory { free, ..GpuMemory::unopened(card) }, |_| Ok(CPU))
+/// The plan on a machine with these GPUs, each with so much free.
+fn plan_among(run: &ResolvedRun, gpus: &[Gpu], free: Option<u64>) -> Result<MemoryPlan> {
+    MemoryPlan::among(&run.config, gpus, |gpu| GpuMemory { free, ..GpuMemory::unopened(gpu) }, |_| Ok(CPU))
 }
 
-fn card(ordinal: usize, name: &str, total_bytes: u64) -> Card {
-    Card {
+fn gpu(ordinal: usize, name: &str, total_bytes: u64) -> Gpu {
+    Gpu {
         ordinal,
         name: name.to_owned(),
         uuid: String::new(),
@@ -169,10 +169,10 @@ fn auto_on_a_cpu_goes_no_further_than_is_fast() {
 }
 
 #[test]
-fn a_run_that_would_take_a_cpu_months_is_planned_for_a_card() {
+fn a_run_that_would_take_a_cpu_months_is_planned_for_a_gpu() {
     let open = plan_of(&run_of("rtx5090_1b", &[])).unwrap();
-    let card = plan_of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
-    assert_eq!((open.bytes, open.micro_batch, &open.estimate), (card.bytes, card.micro_batch, &card.estimate));
+    let gpu = plan_of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
+    assert_eq!((open.bytes, open.micro_batch, &open.estimate), (gpu.bytes, gpu.micro_batch, &gpu.estimate));
     insta::assert_snapshot!(open.budget.unwrap());
     let here = MemoryPlan::here(&run_of("rtx5090_1b", &[]), &kernels::Device::Cpu).unwrap();
     assert!(here.budget.unwrap().origin.contains("this machine"));
@@ -194,25 +194,25 @@ fn the_time_on_a_cpu_follows_from_how_fast_it_multiplies_now() {
 }
 
 #[test]
-fn what_counts_is_what_a_card_has_free_now() {
+fn what_counts_is_what_a_gpu_has_free_now() {
     let run = run_of("rtx5090_1b", &["runtime.device=auto", "runtime.memory_limit=null"]);
-    let cards = [card(0, "NVIDIA GeForce RTX 5090", 34_190_917_632), card(1, "NVIDIA L4", 24_000_000_000)];
-    let micro_batch = |free| plan_among(&run, &cards, free).unwrap().micro_batch;
+    let gpus = [gpu(0, "NVIDIA GeForce RTX 5090", 34_190_917_632), gpu(1, "NVIDIA L4", 24_000_000_000)];
+    let micro_batch = |free| plan_among(&run, &gpus, free).unwrap().micro_batch;
     assert_eq!([micro_batch(None), micro_batch(Some(33_600_000_000)), micro_batch(Some(27_000_000_000))], [4, 4, 2]);
-    insta::assert_snapshot!(plan_among(&run, &cards, Some(33_100_000_000)).unwrap());
-    let crowded = plan_among(&run, &cards, Some(20_000_000_000)).unwrap().check().unwrap_err();
+    insta::assert_snapshot!(plan_among(&run, &gpus, Some(33_100_000_000)).unwrap());
+    let crowded = plan_among(&run, &gpus, Some(20_000_000_000)).unwrap().check().unwrap_err();
     assert!(crowded.to_string().contains("NVIDIA GeForce RTX 5090 with 20.00 GB free of 34.19 GB"), "{crowded}");
     let limited = run_of("rtx5090_1b", &["runtime.device=cuda:0", "runtime.memory_limit=28GB"]);
-    let plan = plan_among(&limited, &[card(0, "NVIDIA H200", 150_000_000_000)], Some(149_000_000_000)).unwrap();
+    let plan = plan_among(&limited, &[gpu(0, "NVIDIA H200", 150_000_000_000)], Some(149_000_000_000)).unwrap();
     assert!(plan.budget.as_ref().unwrap().origin.starts_with("runtime.memory_limit: 28GB"));
     assert!(plan.bytes < 27_000_000_000 && plan.estimate.unwrap().assumption.contains("H200"));
-    let plan = plan_among(&limited, &[card(0, "NVIDIA H200", 150_000_000_000)], Some(145_000_000_000)).unwrap();
+    let plan = plan_among(&limited, &[gpu(0, "NVIDIA H200", 150_000_000_000)], Some(145_000_000_000)).unwrap();
     assert_eq!(plan.budget.unwrap().bytes, 23_000_000_000, "others have 5 GB of the 28 already");
 }
 
 #[test]
-fn auto_plans_for_the_cpu_where_a_card_does_not_take_the_model() {
-    let cards = [card(0, "NVIDIA GeForce RTX 5090", 34_190_917_632)];
+fn auto_plans_for_the_cpu_where_a_gpu_does_not_take_the_model() {
+    let gpus = [gpu(0, "NVIDIA GeForce RTX 5090", 34_190_917_632)];
     let narrow = [
         "model.num_attention_heads=128",
         "model.num_key_value_heads=8",
@@ -220,24 +220,24 @@ fn auto_plans_for_the_cpu_where_a_card_does_not_take_the_model() {
         "scheduler.warmup_steps=1",
     ];
     let heads_of_16 = run_of("rtx5090_1b", &[&["runtime.device=auto"], narrow.as_slice()].concat());
-    let plan = plan_among(&heads_of_16, &cards, None).unwrap();
+    let plan = plan_among(&heads_of_16, &gpus, None).unwrap();
     assert!(plan.estimate.unwrap().assumption.contains("CPU"));
     let error =
-        plan_among(&run_of("rtx5090_1b", &[&["runtime.device=cuda:0"], narrow.as_slice()].concat()), &cards, None)
+        plan_among(&run_of("rtx5090_1b", &[&["runtime.device=cuda:0"], narrow.as_slice()].concat()), &gpus, None)
             .unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(error.to_string().contains("num_attention_heads is 16"), "{error}");
 }
 
 #[test]
-fn a_card_that_is_planned_for_has_landings_for_the_tokens_on_their_way() {
+fn a_gpu_that_is_planned_for_has_landings_for_the_tokens_on_their_way() {
     let batch = |packing, device| {
         let run = run_of("rtx5090_1b", &[RTX_5090.as_slice(), &[packing]].concat());
         let shape = model_shape(&run.config).unwrap();
         let setting = plan_of(&run).unwrap().engine_settings(device);
         RunBuffers::new(&run.config, &shape, setting).plan.bytes_of(kernels::memory::Category::Batch)
     };
-    // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a card also two pairs and a scale on their way.
+    // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a GPU also two pairs and a scale on their way.
     let of = |packing| [DeviceKind::Cpu, DeviceKind::Cuda].map(|device| batch(packing, device));
     assert_eq!(of("data.packing=concat"), [65_536 + 4, 3 * 65_536 + 8]);
     // And where each one's document begins.

@@ -1,4 +1,4 @@
-//! How a card computes matrix products, carried from a checkpoint to the run that goes on with it.
+//! How a GPU computes matrix products, carried from a checkpoint to the run that goes on with it.
 
 use kernels::{Device, cuda::Cuda};
 
@@ -6,8 +6,8 @@ use crate::{checkpoint::Products, error::Result};
 
 /// The choices that a device has made so far; none on a CPU, which makes none.
 pub(super) fn of(device: &Device) -> Option<Products> {
-    let of_card = |card: &Cuda| Products { fingerprint: card.fingerprint(), choices: card.choices() };
-    device.as_cuda().map(of_card)
+    let of_gpu = |gpu: &Cuda| Products { fingerprint: gpu.fingerprint(), choices: gpu.choices() };
+    device.as_cuda().map(of_gpu)
 }
 
 /// Has a device compute as the checkpoint's run did. Returns what a person should know where it cannot, and so the run goes on with
@@ -17,10 +17,10 @@ pub(super) fn recall(device: &Device, saved: Option<&Products>) -> Result<Option
     if let Some(note) = parting(saved.map(|products| products.fingerprint.as_str()), here.as_deref()) {
         return Ok(Some(note));
     }
-    let (Some(card), Some(products)) = (device.as_cuda(), saved) else {
+    let (Some(gpu), Some(products)) = (device.as_cuda(), saved) else {
         return Ok(None);
     };
-    let refused = card.recall_choices(&products.choices)?;
+    let refused = gpu.recall_choices(&products.choices)?;
     Ok((!refused.is_empty()).then(|| {
         format!(
             "{} does not know {} of the checkpoint's algorithms of products and variants of kernels any more: from here on the weights round \

@@ -17,7 +17,7 @@ use crate::cpu::disjoint::Disjoint;
 use crate::cpu::share_out::share_out;
 use crate::cpu::simd::Body;
 use crate::cpu::transpose::SIDE;
-use crate::{Accumulate, Element};
+use crate::{Element, WriteMode};
 
 /// Places of a block of the right operand: 4 MiB, a part of a third-level cache.
 const RIGHT: usize = 1 << 20;
@@ -41,7 +41,7 @@ pub(super) struct Blocks<'a, A, B, O> {
     pub(super) out: &'a mut [O],
     /// Elements from row to row of `out`.
     pub(super) stride: usize,
-    pub(super) accumulate: Accumulate,
+    pub(super) write_mode: WriteMode,
     pub(super) workspace: &'a mut [f32],
 }
 
@@ -54,12 +54,12 @@ pub(crate) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
 
 impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
     pub(super) fn multiply<T: Tile>(self, tile: T) {
-        let Self { a, b, out, stride, accumulate, workspace } = self;
+        let Self { a, b, out, stride, write_mode, workspace } = self;
         assert!(b.columns <= stride && out.len() >= extent(a.rows, b.columns, stride));
         if a.rows == 0 || b.columns == 0 || a.columns == 0 {
             // Sums of nothing.
             let rows = out.chunks_mut(stride.max(1)).take(a.rows);
-            if accumulate == Accumulate::Begin {
+            if write_mode == WriteMode::Overwrite {
                 rows.for_each(|row| row[..b.columns].fill(O::default()));
             }
             return;
@@ -83,7 +83,7 @@ impl<A: Element, B: Element, O: Element> Blocks<'_, A, B, O> {
                         Product { tile, a, right, columns: columns.len(), places: a.columns.div_ceil(T::DEPTH) };
                     let again = if depth.start > 0 { Start::Kept } else { Start::Zero };
                     if !waits {
-                        let start = if accumulate == Accumulate::Continue { Start::Kept } else { again };
+                        let start = if write_mode == WriteMode::Accumulate { Start::Kept } else { again };
                         product.sum(strips, &Target { out: &out, corner, start });
                     } else if depth.end < b.rows {
                         product.sum(strips, &Target { out: &waiting, corner: wait, start: again });

@@ -25,7 +25,7 @@ use pulp::{Arch, Simd, WithSimd};
 use self::blocks::Blocks;
 pub(crate) use self::blocks::workspace_for;
 use self::tile::Vectors;
-use crate::{Accumulate, Element};
+use crate::{Element, WriteMode};
 
 /// A matrix in row-major storage, or the transpose of one.
 #[derive(Clone, Copy)]
@@ -72,7 +72,7 @@ pub(crate) fn multiply<A: Element, B: Element, O: Element>(
     if a.rows == 1 && !a.transposed && b.transposed {
         return row::multiply(a, b, out);
     }
-    multiply_accumulate(a, b, out, stride, Accumulate::Begin, workspace);
+    multiply_accumulate(a, b, out, stride, WriteMode::Overwrite, workspace);
 }
 
 /// `out_MN = a_MK b_KN` or `out_MN += a_MK b_KN`, with what multiplies fastest on this machine. The rows of `out` lie `stride`
@@ -82,11 +82,11 @@ pub(crate) fn multiply_accumulate<A: Element, B: Element, O: Element>(
     b: Matrix<'_, B>,
     out: &mut [O],
     stride: usize,
-    accumulate: Accumulate,
+    write_mode: WriteMode,
     workspace: &mut [f32],
 ) {
     assert_eq!(a.columns, b.rows);
-    let blocks = Blocks { a, b, out, stride, accumulate, workspace };
+    let blocks = Blocks { a, b, out, stride, write_mode, workspace };
     let in_bf16 = B::DTYPE == DType::BF16 && (A::DTYPE == DType::BF16 || O::DTYPE == DType::BF16);
     match pairs::Pairs::of_this_machine() {
         Some(pairs) if in_bf16 => blocks.multiply(pairs),

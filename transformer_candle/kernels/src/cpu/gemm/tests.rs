@@ -44,13 +44,13 @@ const SIZES: [[usize; 3]; 12] = [
 ];
 
 fn equals_the_plain_loop<T: Tile, E: Element>(tile: T) {
-    product_equals_the_plain_loop::<T, E, f32>(tile, &[Accumulate::Begin, Accumulate::Continue]);
-    product_equals_the_plain_loop::<T, E, bf16>(tile, &[Accumulate::Begin]);
+    product_equals_the_plain_loop::<T, E, f32>(tile, &[WriteMode::Overwrite, WriteMode::Accumulate]);
+    product_equals_the_plain_loop::<T, E, bf16>(tile, &[WriteMode::Overwrite]);
 }
 
 fn product_equals_the_plain_loop<T: Tile, E: Element, O: Element + PartialEq + Debug>(
     tile: T,
-    accumulations: &[Accumulate],
+    write_modes: &[WriteMode],
 ) {
     for [m, n, k] in SIZES {
         let room = (m + 4) * (k + 4) + (n + 4) * (k + 4);
@@ -59,14 +59,14 @@ fn product_equals_the_plain_loop<T: Tile, E: Element, O: Element + PartialEq + D
             // Pairs lie in one piece from row to row, or do not.
             let gap = 3 + layout / 4;
             let (a, b) = (matrix(&a, m, k, layout & 1 != 0, gap), matrix(&b, k, n, layout & 2 != 0, gap));
-            for &accumulate in accumulations {
+            for &write_mode in write_modes {
                 let mut out = before.clone();
                 let mut workspace = vec![f32::NAN; workspace_for(m, n, k)];
-                Blocks { a, b, out: &mut out, stride: n + 1, accumulate, workspace: &mut workspace }.multiply(tile);
+                Blocks { a, b, out: &mut out, stride: n + 1, write_mode, workspace: &mut workspace }.multiply(tile);
                 for (index, &value) in out.iter().enumerate() {
                     let (row, column) = (index / (n + 1), index % (n + 1));
                     let sum: f32 = (0..k).map(|depth| at(a, row, depth) * at(b, depth, column.min(n - 1))).sum();
-                    let start = if accumulate == Accumulate::Continue { before[index].widen() } else { 0.0 };
+                    let start = if write_mode == WriteMode::Accumulate { before[index].widen() } else { 0.0 };
                     let expected = if column < n { O::narrow(start + sum) } else { before[index] };
                     assert_eq!(value, expected, "{m} {n} {k}, layout {layout}, element {row} {column}");
                 }
@@ -134,7 +134,14 @@ fn sums_in_f32_are_the_same_in_vectors_of_any_width() {
     let product = |multiply: &dyn Fn(Blocks<'_, f32, f32, f32>)| {
         let (mut out, mut workspace) = (vec![0f32; m * n], vec![0f32; workspace_for(m, n, k)]);
         let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
-        multiply(Blocks { a, b, out: &mut out, stride: n, accumulate: Accumulate::Begin, workspace: &mut workspace });
+        multiply(Blocks {
+            a,
+            b,
+            out: &mut out,
+            stride: n,
+            write_mode: WriteMode::Overwrite,
+            workspace: &mut workspace,
+        });
         out
     };
     let here = product(&|blocks| Arch::new().dispatch(InVectors(blocks)));

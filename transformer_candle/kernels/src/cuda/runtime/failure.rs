@@ -35,7 +35,7 @@ pub(super) fn sentence(error: DriverError) -> String {
     }
 }
 
-/// Whether the card's memory did not suffice.
+/// Whether the GPU's memory did not suffice.
 pub(super) fn is_out_of_memory(error: DriverError) -> bool {
     error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }

@@ -24,16 +24,16 @@ pub(crate) struct Graph {
 unsafe impl Send for Graph {}
 
 impl Cuda {
-    /// Records what `body` asks of the stream, without doing it. The calling thread alone has the card meanwhile.
+    /// Records what `body` asks of the stream, without doing it. The calling thread alone has the GPU meanwhile.
     ///
     /// # Errors
     /// The body's, or the driver's. The stream then is as it was, and nothing is kept.
-    pub(crate) fn record<E: From<Error>>(&self, body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+    pub(crate) fn capture<E: From<Error>>(&self, body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let ordinal = self.ordinal();
         // Taken before asking: whoever records then is this thread.
         let _turn = self.take_turn();
-        if self.is_recording() {
-            let call = "recording a graph".to_owned();
+        if self.is_capturing() {
+            let call = "capturing a graph".to_owned();
             return Err(Error::Cuda { ordinal, call, reason: "another one is being recorded".to_owned() }.into());
         }
         let capture = Capture::begin(self)?;
@@ -56,7 +56,7 @@ impl Cuda {
     }
 
     /// Whether what is asked of the stream is being recorded instead of done: nothing may wait, nothing be tried out.
-    pub(crate) fn is_recording(&self) -> bool {
+    pub(crate) fn is_capturing(&self) -> bool {
         self.recorded().is_some()
     }
 

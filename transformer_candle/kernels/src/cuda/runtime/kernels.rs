@@ -1,4 +1,4 @@
-//! The kernels of a card: loaded at their first use, launched when the arguments are what they were compiled for.
+//! The kernels of a GPU: loaded at their first use, launched when the arguments are what they were compiled for.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -36,7 +36,7 @@ struct Slot {
     function: OnceLock<Function>,
 }
 
-/// A kernel of a card, loaded.
+/// A kernel of a GPU, loaded.
 pub(crate) struct Kernel<'a> {
     cuda: &'a Cuda,
     entry: &'a Entry,
@@ -45,7 +45,7 @@ pub(crate) struct Kernel<'a> {
 
 impl Kernels {
     pub(super) fn of(compute_capability: (u32, u32)) -> Result<Self, String> {
-        let entries = Manifest::for_card(embedded::MANIFEST, compute_capability)?;
+        let entries = Manifest::for_gpu(embedded::MANIFEST, compute_capability)?;
         let slots = |variants: Vec<Entry>| {
             variants.into_iter().map(|entry| Slot { entry, function: OnceLock::new() }).collect()
         };

@@ -1,4 +1,4 @@
-//! A card's memory: allocating, zeroing, copying.
+//! A GPU's memory: allocating, zeroing, copying.
 
 use std::ffi::c_void;
 
@@ -15,7 +15,7 @@ use super::failure::{Context as _, is_out_of_memory};
 use crate::cuda::{Memory, PoolMemory};
 use crate::{Error, Result};
 
-/// The stream-ordered pool that the card's memory comes from, where the driver has one.
+/// The stream-ordered pool that the GPU's memory comes from, where the driver has one.
 pub(super) struct Pool(Option<sys::CUmemoryPool>);
 
 // SAFETY: the driver's functions on pools may be called from any thread, and a device's default pool lives as long as its context.
@@ -24,7 +24,7 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// The card's default pool, told to keep what is freed: memory once had is never asked for again, and never lost to another
+    /// The GPU's default pool, told to keep what is freed: memory once had is never asked for again, and never lost to another
     /// program in the middle of a run.
     pub(super) fn of(candle: &CudaDevice) -> Result<Self, DriverError> {
         let stream = candle.cuda_stream();
@@ -58,7 +58,7 @@ impl Pool {
 }
 
 impl Cuda {
-    /// What the card's memory has room for now, including what this program freed and still holds, and its size.
+    /// What the GPU's memory has room for now, including what this program freed and still holds, and its size.
     pub fn memory(&self) -> Result<Memory> {
         let (free, total) = self.0.context.mem_get_info().during(self.ordinal(), "cuMemGetInfo")?;
         let (used, reserved) = self.pool()?;
@@ -73,8 +73,8 @@ impl Cuda {
         Ok(known.then_some(PoolMemory { used, reserved }))
     }
 
-    /// Caps what this program takes of the card, the context with its libraries included: allocations beyond are refused as if the
-    /// card had no more.
+    /// Caps what this program takes of the GPU, the context with its libraries included: allocations beyond are refused as if the
+    /// GPU had no more.
     pub fn set_memory_limit(&self, bytes: u64) {
         *self.0.memory_limit.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(bytes);
     }
@@ -107,7 +107,7 @@ impl Cuda {
         if needed > available { Err(Error::OutOfMemory { ordinal, needed, available, limit: None }) } else { Ok(()) }
     }
 
-    /// Bytes of the card that this program takes; where the driver keeps no pool to ask, everybody's.
+    /// Bytes of the GPU that this program takes; where the driver keeps no pool to ask, everybody's.
     fn taken(&self) -> Result<u64> {
         if self.0.pool.0.is_some() {
             return Ok(self.0.memory_at_opening + self.pool()?.0);
@@ -134,7 +134,7 @@ impl Cuda {
     fn zeros<T: CudaDType + DeviceRepr + ValidAsZeroBits>(&self, shape: &[usize]) -> Result<Tensor> {
         let ordinal = self.ordinal();
         let _turn = self.take_turn();
-        self.refuse_while_recording("an allocation")?;
+        self.refuse_while_capturing("an allocation")?;
         let elements: usize = shape.iter().product();
         // The driver refuses to allocate nothing; Candle's tensors of no elements never reach their memory.
         let allocated = elements.max(1);
@@ -154,7 +154,7 @@ impl Cuda {
     /// The address of a tensor's first element.
     ///
     /// # Errors
-    /// If the tensor does not lie on this card's stream.
+    /// If the tensor does not lie on this GPU's stream.
     pub(crate) fn address_of(&self, tensor: &Tensor) -> Result<usize> {
         let (storage, layout) = tensor.storage_and_layout();
         let storage = match &*storage {
@@ -208,7 +208,7 @@ impl Cuda {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.refuse_while_recording("a copy from the host")?;
+        self.refuse_while_capturing("a copy from the host")?;
         self.enter()?;
         // SAFETY: the target as in `zero`. The source is borrowed until the stream has been waited for below, also where the driver
         // reads pageable memory by itself and returns before it has done so.
@@ -222,7 +222,7 @@ impl Cuda {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.refuse_while_recording("a copy to the host")?;
+        self.refuse_while_capturing("a copy to the host")?;
         self.enter()?;
         // SAFETY: the source as in `zero`; the target is borrowed until the stream has been waited for below.
         unsafe { result::memcpy_dtoh_async(bytes, address as u64, self.stream().cu_stream()) }

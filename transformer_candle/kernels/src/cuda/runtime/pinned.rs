@@ -1,4 +1,4 @@
-//! Host memory that the card copies from and to by itself.
+//! Host memory that the GPU copies from and to by itself.
 
 use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, result};
@@ -22,7 +22,7 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     fn new(cuda: &Cuda, bytes: usize) -> Result<Self> {
         let _turn = cuda.take_turn();
-        cuda.refuse_while_recording("pinned memory")?;
+        cuda.refuse_while_capturing("pinned memory")?;
         cuda.enter()?;
         // The driver refuses to allocate nothing.
         let allocated = bytes.max(1);
@@ -64,7 +64,7 @@ fn awaited_event(cuda: &Cuda) -> Result<CudaEvent> {
     event.during(cuda.ordinal(), "cuEventCreate")
 }
 
-/// A copy to the card beside the compute stream.
+/// A copy to the GPU beside the compute stream.
 ///
 /// The order of things: the host fills the memory; the copy stream waits until the compute stream has taken what landed before, copies,
 /// and marks `landed`; the compute stream waits for that mark, copies from the landing buffer to where it is wanted, and marks `taken`.
@@ -113,7 +113,7 @@ impl Transfer {
     pub(crate) fn receive(&mut self, landing: usize, target: usize) -> Result<()> {
         let cuda = &self.memory.cuda;
         let _turn = cuda.take_turn();
-        cuda.refuse_while_recording("a copy from the host")?;
+        cuda.refuse_while_capturing("a copy from the host")?;
         let (ordinal, stream) = (cuda.ordinal(), cuda.stream());
         stream.wait(&self.landed).during(ordinal, "cuStreamWaitEvent")?;
         cuda.copy(landing, target, self.memory.bytes)?;
@@ -124,12 +124,12 @@ impl Transfer {
 impl Drop for Transfer {
     fn drop(&mut self) {
         // The copy reads the memory and writes the landing buffer, which both go next; the compute stream frees the latter behind its own
-        // last use. Where waiting fails the card is lost, and copies nothing any more.
+        // last use. Where waiting fails the GPU is lost, and copies nothing any more.
         let _ = self.landed.synchronize();
     }
 }
 
-/// A copy from the card, taken at one point of the compute stream and waited for later.
+/// A copy from the GPU, taken at one point of the compute stream and waited for later.
 pub(crate) struct Arrival {
     memory: Pinned,
     arrived: CudaEvent,
@@ -146,7 +146,7 @@ impl Arrival {
         self.wait()?;
         let cuda = self.memory.cuda.clone();
         let _turn = cuda.take_turn();
-        cuda.refuse_while_recording("a copy to the host")?;
+        cuda.refuse_while_capturing("a copy to the host")?;
         cuda.enter()?;
         let (ordinal, stream) = (cuda.ordinal(), cuda.stream());
         // SAFETY: the last copy is done, waited for above.

@@ -1,4 +1,4 @@
-//! The cards of this machine, without opening one.
+//! The GPUs of this machine, without opening one.
 
 use candle_core::cuda_backend::cudarc::driver::DriverError;
 use candle_core::cuda_backend::cudarc::driver::result::{device, init};
@@ -6,28 +6,28 @@ use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute as Attri
 
 use super::failure::sentence;
 use super::libraries;
-use crate::cuda::Card;
+use crate::cuda::Gpu;
 
-/// The cards that the driver lists, numbered from 0; at least one. Opens no context, and takes no memory of a card.
+/// The GPUs that the driver lists, numbered from 0; at least one. Opens no context, and takes no memory of a GPU.
 ///
 /// # Errors
 /// The one sentence that says what is missing, and the way out.
-pub fn probe() -> Result<Vec<Card>, String> {
+pub fn probe() -> Result<Vec<Gpu>, String> {
     libraries::load()?;
-    let cards = list().map_err(|error| match error.0 {
-        CUresult::CUDA_ERROR_NO_DEVICE => "the NVIDIA driver lists no card".to_owned(),
+    let gpus = list().map_err(|error| match error.0 {
+        CUresult::CUDA_ERROR_NO_DEVICE => "the NVIDIA driver lists no GPU".to_owned(),
         _ => format!("the NVIDIA driver does not answer: {}", sentence(error)),
     })?;
-    if cards.is_empty() { Err("the NVIDIA driver lists no card".to_owned()) } else { Ok(cards) }
+    if gpus.is_empty() { Err("the NVIDIA driver lists no GPU".to_owned()) } else { Ok(gpus) }
 }
 
-fn list() -> Result<Vec<Card>, DriverError> {
+fn list() -> Result<Vec<Gpu>, DriverError> {
     init()?;
     let [major, minor, _] = libraries::cublas_version().map(i32::cast_unsigned);
-    (0..device::get_count()?).map(|ordinal| card(ordinal, (major, minor))).collect()
+    (0..device::get_count()?).map(|ordinal| gpu(ordinal, (major, minor))).collect()
 }
 
-fn card(ordinal: i32, cublas: (u32, u32)) -> Result<Card, DriverError> {
+fn gpu(ordinal: i32, cublas: (u32, u32)) -> Result<Gpu, DriverError> {
     let found = device::get(ordinal)?;
     // SAFETY: the driver gave this device.
     let (total_bytes, major, minor) = unsafe {
@@ -38,7 +38,7 @@ fn card(ordinal: i32, cublas: (u32, u32)) -> Result<Card, DriverError> {
     let compute_capability = (major.cast_unsigned(), minor.cast_unsigned());
     let (ordinal, name) = (ordinal.cast_unsigned() as usize, device::get_name(found)?);
     let uuid = written(name.contains(" MIG "), device::get_uuid(found)?.bytes.map(|byte| byte as u8));
-    Ok(Card { ordinal, name, uuid, total_bytes: total_bytes as u64, compute_capability, cublas })
+    Ok(Gpu { ordinal, name, uuid, total_bytes: total_bytes as u64, compute_capability, cublas })
 }
 
 /// A UUID as `nvidia-smi -L` writes it.

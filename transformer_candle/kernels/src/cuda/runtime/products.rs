@@ -3,7 +3,7 @@
 //! The library has several algorithms for a product; the first time one of a [`Shape`] is asked for, they are timed on its operands
 //! (`products/search.rs`) and the choice stays. Choices go into a checkpoint: a sum in another order rounds differently, so a run is
 //! repeated bit by bit only with the same algorithms. What the library promises for that (cuBLAS documentation, "Results
-//! reproducibility"): one version gives the same bits in every run on cards of one architecture with equally many multiprocessors,
+//! reproducibility"): one version gives the same bits in every run on GPUs of one architecture with equally many multiprocessors,
 //! where one stream or a workspace of the caller's own is used; both are so here.
 
 mod descriptors;
@@ -24,7 +24,7 @@ use super::failure::Context as _;
 use crate::cuda::product_choice::{self, Algorithm};
 use crate::cuda::product_shape::Shape;
 use crate::cuda::{Product, WORKSPACE_BYTES};
-use crate::{Accumulate, Error, Result};
+use crate::{Error, Result, WriteMode};
 
 /// The algorithms chosen so far.
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Products {
 }
 
 impl Cuda {
-    /// Computes a product on the stream. The first of its shape waits for the card, while the library's algorithms are timed.
+    /// Computes a product on the stream. The first of its shape waits for the GPU, while the library's algorithms are timed.
     pub(crate) fn multiply(&self, product: &Product) -> Result<()> {
         product.check()?;
         let shape = Shape::of(product);
@@ -83,7 +83,7 @@ impl Cuda {
     /// searched anew.
     ///
     /// # Errors
-    /// [`Error::Cuda`] if the card cannot be used at all.
+    /// [`Error::Cuda`] if the GPU cannot be used at all.
     pub fn recall_choices(&self, choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
         self.enter()?;
         let origin = self.product_origin();
@@ -120,8 +120,8 @@ impl Cuda {
         if let Some(choice) = self.0.products.locked().get(&shape).cloned() {
             return Ok(choice);
         }
-        if self.is_recording() {
-            let (ordinal, call) = (self.ordinal(), format!("recording {shape}"));
+        if self.is_capturing() {
+            let (ordinal, call) = (self.ordinal(), format!("capturing {shape}"));
             let reason =
                 "no algorithm has been chosen for it, and none can be timed now: run it once before".to_owned();
             return Err(Error::Cuda { ordinal, call, reason });
@@ -132,8 +132,8 @@ impl Cuda {
 
     /// The library refuses empty matrices. A sum of no products is zero.
     fn multiply_nothing(&self, product: &Product) -> Result<()> {
-        let Product { m, n, c, accumulate, .. } = *product;
-        let rows = if accumulate == Accumulate::Continue || n == 0 { 0 } else { m };
+        let Product { m, n, c, write_mode, .. } = *product;
+        let rows = if write_mode == WriteMode::Accumulate || n == 0 { 0 } else { m };
         (0..rows).try_for_each(|row| self.zero(c.skip_rows(row).address, n * c.dtype.size_in_bytes()))
     }
 
@@ -145,10 +145,10 @@ impl Cuda {
         algorithm: &Algorithm,
         scale: f32,
     ) -> Result<(), CublasError> {
-        let Product { a, b, c, accumulate, workspace, .. } = product;
-        let keep = match accumulate {
-            Accumulate::Begin => 0f32,
-            Accumulate::Continue => 1f32,
+        let Product { a, b, c, write_mode, workspace, .. } = product;
+        let keep = match write_mode {
+            WriteMode::Overwrite => 0f32,
+            WriteMode::Accumulate => 1f32,
         };
         let pointer = |address: usize| ptr::without_provenance_mut::<c_void>(address);
         let algorithm = sys::cublasLtMatmulAlgo_t { data: *algorithm };

@@ -1,4 +1,4 @@
-//! Threads take turns at a card.
+//! Threads take turns at a GPU.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;

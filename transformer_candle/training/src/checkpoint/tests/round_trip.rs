@@ -80,7 +80,7 @@ fn the_state_is_text_that_people_can_read() {
 }
 
 #[test]
-fn how_a_card_multiplied_comes_back_and_a_state_from_before_it_was_kept_is_read() {
+fn how_a_gpu_multiplied_comes_back_and_a_state_from_before_it_was_kept_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let choices = BTreeMap::from([("4096 x 2048 x 2048 bf16".to_owned(), "13:2:0".to_owned())]);
     let products = Some(Products { fingerprint: "NVIDIA GeForce RTX 5090".to_owned(), choices });

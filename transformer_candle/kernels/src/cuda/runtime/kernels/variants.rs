@@ -32,9 +32,9 @@ impl Cuda {
             call: format!("{call} {shape}"),
             reason: reason.to_owned(),
         };
-        if self.is_recording() {
+        if self.is_capturing() {
             return Err(refuse(
-                "recording",
+                "stream capture",
                 "no variant has been chosen for it, and none can be timed now: run it once before",
             ));
         }

@@ -74,7 +74,7 @@ impl Descriptors {
         Ok(found.filter(|candidate| candidate.state.result().is_ok()).map(|candidate| candidate.algo.data).collect())
     }
 
-    /// The workspace that an algorithm needs for this product, an error if it does not compute it on this card.
+    /// The workspace that an algorithm needs for this product, an error if it does not compute it on this GPU.
     pub(super) fn workspace_bytes(&self, library: cublasLtHandle_t, algorithm: &Algorithm) -> Result<usize> {
         let algorithm = cublasLtMatmulAlgo_t { data: *algorithm };
         let mut answer = MaybeUninit::<cublasLtMatmulHeuristicResult_t>::uninit();

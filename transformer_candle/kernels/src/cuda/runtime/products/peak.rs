@@ -1,4 +1,4 @@
-//! How fast this card multiplies, for comparing with what a model reaches.
+//! How fast this GPU multiplies, for comparing with what a model reaches.
 
 use candle_core::DType;
 
@@ -8,13 +8,13 @@ use crate::cuda::product_shape::Shape;
 use crate::cuda::{Operand, Product, WORKSPACE_ELEMENTS, Workspace};
 use crate::{Buffer, Device, Result, bf16};
 
-/// Products of 8192^3 in a sample take some 50 ms on a fast card: long enough for its clocks to settle.
+/// Products of 8192^3 in a sample take some 50 ms on a fast GPU: long enough for its clocks to settle.
 const PRODUCTS_IN_A_SAMPLE: usize = 10;
 const SAMPLES: usize = 5;
 
 impl Cuda {
     /// Floating-point operations a second of the BF16 product y = x W^T of square matrices, accumulated in f32, in this moment. A size of
-    /// 8192 shows a card's best. Takes 6 bytes times the square of the size, and 32 MiB, while it runs.
+    /// 8192 shows a GPU's best. Takes 6 bytes times the square of the size, and 32 MiB, while it runs.
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`] where that is not free; [`crate::Error::Cuda`].
@@ -40,7 +40,7 @@ impl Cuda {
     }
 }
 
-/// Numbers evenly spread over [-1, 1), the same 2^20 over and over: zeros would take less power, and so let a card clock higher.
+/// Numbers evenly spread over [-1, 1), the same 2^20 over and over: zeros would take less power, and so let a GPU clock higher.
 fn fill(buffer: &mut Buffer, seed: u64) -> Result<()> {
     let total = buffer.elements();
     let mut state = seed;

@@ -7,9 +7,9 @@ use super::descriptors::Descriptors;
 use crate::cuda::Product;
 use crate::cuda::product_choice::Algorithm;
 use crate::cuda::product_shape::Shape;
-use crate::{Accumulate, Error, Result};
+use crate::{Error, Result, WriteMode};
 
-/// Candidates asked for. The library orders them by its own model of the card; the best is seldom behind the first dozen.
+/// Candidates asked for. The library orders them by its own model of the GPU; the best is seldom behind the first dozen.
 const CANDIDATES: usize = 16;
 
 impl Cuda {
@@ -22,9 +22,9 @@ impl Cuda {
         let candidates = descriptors
             .candidates(self.library(), shape, CANDIDATES)
             .during(self.ordinal(), during("cublasLtMatmulAlgoGetHeuristic"))?;
-        let scale = match product.accumulate {
-            Accumulate::Begin => 1.0,
-            Accumulate::Continue => f32::MIN_POSITIVE,
+        let scale = match product.write_mode {
+            WriteMode::Overwrite => 1.0,
+            WriteMode::Accumulate => f32::MIN_POSITIVE,
         };
         let run = |candidate: usize| {
             let launched = self.launch_product(product, &descriptors, &candidates[candidate], scale);

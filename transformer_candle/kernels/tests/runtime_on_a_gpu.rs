@@ -1,14 +1,14 @@
-//! What a card's runtime promises: memory, copies, order, recordings, timing. A card, or the emulated driver of `tests/cuda_emulator`:
-//! `cargo test -p kernels --features cuda --test runtime_on_a_card -- --ignored --test-threads=1`.
+//! What a GPU's runtime promises: memory, copies, order, recordings, timing. A GPU, or the emulated driver of `tests/cuda_emulator`:
+//! `cargo test -p kernels --features cuda --test runtime_on_a_gpu -- --ignored --test-threads=1`.
 //! One after the other, as they look at the memory in use.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
 
 use kernels::memory::{Category, Plan};
-use kernels::{Buffer, DType, Device, Download, Error, Recording, Scalar, Upload, bf16, cuda, swiglu, timing};
+use kernels::{Buffer, DType, Device, Download, Error, GraphCache, Scalar, Upload, bf16, cuda, swiglu, timing};
 
-fn card() -> Device {
+fn gpu() -> Device {
     Device::cuda(0).unwrap()
 }
 
@@ -17,7 +17,7 @@ fn zeros(shape: &[usize], device: &Device) -> Buffer {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn every_element_type_is_written_read_copied_and_zeroed() {
     fn round_trip<T: Scalar>(values: &[T], zero: T, device: &Device) {
         let mut source = Buffer::zeros(&[values.len()], T::DTYPE, device).unwrap();
@@ -29,20 +29,20 @@ fn every_element_type_is_written_read_copied_and_zeroed() {
         copy.zero().unwrap();
         assert!(copy.read::<T>().unwrap() == vec![zero; values.len()]);
     }
-    let card = card();
-    round_trip(&[1.5f32, -2.0, 3.0], 0.0, &card);
-    round_trip(&[bf16::ONE, bf16::MAX, bf16::NEG_ONE], bf16::ZERO, &card);
-    round_trip(&[7u32, u32::MAX], 0, &card);
-    round_trip(&[-7i32, i32::MIN], 0, &card);
-    round_trip(&[-7i16, i16::MIN, 3], 0, &card);
-    round_trip::<f32>(&[], 0.0, &card);
+    let gpu = gpu();
+    round_trip(&[1.5f32, -2.0, 3.0], 0.0, &gpu);
+    round_trip(&[bf16::ONE, bf16::MAX, bf16::NEG_ONE], bf16::ZERO, &gpu);
+    round_trip(&[7u32, u32::MAX], 0, &gpu);
+    round_trip(&[-7i32, i32::MIN], 0, &gpu);
+    round_trip(&[-7i16, i16::MIN, 3], 0, &gpu);
+    round_trip::<f32>(&[], 0.0, &gpu);
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn views_share_memory_and_overlaps_are_refused() {
-    let card = card();
-    let mut whole = zeros(&[3, 4], &card);
+    let gpu = gpu();
+    let mut whole = zeros(&[3, 4], &gpu);
     let mut row = whole.view(4, &[4]).unwrap();
     row.write(&[1f32, 2.0, 3.0, 4.0]).unwrap();
     assert_eq!(whole.read::<f32>().unwrap()[3..9], [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]);
@@ -53,9 +53,9 @@ fn views_share_memory_and_overlaps_are_refused() {
 }
 
 #[test]
-#[ignore = "needs a card"]
-fn the_card_says_what_it_is() {
-    let device = card();
+#[ignore = "needs a GPU"]
+fn the_gpu_says_what_it_is() {
+    let device = gpu();
     let opened = device.as_cuda().unwrap();
     let listed = &cuda::probe().unwrap()[0];
     assert_eq!((opened.ordinal(), opened.name()), (0, listed.name.as_str()));
@@ -68,9 +68,9 @@ fn the_card_says_what_it_is() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn memory_comes_back_and_a_limit_holds() {
-    let device = card();
+    let device = gpu();
     let opened = device.as_cuda().unwrap();
     let before = opened.memory().unwrap();
     let size = 64 << 20;
@@ -93,25 +93,25 @@ fn memory_comes_back_and_a_limit_holds() {
 }
 
 #[test]
-#[ignore = "needs a card"]
-fn a_thread_that_never_used_the_card_may_drop_what_lies_there() {
-    let device = card();
+#[ignore = "needs a GPU"]
+fn a_thread_that_never_used_the_gpu_may_drop_what_lies_there() {
+    let device = gpu();
     let opened = device.as_cuda().unwrap();
     let before = opened.memory().unwrap();
-    let (buffer, mut recording) = (zeros(&[1 << 20], &device), Recording::default());
+    let (buffer, mut graphs) = (zeros(&[1 << 20], &device), GraphCache::default());
     let mut target = zeros(&[1 << 20], &device);
     for _ in 0..2 {
-        recording.run(&device, 1, || target.copy_from(&buffer)).unwrap();
+        graphs.run(&device, 1, || target.copy_from(&buffer)).unwrap();
     }
-    std::thread::spawn(move || drop((buffer, target, recording))).join().unwrap();
+    std::thread::spawn(move || drop((buffer, target, graphs))).join().unwrap();
     opened.synchronize().unwrap();
     assert_eq!(opened.memory().unwrap(), before);
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_plan_that_does_not_fit_allocates_nothing() {
-    let device = card();
+    let device = gpu();
     let opened = device.as_cuda().unwrap();
     let before = opened.memory().unwrap();
     let mut plan = Plan::new();
@@ -124,15 +124,15 @@ fn a_plan_that_does_not_fit_allocates_nothing() {
 
 /// Adds 1 to what `value` counts, with copies alone: the next of `numbers` goes there.
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_plan_takes_one_allocation_for_each_element_type() {
-    let card = card();
-    let opened = card.as_cuda().unwrap();
+    let gpu = gpu();
+    let opened = gpu.as_cuda().unwrap();
     let mut plan = Plan::new();
     let types = [DType::F32, DType::BF16, DType::I16];
     let ids: Vec<_> = (0..90).map(|i| plan.add("", Category::Scratch, types[i % 3], &[1 + i * i])).collect();
     let before = opened.memory().unwrap().free;
-    let arena = plan.allocate(&card).unwrap();
+    let arena = plan.allocate(&gpu).unwrap();
     let taken = before - opened.memory().unwrap().free;
     let alignment = 256;
     assert!(taken <= plan.bytes() + 90 * alignment + 3 * 512, "{taken} bytes for a plan of {}", plan.bytes());
@@ -149,12 +149,12 @@ fn a_plan_takes_one_allocation_for_each_element_type() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn freed_memory_is_waited_for_before_a_refusal() {
-    let card = card();
-    let opened = card.as_cuda().unwrap();
+    let gpu = gpu();
+    let opened = gpu.as_cuda().unwrap();
     let most = opened.memory().unwrap().free / 10 * 8 / 4;
-    let whole = || Buffer::zeros(&[most as usize], DType::F32, &card);
+    let whole = || Buffer::zeros(&[most as usize], DType::F32, &gpu);
     let first = whole().unwrap();
     // Freed in the stream's order: behind whatever the stream has not done yet.
     drop(first);
@@ -169,14 +169,14 @@ fn body(numbers: &[Buffer], value: &mut Buffer) -> kernels::Result<()> {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_recording_repeats_what_was_asked_with_what_is_there_then() {
-    let device = card();
+    let device = gpu();
     let (mut source, mut target) = (zeros(&[4], &device), zeros(&[4], &device));
-    let (mut recording, mut runs) = (Recording::default(), 0);
+    let (mut graphs, mut runs) = (GraphCache::default(), 0);
     for turn in 0..5 {
         source.write(&[turn as f32; 4]).unwrap();
-        let outcome = recording.run(&device, 1, || {
+        let outcome = graphs.run(&device, 1, || {
             runs += 1;
             body(std::slice::from_ref(&source), &mut target)
         });
@@ -184,14 +184,14 @@ fn a_recording_repeats_what_was_asked_with_what_is_there_then() {
         assert_eq!(target.read::<f32>().unwrap(), [turn as f32; 4]);
     }
     assert_eq!(runs, 2, "once done, once recorded");
-    recording
+    graphs
         .run(&device, 2, || {
             runs += 1;
             target.zero()
         })
         .unwrap();
-    assert_eq!((runs, target.read::<f32>().unwrap()), (3, vec![0.0; 4]), "another key is another recording");
-    let mut eager = Recording::eager();
+    assert_eq!((runs, target.read::<f32>().unwrap()), (3, vec![0.0; 4]), "another key is another graphs");
+    let mut eager = GraphCache::eager();
     for _ in 0..3 {
         eager
             .run(&device, 1, || {
@@ -204,22 +204,22 @@ fn a_recording_repeats_what_was_asked_with_what_is_there_then() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_kernel_computes_what_the_cpu_does_recorded_or_not() {
     let values: Vec<bf16> = (0..5 * 96).map(|at| bf16::from_f32((at % 23) as f32 / 7.0 - 1.5)).collect();
     let on = |device: &Device| {
         let mut gate_up = Buffer::zeros(&[5, 96], DType::BF16, device).unwrap();
         gate_up.write(&values).unwrap();
         let mut out = Buffer::zeros(&[5, 48], DType::BF16, device).unwrap();
-        let mut recording = Recording::default();
+        let mut graphs = GraphCache::default();
         let results = (0..3).map(|_| {
             out.zero().unwrap();
-            recording.run(device, 1, || swiglu::forward(&gate_up, &mut out)).unwrap();
+            graphs.run(device, 1, || swiglu::forward(&gate_up, &mut out)).unwrap();
             out.read_f32().unwrap()
         });
         results.collect::<Vec<_>>()
     };
-    let (expected, actual) = (on(&Device::Cpu), on(&card()));
+    let (expected, actual) = (on(&Device::Cpu), on(&gpu()));
     assert!(actual[0] == actual[1] && actual[0] == actual[2]);
     for (actual, expected) in actual[0].iter().zip(&expected[0]) {
         assert!((actual - expected).abs() <= 0.01 * expected.abs() + 1e-6, "{actual} {expected}");
@@ -227,9 +227,9 @@ fn a_kernel_computes_what_the_cpu_does_recorded_or_not() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn an_upload_lands_beside_its_target_and_not_in_it() {
-    let device = card();
+    let device = gpu();
     // As the buffers of a plan: one allocation.
     let whole = zeros(&[64], &device);
     let [target, landing, overlapping] = [0, 16, 15].map(|first| whole.view(first, &[16]).unwrap());
@@ -238,42 +238,42 @@ fn an_upload_lands_beside_its_target_and_not_in_it() {
     upload.send().unwrap();
     upload.receive().unwrap();
     assert_eq!(target.read::<f32>().unwrap(), [7.0; 16]);
-    for landing in [overlapping, target.clone(), zeros(&[16], &card())] {
+    for landing in [overlapping, target.clone(), zeros(&[16], &gpu())] {
         let error = Upload::<f32>::new(target.clone(), Some(landing)).unwrap_err().to_string();
         assert!(error.contains("memory of its own"), "{error}");
     }
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_recording_keeps_its_buffers_alive() {
-    let device = card();
+    let device = gpu();
     let target = zeros(&[1 << 16], &device);
-    let mut recording = Recording::default();
+    let mut graphs = GraphCache::default();
     {
         let mut source = zeros(&[1 << 16], &device);
         source.write(&vec![3f32; 1 << 16]).unwrap();
         let mut to = target.clone();
         for _ in 0..2 {
-            recording.run(&device, 1, || to.copy_from(&source)).unwrap();
+            graphs.run(&device, 1, || to.copy_from(&source)).unwrap();
         }
     }
     let mut others: Vec<_> = (0..8).map(|_| zeros(&[1 << 16], &device)).collect();
     for other in &mut others {
         other.write(&vec![9f32; 1 << 16]).unwrap();
     }
-    recording.run(&device, 1, || -> kernels::Result<()> { unreachable!("it was recorded") }).unwrap();
+    graphs.run(&device, 1, || -> kernels::Result<()> { unreachable!("it was recorded") }).unwrap();
     assert_eq!(target.read::<f32>().unwrap(), vec![3f32; 1 << 16]);
-    drop((target, recording));
+    drop((target, graphs));
     device.synchronize().unwrap();
 }
 
 type Attempt<'a> = Box<dyn FnMut() -> kernels::Result<()> + 'a>;
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn what_a_graph_cannot_repeat_is_refused_and_the_stream_goes_on() {
-    let device = card();
+    let device = gpu();
     let mut buffer = zeros(&[4], &device);
     let upload = std::cell::RefCell::new(Upload::<f32>::new(zeros(&[4], &device), Some(zeros(&[4], &device))).unwrap());
     upload.borrow_mut().send().unwrap();
@@ -284,23 +284,23 @@ fn what_a_graph_cannot_repeat_is_refused_and_the_stream_goes_on() {
         ("receiving", Box::new(|| upload.borrow_mut().receive())),
     ];
     for (what, attempt) in &mut refused {
-        let mut recording = Recording::default();
-        recording.run(&device, 1, || Ok::<(), Error>(())).unwrap();
-        let error = recording.run(&device, 1, attempt).unwrap_err();
+        let mut graphs = GraphCache::default();
+        graphs.run(&device, 1, || Ok::<(), Error>(())).unwrap();
+        let error = graphs.run(&device, 1, attempt).unwrap_err();
         assert!(error.to_string().contains("cannot be part of it"), "{what}: {error}");
     }
     drop(refused);
     buffer.write(&[5f32; 4]).unwrap();
     assert_eq!(buffer.read::<f32>().unwrap(), [5.0; 4]);
 
-    let mut recording = Recording::default();
+    let mut graphs = GraphCache::default();
     let no = || Err(Error::Invalid { operation: "test", problem: "no".to_owned() });
-    recording.run(&device, 1, || Ok::<(), Error>(())).unwrap();
-    assert!(recording.run(&device, 1, || buffer.zero().and_then(|()| no())).is_err());
+    graphs.run(&device, 1, || Ok::<(), Error>(())).unwrap();
+    assert!(graphs.run(&device, 1, || buffer.zero().and_then(|()| no())).is_err());
     assert_eq!(buffer.read::<f32>().unwrap(), [5.0; 4], "what was recorded in vain is not done");
     let mut runs = 0;
     for _ in 0..2 {
-        recording
+        graphs
             .run(&device, 1, || {
                 runs += 1;
                 buffer.zero()
@@ -311,14 +311,14 @@ fn what_a_graph_cannot_repeat_is_refused_and_the_stream_goes_on() {
 }
 
 #[test]
-#[ignore = "needs a card"]
-fn a_panic_while_recording_leaves_the_card_usable() {
-    let device = card();
+#[ignore = "needs a GPU"]
+fn a_panic_while_recording_leaves_the_gpu_usable() {
+    let device = gpu();
     let mut buffer = zeros(&[4], &device);
-    let mut recording = Recording::default();
-    recording.run(&device, 1, || Ok::<(), Error>(())).unwrap();
+    let mut graphs = GraphCache::default();
+    graphs.run(&device, 1, || Ok::<(), Error>(())).unwrap();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        recording.run(&device, 1, || -> kernels::Result<()> {
+        graphs.run(&device, 1, || -> kernels::Result<()> {
             buffer.zero()?;
             panic!("on purpose")
         })
@@ -329,15 +329,15 @@ fn a_panic_while_recording_leaves_the_card_usable() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn uploads_arrive_in_order_while_two_alternate() {
-    let device = card();
+    let device = gpu();
     let target = Buffer::zeros(&[1000], DType::U32, &device).unwrap();
     let mut uploads = [(); 2].map(|()| {
         let landing = Buffer::zeros(&[1000], DType::U32, &device).unwrap();
         Upload::<u32>::new(target.clone(), Some(landing)).unwrap()
     });
-    let (mut recording, mut copies) = (Recording::default(), Buffer::zeros(&[1000], DType::U32, &device).unwrap());
+    let (mut graphs, mut copies) = (GraphCache::default(), Buffer::zeros(&[1000], DType::U32, &device).unwrap());
     uploads[0].stage().unwrap().fill(0);
     uploads[0].send().unwrap();
     for turn in 0..6u32 {
@@ -345,15 +345,15 @@ fn uploads_arrive_in_order_while_two_alternate() {
         next.stage().unwrap().fill(turn + 1);
         next.send().unwrap();
         uploads[turn as usize % 2].receive().unwrap();
-        recording.run(&device, 1, || copies.copy_from(&target)).unwrap();
+        graphs.run(&device, 1, || copies.copy_from(&target)).unwrap();
         assert_eq!(copies.read::<u32>().unwrap(), vec![turn; 1000]);
     }
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_second_upload_waits_until_the_first_was_taken() {
-    let device = card();
+    let device = gpu();
     let (target, landing) = (zeros(&[100], &device), zeros(&[100], &device));
     let mut seen: Vec<Buffer> = (0..4).map(|_| zeros(&[100], &device)).collect();
     let mut upload = Upload::<f32>::new(target.clone(), Some(landing)).unwrap();
@@ -372,9 +372,9 @@ fn a_second_upload_waits_until_the_first_was_taken() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_download_shows_the_buffer_as_it_was_when_it_was_started() {
-    let device = card();
+    let device = gpu();
     let (mut source, mut one) = (zeros(&[3], &device), zeros(&[3], &device));
     one.write(&[1f32; 3]).unwrap();
     let mut downloads = [(); 2].map(|()| Download::<f32>::new(source.clone()).unwrap());
@@ -391,14 +391,14 @@ fn a_download_shows_the_buffer_as_it_was_when_it_was_started() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn operations_are_measured_by_name_and_not_replayed_meanwhile() {
-    let device = card();
+    let device = gpu();
     let (source, mut target) = (zeros(&[1 << 20], &device), zeros(&[1 << 20], &device));
-    let (mut recording, mut runs) = (Recording::default(), 0);
+    let (mut graphs, mut runs) = (GraphCache::default(), 0);
     let ((), times) = timing::measure(&device, || {
         for _ in 0..3 {
-            recording.run(&device, 1, || {
+            graphs.run(&device, 1, || {
                 runs += 1;
                 target.copy_from(&source)?;
                 target.zero()
@@ -413,18 +413,18 @@ fn operations_are_measured_by_name_and_not_replayed_meanwhile() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn threads_take_turns() {
-    let device = card();
+    let device = gpu();
     let buffers: Vec<Buffer> = (0..8).map(|_| zeros(&[256], &device)).collect();
     std::thread::scope(|scope| {
         for (index, pair) in buffers.chunks_exact(2).enumerate() {
             let (mut buffer, mut source, device) = (pair[0].clone(), pair[1].clone(), &device);
             scope.spawn(move || {
-                let mut recording = Recording::default();
+                let mut graphs = GraphCache::default();
                 for turn in 0..6 {
                     source.write(&[(index * 10 + turn) as f32; 256]).unwrap();
-                    recording.run(device, 1, || buffer.copy_from(&source)).unwrap();
+                    graphs.run(device, 1, || buffer.copy_from(&source)).unwrap();
                     assert_eq!(buffer.read::<f32>().unwrap(), [(index * 10 + turn) as f32; 256]);
                     assert!(device.as_cuda().unwrap().memory().unwrap().free > 0);
                 }
@@ -434,28 +434,28 @@ fn threads_take_turns() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn others_wait_while_a_thread_records() {
-    let device = card();
+    let device = gpu();
     let (mut source, mut target, mut other) = (zeros(&[16], &device), zeros(&[16], &device), zeros(&[16], &device));
     source.write(&[3f32; 16]).unwrap();
     let (begun, begin) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let device = &device;
         scope.spawn(move || {
-            let mut recording = Recording::default();
+            let mut graphs = GraphCache::default();
             begin.recv().unwrap();
             let mut own = zeros(&[16], device);
             own.write(&[7f32; 16]).unwrap();
             device.synchronize().unwrap();
             for _ in 0..3 {
-                recording.run(device, 1, || other.copy_from(&own)).unwrap();
+                graphs.run(device, 1, || other.copy_from(&own)).unwrap();
             }
             assert_eq!(other.read::<f32>().unwrap(), [7.0; 16]);
         });
-        let mut recording = Recording::default();
+        let mut graphs = GraphCache::default();
         for turn in 0..3 {
-            let outcome = recording.run(device, 1, || {
+            let outcome = graphs.run(device, 1, || {
                 if turn == 1 {
                     begun.send(()).unwrap();
                     std::thread::sleep(std::time::Duration::from_millis(100));

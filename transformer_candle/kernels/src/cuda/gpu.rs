@@ -1,8 +1,8 @@
-//! What is known of a card without opening it.
+//! What is known of a GPU without opening it.
 
-/// A card that the driver lists.
+/// A GPU that the driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct Gpu {
     /// Its number, as in `cuda:0`.
     pub ordinal: usize,
     /// As the driver calls it, such as `NVIDIA GeForce RTX 5090`.
@@ -20,12 +20,12 @@ pub struct Card {
 /// The first cuBLAS that knows GPUs of compute capability 10.0 and newer (Blackwell).
 const CUBLAS_OF_BLACKWELL: (u32, u32) = (12, 8);
 
-/// Bytes of a card's memory.
+/// Bytes of a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// What an allocation could still take.
     pub free: u64,
-    /// What the card has.
+    /// What the GPU has.
     pub total: u64,
 }
 
@@ -38,7 +38,7 @@ pub struct PoolMemory {
     pub reserved: u64,
 }
 
-impl Card {
+impl Gpu {
     /// Why the kernels do not run on it, if they do not.
     pub fn refusal(&self) -> Option<String> {
         let ((major, minor), name) = (self.compute_capability, &self.name);
@@ -57,7 +57,7 @@ impl Card {
         })
     }
 
-    /// Nominal BF16 operations a second of dense products with F32 accumulation, without sparsity; None for a card not listed.
+    /// Nominal BF16 operations a second of dense products with F32 accumulation, without sparsity; None for a GPU not listed.
     pub fn nominal_bf16_flops(&self) -> Option<f64> {
         nominal_bf16_flops(&self.name)
     }
@@ -66,7 +66,7 @@ impl Card {
 /// By what the driver calls the GPU. The first entry counts that the name contains as whole words, so that longer names come first;
 /// a laptop's GPU and a MIG slice share their names with a faster one, and have no peak.
 ///
-/// Sources, all NVIDIA's: the data sheets of the data centre and workstation cards (the dense number, half of the sparse one), and the
+/// Sources, all NVIDIA's: the data sheets of the data centre and workstation GPUs (the dense number, half of the sparse one), and the
 /// tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor TFLOPS with FP32 Accumulate",
 /// dense), which for `GeForce` is 512 x multiprocessors x boost clock.
 fn nominal_bf16_flops(name: &str) -> Option<f64> {
@@ -122,8 +122,8 @@ fn contains_words(name: &str, words: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn card(name: &str, compute_capability: (u32, u32)) -> Card {
-        Card {
+    fn gpu(name: &str, compute_capability: (u32, u32)) -> Gpu {
+        Gpu {
             ordinal: 0,
             name: name.to_owned(),
             uuid: String::new(),
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_longest_name_decides_the_peak() {
-        let peak = |name| card(name, (9, 0)).nominal_bf16_flops();
+        let peak = |name| gpu(name, (9, 0)).nominal_bf16_flops();
         assert_eq!(peak("NVIDIA GeForce RTX 5090"), Some(209.5e12));
         assert_eq!(peak("NVIDIA H200"), Some(989e12));
         assert_eq!(peak("NVIDIA H200 NVL"), Some(835.5e12));
@@ -147,11 +147,11 @@ mod tests {
         assert_eq!(peak("NVIDIA L40S"), Some(362e12));
         assert_eq!(peak("NVIDIA L4"), Some(121e12));
         assert_eq!(peak("NVIDIA GeForce RTX 4070 Ti SUPER"), Some(88.2e12));
-        assert_eq!(peak("a card of the future"), None);
+        assert_eq!(peak("a GPU of the future"), None);
     }
 
     #[test]
-    fn a_card_does_not_take_the_peak_of_another_with_a_name_like_its_own() {
+    fn a_gpu_does_not_take_the_peak_of_another_with_a_name_like_its_own() {
         for name in [
             "NVIDIA RTX A1000",
             "NVIDIA RTX A4000",
@@ -161,21 +161,21 @@ mod tests {
             "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
             "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
         ] {
-            assert_eq!(card(name, (8, 6)).nominal_bf16_flops(), None, "{name}");
+            assert_eq!(gpu(name, (8, 6)).nominal_bf16_flops(), None, "{name}");
         }
-        assert_eq!(card("NVIDIA GH200 480GB", (9, 0)).nominal_bf16_flops(), Some(989e12));
+        assert_eq!(gpu("NVIDIA GH200 480GB", (9, 0)).nominal_bf16_flops(), Some(989e12));
     }
 
     #[test]
-    fn cards_before_ampere_are_refused_in_a_sentence() {
-        let refusal = card("Tesla T4", (7, 5)).refusal().unwrap();
+    fn gpus_before_ampere_are_refused_in_a_sentence() {
+        let refusal = gpu("Tesla T4", (7, 5)).refusal().unwrap();
         assert!(refusal.starts_with("Tesla T4 has compute capability 7.5, 8.0 is needed"), "{refusal}");
-        assert_eq!(card("NVIDIA A100", (8, 0)).refusal(), None);
-        assert_eq!(card("NVIDIA GeForce RTX 5090", (12, 0)).refusal(), None);
+        assert_eq!(gpu("NVIDIA A100", (8, 0)).refusal(), None);
+        assert_eq!(gpu("NVIDIA GeForce RTX 5090", (12, 0)).refusal(), None);
     }
     #[test]
     fn blackwell_needs_a_cublas_that_knows_it() {
-        let with = |compute_capability, cublas| Card { cublas, ..card("NVIDIA B200", compute_capability) }.refusal();
+        let with = |compute_capability, cublas| Gpu { cublas, ..gpu("NVIDIA B200", compute_capability) }.refusal();
         for blackwell in [(10, 0), (12, 0)] {
             let refusal = with(blackwell, (12, 6)).unwrap();
             assert!(refusal.contains(".0, which cuBLAS 12.6 does not know: `pip install"), "{refusal}");

@@ -1,12 +1,12 @@
-//! The linear map on a card beside the CPU's, and the choice of algorithms. A card, or the emulated driver of `tests/cuda_emulator`:
-//! `cargo test -p kernels --features cuda --test products_on_a_card -- --ignored`.
+//! The linear map on a GPU beside the CPU's, and the choice of algorithms. A GPU, or the emulated driver of `tests/cuda_emulator`:
+//! `cargo test -p kernels --features cuda --test products_on_a_gpu -- --ignored`.
 
 #![cfg(feature = "cuda")]
 #![allow(non_snake_case, clippy::unwrap_used, clippy::float_cmp)]
 
 use std::collections::BTreeMap;
 
-use kernels::{Accumulate, Buffer, DType, Device, Recording, bf16, linear};
+use kernels::{Buffer, DType, Device, GraphCache, WriteMode, bf16, linear};
 
 /// Whole numbers so small that every product and sum is exact in F32, whatever the order: both devices must agree to the bit.
 fn whole(seed: usize, count: usize) -> Vec<f32> {
@@ -37,42 +37,42 @@ fn all([n, i, o]: [usize; 3], dtype: DType, device: &Device) -> [Vec<f32>; 4] {
     let mut workspace = Buffer::zeros(&[needed], DType::F32, device).unwrap();
     linear::forward(&x, &w, &mut y, &mut workspace).unwrap();
     linear::backward_input(&dy, &w, &mut dx, &mut workspace).unwrap();
-    linear::backward_weight(&dy, &x, &mut dw, Accumulate::Begin, &mut workspace).unwrap();
-    linear::backward_weight(&dy, &x, &mut total, Accumulate::Continue, &mut workspace).unwrap();
+    linear::backward_weight(&dy, &x, &mut dw, WriteMode::Overwrite, &mut workspace).unwrap();
+    linear::backward_weight(&dy, &x, &mut total, WriteMode::Accumulate, &mut workspace).unwrap();
     [y, dx, dw, total].map(|result| result.read_f32().unwrap())
 }
 
 const SIZES: [[usize; 3]; 6] = [[1, 64, 96], [5, 16, 8], [33, 48, 80], [7, 5, 3], [128, 64, 192], [0, 16, 8]];
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn the_first_call_and_the_next_equal_the_cpus() {
-    let card = Device::cuda(0).unwrap();
+    let gpu = Device::cuda(0).unwrap();
     for sizes in SIZES {
         for dtype in [DType::F32, DType::BF16] {
             let expected = all(sizes, dtype, &Device::Cpu);
             for call in ["first", "second"] {
-                assert_eq!(all(sizes, dtype, &card), expected, "{sizes:?} {dtype:?}, {call} call");
+                assert_eq!(all(sizes, dtype, &gpu), expected, "{sizes:?} {dtype:?}, {call} call");
             }
         }
     }
 }
 
 #[test]
-#[ignore = "needs a card"]
-fn a_choice_is_recalled_on_the_card_and_library_it_was_made_with() {
+#[ignore = "needs a GPU"]
+fn a_choice_is_recalled_on_the_gpu_and_library_it_was_made_with() {
     let (one, other) = (Device::cuda(0).unwrap(), Device::cuda(0).unwrap());
-    let (one, other_card) = ((one.as_cuda().unwrap(), &one), other.as_cuda().unwrap());
+    let (one, other_gpu) = ((one.as_cuda().unwrap(), &one), other.as_cuda().unwrap());
     all([133, 48, 80], DType::BF16, one.1);
     let choices = one.0.choices();
     let names: Vec<&str> = choices.keys().map(|name| name.split(" a ").next().unwrap()).collect();
     assert_eq!(names, ["133x48x80", "133x80x48", "80x48x133", "80x48x133"]);
 
-    assert!(other_card.choices().is_empty());
-    assert_eq!(other_card.recall_choices(&choices).unwrap(), [""; 0]);
-    assert_eq!(other_card.choices(), choices);
+    assert!(other_gpu.choices().is_empty());
+    assert_eq!(other_gpu.recall_choices(&choices).unwrap(), [""; 0]);
+    assert_eq!(other_gpu.choices(), choices);
     all([133, 48, 80], DType::BF16, &other);
-    assert_eq!(other_card.choices(), choices, "a choice that was recalled is not made again");
+    assert_eq!(other_gpu.choices(), choices, "a choice that was recalled is not made again");
 
     let strange = |text: &str| text.replace("cuBLASLt ", "cuBLASLt 9");
     let foreign: BTreeMap<_, _> = choices.iter().map(|(name, text)| (name.clone(), strange(text))).collect();
@@ -85,7 +85,7 @@ fn a_choice_is_recalled_on_the_card_and_library_it_was_made_with() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn generation_of_few_rows_searches_and_keeps_nothing() {
     let device = Device::cuda(0).unwrap();
     let choices = |n: usize| {
@@ -100,7 +100,7 @@ fn generation_of_few_rows_searches_and_keeps_nothing() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_deterministic_device_takes_what_is_offered_first() {
     let choices = |is_deterministic| {
         let device = Device::cuda(0).unwrap();
@@ -113,21 +113,21 @@ fn a_deterministic_device_takes_what_is_offered_first() {
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_product_has_the_same_bits_every_time() {
-    let card = Device::cuda(0).unwrap();
+    let gpu = Device::cuda(0).unwrap();
     let uneven = |count: usize| (0..count).map(|at| (at as f32 * 0.7).sin()).collect::<Vec<_>>();
     // A long sum for few results, which is what a library likes to split.
     let [n, i, o] = [2048, 16, 32];
     for dtype in [DType::F32, DType::BF16] {
-        let (dy, x) = (buffer(&uneven(n * o), &[n, o], dtype, &card), buffer(&uneven(n * i), &[n, i], dtype, &card));
-        let start = buffer(&uneven(o * i), &[o, i], DType::F32, &card);
-        let mut dw = Buffer::zeros(&[o, i], DType::F32, &card).unwrap();
-        let needed = linear::workspace_elements(n, i, o, card.kind());
-        let mut workspace = Buffer::zeros(&[needed], DType::F32, &card).unwrap();
+        let (dy, x) = (buffer(&uneven(n * o), &[n, o], dtype, &gpu), buffer(&uneven(n * i), &[n, i], dtype, &gpu));
+        let start = buffer(&uneven(o * i), &[o, i], DType::F32, &gpu);
+        let mut dw = Buffer::zeros(&[o, i], DType::F32, &gpu).unwrap();
+        let needed = linear::workspace_elements(n, i, o, gpu.kind());
+        let mut workspace = Buffer::zeros(&[needed], DType::F32, &gpu).unwrap();
         let mut results = (0..20).map(|_| {
             dw.copy_from(&start).unwrap();
-            linear::backward_weight(&dy, &x, &mut dw, Accumulate::Continue, &mut workspace).unwrap();
+            linear::backward_weight(&dy, &x, &mut dw, WriteMode::Accumulate, &mut workspace).unwrap();
             dw.read::<f32>().unwrap()
         });
         let first = results.next().unwrap();
@@ -136,35 +136,35 @@ fn a_product_has_the_same_bits_every_time() {
 }
 
 #[test]
-#[ignore = "needs a card"]
-fn the_cards_speed_is_a_number() {
-    let card = Device::cuda(0).unwrap();
-    let flops = card.as_cuda().unwrap().measure_product_flops(256).unwrap();
+#[ignore = "needs a GPU"]
+fn the_gpus_speed_is_a_number() {
+    let gpu = Device::cuda(0).unwrap();
+    let flops = gpu.as_cuda().unwrap().measure_product_flops(256).unwrap();
     assert!(flops.is_finite() && flops > 0.0, "{flops}");
 }
 
 #[test]
-#[ignore = "needs a card"]
+#[ignore = "needs a GPU"]
 fn a_product_is_replayed_and_one_that_was_never_run_cannot_be_recorded() {
-    let card = Device::cuda(0).unwrap();
+    let gpu = Device::cuda(0).unwrap();
     let operands = |n: usize| {
         let (x, w) = (whole(1, n * 16), whole(2, 8 * 16));
-        let (x, w) = (buffer(&x, &[n, 16], DType::F32, &card), buffer(&w, &[8, 16], DType::F32, &card));
-        let workspace = linear::workspace_elements(n, 16, 8, card.kind());
+        let (x, w) = (buffer(&x, &[n, 16], DType::F32, &gpu), buffer(&w, &[8, 16], DType::F32, &gpu));
+        let workspace = linear::workspace_elements(n, 16, 8, gpu.kind());
         let [y, workspace] =
-            [vec![n, 8], vec![workspace]].map(|shape| Buffer::zeros(&shape, DType::F32, &card).unwrap());
+            [vec![n, 8], vec![workspace]].map(|shape| Buffer::zeros(&shape, DType::F32, &gpu).unwrap());
         (x, w, y, workspace)
     };
     let forward = |(x, w, y, workspace): &mut (Buffer, Buffer, Buffer, Buffer)| linear::forward(x, w, y, workspace);
-    let (mut known, mut unknown, mut recording) = (operands(5), operands(6), Recording::default());
+    let (mut known, mut unknown, mut graphs) = (operands(5), operands(6), GraphCache::default());
 
-    recording.run(&card, 1, || forward(&mut known)).unwrap();
+    graphs.run(&gpu, 1, || forward(&mut known)).unwrap();
     let expected = known.2.read::<f32>().unwrap();
-    let error = recording.run(&card, 1, || forward(&mut unknown)).unwrap_err().to_string();
+    let error = graphs.run(&gpu, 1, || forward(&mut unknown)).unwrap_err().to_string();
     assert!(error.contains("6x8x16") && error.contains("run it once before"), "{error}");
     for _ in 0..3 {
         known.2.zero().unwrap();
-        recording.run(&card, 1, || forward(&mut known)).unwrap();
+        graphs.run(&gpu, 1, || forward(&mut known)).unwrap();
         assert_eq!(known.2.read::<f32>().unwrap(), expected);
     }
 }

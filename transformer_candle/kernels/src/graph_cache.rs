@@ -1,4 +1,4 @@
-//! Work that is the same every time, kept by a card and replayed at the price of one call.
+//! CUDA graphs: a sequence of launches captured once and replayed with one call.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,14 +6,14 @@ use std::fmt;
 use crate::cuda::Graph;
 use crate::{Device, Error, Result, timing};
 
-/// Replays what it saw before, on a card; on a CPU it runs everything as it comes.
+/// Captures and replays one CUDA graph per key on a GPU. On a CPU every call runs its body.
 ///
 /// ```
-/// use kernels::{Device, Recording};
+/// use kernels::{Device, GraphCache};
 ///
-/// let (mut recording, mut runs) = (Recording::default(), 0);
+/// let (mut graphs, mut runs) = (GraphCache::default(), 0);
 /// for _ in 0..3 {
-///     recording.run(&Device::Cpu, 1, || {
+///     graphs.run(&Device::Cpu, 1, || {
 ///         runs += 1;
 ///         Ok::<(), kernels::Error>(())
 ///     })?;
@@ -22,36 +22,36 @@ use crate::{Device, Error, Result, timing};
 /// # Ok::<(), kernels::Error>(())
 /// ```
 #[derive(Default)]
-pub struct Recording {
+pub struct GraphCache {
     graphs: HashMap<u64, Option<Graph>>,
     eager: bool,
 }
 
-impl fmt::Debug for Recording {
+impl fmt::Debug for GraphCache {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: Vec<&u64> = self.graphs.keys().collect();
-        formatter.debug_struct("Recording").field("keys", &keys).field("eager", &self.eager).finish()
+        formatter.debug_struct("GraphCache").field("keys", &keys).field("eager", &self.eager).finish()
     }
 }
 
-impl Recording {
-    /// One that never records and runs everything as it comes, on a card too.
+impl GraphCache {
+    /// A cache that never captures: every call runs its body, on a GPU too.
     pub fn eager() -> Self {
         Self { eager: true, ..Self::default() }
     }
 
-    /// Runs `body` the first time it sees `key`, which loads kernels and chooses algorithms; records it the second time and replays
-    /// that; from then on replays it without running `body`.
+    /// Runs `body` at the first call with `key`, which loads kernels and selects GEMM algorithms; at the second captures it as a
+    /// graph and replays that; from the third replays the graph without calling `body`.
     ///
-    /// One key stands for one sequence of operations on the same buffers with the same numbers: whatever changes from one replay to
-    /// the next lies in buffers. The recording keeps its buffers' memory alive. While times are measured
-    /// ([`timing::measure`]) it runs `body`.
+    /// A key identifies one sequence of operations on the same buffers with the same scalar arguments; what changes between
+    /// replays has to be in buffers. A captured graph keeps its buffers' memory alive. During [`timing::measure`] nothing is
+    /// captured or replayed.
     ///
-    /// `body` asks for operations on this thread only, and neither allocates nor copies from or to the host. No other thread may
-    /// drop the last owner of a buffer of this card while `body` is recorded: that would become part of the recording.
+    /// While it is captured, `body` must launch from this thread only, allocate nothing and copy nothing between host and GPU,
+    /// and no other thread may free the last handle of a buffer of this GPU: the free would be captured as well.
     ///
     /// # Errors
-    /// The body's, or the driver's. After an error the key is as if it had never been seen.
+    /// Those of `body` and of the driver. After an error the key counts as unseen.
     pub fn run<E: From<Error>>(
         &mut self,
         device: &Device,
@@ -61,16 +61,16 @@ impl Recording {
         let Some(cuda) = device.as_cuda().filter(|_| !self.eager && !timing::is_measuring()) else {
             return body();
         };
-        // Taken out, and put back only when all went well.
+        // Removed first and inserted again on success, so that a failed key counts as unseen.
         match self.graphs.remove(&key) {
             None => {
                 body()?;
                 self.graphs.insert(key, None);
             }
-            Some(recorded) => {
-                let mut graph = match recorded {
+            Some(captured) => {
+                let mut graph = match captured {
                     Some(graph) => graph,
-                    None => cuda.record(body)?,
+                    None => cuda.capture(body)?,
                 };
                 graph.launch()?;
                 self.graphs.insert(key, Some(graph));
@@ -86,10 +86,10 @@ mod tests {
 
     #[test]
     fn on_a_cpu_the_body_runs_every_time_and_its_error_comes_out() {
-        for mut recording in [Recording::default(), Recording::eager()] {
+        for mut graphs in [GraphCache::default(), GraphCache::eager()] {
             let mut runs = 0;
             for turn in 0..4 {
-                let outcome = recording.run(&Device::Cpu, 7, || {
+                let outcome = graphs.run(&Device::Cpu, 7, || {
                     runs += 1;
                     if turn == 2 {
                         return Err(Error::Invalid { operation: "test", problem: "no".to_owned() });
