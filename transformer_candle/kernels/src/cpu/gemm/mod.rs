@@ -1,30 +1,40 @@
-//! Matrix products of f32 or bf16 operands, summed in f32.
+//! GEMM of f32 or bf16 operands, accumulated in f32: `out_MN = a_MK b_KN` or `out_MN += a_MK b_KN`.
 //!
-//! Legend: `out_MN = a_MK b_KN`. Operands are cut in blocks that the caches hold ([`blocks`]). What is multiplied together lies
-//! together in panels, for which a block is packed ([`panels`]) unless it can be read where it lies ([`places`]); a tile of `out`
-//! is summed in registers ([`tile`]) and written ([`target`]). A single row reads its matrix once ([`row`]).
+//! The loop nest is that of BLIS (Van Zee and van de Geijn, 2015), from the outside in:
+//! ```text
+//! for rows of M that partial sums have room for                   only if K has several blocks and `out` is bf16
+//!   for NC columns of N, KC words of K: pack B (KC x NC)          all threads; 4 MiB, a part of the L3 cache
+//!     for MC rows of M: pack A (MC x KC)                          each thread its own; 256 KiB, a part of the L2 cache
+//!       for NR columns of the B block                             one packed panel of B, KC x NR: 128 KiB
+//!         for MR rows of the A block                              one packed panel of A
+//!           micro-kernel: MR x NR accumulators in registers += MR words of A times NR words of B, KC times
+//! ```
+//! [`loops`] has the nest, [`pack`] packs, [`operand`] reads an operand in place where packing would gain nothing, the micro-kernels
+//! are [`micro_kernel`] (f32) and [`bf16_kernel`] (AVX-512 BF16), [`output`] writes a tile. One row times a matrix is a GEMV ([`gemv`]).
 //!
-//! Every element of `out` is one sum over K in ascending order, begun anew with every block of K; of a single row, several sums
-//! beside each other. Two bf16 operands are multiplied as they are where the machine can ([`pairs`]), two elements of K at a time, else
-//! in f32. An f32 operand beside a bf16 one is rounded for that if the result is bf16 too. What the sums are depends on the operands
-//! and on the machine's instructions alone: threads share out tiles, never a sum.
+//! Packed operands consist of 32-bit *words*: one f32, or for bf16 dot products two successive elements of K. Two bf16 operands use
+//! the bf16 micro-kernel where the CPU has one, else they are widened to f32; an f32 operand beside a bf16 one is rounded to bf16 only
+//! if the result is bf16 as well.
+//!
+//! Results depend on the operands and the CPU's instructions alone: an element of `out` is one sum over K in ascending order, begun
+//! anew with every block of K (a GEMV adds several such sums). Threads share out tiles, never a sum.
 
-mod blocks;
-mod pairs;
-mod panels;
-mod places;
-mod row;
-mod target;
-mod tile;
+mod bf16_kernel;
+mod gemv;
+mod loops;
+mod micro_kernel;
+mod operand;
+mod output;
+mod pack;
 
 use std::ops::Range;
 
 use candle_core::DType;
 use pulp::{Arch, Simd, WithSimd};
 
-use self::blocks::Blocks;
-pub(crate) use self::blocks::workspace_for;
-use self::tile::Vectors;
+use self::loops::Gemm;
+pub(crate) use self::loops::workspace_for;
+use self::micro_kernel::F32Kernel;
 use crate::{Element, WriteMode};
 
 /// A matrix in row-major storage, or the transpose of one.
@@ -53,8 +63,8 @@ impl<'a, E: Element> Matrix<'a, E> {
         Self { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
     }
 
-    /// Some of the rows and columns.
-    fn part(self, rows: Range<usize>, columns: Range<usize>) -> Self {
+    /// A submatrix.
+    fn submatrix(self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let (first, from) = if self.transposed { (columns.start, rows.start) } else { (rows.start, columns.start) };
         let values = &self.values[(first * self.stride + from).min(self.values.len())..];
         Self { values, rows: rows.len(), columns: columns.len(), ..self }
@@ -70,13 +80,13 @@ pub(crate) fn multiply<A: Element, B: Element, O: Element>(
     workspace: &mut [f32],
 ) {
     if a.rows == 1 && !a.transposed && b.transposed {
-        return row::multiply(a, b, out);
+        return gemv::multiply(a, b, out);
     }
     multiply_accumulate(a, b, out, stride, WriteMode::Overwrite, workspace);
 }
 
-/// `out_MN = a_MK b_KN` or `out_MN += a_MK b_KN`, with what multiplies fastest on this machine. The rows of `out` lie `stride`
-/// elements apart.
+/// `out_MN = a_MK b_KN` or `out_MN += a_MK b_KN`, with the fastest micro-kernel of this CPU. The rows of `out` lie `stride` elements
+/// apart.
 pub(crate) fn multiply_accumulate<A: Element, B: Element, O: Element>(
     a: Matrix<'_, A>,
     b: Matrix<'_, B>,
@@ -86,31 +96,31 @@ pub(crate) fn multiply_accumulate<A: Element, B: Element, O: Element>(
     workspace: &mut [f32],
 ) {
     assert_eq!(a.columns, b.rows);
-    let blocks = Blocks { a, b, out, stride, write_mode, workspace };
+    let gemm = Gemm { a, b, out, stride, write_mode, workspace };
     let in_bf16 = B::DTYPE == DType::BF16 && (A::DTYPE == DType::BF16 || O::DTYPE == DType::BF16);
-    match pairs::Pairs::of_this_machine() {
-        Some(pairs) if in_bf16 => blocks.multiply(pairs),
-        _ => Arch::new().dispatch(InVectors(blocks)),
+    match bf16_kernel::Bf16Kernel::if_available() {
+        Some(pairs) if in_bf16 => gemm.multiply(pairs),
+        _ => Arch::new().dispatch(WidestF32(gemm)),
     }
 }
 
-/// A product in f32, in the vectors that the machine has.
-struct InVectors<'a, A, B, O>(Blocks<'a, A, B, O>);
+/// A GEMM in f32, with the widest vectors of this CPU.
+struct WidestF32<'a, A, B, O>(Gemm<'a, A, B, O>);
 
-impl<A: Element, B: Element, O: Element> WithSimd for InVectors<'_, A, B, O> {
+impl<A: Element, B: Element, O: Element> WithSimd for WidestF32<'_, A, B, O> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         if S::REGISTER_COUNT >= 32 {
-            self.0.multiply(Vectors::<S, 14, 2>(simd));
+            self.0.multiply(F32Kernel::<S, 14, 2>(simd));
         } else {
-            self.0.multiply(Vectors::<S, 6, 2>(simd));
+            self.0.multiply(F32Kernel::<S, 6, 2>(simd));
         }
     }
 }
 
-/// Elements from the first to the last of so many rows.
+/// Elements from the first to the last of a matrix.
 fn extent(rows: usize, columns: usize, stride: usize) -> usize {
     if rows == 0 || columns == 0 { 0 } else { (rows - 1) * stride + columns }
 }
@@ -119,8 +129,8 @@ fn steps(size: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..size).step_by(step).map(move |start| start..size.min(start + step))
 }
 
-/// Piece `index` of `size` of what ends at `end`.
-fn piece(index: usize, size: usize, end: usize) -> Range<usize> {
+/// Chunk `index` of `size` elements of `0..end`.
+fn chunk(index: usize, size: usize, end: usize) -> Range<usize> {
     index * size..end.min((index + 1) * size)
 }
 

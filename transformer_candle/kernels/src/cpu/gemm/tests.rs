@@ -1,10 +1,10 @@
-//! Every tile of every machine that this one can play, against the plain loop.
+//! Every micro-kernel that this CPU can run, against the plain loop.
 
 use std::fmt::Debug;
 
 use pulp::Scalar;
 
-use super::tile::Tile;
+use super::micro_kernel::MicroKernel;
 use super::*;
 use crate::bf16;
 
@@ -27,7 +27,7 @@ fn at<E: Element>(matrix: Matrix<'_, E>, row: usize, column: usize) -> f32 {
     matrix.values[row * matrix.stride + column].widen()
 }
 
-/// Among them several blocks of K and of columns, and whole panels of every tile.
+/// Among them several blocks of K and of columns, and full panels of every micro-kernel.
 const SIZES: [[usize; 3]; 12] = [
     [1, 1, 1],
     [3, 40, 5],
@@ -43,26 +43,26 @@ const SIZES: [[usize; 3]; 12] = [
     [1300, 1, 1025],
 ];
 
-fn equals_the_plain_loop<T: Tile, E: Element>(tile: T) {
-    product_equals_the_plain_loop::<T, E, f32>(tile, &[WriteMode::Overwrite, WriteMode::Accumulate]);
-    product_equals_the_plain_loop::<T, E, bf16>(tile, &[WriteMode::Overwrite]);
+fn equals_the_plain_loop<T: MicroKernel, E: Element>(kernel: T) {
+    gemm_equals_the_plain_loop::<T, E, f32>(kernel, &[WriteMode::Overwrite, WriteMode::Accumulate]);
+    gemm_equals_the_plain_loop::<T, E, bf16>(kernel, &[WriteMode::Overwrite]);
 }
 
-fn product_equals_the_plain_loop<T: Tile, E: Element, O: Element + PartialEq + Debug>(
-    tile: T,
+fn gemm_equals_the_plain_loop<T: MicroKernel, E: Element, O: Element + PartialEq + Debug>(
+    kernel: T,
     write_modes: &[WriteMode],
 ) {
     for [m, n, k] in SIZES {
         let room = (m + 4) * (k + 4) + (n + 4) * (k + 4);
         let (a, b, before) = (integers::<E>(room, 1), integers::<E>(room, 2), integers::<O>(m * (n + 1), 3));
         for layout in 0..8 {
-            // Pairs lie in one piece from row to row, or do not.
+            // Rows begin at a whole word, or in the middle of one.
             let gap = 3 + layout / 4;
             let (a, b) = (matrix(&a, m, k, layout & 1 != 0, gap), matrix(&b, k, n, layout & 2 != 0, gap));
             for &write_mode in write_modes {
                 let mut out = before.clone();
                 let mut workspace = vec![f32::NAN; workspace_for(m, n, k)];
-                Blocks { a, b, out: &mut out, stride: n + 1, write_mode, workspace: &mut workspace }.multiply(tile);
+                Gemm { a, b, out: &mut out, stride: n + 1, write_mode, workspace: &mut workspace }.multiply(kernel);
                 for (index, &value) in out.iter().enumerate() {
                     let (row, column) = (index / (n + 1), index % (n + 1));
                     let sum: f32 = (0..k).map(|depth| at(a, row, depth) * at(b, depth, column.min(n - 1))).sum();
@@ -76,31 +76,31 @@ fn product_equals_the_plain_loop<T: Tile, E: Element, O: Element + PartialEq + D
 }
 
 #[test]
-fn products_in_f32_equal_the_plain_loop_in_the_vectors_of_any_machine() {
-    equals_the_plain_loop::<_, f32>(Vectors::<Scalar, 6, 2>(Scalar));
-    equals_the_plain_loop::<_, bf16>(Vectors::<Scalar, 14, 2>(Scalar));
+fn f32_kernels_equal_the_plain_loop() {
+    equals_the_plain_loop::<_, f32>(F32Kernel::<Scalar, 6, 2>(Scalar));
+    equals_the_plain_loop::<_, bf16>(F32Kernel::<Scalar, 14, 2>(Scalar));
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = pulp::x86::V3::try_new() {
-        equals_the_plain_loop::<_, f32>(Vectors::<_, 6, 2>(simd));
-        equals_the_plain_loop::<_, bf16>(Vectors::<_, 6, 2>(simd));
+        equals_the_plain_loop::<_, f32>(F32Kernel::<_, 6, 2>(simd));
+        equals_the_plain_loop::<_, bf16>(F32Kernel::<_, 6, 2>(simd));
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = pulp::x86::V4::try_new() {
-        equals_the_plain_loop::<_, f32>(Vectors::<_, 14, 2>(simd));
-        equals_the_plain_loop::<_, bf16>(Vectors::<_, 14, 2>(simd));
+        equals_the_plain_loop::<_, f32>(F32Kernel::<_, 14, 2>(simd));
+        equals_the_plain_loop::<_, bf16>(F32Kernel::<_, 14, 2>(simd));
     }
 }
 
 #[test]
-fn products_of_pairs_equal_the_plain_loop() {
-    if let Some(pairs) = pairs::Pairs::of_this_machine() {
+fn bf16_kernels_equal_the_plain_loop() {
+    if let Some(pairs) = bf16_kernel::Bf16Kernel::if_available() {
         equals_the_plain_loop::<_, bf16>(pairs);
         equals_the_plain_loop::<_, f32>(pairs);
     }
 }
 
 #[test]
-fn an_f32_operand_beside_a_bf16_one_is_rounded_for_a_result_in_bf16_only() {
+fn mixed_operands_are_rounded_for_a_bf16_result_only() {
     let small = 2f32.powi(-10);
     let (a, b) = ([1.0 + small, -1.0, 1.0 + small, -1.0], [bf16::ONE; 2]);
     let (a, b, mut workspace) = (Matrix::new(&a, 2, 2), Matrix::new(&b, 2, 1), vec![0f32; workspace_for(2, 1, 2)]);
@@ -108,12 +108,12 @@ fn an_f32_operand_beside_a_bf16_one_is_rounded_for_a_result_in_bf16_only() {
     multiply(a, b, &mut exact, 1, &mut workspace);
     multiply(a, b, &mut rounded, 1, &mut workspace);
     assert_eq!(exact, [small; 2]);
-    let expected = if pairs::Pairs::of_this_machine().is_some() { 0.0 } else { small };
+    let expected = if bf16_kernel::Bf16Kernel::if_available().is_some() { 0.0 } else { small };
     assert_eq!(rounded, [bf16::from_f32(expected); 2]);
 }
 
 #[test]
-fn sums_that_wait_for_more_blocks_are_those_that_f32_holds() {
+fn partial_sums_over_k_are_not_rounded_to_bf16() {
     let (m, n, k) = (1100, 1000, 1100);
     let numbers = |seed, count| crate::testing::to_f32(&crate::testing::numbers(seed, count));
     let (a, b, mut workspace) = (numbers(1, m * k), numbers(2, n * k), vec![f32::NAN; workspace_for(m, n, k)]);
@@ -125,35 +125,28 @@ fn sums_that_wait_for_more_blocks_are_those_that_f32_holds() {
 }
 
 #[test]
-fn sums_in_f32_are_the_same_in_vectors_of_any_width() {
+fn f32_results_do_not_depend_on_the_vector_width() {
     let (m, n, k) = (20, 50, 300);
     let (a, b) = (
         crate::testing::to_f32(&crate::testing::numbers(1, m * k)),
         crate::testing::to_f32(&crate::testing::numbers(2, k * n)),
     );
-    let product = |multiply: &dyn Fn(Blocks<'_, f32, f32, f32>)| {
+    let macro_kernel = |multiply: &dyn Fn(Gemm<'_, f32, f32, f32>)| {
         let (mut out, mut workspace) = (vec![0f32; m * n], vec![0f32; workspace_for(m, n, k)]);
         let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
-        multiply(Blocks {
-            a,
-            b,
-            out: &mut out,
-            stride: n,
-            write_mode: WriteMode::Overwrite,
-            workspace: &mut workspace,
-        });
+        multiply(Gemm { a, b, out: &mut out, stride: n, write_mode: WriteMode::Overwrite, workspace: &mut workspace });
         out
     };
-    let here = product(&|blocks| Arch::new().dispatch(InVectors(blocks)));
+    let here = macro_kernel(&|gemm| Arch::new().dispatch(WidestF32(gemm)));
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = pulp::x86::V3::try_new() {
-        assert_eq!(product(&|blocks| blocks.multiply(Vectors::<_, 6, 2>(simd))), here);
+        assert_eq!(macro_kernel(&|gemm| gemm.multiply(F32Kernel::<_, 6, 2>(simd))), here);
     }
-    assert_eq!(product(&|blocks| Arch::new().dispatch(InVectors(blocks))), here);
+    assert_eq!(macro_kernel(&|gemm| Arch::new().dispatch(WidestF32(gemm))), here);
 }
 
 #[test]
-fn a_row_equals_the_same_row_of_a_product() {
+fn a_gemv_equals_a_row_of_a_gemm() {
     let (n, k) = (70, 150);
     let (a, b) = (integers::<bf16>(k, 1), integers::<bf16>(n * k, 2));
     let (a, b) = (Matrix::new(&a, 1, k), Matrix::new(&b, n, k).transposed());
@@ -165,16 +158,16 @@ fn a_row_equals_the_same_row_of_a_product() {
 }
 
 #[test]
-fn panels_have_every_row_once_and_are_as_even_for_every_thread() {
-    type F32 = tile::Vectors<Scalar, 14, 2>;
+fn panels_cover_every_row_once_and_divide_by_threads() {
+    type F32 = micro_kernel::F32Kernel<Scalar, 14, 2>;
     for (rows, threads) in (1..400).flat_map(|rows| (1..9).map(move |threads| (rows, threads))) {
-        let panels = panels::Panels::of::<F32>(rows, threads);
+        let panels = pack::Panels::new::<F32>(rows, threads);
         let all: Vec<_> = (0..panels.count).map(|number| panels.rows(number..number + 1)).collect();
         assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start) && all[0].start == 0);
         assert_eq!(all.last().map(|rows| rows.end), Some(rows));
-        assert!(all.iter().all(|rows| (1..=F32::ROWS).contains(&rows.len()) && rows.len() + 1 >= all[0].len()));
-        // Where panels need not become much lower for it.
-        if rows >= 7 * threads * F32::ROWS {
+        assert!(all.iter().all(|rows| (1..=F32::MR).contains(&rows.len()) && rows.len() + 1 >= all[0].len()));
+        // Where panels do not become much smaller by it.
+        if rows >= 7 * threads * F32::MR {
             assert!(panels.count.is_multiple_of(threads), "{rows} rows, {threads} threads: {}", panels.count);
         }
     }

@@ -1,4 +1,4 @@
-//! A single row times a matrix: as fast as the matrix can be read.
+//! GEMV: one row times a matrix, as fast as memory delivers the matrix.
 
 use rayon::prelude::*;
 
@@ -6,13 +6,12 @@ use super::Matrix;
 use crate::Element;
 use crate::cpu::simd::{total, vectorised};
 
-/// Columns of `out` that are one piece of work.
+/// Columns of `out` per task.
 const PIECE: usize = 64;
-/// Sums that run beside each other: two vectors of the widest machine. The fewer instructions a cache line takes, the further ahead
-/// the processor reads.
-const LANES: usize = 32;
+/// Independent accumulators: two AVX-512 vectors. The fewer instructions per cache line, the further ahead the CPU prefetches.
+const ACCUMULATORS: usize = 32;
 
-/// `out_N = a_K b_KN` with `b` the transpose of stored rows.
+/// `out_N = a_K b_KN`, where `b` is the transpose of a row-major matrix.
 pub(super) fn multiply<A: Element, B: Element, O: Element>(a: Matrix<'_, A>, b: Matrix<'_, B>, out: &mut [O]) {
     let depth = a.columns;
     let a = &a.values[..depth];
@@ -31,14 +30,14 @@ pub(super) fn multiply<A: Element, B: Element, O: Element>(a: Matrix<'_, A>, b: 
 
 #[inline(always)]
 fn dot<A: Element, B: Element>(a: &[A], b: &[B]) -> f32 {
-    let mut lanes = [0f32; LANES];
-    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
-    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
+    let mut accumulators = [0f32; ACCUMULATORS];
+    let (a_blocks, a_rest) = a.as_chunks::<ACCUMULATORS>();
+    let (b_blocks, b_rest) = b.as_chunks::<ACCUMULATORS>();
     for (a, b) in a_blocks.iter().zip(b_blocks) {
-        for ((sum, a), b) in lanes.iter_mut().zip(a).zip(b) {
+        for ((sum, a), b) in accumulators.iter_mut().zip(a).zip(b) {
             *sum = a.widen().mul_add(b.widen(), *sum);
         }
     }
     let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a.widen() * b.widen()).sum();
-    total(lanes) + rest
+    total(accumulators) + rest
 }

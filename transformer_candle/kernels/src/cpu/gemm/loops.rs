@@ -1,0 +1,257 @@
+//! The loops around the micro-kernel, see the parent module.
+//!
+//! All threads pack a block of B together. Then each takes A blocks until none is left, packs them into memory of its own unless they
+//! can be read in place, and multiplies them with the whole B block.
+
+use std::ops::Range;
+
+use pulp::Simd;
+use rayon::prelude::*;
+
+use super::micro_kernel::{KC_WORDS, MAX_TILE, MicroKernel, ROW_STRIDE};
+use super::operand::{PanelOperand, RowOperand};
+use super::output::{Origin, OutputBlock, Start};
+use super::pack::{Panels, pack, pack_columns, pack_rows};
+use super::{Matrix, chunk, extent, steps};
+use crate::cpu::disjoint::Disjoint;
+use crate::cpu::share_out::share_out;
+use crate::cpu::simd::Body;
+use crate::cpu::transpose::SIDE;
+use crate::{Element, WriteMode};
+
+/// Words of a B block, KC x NC: 4 MiB, which stay in the L3 cache while all rows of A pass.
+const B_BLOCK_WORDS: usize = 1 << 20;
+/// Words of an A block, MC x KC: 256 KiB, which stay in a core's L2 cache while all panels of B pass.
+const A_BLOCK_WORDS: usize = 1 << 16;
+/// Panels of an A block at most: MC = 4 MR. The rows of more would be in more pages than the L1 TLB has entries (64).
+const A_BLOCK_PANELS: usize = 4;
+/// Column groups that a panel of A is divided into among threads, so that they finish together.
+const COLUMN_GROUPS: usize = 4;
+/// Rows of the A blocks of all threads together.
+const A_BLOCKS_ROWS: usize = 896;
+/// Partial sums over the first blocks of K that are kept in f32 where `out` is bf16 and would round them: 4 MiB.
+const PARTIAL_SUMS: usize = 1 << 20;
+/// The largest NR of a micro-kernel; all others divide it.
+const MAX_NR: usize = 32;
+
+/// The arguments of a GEMM.
+pub(super) struct Gemm<'a, A, B, O> {
+    pub(super) a: Matrix<'a, A>,
+    pub(super) b: Matrix<'a, B>,
+    pub(super) out: &'a mut [O],
+    /// Elements from row to row of `out`.
+    pub(super) stride: usize,
+    pub(super) write_mode: WriteMode,
+    pub(super) workspace: &'a mut [f32],
+}
+
+/// Elements of workspace for any micro-kernel: a B block, the threads' A blocks and partial sums, at most 3 million.
+pub(crate) fn workspace_for(m: usize, n: usize, k: usize) -> usize {
+    let b_block = B_BLOCK_WORDS.min(n.next_multiple_of(MAX_NR) * k.min(KC_WORDS));
+    let partials = if k > KC_WORDS { PARTIAL_SUMS.min(m * n) } else { 0 };
+    b_block + A_BLOCKS_ROWS * ROW_STRIDE + partials
+}
+
+impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
+    pub(super) fn multiply<T: MicroKernel>(self, kernel: T) {
+        let Self { a, b, out, stride, write_mode, workspace } = self;
+        assert!(b.columns <= stride && out.len() >= extent(a.rows, b.columns, stride));
+        if a.rows == 0 || b.columns == 0 || a.columns == 0 {
+            // A sum over no elements is zero.
+            let rows = out.chunks_mut(stride.max(1)).take(a.rows);
+            if write_mode == WriteMode::Overwrite {
+                rows.for_each(|row| row[..b.columns].fill(O::default()));
+            }
+            return;
+        }
+        let kc = even_step(a.columns, KC_WORDS * T::KR, SIDE * T::KR);
+        let kc_words = kc.min(a.columns).div_ceil(T::KR);
+        let nc = even_step(b.columns, B_BLOCK_WORDS / kc_words, T::NR);
+        let keeps_partials = kc < a.columns && size_of::<O>() < size_of::<f32>();
+        let partial_rows = if keeps_partials { PARTIAL_SUMS / nc.min(b.columns) } else { a.rows };
+        let (b_words, rest) = workspace.split_at_mut(nc * kc_words);
+        let (a_blocks, partials) = rest.split_at_mut(A_BLOCKS_ROWS * ROW_STRIDE);
+        let (out, partials) = (Disjoint::new(out), Disjoint::new(partials));
+        for rows in steps(a.rows, partial_rows) {
+            for columns in steps(b.columns, nc) {
+                let origin = Origin { first: rows.start * stride + columns.start, stride };
+                let partials_origin = Origin { first: 0, stride: columns.len() };
+                for depth in steps(a.columns, kc) {
+                    let b_block =
+                        BBlock::new(kernel, b.submatrix(depth.clone(), columns.clone()).transposed(), b_words);
+                    let a = a.submatrix(rows.clone(), depth.clone());
+                    let macro_kernel =
+                        MacroKernel { kernel, a, b_block, columns: columns.len(), words: a.columns.div_ceil(T::KR) };
+                    let previous = if depth.start > 0 { Start::Output } else { Start::Zero };
+                    if !keeps_partials {
+                        let start = if write_mode == WriteMode::Accumulate { Start::Output } else { previous };
+                        macro_kernel.run(a_blocks, &OutputBlock { out: &out, origin, start });
+                    } else if depth.end < b.rows {
+                        macro_kernel
+                            .run(a_blocks, &OutputBlock { out: &partials, origin: partials_origin, start: previous });
+                    } else {
+                        macro_kernel.run(
+                            a_blocks,
+                            &OutputBlock { out: &out, origin, start: Start::Partial(&partials, partials_origin) },
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The step, a multiple of `unit` and at most `limit`, that divides `size` into as few and as equal blocks as possible.
+fn even_step(size: usize, limit: usize, unit: usize) -> usize {
+    let blocks = size.div_ceil(limit / unit * unit).max(1);
+    size.div_ceil(blocks).next_multiple_of(unit).max(unit)
+}
+
+/// A KC x NC block of B in panels of NR columns.
+#[derive(Clone, Copy)]
+struct BBlock<'a> {
+    panels: PanelOperand<'a>,
+    /// Words from panel to panel.
+    stride: usize,
+}
+
+impl<'a> BBlock<'a> {
+    /// The block whose transpose is `b`, in place or packed into `panels`.
+    fn new<T: MicroKernel, B: Element>(kernel: T, b: Matrix<'a, B>, panels: &'a mut [f32]) -> Self {
+        if b.rows.is_multiple_of(T::NR)
+            && let Some(columns) = PanelOperand::in_place::<T, B>(b)
+        {
+            return Self { panels: columns, stride: T::NR };
+        }
+        let panels = PanelOperand { words: pack_b(kernel, b, panels), stride: T::NR };
+        Self { panels, stride: b.columns.div_ceil(T::KR) * T::NR }
+    }
+}
+
+/// Packs the columns of a block of B, which are the rows of its transpose `b`.
+fn pack_b<'a, T: MicroKernel, B: Element>(kernel: T, b: Matrix<'_, B>, panels: &'a mut [f32]) -> &'a [f32] {
+    let words = b.columns.div_ceil(T::KR);
+    let panels = &mut panels[..b.rows.next_multiple_of(T::NR) * words];
+    panels.par_chunks_exact_mut(T::NR * words).enumerate().for_each(|(index, panel)| {
+        let columns = b.submatrix(chunk(index, T::NR, b.rows), 0..b.columns);
+        kernel.simd().vectorize(Body(
+            #[inline(always)]
+            || pack::<T, B>(columns, panel),
+        ));
+    });
+    panels
+}
+
+/// Rows of A times a B block: the loops over A blocks and tiles.
+struct MacroKernel<'a, T, A> {
+    kernel: T,
+    a: Matrix<'a, A>,
+    b_block: BBlock<'a>,
+    /// Columns of the B block, at most NC.
+    columns: usize,
+    /// Words of K, at most KC.
+    words: usize,
+}
+
+impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
+    /// Computes all tiles on all threads, each with its part of `a_blocks` to pack A into.
+    fn run<O: Element>(&self, a_blocks: &mut [f32], target: &OutputBlock<'_, O>) {
+        let threads = rayon::current_num_threads();
+        let panels = Panels::new::<T>(self.a.rows, threads);
+        let (tall, wide) = (panels.count, self.columns.div_ceil(T::NR));
+        // Few panels are divided by columns as well, so that every thread has work, unless each group would pack its panel again.
+        let fewest_groups = if ABlock::is_in_place::<T, A>(self.a) { COLUMN_GROUPS } else { 1 };
+        let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
+        let fitting = (A_BLOCK_WORDS / (T::MR * self.words)).min(A_BLOCKS_ROWS / T::MR / threads);
+        let longest = fitting.clamp(1, A_BLOCK_PANELS);
+        share_out(tall * groups, groups, longest * groups, a_blocks, longest * T::MR * ROW_STRIDE, |share, a_block| {
+            let panel_range = share.start / groups..share.end.div_ceil(groups);
+            let (first, last) = (share.start % groups, (share.end - 1) % groups);
+            let columns = first * wide / groups..(last + 1) * wide / groups;
+            self.kernel.simd().vectorize(Body(
+                #[inline(always)]
+                || self.multiply_block(panels, panel_range.clone(), columns.clone(), a_block, target),
+            ));
+        });
+    }
+
+    /// Computes the tiles of these panels of A with these panels of B.
+    #[inline(always)]
+    fn multiply_block<O: Element>(
+        &self,
+        panels: Panels,
+        panel_range: Range<usize>,
+        columns: Range<usize>,
+        a_block: &mut [f32],
+        target: &OutputBlock<'_, O>,
+    ) {
+        let Self { kernel, a, b_block, words, .. } = *self;
+        let all = panels.rows(panel_range.clone());
+        let within = panel_range.map(|number| {
+            let rows = panels.rows(number..number + 1);
+            rows.start - all.start..rows.end - all.start
+        });
+        let a_block = ABlock::new::<T, A>(a.submatrix(all.clone(), 0..a.columns), within.clone(), a_block);
+        let mut tile = AlignedTile([0.0; MAX_TILE]);
+        for column in columns {
+            let b = b_block.panels.from(column * b_block.stride);
+            for (panel, rows) in within.clone().enumerate() {
+                match a_block {
+                    ABlock::InRows(a) => kernel.multiply(rows.len(), words, a.rows(rows.clone()), b, &mut tile.0),
+                    ABlock::InColumns(a) => kernel.multiply(rows.len(), words, a.from(rows.start), b, &mut tile.0),
+                    ABlock::Packed(a) => {
+                        kernel.multiply(rows.len(), words, a.from(panel * T::MR * ROW_STRIDE), b, &mut tile.0);
+                    }
+                }
+                let rows = all.start + rows.start..all.start + rows.end;
+                let columns = chunk(column, T::NR, self.columns);
+                // SAFETY: every tile belongs to one thread.
+                unsafe { target.write_tile(kernel, &tile.0, rows, columns) };
+            }
+        }
+    }
+}
+
+/// A block of A, MC x KC.
+#[derive(Clone, Copy)]
+enum ABlock<'a> {
+    /// Row-major, in place or packed.
+    InRows(RowOperand<'a>),
+    /// Column-major, in place.
+    InColumns(PanelOperand<'a>),
+    /// Column-major, packed into panels of MR rows.
+    Packed(PanelOperand<'a>),
+}
+
+impl<'a> ABlock<'a> {
+    /// Whether blocks of this operand need not be packed.
+    fn is_in_place<T: MicroKernel, A: Element>(a: Matrix<'_, A>) -> bool {
+        if a.transposed {
+            PanelOperand::in_place::<T, A>(a).is_some()
+        } else {
+            RowOperand::in_place::<T, A>(a).is_some()
+        }
+    }
+
+    /// These rows of A, in place or packed into `packed`.
+    #[inline(always)]
+    fn new<T: MicroKernel, A: Element>(
+        a: Matrix<'a, A>,
+        panels: impl Iterator<Item = Range<usize>> + Clone,
+        packed: &'a mut [f32],
+    ) -> Self {
+        if !a.transposed {
+            return Self::InRows(RowOperand::in_place::<T, A>(a).unwrap_or_else(|| pack_rows::<T, A>(a, packed)));
+        }
+        let whole = panels.clone().all(|rows| T::height(rows.len()) == rows.len());
+        if whole && let Some(columns) = PanelOperand::in_place::<T, A>(a) {
+            return Self::InColumns(columns);
+        }
+        pack_columns::<T, A>(a, panels, packed, T::MR, T::MR * ROW_STRIDE);
+        Self::Packed(PanelOperand { words: packed, stride: T::MR })
+    }
+}
+
+/// A tile of results, aligned for vectors.
+#[repr(align(64))]
+struct AlignedTile([f32; MAX_TILE]);

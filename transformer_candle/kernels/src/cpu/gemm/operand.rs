@@ -1,0 +1,126 @@
+//! Operands as the micro-kernel reads them: packed, or in place where the matrix has the same words and caches can hold its rows.
+//!
+//! A tile may have more rows or columns than the operand: these are computed from any values and not written.
+
+use std::ops::Range;
+
+use super::Matrix;
+use super::micro_kernel::MicroKernel;
+use crate::Element;
+
+/// Words of a block of columns that is read in place at most: 4 MiB, a part of the L3 cache.
+const MAX_IN_PLACE: usize = 1 << 20;
+/// The smallest caches of current x86 and ARM cores.
+const L1: Cache = Cache { ways: 8, way_bytes: 1 << 12 };
+const L2: Cache = Cache { ways: 16, way_bytes: 1 << 16 };
+
+/// A set-associative cache. Addresses a multiple of `way_bytes` apart are in the same set, which has one line per way.
+struct Cache {
+    ways: usize,
+    way_bytes: usize,
+}
+
+impl Cache {
+    /// Whether it holds a line of each of this many stored rows at once: rows a power of two apart are in few sets.
+    fn holds<E>(&self, matrix: &Matrix<'_, E>, rows: usize) -> bool {
+        let apart = 1 << (matrix.stride * size_of::<E>()).trailing_zeros();
+        rows <= self.ways * (self.way_bytes / apart).max(1)
+    }
+}
+
+/// What a micro-kernel reads of A.
+pub(super) trait AOperand: Copy {
+    /// Reads word `word` of row `row`, of `words` words and R rows.
+    fn reader<const R: usize>(self, words: usize) -> impl Fn(usize, usize) -> f32;
+}
+
+/// Row-major words.
+#[derive(Clone, Copy)]
+pub(super) struct RowOperand<'a> {
+    pub(super) words: &'a [f32],
+    /// Words from row to row.
+    pub(super) stride: usize,
+    pub(super) count: usize,
+}
+
+impl<'a> RowOperand<'a> {
+    /// A matrix in place, if its elements are words as they are and L1 holds a line of every row of a panel.
+    pub(super) fn in_place<T: MicroKernel, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
+        let whole = |elements: usize| elements.is_multiple_of(T::KR);
+        let words = as_words::<T, E>(matrix).filter(|_| whole(matrix.columns) && whole(matrix.stride))?;
+        let held = L1.holds(&matrix, matrix.rows.min(T::MR));
+        (!matrix.transposed && held).then_some(Self { words, stride: matrix.stride / T::KR, count: matrix.rows })
+    }
+
+    pub(super) fn rows(self, rows: Range<usize>) -> Self {
+        Self { words: &self.words[rows.start * self.stride..], count: rows.len(), ..self }
+    }
+}
+
+impl AOperand for RowOperand<'_> {
+    /// Rows beyond the last read the last one.
+    #[inline(always)]
+    fn reader<const R: usize>(self, words: usize) -> impl Fn(usize, usize) -> f32 {
+        let last = (self.count - 1).min(R - 1);
+        assert!(last * self.stride + words <= self.words.len());
+        // SAFETY: rows are clamped to the last, which ends inside of the slice.
+        let row =
+            |row: usize| unsafe { self.words.get_unchecked(row.min(last) * self.stride..).get_unchecked(..words) };
+        let rows: [&[f32]; R] = std::array::from_fn(row);
+        #[inline(always)]
+        move |word, row| rows[row][word]
+    }
+}
+
+/// Words of several rows of A, or columns of B, side by side for each word of K: a packed panel, or a column-major matrix.
+#[derive(Clone, Copy)]
+pub(super) struct PanelOperand<'a> {
+    pub(super) words: &'a [f32],
+    /// Words from one word of K to the next.
+    pub(super) stride: usize,
+}
+
+impl<'a> PanelOperand<'a> {
+    /// A transposed matrix in place, if its elements are words as they are and caches can hold it. Its panels must be full.
+    pub(super) fn in_place<T: MicroKernel, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
+        let words = as_words::<T, E>(matrix).filter(|_| T::KR == 1 && matrix.transposed)?;
+        let stride = matrix.stride;
+        let is_cached = matrix.columns * stride <= MAX_IN_PLACE && L2.holds(&matrix, matrix.columns);
+        is_cached.then_some(Self { words, stride })
+    }
+
+    pub(super) fn from(self, first: usize) -> Self {
+        Self { words: &self.words[first..], ..self }
+    }
+
+    /// Reads `width` words for each of `words` words of K.
+    #[inline(always)]
+    pub(super) fn reader_of(self, words: usize, width: usize) -> impl Fn(usize) -> &'a [f32] {
+        assert!(words > 0 && (words - 1) * self.stride + width <= self.words.len());
+        #[inline(always)]
+        move |word| {
+            assert!(word < words);
+            // SAFETY: the last of `words` ends inside of the slice, as asserted above.
+            unsafe { self.words.get_unchecked(word * self.stride..word * self.stride + width) }
+        }
+    }
+}
+
+impl AOperand for PanelOperand<'_> {
+    #[inline(always)]
+    fn reader<const R: usize>(self, words: usize) -> impl Fn(usize, usize) -> f32 {
+        let read = self.reader_of(words, R);
+        #[inline(always)]
+        move |word, row| read(word)[row]
+    }
+}
+
+/// The elements of a matrix as words of KR elements, if they have the same representation.
+fn as_words<T: MicroKernel, E: Element>(matrix: Matrix<'_, E>) -> Option<&[f32]> {
+    if size_of::<E>() * T::KR != size_of::<f32>() {
+        return None;
+    }
+    // SAFETY: f32 and bf16 are plain bits, and KR of them have the size of an f32.
+    let (before, words, _) = unsafe { matrix.values.align_to() };
+    before.is_empty().then_some(words)
+}
