@@ -60,7 +60,7 @@ impl Arguments {
         self.checked(name, buffer, dtype, shape).add(name, buffer, true)
     }
 
-    /// An F32 scratch buffer of any shape with at least so many elements.
+    /// An F32 scratch buffer of any shape with at least `needed` elements.
     pub(crate) fn workspace(mut self, buffer: &Buffer, needed: usize) -> Self {
         if buffer.elements() < needed {
             let (operation, actual) = (self.operation, buffer.elements());
@@ -98,8 +98,8 @@ impl Arguments {
         self
     }
 
-    /// Runs the operation where its arguments lie: the CPU version with every storage involved locked, or the CUDA version,
-    /// which takes addresses: everything asked of a GPU happens in the order it was asked, by one thread at a time.
+    /// Runs the operation on the device of its arguments: the CPU version with every storage involved locked, or the CUDA version,
+    /// which takes addresses: a GPU's operations run in stream order and are launched by one thread at a time.
     pub(crate) fn run<R>(
         mut self,
         cpu: impl FnOnce(&Access<'_>) -> Result<R>,
@@ -179,7 +179,7 @@ impl Buffer {
         // SAFETY: the address comes from `Vec::as_mut_ptr` of the storage, is aligned for T (the storage's element type, as
         // T::DTYPE == dtype) and is followed by `elements` initialised elements that the view's construction found inside
         // of the storage. The storage lives as long as `self`; `access` holds its lock, and no output of the call
-        // overlaps this argument, so nobody writes here while the slice lives.
+        // overlaps this argument, so it is not written while the slice lives.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), self.elements()) }
     }
 

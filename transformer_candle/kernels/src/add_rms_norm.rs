@@ -1,5 +1,5 @@
 //! Residual add and root-mean-square norm (Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467):
-//! `sum = x + branch`, `normed = sum * inv_rms * weight` with `inv_rms = 1 / sqrt(mean(sum^2) + epsilon)`.
+//! `sum = x + output`, `normed = sum * inv_rms * weight` with `inv_rms = 1 / sqrt(mean(sum^2) + epsilon)`.
 //!
 //! Legend: N tokens, D hidden size. Rows are F32 or BF16, the weight likewise; statistics and sums are F32. In BF16 the sum
 //! is rounded first and the norm is taken of the rounded sum, so that [`normalize`] and [`backward`] see what forward saw.
@@ -38,10 +38,10 @@ pub fn forward(
         .run(cpu, |gpu| cuda::perform(gpu, &cuda::add_rms_norm::forward(x, weight, epsilon, [normed, inv_rms], [n, d])))
 }
 
-/// Writes `sum = x + branch` and its norm; saves `inv_rms`.
+/// Writes `sum = x + output` and its norm; saves `inv_rms`.
 pub fn forward_add(
     x_ND: &Buffer,
-    branch_ND: &Buffer,
+    output_ND: &Buffer,
     weight_D: &Buffer,
     epsilon: f32,
     sum_ND: &mut Buffer,
@@ -52,23 +52,23 @@ pub fn forward_add(
     let (dtype, [n, d]) = (x_ND.dtype(), sizes(x_ND));
     let arguments = Arguments::of(OPERATION)
         .input("x_ND", x_ND, dtype, &[n, d])
-        .input("branch_ND", branch_ND, dtype, &[n, d])
+        .input("output_ND", output_ND, dtype, &[n, d])
         .input("weight_D", weight_D, dtype, &[d])
         .output("sum_ND", sum_ND, dtype, &[n, d])
         .output("normed_ND", normed_ND, dtype, &[n, d])
         .output("inv_rms_N", inv_rms_N, DType::F32, &[n]);
-    let [x, branch, weight] = [x_ND, branch_ND, weight_D].map(Value::from);
+    let [x, output, weight] = [x_ND, output_ND, weight_D].map(Value::from);
     let outputs = [&*sum_ND, &*normed_ND, &*inv_rms_N].map(Value::from);
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "x_ND", dtype, E => {
-            let (x, branch, weight) = (x_ND.slice::<E>(access), branch_ND.slice(access), weight_D.slice(access));
+            let (x, output, weight) = (x_ND.slice::<E>(access), output_ND.slice(access), weight_D.slice(access));
             let (sum, normed) = (sum_ND.slice_mut(access), normed_ND.slice_mut(access));
-            cpu::add_rms_norm::forward_add(x, branch, weight, epsilon, sum, normed, inv_rms_N.slice_mut(access));
+            cpu::add_rms_norm::forward_add(x, output, weight, epsilon, sum, normed, inv_rms_N.slice_mut(access));
             Ok(())
         })
     };
     arguments.run(cpu, |gpu| {
-        cuda::perform(gpu, &cuda::add_rms_norm::forward_add([x, branch], weight, epsilon, outputs, [n, d]))
+        cuda::perform(gpu, &cuda::add_rms_norm::forward_add([x, output], weight, epsilon, outputs, [n, d]))
     })
 }
 
@@ -93,7 +93,7 @@ pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_
 }
 
 /// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32) the weight's. (`dsum` comes in
-/// with what reaches the sum past the norm; both summands x and branch then have `dsum` as their gradient.)
+/// with what reaches the sum past the norm; both summands then have `dsum` as their gradient.)
 ///
 /// With y = dnormed * weight: `dsum += inv_rms * (y - sum * inv_rms^2 * mean(y * sum))`,
 /// `dweight += sum over n of dnormed * sum * inv_rms`.

@@ -5,13 +5,13 @@
 //! head size, P = (H + 2K) * E, C capacity of a cache in tokens, S new tokens.
 //!
 //! A sequence may hold several documents one after the other, each of which then sees itself only: `documents_N`, I32,
-//! tells for every token the position within its sequence at which its document begins. It never falls within a
+//! holds for every token the position within its sequence at which its document begins. It never decreases within a
 //! sequence.
 
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::cpu::attention::Shape;
+use crate::cpu::attention::CallShape;
 use crate::cuda::{self, Value};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, HeadLayout, Result, cpu};
@@ -19,7 +19,7 @@ use crate::{Buffer, DeviceKind, HeadLayout, Result, cpu};
 /// The sizes of attention over whole sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
-    /// How the heads lie in a packed QKV row.
+    /// The layout of a packed QKV row.
     pub heads: HeadLayout,
     /// B, the number of sequences.
     pub batch: usize,
@@ -70,7 +70,7 @@ pub fn forward(
     let (qkv, documents) = (Value::from(qkv_NP), documents_N.map(Value::from));
     let outputs = [Value::from(&*out_NHE), Value::from(&*lse_BHT)];
     let cpu = |access: &Access<'_>| {
-        let shape = Shape::whole(shape);
+        let shape = CallShape::whole(shape);
         let documents = documents_N.map(|documents| documents.slice(access));
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let (out, lse) = (out_NHE.slice_mut(access), lse_BHT.slice_mut(access));
@@ -107,7 +107,7 @@ pub fn backward(
     let [qkv, out, lse, dout] = [qkv_NP, out_NHE, lse_BHT, dout_NHE].map(Value::from);
     let (documents, [dqkv, delta]) = (documents_N.map(Value::from), [&*dqkv_NP, &*workspace].map(Value::from));
     let cpu = |access: &Access<'_>| {
-        let shape = Shape::whole(shape);
+        let shape = CallShape::whole(shape);
         with_element!(OPERATION, "qkv_NP", dtype, E => {
             let saved = cpu::attention::Saved {
                 qkv: qkv_NP.slice::<E>(access),
@@ -154,7 +154,7 @@ pub fn decode(
     let [qkv, keys, values] = [qkv_SP, &*keys_CKE, &*values_CKE].map(Value::from);
     let outputs = [&*out_SHE, &*workspace].map(Value::from);
     let cpu = |access: &Access<'_>| {
-        let shape = Shape { layout: *layout, batch: 1, length: new, past };
+        let shape = CallShape { layout: *layout, batch: 1, length: new, past };
         with_element!(OPERATION, "qkv_SP", dtype, E => {
             let (keys, values) = (keys_CKE.slice_mut(access), values_CKE.slice_mut(access));
             let (out, workspace) = (out_SHE.slice_mut(access), workspace.slice_mut(access));
@@ -168,7 +168,7 @@ pub fn decode(
     })
 }
 
-/// Elements of F32 workspace for all three functions with at most so many sequences and positions. It follows from the
+/// Elements of F32 workspace for all three functions with at most these sequences and positions. It follows from the
 /// sizes alone: on a CPU scratch for a fixed number of tasks, whatever the threads; on a GPU two numbers per row, for
 /// the gradient.
 pub fn workspace_elements(shape: &AttentionShape, device: DeviceKind) -> usize {
@@ -178,16 +178,16 @@ pub fn workspace_elements(shape: &AttentionShape, device: DeviceKind) -> usize {
 /// Elements of F32 workspace for [`forward`].
 pub fn forward_workspace_elements(shape: &AttentionShape, device: DeviceKind) -> usize {
     match device {
-        DeviceKind::Cpu => cpu::attention::workspace_elements(&Shape::whole(shape)),
+        DeviceKind::Cpu => cpu::attention::workspace_elements(&CallShape::whole(shape)),
         DeviceKind::Cuda => 0,
     }
 }
 
-/// Elements of F32 workspace for [`decode`] of at most so many new tokens.
+/// Elements of F32 workspace for [`decode`] of at most `new` tokens.
 pub fn decode_workspace_elements(layout: &HeadLayout, new: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cpu => {
-            cpu::attention::workspace_elements(&Shape { layout: *layout, batch: 1, length: new, past: 0 })
+            cpu::attention::workspace_elements(&CallShape { layout: *layout, batch: 1, length: new, past: 0 })
         }
         DeviceKind::Cuda => cuda::attention::decode_workspace_elements(layout, new),
     }
@@ -196,7 +196,7 @@ pub fn decode_workspace_elements(layout: &HeadLayout, new: usize, device: Device
 /// Elements of F32 workspace for [`backward`].
 pub fn backward_workspace_elements(shape: &AttentionShape, device: DeviceKind) -> usize {
     match device {
-        DeviceKind::Cpu => cpu::attention::backward_workspace_elements(&Shape::whole(shape)),
+        DeviceKind::Cpu => cpu::attention::backward_workspace_elements(&CallShape::whole(shape)),
         DeviceKind::Cuda => 2 * shape.tokens() * shape.heads.heads,
     }
 }
@@ -217,11 +217,11 @@ pub mod reference {
             (vec![R::ZERO; tokens * layout.query_width()], vec![R::ZERO; tokens * layout.heads]);
         for row in rows(layout, documents_N, batch, tokens / batch) {
             let scores = row.scores(qkv_NP);
-            let peak = scores.iter().copied().fold(scores[0], R::max);
-            let sum = scores.iter().map(|&score| (score - peak).exp()).sum::<R>();
-            lse_BHT[row.statistic] = peak + sum.ln();
+            let row_max = scores.iter().copied().fold(scores[0], R::max);
+            let sum = scores.iter().map(|&score| (score - row_max).exp()).sum::<R>();
+            lse_BHT[row.statistic] = row_max + sum.ln();
             for e in 0..layout.head_size {
-                let term = |(t, &score): (usize, &R)| (score - peak).exp() / sum * qkv_NP[row.value(t) + e];
+                let term = |(t, &score): (usize, &R)| (score - row_max).exp() / sum * qkv_NP[row.value(t) + e];
                 out_NHE[row.out + e] = (row.first..).zip(&scores).map(term).sum();
             }
         }

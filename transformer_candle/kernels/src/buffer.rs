@@ -31,7 +31,7 @@ impl Buffer {
         match device {
             Device::Cpu => {
                 let buffer = Self::from_tensor(untouched_zeros(shape, dtype)?, device)?;
-                huge_pages::ask_for(buffer.address, buffer.bytes());
+                huge_pages::advise(buffer.address, buffer.bytes());
                 Ok(buffer)
             }
             Device::Cuda(cuda) => Self::from_tensor(cuda.tensor(shape, dtype)?, device),
@@ -71,7 +71,7 @@ impl Buffer {
         self.tensor.elem_count()
     }
 
-    /// Where it lies.
+    /// Its device.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -80,7 +80,7 @@ impl Buffer {
     pub fn view(&self, offset_elements: usize, shape: &[usize]) -> Result<Self> {
         let elements: usize = shape.iter().product();
         if offset_elements.checked_add(elements).is_none_or(|end| end > self.elements()) {
-            let problem = format!("{elements} elements from {offset_elements} on do not lie within {:?}", self.shape());
+            let problem = format!("{elements} elements from {offset_elements} on are not within {:?}", self.shape());
             return Err(Error::Invalid { operation: "Buffer::view", problem });
         }
         let tensor = self.tensor.flatten_all()?.narrow(0, offset_elements, elements)?.reshape(shape)?;
@@ -245,8 +245,8 @@ pub(crate) fn as_scalars_mut<T: Scalar>(bytes: &mut [u8]) -> &mut [T] {
 /// Bytes of a line of a processor's caches: 64 on x86 and most of ARM, half a line on Apple's.
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// Zeros in CPU memory that nobody has written to: the system has yet to find the pages. Candle would write zeros of bf16.
-/// They begin at a cache line, so that no vector reaches into a second one.
+/// Zeroed CPU memory whose pages the system has not yet allocated; Candle would write zeros of bf16. It begins at a cache line, so that
+/// no vector crosses one.
 fn untouched_zeros(shape: &[usize], dtype: DType) -> Result<Tensor> {
     let device = &candle_core::Device::Cpu;
     let elements: usize = shape.iter().product();
@@ -261,7 +261,7 @@ fn untouched_zeros(shape: &[usize], dtype: DType) -> Result<Tensor> {
     Ok(tensor.narrow(0, skipped, elements)?.reshape(shape)?)
 }
 
-/// Asks for memory and gives it back untouched: asked by a `Vec` that fills itself, a refusal would end the process.
+/// Reserves memory and frees it untouched: a `Vec` that fills itself would abort the process if the allocation failed.
 fn require_memory(bytes: usize) -> Result<()> {
     Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| Error::HostMemory { needed: bytes as u64 })
 }

@@ -1,7 +1,7 @@
 //! Between F32 and BF16, rounding to nearest even, and between f32 master weights and their two halves.
 //!
-//! A master weight is kept as the bf16 weight that the matrix products read and a 16-bit remainder; together they are the f32
-//! value, bit for bit: `high = (bits + 0x8000) >> 16`, `remainder = bits - (high << 16)`. The bf16 half is the nearest
+//! A master weight is kept as the bf16 weight that the GEMMs read and its 16 low bits; together they are the f32
+//! value, bit for bit: `high = (bits + 0x8000) >> 16`, `low_bits = bits - (high << 16)`. The bf16 half is the nearest
 //! bf16 value, ties away from zero.
 
 use candle_core::DType;
@@ -43,29 +43,29 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
     })
 }
 
-/// Splits an F32 master into its BF16 weight and I16 remainder, all of one shape.
-pub fn split_master(master: &Buffer, weight: &mut Buffer, remainder: &mut Buffer) -> Result<()> {
+/// Splits an F32 master into its BF16 weight and its I16 low bits, all of one shape.
+pub fn split_master(master: &Buffer, weight: &mut Buffer, low_bits: &mut Buffer) -> Result<()> {
     let arguments = Arguments::of("cast::split_master")
         .input("master", master, DType::F32, master.shape())
         .output("weight", weight, DType::BF16, master.shape())
-        .output("remainder", remainder, DType::I16, master.shape());
-    let (values, elements) = ([master, &*weight, &*remainder].map(Value::from), master.elements());
+        .output("low_bits", low_bits, DType::I16, master.shape());
+    let (values, elements) = ([master, &*weight, &*low_bits].map(Value::from), master.elements());
     let cpu = |access: &Access<'_>| {
-        cpu::cast::split(master.slice(access), weight.slice_mut(access), remainder.slice_mut(access));
+        cpu::cast::split(master.slice(access), weight.slice_mut(access), low_bits.slice_mut(access));
         Ok(())
     };
     arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::cast::split(values, elements)))
 }
 
-/// Puts the F32 master together again, bit for bit as it was split.
-pub fn join_master(weight: &Buffer, remainder: &Buffer, master: &mut Buffer) -> Result<()> {
+/// Joins the two halves to the F32 master, bit for bit as it was split.
+pub fn join_master(weight: &Buffer, low_bits: &Buffer, master: &mut Buffer) -> Result<()> {
     let arguments = Arguments::of("cast::join_master")
         .input("weight", weight, DType::BF16, master.shape())
-        .input("remainder", remainder, DType::I16, master.shape())
+        .input("low_bits", low_bits, DType::I16, master.shape())
         .output("master", master, DType::F32, master.shape());
-    let (values, elements) = ([weight, remainder, &*master].map(Value::from), master.elements());
+    let (values, elements) = ([weight, low_bits, &*master].map(Value::from), master.elements());
     let cpu = |access: &Access<'_>| {
-        cpu::cast::join(weight.slice(access), remainder.slice(access), master.slice_mut(access));
+        cpu::cast::join(weight.slice(access), low_bits.slice(access), master.slice_mut(access));
         Ok(())
     };
     arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::cast::join(values, elements)))
@@ -82,7 +82,7 @@ fn not_castable(from: DType, to: DType) -> Error {
 pub mod reference {
     use crate::bf16;
 
-    /// A master weight's bf16 weight and remainder.
+    /// A master weight's bf16 weight and low bits.
     #[inline(always)]
     pub fn split(master: f32) -> (bf16, i16) {
         let bits = master.to_bits();
@@ -92,8 +92,8 @@ pub mod reference {
 
     /// The master weight.
     #[inline(always)]
-    pub fn join(weight: bf16, remainder: i16) -> f32 {
-        f32::from_bits((u32::from(weight.to_bits()) << 16).wrapping_add_signed(i32::from(remainder)))
+    pub fn join(weight: bf16, low_bits: i16) -> f32 {
+        f32::from_bits((u32::from(weight.to_bits()) << 16).wrapping_add_signed(i32::from(low_bits)))
     }
 }
 
@@ -121,10 +121,10 @@ mod tests {
 
     fn split_and_joined(master: &[f32]) -> Vec<f32> {
         let shape = [master.len()];
-        let (mut weight, mut remainder) = (zeros(&shape, DType::BF16), zeros(&shape, DType::I16));
+        let (mut weight, mut low_bits) = (zeros(&shape, DType::BF16), zeros(&shape, DType::I16));
         let mut joined = zeros(&shape, DType::F32);
-        split_master(&f32_buffer(master), &mut weight, &mut remainder).unwrap();
-        join_master(&weight, &remainder, &mut joined).unwrap();
+        split_master(&f32_buffer(master), &mut weight, &mut low_bits).unwrap();
+        join_master(&weight, &low_bits, &mut joined).unwrap();
         joined.read().unwrap()
     }
 

@@ -1,4 +1,4 @@
-//! Where buffers lie and operations run.
+//! The devices that buffers are on and operations run on.
 
 use std::fmt;
 
@@ -48,7 +48,7 @@ impl Device {
         }
     }
 
-    /// Waits until everything that was asked of it is done.
+    /// Waits for all operations launched so far.
     ///
     /// # Errors
     /// The first failure of an operation that was still under way.

@@ -1,4 +1,4 @@
-//! Numbers on their way from a device while it goes on.
+//! Asynchronous copies from a device to the host.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use crate::buffer::as_scalars;
 use crate::cuda::Arrival;
 use crate::{Buffer, Device, Error, Result, Scalar};
 
-/// A copy of a buffer as it is at one point of what the device was asked, to be read later: [`Download::start`], then
-/// [`Download::values`], which waits for that point and not for what was asked afterwards.
+/// A copy of a buffer in stream order: [`Download::start`] enqueues it, [`Download::values`] waits for it and not for operations
+/// launched afterwards.
 ///
 /// ```
 /// use kernels::{Buffer, DType, Device, Download};
@@ -52,7 +52,7 @@ impl<T: Scalar> Download<T> {
         Ok(Self { to, source, started: false })
     }
 
-    /// Asks for the copy, behind everything asked before.
+    /// Enqueues the copy behind all operations launched so far.
     pub fn start(&mut self) -> Result<()> {
         match &mut self.to {
             Destination::Host(values) => *values = self.source.read()?,
@@ -65,7 +65,7 @@ impl<T: Scalar> Download<T> {
     /// What was copied last, once it is there.
     ///
     /// # Errors
-    /// If no copy was ever asked for, or an operation before it failed.
+    /// If no copy was started, or an operation before it failed.
     pub fn values(&mut self) -> Result<&[T]> {
         if !self.started {
             return Err(Error::Invalid { operation: "Download", problem: "nothing was started".to_owned() });

@@ -55,7 +55,7 @@ pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, worksp
     arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::embedding::backward(ids, dout, dtable, chains, [n, v, d])))
 }
 
-/// Elements of F32 workspace that [`backward`] needs for so many tokens.
+/// Elements of F32 workspace that [`backward`] needs for this many tokens.
 pub fn workspace_elements(tokens: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cpu => 0,

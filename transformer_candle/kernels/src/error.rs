@@ -78,8 +78,8 @@ pub enum Error {
         /// The first index that is too large.
         limit: usize,
     },
-    /// The arguments lie on a device that has no such operation, or on several devices.
-    #[error("{operation}: `{argument}` lies on {device}, where this operation does not run")]
+    /// The arguments are on a device that has no such operation, or on several devices.
+    #[error("{operation}: `{argument}` is on {device}, where this operation does not run")]
     Unsupported {
         /// The operation called.
         operation: &'static str,
@@ -106,12 +106,12 @@ pub enum Error {
         /// What the library says.
         reason: String,
     },
-    /// A GPU has less memory left than is asked for. Nothing was allocated.
+    /// A GPU has less free memory than is needed. Nothing was allocated.
     #[error("out of memory on cuda:{ordinal}: {} are needed, {} are left{}", GB(*needed), GB(*available), Limit(*limit))]
     OutOfMemory {
         /// The GPU's number.
         ordinal: usize,
-        /// Bytes asked for.
+        /// Bytes needed.
         needed: u64,
         /// Bytes that could be had.
         available: u64,
@@ -121,10 +121,10 @@ pub enum Error {
     /// The system does not give a CPU's memory. Nothing was allocated.
     #[error("out of memory: {} are needed, and the system does not give them", GB(*needed))]
     HostMemory {
-        /// Bytes asked for.
+        /// Bytes needed.
         needed: u64,
     },
-    /// A tensor's elements do not lie one after the other.
+    /// A tensor's elements are not contiguous.
     #[error("a buffer needs a contiguous tensor, this one has shape {shape:?} and strides {strides:?}")]
     NotContiguous {
         /// The tensor's shape.

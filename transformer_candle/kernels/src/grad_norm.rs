@@ -21,7 +21,7 @@ pub fn forward(grads: &Buffer, norm_1: &mut Buffer, workspace: &mut Buffer) -> R
     arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::grad_norm::forward(values, elements)))
 }
 
-/// Elements of F32 workspace that [`forward`] needs for so many gradients: one in 16 thousand.
+/// Elements of F32 workspace that [`forward`] needs for this many gradients: one per 16 thousand.
 pub fn workspace_elements(elements: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cpu => cpu::grad_norm::workspace_elements(elements),

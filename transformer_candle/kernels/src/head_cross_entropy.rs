@@ -11,7 +11,7 @@
 //! dlogit_v = scale (softmax_v - [v = t])
 //! ```
 //! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient.
-//! Their gradient takes their place. Beside weights in BF16 a GPU rounds it on the way, like every operand of a
+//! Their gradient overwrites them. Beside weights in BF16 a GPU rounds it on the way, like every operand of a
 //! product there; a CPU that multiplies BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
 //!
 //! On a GPU the padding's rows of the weight are multiplied too, with gradients of zero: they must be finite.

@@ -1,4 +1,4 @@
-//! How query, key and value heads lie in a packed QKV row.
+//! The layout of query, key and value heads in a packed QKV row.
 
 use crate::{Error, Result};
 

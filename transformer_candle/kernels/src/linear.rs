@@ -1,4 +1,4 @@
-//! The linear map y = x W^T and its gradients, each one matrix product.
+//! The linear map y = x W^T and its gradients, each one GEMM.
 //!
 //! Legend: N tokens, I inputs, O outputs. Weights are stored [O, I]; transposes are strides, never copies.
 //!
@@ -21,7 +21,7 @@ pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut 
         .input("w_OI", w_OI, dtype, &[o, i])
         .output("y_NO", y_NO, dtype, &[n, o])
         .workspace(workspace, workspace_elements(n, i, o, x_NI.device().kind()));
-    let product = cuda::linear::forward(x_NI, w_OI, y_NO, sizes, workspace);
+    let gemm = cuda::linear::forward(x_NI, w_OI, y_NO, sizes, workspace);
     let cpu = |access: &Access<'_>| {
         with_element!("linear::forward", "x_NI", dtype, E => {
             let (x, w) = (x_NI.slice::<E>(access), w_OI.slice::<E>(access));
@@ -29,7 +29,7 @@ pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut 
             Ok(())
         })
     };
-    arguments.run(cpu, |cuda| cuda.multiply(&product))
+    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
 }
 
 /// `dx_NI = dy_NO w_OI`. All of one element type, F32 or BF16.
@@ -41,7 +41,7 @@ pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspa
         .input("w_OI", w_OI, dtype, &[o, i])
         .output("dx_NI", dx_NI, dtype, &[n, i])
         .workspace(workspace, workspace_elements(n, i, o, dy_NO.device().kind()));
-    let product = cuda::linear::backward_input(dy_NO, w_OI, dx_NI, sizes, workspace);
+    let gemm = cuda::linear::backward_input(dy_NO, w_OI, dx_NI, sizes, workspace);
     let cpu = |access: &Access<'_>| {
         with_element!("linear::backward_input", "dy_NO", dtype, E => {
             let (dy, w) = (dy_NO.slice::<E>(access), w_OI.slice::<E>(access));
@@ -49,7 +49,7 @@ pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspa
             Ok(())
         })
     };
-    arguments.run(cpu, |cuda| cuda.multiply(&product))
+    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
 }
 
 /// `dw_OI = dy_NO^T x_NI` or `dw_OI += dy_NO^T x_NI` in F32; `dy_NO` and `x_NI` are F32 or BF16 alike.
@@ -67,7 +67,7 @@ pub fn backward_weight(
         .input("x_NI", x_NI, dtype, &[n, i])
         .output("dw_OI", dw_OI, DType::F32, &[o, i])
         .workspace(workspace, workspace_elements(n, i, o, dy_NO.device().kind()));
-    let product = cuda::linear::backward_weight(dy_NO, x_NI, dw_OI, write_mode, sizes, workspace);
+    let gemm = cuda::linear::backward_weight(dy_NO, x_NI, dw_OI, write_mode, sizes, workspace);
     let cpu = |access: &Access<'_>| {
         with_element!("linear::backward_weight", "dy_NO", dtype, E => {
             let (dy, x) = (dy_NO.slice::<E>(access), x_NI.slice::<E>(access));
@@ -76,7 +76,7 @@ pub fn backward_weight(
             Ok(())
         })
     };
-    arguments.run(cpu, |cuda| cuda.multiply(&product))
+    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
 }
 
 /// Elements of F32 workspace that the three functions need for N tokens: on a CPU under 5.4 million, on a GPU 32 MiB.

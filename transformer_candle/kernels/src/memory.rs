@@ -18,10 +18,10 @@ const GPU_ALIGNMENT: usize = 256;
 /// What a buffer is for. Ordered as a plan prints them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Category {
-    /// Parameters, in the dtype that the matrix products read.
+    /// Parameters, in the dtype that GEMMs read.
     Weights,
     /// The low 16 bits of the f32 master weights, beside bf16 weights.
-    MasterRemainder,
+    MasterLowBits,
     /// The f32 accumulators of the weights' gradients.
     Gradients,
     /// `AdamW`'s two moments.
@@ -40,7 +40,7 @@ impl fmt::Display for Category {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(match self {
             Self::Weights => "weights",
-            Self::MasterRemainder => "master remainder",
+            Self::MasterLowBits => "master low bits",
             Self::Gradients => "gradients",
             Self::OptimizerMoments => "optimizer moments",
             Self::SavedActivations => "saved activations",
@@ -195,12 +195,12 @@ mod tests {
         let mut plan = Plan::new();
         plan.add("moments", Category::OptimizerMoments, DType::F32, &[2, 100]);
         let weights = plan.add("weights", Category::Weights, DType::BF16, &[100]);
-        plan.add("remainder", Category::MasterRemainder, DType::I16, &[100]);
+        plan.add("remainder", Category::MasterLowBits, DType::I16, &[100]);
         plan.add("more weights", Category::Weights, DType::F32, &[1]);
         assert_eq!(plan.bytes(), 800 + 200 + 200 + 4);
         assert_eq!(
             plan.by_category(),
-            [(Category::Weights, 204), (Category::MasterRemainder, 200), (Category::OptimizerMoments, 800)]
+            [(Category::Weights, 204), (Category::MasterLowBits, 200), (Category::OptimizerMoments, 800)]
         );
         let arena = plan.allocate(&Device::Cpu).unwrap();
         assert_eq!(arena.bytes(), plan.bytes());

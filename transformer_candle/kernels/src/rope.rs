@@ -1,5 +1,5 @@
 //! Rotary position embedding (Su et al., "`RoFormer`", arXiv:2104.09864) of the query and key heads of packed QKV rows, in
-//! place, in Hugging Face's "rotate half" convention: element j of a head turns together with element j + E/2.
+//! place, in Hugging Face's "rotate half" convention: element j of a head is rotated together with element j + E/2.
 //!
 //! Legend: N tokens, T positions, H query heads, K key/value heads, E head size, E2 = E / 2, P = (H + 2K) * E.
 
@@ -38,7 +38,7 @@ pub fn tables(positions: usize, head_size: usize, theta: f64, device: &Device) -
 
 /// Turns the query and key heads of every row by the angles of the row's position; values stay. F32 or BF16.
 ///
-/// Row n stands at position `first_position + n % sequence_length`: whole sequences start at 0, decoding starts later.
+/// Row n is at position `first_position + n % sequence_length`: whole sequences start at 0, decoding starts later.
 pub fn forward(
     qkv_NP: &mut Buffer,
     layout: &HeadLayout,
@@ -78,7 +78,7 @@ fn rotate(
         .output("qkv_NP", qkv_NP, dtype, &[rows, layout.packed_width()])
         .input("cos_TE2", &tables.cos_TE2, DType::F32, &[positions, half])
         .input("sin_TE2", &tables.sin_TE2, DType::F32, &[positions, half])
-        .require(last <= known, || format!("positions up to {last} are asked for, the tables hold {known}"))
+        .require(last <= known, || format!("positions up to {last} are needed, the tables have {known}"))
         .require(sequence_length > 0 && rows.is_multiple_of(sequence_length), || {
             format!("{rows} rows are not whole sequences of {sequence_length}")
         });

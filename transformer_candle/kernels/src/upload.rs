@@ -9,7 +9,7 @@ use crate::{Buffer, Device, Error, Result, Scalar};
 
 /// Host memory to fill, and the buffer that it goes to: [`Upload::stage`], [`Upload::send`], [`Upload::receive`], in turn.
 ///
-/// On a GPU the memory is pinned and `send` returns at once: a second stream copies to the landing buffer, beside whatever the GPU
+/// On a GPU the memory is pinned and `send` returns at once: a second stream copies to the staging buffer, beside whatever the GPU
 /// computes, and `receive` lets the computation go on once it is there. Of two uploads to one target, one travels while the
 /// other's values are computed with.
 ///
@@ -33,7 +33,7 @@ pub struct Upload<T: Scalar> {
 
 enum Source<T> {
     Host(Vec<T>),
-    Pinned { transfer: Transfer, landing: Buffer, elements: PhantomData<T> },
+    Pinned { transfer: Transfer, staging: Buffer, elements: PhantomData<T> },
 }
 
 impl<T: Scalar> fmt::Debug for Upload<T> {
@@ -43,21 +43,21 @@ impl<T: Scalar> fmt::Debug for Upload<T> {
 }
 
 impl<T: Scalar> Upload<T> {
-    /// To a buffer of `T`; on a GPU by way of a landing buffer of the same shape that nothing else uses. On a CPU `landing` has no use.
-    pub fn new(target: Buffer, landing: Option<Buffer>) -> Result<Self> {
+    /// To a buffer of `T`; on a GPU by way of a staging buffer of the same shape that nothing else uses. On a CPU `staging` has no use.
+    pub fn new(target: Buffer, staging: Option<Buffer>) -> Result<Self> {
         check::<T>("target", &target, target.shape())?;
         let from = match target.device() {
             Device::Cpu => Source::Host(vec![T::zero(); target.elements()]),
             Device::Cuda(cuda) => {
-                let Some(landing) = landing else {
-                    return Err(out_of_order("a GPU needs a landing buffer"));
+                let Some(staging) = staging else {
+                    return Err(out_of_order("a GPU needs a staging buffer"));
                 };
-                check::<T>("landing", &landing, target.shape())?;
-                if !landing.device().is_same(target.device()) || landing.overlaps(&target) {
-                    return Err(out_of_order("the landing buffer needs memory of its own on the target's GPU"));
+                check::<T>("staging", &staging, target.shape())?;
+                if !staging.device().is_same(target.device()) || staging.overlaps(&target) {
+                    return Err(out_of_order("the staging buffer needs memory of its own on the target's GPU"));
                 }
                 let transfer = Transfer::new(cuda, target.elements() * size_of::<T>())?;
-                Source::Pinned { transfer, landing, elements: PhantomData }
+                Source::Pinned { transfer, staging, elements: PhantomData }
             }
         };
         Ok(Self { from, target, under_way: false })
@@ -79,8 +79,8 @@ impl<T: Scalar> Upload<T> {
         if self.under_way {
             return Err(out_of_order("what was sent has not been received"));
         }
-        if let Source::Pinned { transfer, landing, .. } = &mut self.from {
-            transfer.send(landing.address())?;
+        if let Source::Pinned { transfer, staging, .. } = &mut self.from {
+            transfer.send(staging.address())?;
         }
         self.under_way = true;
         Ok(())
@@ -93,7 +93,7 @@ impl<T: Scalar> Upload<T> {
         }
         match &mut self.from {
             Source::Host(values) => self.target.write(values)?,
-            Source::Pinned { transfer, landing, .. } => transfer.receive(landing.address(), self.target.address())?,
+            Source::Pinned { transfer, staging, .. } => transfer.receive(staging.address(), self.target.address())?,
         }
         self.under_way = false;
         Ok(())

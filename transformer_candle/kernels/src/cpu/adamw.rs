@@ -68,21 +68,21 @@ pub(crate) fn step(weight: &mut [f32], grad: &[f32], moments: Moments<'_>, updat
 }
 
 pub(crate) fn step_split(
-    (weight, remainder): (&mut [bf16], &mut [i16]),
+    (weight, low_bits): (&mut [bf16], &mut [i16]),
     grad: &[f32],
     moments: Moments<'_>,
     update: &Update,
 ) {
-    let master = weight.par_chunks_mut(PIECE).zip(remainder.par_chunks_mut(PIECE));
-    master.zip(pieces(grad, moments)).for_each(|((weight, remainder), (grad, (first, second)))| {
+    let master = weight.par_chunks_mut(PIECE).zip(low_bits.par_chunks_mut(PIECE));
+    master.zip(pieces(grad, moments)).for_each(|((weight, low_bits), (grad, (first, second)))| {
         vectorised(
             #[inline(always)]
             || {
                 let (master, moments) =
-                    (weight.iter_mut().zip(remainder.iter_mut()), first.iter_mut().zip(second.iter_mut()));
-                for (((weight, remainder), &gradient), (first, second)) in master.zip(grad).zip(moments) {
-                    let value = update.apply(join(*weight, *remainder), gradient, first, second);
-                    (*weight, *remainder) = split(value);
+                    (weight.iter_mut().zip(low_bits.iter_mut()), first.iter_mut().zip(second.iter_mut()));
+                for (((weight, low_bits), &gradient), (first, second)) in master.zip(grad).zip(moments) {
+                    let value = update.apply(join(*weight, *low_bits), gradient, first, second);
+                    (*weight, *low_bits) = split(value);
                 }
             },
         );

@@ -2,13 +2,13 @@
 
 use rayon::prelude::*;
 
-use super::share_out::rows_of_piece;
+use super::schedule::rows_per_task;
 use super::simd::{total, vectorised};
 use crate::Element;
 
-/// Partial sums that a row's sum is made of: fixed, whatever the machine's vectors hold.
+/// Partial sums of a row, the same number for every vector width.
 const PARTIAL: usize = 32;
-/// Blocks of rows with a weight gradient of their own, at most.
+/// Blocks of rows at most, each with its own partial weight gradient.
 const BLOCKS: usize = 64;
 /// Rows of a block, at least.
 const BLOCK_ROWS: usize = 32;
@@ -17,7 +17,7 @@ const COLUMNS: usize = 256;
 
 pub(crate) fn forward<E: Element>(x: &[E], weight: &[E], epsilon: f32, normed: &mut [E], inv_rms: &mut [f32]) {
     let d = weight.len().max(1);
-    let rows = rows_of_piece(d);
+    let rows = rows_per_task(d);
     let pieces = x.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
     pieces.for_each(|((sum, normed), inv_rms)| {
         vectorised(
@@ -32,7 +32,7 @@ pub(crate) fn forward<E: Element>(x: &[E], weight: &[E], epsilon: f32, normed: &
 
 pub(crate) fn forward_add<E: Element>(
     x: &[E],
-    branch: &[E],
+    output: &[E],
     weight: &[E],
     epsilon: f32,
     sum: &mut [E],
@@ -40,15 +40,15 @@ pub(crate) fn forward_add<E: Element>(
     inv_rms: &mut [f32],
 ) {
     let d = weight.len().max(1);
-    let rows = rows_of_piece(d);
-    let inputs = x.par_chunks(rows * d).zip(branch.par_chunks(rows * d));
+    let rows = rows_per_task(d);
+    let inputs = x.par_chunks(rows * d).zip(output.par_chunks(rows * d));
     let outputs = sum.par_chunks_mut(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks_mut(rows));
-    inputs.zip(outputs).for_each(|((x, branch), ((sum, normed), inv_rms))| {
+    inputs.zip(outputs).for_each(|((x, output), ((sum, normed), inv_rms))| {
         vectorised(
             #[inline(always)]
             || {
-                for ((sum, x), branch) in sum.iter_mut().zip(x).zip(branch) {
-                    *sum = E::narrow(x.widen() + branch.widen());
+                for ((sum, x), output) in sum.iter_mut().zip(x).zip(output) {
+                    *sum = E::narrow(x.widen() + output.widen());
                 }
                 measure_rows(sum, epsilon, inv_rms);
                 normalize_rows(sum, weight, inv_rms, normed);
@@ -59,7 +59,7 @@ pub(crate) fn forward_add<E: Element>(
 
 pub(crate) fn normalize<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
     let d = weight.len().max(1);
-    let rows = rows_of_piece(d);
+    let rows = rows_per_task(d);
     let pieces = sum.par_chunks(rows * d).zip(normed.par_chunks_mut(rows * d)).zip(inv_rms.par_chunks(rows));
     pieces.for_each(|((sum, normed), inv_rms)| {
         vectorised(
@@ -138,7 +138,7 @@ fn backward_rows<E: Element>(saved: &Saved<'_, E>, dnormed: &[E], dsum: &mut [E]
     dweight.fill(0.0);
     let rows = sum.chunks_exact(d).zip(dnormed.chunks_exact(d)).zip(inv_rms);
     for (((sum, dnormed), &inv_rms), dsum) in rows.zip(dsum.chunks_exact_mut(d)) {
-        let share = inv_rms * inv_rms * (products(sum, dnormed, weight) / d as f32);
+        let share = inv_rms * inv_rms * (weighted_dot(sum, dnormed, weight) / d as f32);
         let inputs = sum.iter().zip(dnormed).zip(weight);
         for (((sum, dnormed), weight), (dsum, dweight)) in inputs.zip(dsum.iter_mut().zip(&mut *dweight)) {
             let (sum, dnormed) = (sum.widen(), dnormed.widen());
@@ -164,7 +164,7 @@ fn squares<E: Element>(row: &[E]) -> f32 {
 
 /// The sum of `x * y * weight` over a row.
 #[inline(always)]
-fn products<E: Element>(x: &[E], y: &[E], weight: &[E]) -> f32 {
+fn weighted_dot<E: Element>(x: &[E], y: &[E], weight: &[E]) -> f32 {
     let mut partial = [0.0; PARTIAL];
     let mut add = |x: &[E], y: &[E], weight: &[E]| {
         for (((partial, x), y), weight) in partial.iter_mut().zip(x).zip(y).zip(weight) {

@@ -39,28 +39,28 @@ pub(crate) fn widen(source: &[bf16], target: &mut [f32]) {
     });
 }
 
-pub(crate) fn split(master: &[f32], weight: &mut [bf16], remainder: &mut [i16]) {
-    let halves = weight.par_chunks_mut(PIECE).zip(remainder.par_chunks_mut(PIECE));
-    halves.zip(master.par_chunks(PIECE)).for_each(|((weight, remainder), master)| {
+pub(crate) fn split(master: &[f32], weight: &mut [bf16], low_bits: &mut [i16]) {
+    let halves = weight.par_chunks_mut(PIECE).zip(low_bits.par_chunks_mut(PIECE));
+    halves.zip(master.par_chunks(PIECE)).for_each(|((weight, low_bits), master)| {
         vectorised(
             #[inline(always)]
             || {
-                for ((weight, remainder), &master) in weight.iter_mut().zip(remainder.iter_mut()).zip(master) {
-                    (*weight, *remainder) = split_one(master);
+                for ((weight, low_bits), &master) in weight.iter_mut().zip(low_bits.iter_mut()).zip(master) {
+                    (*weight, *low_bits) = split_one(master);
                 }
             },
         );
     });
 }
 
-pub(crate) fn join(weight: &[bf16], remainder: &[i16], master: &mut [f32]) {
-    let halves = weight.par_chunks(PIECE).zip(remainder.par_chunks(PIECE));
-    master.par_chunks_mut(PIECE).zip(halves).for_each(|(master, (weight, remainder))| {
+pub(crate) fn join(weight: &[bf16], low_bits: &[i16], master: &mut [f32]) {
+    let halves = weight.par_chunks(PIECE).zip(low_bits.par_chunks(PIECE));
+    master.par_chunks_mut(PIECE).zip(halves).for_each(|(master, (weight, low_bits))| {
         vectorised(
             #[inline(always)]
             || {
-                for ((master, &weight), &remainder) in master.iter_mut().zip(weight).zip(remainder) {
-                    *master = join_one(weight, remainder);
+                for ((master, &weight), &low_bits) in master.iter_mut().zip(weight).zip(low_bits) {
+                    *master = join_one(weight, low_bits);
                 }
             },
         );

@@ -27,7 +27,7 @@ impl<'a, T> Disjoint<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.address(start, count), count) }
     }
 
-    /// Where element `start` lies, and behind it at least `count` elements.
+    /// The address of element `start`, with at least `count` elements from there on.
     pub(crate) fn address(&self, start: usize, count: usize) -> *mut T {
         assert!(start <= self.length && count <= self.length - start, "a task reaches past the end");
         // SAFETY: inside of the slice.

@@ -7,7 +7,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     // 1.5 * 2^23, and an exponent's bias: adding it rounds to an integer, which the low bits then hold as a float's exponent does.
     const SHIFT: f32 = 12_582_912.0 + 127.0;
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    const LN2_HIGH: f32 = 0.693_359_4; // 355/512: its product with a small integer is exact
+    const LN2_HIGH: f32 = 0.693_359_4; // 355/512: exact when multiplied by a small integer
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Beyond these the power of two is 0 or infinite.
     const LEAST: f32 = -88.0;

@@ -82,8 +82,8 @@ pub(crate) fn forward<E: Element>(
 }
 
 pub(crate) fn workspace_elements(c: usize, d: usize, v: usize) -> usize {
-    let products = [(c, v, d), (c, d, v), (v, d, c)].map(|(m, n, k)| workspace_for(m, n, k));
-    2 * c + products.into_iter().fold(0, usize::max)
+    let gemms = [(c, v, d), (c, d, v), (v, d, c)].map(|(m, n, k)| workspace_for(m, n, k));
+    2 * c + gemms.into_iter().fold(0, usize::max)
 }
 
 fn ignore(logits: &mut [f32]) -> f64 {
@@ -122,15 +122,15 @@ fn exponentials(logits: &mut [f32], target: usize) -> (f64, f64) {
 }
 
 const LANES: usize = 16;
-/// Values summed in f32, where little precision is lost yet, before the sum goes on in f64.
-const STRETCH: usize = 32 * LANES;
+/// Values summed in f32, without much loss of precision, before they are added to an f64 sum.
+const F32_SUM: usize = 32 * LANES;
 
 #[inline(always)]
 fn exponentiate(logits: &mut [f32], largest: f32) -> f64 {
     let mut sum = 0.0;
-    for stretch in logits.chunks_mut(STRETCH) {
+    for values in logits.chunks_mut(F32_SUM) {
         let mut lanes = [0f32; LANES];
-        let (whole, rest) = stretch.as_chunks_mut::<LANES>();
+        let (whole, rest) = values.as_chunks_mut::<LANES>();
         for chunk in whole {
             for (lane, value) in lanes.iter_mut().zip(chunk) {
                 *value = exp(*value - largest);

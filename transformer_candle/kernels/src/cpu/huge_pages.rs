@@ -1,24 +1,24 @@
-//! Fewer, larger pages: products read operands row by row, and every row of 4 KiB and more lies in a page of its own.
+//! Transparent huge pages: GEMMs read operands row by row, and with 4 KiB pages every long row costs a TLB entry.
 
-/// Bytes of a huge page on the processors that Linux has them for by default.
+/// Bytes of a huge page on x86-64, and by default on AArch64.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Asks the system to back this memory, which nobody has written to yet, with huge pages. It may have none, or be told to give
-/// none: then nothing changes.
+/// Advises the kernel to back this memory, which must not have been written to yet, with huge pages. Without effect where there are
+/// none or they are disabled.
 #[cfg(target_os = "linux")]
-pub(crate) fn ask_for(address: usize, bytes: usize) {
+pub(crate) fn advise(address: usize, bytes: usize) {
     use rustix::mm::{Advice, madvise};
 
     let (first, end) = (address.next_multiple_of(HUGE_PAGE), (address + bytes) / HUGE_PAGE * HUGE_PAGE);
     if first < end {
-        // SAFETY: advice changes no contents, and the range lies inside of the caller's memory.
+        // SAFETY: advice changes no contents, and the range is inside of the caller's memory.
         let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(first), end - first, Advice::LinuxHugepage) };
     }
 }
 
-/// Only Linux is asked.
+/// Without effect on other systems.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn ask_for(_: usize, _: usize) {}
+pub(crate) fn advise(_: usize, _: usize) {}
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
@@ -31,7 +31,7 @@ mod tests {
     use crate::{DType, Device, bf16};
 
     /// Whether the kernel was asked to back the mapping that holds an address with huge pages.
-    fn is_asked_for(address: usize) -> bool {
+    fn is_advised(address: usize) -> bool {
         let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;
         for line in smaps.lines() {
@@ -53,7 +53,7 @@ mod tests {
         for dtype in [DType::F32, DType::BF16] {
             let buffer = zeros(&[8 * HUGE_PAGE / dtype.size_in_bytes()], dtype);
             let middle = buffer.address() + 4 * HUGE_PAGE;
-            assert_eq!(is_asked_for(middle), Path::new("/sys/kernel/mm/transparent_hugepage").exists());
+            assert_eq!(is_advised(middle), Path::new("/sys/kernel/mm/transparent_hugepage").exists());
             assert!(buffer.read_f32().unwrap().iter().all(|&zero| zero == 0.0));
         }
         assert_eq!(zeros(&[3], DType::BF16).read::<bf16>().unwrap(), [bf16::ZERO; 3]);
@@ -65,6 +65,6 @@ mod tests {
         let add = |_| plan.add("", Category::SavedActivations, DType::F32, &[HUGE_PAGE / 64]);
         let ids: Vec<_> = (0..64).map(add).collect();
         let middle = plan.allocate(&Device::Cpu).unwrap().buffer(ids[32]);
-        assert_eq!(is_asked_for(middle.address()), Path::new("/sys/kernel/mm/transparent_hugepage").exists());
+        assert_eq!(is_advised(middle.address()), Path::new("/sys/kernel/mm/transparent_hugepage").exists());
     }
 }

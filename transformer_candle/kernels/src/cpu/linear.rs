@@ -1,4 +1,4 @@
-//! The three products of a linear map. Legend: N tokens, I inputs, O outputs.
+//! The three GEMMs of a linear map. Legend: N tokens, I inputs, O outputs.
 
 use super::gemm::{Matrix, multiply, multiply_accumulate, workspace_for};
 use crate::{Element, WriteMode};

@@ -15,7 +15,7 @@ pub(crate) mod huge_pages;
 pub(crate) mod linear;
 pub(crate) mod partials;
 pub(crate) mod rope;
-mod share_out;
+mod schedule;
 pub(crate) mod simd;
 pub(crate) mod swiglu;
 mod transpose;

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::share_out::rows_of_piece;
+use super::schedule::rows_per_task;
 use super::simd::vectorised;
 use crate::{Element, HeadLayout};
 
@@ -15,7 +15,7 @@ pub(crate) struct Angles<'a> {
 
 pub(crate) fn rotate<E: Element>(qkv: &mut [E], layout: &HeadLayout, angles: &Angles<'_>) {
     let width = layout.packed_width();
-    let rows = rows_of_piece(width);
+    let rows = rows_per_task(width);
     qkv.par_chunks_mut(rows * width).enumerate().for_each(|(piece, qkv)| {
         vectorised(
             #[inline(always)]

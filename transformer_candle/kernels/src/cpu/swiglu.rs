@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::exp::exp;
-use super::share_out::rows_of_piece;
+use super::schedule::rows_per_task;
 use super::simd::vectorised;
 use crate::Element;
 
@@ -11,7 +11,7 @@ pub(crate) fn forward<E: Element>(gate_up: &[E], out: &mut [E], i: usize) {
     if i == 0 {
         return;
     }
-    let rows = rows_of_piece(2 * i);
+    let rows = rows_per_task(2 * i);
     let pieces = out.par_chunks_mut(rows * i).zip(gate_up.par_chunks(rows * 2 * i));
     pieces.for_each(|(out, gate_up)| {
         vectorised(
@@ -25,7 +25,7 @@ pub(crate) fn backward<E: Element>(gate_up: &mut [E], dout: &[E], i: usize) {
     if i == 0 {
         return;
     }
-    let rows = rows_of_piece(2 * i);
+    let rows = rows_per_task(2 * i);
     let pieces = gate_up.par_chunks_mut(rows * 2 * i).zip(dout.par_chunks(rows * i));
     pieces.for_each(|(gate_up, dout)| {
         vectorised(
@@ -40,7 +40,7 @@ pub(crate) fn backward_recomputing<E: Element>(gate_up: &mut [E], out: &mut [E],
     if i == 0 {
         return;
     }
-    let rows = rows_of_piece(2 * i);
+    let rows = rows_per_task(2 * i);
     let pieces = gate_up.par_chunks_mut(rows * 2 * i).zip(out.par_chunks_mut(rows * i));
     pieces.for_each(|(gate_up, out)| {
         vectorised(

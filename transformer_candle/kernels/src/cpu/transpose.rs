@@ -1,21 +1,20 @@
-//! The transpose of a small square of f32, which packing and attention turn their rows with.
+//! The transpose of a 16 x 16 tile of f32, for packing and attention.
 
 pub(crate) const SIDE: usize = 16;
 
-/// Writes the transpose of the square that `source` begins with to the one that `target` begins with; their rows lie `from` and
-/// `to` elements apart.
+/// Writes the transpose of the tile at the start of `source` to the start of `target`; rows are `from` and `to` elements apart.
 #[inline(always)]
 pub(crate) fn transpose(source: &[f32], from: usize, target: &mut [f32], to: usize) {
     assert!(source.len() >= (SIDE - 1) * from + SIDE && target.len() >= (SIDE - 1) * to + SIDE);
     #[cfg(target_arch = "x86_64")]
     if pulp::x86::V4::is_available() {
-        // SAFETY: the machine has AVX-512, and both slices have a square.
+        // SAFETY: the CPU has AVX-512, and both slices hold a tile, as asserted.
         return unsafe { in_vectors(source.as_ptr(), from, target.as_mut_ptr(), to) };
     }
     plain(source, from, target, to);
 }
 
-/// Rows of the target are written in order: where they overlap (`to` below [`SIDE`], narrow panels), the later one stays.
+/// Rows of the target are written in order: where they overlap (`to` below [`SIDE`], in narrow panels), the later one remains.
 fn plain(source: &[f32], from: usize, target: &mut [f32], to: usize) {
     for column in 0..SIDE {
         for row in 0..SIDE {
@@ -24,10 +23,10 @@ fn plain(source: &[f32], from: usize, target: &mut [f32], to: usize) {
     }
 }
 
-/// By squares of 2, 4, 8 and 16: in each, the upper right and the lower left quarter change places.
+/// In four rounds, for blocks of 2, 4, 8 and 16: the upper right and lower left quarters of every block are exchanged.
 ///
 /// # Safety
-/// Squares lie at both places, as for [`transpose`].
+/// Both pointers are valid for a tile, as for [`transpose`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn in_vectors(source: *const f32, from: usize, target: *mut f32, to: usize) {
@@ -48,7 +47,7 @@ unsafe fn in_vectors(source: *const f32, from: usize, target: *mut f32, to: usiz
     }
 }
 
-/// In all squares of twice the size.
+/// Exchanges the off-diagonal quarters of all blocks of twice `SIZE`.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -66,7 +65,7 @@ fn exchange_quarters<const SIZE: usize>(rows: &mut [std::arch::x86_64::__m512; S
         }
         [upper, lower]
     };
-    // SAFETY: the indices are whole vectors.
+    // SAFETY: both index arrays have 16 elements.
     let (upper, lower) = unsafe { (_mm512_loadu_epi32(upper.as_ptr()), _mm512_loadu_epi32(lower.as_ptr())) };
     for pair in 0..SIDE / 2 {
         let row = pair / SIZE * 2 * SIZE + pair % SIZE;

@@ -56,7 +56,7 @@ fn one_billion_parameters_on_a_5090_are_planned_as_the_config_says() {
     insta::assert_snapshot!(plan);
     assert!(plan.check().is_ok());
     assert_eq!((plan.parameters, plan.micro_batch, plan.gradient_accumulation_steps), (1_318_832_128, 4, 16));
-    let permanent: u64 = ["weights", "master remainder", "gradients", "optimizer moments"]
+    let permanent: u64 = ["weights", "master low bits", "gradients", "optimizer moments"]
         .iter()
         .map(|category| bytes_of(&plan, category))
         .sum();

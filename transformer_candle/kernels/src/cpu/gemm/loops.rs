@@ -14,7 +14,7 @@ use super::output::{Origin, OutputBlock, Start};
 use super::pack::{Panels, pack, pack_columns, pack_rows};
 use super::{Matrix, chunk, extent, steps};
 use crate::cpu::disjoint::Disjoint;
-use crate::cpu::share_out::share_out;
+use crate::cpu::schedule::run_tasks;
 use crate::cpu::simd::Body;
 use crate::cpu::transpose::SIDE;
 use crate::{Element, WriteMode};
@@ -164,7 +164,7 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
         let fitting = (A_BLOCK_WORDS / (T::MR * self.words)).min(A_BLOCKS_ROWS / T::MR / threads);
         let longest = fitting.clamp(1, A_BLOCK_PANELS);
-        share_out(tall * groups, groups, longest * groups, a_blocks, longest * T::MR * ROW_STRIDE, |share, a_block| {
+        run_tasks(tall * groups, groups, longest * groups, a_blocks, longest * T::MR * ROW_STRIDE, |share, a_block| {
             let panel_range = share.start / groups..share.end.div_ceil(groups);
             let (first, last) = (share.start % groups, (share.end - 1) % groups);
             let columns = first * wide / groups..(last + 1) * wide / groups;

@@ -57,7 +57,7 @@ impl Tiny {
         };
         let moments = ["first_moment", "second_moment"];
         let moments = moments.map(|name| tensor(name, Category::OptimizerMoments, DType::F32));
-        let low_bits = bf16.then(|| tensor("master_remainder", Category::MasterRemainder, DType::I16));
+        let low_bits = bf16.then(|| tensor("master_remainder", Category::MasterLowBits, DType::I16));
         Self {
             weights: zeros(if bf16 { DType::BF16 } else { DType::F32 }),
             optimizer: moments.into_iter().chain(low_bits).collect(),

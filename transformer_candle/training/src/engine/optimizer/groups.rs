@@ -103,7 +103,7 @@ pub(super) fn state_layouts(groups: &[ParameterGroup], elements: usize, precisio
         }
     }
     if precision == Precision::Bf16 {
-        let (category, dtype) = (Category::MasterRemainder, DType::I16);
+        let (category, dtype) = (Category::MasterLowBits, DType::I16);
         layouts.push(StateLayout { name: MASTER_LOW_BITS, category, dtype, range: 0..elements });
     }
     layouts

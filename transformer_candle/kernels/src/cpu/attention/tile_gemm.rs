@@ -1,35 +1,38 @@
-//! Small matrix products in f32, one thread, in memory that the first-level cache holds.
+//! The GEMMs of attention tiles, at most 64 x 128 x 128: f32, one thread, operands in L1 and unpacked.
+//!
+//! Two vectors of columns by 8 rows (4 without AVX-512) are accumulated in registers over all of K. Parts above the causal mask are
+//! skipped: half of the work of a tile on the diagonal.
 
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-use super::tiles::Edge;
+use super::query_tile::CausalMask;
 
-/// Columns come in multiples of this: a whole number of any machine's vectors.
+/// Columns are padded to a multiple of this, the f32 of an AVX-512 vector; every other width divides it.
 pub(super) const COLUMNS: usize = 16;
 
-/// What the sums begin with.
+/// What the result is added to.
 #[derive(Clone, Copy)]
 pub(super) enum Start<'a> {
-    /// Nothing: the target is overwritten.
+    /// Nothing: the output is overwritten.
     Zero,
-    /// The target's values.
-    Kept,
-    /// The target's values, each column times its factor.
+    /// The output's values.
+    Output,
+    /// The output's values, each column times its factor.
     Scaled(&'a [f32]),
 }
 
-/// The left factor: element (i, k) lies at `i * row_stride + k * depth_stride`.
+/// The left operand: element (i, k) is at `i * row_stride + k * depth_stride`.
 #[derive(Clone, Copy)]
-pub(super) struct Left<'a> {
+pub(super) struct LeftOperand<'a> {
     pub(super) values: &'a [f32],
     pub(super) row_stride: usize,
     pub(super) depth_stride: usize,
 }
 
-impl<'a> Left<'a> {
-    /// Rows that lie so many elements apart.
+impl<'a> LeftOperand<'a> {
+    /// Rows `stride` elements apart.
     pub(super) fn rows(values: &'a [f32], stride: usize) -> Self {
         Self { values, row_stride: stride, depth_stride: 1 }
     }
@@ -39,133 +42,132 @@ impl<'a> Left<'a> {
     }
 }
 
-/// A matrix of keys (rows) and lanes (columns) that has nothing where they do not meet. What is not needed is not computed, but for
-/// the rest of a block that is.
+/// Which matrix of the GEMM has keys as rows and query rows as columns, and so a causal mask. What the mask excludes is skipped, except
+/// within register tiles that it cuts through.
 #[derive(Clone, Copy)]
 pub(super) enum Causal {
-    /// The target: what lies behind the edge may stay as it was.
-    Target(Edge),
-    /// The left factor: zeros behind the edge.
-    Left(Edge),
-    /// The right factor, likewise.
-    Right(Edge),
+    /// The output: masked elements are left as they were.
+    Output(CausalMask),
+    /// The left operand: masked elements are zero.
+    Left(CausalMask),
+    /// The right operand: masked elements are zero.
+    Right(CausalMask),
 }
 
-/// `target_MN = start + left_MK right_KN` for `[m, n, k]`, n a multiple of [`COLUMNS`]. Each element is summed over k in
-/// ascending order, whatever the machine.
+/// `out_MN = start + left_MK right_KN` for `[m, n, k]`, n a multiple of [`COLUMNS`]. Every element is one sum over k in ascending
+/// order, for every vector width.
 #[inline(always)]
-pub(super) fn product<S: Simd>(
+pub(super) fn tile_gemm<S: Simd>(
     simd: S,
     sizes: [usize; 3],
-    left: Left<'_>,
+    left: LeftOperand<'_>,
     right: &[f32],
     target: &mut [f32],
     start: Start<'_>,
     causal: Causal,
 ) {
-    simd.vectorize(Product { sizes, left, right, target, start, causal });
+    simd.vectorize(TileGemm { sizes, left, right, target, start, causal });
 }
 
-struct Product<'a> {
+struct TileGemm<'a> {
     sizes: [usize; 3],
-    left: Left<'a>,
+    left: LeftOperand<'a>,
     right: &'a [f32],
     target: &'a mut [f32],
     start: Start<'a>,
     causal: Causal,
 }
 
-impl WithSimd for Product<'_> {
+impl WithSimd for TileGemm<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let ([m, n, k], lanes) = (self.sizes, S::F32_LANES);
+        let ([m, n, k], rows) = (self.sizes, S::F32_LANES);
         if m == 0 || n == 0 || k == 0 {
             return;
         }
-        let Left { values, row_stride, depth_stride } = self.left;
+        let LeftOperand { values, row_stride, depth_stride } = self.left;
         assert!(
             (m - 1) * row_stride + (k - 1) * depth_stride < values.len(),
-            "the left factor is smaller than its sizes"
+            "the left operand is smaller than its sizes"
         );
         assert!(k * n <= self.right.len() && m * n <= self.target.len(), "a matrix is smaller than its sizes");
-        assert!(n.is_multiple_of(COLUMNS) && COLUMNS.is_multiple_of(lanes), "columns do not fill whole vectors");
+        assert!(n.is_multiple_of(COLUMNS) && COLUMNS.is_multiple_of(rows), "columns do not fill whole vectors");
         assert!(!matches!(self.start, Start::Scaled(factors) if factors.len() < n), "a factor is missing");
         let mut column = 0;
-        while column + 2 * lanes <= n {
-            // SAFETY: the assertions are what `strip` asks for, and the columns lie below n.
-            unsafe { self.strip::<S, 2>(simd, column) };
-            column += 2 * lanes;
+        while column + 2 * rows <= n {
+            // SAFETY: the slices hold the sizes, as asserted, and the columns are below n.
+            unsafe { self.column_block::<S, 2>(simd, column) };
+            column += 2 * rows;
         }
         while column < n {
             // SAFETY: as above; n is a multiple of `lanes`.
-            unsafe { self.strip::<S, 1>(simd, column) };
-            column += lanes;
+            unsafe { self.column_block::<S, 1>(simd, column) };
+            column += rows;
         }
     }
 }
 
-impl Product<'_> {
+impl TileGemm<'_> {
     /// All rows of V vectors of columns.
     ///
     /// # Safety
-    /// The slices hold the sizes, and the columns from `column` on lie below n.
+    /// The slices hold the sizes, and the columns from `column` on are below n.
     #[inline(always)]
-    unsafe fn strip<S: Simd, const V: usize>(&mut self, simd: S, column: usize) {
+    unsafe fn column_block<S: Simd, const V: usize>(&mut self, simd: S, column: usize) {
         let (m, mut row) = (self.rows(column + V * S::F32_LANES), 0);
-        // SAFETY: the rows of every block lie below m; the rest is this function's own condition.
+        // SAFETY: the rows of every register tile are below m; the rest is this function's own condition.
         unsafe {
             while S::REGISTER_COUNT >= 32 && row + 8 <= m {
-                self.block::<S, 8, V>(simd, row, column);
+                self.register_tile::<S, 8, V>(simd, row, column);
                 row += 8;
             }
             while row + 4 <= m {
-                self.block::<S, 4, V>(simd, row, column);
+                self.register_tile::<S, 4, V>(simd, row, column);
                 row += 4;
             }
             while row < m {
-                self.block::<S, 1, V>(simd, row, column);
+                self.register_tile::<S, 1, V>(simd, row, column);
                 row += 1;
             }
         }
     }
 
-    /// Rows of the columns before `end` that are needed.
+    /// Rows that the mask leaves of the columns before `end`.
     #[inline(always)]
     fn rows(&self, end: usize) -> usize {
         let m = self.sizes[0];
-        if let Causal::Target(edge) = self.causal { m.min(edge.keys(end - 1)) } else { m }
+        if let Causal::Output(mask) = self.causal { m.min(mask.visible_keys(end - 1)) } else { m }
     }
 
-    /// The terms of the sums in rows from `row` on and columns before `end` that are not all zero.
+    /// The range of k that the mask leaves for rows from `row` on and columns before `end`.
     #[inline(always)]
     fn depth(&self, row: usize, end: usize) -> Range<usize> {
         let k = self.sizes[2];
         match self.causal {
-            Causal::Left(edge) => edge.lanes(row).min(k)..k,
-            Causal::Right(edge) => 0..k.min(edge.keys(end - 1)),
-            Causal::Target(_) => 0..k,
+            Causal::Left(mask) => mask.masked_rows(row).min(k)..k,
+            Causal::Right(mask) => 0..k.min(mask.visible_keys(end - 1)),
+            Causal::Output(_) => 0..k,
         }
     }
 
-    /// R rows of V vectors of columns, held in registers over the whole depth.
+    /// R rows of V vectors of columns, accumulated in registers over all of K.
     ///
     /// # Safety
-    /// As for `strip`, and the rows from `row` on lie below m.
+    /// As for `column_block`, and the rows from `row` on are below m.
     #[inline(always)]
-    unsafe fn block<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, column: usize) {
-        let ([_, n, _], Left { values, row_stride, depth_stride }) = (self.sizes, self.left);
+    unsafe fn register_tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, column: usize) {
+        let ([_, n, _], LeftOperand { values, row_stride, depth_stride }) = (self.sizes, self.left);
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
-        // SAFETY: every offset is that of an element below the sizes, which the slices hold; vectors are read and written
-        // without a demand on their alignment.
+        // SAFETY: every offset is below the sizes, which the slices hold; loads and stores are unaligned.
         unsafe {
             let left = values.as_ptr().add(row * row_stride);
             let right = self.right.as_ptr().add(column);
             let target = self.target.as_mut_ptr().add(row * n + column);
             match self.start {
                 Start::Zero => {}
-                Start::Kept => each(&mut sums, |i, v, sum| {
+                Start::Output => each(&mut sums, |i, v, sum| {
                     *sum = load(target.add(i * n + v * S::F32_LANES));
                 }),
                 Start::Scaled(factors) => each(&mut sums, |i, v, sum| {
@@ -202,7 +204,7 @@ fn each<T, const R: usize, const V: usize>(sums: &mut [[T; V]; R], mut body: imp
 }
 
 /// # Safety
-/// A whole vector of elements lies at `source`.
+/// `source` points to a full vector of elements.
 #[inline(always)]
 unsafe fn load<V: Copy>(source: *const f32) -> V {
     // SAFETY: this function's own condition.
@@ -213,17 +215,17 @@ unsafe fn load<V: Copy>(source: *const f32) -> V {
 mod tests {
     use pulp::{Arch, Scalar};
 
-    use super::super::tiles::{Shape, Tile};
+    use super::super::query_tile::{CallShape, QueryTile};
     use super::*;
     use crate::HeadLayout;
 
-    /// With AVX2, half the registers of AVX-512 and half their width, where the machine has it.
-    fn narrow(product: Product<'_>) {
+    /// With AVX2, where the CPU has it: half the registers of AVX-512, half as wide.
+    fn narrow(gemm: TileGemm<'_>) {
         #[cfg(target_arch = "x86_64")]
         if let Some(simd) = pulp::x86::V3::try_new() {
-            return Simd::vectorize(simd, product);
+            return Simd::vectorize(simd, gemm);
         }
-        Arch::new().dispatch(product);
+        Arch::new().dispatch(gemm);
     }
 
     /// Small integers, so that every order of summing gives the same f32.
@@ -231,41 +233,41 @@ mod tests {
         (0..count).map(|i| ((i * 7 + seed * 13) % 17) as f32 - 8.0).collect()
     }
 
-    /// Where lanes of `group` query heads stop to attend to keys, with `past` of them before the first that a lane adds.
-    fn edge(lanes: usize, group: usize, past: usize) -> Edge {
+    /// The mask of a tile of `group` query heads, with `past` keys before its first query.
+    fn causal_mask(rows: usize, group: usize, past: usize) -> CausalMask {
         let layout = HeadLayout { heads: group, kv_heads: 1, head_size: 1 };
-        let shape = Shape { layout, batch: 1, length: lanes.div_ceil(group), past };
-        Tile { shape, sequence: 0, kv_head: 0, first: 0, rows: lanes }.edge(0)
+        let shape = CallShape { layout, batch: 1, length: rows.div_ceil(group), past };
+        QueryTile { shape, sequence: 0, kv_head: 0, first: 0, rows }.causal_mask(0)
     }
 
-    /// A product on every machine equals the plain loop, over factors that have nothing behind the edge.
+    /// Compares every vector width with the plain loop, over operands that are zero where the mask excludes them.
     fn check([m, n, k]: [usize; 3], start: Start<'_>, transposed: bool, (group, past): (usize, usize), causal: Causal) {
         let (mut a, mut b, before) = (integers(m * k, 1), integers(k * n, 2), integers(m * n, 3));
-        let meets = |key: usize, lane: usize| key <= past + lane / group;
+        let is_visible = |key: usize, row: usize| key <= past + row / group;
         let at = |i: usize, d: usize| if transposed { d * m + i } else { i * k + d };
         match causal {
-            Causal::Target(_) => {}
-            Causal::Left(_) => (0..m * k).filter(|i| !meets(i / k, i % k)).for_each(|i| a[at(i / k, i % k)] = 0.0),
-            Causal::Right(_) => (0..k * n).filter(|i| !meets(i / n, i % n)).for_each(|i| b[i] = 0.0),
+            Causal::Output(_) => {}
+            Causal::Left(_) => (0..m * k).filter(|i| !is_visible(i / k, i % k)).for_each(|i| a[at(i / k, i % k)] = 0.0),
+            Causal::Right(_) => (0..k * n).filter(|i| !is_visible(i / n, i % n)).for_each(|i| b[i] = 0.0),
         }
         let expected = |i: usize, j: usize| {
             let first = match start {
                 Start::Zero => 0.0,
-                Start::Kept => before[i * n + j],
+                Start::Output => before[i * n + j],
                 Start::Scaled(factors) => before[i * n + j] * factors[j],
             };
             first + (0..k).map(|d| a[at(i, d)] * b[d * n + j]).sum::<f32>()
         };
-        let left = if transposed { Left::rows(&a, m).transposed() } else { Left::rows(&a, k) };
+        let left = if transposed { LeftOperand::rows(&a, m).transposed() } else { LeftOperand::rows(&a, k) };
         for machine in 0..3 {
             let mut target = before.clone();
-            let product = Product { sizes: [m, n, k], left, right: &b, target: &mut target, start, causal };
+            let gemm = TileGemm { sizes: [m, n, k], left, right: &b, target: &mut target, start, causal };
             match machine {
-                0 => product.with_simd(Scalar),
-                1 => narrow(product),
-                _ => Arch::new().dispatch(product),
+                0 => gemm.with_simd(Scalar),
+                1 => narrow(gemm),
+                _ => Arch::new().dispatch(gemm),
             }
-            let needed = (0..m * n).filter(|i| !matches!(causal, Causal::Target(_)) || meets(i / n, i % n));
+            let needed = (0..m * n).filter(|i| !matches!(causal, Causal::Output(_)) || is_visible(i / n, i % n));
             needed.for_each(|i| {
                 assert_eq!(target[i], expected(i / n, i % n), "{m} {n} {k}, group {group}, past {past}: {i}");
             });
@@ -273,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn products_of_every_size_start_layout_and_edge_equal_the_plain_loop() {
+    fn every_size_start_layout_and_mask_equals_the_plain_loop() {
         let factors = integers(80, 4);
         for sizes in [[1, 16, 1], [3, 16, 5], [8, 32, 3], [13, 48, 7], [64, 64, 64], [9, 80, 1]] {
-            for start in [Start::Zero, Start::Kept, Start::Scaled(&factors)] {
+            for start in [Start::Zero, Start::Output, Start::Scaled(&factors)] {
                 for transposed in [false, true] {
                     for (group, past) in [(1, 0), (4, 0), (3, 2), (1, 1000)] {
-                        let [by_n, by_k] = [sizes[1], sizes[2]].map(|lanes| edge(lanes, group, past));
-                        for causal in [Causal::Target(by_n), Causal::Left(by_k), Causal::Right(by_n)] {
+                        let [by_n, by_k] = [sizes[1], sizes[2]].map(|rows| causal_mask(rows, group, past));
+                        for causal in [Causal::Output(by_n), Causal::Left(by_k), Causal::Right(by_n)] {
                             check(sizes, start, transposed, (group, past), causal);
                         }
                     }
@@ -289,20 +291,20 @@ mod tests {
         }
     }
 
-    /// How much is left out shows in what stays as it was.
+    /// What is skipped shows in what is left as it was.
     #[test]
-    fn scores_behind_the_edge_are_not_computed() {
+    fn masked_scores_are_not_computed() {
         let mut target = [7.0; 32 * 64];
         let (left, right) = ([1.0; 32], [1.0; 64]);
-        let product = Product {
+        let gemm = TileGemm {
             sizes: [32, 64, 1],
-            left: Left::rows(&left, 1),
+            left: LeftOperand::rows(&left, 1),
             right: &right,
             target: &mut target,
             start: Start::Zero,
-            causal: Causal::Target(edge(64, 2, 0)),
+            causal: Causal::Output(causal_mask(64, 2, 0)),
         };
-        Arch::new().dispatch(product);
+        Arch::new().dispatch(gemm);
         let last_key = &target[31 * 64..];
         assert_eq!((last_key[..32].iter().all(|&score| score == 7.0), last_key[63]), (true, 1.0));
     }

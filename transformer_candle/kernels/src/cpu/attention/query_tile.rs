@@ -1,23 +1,23 @@
-//! How a call is cut into tiles of query rows, and how rows get into a tile's scratch.
+//! Query tiles: which query rows a tile has, which keys they attend to, and how rows are gathered and scattered.
 //!
-//! The rows of one key/value head are its group's query rows, position by position: row r is query head r % G of the group
-//! (G = H / K) at position r / G. So keys and values serve the whole group at once, and no head is repeated.
+//! Grouped-query attention: the G = H / K query heads of a key/value head are interleaved, row r being head r % G of the group at
+//! position r / G. A KV tile then serves the whole group at once, and keys and values are not repeated.
 
 use super::super::disjoint::Disjoint;
 use super::super::transpose::{SIDE, transpose as square};
-use super::product::{COLUMNS, Left};
+use super::tile_gemm::{COLUMNS, LeftOperand};
 use crate::attention::AttentionShape;
 use crate::buffer::{as_bytes, as_scalars};
 use crate::{DType, Element, HeadLayout};
 
-/// Query rows of a tile; in scratch they are the columns (lanes) of matrices.
-pub(super) const LANES: usize = 64;
-/// Keys that a tile meets at a time.
-pub(super) const KEYS: usize = 64;
+/// Query rows of a tile, the columns of its matrices: 4 AVX-512 vectors. Scores, 64 x 64, are 16 KiB, a third of L1.
+pub(super) const QUERY_TILE: usize = 64;
+/// Keys of a KV tile: of head size 64, 16 KiB of keys and 16 KiB of values.
+pub(super) const KV_TILE: usize = 64;
 
-/// The sizes of a call.
+/// The sizes of one call of attention.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct CallShape {
     pub(crate) layout: HeadLayout,
     /// B, the number of sequences.
     pub(crate) batch: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Shape {
     pub(crate) past: usize,
 }
 
-impl Shape {
+impl CallShape {
     /// Whole sequences, with nothing before them.
     pub(crate) fn whole(shape: &AttentionShape) -> Self {
         let &AttentionShape { heads, batch, sequence_length } = shape;
@@ -45,15 +45,15 @@ impl Shape {
 
     /// Tiles of a key/value head.
     pub(super) fn tiles(&self) -> usize {
-        self.rows().div_ceil(LANES)
+        self.rows().div_ceil(QUERY_TILE)
     }
 
-    /// A tile of a pair of sequence and key/value head.
-    pub(super) fn tile(&self, pair: usize, index: usize) -> Tile {
-        let first = index * LANES;
-        let rows = LANES.min(self.rows() - first);
+    /// A query tile of a (sequence, key/value head) pair.
+    pub(super) fn tile(&self, pair: usize, index: usize) -> QueryTile {
+        let first = index * QUERY_TILE;
+        let rows = QUERY_TILE.min(self.rows() - first);
         let (sequence, kv_head) = (pair / self.layout.kv_heads, pair % self.layout.kv_heads);
-        Tile { shape: *self, sequence, kv_head, first, rows }
+        QueryTile { shape: *self, sequence, kv_head, first, rows }
     }
 
     pub(super) fn scale(&self) -> f32 {
@@ -63,82 +63,82 @@ impl Shape {
 
 /// Query rows `first..first + rows` of a key/value head of a sequence.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
-    pub(super) shape: Shape,
+pub(super) struct QueryTile {
+    pub(super) shape: CallShape,
     pub(super) sequence: usize,
     pub(super) kv_head: usize,
     pub(super) first: usize,
     pub(super) rows: usize,
 }
 
-impl Tile {
-    /// The pair of sequence and key/value head that it belongs to.
+impl QueryTile {
+    /// Its (sequence, key/value head) pair.
     pub(super) fn pair(&self) -> usize {
         self.sequence * self.shape.layout.kv_heads + self.kv_head
     }
 
-    /// The rows, rounded up to what a product's columns come in.
+    /// The rows, padded to a multiple of [`COLUMNS`].
     pub(super) fn width(&self) -> usize {
         self.rows.next_multiple_of(COLUMNS)
     }
 
-    fn position(&self, lane: usize) -> usize {
-        (self.first + lane) / self.shape.layout.group_size()
+    fn position(&self, row: usize) -> usize {
+        (self.first + row) / self.shape.layout.group_size()
     }
 
-    /// Keys that the last row attends to.
+    /// Keys that the last row attends to, the most of any row.
     pub(super) fn keys(&self) -> usize {
         self.shape.past + self.position(self.rows - 1) + 1
     }
 
-    /// The first so many rows lie before the key and do not attend to it.
-    pub(super) fn blind(&self, key: usize) -> usize {
+    /// How many of the first rows are before the key and do not attend to it.
+    pub(super) fn masked_rows(&self, key: usize) -> usize {
         let rows = key.saturating_sub(self.shape.past) * self.shape.layout.group_size();
         rows.saturating_sub(self.first).min(self.rows)
     }
 
-    /// Where the rows stop to attend among the keys from `first` on.
-    pub(super) fn edge(&self, first: usize) -> Edge {
-        Edge { tile: *self, first }
+    /// The causal mask of the keys from `first` on.
+    pub(super) fn causal_mask(&self, first: usize) -> CausalMask {
+        CausalMask { tile: *self, first }
     }
 
-    /// The first key that the rows meet, rounded down to whole tiles: where the first row's document begins.
+    /// The first key that any row attends to, where the first row's document begins, rounded down to a KV tile.
     pub(super) fn first_key(&self, documents: Option<&[i32]>) -> usize {
-        documents.map_or(0, |documents| self.document(0, documents) / KEYS * KEYS)
+        documents.map_or(0, |documents| self.document(0, documents) / KV_TILE * KV_TILE)
     }
 
-    /// The columns of scratch from this one on belong to documents that begin behind the key, and do not attend to it.
-    pub(super) fn begun(&self, key: usize, documents: Option<&[i32]>) -> usize {
+    /// The first row whose document begins after the key: it and all later rows do not attend to the key.
+    pub(super) fn document_end(&self, key: usize, documents: Option<&[i32]>) -> usize {
         let Some(documents) = documents else { return self.width() };
-        let (mut begun, mut later) = (0, self.rows);
-        while begun < later {
-            let middle = begun.midpoint(later);
+        let (mut document_end, mut later) = (0, self.rows);
+        while document_end < later {
+            let middle = document_end.midpoint(later);
             if self.document(middle, documents) <= key {
-                begun = middle + 1;
+                document_end = middle + 1;
             } else {
                 later = middle;
             }
         }
-        begun
+        document_end
     }
 
     /// The position at which a row's document begins.
-    fn document(&self, lane: usize, documents: &[i32]) -> usize {
-        let token = self.sequence * self.shape.length + self.position(lane);
+    fn document(&self, row: usize, documents: &[i32]) -> usize {
+        let token = self.sequence * self.shape.length + self.position(row);
         documents[token].unsigned_abs() as usize
     }
 
-    /// The rows' places in order, counted: a division for each would take as long as copying the row.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+    /// The rows in order, counted up: a division for each would take as long as copying the row.
+    pub(super) fn query_rows(&self) -> impl Iterator<Item = QueryRow> {
         let (tile, group) = (*self, self.shape.layout.group_size());
         let (mut position, mut member) = (tile.first / group, tile.first % group);
         (0..tile.rows).map(move |_| {
-            let place = Place { tile, position, head: tile.kv_head * group + member };
+            let query_row = QueryRow { tile, position, head: tile.kv_head * group + member };
             member += 1;
             if member == group {
                 (position, member) = (position + 1, 0);
             }
-            place
+            query_row
         })
     }
 
@@ -146,7 +146,7 @@ impl Tile {
     /// among tokens of `token_width` elements.
     ///
     /// # Safety
-    /// No other task uses these heads.
+    /// No other task accesses these heads.
     #[inline(always)]
     pub(super) unsafe fn scatter<E: Element>(
         &self,
@@ -156,27 +156,27 @@ impl Tile {
         token_width: usize,
     ) {
         let (size, width) = (self.shape.layout.head_size, self.width());
-        let mut turned = [[0.0; SIDE]; SIDE];
-        let mut places = self.places();
+        let mut transposed = [[0.0; SIDE]; SIDE];
+        let mut query_rows = self.query_rows();
         for first in (0..self.rows).step_by(SIDE) {
-            let lanes = SIDE.min(self.rows - first);
+            let rows = SIDE.min(self.rows - first);
             let mut offsets = [0; SIDE];
-            for (offset, place) in offsets.iter_mut().zip(&mut places) {
-                *offset = place.offset(token_width);
+            for (offset, query_row) in offsets.iter_mut().zip(&mut query_rows) {
+                *offset = query_row.offset(token_width);
             }
-            let factors: [f32; SIDE] = std::array::from_fn(|i| factor(first + i.min(lanes - 1)));
+            let factors: [f32; SIDE] = std::array::from_fn(|i| factor(first + i.min(rows - 1)));
             for e in (0..size).step_by(SIDE) {
-                square(&values_EL[e * width + first..], width, turned.as_flattened_mut(), SIDE);
-                for (i, row) in turned[..lanes].iter().enumerate() {
+                square(&values_EL[e * width + first..], width, transposed.as_flattened_mut(), SIDE);
+                for (i, row) in transposed[..rows].iter().enumerate() {
                     // SAFETY: as promised by the caller.
                     let target = unsafe { target.part(offsets[i] + e, SIDE.min(size - e)) };
-                    narrow_times(row, factors[i], target);
+                    scale_and_narrow(row, factors[i], target);
                 }
             }
         }
     }
 
-    /// Copies the rows' heads into rows of `padded` elements, times `factor`; what is left of `target` becomes zero.
+    /// Copies the rows' heads into rows of `padded` elements, times `factor`; the rest of `target` is zeroed.
     #[inline(always)]
     pub(super) fn gather<E: Element>(
         &self,
@@ -188,9 +188,9 @@ impl Tile {
     ) {
         let size = self.shape.layout.head_size;
         let (rows, empty) = target.split_at_mut(self.rows * padded);
-        for (place, target) in self.places().zip(rows.chunks_exact_mut(padded)) {
+        for (query_row, target) in self.query_rows().zip(rows.chunks_exact_mut(padded)) {
             let (head, padding) = target.split_at_mut(size);
-            let source = &source[place.offset(token_width)..][..size];
+            let source = &source[query_row.offset(token_width)..][..size];
             head.iter_mut().zip(source).for_each(|(target, source)| *target = source.widen() * factor);
             padding.fill(0.0);
         }
@@ -198,57 +198,57 @@ impl Tile {
     }
 }
 
-/// The causal edge through a tile's lanes and the keys from one on: which of them meet.
+/// The causal mask of a query tile and the keys from one on.
 #[derive(Clone, Copy)]
-pub(super) struct Edge {
-    tile: Tile,
+pub(super) struct CausalMask {
+    tile: QueryTile,
     first: usize,
 }
 
-impl Edge {
-    /// So many of the keys, the first ones, meet this lane or one before.
-    pub(super) fn keys(&self, lane: usize) -> usize {
-        (self.tile.shape.past + self.tile.position(lane) + 1).saturating_sub(self.first)
+impl CausalMask {
+    /// How many of the first keys this row attends to.
+    pub(super) fn visible_keys(&self, row: usize) -> usize {
+        (self.tile.shape.past + self.tile.position(row) + 1).saturating_sub(self.first)
     }
 
-    /// So many lanes, the first ones, meet neither this key nor one behind.
-    pub(super) fn lanes(&self, key: usize) -> usize {
-        self.tile.blind(self.first + key)
+    /// How many of the first rows attend neither to this key nor to a later one.
+    pub(super) fn masked_rows(&self, key: usize) -> usize {
+        self.tile.masked_rows(self.first + key)
     }
 }
 
-/// The position and the query head of a tile's row.
-pub(super) struct Place {
-    tile: Tile,
+/// A row of a tile: its position and query head.
+pub(super) struct QueryRow {
+    tile: QueryTile,
     position: usize,
     head: usize,
 }
 
-impl Place {
+impl QueryRow {
     /// Where the head begins among tokens of `token_width` elements, H * E (outputs) or P (packed QKV).
     pub(super) fn offset(&self, token_width: usize) -> usize {
-        let Tile { sequence, shape, .. } = self.tile;
+        let QueryTile { sequence, shape, .. } = self.tile;
         (sequence * shape.length + self.position) * token_width + self.head * shape.layout.head_size
     }
 
-    /// Where the row lies in `lse_BHT`.
-    pub(super) fn statistic(&self) -> usize {
-        let Tile { sequence, shape, .. } = self.tile;
+    /// Its index in `lse_BHT`.
+    pub(super) fn lse_index(&self) -> usize {
+        let QueryTile { sequence, shape, .. } = self.tile;
         (sequence * shape.layout.heads + self.head) * shape.length + self.position
     }
 }
 
-/// Rows of keys or values: row i is the E elements from `first + i * stride` on.
+/// Keys or values: row i is the E elements from `first + i * stride` on.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a, E> {
+pub(super) struct KvRows<'a, E> {
     pub(super) values: &'a [E],
     pub(super) first: usize,
     pub(super) stride: usize,
 }
 
-impl<'a, E: Element> Rows<'a, E> {
-    /// The keys, and the values, of a pair of sequence and key/value head within packed rows.
-    pub(super) fn packed(qkv: &'a [E], shape: &Shape, pair: usize) -> [Self; 2] {
+impl<'a, E: Element> KvRows<'a, E> {
+    /// Keys and values of a (sequence, key/value head) pair in packed QKV rows.
+    pub(super) fn packed(qkv: &'a [E], shape: &CallShape, pair: usize) -> [Self; 2] {
         let (layout, stride) = (shape.layout, shape.layout.packed_width());
         let (sequence, kv_head) = (pair / layout.kv_heads, pair % layout.kv_heads);
         let token = sequence * shape.length * stride;
@@ -259,20 +259,20 @@ impl<'a, E: Element> Rows<'a, E> {
         })
     }
 
-    /// Rows of `size` elements from `first` on: those of f32 where they lie, others copied, as many as `copies` has room for.
+    /// Rows of `size` elements from `first` on: f32 in place, bf16 widened into `copies`, as many as it has room for.
     #[inline(always)]
-    pub(super) fn left<'b>(&self, first: usize, copies: &'b mut [f32], size: usize) -> Left<'b>
+    pub(super) fn operand<'b>(&self, first: usize, copies: &'b mut [f32], size: usize) -> LeftOperand<'b>
     where
         'a: 'b,
     {
         let rows = &self.values[self.first + first * self.stride..];
         if E::DTYPE == DType::F32 {
-            return Left::rows(as_scalars(as_bytes(rows)), self.stride);
+            return LeftOperand::rows(as_scalars(as_bytes(rows)), self.stride);
         }
         for (row, copy) in rows.chunks(self.stride).zip(copies.chunks_exact_mut(size)) {
             copy.iter_mut().zip(&row[..size]).for_each(|(copy, value)| *copy = value.widen());
         }
-        Left::rows(copies, size)
+        LeftOperand::rows(copies, size)
     }
 }
 
@@ -287,9 +287,9 @@ pub(super) fn transpose(source: &[f32], padded: usize, target: &mut [f32]) {
     }
 }
 
-/// Where there are fewer, the first.
+/// Writes `values * factor`, or as many of the first as `target` has room for.
 #[inline(always)]
-pub(super) fn narrow_times<E: Element>(values: &[f32; SIDE], factor: f32, target: &mut [E]) {
+pub(super) fn scale_and_narrow<E: Element>(values: &[f32; SIDE], factor: f32, target: &mut [E]) {
     if let Some(target) = target.first_chunk_mut::<SIDE>() {
         for j in 0..SIDE {
             target[j] = E::narrow(values[j] * factor);
@@ -301,8 +301,8 @@ pub(super) fn narrow_times<E: Element>(values: &[f32; SIDE], factor: f32, target
     }
 }
 
-/// The first `count` elements, which `space` loses.
-#[allow(clippy::mut_mut)] // the outer one moves on
-pub(super) fn take<'a>(space: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-    space.split_off_mut(..count).expect("workspace_elements covers every matrix of a task")
+/// Splits the first `count` elements off.
+#[allow(clippy::mut_mut)] // the slice behind it advances
+pub(super) fn take<'a>(scratch: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
+    scratch.split_off_mut(..count).expect("workspace_elements covers every matrix of a task")
 }

@@ -1,24 +1,24 @@
-//! Work in pieces of about the same size, shared out among threads.
+//! Dynamic scheduling of equal tasks on threads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use rayon::prelude::*;
 
-/// Elements of the rows that a task passes over: few, so that threads end together where a model is small.
+/// Elements of the rows of a task: few, so that threads finish together on small models.
 const ROWS: usize = 1 << 13;
 
-/// How many rows of this width a task passes over, on any number of threads.
-pub(super) fn rows_of_piece(width: usize) -> usize {
+/// Rows of this width per task, for any number of threads.
+pub(super) fn rows_per_task(width: usize) -> usize {
     (ROWS / width).max(1)
 }
 
-/// Parts of the work that threads begin with; where there are more threads, some begin with the same.
+/// Parts that the tasks are divided into, one per thread; more threads range parts.
 const PARTS: usize = 64;
 
-/// Does pieces `0..all`, each thread in `size` elements of `scratch` of its own. No more threads take part than it holds such.
-/// `longest`, the most pieces in a row, is a multiple of `unit`: a share is a number of whole units, or a part of one.
-pub(crate) fn share_out(
+/// Runs tasks `0..all`, each thread with its own `size` elements of `scratch`; no more threads are used than it has room for. Threads
+/// take ranges of at most `longest` tasks, a multiple of `unit`: a range is a number of full units, or a part of one.
+pub(crate) fn run_tasks(
     all: usize,
     unit: usize,
     longest: usize,
@@ -26,21 +26,21 @@ pub(crate) fn share_out(
     size: usize,
     body: impl Fn(Range<usize>, &mut [f32]) + Sync,
 ) {
-    assert!(all == 0 || scratch.len() >= size, "nobody has scratch to work in");
+    assert!(all == 0 || scratch.len() >= size, "there is scratch for no thread");
     let threads = rayon::current_num_threads();
-    let shares = Shares::new(all, unit, longest, threads.min(scratch.len() / size).clamp(1, PARTS));
+    let queue = Queue::new(all, unit, longest, threads.min(scratch.len() / size).clamp(1, PARTS));
     let scratch = scratch.par_chunks_exact_mut(size).take(threads);
     scratch.with_max_len(1).enumerate().for_each(|(thread, scratch)| {
-        while let Some(share) = shares.take(thread) {
-            body(share, scratch);
+        while let Some(range) = queue.take(thread) {
+            body(range, scratch);
         }
     });
 }
 
-/// Pieces as threads take them: many at a time first, single ones at the end, so that all threads end together. A thread begins
-/// with a part of its own, the same whenever there are as many pieces: what it wrote the last time is in its cache.
-struct Shares {
-    /// How many are taken of each part.
+/// The ranges that threads take: long ones first, single tasks at the end, so that all threads finish together. A thread starts with
+/// its own part, the same for the same number of tasks: what it wrote in the previous call is in its cache.
+struct Queue {
+    /// Tasks taken of each part.
     taken: [AtomicUsize; PARTS],
     parts: usize,
     all: usize,
@@ -48,12 +48,12 @@ struct Shares {
     longest: usize,
 }
 
-impl Shares {
+impl Queue {
     fn new(all: usize, unit: usize, longest: usize, parts: usize) -> Self {
         Self { taken: [const { AtomicUsize::new(0) }; PARTS], parts, all, unit, longest }
     }
 
-    /// From the thread's part, else from the next one that has some left.
+    /// The next range of the thread's part, or else of the next part that has tasks left.
     fn take(&self, thread: usize) -> Option<Range<usize>> {
         let begin = |part: usize| self.all * part / self.parts;
         (thread..thread + self.parts).map(|part| part % self.parts).find_map(|part| {
@@ -77,16 +77,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_piece_is_done_once_and_a_share_has_whole_units_or_a_part_of_one() {
+    fn every_task_runs_once_in_full_units_or_parts_of_one() {
         for (all, unit, units) in [(0, 1, 1), (1, 1, 4), (5, 4, 1), (8, 4, 2), (220, 4, 4), (221, 3, 5), (1000, 1, 1)] {
             let done = Mutex::new(Vec::new());
-            share_out(all, unit, units * unit, &mut [0.0; 64], 1, |share, _| done.lock().unwrap().push(share));
+            run_tasks(all, unit, units * unit, &mut [0.0; 64], 1, |range, _| done.lock().unwrap().push(range));
             let mut done = done.into_inner().unwrap();
-            done.sort_by_key(|share| share.start);
+            done.sort_by_key(|range| range.start);
             assert!(done.iter().cloned().flatten().eq(0..all), "{done:?}");
-            let whole = |share: &Range<usize>| share.start.is_multiple_of(unit) && share.end.is_multiple_of(unit);
-            let part = |share: &Range<usize>| share.start / unit == (share.end - 1) / unit;
-            assert!(done.iter().all(|share| part(share) || whole(share) && share.len() <= units * unit), "{done:?}");
+            let whole = |range: &Range<usize>| range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit);
+            let part = |range: &Range<usize>| range.start / unit == (range.end - 1) / unit;
+            assert!(done.iter().all(|range| part(range) || whole(range) && range.len() <= units * unit), "{done:?}");
         }
     }
 }
