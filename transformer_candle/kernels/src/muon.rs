@@ -18,8 +18,9 @@ use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::adamw::{APPLY, CLIP_SCALE, LEARNING_RATE, SCALARS};
+use crate::cuda::{self, Value};
 use crate::element::with_element;
-use crate::{Buffer, Result, cpu};
+use crate::{Buffer, DeviceKind, Error, Result, cpu};
 
 /// Iterations of [`orthogonalize`].
 pub const ITERATIONS: usize = 5;
@@ -86,6 +87,7 @@ pub fn accumulate_momentum(
         .input("grad", grad, DType::F32, shape)
         .output("update", update, dtype, shape)
         .input("scalars", scalars, DType::F32, &[SCALARS]);
+    let (values, elements) = ([&*momentum, grad, &*update, scalars].map(Value::from), momentum.elements());
     let cpu = |access: &Access<'_>| {
         let scalars = scalars.slice::<f32>(access);
         with_element!("muon::accumulate_momentum", "update", dtype, E => {
@@ -98,7 +100,7 @@ pub fn accumulate_momentum(
             Ok(())
         })
     };
-    arguments.run(cpu, |_| todo!())
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::muon::accumulate_momentum(values, settings, elements)))
 }
 
 /// What [`orthogonalize`] works in. For `[B, M, N]` with S = min(M, N): elements of the update's type but for
@@ -121,7 +123,7 @@ pub fn orthogonalize(update_BMN: &mut Buffer, scratch: Scratch<'_>, polynomials:
     let (dtype, device) = (update_BMN.dtype(), update_BMN.device().kind());
     let &[b, m, n] = update_BMN.shape() else {
         let problem = format!("`update_BMN` has shape {:?}, three axes are needed", update_BMN.shape());
-        return Err(crate::Error::Invalid { operation: "muon::orthogonalize", problem });
+        return Err(Error::Invalid { operation: "muon::orthogonalize", problem });
     };
     let (sizes, s) = ([b, m, n], m.min(n));
     let arguments = Arguments::of("muon::orthogonalize")
@@ -130,6 +132,13 @@ pub fn orthogonalize(update_BMN: &mut Buffer, scratch: Scratch<'_>, polynomials:
         .output("gram_BSS", gram_BSS, dtype, &[b, s, s])
         .output("polynomial_BSS", polynomial_BSS, dtype, &[b, s, s])
         .workspace(workspace, workspace_elements(sizes, device));
+    let matrices = cuda::muon::Matrices {
+        update: (&*update_BMN).into(),
+        other: (&*other_BMN).into(),
+        gram: (&*gram_BSS).into(),
+        polynomial: (&*polynomial_BSS).into(),
+        workspace: cuda::Workspace::of(workspace),
+    };
     let cpu = |access: &Access<'_>| {
         with_element!("muon::orthogonalize", "update_BMN", dtype, E => {
             let matrices = [update_BMN, other_BMN, gram_BSS, polynomial_BSS].map(|buffer| buffer.slice_mut::<E>(access));
@@ -137,13 +146,15 @@ pub fn orthogonalize(update_BMN: &mut Buffer, scratch: Scratch<'_>, polynomials:
             Ok(())
         })
     };
-    arguments.run(cpu, |_| todo!())
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::muon::orthogonalize(&matrices, sizes, polynomials)))
 }
 
 /// Elements of F32 workspace that [`orthogonalize`] needs for `[B, M, N]`.
-pub fn workspace_elements([b, m, n]: [usize; 3], device: crate::DeviceKind) -> usize {
-    let _ = (b, device);
-    cpu::muon::workspace_elements(m, n)
+pub fn workspace_elements(sizes: [usize; 3], device: DeviceKind) -> usize {
+    match device {
+        DeviceKind::Cpu => cpu::muon::workspace_elements(sizes),
+        DeviceKind::Cuda => cuda::muon::workspace_elements(sizes),
+    }
 }
 
 /// Applies an orthogonalised update to one matrix.
@@ -165,14 +176,20 @@ pub fn step(
     if let Some(low_bits) = &low_bits {
         arguments = arguments.output("low_bits", low_bits, DType::I16, shape);
     }
-    let scale = update_scale(shape);
+    let (scale, elements) = (update_scale(shape) as f32, weight.elements());
+    let state = cuda::muon::State {
+        weight: Value::from(&*weight),
+        low_bits: low_bits.as_deref().map(Value::from),
+        update: Value::from(update),
+        scalars: Value::from(scalars),
+    };
     let cpu = |access: &Access<'_>| {
         let scalars = scalars.slice::<f32>(access);
         if scalars[APPLY] == 0.0 {
             return Ok(());
         }
         let rate = f64::from(scalars[LEARNING_RATE]);
-        let (decay, rate) = ((1.0 - rate * f64::from(weight_decay)) as f32, (rate * scale) as f32);
+        let (decay, rate) = ((1.0 - rate * f64::from(weight_decay)) as f32, (rate * f64::from(scale)) as f32);
         match low_bits {
             None => cpu::muon::step(weight.slice_mut(access), update.slice(access), decay, rate),
             Some(low_bits) => {
@@ -182,7 +199,7 @@ pub fn step(
         }
         Ok(())
     };
-    arguments.run(cpu, |_| todo!())
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::muon::step(&state, scale, weight_decay, elements)))
 }
 
 /// The plain version.

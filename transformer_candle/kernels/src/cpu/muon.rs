@@ -33,8 +33,8 @@ pub(crate) fn accumulate_momentum<E: Element>(
     });
 }
 
-/// Elements of workspace that [`orthogonalize`] needs for matrices [M, N].
-pub(crate) fn workspace_elements(m: usize, n: usize) -> usize {
+/// Elements of workspace that [`orthogonalize`] needs for a batch [B, M, N].
+pub(crate) fn workspace_elements([_, m, n]: [usize; 3]) -> usize {
     let (short, long) = (m.min(n), m.max(n));
     let gemm = [(short, short, long), (short, short, short), (m, n, short)].map(|(m, n, k)| workspace_for(m, n, k));
     gemm.into_iter().max().unwrap_or(0).max(2 * (m * n).div_ceil(PIECE))
