@@ -61,9 +61,16 @@ EXPORTED int cublasLtDestroy(void *handle) {
     return SUCCESS;
 }
 
+static int set(void *field, size_t bytes, const void *value, size_t given) {
+    if (bytes != given)
+        return INVALID_VALUE;
+    memcpy(field, value, bytes);
+    return SUCCESS;
+}
+
 EXPORTED int cublasLtMatrixLayoutCreate(struct layout **layout, int type, uint64_t rows, uint64_t columns, int64_t leading_dimension) {
     *layout = malloc(sizeof **layout);
-    **layout = (struct layout){type, rows, columns, leading_dimension};
+    **layout = (struct layout){type, rows, columns, leading_dimension, 1, 0};
     return SUCCESS;
 }
 
@@ -83,11 +90,12 @@ EXPORTED int cublasLtMatmulDescDestroy(struct description *description) {
     return SUCCESS;
 }
 
-static int set(void *field, size_t bytes, const void *value, size_t given) {
-    if (bytes != given)
-        return INVALID_VALUE;
-    memcpy(field, value, bytes);
-    return SUCCESS;
+EXPORTED int cublasLtMatrixLayoutSetAttribute(struct layout *layout, int attribute, const void *value, size_t bytes) {
+    switch (attribute) {
+    case 5: return set(&layout->batch, 4, value, bytes);
+    case 6: return set(&layout->batch_stride, 8, value, bytes);
+    default: return NOT_SUPPORTED;
+    }
 }
 
 EXPORTED int cublasLtMatmulDescSetAttribute(struct description *description, int attribute, const void *value, size_t bytes) {
@@ -129,9 +137,13 @@ static int check(struct product *product, const struct description *description,
                  const struct layout *c, const struct layout *d) {
     bool known = (unsigned)description->transposed_a <= T && (unsigned)description->transposed_b <= T;
     const struct layout *all[] = {a, b, c, d};
-    for (size_t index = 0; index < 4; index++)
-        if ((uint64_t)all[index]->leading_dimension < all[index]->rows || !all[index]->rows || !all[index]->columns)
+    for (size_t index = 0; index < 4; index++) {
+        const struct layout *one = all[index];
+        bool batched = one->batch == a->batch && one->batch > 0;
+        if ((uint64_t)one->leading_dimension < one->rows || !one->rows || !one->columns || !batched)
             return INVALID_VALUE;
+    }
+    product->batch = (uint64_t)a->batch;
     product->m = description->transposed_a ? a->columns : a->rows;
     product->k = description->transposed_a ? a->rows : a->columns;
     product->n = description->transposed_b ? b->rows : b->columns;
@@ -166,7 +178,7 @@ EXPORTED int cublasLtMatmulAlgoGetHeuristic(void *handle, const struct descripti
         return result ? result : INVALID_VALUE;
     for (size_t index = 0; index < WAYS_COUNT && *returned < requested; index++) {
         const struct way *way = &WAYS[index];
-        uint64_t workspace = product_workspace(way, product.m, product.n);
+        uint64_t workspace = product_workspace(way, &product);
         bool wanted = (way->reduction_scheme & ~(int)preference->reduction_schemes) == 0 && workspace <= preference->workspace_bytes;
         for (size_t operand = 0; operand < 4; operand++)
             wanted = wanted && preference->alignment[operand] >= way->alignment / (way->alignment == 4 ? 2 : 1);
@@ -200,7 +212,7 @@ EXPORTED int cublasLtMatmulAlgoCheck(void *handle, const struct description *des
         return result ? result : INVALID_VALUE;
     if (!serves(way, &product))
         return NOT_SUPPORTED;
-    *proposal = (struct proposal){*algorithm, product_workspace(way, product.m, product.n), SUCCESS, 1, {0}};
+    *proposal = (struct proposal){*algorithm, product_workspace(way, &product), SUCCESS, 1, {0}};
     return SUCCESS;
 }
 
@@ -217,8 +229,12 @@ EXPORTED int cublasLtMatmul(void *handle, const struct description *description,
     if (!product.way || (*beta != 0 && c != d) || layout_c->leading_dimension != layout_d->leading_dimension)
         return INVALID_VALUE;
     uint32_t alignment = product.way->alignment > 4 ? product.way->alignment : layout_a->type == R_32F ? 4 : 2;
+    const struct layout *batched[] = {layout_a, layout_b, layout_d};
+    for (size_t index = 0; index < 3; index++)
+        if ((uint64_t)batched[index]->batch_stride * (batched[index]->type == R_32F ? 4 : 2) % alignment)
+            return NOT_SUPPORTED;
     bool aligned = a % alignment == 0 && b % alignment == 0 && d % (layout_d->type == R_32F && alignment < 4 ? 4 : alignment) == 0;
-    uint64_t needed = product_workspace(product.way, product.m, product.n);
+    uint64_t needed = product_workspace(product.way, &product);
     if (!serves(product.way, &product) || !aligned)
         return NOT_SUPPORTED;
     if (workspace_bytes < needed || workspace % 256)

@@ -12,6 +12,9 @@ struct layout {
     int type;
     uint64_t rows, columns;
     int64_t leading_dimension;
+    /* Matrices of a batch, and elements from the first of one to the first of the next. */
+    int32_t batch;
+    int64_t batch_stride;
 };
 
 struct description {
@@ -28,7 +31,7 @@ struct way {
 };
 
 struct product {
-    uint64_t m, n, k;
+    uint64_t m, n, k, batch;
     float alpha, beta;
     struct description description;
     struct layout layout_a, layout_b, layout_c;
@@ -37,7 +40,7 @@ struct product {
     const struct way *way;
 };
 
-uint64_t product_workspace(const struct way *way, uint64_t m, uint64_t n);
+uint64_t product_workspace(const struct way *way, const struct product *product);
 int product_submit(const struct product *product, CUstream stream);
 
 #endif

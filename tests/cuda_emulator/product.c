@@ -87,15 +87,13 @@ static bool second_comes_first(void) {
     return now.tv_nsec / 64 % 2;
 }
 
-static CUresult run_product(struct operation *operation) {
-    const struct product *product = &((struct multiplying *)operation)->product;
+/* One GEMM of a batch. */
+static CUresult multiply_one(const struct product *product, void *workspace) {
     uint64_t m = product->m, k = product->k, middle = k / 2;
     float *a = unpack(product->a, &product->layout_a, product->description.transposed_a);
     float *b = unpack(product->b, &product->layout_b, product->description.transposed_b);
     char *c = memory_at(product->c, extent(&product->layout_c));
-    uint64_t scratch = product_workspace(product->way, m, product->n);
-    void *workspace = scratch ? memory_at(product->workspace, scratch) : NULL;
-    CUresult result = !a || !b || !c || (scratch && !workspace) ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+    CUresult result = !a || !b || !c || !workspace ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
     if (!result && (is_zero(a, m * k) || is_zero(b, k * product->n)))
         counters.products_of_zeros++;
     float *one = malloc(m * sizeof *one), *other = malloc(m * sizeof *other);
@@ -127,11 +125,6 @@ static CUresult run_product(struct operation *operation) {
                 store(at, type, product->alpha * (one[row] + other[row]) + before);
         }
     }
-    /* Whatever somebody kept there is gone. */
-    if (!result && scratch)
-        memset(workspace, 0xff, scratch);
-    if (operation_is_replayed())
-        counters.products_in_graphs++;
     free(a);
     free(b);
     free(one);
@@ -139,8 +132,27 @@ static CUresult run_product(struct operation *operation) {
     return result;
 }
 
-uint64_t product_workspace(const struct way *way, uint64_t m, uint64_t n) {
-    return way->summation == TWO_HALVES ? 2 * m * n * sizeof(float) : 0;
+static CUresult run_product(struct operation *operation) {
+    struct product one = ((struct multiplying *)operation)->product;
+    uint64_t scratch = product_workspace(one.way, &one);
+    void *workspace = scratch ? memory_at(one.workspace, scratch) : &one;
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t index = 0; !result && index < one.batch; index++) {
+        result = multiply_one(&one, workspace);
+        one.a += (uint64_t)one.layout_a.batch_stride * size_of(one.layout_a.type);
+        one.b += (uint64_t)one.layout_b.batch_stride * size_of(one.layout_b.type);
+        one.c += (uint64_t)one.layout_c.batch_stride * size_of(one.layout_c.type);
+    }
+    /* Whatever somebody kept there is gone. */
+    if (!result && scratch)
+        memset(workspace, 0xff, scratch);
+    if (operation_is_replayed())
+        counters.products_in_graphs++;
+    return result;
+}
+
+uint64_t product_workspace(const struct way *way, const struct product *product) {
+    return way->summation == TWO_HALVES ? 2 * product->batch * product->m * product->n * sizeof(float) : 0;
 }
 
 /* A made-up speed, the same in every run with the same CUDA_EMULATOR_TIMING: which way is the fastest depends on the shape and on
@@ -148,10 +160,10 @@ uint64_t product_workspace(const struct way *way, uint64_t m, uint64_t n) {
 static double nanoseconds(const struct product *product) {
     const char *seed = getenv("CUDA_EMULATOR_TIMING");
     uint64_t hash = seed ? strtoull(seed, NULL, 0) : 0;
-    uint64_t parts[] = {product->m, product->n, product->k, (uint64_t)product->way->id};
+    uint64_t parts[] = {product->batch * product->m, product->n, product->k, (uint64_t)product->way->id};
     for (size_t index = 0; index < sizeof parts / sizeof *parts; index++)
         hash = (hash ^ parts[index]) * 0x9e3779b97f4a7c15ull, hash ^= hash >> 29;
-    double operations = 2.0 * (double)product->m * (double)product->n * (double)product->k;
+    double operations = 2.0 * (double)product->batch * (double)product->m * (double)product->n * (double)product->k;
     double slower = product->way->summation == TWO_HALVES_IN_ANY_ORDER ? 0.5 : 1 + (double)(hash % 1000) / 1000;
     return (4000 + operations / 1e5) * slower;
 }

@@ -20,12 +20,17 @@ intermediate, V padded vocabulary. `d<name>` is the gradient of a scalar with re
     grad_norm           grads norm_1 max_norm clip_scale
     adamw               hyper_4 = [beta1, beta2, epsilon, weight_decay], learning_rates_S, weight_start, grads_SX,
                         weights_SX (after every step), first_moments_SX, second_moments_SX
+    muon                hyper_2 = [momentum, weight_decay], learning_rates_S; of a wide, a tall and a square matrix:
+                        *_start_MN, *_grads_SMN, *_weights_SMN (after every step), *_momentum_MN (after the last), and
+                        bf16.*_weights_MN (after the last) with the iteration in bfloat16, as PyTorch ships it
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -201,8 +206,48 @@ def adamw() -> Tensors:
     }  # fmt: skip
 
 
+@contextmanager
+def newton_schulz_in(dtype: torch.dtype) -> Iterator[None]:
+    """Lets `torch.optim.Muon` run its own Newton-Schulz code in this precision instead of bfloat16."""
+    module = torch.optim._muon
+    shipped = module._zeropower_via_newtonschulz
+    torch_of_dtype = SimpleNamespace(bfloat16=dtype, addmm=torch.addmm)
+    module._zeropower_via_newtonschulz = FunctionType(shipped.__code__, {"torch": torch_of_dtype, "len": len})
+    try:
+        yield
+    finally:
+        module._zeropower_via_newtonschulz = shipped
+
+
+def muon() -> Tensors:
+    momentum, decay, steps = 0.95, 0.1, 20
+    rates = torch.linspace(2e-2, 1e-3, steps).double()
+    tensors = {"hyper_2": torch.tensor([momentum, decay], dtype=torch.float64), "learning_rates_S": rates}
+    for name, shape in {"wide": (8, 24), "tall": (24, 8), "square": (12, 12)}.items():
+        start, grads = draw(*shape), draw(steps, *shape)
+
+        def run(start: torch.Tensor = start, grads: torch.Tensor = grads) -> tuple[torch.Tensor, torch.Tensor]:
+            weight, history = leaf(start), []
+            optimizer = torch.optim.Muon(
+                [weight], weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
+            )
+            for rate, grad in zip(rates, grads, strict=True):
+                optimizer.param_groups[0]["lr"] = rate.item()
+                weight.grad = grad.clone()
+                optimizer.step()
+                history.append(weight.detach().clone())
+            return torch.stack(history), optimizer.state[weight]["momentum_buffer"]
+
+        with newton_schulz_in(torch.float64):
+            weights, buffer = run()
+        tensors |= {f"{name}_start_MN": start, f"{name}_grads_SMN": grads, f"{name}_weights_SMN": weights}
+        tensors |= {f"{name}_momentum_MN": buffer, f"bf16.{name}_weights_MN": run()[0][-1]}
+    return tensors
+
+
 OPERATIONS = (
     embedding, add_rms_norm, rope, attention, attention_documents, swiglu, linear, head_cross_entropy, grad_norm, adamw,
+    muon,
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ pub mod embedding;
 pub mod grad_norm;
 pub mod head_cross_entropy;
 pub mod linear;
+pub mod muon;
 pub mod rope;
 pub mod swiglu;
 

@@ -1,11 +1,13 @@
 //! Where each parameter lies in the flat buffers.
 //!
 //! Weights, gradients and optimizer state are one flat buffer each with the same layout, so that clipping and `AdamW`
-//! are one pass over each. Parameters lie group by group, those of a group in the order of the model.
+//! are one pass over each. Parameters lie kind by kind, those of a kind in the order of the model.
+
+use std::ops::Range;
 
 use kernels::Buffer;
 
-use crate::parameters::{ParameterGroup, ParameterSpec, Parameters, Weight, specs};
+use crate::parameters::{ParameterKind, ParameterSpec, Parameters, Weight, specs};
 use crate::{ModelShape, Result};
 
 /// Every parameter begins at a multiple of this many elements, so that its first byte is aligned for vector loads of
@@ -47,25 +49,25 @@ impl Parameter {
     }
 }
 
-/// The number of groups.
-const GROUPS: usize = ParameterGroup::ALL.len();
+/// The number of kinds.
+const KINDS: usize = ParameterKind::ALL.len();
 
 /// The parameters of a model with their places.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterLayout {
     shape: ModelShape,
     parameters: Vec<Parameter>,
-    /// The first element of each group.
-    group_starts: [usize; GROUPS],
+    /// The first element of each kind.
+    kind_starts: [usize; KINDS],
     elements: usize,
 }
 
-/// Places parameters one after the other, from these first free elements of each group on.
-struct Cursor([usize; GROUPS]);
+/// Places parameters one after the other, from these first free elements of each kind on.
+struct Cursor([usize; KINDS]);
 
 impl Cursor {
     fn place(&mut self, spec: ParameterSpec) -> Parameter {
-        let next = &mut self.0[spec.group as usize];
+        let next = &mut self.0[spec.kind as usize];
         let offset = *next;
         *next += aligned_elements(&spec);
         Parameter { spec, offset }
@@ -82,14 +84,14 @@ impl ParameterLayout {
     pub fn new(shape: &ModelShape) -> Self {
         let specs = specs(shape);
         let mut elements = 0;
-        let group_starts = ParameterGroup::ALL.map(|group| {
+        let kind_starts = ParameterKind::ALL.map(|kind| {
             let start = elements;
-            elements += specs.iter().filter(|spec| spec.group == group).map(aligned_elements).sum::<usize>();
+            elements += specs.iter().filter(|spec| spec.kind == kind).map(aligned_elements).sum::<usize>();
             start
         });
-        let mut cursor = Cursor(group_starts);
+        let mut cursor = Cursor(kind_starts);
         let parameters = specs.into_iter().map(|spec| cursor.place(spec)).collect();
-        Self { shape: shape.clone(), parameters, group_starts, elements }
+        Self { shape: shape.clone(), parameters, kind_starts, elements }
     }
 
     /// Every parameter, in the order of the model.
@@ -99,13 +101,13 @@ impl ParameterLayout {
 
     /// Every parameter, in the order of the flat buffers.
     pub fn by_offset(&self) -> impl Iterator<Item = &Parameter> {
-        let of_group = |group| self.parameters.iter().filter(move |parameter| parameter.spec.group == group);
-        ParameterGroup::ALL.into_iter().flat_map(of_group)
+        let of_kind = |kind| self.parameters.iter().filter(move |parameter| parameter.spec.kind == kind);
+        ParameterKind::ALL.into_iter().flat_map(of_kind)
     }
 
     /// Every parameter's views of flat buffers of [`ParameterLayout::elements`] elements.
     pub fn weights(&self, values: &Buffer, gradients: Option<&Buffer>) -> Result<Parameters<Weight>> {
-        let mut cursor = Cursor(self.group_starts);
+        let mut cursor = Cursor(self.kind_starts);
         Parameters::build(&self.shape, |spec| {
             let Parameter { spec, offset } = cursor.place(spec);
             Ok(Weight {
@@ -120,9 +122,15 @@ impl ParameterLayout {
         self.elements
     }
 
+    /// The elements of a kind in a flat buffer.
+    pub fn range(&self, kind: ParameterKind) -> Range<usize> {
+        let end = self.kind_starts.get(kind as usize + 1);
+        self.kind_starts[kind as usize]..end.copied().unwrap_or(self.elements)
+    }
+
     /// Elements at the front of a flat buffer that weight decay applies to.
     pub fn decayed_elements(&self) -> usize {
-        self.group_starts[ParameterGroup::Undecayed as usize]
+        self.range(ParameterKind::NormOrEmbedding).start
     }
 
     /// The parameter of this name.
@@ -144,7 +152,9 @@ mod tests {
             let mut end = 0;
             for Parameter { spec, offset } in layout.by_offset() {
                 assert!(*offset >= end && offset % ALIGNMENT == 0, "{}", spec.name);
-                assert_eq!(spec.group == ParameterGroup::Decayed, *offset < layout.decayed_elements(), "{}", spec.name);
+                assert!(layout.range(spec.kind).contains(offset), "{}", spec.name);
+                let decayed = spec.kind != ParameterKind::NormOrEmbedding;
+                assert_eq!(decayed, *offset < layout.decayed_elements(), "{}", spec.name);
                 end = offset + spec.elements();
             }
             assert!(end <= layout.elements());
@@ -155,9 +165,11 @@ mod tests {
     #[test]
     fn norms_and_embeddings_are_not_decayed() {
         let layout = ParameterLayout::new(&tiny(false));
-        let decayed = |name: &str| layout.get(name).unwrap().spec.group == ParameterGroup::Decayed;
-        assert!(decayed("lm_head") && decayed("layers.2.down") && decayed("layers.0.qkv"));
-        assert!(!decayed("embed_tokens") && !decayed("layers.1.mlp_norm") && !decayed("final_norm"));
+        let kind = |name: &str| layout.get(name).unwrap().spec.kind;
+        assert_eq!(kind("lm_head"), ParameterKind::Head);
+        assert!(["layers.2.down", "layers.0.qkv"].iter().all(|name| kind(name) == ParameterKind::Projection));
+        let undecayed = ["embed_tokens", "layers.1.mlp_norm", "final_norm"];
+        assert!(undecayed.iter().all(|name| kind(name) == ParameterKind::NormOrEmbedding));
     }
 
     #[test]

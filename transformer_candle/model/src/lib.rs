@@ -67,6 +67,7 @@ pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of};
 pub use error::{Error, Result};
 pub use generation::Generator;
 pub use layout::ParameterLayout;
+pub use parameters::ParameterKind;
 pub use run_config::{ActivationRecompute, Precision};
 pub use sampling::{SamplingSettings, sample};
 pub use shape::ModelShape;

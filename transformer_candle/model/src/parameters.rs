@@ -1,4 +1,4 @@
-//! Every parameter, described in one place: name, shape, group, initial values and the Hugging Face tensors it is made
+//! Every parameter, described in one place: name, shape, kind, initial values and the Hugging Face tensors it is made
 //! of.
 //!
 //! [`Parameters::build`] is that place. Whatever is said of parameters elsewhere follows from it: the layout of the
@@ -19,7 +19,7 @@ pub struct ParameterSpec {
     /// In memory; matrices are `[outputs, inputs]`.
     pub shape: Vec<usize>,
     /// What the optimizer does with it.
-    pub group: ParameterGroup,
+    pub kind: ParameterKind,
     /// Its values before the first step.
     pub initial: InitialValues,
     /// Whether every token is multiplied with it: what operations are counted by.
@@ -30,17 +30,19 @@ pub struct ParameterSpec {
 
 /// What the optimizer treats alike, in the order of the flat buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ParameterGroup {
-    /// Weight decay applies: the projections and an untied head.
-    Decayed,
+pub enum ParameterKind {
+    /// The projections of the decoder blocks. Weight decay applies; `Muon` updates these.
+    Projection,
+    /// An untied head. Weight decay applies.
+    Head,
     /// Norms and the embedding, which a tied head is: decay would pull norms away from one, and rows of rare tokens to
     /// zero between their gradients.
-    Undecayed,
+    NormOrEmbedding,
 }
 
-impl ParameterGroup {
-    /// Every group, in the order of the flat buffers.
-    pub const ALL: [Self; 2] = [Self::Decayed, Self::Undecayed];
+impl ParameterKind {
+    /// Every kind, in the order of the flat buffers.
+    pub const ALL: [Self; 3] = [Self::Projection, Self::Head, Self::NormOrEmbedding];
 }
 
 /// The distribution of a parameter's values before the first step.
@@ -93,7 +95,7 @@ impl ParameterSpec {
         Self {
             name,
             shape: shape.to_vec(),
-            group: ParameterGroup::Decayed,
+            kind: ParameterKind::Projection,
             initial: InitialValues::Normal { std },
             in_matmul: true,
             hugging_face: tensors.into_iter().map(place).collect(),
@@ -105,7 +107,7 @@ impl ParameterSpec {
         Self {
             name,
             shape: vec![size],
-            group: ParameterGroup::Undecayed,
+            kind: ParameterKind::NormOrEmbedding,
             initial: InitialValues::Ones,
             in_matmul: false,
             hugging_face: vec![TensorRows { name: tensor, first_row: 0, rows: size }],
@@ -145,7 +147,7 @@ pub struct BlockParameters<T> {
 
 impl<T: Clone> Parameters<T> {
     /// Describes every parameter, in the order of `transformers`' `named_parameters`, and keeps what `add` makes of it.
-    /// The order is that of the fields below, and the one in which tensors lie in files and parameters of a group in
+    /// The order is that of the fields below, and the one in which tensors lie in files and parameters of a kind in
     /// the flat buffers.
     pub fn build<E>(shape: &ModelShape, mut add: impl FnMut(ParameterSpec) -> Result<T, E>) -> Result<Self, E> {
         let ModelShape { hidden_size: d, padded_vocab_size: v, vocab_size, tie_embeddings, .. } = *shape;
@@ -153,7 +155,7 @@ impl<T: Clone> Parameters<T> {
             ParameterSpec::matrix(name.to_owned(), [v, d], shape.init_std, [(format!("{tensor}.weight"), vocab_size)])
         };
         let embed_tokens = add(ParameterSpec {
-            group: ParameterGroup::Undecayed,
+            kind: ParameterKind::NormOrEmbedding,
             in_matmul: tie_embeddings,
             ..table("embed_tokens", "model.embed_tokens")
         })?;
@@ -162,7 +164,11 @@ impl<T: Clone> Parameters<T> {
                 .map(|layer| BlockParameters::build(shape, layer, &mut add))
                 .collect::<Result<_, E>>()?,
             final_norm: add(ParameterSpec::norm("final_norm".to_owned(), d, "model.norm.weight".to_owned()))?,
-            head: if tie_embeddings { embed_tokens.clone() } else { add(table("lm_head", "lm_head"))? },
+            head: if tie_embeddings {
+                embed_tokens.clone()
+            } else {
+                add(ParameterSpec { kind: ParameterKind::Head, ..table("lm_head", "lm_head") })?
+            },
             embed_tokens,
         })
     }

@@ -43,7 +43,7 @@ pub use format::Format;
 pub use load::{CheckpointTokenizer, ResolvedRun};
 pub use mixture::MixtureComponent;
 pub use model::ModelConfig;
-pub use optimizer::{Algorithm, OptimizerConfig};
+pub use optimizer::{Algorithm, MuonConfig, MuonPolynomials, OptimizerConfig};
 pub use presets::{Preset, presets};
 pub use run_folder::{RESOLVED_CONFIG, checkpoint_directory};
 pub use runtime::{

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct OptimizerConfig {
     /// The update rule.
     pub algorithm: Algorithm,
+    /// Settings of `algorithm: muon`.
+    pub muon: MuonConfig,
     /// Peak learning rate, reached at the end of the warm-up. Larger models want less: 1e-3 suits
     /// 10 M parameters, 3e-4 suits 1 B.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
@@ -36,6 +38,7 @@ impl Default for OptimizerConfig {
     fn default() -> Self {
         Self {
             algorithm: Algorithm::AdamW,
+            muon: MuonConfig::default(),
             learning_rate: 3e-4,
             weight_decay: 0.1,
             beta1: 0.9,
@@ -52,4 +55,34 @@ impl Default for OptimizerConfig {
 pub enum Algorithm {
     /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
     AdamW,
+    /// Muon (Jordan et al., 2024) for the projections of the decoder blocks, `AdamW` for embedding, head and norms. Its updates
+    /// are scaled to the size of `AdamW`'s (Liu et al., 2025), so that learning rate and weight decay serve both.
+    Muon,
+}
+
+/// Settings of Muon.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct MuonConfig {
+    /// How much of the gradient's running mean is kept per step. The update looks one step ahead (Nesterov).
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub momentum: f64,
+    /// Polynomials of the five iterations that orthogonalise an update.
+    pub polynomials: MuonPolynomials,
+}
+
+impl Default for MuonConfig {
+    fn default() -> Self {
+        Self { momentum: 0.95, polynomials: MuonPolynomials::Quintic }
+    }
+}
+
+/// Polynomials of Muon's iterations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MuonPolynomials {
+    /// One quintic, the same in every iteration, as in `torch.optim.Muon`.
+    Quintic,
+    /// The best quintic for each iteration (Amsel et al., 2025): updates come closer to orthogonal.
+    PolarExpress,
 }

@@ -16,6 +16,7 @@ use model::{Decoder, initialization};
 use rayon::ThreadPool;
 use run_config::RunConfig;
 
+pub(crate) use self::optimizer::muon_flops;
 pub use self::{
     buffers::{EvaluationBuffers, RunBuffers},
     micro_batch::{MicroBatch, MicroBatchPlan},

@@ -74,6 +74,8 @@ pub struct MemoryPlan {
     pub checkpoints: u64,
     /// Host memory that saving takes besides the buffers.
     pub saving_bytes: u64,
+    /// The part of a step's FLOPs that are the optimizer's GEMMs; none with `AdamW`, which has none.
+    pub optimizer_share: Option<f64>,
     /// How long the run takes at a speed that follows from this machine's CPU, or from a GPU's peak for runs that are meant for
     /// one; none for a trainer on a CPU, which need not guess.
     pub estimate: Option<Estimate>,
@@ -160,6 +162,7 @@ impl MemoryPlan {
             checkpoint_bytes: checkpoint::expected_bytes(&shape, dtype_of(config.runtime.precision), optimizer.state()),
             checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
             saving_bytes: SAVING_BYTES,
+            optimizer_share: work.optimizer_share(),
             estimate: target.estimate(work),
             shortage,
         })

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::partials::{load, store};
 use super::simd::vectorised;
+use crate::Element;
 use crate::buffer::PIECE;
 
 const LANES: usize = 16;
@@ -26,16 +27,16 @@ pub(crate) fn workspace_elements(elements: usize) -> usize {
 }
 
 #[inline(always)]
-fn sum_of_squares(values: &[f32]) -> f64 {
+pub(crate) fn sum_of_squares<E: Element>(values: &[E]) -> f64 {
     let mut lanes = [0f64; LANES];
     let (whole, rest) = values.as_chunks::<LANES>();
     for chunk in whole {
         for (lane, &value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(value) * f64::from(value);
+            *lane += f64::from(value.widen()) * f64::from(value.widen());
         }
     }
     for (lane, &value) in lanes.iter_mut().zip(rest) {
-        *lane += f64::from(value) * f64::from(value);
+        *lane += f64::from(value.widen()) * f64::from(value.widen());
     }
     lanes.iter().sum()
 }

@@ -13,6 +13,7 @@ pub(crate) mod grad_norm;
 pub(crate) mod head_cross_entropy;
 pub(crate) mod huge_pages;
 pub(crate) mod linear;
+pub(crate) mod muon;
 pub(crate) mod partials;
 pub(crate) mod rope;
 mod schedule;

@@ -19,6 +19,7 @@ pub mod limits;
 pub(crate) mod linear;
 #[cfg(any(test, feature = "cuda"))]
 mod manifest;
+pub(crate) mod muon;
 mod product;
 #[cfg(any(test, feature = "cuda"))]
 mod product_choice;

@@ -6,11 +6,12 @@ use crate::{Buffer, Error, Result, WriteMode};
 
 /// Elements of the F32 workspace that every product brings along: 32 MiB, as much as the library asks for on Hopper and Blackwell,
 /// and what it takes to begin at a multiple of 256 bytes.
-pub(crate) const WORKSPACE_ELEMENTS: usize = (WORKSPACE_BYTES + WORKSPACE_ALIGNMENT) / size_of::<f32>();
+pub(crate) const WORKSPACE_ELEMENTS: usize = Workspace::elements_for(WORKSPACE_BYTES / size_of::<f32>());
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_ALIGNMENT: usize = 256;
 
-/// `c = a b` or `c += a b` of row-major matrices, a [m, k], b [k, n], c [m, n], either operand stored transposed.
+/// `c = a b` or `c += a b` of row-major matrices, a [m, k], b [k, n], c [m, n], either operand stored transposed; or a batch
+/// of such, whose matrices are stored one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product {
     /// Rows of the result.
@@ -19,6 +20,8 @@ pub(crate) struct Product {
     pub(crate) n: usize,
     /// What is summed over.
     pub(crate) k: usize,
+    /// GEMMs of these sizes: 1, or those of a batch.
+    pub(crate) batch: usize,
     /// F32 or BF16 elements.
     pub(crate) a: Operand,
     /// Of the same element type as `a`.
@@ -58,14 +61,14 @@ pub(crate) struct Workspace {
 impl Product {
     /// `c = a b`; sizes are [m, n, k].
     pub(crate) fn set(c: Operand, [m, n, k]: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
-        Self { m, n, k, a, b, c, write_mode: WriteMode::Overwrite, workspace }
+        Self { m, n, k, batch: 1, a, b, c, write_mode: WriteMode::Overwrite, workspace }
     }
 
     /// That the three matrices lie within their buffers, that their element types go together and the workspace is large enough:
     /// from here on there are only addresses.
     pub(crate) fn check(&self) -> Result<()> {
-        let Self { m, n, k, a, b, c, .. } = *self;
-        let fits = a.holds(m, k) && b.holds(k, n) && c.holds(m, n) && !c.transposed;
+        let Self { m, n, k, batch, a, b, c, .. } = *self;
+        let fits = a.holds(batch, m, k) && b.holds(batch, k, n) && c.holds(batch, m, n) && !c.transposed;
         let dtypes = (a.dtype, b.dtype, c.dtype);
         let problem = if !fits {
             format!("a matrix of {self:?} lies outside of its buffer")
@@ -117,14 +120,20 @@ impl Operand {
         Self { dtype, stride: scaled(self.stride), elements: scaled(self.elements), ..self }
     }
 
-    /// Whether a matrix of this size lies within its buffer.
-    fn holds(&self, rows: usize, columns: usize) -> bool {
+    /// Whether this many matrices of this size lie within its buffer.
+    fn holds(&self, batch: usize, rows: usize, columns: usize) -> bool {
         let (rows, columns) = if self.transposed { (columns, rows) } else { (rows, columns) };
-        rows == 0 || (columns <= self.stride && (rows - 1) * self.stride + columns <= self.elements)
+        let all_rows = batch * rows;
+        all_rows == 0 || (columns <= self.stride && (all_rows - 1) * self.stride + columns <= self.elements)
     }
 }
 
 impl Workspace {
+    /// The F32 elements of a buffer in which this many are left from the first multiple of 256 bytes on.
+    pub(crate) const fn elements_for(elements: usize) -> usize {
+        elements + WORKSPACE_ALIGNMENT / size_of::<f32>()
+    }
+
     /// All of an F32 buffer from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are left wherever it lies.
     pub(crate) fn of(buffer: &Buffer) -> Self {
         let end = buffer.address() + buffer.elements() * buffer.dtype().size_in_bytes();

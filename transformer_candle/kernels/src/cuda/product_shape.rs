@@ -13,10 +13,11 @@ const FEW_ROWS: usize = 128;
 
 /// A product without its addresses. Its text names the choice of an algorithm:
 /// `8192x16384x2048 a bf16 2048 @256, b bf16 2048 transposed @256, c bf16 16384 @256`, with `c +=` where the result is added; sizes
-/// are m x n x k, the numbers a matrix's stride in elements and its alignment in bytes.
+/// are m x n x k, of a batch of 3 `3*m x n x k`, the numbers a matrix's stride in elements and its alignment in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) sizes: [usize; 3],
+    pub(crate) batch: usize,
     pub(crate) a: Layout,
     pub(crate) b: Layout,
     pub(crate) c: Layout,
@@ -40,6 +41,8 @@ pub(crate) struct ColumnMajor {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) leading: usize,
+    /// Matrices of a batch, `leading * columns` elements apart.
+    pub(crate) batch: usize,
     /// Whether the factor is this matrix transposed.
     pub(crate) transposed: bool,
     pub(crate) alignment: u32,
@@ -55,8 +58,9 @@ pub(crate) struct ColumnMajorProduct {
 
 impl Shape {
     pub(crate) fn of(product: &Product) -> Self {
-        let Product { m, n, k, a, b, c, write_mode, .. } = product;
-        Self { sizes: [*m, *n, *k], a: a.into(), b: b.into(), c: c.into(), write_mode: *write_mode }
+        let &Product { m, n, k, batch, write_mode, .. } = product;
+        let (a, b, c) = ((&product.a).into(), (&product.b).into(), (&product.c).into());
+        Self { sizes: [m, n, k], batch, a, b, c, write_mode }
     }
 
     /// Whether it is y = x W^T of at most [`FEW_ROWS`]. Reading W takes most of its time, whatever the algorithm, and generation asks
@@ -69,11 +73,11 @@ impl Shape {
     /// A row-major matrix is the transpose of the column-major one in the same memory, and c^T = b^T a^T: the operands change
     /// places and nothing moves.
     pub(crate) fn column_major(&self) -> ColumnMajorProduct {
-        let [m, n, k] = self.sizes;
+        let ([m, n, k], batch) = (self.sizes, self.batch);
         ColumnMajorProduct {
-            left: self.b.column_major(n, k),
-            right: self.a.column_major(k, m),
-            result: self.c.column_major(n, m),
+            left: self.b.column_major(n, k, batch),
+            right: self.a.column_major(k, m, batch),
+            result: self.c.column_major(n, m, batch),
         }
     }
 }
@@ -87,10 +91,10 @@ impl From<&Operand> for Layout {
 
 impl Layout {
     /// As the factor [rows, columns] of a column-major product.
-    fn column_major(&self, rows: usize, columns: usize) -> ColumnMajor {
+    fn column_major(&self, rows: usize, columns: usize, batch: usize) -> ColumnMajor {
         let Self { dtype, stride, transposed, alignment } = *self;
         let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
-        ColumnMajor { dtype, rows, columns, leading: stride, transposed, alignment }
+        ColumnMajor { dtype, rows, columns, leading: stride, batch, transposed, alignment }
     }
 }
 
@@ -105,11 +109,14 @@ fn alignment(address: usize) -> u32 {
 
 impl fmt::Display for Shape {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sizes: [m, n, k], a, b, c, write_mode } = self;
+        let Self { sizes: [m, n, k], batch, a, b, c, write_mode } = self;
         let plus = match write_mode {
             WriteMode::Overwrite => "",
             WriteMode::Accumulate => "+= ",
         };
+        if *batch != 1 {
+            write!(formatter, "{batch}*")?;
+        }
         write!(formatter, "{m}x{n}x{k} a {a}, b {b}, c {plus}{c}")
     }
 }
@@ -137,10 +144,14 @@ impl FromStr for Shape {
             Some(c) => (c, WriteMode::Accumulate),
             None => (c, WriteMode::Overwrite),
         };
+        let (batch, sizes) = match sizes.split_once('*') {
+            Some((batch, sizes)) => (number(batch)?, sizes),
+            None => (1, sizes),
+        };
         let sizes: Vec<usize> = sizes.split('x').map(number).collect::<Result<_, _>>()?;
         let sizes = sizes.try_into().map_err(|_| NoShape)?;
         let (a, b, c) = (a.parse()?, b.parse()?, c.parse()?);
-        Ok(Self { sizes, a, b, c, write_mode })
+        Ok(Self { sizes, batch, a, b, c, write_mode })
     }
 }
 

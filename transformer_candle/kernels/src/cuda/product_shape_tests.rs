@@ -8,17 +8,18 @@ use crate::linear::reference;
 use crate::testing::*;
 use crate::{Buffer, DeviceKind};
 
-/// What the library does with three pieces of memory: `result = left right` or `result += left right`.
+/// What the library does with three pieces of memory, for each matrix of a batch: `result = left right` or `result += left right`.
 fn library(product: ColumnMajorProduct, left: &[f64], right: &[f64], result: &mut [f64], write_mode: WriteMode) {
     let ColumnMajorProduct { left: l, right: r, result: out } = product;
-    let at = |matrix: ColumnMajor, row: usize, column: usize| {
-        let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
-        assert!(row < matrix.rows && column < matrix.columns && matrix.rows <= matrix.leading, "{matrix:?}");
-        row + column * matrix.leading
-    };
+    assert!(l.batch == out.batch && r.batch == out.batch);
     let inner = if l.transposed { l.rows } else { l.columns };
-    for column in 0..out.columns {
-        for row in 0..out.rows {
+    for one in 0..out.batch {
+        let at = |matrix: ColumnMajor, row: usize, column: usize| {
+            let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
+            assert!(row < matrix.rows && column < matrix.columns && matrix.rows <= matrix.leading, "{matrix:?}");
+            row + (one * matrix.columns + column) * matrix.leading
+        };
+        for (column, row) in (0..out.columns * out.rows).map(|index| (index / out.rows, index % out.rows)) {
             let sum: f64 = (0..inner).map(|k| left[at(l, row, k)] * right[at(r, k, column)]).sum();
             let place = at(out, row, column);
             result[place] = sum + if write_mode == WriteMode::Accumulate { result[place] } else { 0.0 };
@@ -101,7 +102,35 @@ proptest! {
     }
 
     #[test]
+    fn a_batch_is_the_gemms_of_its_matrices(
+        [batch, m, n] in prop::array::uniform3(1usize..5),
+        k in 1usize..5,
+        [turn_a, turn_b] in prop::array::uniform2(any::<bool>()),
+    ) {
+        let values = |seed, [rows, columns]: [usize; 2]| numbers(seed, batch * rows * columns);
+        let operand = |values: &[f64], [rows, columns]: [usize; 2], turn: bool| {
+            let [rows, columns] = if turn { [columns, rows] } else { [rows, columns] };
+            let buffer = buffer(values, &[batch, rows, columns], DType::F32);
+            if turn { Operand::from(&buffer).transposed() } else { (&buffer).into() }
+        };
+        let (a, b) = (values(1, [m, k]), values(2, [k, n]));
+        let c = operand(&vec![0.0; batch * m * n], [m, n], false);
+        let space = Workspace::of(&workspace(0));
+        let one = Product::set(c, [m, n, k], operand(&a, [m, k], turn_a), operand(&b, [k, n], turn_b), space);
+        let run = |product: &Product, a: &[f64], b: &[f64], c: &mut [f64]| {
+            library(Shape::of(product).column_major(), b, a, c, WriteMode::Overwrite);
+        };
+        let [mut together, mut apart] = [(); 2].map(|()| vec![0.0; batch * m * n]);
+        run(&Product { batch, ..one }, &a, &b, &mut together);
+        for ((a, b), c) in a.chunks(m * k).zip(b.chunks(k * n)).zip(apart.chunks_mut(m * n)) {
+            run(&one, a, b, c);
+        }
+        prop_assert_eq!(together, apart);
+    }
+
+    #[test]
     fn a_shape_is_read_back_from_its_text(
+        batch in 0usize..100,
         sizes in prop::array::uniform3(0usize..100_000),
         strides in prop::array::uniform3(1usize..100_000),
         [turn_a, turn_b] in prop::array::uniform2(any::<bool>()),
@@ -112,7 +141,7 @@ proptest! {
         let dtype = if f32_operands { DType::F32 } else { DType::BF16 };
         let layout = |at: usize, dtype, transposed| Layout { dtype, stride: strides[at], transposed, alignment: 1 << alignments[at] };
         let (a, b, c) = (layout(0, dtype, turn_a), layout(1, dtype, turn_b), layout(2, DType::F32, false));
-        let shape = Shape { sizes, a, b, c, write_mode };
+        let shape = Shape { sizes, batch, a, b, c, write_mode };
         prop_assert_eq!(shape.to_string().parse(), Ok(shape));
     }
 

@@ -295,6 +295,40 @@ fn a_step_asks_for_what_was_compiled() {
 }
 
 #[test]
+fn muon_asks_for_what_was_compiled() {
+    let settings = crate::muon::Muon { momentum: 0.95, polynomials: crate::muon::Polynomials::Quintic };
+    for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
+        let adamw::State { weight, low_bits, grad, scalars, .. } = adamw_state(dtype);
+        let momentum = muon::accumulate_momentum([grad, grad, weight, scalars], &settings, 4001);
+        assert_eq!(asked(&momentum), [format!("muon_momentum.{suffix}")]);
+        let state = muon::State { weight, low_bits, update: weight, scalars };
+        assert_eq!(asked(&muon::step(&state, 0.2, 0.1, 4001)), [format!("muon_step.{suffix}")]);
+
+        for (sizes, short) in [([3, 16, 48], 16), ([3, 48, 16], 16), ([1, 32, 32], 32), ([0, 16, 16], 16)] {
+            let [update, other] = [(); 2].map(|()| zeros(&sizes, dtype));
+            let [gram, polynomial] = [(); 2].map(|()| zeros(&[sizes[0], short, short], dtype));
+            let workspace = zeros(&[crate::muon::workspace_elements(sizes, DeviceKind::Cuda)], DType::F32);
+            let matrices = muon::Matrices {
+                update: (&update).into(),
+                other: (&other).into(),
+                gram: (&gram).into(),
+                polynomial: (&polynomial).into(),
+                workspace: Workspace::of(&workspace),
+            };
+            let requests = muon::orthogonalize(&matrices, sizes, settings.polynomials);
+            let [squares, normalize, polynomial] =
+                ["squares", "normalize", "polynomial"].map(|pass| format!("muon_{pass}.{suffix}"));
+            let iterations = ["multiply", "multiply", &polynomial, "multiply"].repeat(5);
+            let expected = [vec![&*squares, &*normalize], iterations].concat();
+            assert_eq!(asked(&requests), if sizes[0] == 0 { vec![] } else { expected });
+        }
+        for kernel in ["squares", "normalize"] {
+            assert_eq!(constant(&format!("muon_{kernel}.{suffix}"), "PIECE"), 1 << 15, "what the workspace counts by");
+        }
+    }
+}
+
+#[test]
 fn a_flat_buffer_goes_on_where_the_launch_before_ended() {
     let state = adamw_state(DType::BF16);
     let settings = crate::adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };

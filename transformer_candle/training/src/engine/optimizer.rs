@@ -5,6 +5,7 @@
 //! where the gradients are: nothing is read back before the update is under way.
 
 mod groups;
+mod orthogonal;
 mod state;
 
 use kernels::{
@@ -17,7 +18,9 @@ use model::{Decoder, ParameterLayout, Precision};
 use run_config::OptimizerConfig;
 
 pub use self::groups::{Algorithm, ParameterGroup, UpdateRule};
-use self::groups::{FIRST_MOMENT, MASTER_LOW_BITS, SECOND_MOMENT, state_layouts};
+use self::groups::{FIRST_MOMENT, MASTER_LOW_BITS, MOMENTUM, SECOND_MOMENT, state_layouts};
+pub(crate) use self::orthogonal::flops as muon_flops;
+use self::orthogonal::{FlatBuffers, MuonGroup, MuonPlan};
 pub use self::state::{StateLayout, StateTensor};
 use crate::error::Result;
 
@@ -28,6 +31,7 @@ pub struct OptimizerPlan {
     max_grad_norm: Option<f32>,
     groups: Vec<ParameterGroup>,
     state: Vec<(StateLayout, BufferId)>,
+    muon: Option<MuonPlan>,
     scalars: BufferId,
     /// Where a GPU receives the next step's scalars.
     scalars_staging: Option<BufferId>,
@@ -55,6 +59,10 @@ impl OptimizerPlan {
         let algorithm = Algorithm::from_config(config);
         let groups = algorithm.groups(layout);
         let layouts = state_layouts(&groups, elements, precision);
+        let muon_settings = groups.iter().find_map(|group| match group.rule {
+            UpdateRule::Muon(settings) => Some(settings),
+            UpdateRule::AdamW(_) => None,
+        });
         let workspace = grad_norm::workspace_elements(elements, device);
         let scalars = [adamw::SCALARS];
         Self {
@@ -62,6 +70,7 @@ impl OptimizerPlan {
             max_grad_norm: config.max_grad_norm.map(|norm| norm as f32),
             groups,
             state: layouts.into_iter().map(|layout| (layout.clone(), layout.add_to(plan))).collect(),
+            muon: muon_settings.map(|settings| MuonPlan::add_to(plan, layout, settings, precision, device)),
             scalars: plan.add("optimizer.scalars", Category::Scratch, DType::F32, &scalars),
             scalars_staging: (device == DeviceKind::Cuda)
                 .then(|| plan.add("optimizer.scalars.staging", Category::Scratch, DType::F32, &scalars)),
@@ -107,6 +116,7 @@ struct BoundGroup {
 #[derive(Debug)]
 enum BoundRule {
     AdamW { settings: adamw::AdamW, first_moment: Buffer, second_moment: Buffer },
+    Muon(MuonGroup),
 }
 
 /// What one optimizer step did.
@@ -126,7 +136,11 @@ impl Optimizer {
         let bound =
             |(layout, id): &(StateLayout, BufferId)| StateTensor { layout: layout.clone(), buffer: arena.buffer(*id) };
         let state: Vec<StateTensor> = plan.state.iter().map(bound).collect();
-        let groups = plan.groups.iter().map(|group| BoundGroup::new(group, decoder, &state));
+        let muon = |flat: &FlatBuffers<'_>| {
+            let muon = plan.muon.as_ref().expect("the plan has the buffers of every rule");
+            MuonGroup::bind(muon, arena, flat)
+        };
+        let groups = plan.groups.iter().map(|group| BoundGroup::bind(group, decoder, &state, muon));
         let (scalars, outcome) = (arena.buffer(plan.scalars), arena.buffer(plan.outcome));
         let staging = plan.scalars_staging.map(|id| arena.buffer(id));
         Ok(Self {
@@ -200,23 +214,38 @@ impl Optimizer {
 }
 
 impl BoundGroup {
-    fn new(group: &ParameterGroup, decoder: &Decoder, state: &[StateTensor]) -> kernels::Result<Self> {
+    /// A group over these weights; `muon` binds the matrices of one that Muon updates.
+    fn bind(
+        group: &ParameterGroup,
+        decoder: &Decoder,
+        state: &[StateTensor],
+        muon: impl FnOnce(&FlatBuffers<'_>) -> kernels::Result<MuonGroup>,
+    ) -> kernels::Result<Self> {
         let ParameterGroup { range, rule, weight_decay } = group;
         let flat = |buffer: &Buffer| buffer.view(range.start, &[range.len()]);
         let find = |name: &str| state.iter().find(|tensor| tensor.layout.name == name);
         let kept = |name| find(name).expect("the plan has the state of every rule").view(range);
+        let (weights, gradients) = (flat(decoder.weights())?, flat(decoder.gradients())?);
+        let low_bits = find(MASTER_LOW_BITS).map(|tensor| tensor.view(range)).transpose()?;
         Ok(Self {
             weight_decay: *weight_decay,
-            weights: flat(decoder.weights())?,
-            low_bits: find(MASTER_LOW_BITS).map(|tensor| tensor.view(range)).transpose()?,
-            gradients: flat(decoder.gradients())?,
             rule: match *rule {
                 UpdateRule::AdamW(settings) => BoundRule::AdamW {
                     settings,
                     first_moment: kept(FIRST_MOMENT)?,
                     second_moment: kept(SECOND_MOMENT)?,
                 },
+                UpdateRule::Muon(_) => BoundRule::Muon(muon(&FlatBuffers {
+                    weights: &weights,
+                    low_bits: low_bits.as_ref(),
+                    gradients: &gradients,
+                    momentum: &kept(MOMENTUM)?,
+                    start: range.start,
+                })?),
             },
+            weights,
+            low_bits,
+            gradients,
         })
     }
 
@@ -227,6 +256,7 @@ impl BoundGroup {
                 let state = AdamWState { weight, low_bits, first_moment, second_moment };
                 adamw::step(state, &self.gradients, scalars, settings, self.weight_decay)
             }
+            BoundRule::Muon(muon) => muon.update(scalars, self.weight_decay),
         }
     }
 }

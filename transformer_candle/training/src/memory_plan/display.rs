@@ -10,6 +10,9 @@ use crate::{
     units::{bytes, duration, grouped},
 };
 
+/// A larger share of a step's FLOPs in the optimizer is remarked on.
+const LARGEST_OPTIMIZER_SHARE: f64 = 0.2;
+
 fn precision(precision: Precision) -> &'static str {
     match precision {
         Precision::Fp32 => "fp32",
@@ -35,6 +38,7 @@ impl fmt::Display for MemoryPlan {
         let saving = (self.saving_bytes, "of host memory while saving");
         rows.extend(categories.chain([saving]).map(|(size, what)| ("", format!("{:>10}  {what}", bytes(size)))));
         rows.push(("disk", self.disk()));
+        rows.extend(self.optimizer_share.map(|share| ("optimizer", optimizer(share))));
         rows.extend(self.estimate.as_ref().map(|estimate| ("time", time(estimate))));
         rows.extend(self.shortage.as_ref().map(|shortage| ("", shortage.to_string())));
         let lines: Vec<String> = rows.iter().map(|(name, text)| format!("{name:<11}{text}")).collect();
@@ -72,6 +76,15 @@ impl MemoryPlan {
         let (one, all) = (bytes(self.checkpoint_bytes), bytes(self.checkpoint_bytes * self.checkpoints));
         format!("{one} a checkpoint, at most {} at a time: {all}", self.checkpoints)
     }
+}
+
+/// The optimizer's GEMMs cost the same whatever the tokens per step.
+fn optimizer(share: f64) -> String {
+    let text = format!("Muon's GEMMs are {:.1} % of a step's FLOPs", 100.0 * share);
+    if share <= LARGEST_OPTIMIZER_SHARE {
+        return text;
+    }
+    format!("{text}: more tokens per step (data.sequences_per_step) make them cheaper")
 }
 
 fn time(estimate: &Estimate) -> String {

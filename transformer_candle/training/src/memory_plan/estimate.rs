@@ -1,10 +1,15 @@
 //! How long a run takes, at speeds that are measured or assumed and say so.
 
-use run_config::RunConfig;
+use model::ParameterLayout;
+use run_config::{Algorithm, RunConfig};
 use serde::Serialize;
 
 use super::cpu_speed::CpuSpeed;
-use crate::{device::GpuMemory, engine::model_shape, error::Result};
+use crate::{
+    device::GpuMemory,
+    engine::{model_shape, muon_flops},
+    error::Result,
+};
 
 /// bf16 products with f32 sums on an RTX 5090, nominal.
 const RTX_5090_FLOPS: f64 = 209.5e12;
@@ -31,21 +36,36 @@ pub struct Estimate {
 /// What a run computes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
+    /// Of the model, forward and backward.
     pub(super) flops_per_token: f64,
+    /// Of the optimizer's GEMMs, which `AdamW` has none of.
+    optimizer_flops_per_token: f64,
     pub(super) total_tokens: Option<u64>,
 }
 
 impl Work {
     /// What a run of this config computes.
     pub(super) fn new(config: &RunConfig) -> Result<Self> {
-        let flops_per_token = model_shape(config)?.flops_per_token(config.data.sequence_length);
+        let shape = model_shape(config)?;
+        let flops_per_token = shape.flops_per_token(config.data.sequence_length);
         let tokens_per_step = config.data.tokens_per_step() as u64;
+        let optimizer_flops = match config.optimizer.algorithm {
+            Algorithm::AdamW => 0.0,
+            Algorithm::Muon => muon_flops(&ParameterLayout::new(&shape)),
+        };
+        let optimizer_flops_per_token = optimizer_flops / tokens_per_step as f64;
         let total_tokens = config.scheduler.total_steps.map(|steps| steps * tokens_per_step);
-        Ok(Self { flops_per_token, total_tokens })
+        Ok(Self { flops_per_token, optimizer_flops_per_token, total_tokens })
+    }
+
+    /// The optimizer's part of a step's FLOPs, where it has GEMMs.
+    pub(super) fn optimizer_share(self) -> Option<f64> {
+        let Self { flops_per_token, optimizer_flops_per_token: optimizer, .. } = self;
+        (optimizer > 0.0).then(|| optimizer / (flops_per_token + optimizer))
     }
 
     fn at(self, flops_per_second: f64, assumption: String) -> Estimate {
-        let tokens_per_second = flops_per_second / self.flops_per_token;
+        let tokens_per_second = flops_per_second / (self.flops_per_token + self.optimizer_flops_per_token);
         let seconds = self.total_tokens.map(|tokens| tokens as f64 / tokens_per_second);
         Estimate { tokens_per_second, seconds, assumption }
     }

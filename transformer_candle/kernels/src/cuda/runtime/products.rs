@@ -56,7 +56,7 @@ impl Cuda {
     pub(crate) fn multiply(&self, product: &Product) -> Result<()> {
         product.check()?;
         let shape = Shape::of(product);
-        if shape.sizes.contains(&0) {
+        if shape.batch == 0 || shape.sizes.contains(&0) {
             return self.multiply_nothing(product);
         }
         self.enter()?;
@@ -132,8 +132,8 @@ impl Cuda {
 
     /// The library refuses empty matrices. A sum of no products is zero.
     fn multiply_nothing(&self, product: &Product) -> Result<()> {
-        let Product { m, n, c, write_mode, .. } = *product;
-        let rows = if write_mode == WriteMode::Accumulate || n == 0 { 0 } else { m };
+        let Product { m, n, batch, c, write_mode, .. } = *product;
+        let rows = if write_mode == WriteMode::Accumulate || n == 0 { 0 } else { batch * m };
         (0..rows).try_for_each(|row| self.zero(c.skip_rows(row).address, n * c.dtype.size_in_bytes()))
     }
 

@@ -1,13 +1,13 @@
 //! Which rule updates which parameters, and the state that the rules keep.
 //!
-//! A new algorithm is a variant of [`Algorithm`] that cuts the parameters into groups, a variant of [`UpdateRule`] that lists its
+//! A new algorithm is a variant of [`Algorithm`] that divides the parameters into groups, a variant of [`UpdateRule`] that lists its
 //! state, and an arm of the optimizer's update. Plan, checkpoints and `gpu-check` read the list.
 
 use std::ops::Range;
 
-use kernels::{DType, adamw, memory::Category};
-use model::{ParameterLayout, Precision};
-use run_config::OptimizerConfig;
+use kernels::{DType, adamw, memory::Category, muon};
+use model::{ParameterKind, ParameterLayout, Precision};
+use run_config::{MuonPolynomials, OptimizerConfig};
 
 use super::state::StateLayout;
 
@@ -15,10 +15,12 @@ use super::state::StateLayout;
 pub(super) const FIRST_MOMENT: &str = "first_moment";
 /// `AdamW`'s running mean of the squared gradients.
 pub(super) const SECOND_MOMENT: &str = "second_moment";
+/// Muon's running mean of the gradients.
+pub(super) const MOMENTUM: &str = "momentum";
 /// The low 16 bits of the f32 master weights whose high bits are the bf16 weights.
 pub(super) const MASTER_LOW_BITS: &str = "master_remainder";
 
-/// How gradients change the weights, each way with the settings that are its own.
+/// How gradients change the weights, each algorithm with its own settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Algorithm {
     /// `AdamW` for every parameter.
@@ -28,35 +30,59 @@ pub enum Algorithm {
         /// Of the parameters that decay.
         weight_decay: f32,
     },
+    /// Muon for the projections of the decoder blocks, `AdamW` for the rest.
+    Muon {
+        /// Of the projections.
+        settings: muon::Muon,
+        /// Of embedding, head and norms.
+        adamw: adamw::AdamW,
+        /// Of the parameters that decay.
+        weight_decay: f32,
+    },
 }
 
 impl Algorithm {
     /// The algorithm that the keys of a config describe.
     pub fn from_config(config: &OptimizerConfig) -> Self {
-        let &OptimizerConfig { algorithm, beta1, beta2, epsilon, weight_decay, .. } = config;
+        let &OptimizerConfig { algorithm, beta1, beta2, epsilon, weight_decay, ref muon, .. } = config;
+        let (adamw, weight_decay) = (adamw::AdamW { beta1, beta2, epsilon }, weight_decay as f32);
         match algorithm {
-            run_config::Algorithm::AdamW => {
-                Self::AdamW { settings: adamw::AdamW { beta1, beta2, epsilon }, weight_decay: weight_decay as f32 }
+            run_config::Algorithm::AdamW => Self::AdamW { settings: adamw, weight_decay },
+            run_config::Algorithm::Muon => {
+                let polynomials = match muon.polynomials {
+                    MuonPolynomials::Quintic => muon::Polynomials::Quintic,
+                    MuonPolynomials::PolarExpress => muon::Polynomials::PolarExpress,
+                };
+                Self::Muon { settings: muon::Muon { momentum: muon.momentum, polynomials }, adamw, weight_decay }
             }
         }
     }
 
-    /// The parameters' groups, which cover the flat buffers from their first element to their last.
+    /// The parameters' groups, which cover the flat buffers from their first element to their last. None is empty.
     pub fn groups(&self, layout: &ParameterLayout) -> Vec<ParameterGroup> {
         let (decayed, all) = (layout.decayed_elements(), layout.elements());
-        match *self {
+        let group = |range, rule, weight_decay| ParameterGroup { range, rule, weight_decay };
+        let groups = match *self {
             Self::AdamW { settings, weight_decay } => {
                 let rule = UpdateRule::AdamW(settings);
-                let group = |range, weight_decay| ParameterGroup { range, rule, weight_decay };
-                vec![group(0..decayed, weight_decay), group(decayed..all, 0.0)]
+                vec![group(0..decayed, rule, weight_decay), group(decayed..all, rule, 0.0)]
             }
-        }
+            Self::Muon { settings, adamw, weight_decay } => {
+                let (muon, adamw) = (UpdateRule::Muon(settings), UpdateRule::AdamW(adamw));
+                vec![
+                    group(layout.range(ParameterKind::Projection), muon, weight_decay),
+                    group(layout.range(ParameterKind::Head), adamw, weight_decay),
+                    group(decayed..all, adamw, 0.0),
+                ]
+            }
+        };
+        groups.into_iter().filter(|group| !group.range.is_empty()).collect()
     }
 
     /// The settings of the groups that `AdamW` updates.
     pub(super) fn adamw(&self) -> &adamw::AdamW {
         match self {
-            Self::AdamW { settings, .. } => settings,
+            Self::AdamW { settings, .. } | Self::Muon { adamw: settings, .. } => settings,
         }
     }
 }
@@ -77,6 +103,8 @@ pub struct ParameterGroup {
 pub enum UpdateRule {
     /// See [`kernels::adamw`].
     AdamW(adamw::AdamW),
+    /// See [`kernels::muon`].
+    Muon(muon::Muon),
 }
 
 impl UpdateRule {
@@ -84,6 +112,7 @@ impl UpdateRule {
     fn state(self) -> &'static [&'static str] {
         match self {
             Self::AdamW(_) => &[FIRST_MOMENT, SECOND_MOMENT],
+            Self::Muon(_) => &[MOMENTUM],
         }
     }
 }
@@ -119,13 +148,28 @@ mod tests {
     #[test]
     fn groups_cover_every_parameter_once_and_share_their_state() {
         let layout = ParameterLayout::new(&ModelShape::new(&ModelConfig::default(), 100));
-        let groups = Algorithm::from_config(&OptimizerConfig::default()).groups(&layout);
-        let mut end = 0;
-        for group in &groups {
-            assert_eq!(group.range.start, end);
-            end = group.range.end;
-        }
-        assert_eq!(end, layout.elements());
+        let groups_of = |algorithm| {
+            let groups = Algorithm::from_config(&OptimizerConfig { algorithm, ..Default::default() }).groups(&layout);
+            let ends = groups.iter().map(|group| group.range.end);
+            assert!(
+                groups.iter().map(|group| group.range.start).eq([0].into_iter().chain(ends.clone()).take(groups.len()))
+            );
+            assert_eq!(ends.last(), Some(layout.elements()));
+            groups
+        };
+        let muon = state_layouts(&groups_of(run_config::Algorithm::Muon), layout.elements(), Precision::Bf16);
+        let projections = layout.range(ParameterKind::Projection);
+        let rest = projections.end..layout.elements();
+        assert_eq!(
+            muon.into_iter().map(|layout| (layout.name, layout.range)).collect::<Vec<_>>(),
+            [
+                (MOMENTUM, projections),
+                (FIRST_MOMENT, rest.clone()),
+                (SECOND_MOMENT, rest),
+                (MASTER_LOW_BITS, 0..layout.elements())
+            ]
+        );
+        let groups = groups_of(run_config::Algorithm::AdamW);
         for (precision, names) in [
             (Precision::Fp32, &["first_moment", "second_moment"][..]),
             (Precision::Bf16, &["first_moment", "second_moment", "master_remainder"]),

@@ -10,7 +10,7 @@ use candle_core::cuda_backend::cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulAlgoCheck,
     cublasLtMatmulAlgoGetHeuristic, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
     cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-    cublasLtMatrixLayout_t, cublasLtReductionScheme_t, cudaDataType_t,
+    cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t, cublasLtReductionScheme_t, cudaDataType_t,
 };
 
 use crate::cuda::WORKSPACE_BYTES;
@@ -118,9 +118,22 @@ impl Operation {
 
 impl Layout {
     fn of(matrix: &ColumnMajor) -> Result<Self> {
-        let ColumnMajor { dtype, rows, columns, leading, .. } = *matrix;
+        use cublasLtMatrixLayoutAttribute_t as Attribute;
+        let ColumnMajor { dtype, rows, columns, leading, batch, .. } = *matrix;
         let dtype = if dtype == DType::BF16 { cudaDataType_t::CUDA_R_16BF } else { cudaDataType_t::CUDA_R_32F };
-        result::create_matrix_layout(dtype, rows as u64, columns as u64, leading as i64).map(Self)
+        let layout = Self(result::create_matrix_layout(dtype, rows as u64, columns as u64, leading as i64)?);
+        if batch != 1 {
+            layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &(batch as i32))?;
+            let elements = (leading * columns) as i64;
+            layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &elements)?;
+        }
+        Ok(layout)
+    }
+
+    /// `T` is the type that the library documents for the attribute.
+    fn set<T: Copy>(&self, attribute: cublasLtMatrixLayoutAttribute_t, value: &T) -> Result<()> {
+        // SAFETY: the layout is alive, and the value is read during the call.
+        unsafe { result::set_matrix_layout_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) }
     }
 }
 

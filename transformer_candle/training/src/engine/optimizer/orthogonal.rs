@@ -1,0 +1,271 @@
+//! Muon's update of a group: the group's matrices in batches of one shape, and the buffers that a batch is orthogonalised in.
+//!
+//! A matrix is a tensor as it is on disk: query, key, value, gate and up are orthogonalised each by itself, though they are packed in
+//! memory.
+
+use kernels::{
+    Buffer, DType, DeviceKind,
+    memory::{Arena, BufferId, Category, Plan},
+    muon::{self, Muon},
+};
+use model::{ParameterKind, ParameterLayout, Precision};
+
+/// On a GPU a batch has this many times the elements of the largest matrix: two of those, and more of smaller ones, whose GEMMs would
+/// not fill the GPU one by one. A CPU computes one matrix after the other.
+const GPU_BATCH: usize = 2;
+
+/// Matrices of one shape that are orthogonalised together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct MatrixBatch {
+    /// Rows and columns.
+    shape: [usize; 2],
+    /// The first element of each in the flat buffers.
+    offsets: Vec<usize>,
+}
+
+impl MatrixBatch {
+    /// B, M, N.
+    fn sizes(&self) -> [usize; 3] {
+        [self.offsets.len(), self.shape[0], self.shape[1]]
+    }
+
+    /// Elements of its update, and of a Gram matrix for each.
+    fn elements(&self) -> [usize; 2] {
+        let [b, m, n] = self.sizes();
+        [b * m * n, b * m.min(n).pow(2)]
+    }
+}
+
+/// The projections of the decoder blocks, shape by shape.
+fn batches(layout: &ParameterLayout, device: DeviceKind) -> Vec<MatrixBatch> {
+    let projections = layout.by_offset().filter(|parameter| parameter.spec.kind == ParameterKind::Projection);
+    let mut by_shape: Vec<MatrixBatch> = Vec::new();
+    for tensor in projections.flat_map(|parameter| parameter.hf_tensors()) {
+        let shape = [tensor.shape[0], tensor.shape[1]];
+        match by_shape.iter_mut().find(|batch| batch.shape == shape) {
+            Some(batch) => batch.offsets.push(tensor.offset),
+            None => by_shape.push(MatrixBatch { shape, offsets: vec![tensor.offset] }),
+        }
+    }
+    let elements = |shape: [usize; 2]| shape[0] * shape[1];
+    let largest = by_shape.iter().map(|batch| elements(batch.shape)).max().unwrap_or(0);
+    let divide = |MatrixBatch { shape, offsets }: MatrixBatch| {
+        let matrices = match device {
+            DeviceKind::Cpu => 1,
+            DeviceKind::Cuda => GPU_BATCH * largest / elements(shape),
+        };
+        let batch = |offsets: &[usize]| MatrixBatch { shape, offsets: offsets.to_vec() };
+        offsets.chunks(matrices).map(batch).collect::<Vec<_>>()
+    };
+    by_shape.into_iter().flat_map(divide).collect()
+}
+
+/// FLOPs of one step of Muon for these parameters: 5 iterations of two GEMMs [S, S, L] and one [S, S, S] per matrix, where S is the
+/// smaller and L the larger of its sizes.
+pub(crate) fn flops(layout: &ParameterLayout) -> f64 {
+    let of_batch = |batch: &MatrixBatch| {
+        let (short, long) = (batch.shape[0].min(batch.shape[1]) as f64, batch.shape[0].max(batch.shape[1]) as f64);
+        let iteration = 2.0 * short * short * (2.0 * long + short);
+        batch.offsets.len() as f64 * muon::ITERATIONS as f64 * iteration
+    };
+    batches(layout, DeviceKind::Cpu).iter().map(of_batch).sum()
+}
+
+/// The buffers of a group in a memory plan.
+#[derive(Clone, Debug)]
+pub(super) struct MuonPlan {
+    settings: Muon,
+    batches: Vec<MatrixBatch>,
+    update: BufferId,
+    other: BufferId,
+    gram: BufferId,
+    polynomial: BufferId,
+    workspace: BufferId,
+}
+
+impl MuonPlan {
+    pub(super) fn add_to(
+        plan: &mut Plan,
+        layout: &ParameterLayout,
+        settings: Muon,
+        precision: Precision,
+        device: DeviceKind,
+    ) -> Self {
+        let batches = batches(layout, device);
+        let largest = |index: usize| batches.iter().map(|batch| batch.elements()[index]).max().unwrap_or(0);
+        let workspace = batches.iter().map(|batch| muon::workspace_elements(batch.sizes(), device)).max().unwrap_or(0);
+        let dtype = match precision {
+            Precision::Fp32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        };
+        let (matrices, squares) = (largest(0), largest(1));
+        let mut add = |name: &str, dtype, elements| plan.add(name, Category::Scratch, dtype, &[elements]);
+        Self {
+            settings,
+            update: add("muon.update", dtype, matrices),
+            other: add("muon.other", dtype, matrices),
+            gram: add("muon.gram", dtype, squares),
+            polynomial: add("muon.polynomial", dtype, squares),
+            workspace: add("muon.workspace", DType::F32, workspace),
+            batches,
+        }
+    }
+}
+
+/// The matrices of a group with views of their state.
+#[derive(Debug)]
+pub(super) struct MuonGroup {
+    settings: Muon,
+    batches: Vec<BoundBatch>,
+    workspace: Buffer,
+}
+
+/// A batch with the views that it is orthogonalised in.
+#[derive(Debug)]
+struct BoundBatch {
+    matrices: Vec<BoundMatrix>,
+    /// `[B, M, N]`, as `other`.
+    update: Buffer,
+    other: Buffer,
+    /// `[B, S, S]`, as `polynomial`.
+    gram: Buffer,
+    polynomial: Buffer,
+}
+
+/// A matrix [M, N] with its share of every buffer.
+#[derive(Debug)]
+struct BoundMatrix {
+    weight: Buffer,
+    low_bits: Option<Buffer>,
+    gradient: Buffer,
+    momentum: Buffer,
+    update: Buffer,
+}
+
+/// Flat buffers in which a group begins at the first element.
+pub(super) struct FlatBuffers<'a> {
+    pub(super) weights: &'a Buffer,
+    pub(super) low_bits: Option<&'a Buffer>,
+    pub(super) gradients: &'a Buffer,
+    pub(super) momentum: &'a Buffer,
+    /// The group's first element in the buffers of all parameters.
+    pub(super) start: usize,
+}
+
+impl MuonGroup {
+    pub(super) fn bind(plan: &MuonPlan, arena: &Arena, flat: &FlatBuffers<'_>) -> kernels::Result<Self> {
+        let batches = plan.batches.iter().map(|batch| BoundBatch::bind(batch, plan, arena, flat));
+        Ok(Self {
+            settings: plan.settings,
+            batches: batches.collect::<kernels::Result<_>>()?,
+            workspace: arena.buffer(plan.workspace),
+        })
+    }
+
+    /// One step of every matrix.
+    pub(super) fn update(&mut self, scalars: &Buffer, weight_decay: f32) -> kernels::Result<()> {
+        let Self { settings, batches, workspace } = self;
+        batches.iter_mut().try_for_each(|batch| batch.update(scalars, settings, weight_decay, workspace))
+    }
+}
+
+impl BoundBatch {
+    fn bind(batch: &MatrixBatch, plan: &MuonPlan, arena: &Arena, flat: &FlatBuffers<'_>) -> kernels::Result<Self> {
+        let ([b, m, n], short) = (batch.sizes(), batch.shape[0].min(batch.shape[1]));
+        let view = |id, shape: &[usize]| arena.buffer(id).view(0, shape);
+        let update = view(plan.update, &[b, m, n])?;
+        let matrix = |(index, &offset): (usize, &usize)| {
+            let of_matrix = |buffer: &Buffer| buffer.view(offset - flat.start, &[m, n]);
+            Ok(BoundMatrix {
+                weight: of_matrix(flat.weights)?,
+                low_bits: flat.low_bits.map(of_matrix).transpose()?,
+                gradient: of_matrix(flat.gradients)?,
+                momentum: of_matrix(flat.momentum)?,
+                update: update.view(index * m * n, &[m, n])?,
+            })
+        };
+        Ok(Self {
+            matrices: batch.offsets.iter().enumerate().map(matrix).collect::<kernels::Result<_>>()?,
+            update,
+            other: view(plan.other, &[b, m, n])?,
+            gram: view(plan.gram, &[b, short, short])?,
+            polynomial: view(plan.polynomial, &[b, short, short])?,
+        })
+    }
+
+    fn update(
+        &mut self,
+        scalars: &Buffer,
+        settings: &Muon,
+        weight_decay: f32,
+        workspace: &mut Buffer,
+    ) -> kernels::Result<()> {
+        let Self { matrices, update, other, gram, polynomial } = self;
+        for matrix in &mut *matrices {
+            let BoundMatrix { momentum, gradient, update, .. } = matrix;
+            muon::accumulate_momentum(momentum, gradient, update, scalars, settings)?;
+        }
+        let scratch = muon::Scratch { other_BMN: other, gram_BSS: gram, polynomial_BSS: polynomial, workspace };
+        muon::orthogonalize(update, scratch, settings.polynomials)?;
+        for matrix in matrices {
+            let BoundMatrix { weight, low_bits, update, .. } = matrix;
+            muon::step(weight, low_bits.as_mut(), update, scalars, weight_decay)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::ModelShape;
+    use run_config::ModelConfig;
+
+    use super::*;
+
+    fn layout() -> ParameterLayout {
+        let config = ModelConfig {
+            hidden_size: 64,
+            intermediate_size: 192,
+            num_layers: 3,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            ..ModelConfig::default()
+        };
+        ParameterLayout::new(&ModelShape::new(&config, 100))
+    }
+
+    #[test]
+    fn every_projection_is_in_one_batch_of_its_shape() {
+        let layout = layout();
+        for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
+            let batches = batches(&layout, device);
+            let mut elements: Vec<(usize, usize)> = Vec::new();
+            for MatrixBatch { shape: [m, n], offsets } in &batches {
+                elements.extend(offsets.iter().map(|&offset| (offset, m * n)));
+            }
+            elements.sort_unstable();
+            assert_eq!(elements.len(), 3 * 7, "q, k, v, o, gate, up, down of each block");
+            assert!(elements.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+            assert_eq!(
+                elements.iter().map(|(_, count)| count).sum::<usize>(),
+                3 * (64 * (64 + 64 + 64) + 3 * 64 * 192)
+            );
+        }
+    }
+
+    #[test]
+    fn a_gpu_takes_small_matrices_together_and_a_cpu_one_by_one() {
+        let layout = layout();
+        assert!(batches(&layout, DeviceKind::Cpu).iter().all(|batch| batch.offsets.len() == 1));
+        let sizes: Vec<[usize; 3]> = batches(&layout, DeviceKind::Cuda).iter().map(MatrixBatch::sizes).collect();
+        let expected = [[6, 64, 64], [6, 32, 64], [2, 192, 64], [2, 192, 64], [2, 192, 64], [2, 64, 192], [1, 64, 192]];
+        assert_eq!(sizes, expected);
+    }
+
+    #[test]
+    fn flops_are_counted_by_hand() {
+        let one = |short: f64, long: f64| 5.0 * (4.0 * short * short * long + 2.0 * short.powi(3));
+        let block = 2.0 * one(64.0, 64.0) + 2.0 * one(32.0, 64.0) + 3.0 * one(64.0, 192.0);
+        assert!((flops(&layout()) - 3.0 * block).abs() < 1.0);
+    }
+}
