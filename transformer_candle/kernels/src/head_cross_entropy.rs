@@ -12,7 +12,7 @@
 //! ```
 //! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient.
 //! Their gradient overwrites them. Beside weights in BF16 a GPU rounds it on the way, like every operand of a
-//! product there; a CPU that multiplies BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
+//! GEMM there; a CPU that multiplies BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
 //!
 //! On a GPU the padding's rows of the weight are multiplied too, with gradients of zero: they must be finite.
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use kernels::{Buffer, DType, Device, GraphCache, WriteMode, bf16, linear};
 
-/// Whole numbers so small that every product and sum is exact in F32, whatever the order: both devices must agree to the bit.
+/// Whole numbers so small that every GEMM and sum is exact in F32, whatever the order: both devices must agree to the bit.
 fn whole(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|at| ((at * 31 + seed * 17 + at / 7) % 9) as f32 - 4.0).collect()
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use candle_core::{DType, Tensor};
 
 use super::request::Launch;
-use super::{Gpu, Memory, PoolMemory, Product, Value};
+use super::{Gpu, Matmul, Memory, PoolMemory, Value};
 use crate::{Error, Result};
 
 /// What to say to whoever asks for a GPU.
@@ -114,7 +114,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// The BF16 products' floating-point operations a second.
+    /// The BF16 GEMMs' floating-point operations a second.
     pub fn measure_product_flops(&self, _size: usize) -> Result<f64> {
         match self.0 {}
     }
@@ -155,7 +155,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    pub(crate) fn multiply(&self, _product: &Product) -> Result<()> {
+    pub(crate) fn multiply(&self, _product: &Matmul) -> Result<()> {
         match self.0 {}
     }
 

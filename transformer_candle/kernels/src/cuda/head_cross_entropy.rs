@@ -1,10 +1,10 @@
-//! Head and cross-entropy on a GPU: for every chunk of rows the logits, their losses and gradients, and two more products.
+//! Head and cross-entropy on a GPU: for every chunk of rows the logits, their losses and gradients, and two more GEMMs.
 //!
-//! Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk. The workspace is the products', then the F64 sum of the losses,
+//! Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk. The workspace is the GEMMs', then the F64 sum of the losses,
 //! then the losses of a chunk.
 
 use super::request::{Blocks, Request, variant};
-use super::{Operand, Product, Value, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
+use super::{Matmul, Operand, Value, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 use crate::head_cross_entropy::{self, Sizes};
 use crate::{Buffer, WriteMode};
 
@@ -19,7 +19,7 @@ pub(crate) struct Inputs {
     targets: Value,
     logits: Operand,
     workspace: Value,
-    products: Workspace,
+    gemm_workspace: Workspace,
     sizes: Sizes,
 }
 
@@ -44,7 +44,7 @@ struct Chunk {
 pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Request> {
     let Sizes { n, d, v, .. } = inputs.sizes;
     let &Gradients { scale, loss, dhidden, dweight, write_mode } = gradients;
-    let &Inputs { hidden, weight, products, .. } = inputs;
+    let &Inputs { hidden, weight, gemm_workspace, .. } = inputs;
     let dlogits = inputs.logits.reinterpreted(hidden.dtype);
     let total = inputs.workspace.skip_elements(WORKSPACE_ELEMENTS);
     let losses = total.skip_elements(TOTAL);
@@ -53,14 +53,14 @@ pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Re
         let [is_first, is_last] = [start == 0, start + rows == n].map(|yes| Value::I32(i32::from(yes)));
         let sum = [losses, Value::count(rows), total, scale, loss, is_first, is_last];
         let values = [scale, losses, dlogits.into()];
-        let dweight = Product::set(dweight, [v, d, rows], dlogits.transposed(), hidden.skip_rows(start), products);
+        let dweight = Matmul::set(dweight, [v, d, rows], dlogits.transposed(), hidden.skip_rows(start), gemm_workspace);
         let write_mode = if start == 0 { write_mode } else { WriteMode::Accumulate };
         [
             inputs.logits(chunk),
             inputs.losses("head_cross_entropy_gradients", variant(hidden.dtype), chunk, &values),
             Request::launch("head_cross_entropy_total", "f32", [Blocks::ONE; 3], sum),
-            Request::Multiply(Product::set(dhidden.skip_rows(start), [rows, d, v], dlogits, weight, products)),
-            Request::Multiply(Product { write_mode, ..dweight }),
+            Request::Multiply(Matmul::set(dhidden.skip_rows(start), [rows, d, v], dlogits, weight, gemm_workspace)),
+            Request::Multiply(Matmul { write_mode, ..dweight }),
         ]
     };
     inputs.chunks().flat_map(each).collect()
@@ -75,7 +75,7 @@ pub(crate) fn forward(inputs: &Inputs, losses: Value) -> Vec<Request> {
     inputs.chunks().flat_map(each).collect()
 }
 
-/// What products need, the sum of the losses and a chunk's losses.
+/// What GEMMs need, the sum of the losses and a chunk's losses.
 pub(crate) fn workspace_elements(c: usize) -> usize {
     WORKSPACE_ELEMENTS + TOTAL + c
 }
@@ -93,7 +93,7 @@ impl Inputs {
             targets: inputs.targets_N.into(),
             logits: logits_CW.into(),
             workspace: workspace.into(),
-            products: Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(workspace) },
+            gemm_workspace: Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(workspace) },
             sizes,
         }
     }
@@ -106,7 +106,13 @@ impl Inputs {
     /// The logits of a chunk.
     fn logits(&self, Chunk { start, rows }: Chunk) -> Request {
         let (Sizes { d, v, .. }, weight) = (self.sizes, self.weight.transposed());
-        Request::Multiply(Product::set(self.logits, [rows, v, d], self.hidden.skip_rows(start), weight, self.products))
+        Request::Multiply(Matmul::set(
+            self.logits,
+            [rows, v, d],
+            self.hidden.skip_rows(start),
+            weight,
+            self.gemm_workspace,
+        ))
     }
 
     /// A kernel over the rows of a chunk's logits: losses, or gradients beside; what it takes between targets and sizes.

@@ -1,6 +1,6 @@
-//! The linear map's three products. Legend: N tokens, I inputs, O outputs; sizes are [N, I, O].
+//! The linear map's three GEMMs. Legend: N tokens, I inputs, O outputs; sizes are [N, I, O].
 
-use super::{Operand, Product, Workspace};
+use super::{Matmul, Operand, Workspace};
 use crate::{Buffer, WriteMode};
 
 /// `y_NO = x_NI w_OI^T`.
@@ -10,9 +10,9 @@ pub(crate) fn forward(
     y_NO: &Buffer,
     [n, i, o]: [usize; 3],
     workspace: &Buffer,
-) -> Product {
+) -> Matmul {
     let (x, w, y) = (Operand::from(x_NI), Operand::from(w_OI), Operand::from(y_NO));
-    Product::set(y, [n, o, i], x, w.transposed(), Workspace::of(workspace))
+    Matmul::set(y, [n, o, i], x, w.transposed(), Workspace::of(workspace))
 }
 
 /// `dx_NI = dy_NO w_OI`.
@@ -22,9 +22,9 @@ pub(crate) fn backward_input(
     dx_NI: &Buffer,
     [n, i, o]: [usize; 3],
     workspace: &Buffer,
-) -> Product {
+) -> Matmul {
     let (dy, w, dx) = (Operand::from(dy_NO), Operand::from(w_OI), Operand::from(dx_NI));
-    Product::set(dx, [n, i, o], dy, w, Workspace::of(workspace))
+    Matmul::set(dx, [n, i, o], dy, w, Workspace::of(workspace))
 }
 
 /// `dw_OI = dy_NO^T x_NI` or `dw_OI += dy_NO^T x_NI` in F32.
@@ -35,8 +35,8 @@ pub(crate) fn backward_weight(
     write_mode: WriteMode,
     [n, i, o]: [usize; 3],
     workspace: &Buffer,
-) -> Product {
+) -> Matmul {
     let (dy, x, dw) = (Operand::from(dy_NO), Operand::from(x_NI), Operand::from(dw_OI));
-    let product = Product::set(dw, [o, i, n], dy.transposed(), x, Workspace::of(workspace));
-    Product { write_mode, ..product }
+    let matmul = Matmul::set(dw, [o, i, n], dy.transposed(), x, Workspace::of(workspace));
+    Matmul { write_mode, ..matmul }
 }

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs: kernels compiled ahead of time from `kernels/triton/`, products by cuBLASLt, one stream.
+//! NVIDIA GPUs: kernels compiled ahead of time from `kernels/triton/`, GEMMs by cuBLASLt, one stream.
 //!
 //! The files named after operations say what is launched with which arguments; they are compiled in every build. What talks to the
 //! driver is there with the feature `cuda` only; without it a [`Cuda`] cannot be made.
@@ -19,12 +19,12 @@ pub mod limits;
 pub(crate) mod linear;
 #[cfg(any(test, feature = "cuda"))]
 mod manifest;
+mod matmul;
+#[cfg(any(test, feature = "cuda"))]
+mod matmul_algorithm;
+#[cfg(any(test, feature = "cuda"))]
+mod matmul_shape;
 pub(crate) mod muon;
-mod product;
-#[cfg(any(test, feature = "cuda"))]
-mod product_choice;
-#[cfg(any(test, feature = "cuda"))]
-mod product_shape;
 mod request;
 pub(crate) mod rope;
 #[cfg(any(test, feature = "cuda"))]
@@ -39,7 +39,7 @@ mod runtime;
 
 pub use gpu::{Gpu, Memory, PoolMemory};
 pub(crate) use launch::Value;
-pub(crate) use product::{Operand, Product, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
+pub(crate) use matmul::{Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 pub(crate) use request::perform;
 pub(crate) use runtime::{Arrival, Event, Graph, Transfer};
 pub use runtime::{Cuda, probe};

@@ -3,7 +3,7 @@
 use candle_core::DType;
 
 use super::request::{Blocks, Request, ranges, variant};
-use super::{Operand, Product, Value, WORKSPACE_ELEMENTS, Workspace};
+use super::{Matmul, Operand, Value, WORKSPACE_ELEMENTS, Workspace};
 use crate::muon::{Muon, Polynomials};
 
 /// Elements of a matrix whose squares one program adds: the kernels' constant PIECE.
@@ -49,7 +49,7 @@ pub(crate) fn orthogonalize(matrices: &Matrices, sizes: [usize; 3], polynomials:
     }
     let dtype = variant(update.dtype);
     let multiply = |c: Operand, sizes, a: Operand, b: Operand| {
-        Request::Multiply(Product { batch, ..Product::set(c, sizes, a, b, workspace) })
+        Request::Multiply(Matmul { batch, ..Matmul::set(c, sizes, a, b, workspace) })
     };
     let mut requests = normalize(matrices, batch, elements);
     // An odd number of iterations from `other` on ends in `update`.

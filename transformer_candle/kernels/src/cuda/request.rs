@@ -3,7 +3,7 @@
 
 use candle_core::DType;
 
-use super::{Cuda, Product, Value};
+use super::{Cuda, Matmul, Value};
 use crate::Result;
 
 /// One thing to do in the compute stream.
@@ -11,8 +11,8 @@ use crate::Result;
 pub(crate) enum Request {
     /// A kernel of ours.
     Launch(Launch),
-    /// A matrix product of the library's.
-    Multiply(Product),
+    /// A GEMM of the library's.
+    Multiply(Matmul),
 }
 
 /// A kernel by its name in the manifest, over a grid.
@@ -78,7 +78,7 @@ impl Launch {
 pub(crate) fn perform(cuda: &Cuda, requests: &[Request]) -> Result<()> {
     for request in requests {
         match request {
-            Request::Multiply(product) => cuda.multiply(product)?,
+            Request::Multiply(matmul) => cuda.multiply(matmul)?,
             Request::Launch(launch) => {
                 let kernel = cuda.kernel(launch)?;
                 kernel.launch(launch.blocks(|name| kernel.constant(name)), &launch.values)?;

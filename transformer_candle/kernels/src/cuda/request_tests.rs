@@ -1,5 +1,5 @@
 //! What operations ask of a GPU, held to the manifest for every kind of GPU: kernels that were compiled, as many arguments of the
-//! right types, promises kept, grids that can be launched; products whose matrices lie within their buffers.
+//! right types, promises kept, grids that can be launched; GEMMs whose matrices lie within their buffers.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ fn kernels() -> [HashMap<String, Vec<Entry>>; 4] {
     [(8, 0), (8, 6), (9, 0), (12, 0)].map(|capability| Manifest::for_gpu(&text, capability).unwrap())
 }
 
-/// The kernels' names, the products counted, after everything asked for was found to be possible.
+/// The kernels' names, the GEMMs counted, after everything asked for was found to be possible.
 #[track_caller]
 fn asked(requests: &[Request]) -> Vec<String> {
     let mut names = Vec::new();
@@ -30,8 +30,8 @@ fn asked(requests: &[Request]) -> Vec<String> {
         names.clear();
         for request in requests {
             match request {
-                Request::Multiply(product) => {
-                    product.check().unwrap();
+                Request::Multiply(matmul) => {
+                    matmul.check().unwrap();
                     names.push("multiply".to_owned());
                 }
                 Request::Launch(launch) => {
@@ -250,9 +250,9 @@ fn the_head_asks_for_every_chunk() {
 fn the_parts_of_the_heads_workspace_do_not_overlap() {
     let whole = zeros(&[crate::head_cross_entropy::workspace_elements(3, 16, 64, DeviceKind::Cuda) + 1], DType::F32);
     let workspace = whole.view(1, &[whole.elements() - 1]).unwrap();
-    let products = Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(&workspace) };
+    let matmuls = Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(&workspace) };
     let rest = whole.address() + (1 + WORKSPACE_ELEMENTS) * 4;
-    assert!(products.address >= workspace.address() && products.address + products.bytes <= rest);
+    assert!(matmuls.address >= workspace.address() && matmuls.address + matmuls.bytes <= rest);
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn a_flat_buffer_goes_on_where_the_launch_before_ended() {
             Value::Pointer { address, .. } => address,
             Value::I32(_) | Value::F32(_) => unreachable!("buffers come first"),
         }),
-        Request::Multiply(_) => unreachable!("a step has no products"),
+        Request::Multiply(_) => unreachable!("a step has no matmuls"),
     };
     let (first, second) = (places(&requests[0]), places(&requests[1]));
     let bytes = [0, 1, 2].map(|index| second[index] - first[index]);

@@ -1,4 +1,4 @@
-//! An opened GPU: context, streams, kernels, products.
+//! An opened GPU: context, streams, kernels, GEMMs.
 //!
 //! Everything that reads or writes a buffer is asked of one compute stream, in the order of the calls, whichever thread makes them; a
 //! second stream carries copies from pinned host memory to landing buffers that no operation knows (`pinned.rs`).
@@ -10,11 +10,11 @@ mod graph;
 mod kernels;
 mod libraries;
 mod library;
+mod matmul;
 mod memory;
 mod module;
 mod pinned;
 mod probe;
-mod products;
 mod turn;
 
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ pub struct Cuda(Arc<Opened>);
 struct Opened {
     library: library::Library,
     kernels: kernels::Kernels,
-    products: products::Products,
+    matmul_algorithms: matmul::MatmulAlgorithms,
     /// While a graph is recorded: the tensors that it touches, by storage.
     recorded: Mutex<Option<HashMap<usize, Tensor>>>,
     gpu: Gpu,
@@ -88,7 +88,7 @@ impl Cuda {
         Ok(Self(Arc::new(Opened {
             library,
             kernels,
-            products: products::Products::default(),
+            matmul_algorithms: matmul::MatmulAlgorithms::default(),
             recorded: Mutex::default(),
             gpu,
             candle,

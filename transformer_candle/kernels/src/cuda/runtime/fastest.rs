@@ -1,8 +1,8 @@
-//! The fastest of several ways to do one piece of work, timed where it will run: algorithms of a product, variants of a kernel.
+//! The fastest of several ways to do one piece of work, timed where it will run: algorithms of a GEMM, variants of a kernel.
 
 use super::Cuda;
 use crate::Result;
-use crate::cuda::product_choice::{best, median};
+use crate::cuda::matmul_algorithm::{best, median};
 
 /// GPU time after which no other candidate is timed; a model has about a dozen shapes. What the driver takes to compile a kernel when it is
 /// loaded, often as long, does not count: the first candidate would use up the time of the others.

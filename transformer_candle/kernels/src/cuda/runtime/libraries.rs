@@ -23,7 +23,7 @@ struct Wanted {
 
 const EXTRA: &str = "`pip install 'transformer-candle[cuda]'` brings it and what it needs";
 
-/// What Candle's device opens beside the driver, or a product. cuBLAS is built on the one before it, so that comes first.
+/// What Candle's device opens beside the driver, or a GEMM. cuBLAS is built on the one before it, so that comes first.
 const LIBRARIES: [Wanted; 3] = [
     Wanted { name: "cublasLt", function: "cublasLtCreate", remedy: EXTRA },
     Wanted { name: "cublas", function: "cublasCreate_v2", remedy: EXTRA },

@@ -59,7 +59,7 @@ pub(super) fn check() -> Result<(), String> {
     refusal(cublas_version(), blas).map_or(Ok(()), Err)
 }
 
-/// Of cuBLASLt, which computes the products.
+/// Of cuBLASLt, which computes the GEMMs.
 pub(in super::super) fn cublas_version() -> Version {
     // SAFETY: takes nothing and returns a number; the library is loaded.
     let version = unsafe { lt::cublasLtGetVersion() } as i32;

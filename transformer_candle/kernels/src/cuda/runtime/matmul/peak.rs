@@ -4,16 +4,16 @@ use candle_core::DType;
 
 use super::super::Cuda;
 use super::super::failure::Context as _;
-use crate::cuda::product_shape::Shape;
-use crate::cuda::{Operand, Product, WORKSPACE_ELEMENTS, Workspace};
+use crate::cuda::matmul_shape::Shape;
+use crate::cuda::{Matmul, Operand, WORKSPACE_ELEMENTS, Workspace};
 use crate::{Buffer, Device, Result, bf16};
 
-/// Products of 8192^3 in a sample take some 50 ms on a fast GPU: long enough for its clocks to settle.
+/// MatmulAlgorithms of 8192^3 in a sample take some 50 ms on a fast GPU: long enough for its clocks to settle.
 const PRODUCTS_IN_A_SAMPLE: usize = 10;
 const SAMPLES: usize = 5;
 
 impl Cuda {
-    /// Floating-point operations a second of the BF16 product y = x W^T of square matrices, accumulated in f32, in this moment. A size of
+    /// Floating-point operations a second of the BF16 GEMM y = x W^T of square matrices, accumulated in f32, in this moment. A size of
     /// 8192 shows a GPU's best. Takes 6 bytes times the square of the size, and 32 MiB, while it runs.
     ///
     /// # Errors
@@ -28,12 +28,12 @@ impl Cuda {
 
         let _turn = self.take_turn();
         let space = Workspace::of(&workspace);
-        let product =
-            Product::set(Operand::from(&y), [size; 3], Operand::from(&x), Operand::from(&w).transposed(), space);
-        self.multiply(&product)?;
-        let choice = self.choice(Shape::of(&product), &product)?;
+        let matmul =
+            Matmul::set(Operand::from(&y), [size; 3], Operand::from(&x), Operand::from(&w).transposed(), space);
+        self.multiply(&matmul)?;
+        let choice = self.choice(Shape::of(&matmul), &matmul)?;
         let milliseconds = self.time(SAMPLES, PRODUCTS_IN_A_SAMPLE, || {
-            let launched = self.launch_product(&product, &choice.descriptors, &choice.algorithm, 1.0);
+            let launched = self.launch_matmul(&matmul, &choice.descriptors, &choice.algorithm, 1.0);
             launched.during(self.ordinal(), "cublasLtMatmul while it is timed")
         })?;
         Ok(2.0 * (size as f64).powi(3) / (f64::from(milliseconds) * 1e-3))

@@ -9,8 +9,8 @@ use crate::testing::*;
 use crate::{Buffer, DeviceKind};
 
 /// What the library does with three pieces of memory, for each matrix of a batch: `result = left right` or `result += left right`.
-fn library(product: ColumnMajorProduct, left: &[f64], right: &[f64], result: &mut [f64], write_mode: WriteMode) {
-    let ColumnMajorProduct { left: l, right: r, result: out } = product;
+fn library(matmul: ColumnMajorMatmul, left: &[f64], right: &[f64], result: &mut [f64], write_mode: WriteMode) {
+    let ColumnMajorMatmul { left: l, right: r, result: out } = matmul;
     assert!(l.batch == out.batch && r.batch == out.batch);
     let inner = if l.transposed { l.rows } else { l.columns };
     for one in 0..out.batch {
@@ -53,12 +53,12 @@ proptest! {
         let (c, _) = stored(3, [m, n], more_c, false);
         let turned = |buffer: &Buffer, turn: bool| if turn { Operand::from(buffer).transposed() } else { buffer.into() };
         let (space, sizes) = (Workspace::of(&workspace(0)), [m, n, k]);
-        let product = Product::set((&c).into(), sizes, turned(&a, turn_a), turned(&b, turn_b), space);
-        let product = Product { write_mode, ..product };
+        let matmul = Matmul::set((&c).into(), sizes, turned(&a, turn_a), turned(&b, turn_b), space);
+        let matmul = Matmul { write_mode, ..matmul };
 
         let (a, b, start) = (values(&a), values(&b), values(&c));
         let mut result = start.clone();
-        library(Shape::of(&product).column_major(), &b, &a, &mut result, write_mode);
+        library(Shape::of(&matmul).column_major(), &b, &a, &mut result, write_mode);
 
         let element = |values: &[f64], wide: usize, turn: bool, row: usize, column: usize| {
             if turn { values[column * wide + row] } else { values[row * wide + column] }
@@ -81,10 +81,10 @@ proptest! {
             buffer(&numbers((rows * 100 + columns) as u64, rows * columns), &[rows, columns], DType::F32)
         });
         let (y, dx) = (zeros(&[n, o], DType::F32), zeros(&[n, i], DType::F32));
-        let run = |product: &Product, a: &Buffer, b: &Buffer, c: &Buffer| {
-            assert_eq!([product.a.address, product.b.address, product.c.address], [a, b, c].map(Buffer::address));
+        let run = |matmul: &Matmul, a: &Buffer, b: &Buffer, c: &Buffer| {
+            assert_eq!([matmul.a.address, matmul.b.address, matmul.c.address], [a, b, c].map(Buffer::address));
             let mut result = values(c);
-            library(Shape::of(product).column_major(), &values(b), &values(a), &mut result, product.write_mode);
+            library(Shape::of(matmul).column_major(), &values(b), &values(a), &mut result, matmul.write_mode);
             result
         };
         let near = |left: &[f64], right: &[f64]| left.iter().zip(right).all(|(left, right)| (left - right).abs() < 1e-9);
@@ -116,12 +116,12 @@ proptest! {
         let (a, b) = (values(1, [m, k]), values(2, [k, n]));
         let c = operand(&vec![0.0; batch * m * n], [m, n], false);
         let space = Workspace::of(&workspace(0));
-        let one = Product::set(c, [m, n, k], operand(&a, [m, k], turn_a), operand(&b, [k, n], turn_b), space);
-        let run = |product: &Product, a: &[f64], b: &[f64], c: &mut [f64]| {
-            library(Shape::of(product).column_major(), b, a, c, WriteMode::Overwrite);
+        let one = Matmul::set(c, [m, n, k], operand(&a, [m, k], turn_a), operand(&b, [k, n], turn_b), space);
+        let run = |matmul: &Matmul, a: &[f64], b: &[f64], c: &mut [f64]| {
+            library(Shape::of(matmul).column_major(), b, a, c, WriteMode::Overwrite);
         };
         let [mut together, mut apart] = [(); 2].map(|()| vec![0.0; batch * m * n]);
-        run(&Product { batch, ..one }, &a, &b, &mut together);
+        run(&Matmul { batch, ..one }, &a, &b, &mut together);
         for ((a, b), c) in a.chunks(m * k).zip(b.chunks(k * n)).zip(apart.chunks_mut(m * n)) {
             run(&one, a, b, c);
         }
@@ -154,8 +154,8 @@ proptest! {
 #[test]
 fn the_text_of_a_shape_is_for_people_too() {
     let (dy, x, dw) = (zeros(&[6, 4], DType::BF16), zeros(&[6, 3], DType::BF16), zeros(&[4, 3], DType::F32));
-    let aligned = |product: &Product| {
-        let mut shape = Shape::of(product);
+    let aligned = |matmul: &Matmul| {
+        let mut shape = Shape::of(matmul);
         for layout in [&mut shape.a, &mut shape.b, &mut shape.c] {
             layout.alignment = 256;
         }
@@ -188,22 +188,22 @@ fn an_alignment_is_never_more_than_the_address_has() {
 fn a_product_outside_of_its_buffers_or_of_mixed_types_is_refused() {
     let (x, w, y) = (zeros(&[4, 3], DType::F32), zeros(&[5, 3], DType::F32), zeros(&[4, 5], DType::F32));
     let space = workspace(crate::linear::workspace_elements(4, 3, 5, DeviceKind::Cuda));
-    let product =
-        |x: Operand| Product::set((&y).into(), [4, 5, 3], x, Operand::from(&w).transposed(), Workspace::of(&space));
-    let problem = |product: Product| product.check().unwrap_err().to_string();
+    let matmul =
+        |x: Operand| Matmul::set((&y).into(), [4, 5, 3], x, Operand::from(&w).transposed(), Workspace::of(&space));
+    let problem = |matmul: Matmul| matmul.check().unwrap_err().to_string();
     let whole = Operand::from(&x);
-    product(whole).check().unwrap();
-    let wide = Product::set((&y).into(), [4, 5, 3], whole, Operand::from(&w), Workspace::of(&space));
+    matmul(whole).check().unwrap();
+    let wide = Matmul::set((&y).into(), [4, 5, 3], whole, Operand::from(&w), Workspace::of(&space));
     assert!(problem(wide).contains("lies outside of its buffer"));
-    assert!(problem(product(whole.skip_rows(1))).contains("lies outside of its buffer"));
-    assert!(problem(product(whole.skip_rows(9))).contains("lies outside of its buffer"));
+    assert!(problem(matmul(whole.skip_rows(1))).contains("lies outside of its buffer"));
+    assert!(problem(matmul(whole.skip_rows(9))).contains("lies outside of its buffer"));
     let narrow = whole.reinterpreted(DType::BF16);
     assert_eq!((narrow.stride, narrow.address), (6, whole.address));
-    assert!(problem(product(narrow)).contains("no product of (BF16, F32, F32)"), "{}", problem(product(narrow)));
+    assert!(problem(matmul(narrow)).contains("no matmul of (BF16, F32, F32)"), "{}", problem(matmul(narrow)));
     let turned = Operand::from(&zeros(&[5, 5], DType::F32)).transposed();
-    assert!(problem(Product { c: turned, ..product(whole) }).contains("lies outside"));
+    assert!(problem(Matmul { c: turned, ..matmul(whole) }).contains("lies outside"));
     let small = Workspace::of(&workspace(1000));
-    assert!(problem(Product { workspace: small, ..product(whole) }).contains("33554432 are needed"));
+    assert!(problem(Matmul { workspace: small, ..matmul(whole) }).contains("33554432 are needed"));
 }
 
 #[test]

@@ -1,10 +1,10 @@
-//! A matrix product as an operation asks for it: `cuda.multiply(&Product::set(y, [n, o, i], x, w.transposed(), space))`.
+//! A GEMM as an operation asks for it: `cuda.multiply(&Matmul::set(y, [n, o, i], x, w.transposed(), space))`.
 
 use candle_core::DType;
 
 use crate::{Buffer, Error, Result, WriteMode};
 
-/// Elements of the F32 workspace that every product brings along: 32 MiB, as much as the library asks for on Hopper and Blackwell,
+/// Elements of the F32 workspace that every GEMM brings along: 32 MiB, as much as the library asks for on Hopper and Blackwell,
 /// and what it takes to begin at a multiple of 256 bytes.
 pub(crate) const WORKSPACE_ELEMENTS: usize = Workspace::elements_for(WORKSPACE_BYTES / size_of::<f32>());
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
@@ -13,7 +13,7 @@ const WORKSPACE_ALIGNMENT: usize = 256;
 /// `c = a b` or `c += a b` of row-major matrices, a [m, k], b [k, n], c [m, n], either operand stored transposed; or a batch
 /// of such, whose matrices are stored one after the other.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
+pub(crate) struct Matmul {
     /// Rows of the result.
     pub(crate) m: usize,
     /// Columns of the result.
@@ -30,7 +30,7 @@ pub(crate) struct Product {
     pub(crate) c: Operand,
     /// What becomes of what is there.
     pub(crate) write_mode: WriteMode,
-    /// Scratch that the library may use while the product runs.
+    /// Scratch that the library may use while the GEMM runs.
     pub(crate) workspace: Workspace,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Workspace {
     pub(crate) bytes: usize,
 }
 
-impl Product {
+impl Matmul {
     /// `c = a b`; sizes are [m, n, k].
     pub(crate) fn set(c: Operand, [m, n, k]: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
         Self { m, n, k, batch: 1, a, b, c, write_mode: WriteMode::Overwrite, workspace }
@@ -76,7 +76,7 @@ impl Product {
             dtypes,
             (DType::F32, DType::F32, DType::F32) | (DType::BF16, DType::BF16, DType::BF16 | DType::F32)
         ) {
-            format!("no product of {dtypes:?}")
+            format!("no matmul of {dtypes:?}")
         } else if self.workspace.bytes < WORKSPACE_BYTES {
             format!("a workspace of {} bytes, {WORKSPACE_BYTES} are needed", self.workspace.bytes)
         } else {

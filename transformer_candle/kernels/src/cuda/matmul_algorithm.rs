@@ -1,4 +1,4 @@
-//! Which algorithm computes a product, and how that is written down.
+//! Which algorithm computes a GEMM, and how that is written down.
 
 /// Two timings closer than this are the same: the library's own order then decides, so that another run chooses alike.
 const INDISTINGUISHABLE: f32 = 1.02;

@@ -1,7 +1,7 @@
-//! Matrix products by cuBLASLt.
+//! GEMMs by cuBLASLt.
 //!
-//! The library has several algorithms for a product; the first time one of a [`Shape`] is asked for, they are timed on its operands
-//! (`products/search.rs`) and the choice stays. Choices go into a checkpoint: a sum in another order rounds differently, so a run is
+//! The library has several algorithms for a GEMM; the first time one of a [`Shape`] is asked for, they are timed on its operands
+//! (`matmul/search.rs`) and the choice stays. Choices go into a checkpoint: a sum in another order rounds differently, so a run is
 //! repeated bit by bit only with the same algorithms. What the library promises for that (cuBLAS documentation, "Results
 //! reproducibility"): one version gives the same bits in every run on GPUs of one architecture with equally many multiprocessors,
 //! where one stream or a workspace of the caller's own is used; both are so here.
@@ -21,16 +21,16 @@ use candle_core::cuda_backend::cudarc::cublaslt::{result, sys};
 use self::descriptors::Descriptors;
 use super::Cuda;
 use super::failure::Context as _;
-use crate::cuda::product_choice::{self, Algorithm};
-use crate::cuda::product_shape::Shape;
-use crate::cuda::{Product, WORKSPACE_BYTES};
+use crate::cuda::matmul_algorithm::{self, Algorithm};
+use crate::cuda::matmul_shape::Shape;
+use crate::cuda::{Matmul, WORKSPACE_BYTES};
 use crate::{Error, Result, WriteMode};
 
 /// The algorithms chosen so far.
 #[derive(Default)]
-pub(super) struct Products(Mutex<HashMap<Shape, Arc<Choice>>>);
+pub(super) struct MatmulAlgorithms(Mutex<HashMap<Shape, Arc<Choice>>>);
 
-/// How products of one shape are computed.
+/// How GEMMs of one shape are computed.
 struct Choice {
     descriptors: Descriptors,
     algorithm: Algorithm,
@@ -38,7 +38,7 @@ struct Choice {
     is_searched: bool,
 }
 
-impl Products {
+impl MatmulAlgorithms {
     fn keep(&self, shape: Shape, choice: Choice) -> Arc<Choice> {
         let choice = Arc::new(choice);
         self.locked().insert(shape, Arc::clone(&choice));
@@ -52,28 +52,28 @@ impl Products {
 }
 
 impl Cuda {
-    /// Computes a product on the stream. The first of its shape waits for the GPU, while the library's algorithms are timed.
-    pub(crate) fn multiply(&self, product: &Product) -> Result<()> {
-        product.check()?;
-        let shape = Shape::of(product);
+    /// Computes a GEMM on the stream. The first of its shape waits for the GPU, while the library's algorithms are timed.
+    pub(crate) fn multiply(&self, matmul: &Matmul) -> Result<()> {
+        matmul.check()?;
+        let shape = Shape::of(matmul);
         if shape.batch == 0 || shape.sizes.contains(&0) {
-            return self.multiply_nothing(product);
+            return self.multiply_empty(matmul);
         }
         self.enter()?;
-        let choice = self.choice(shape, product)?;
-        self.launch_product(product, &choice.descriptors, &choice.algorithm, 1.0)
+        let choice = self.choice(shape, matmul)?;
+        self.launch_matmul(matmul, &choice.descriptors, &choice.algorithm, 1.0)
             .during(self.ordinal(), format_args!("cublasLtMatmul for {shape}"))
     }
 
-    /// What was found by timing so far, the algorithm of each shape of a product and the variant of each launch that has several:
+    /// What was found by timing so far, the algorithm of each shape of a GEMM and the variant of each launch that has several:
     /// opaque texts, which [`Cuda::recall_choices`] takes.
     pub fn choices(&self) -> BTreeMap<String, String> {
-        let origin = self.product_origin();
+        let origin = self.matmul_origin();
         let text = |(shape, choice): (&Shape, &Arc<Choice>)| {
-            (shape.to_string(), product_choice::write(&choice.algorithm, &origin))
+            (shape.to_string(), matmul_algorithm::write(&choice.algorithm, &origin))
         };
         let mut choices = self.variant_choices();
-        choices.extend(self.0.products.locked().iter().filter(|(_, choice)| choice.is_searched).map(text));
+        choices.extend(self.0.matmul_algorithms.locked().iter().filter(|(_, choice)| choice.is_searched).map(text));
         choices
     }
 
@@ -86,13 +86,13 @@ impl Cuda {
     /// [`Error::Cuda`] if the GPU cannot be used at all.
     pub fn recall_choices(&self, choices: &BTreeMap<String, String>) -> Result<Vec<String>> {
         self.enter()?;
-        let origin = self.product_origin();
+        let origin = self.matmul_origin();
         let mut refused = Vec::new();
         for (name, text) in choices {
-            let recalled = name.parse::<Shape>().ok().zip(product_choice::read(text, &origin));
+            let recalled = name.parse::<Shape>().ok().zip(matmul_algorithm::read(text, &origin));
             let checked = recalled.and_then(|(shape, algorithm)| Some((shape, self.checked(&shape, algorithm).ok()?)));
             if let Some((shape, choice)) = checked {
-                self.0.products.keep(shape, choice);
+                self.0.matmul_algorithms.keep(shape, choice);
             } else if !self.recall_variant(name, text) {
                 refused.push(name.clone());
             }
@@ -101,7 +101,7 @@ impl Cuda {
     }
 
     /// What an algorithm's description means something for.
-    fn product_origin(&self) -> String {
+    fn matmul_origin(&self) -> String {
         // SAFETY: takes nothing and returns a number.
         let version = unsafe { sys::cublasLtGetVersion() };
         format!("{}, cuBLASLt {version}", self.name())
@@ -116,8 +116,8 @@ impl Cuda {
         Ok(Choice { descriptors, algorithm, is_searched: true })
     }
 
-    fn choice(&self, shape: Shape, product: &Product) -> Result<Arc<Choice>> {
-        if let Some(choice) = self.0.products.locked().get(&shape).cloned() {
+    fn choice(&self, shape: Shape, matmul: &Matmul) -> Result<Arc<Choice>> {
+        if let Some(choice) = self.0.matmul_algorithms.locked().get(&shape).cloned() {
             return Ok(choice);
         }
         if self.is_capturing() {
@@ -126,26 +126,26 @@ impl Cuda {
                 "no algorithm has been chosen for it, and none can be timed now: run it once before".to_owned();
             return Err(Error::Cuda { ordinal, call, reason });
         }
-        let choice = self.search(&shape, product)?;
-        Ok(self.0.products.keep(shape, choice))
+        let choice = self.search(&shape, matmul)?;
+        Ok(self.0.matmul_algorithms.keep(shape, choice))
     }
 
-    /// The library refuses empty matrices. A sum of no products is zero.
-    fn multiply_nothing(&self, product: &Product) -> Result<()> {
-        let Product { m, n, batch, c, write_mode, .. } = *product;
+    /// The library refuses empty matrices. A sum over no elements is zero.
+    fn multiply_empty(&self, matmul: &Matmul) -> Result<()> {
+        let Matmul { m, n, batch, c, write_mode, .. } = *matmul;
         let rows = if write_mode == WriteMode::Accumulate || n == 0 { 0 } else { batch * m };
         (0..rows).try_for_each(|row| self.zero(c.skip_rows(row).address, n * c.dtype.size_in_bytes()))
     }
 
     /// Puts `c = scale a b` or `c += scale a b` on the stream.
-    fn launch_product(
+    fn launch_matmul(
         &self,
-        product: &Product,
+        matmul: &Matmul,
         descriptors: &Descriptors,
         algorithm: &Algorithm,
         scale: f32,
     ) -> Result<(), CublasError> {
-        let Product { a, b, c, write_mode, workspace, .. } = product;
+        let Matmul { a, b, c, write_mode, workspace, .. } = matmul;
         let keep = match write_mode {
             WriteMode::Overwrite => 0f32,
             WriteMode::Accumulate => 1f32,
@@ -153,7 +153,7 @@ impl Cuda {
         let pointer = |address: usize| ptr::without_provenance_mut::<c_void>(address);
         let algorithm = sys::cublasLtMatmulAlgo_t { data: *algorithm };
         let Descriptors { operation, left, right, result: output } = descriptors;
-        // SAFETY: `Product::check` found the three matrices inside of their buffers and the workspace as large as the algorithm may
+        // SAFETY: `Matmul::check` found the three matrices inside of their buffers and the workspace as large as the algorithm may
         // need; the operation that asked keeps the buffers alive, and memory is freed in the stream's order. The descriptors say how
         // they lie (`Shape::column_major`) and outlive the call. Scales are read during the call.
         unsafe {

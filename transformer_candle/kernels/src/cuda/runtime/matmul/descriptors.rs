@@ -1,4 +1,4 @@
-//! The library's descriptions of a product, each freed with its owner.
+//! The library's descriptions of a GEMM, each freed with its owner.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -14,12 +14,12 @@ use candle_core::cuda_backend::cudarc::cublaslt::sys::{
 };
 
 use crate::cuda::WORKSPACE_BYTES;
-use crate::cuda::product_choice::Algorithm;
-use crate::cuda::product_shape::{ColumnMajor, ColumnMajorProduct, Shape};
+use crate::cuda::matmul_algorithm::Algorithm;
+use crate::cuda::matmul_shape::{ColumnMajor, ColumnMajorMatmul, Shape};
 
 type Result<T, E = CublasError> = std::result::Result<T, E>;
 
-/// A product without its addresses, as the library wants it told.
+/// A GEMM without its addresses, as the library wants it told.
 pub(super) struct Descriptors {
     pub(super) operation: Operation,
     pub(super) left: Layout,
@@ -38,7 +38,7 @@ unsafe impl Sync for Descriptors {}
 
 impl Descriptors {
     pub(super) fn of(shape: &Shape) -> Result<Self> {
-        let ColumnMajorProduct { left, right, result } = shape.column_major();
+        let ColumnMajorMatmul { left, right, result } = shape.column_major();
         Ok(Self {
             operation: Operation::new(left.transposed, right.transposed)?,
             left: Layout::of(&left)?,
@@ -74,7 +74,7 @@ impl Descriptors {
         Ok(found.filter(|candidate| candidate.state.result().is_ok()).map(|candidate| candidate.algo.data).collect())
     }
 
-    /// The workspace that an algorithm needs for this product, an error if it does not compute it on this GPU.
+    /// The workspace that an algorithm needs for this GEMM, an error if it does not compute it on this GPU.
     pub(super) fn workspace_bytes(&self, library: cublasLtHandle_t, algorithm: &Algorithm) -> Result<usize> {
         let algorithm = cublasLtMatmulAlgo_t { data: *algorithm };
         let mut answer = MaybeUninit::<cublasLtMatmulHeuristicResult_t>::uninit();
@@ -141,16 +141,16 @@ impl Preference {
     /// Which algorithms may be offered. A sum over k that is split among blocks may be put together in F32 in the workspace, in a
     /// step of its own; not in the output in place, whose order is left to counters, nor in the output's type, which would round
     /// partial sums to BF16.
-    fn for_alignments(product: &ColumnMajorProduct) -> Result<Self> {
+    fn for_alignments(matmul: &ColumnMajorMatmul) -> Result<Self> {
         use cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = Self(result::create_matmul_pref()?);
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE_BYTES as u64))?;
         let reductions = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions)?;
-        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &product.left.alignment)?;
-        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &product.right.alignment)?;
-        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &product.result.alignment)?;
-        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &product.result.alignment)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &matmul.left.alignment)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &matmul.right.alignment)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &matmul.result.alignment)?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &matmul.result.alignment)?;
         Ok(preference)
     }
 

@@ -1,33 +1,33 @@
-//! The library's algorithms for a product, timed where it will run.
+//! The library's algorithms for a GEMM, timed where it will run.
 
 use super::super::Cuda;
 use super::super::failure::Context as _;
 use super::Choice;
 use super::descriptors::Descriptors;
-use crate::cuda::Product;
-use crate::cuda::product_choice::Algorithm;
-use crate::cuda::product_shape::Shape;
+use crate::cuda::Matmul;
+use crate::cuda::matmul_algorithm::Algorithm;
+use crate::cuda::matmul_shape::Shape;
 use crate::{Error, Result, WriteMode};
 
 /// Candidates asked for. The library orders them by its own model of the GPU; the best is seldom behind the first dozen.
 const CANDIDATES: usize = 16;
 
 impl Cuda {
-    /// The fastest algorithm for this product, or for few rows the first that the library offers. Overwrites what the product
+    /// The fastest algorithm for this GEMM, or for few rows the first that the library offers. Overwrites what the GEMM
     /// overwrites. What it adds to is left as it is: sums are multiplied by the smallest normal number meanwhile, which no gradient
     /// above 1e-30 shows.
-    pub(super) fn search(&self, shape: &Shape, product: &Product) -> Result<Choice> {
+    pub(super) fn search(&self, shape: &Shape, matmul: &Matmul) -> Result<Choice> {
         let during = |call: &str| format!("{call} for {shape}");
         let descriptors = Descriptors::of(shape).during(self.ordinal(), during("cublasLtMatmulDescCreate"))?;
         let candidates = descriptors
             .candidates(self.library(), shape, CANDIDATES)
             .during(self.ordinal(), during("cublasLtMatmulAlgoGetHeuristic"))?;
-        let scale = match product.write_mode {
+        let scale = match matmul.write_mode {
             WriteMode::Overwrite => 1.0,
             WriteMode::Accumulate => f32::MIN_POSITIVE,
         };
         let run = |candidate: usize| {
-            let launched = self.launch_product(product, &descriptors, &candidates[candidate], scale);
+            let launched = self.launch_matmul(matmul, &descriptors, &candidates[candidate], scale);
             launched.during(self.ordinal(), "cublasLtMatmul while it is timed")
         };
         let is_searched = !shape.is_linear_of_few_rows();

@@ -5,13 +5,13 @@ use std::str::FromStr;
 
 use candle_core::DType;
 
-use super::{Operand, Product};
+use super::{Matmul, Operand};
 use crate::WriteMode;
 
 /// Rows that generation passes through a model together, at most.
 const FEW_ROWS: usize = 128;
 
-/// A product without its addresses. Its text names the choice of an algorithm:
+/// A GEMM without its addresses. Its text names the choice of an algorithm:
 /// `8192x16384x2048 a bf16 2048 @256, b bf16 2048 transposed @256, c bf16 16384 @256`, with `c +=` where the result is added; sizes
 /// are m x n x k, of a batch of 3 `3*m x n x k`, the numbers a matrix's stride in elements and its alignment in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,16 +50,16 @@ pub(crate) struct ColumnMajor {
 
 /// `result = left right`, column-major.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ColumnMajorProduct {
+pub(crate) struct ColumnMajorMatmul {
     pub(crate) left: ColumnMajor,
     pub(crate) right: ColumnMajor,
     pub(crate) result: ColumnMajor,
 }
 
 impl Shape {
-    pub(crate) fn of(product: &Product) -> Self {
-        let &Product { m, n, k, batch, write_mode, .. } = product;
-        let (a, b, c) = ((&product.a).into(), (&product.b).into(), (&product.c).into());
+    pub(crate) fn of(matmul: &Matmul) -> Self {
+        let &Matmul { m, n, k, batch, write_mode, .. } = matmul;
+        let (a, b, c) = ((&matmul.a).into(), (&matmul.b).into(), (&matmul.c).into());
         Self { sizes: [m, n, k], batch, a, b, c, write_mode }
     }
 
@@ -72,9 +72,9 @@ impl Shape {
 
     /// A row-major matrix is the transpose of the column-major one in the same memory, and c^T = b^T a^T: the operands change
     /// places and nothing moves.
-    pub(crate) fn column_major(&self) -> ColumnMajorProduct {
+    pub(crate) fn column_major(&self) -> ColumnMajorMatmul {
         let ([m, n, k], batch) = (self.sizes, self.batch);
-        ColumnMajorProduct {
+        ColumnMajorMatmul {
             left: self.b.column_major(n, k, batch),
             right: self.a.column_major(k, m, batch),
             result: self.c.column_major(n, m, batch),
@@ -90,7 +90,7 @@ impl From<&Operand> for Layout {
 }
 
 impl Layout {
-    /// As the factor [rows, columns] of a column-major product.
+    /// As the factor [rows, columns] of a column-major GEMM.
     fn column_major(&self, rows: usize, columns: usize, batch: usize) -> ColumnMajor {
         let Self { dtype, stride, transposed, alignment } = *self;
         let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
@@ -175,5 +175,5 @@ fn number<T: FromStr>(text: &str) -> Result<T, NoShape> {
 }
 
 #[cfg(test)]
-#[path = "product_shape_tests.rs"]
+#[path = "matmul_shape_tests.rs"]
 mod tests;
