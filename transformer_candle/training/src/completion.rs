@@ -59,7 +59,7 @@ pub fn complete(
 ) -> Result<Completion> {
     let &CompletionRequest { prompt, prompt_tokens, max_tokens, stop_token, settings } = request;
     let started = Instant::now();
-    let mut text = GrowingText::new(tokenizer);
+    let mut text = StreamingDecoder::new(tokenizer);
     let mut unreadable = None;
     let on_token = |token| match text.push(token) {
         Ok(Some(piece)) => on_text(&piece),
@@ -85,50 +85,50 @@ pub fn complete(
 }
 
 /// Text that grows token by token, handed out in whole characters: a token may be part of one.
-struct GrowingText<'a> {
+struct StreamingDecoder<'a> {
     tokenizer: &'a Tokenizer,
     /// The last tokens handed out, then those that are held back.
     tokens: Vec<u32>,
-    handed_out: usize,
+    emitted: usize,
 }
 
 /// Tokens held back at most; more are no unfinished character but bytes that make none.
-const LONGEST_CHARACTER: usize = 8;
+const MAX_PENDING_TOKENS: usize = 8;
 
-impl<'a> GrowingText<'a> {
+impl<'a> StreamingDecoder<'a> {
     fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, tokens: Vec::new(), handed_out: 0 }
+        Self { tokenizer, tokens: Vec::new(), emitted: 0 }
     }
 
     /// What the token adds, if that is whole.
     fn push(&mut self, token: u32) -> Result<Option<String>> {
         self.tokens.push(token);
-        let waiting = self.tokens.len() - self.handed_out;
+        let waiting = self.tokens.len() - self.emitted;
         let whole = self.tokenizer.decode(&self.tokens)?;
-        if whole.ends_with(char::REPLACEMENT_CHARACTER) && waiting < LONGEST_CHARACTER {
+        if whole.ends_with(char::REPLACEMENT_CHARACTER) && waiting < MAX_PENDING_TOKENS {
             return Ok(None);
         }
-        self.hand_out(&whole).map(Some)
+        self.emit(&whole).map(Some)
     }
 
     /// What is held back at the end makes no whole character any more.
     fn finish(mut self) -> Result<Option<String>> {
-        if self.tokens.len() == self.handed_out {
+        if self.tokens.len() == self.emitted {
             return Ok(None);
         }
         let whole = self.tokenizer.decode(&self.tokens)?;
-        self.hand_out(&whole).map(Some)
+        self.emit(&whole).map(Some)
     }
 
     /// Behind the tokens before it, because some tokenizers drop a text's first space.
-    fn hand_out(&mut self, whole: &str) -> Result<String> {
-        let before = self.tokenizer.decode(&self.tokens[..self.handed_out])?;
+    fn emit(&mut self, whole: &str) -> Result<String> {
+        let before = self.tokenizer.decode(&self.tokens[..self.emitted])?;
         let piece = match whole.strip_prefix(&before) {
             Some(piece) => piece.to_owned(),
-            None => self.tokenizer.decode(&self.tokens[self.handed_out..])?,
+            None => self.tokenizer.decode(&self.tokens[self.emitted..])?,
         };
-        self.tokens.drain(..self.handed_out);
-        self.handed_out = self.tokens.len();
+        self.tokens.drain(..self.emitted);
+        self.emitted = self.tokens.len();
         Ok(piece)
     }
 }

@@ -9,11 +9,11 @@ use std::{fmt, io, path::PathBuf};
 use dataset::DataError;
 
 pub use self::{
-    checkpoint::{CheckpointError, Damaged},
+    checkpoint::{CheckpointError, CorruptedCheckpoint},
     exit_code::ExitCode,
-    shortage::{Budget, Fit, Shortage},
+    shortage::{Budget, MemoryRequirement, Shortage},
 };
-use crate::{identity::Change, signal::Signal, units::bytes};
+use crate::{config_fingerprint::Change, signal::Signal, units::bytes};
 
 /// What this crate's functions return.
 pub type Result<T> = std::result::Result<T, TrainerError>;

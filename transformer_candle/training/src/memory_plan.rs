@@ -23,10 +23,10 @@ pub use allocate::allocate;
 pub use budget::{RTX_5090, require_room};
 use cpu_speed::CpuSpeed;
 pub use estimate::Estimate;
-use estimate::Work;
+use estimate::Workload;
 use target::PlanTarget;
 
-pub use crate::error::{Budget, Fit, Shortage};
+pub use crate::error::{Budget, MemoryRequirement, Shortage};
 use crate::{
     checkpoint,
     device::{self, GpuMemory},
@@ -133,7 +133,7 @@ impl MemoryPlan {
         let RunBuffers { plan, optimizer, .. } = RunBuffers::new(config, &shape, settings);
         let data = &config.data;
         let parameters = shape.parameter_count();
-        let work = Work::new(config)?;
+        let work = Workload::new(config)?;
         let categories = plan.by_category();
         let shortage = budget
             .as_ref()

@@ -51,16 +51,16 @@ pub struct Progress {
     /// Steps shown so far.
     steps_seen: u64,
     /// The wait for data that plain lines tell of.
-    waits: WaitNews,
+    waits: WaitMessages,
 }
 
 /// What is worth a line of a wait for data: that it lasts, when its reason changes, and once a minute.
 #[derive(Debug, Default)]
-pub struct WaitNews(Mutex<Option<ToldWait>>);
+pub struct WaitMessages(Mutex<Option<ReportedWait>>);
 
 /// A wait for data as far as it was told.
 #[derive(Debug)]
-struct ToldWait {
+struct ReportedWait {
     began: Instant,
     reason: String,
     told: Instant,
@@ -87,7 +87,7 @@ impl Progress {
             log_interval: LogInterval::new(log_every, total_steps),
             smoothed_step_seconds: None,
             steps_seen: 0,
-            waits: WaitNews::default(),
+            waits: WaitMessages::default(),
         }
     }
 
@@ -193,20 +193,20 @@ impl Progress {
     }
 }
 
-impl WaitNews {
+impl WaitMessages {
     /// The line that is due, if one is, about what is waited for at the moment; it counts as told.
     pub fn line(&self, waiting: Option<&RetryStatus>) -> Option<String> {
         let mut wait = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(waiting) = waiting else {
             return wait.take().map(|told| format!("data again after {}", duration(told.began.elapsed())));
         };
-        let known = |told: &ToldWait| told.reason == waiting.reason && told.told.elapsed() < BETWEEN_LINES;
+        let known = |told: &ReportedWait| told.reason == waiting.reason && told.told.elapsed() < BETWEEN_LINES;
         if waiting.since.elapsed() < WORTH_A_LINE || wait.as_ref().is_some_and(known) {
             return None;
         }
         let told = Instant::now();
         let began = wait.as_ref().map_or(told, |told| told.began);
-        *wait = Some(ToldWait { began, reason: waiting.reason.clone(), told });
+        *wait = Some(ReportedWait { began, reason: waiting.reason.clone(), told });
         Some(waiting.to_string())
     }
 }
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_wait_is_told_when_it_lasts_once_a_minute_and_when_its_reason_changes() {
-        let news = WaitNews::default();
+        let news = WaitMessages::default();
         let is_news = |waiting: &RetryStatus| news.line(Some(waiting)).is_some();
         let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
         let waiting = |since, reason: &str| RetryStatus {

@@ -49,7 +49,7 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     }
     let trainer = start(run, options, stop)?;
     // From here on a signal is answered with a checkpoint.
-    stop.answered_by_saving();
+    stop.mark_saves_on_stop();
     let mut session = Session::new(trainer, options.max_steps, options.progress);
     session.announce();
     let ended = session.train(stop);

@@ -24,7 +24,7 @@ pub struct LearningRate {
 
 impl LearningRate {
     /// The schedule of a run. Without `total_steps` there is no end to fall towards, and the peak is held.
-    pub fn of(config: &RunConfig) -> Self {
+    pub fn new(config: &RunConfig) -> Self {
         let scheduler = &config.scheduler;
         let (strategy, total_steps) = match scheduler.total_steps {
             Some(total) => (scheduler.strategy, total),
@@ -78,7 +78,7 @@ mod tests {
         config.scheduler.warmup_steps = warmup;
         config.scheduler.total_steps = Some(total);
         config.scheduler.min_lr = min;
-        LearningRate::of(&config)
+        LearningRate::new(&config)
     }
 
     /// `tests/oracles/schedule.py` of this crate prints this table with PyTorch's own schedulers.
@@ -117,7 +117,7 @@ mod tests {
         let mut config = RunConfig::default();
         config.scheduler.total_steps = None;
         config.scheduler.total_epochs = Some(2);
-        let rate = LearningRate::of(&config);
+        let rate = LearningRate::new(&config);
         assert_eq!(rate.at(1_000_000_000), config.optimizer.learning_rate);
     }
 

@@ -56,12 +56,12 @@ impl StopSignal {
     }
 
     /// Says that from here on there is something to save when the flag is raised.
-    pub fn answered_by_saving(&self) {
+    pub fn mark_saves_on_stop(&self) {
         self.saves.store(true, Ordering::Relaxed);
     }
 
     /// Whether there is something to save.
-    pub fn is_answered_by_saving(&self) -> bool {
+    pub fn saves_on_stop(&self) -> bool {
         self.saves.load(Ordering::Relaxed)
     }
 
@@ -81,8 +81,8 @@ impl StopSignal {
     ///
     /// # Errors
     /// The system refuses to install a handler.
-    pub fn listen(&self) -> io::Result<Listening> {
-        let mut listening = Listening(Vec::new());
+    pub fn listen(&self) -> io::Result<SignalHandlers> {
+        let mut listening = SignalHandlers(Vec::new());
         let interrupted = Arc::new(AtomicBool::new(false));
         // Order matters: the conditional exit looks at the flag before this very signal raises it.
         listening.0.push(flag::register_conditional_shutdown(
@@ -119,9 +119,9 @@ fn is_ignored(signal: i32) -> bool {
 /// Handlers that live as long as this value.
 #[derive(Debug)]
 #[must_use = "the handlers are removed when this value is dropped"]
-pub struct Listening(Vec<SigId>);
+pub struct SignalHandlers(Vec<SigId>);
 
-impl Drop for Listening {
+impl Drop for SignalHandlers {
     fn drop(&mut self) {
         for id in self.0.drain(..) {
             low_level::unregister(id);

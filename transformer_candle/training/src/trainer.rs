@@ -8,7 +8,8 @@ mod between_steps;
 mod data;
 mod execution;
 mod ledger;
-mod products;
+mod matmul_algorithms;
+
 mod start;
 
 use std::{
@@ -29,10 +30,10 @@ pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},
+    config_fingerprint::ConfigFingerprint,
     divergence_guard::DivergenceGuard,
     engine::{Engine, StepOutcome},
     error::{Result, TrainerError},
-    identity::Identity,
     lock::RunLock,
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
@@ -52,7 +53,7 @@ pub struct Trainer {
     guard: DivergenceGuard,
     data: Data,
     tokenizer_files: TokenizerFiles,
-    identity: Identity,
+    fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
     log_interval: LogInterval,
     ledger: RunLedger,

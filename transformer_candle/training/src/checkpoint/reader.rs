@@ -40,7 +40,7 @@ impl Checkpoint {
     /// Reads the manifest, if there is one.
     ///
     /// # Errors
-    /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Damaged`] if the manifest is not the
+    /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Corrupted`] if the manifest is not the
     /// one that was written.
     pub fn open(directory: &Path) -> Result<Self> {
         exists(directory)?;
@@ -57,17 +57,17 @@ impl Checkpoint {
     /// The manifest.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] where there is none: training cannot be resumed from this directory.
+    /// [`CheckpointError::Corrupted`] where there is none: training cannot be resumed from this directory.
     pub fn manifest(&self) -> Result<&Manifest> {
         self.manifest
             .as_ref()
-            .ok_or_else(|| CheckpointError::damaged(&self.directory, format!("{} is missing", files::MANIFEST)))
+            .ok_or_else(|| CheckpointError::corrupted(&self.directory, format!("{} is missing", files::MANIFEST)))
     }
 
     /// Reads every file to its end, unless `cancel` says to stop.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] names the first file that is not what was written.
+    /// [`CheckpointError::Corrupted`] names the first file that is not what was written.
     pub fn verified(self, cancel: &CancelToken) -> Result<Self> {
         self.manifest()?.verify_files(&self.directory, cancel)?;
         Ok(self)
@@ -88,7 +88,7 @@ impl Checkpoint {
     pub fn model(&self) -> Result<StoredModel> {
         let mut file = self.open_file(files::CONFIG, &CancelToken::new())?;
         let parsed = serde_json::from_reader(&mut file)
-            .map_err(|error| CheckpointError::damaged(&self.directory, format!("{}: {error}", files::CONFIG)));
+            .map_err(|error| CheckpointError::corrupted(&self.directory, format!("{}: {error}", files::CONFIG)));
         let config: Value = verified(file, parsed)?;
         let shape = hugging_face::shape_from_config_json(&config).map_err(|error| of_model(&self.directory, error))?;
         check_size(&self.directory, &shape)?;
@@ -142,7 +142,7 @@ fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
     }
 }
 
-/// A file that is not what was written is damaged, whatever else its content led to.
+/// A file that is not what was written is corrupted, whatever else its content led to.
 fn verified<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
     file.finish()?;
     read

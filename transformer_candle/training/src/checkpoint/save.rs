@@ -40,7 +40,7 @@ pub fn step_name(step: u64) -> String {
 }
 
 /// Saves a checkpoint into the folder of checkpoints and makes it the latest. It is there whole when this returns,
-/// durable, and not at all when this fails; a damaged checkpoint of the same step is replaced.
+/// durable, and not at all when this fails; a corrupted checkpoint of the same step is replaced.
 pub fn save(directory: &Path, contents: &CheckpointContents) -> Result<PathBuf> {
     save_through(directory, contents, &create_file)
 }

@@ -99,7 +99,7 @@ impl Drop for StagingDirectory<'_> {
     }
 }
 
-/// Renames a folder; one that stands there already (a damaged one, or the same step again) is swapped and removed. If that
+/// Renames a folder; one that stands there already (a corrupted one, or the same step again) is swapped and removed. If that
 /// cannot be, it stays under the staging name, of which pruning tells.
 pub(super) fn put_in_place(folder: &Path, place: &Path) -> Result<()> {
     if place.exists() {

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::Output;
 use crate::Result;
-use crate::device::{self, ChosenDevice};
+use crate::device::{self, DeviceSelection};
 use crate::engine::{Engine, model_shape, synthetic};
 use crate::memory_plan::{self, MemoryPlan};
 use crate::stop::StopSignal;
@@ -145,7 +145,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let budget = TimeBudget::new(options.seconds);
     let mut run = RunConfig::load_for_planning(&options.config, &options.overrides)?;
     run.config.runtime.device = options.device.unwrap_or(run.config.runtime.device);
-    let ChosenDevice { device, notes } = device::choose(&mut run)?;
+    let DeviceSelection { device, notes } = device::select_for_training(&mut run)?;
     for note in notes {
         tracing::warn!("{note}");
     }

@@ -16,14 +16,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Runs a command that ends with [`TrainerError::Interrupted`] soon after a signal asks for it. One that has something to
-/// save ([`StopSignal::answered_by_saving`]) takes its time; any other is ended if it does not end by itself.
+/// save ([`StopSignal::mark_saves_on_stop`]) takes its time; any other is ended if it does not end by itself.
 pub(super) fn until_stopped(command: impl FnOnce(&StopSignal) -> Result<u8>) -> Result<u8> {
     let stop = StopSignal::new();
     let listening = stop.listen().map_err(TrainerError::io("listen for", "signals"))?;
     let ended = thread::scope(|scope| {
         let (_until_dropped, running) = mpsc::channel::<()>();
         let watched = stop.clone();
-        scope.spawn(move || end_if_unanswered(&watched, &running));
+        scope.spawn(move || exit_if_unresponsive(&watched, &running));
         command(&stop)
     });
     drop(listening);
@@ -36,13 +36,13 @@ pub(super) fn until_stopped(command: impl FnOnce(&StopSignal) -> Result<u8>) -> 
 }
 
 /// Ends the process where the command does not, until `running` is disconnected.
-fn end_if_unanswered(stop: &StopSignal, running: &Receiver<()>) {
+fn exit_if_unresponsive(stop: &StopSignal, running: &Receiver<()>) {
     while running.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        let Some(signal) = stop.requested().filter(|_| !stop.is_answered_by_saving()) else {
+        let Some(signal) = stop.requested().filter(|_| !stop.saves_on_stop()) else {
             continue;
         };
         let unanswered = running.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout);
-        if unanswered && !stop.is_answered_by_saving() {
+        if unanswered && !stop.saves_on_stop() {
             let error = TrainerError::Interrupted(signal);
             print_error(&error);
             // At once, and not through the cleaning up of libraries whose threads are at work.

@@ -14,8 +14,8 @@ use super::Output;
 use super::model_source::checkpoints_in;
 
 use crate::checkpoint::{self, TrainerState};
+use crate::config_fingerprint;
 use crate::engine::model_shape;
-use crate::identity;
 use crate::stop::StopSignal;
 use crate::trainer::{DataPlan, LEDGER, cursor_of};
 use crate::{Result, TrainerError};
@@ -79,9 +79,9 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     let mut run =
         RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(newest.directory())))?;
     let state = newest.state()?;
-    identity::recall_revisions(&state.identity, &mut run);
+    config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
-    let data = DataPlan::of(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
+    let data = DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
     let DataPlan { mixture, settings, tokenizer } = &data;
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data, &cancel)?;

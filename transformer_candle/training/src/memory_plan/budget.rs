@@ -6,7 +6,7 @@ use kernels::Device;
 use run_config::{ByteSize, RunConfig};
 
 use super::{
-    machine::{Available, available_memory},
+    machine::{AvailableMemory, available_memory},
     target::PlanTarget,
 };
 use crate::{
@@ -117,7 +117,7 @@ impl Budget {
 
     fn of_machine(config: &RunConfig) -> Option<Self> {
         let threads = config.runtime.threads.unwrap_or_else(cores) + config.data.num_workers + OTHER_THREADS;
-        let Available { bytes, origin } = available_memory(threads)?;
+        let AvailableMemory { bytes, origin } = available_memory(threads)?;
         Some(Self::beside_the_data(bytes, origin, dataset::memory_bound(&config.data)))
     }
 
@@ -130,7 +130,7 @@ impl Budget {
 
     /// What a model that is asked something may take on this machine's CPU, where no data are streamed.
     fn of_program() -> Option<Self> {
-        let Available { bytes, origin } = available_memory(cores() + OTHER_THREADS)?;
+        let AvailableMemory { bytes, origin } = available_memory(cores() + OTHER_THREADS)?;
         let origin = format!("{origin}, less what the program needs");
         Some(Self::new(bytes.saturating_sub(PROGRAM_BYTES), origin))
     }

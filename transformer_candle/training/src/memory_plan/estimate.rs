@@ -30,12 +30,12 @@ pub struct Estimate {
 
 /// What a run computes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Work {
+pub(super) struct Workload {
     pub(super) flops_per_token: f64,
     pub(super) total_tokens: Option<u64>,
 }
 
-impl Work {
+impl Workload {
     /// What a run of this config computes.
     pub(super) fn new(config: &RunConfig) -> Result<Self> {
         let flops_per_token = model_shape(config)?.flops_per_token(config.data.sequence_length);

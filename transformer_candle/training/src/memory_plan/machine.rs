@@ -10,7 +10,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// Bytes that can still be allocated, and what bounds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Available {
+pub(super) struct AvailableMemory {
     pub(super) bytes: u64,
     /// Such as `free on this machine`.
     pub(super) origin: &'static str,
@@ -20,7 +20,7 @@ pub(super) struct Available {
 const ADDRESS_SPACE_PER_THREAD: u64 = (64 + 2) << 20;
 
 /// The least of what bounds a process that will start so many threads; none where the system does not tell.
-pub(super) fn available_memory(threads: usize) -> Option<Available> {
+pub(super) fn available_memory(threads: usize) -> Option<AvailableMemory> {
     let [address_space, data] = [Resource::As, Resource::Data].map(|limit| getrlimit(limit).current);
     available_under(Path::new("/"), &limits(address_space, data, threads))
 }
@@ -45,18 +45,18 @@ fn limits(address_space: Option<u64>, data: Option<u64>, threads: usize) -> [Lim
     ]
 }
 
-fn available_under(root: &Path, limits: &[Limit]) -> Option<Available> {
+fn available_under(root: &Path, limits: &[Limit]) -> Option<AvailableMemory> {
     let read = |file| fs::read_to_string(root.join(file)).unwrap_or_default();
     let kibibytes = |text: &str, name| field(text, name).map(|kibibytes| kibibytes * 1024);
     let machine = kibibytes(&read("proc/meminfo"), "MemAvailable:")
-        .map(|bytes| Available { bytes, origin: "free on this machine" });
+        .map(|bytes| AvailableMemory { bytes, origin: "free on this machine" });
     let groups = of_control_groups(root)
         .into_iter()
-        .map(|bytes| Available { bytes, origin: "left of what this process's control group allows" });
+        .map(|bytes| AvailableMemory { bytes, origin: "left of what this process's control group allows" });
     let status = read("proc/self/status");
     let limits = limits.iter().filter_map(|&Limit { bytes, used, reserved, origin }| {
         let used = kibibytes(&status, used).unwrap_or(0);
-        Some(Available { bytes: bytes?.saturating_sub(used).saturating_sub(reserved), origin })
+        Some(AvailableMemory { bytes: bytes?.saturating_sub(used).saturating_sub(reserved), origin })
     });
     machine.into_iter().chain(groups).chain(limits).min_by_key(|available| available.bytes)
 }

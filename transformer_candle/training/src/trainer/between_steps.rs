@@ -7,7 +7,7 @@ use std::{
 
 use model::SamplingSettings;
 
-use super::{Position, Trainer, execution, products};
+use super::{Position, Trainer, execution, matmul_algorithms};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
     completion::{Completion, CompletionRequest, complete, generator},
@@ -130,11 +130,11 @@ impl Trainer {
             tokens: *tokens,
             cursor: serde_json::to_value(cursor).expect("a cursor is plain numbers and text"),
             seed: self.run.config.runtime.seed,
-            identity: self.identity.clone(),
+            fingerprint: self.fingerprint.clone(),
             evaluation_loss: *evaluation_loss,
             best: *best,
             execution: Some(execution::from_plan(&self.plan)),
-            products: products::of(self.engine.device()),
+            matmul_algorithms: matmul_algorithms::capture(self.engine.device()),
             ledger,
         }
     }

@@ -27,7 +27,7 @@ pub(super) struct Data {
 
 impl DataPlan {
     /// Loads the tokenizer and lists the files, unless `cancel` says to stop.
-    pub(crate) fn of(run: &ResolvedRun, vocab_size: usize, hub: &HubSettings, cancel: &CancelToken) -> Result<Self> {
+    pub(crate) fn new(run: &ResolvedRun, vocab_size: usize, hub: &HubSettings, cancel: &CancelToken) -> Result<Self> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
         let tokenizer = Tokenizer::load(path, &run.special_tokens)?;
         if tokenizer.vocab_size() > vocab_size {

@@ -11,16 +11,15 @@ use kernels::Device;
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
 
-use super::{Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, products};
+use super::{Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, matmul_algorithms};
 use crate::{
     atomic_file,
     checkpoint::{self, Checkpoint, TokenizerFiles, TrainerState},
-    device,
+    config_fingerprint, device,
     divergence_guard::DivergenceGuard,
     engine::{Engine, model_shape},
     environment::Environment,
     error::{Result, TrainerError},
-    identity,
     lock::RunLock,
     memory_plan::{self, MemoryPlan},
     metrics::MetricsWriter,
@@ -33,12 +32,12 @@ use crate::{
 };
 
 /// The checkpoint that a run is resumed from.
-struct Resumed {
+struct ResumePoint {
     checkpoint: Checkpoint,
     state: TrainerState,
 }
 
-impl Resumed {
+impl ResumePoint {
     fn directory(&self) -> &Path {
         self.checkpoint.directory()
     }
@@ -72,7 +71,7 @@ impl Trainer {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();
         pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
-        let device::ChosenDevice { device, notes: of_device } = device::choose(&mut run)?;
+        let device::DeviceSelection { device, notes: of_device } = device::select_for_training(&mut run)?;
         let shape = model_shape(&run.config)?;
         if from.is_none() {
             // A new run that does not fit leaves no trace, not even a lock.
@@ -88,15 +87,15 @@ impl Trainer {
         let plan = plan(&mut run, &device, resumed.as_ref(), rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         if let Some(state) = state {
-            identity::recall_revisions(&state.identity, &mut run);
+            config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
         }
-        let data = DataPlan::of(&run, shape.vocab_size, hub, &cancel)?;
+        let data = DataPlan::new(&run, shape.vocab_size, hub, &cancel)?;
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
         let sources = data.mixture.describe();
-        identity::pin_revisions(&mut run, &sources);
-        let identity = identity::of(&run, data.tokenizer.content_hash(), &sources);
+        config_fingerprint::pin_revisions(&mut run, &sources);
+        let fingerprint = config_fingerprint::compute(&run, data.tokenizer.content_hash(), &sources);
         if let Some(resumed) = &resumed {
-            let changes = identity::changes(&resumed.state.identity, &identity);
+            let changes = config_fingerprint::changes(&resumed.state.fingerprint, &fingerprint);
             if !changes.is_empty() {
                 return Err(TrainerError::ChangedOnResume { checkpoint: resumed.directory().to_owned(), changes });
             }
@@ -108,7 +107,7 @@ impl Trainer {
         fill(&mut engine, &shape, run.config.runtime.seed, resumed.as_ref(), &cancel)?;
         stop.check()?;
         if let Some(state) = state {
-            notes.extend(products::recall(&device, state.products.as_ref())?);
+            notes.extend(matmul_algorithms::restore(&device, state.matmul_algorithms.as_ref())?);
         }
         engine.warm_up()?;
         let cursor = data.stream.cursor();
@@ -123,7 +122,7 @@ impl Trainer {
             ledger,
             metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
             log_interval: LogInterval::new(run.config.runtime.log_every_n_steps, run.config.scheduler.total_steps),
-            schedule: LearningRate::of(&run.config),
+            schedule: LearningRate::new(&run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
             run,
             plan,
@@ -131,7 +130,7 @@ impl Trainer {
             engine,
             data,
             tokenizer_files,
-            identity,
+            fingerprint,
             notes,
             news: Vec::new(),
             told: HashSet::new(),
@@ -152,14 +151,14 @@ fn fill(
     engine: &mut Engine,
     shape: &ModelShape,
     seed: u64,
-    resumed: Option<&Resumed>,
+    resumed: Option<&ResumePoint>,
     cancel: &CancelToken,
 ) -> Result<()> {
     let pool = engine.pool();
     let Engine { decoder, optimizer, .. } = engine;
     pool.install(|| match resumed {
         None => Ok(initialization::fill(shape, seed, decoder.weights_mut(), optimizer.low_bits_mut())?),
-        Some(Resumed { checkpoint, .. }) => {
+        Some(ResumePoint { checkpoint, .. }) => {
             checkpoint.weights(shape, decoder.weights_mut(), cancel)?;
             Ok(checkpoint.optimizer(shape, optimizer.state_mut(), cancel)?)
         }
@@ -170,7 +169,7 @@ fn fill(
 fn plan(
     run: &mut ResolvedRun,
     device: &Device,
-    resumed: Option<&Resumed>,
+    resumed: Option<&ResumePoint>,
     rebatch: bool,
     notes: &mut Vec<String>,
 ) -> Result<MemoryPlan> {
@@ -202,7 +201,7 @@ fn choose(
     from: Option<&ResumeFrom>,
     notes: &mut Vec<String>,
     cancel: &CancelToken,
-) -> Result<Option<Resumed>> {
+) -> Result<Option<ResumePoint>> {
     let directory = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(&run.run_directory);
     let existing = checkpoint::list(directory)?;
     let checkpoint = match (from, existing.last()) {
@@ -221,8 +220,8 @@ fn choose(
         }
         (Some(ResumeFrom::Latest), Some(_)) => {
             let found = checkpoint::newest_intact(directory, cancel)?;
-            notes.extend(found.damaged.iter().map(|damaged| {
-                format!("checkpoint {} is damaged and was passed over: {}", damaged.name, damaged.reason)
+            notes.extend(found.corrupted.iter().map(|corrupted| {
+                format!("checkpoint {} is corrupted and was passed over: {}", corrupted.name, corrupted.reason)
             }));
             found.checkpoint
         }
@@ -230,7 +229,7 @@ fn choose(
     };
     let state = checkpoint.state()?;
     notes.push(format!("resuming at step {} from {}", state.step, checkpoint.directory().display()));
-    Ok(Some(Resumed { checkpoint, state }))
+    Ok(Some(ResumePoint { checkpoint, state }))
 }
 
 fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
@@ -245,7 +244,7 @@ fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
 }
 
 /// A checkpoint of another folder is no checkpoint of this run.
-fn saved(run: &ResolvedRun, resumed: Option<&Resumed>) -> Option<PathBuf> {
+fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
     let directory = resumed?.directory().canonicalize().ok()?;
     let path = run.config.runtime.checkpoint.directory.as_deref()?.join(directory.file_name()?);
     (path.canonicalize().ok()? == directory).then_some(path)

@@ -157,8 +157,8 @@ fn a_writer_killed_at_any_instant_leaves_a_sound_checkpoint_and_loses_none() {
         thread::sleep(Duration::from_micros(700 * round));
         writer.kill().unwrap();
         writer.wait().unwrap();
-        let (path, damaged) = newest(folder.path());
-        assert!(damaged.is_empty(), "{damaged:?}");
+        let (path, corrupted) = newest(folder.path());
+        assert!(corrupted.is_empty(), "{corrupted:?}");
         let step = load_state(&path).unwrap().step;
         assert!(step > newest_step, "step {newest_step} was there before, {step} is left");
         let mut read = Tiny::zeros(Precision::Fp32);

@@ -55,13 +55,13 @@ fn a_pointer_that_is_torn_or_points_nowhere_counts_for_nothing() {
 }
 
 #[test]
-fn the_newest_intact_one_is_taken_and_the_damaged_ones_are_named() {
+fn the_newest_intact_one_is_taken_and_the_corrupted_ones_are_named() {
     let folder = saved(&[5, 10, 15]);
     damage(&path(&folder, 15).join("optimizer.safetensors"));
     fs::remove_file(path(&folder, 10).join("MANIFEST.json")).unwrap();
-    let (chosen, damaged) = newest(folder.path());
+    let (chosen, corrupted) = newest(folder.path());
     assert_eq!(chosen, path(&folder, 5));
-    let named: Vec<_> = damaged.iter().map(|damaged| damaged.name.as_str()).collect();
+    let named: Vec<_> = corrupted.iter().map(|corrupted| corrupted.name.as_str()).collect();
     assert_eq!(named, ["step-00000015", "step-00000010"]);
     damage(&path(&folder, 5).join("tokenizer.json"));
     let error = newest_intact(folder.path(), &CancelToken::new()).unwrap_err();
@@ -76,9 +76,9 @@ fn an_empty_folder_is_passed_over() {
     let folder = saved(&[5]);
     fs::create_dir(path(&folder, 10)).unwrap();
     fs::write(folder.path().join("latest"), "step-00000010").unwrap();
-    let (chosen, damaged) = newest(folder.path());
+    let (chosen, corrupted) = newest(folder.path());
     assert_eq!(chosen, path(&folder, 5));
-    assert_eq!(damaged[0].name, "step-00000010");
+    assert_eq!(corrupted[0].name, "step-00000010");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn the_best_can_live_in_a_folder_of_their_own() {
 }
 
 #[test]
-fn saving_a_step_again_replaces_a_damaged_one() {
+fn saving_a_step_again_replaces_a_corrupted_one() {
     let folder = saved(&[5]);
     damage(&path(&folder, 5).join("model.safetensors"));
     Tiny::at(Precision::Fp32, 5).save(folder.path(), &state_at(5));
@@ -165,8 +165,8 @@ fn what_is_no_file_is_damage() {
         let file = path(&folder, 10).join(name);
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
-        let (chosen, damaged) = newest(folder.path());
+        let (chosen, corrupted) = newest(folder.path());
         assert_eq!(chosen, path(&folder, 5));
-        assert_eq!(damaged[0].reason, format!("{name} cannot be read: it is a device, not a regular file"));
+        assert_eq!(corrupted[0].reason, format!("{name} cannot be read: it is a device, not a regular file"));
     }
 }

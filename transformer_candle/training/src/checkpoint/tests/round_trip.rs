@@ -83,8 +83,8 @@ fn the_state_is_text_that_people_can_read() {
 fn how_a_gpu_multiplied_comes_back_and_a_state_from_before_it_was_kept_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let choices = BTreeMap::from([("4096 x 2048 x 2048 bf16".to_owned(), "13:2:0".to_owned())]);
-    let products = Some(Products { fingerprint: "NVIDIA GeForce RTX 5090".to_owned(), choices });
-    let state = TrainerState { products, ..state_at(3) };
+    let matmul_algorithms = Some(MatmulAlgorithms { fingerprint: "NVIDIA GeForce RTX 5090".to_owned(), choices });
+    let state = TrainerState { matmul_algorithms, ..state_at(3) };
     let checkpoint = Tiny::at(Precision::Fp32, 3).save(folder.path(), &state);
     assert_eq!(load_state(&checkpoint).unwrap(), state);
 
@@ -185,5 +185,5 @@ fn a_model_from_elsewhere_needs_no_manifest() {
     let model = Checkpoint::open(&checkpoint).unwrap();
     model.weights(&model.model().unwrap().shape, &mut tiny.weights, &CancelToken::new()).unwrap();
     assert!(tiny.weights.read_f32().unwrap().iter().any(|weight| *weight != 0.0));
-    assert!(verify(&checkpoint, &CancelToken::new()).is_err(), "as a checkpoint to go on from it is damaged");
+    assert!(verify(&checkpoint, &CancelToken::new()).is_err(), "as a checkpoint to go on from it is corrupted");
 }
