@@ -90,7 +90,7 @@ fn evaluate_finds_the_loss_that_the_run_found() {
     }
     let text = ["--input", "text.jsonl", "--max-sequences", "8"];
     let on_text = succeeds(&workshop, &[["evaluate", "--experiment", "run"].as_slice(), &text].concat());
-    assert!(on_text.starts_with("loss ") && on_text.contains("bits a byte"), "{on_text}");
+    assert!(on_text.starts_with("loss ") && on_text.contains("bits per byte"), "{on_text}");
 }
 
 #[test]

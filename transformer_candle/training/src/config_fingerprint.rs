@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_differs_or_is_there_only_once_is_a_change() {
+    fn different_and_missing_keys_are_changes() {
         let fingerprint = |values: &[(&str, u64)]| -> ConfigFingerprint {
             values.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect()
         };
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn another_optimizer_is_a_change_and_older_checkpoints_have_adamw() {
+    fn the_optimizer_defaults_to_adamw_in_old_checkpoints() {
         let with = |algorithm: &str| ConfigFingerprint::from([(ALGORITHM.to_owned(), json!(algorithm))]);
         assert_eq!(changes(&ConfigFingerprint::new(), &with("adamw")), []);
         let told: Vec<String> = changes(&with("muon"), &with("adamw")).iter().map(ToString::to_string).collect();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_from_before_there_was_a_choice_are_of_concatenated_documents() {
+    fn packing_defaults_to_concat_in_old_checkpoints() {
         let now = |packing: Packing| ConfigFingerprint::from([(PACKING.to_owned(), json!(packing))]);
         assert_eq!(changes(&ConfigFingerprint::new(), &now(Packing::Concat)), []);
         let told: Vec<String> =

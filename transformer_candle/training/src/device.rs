@@ -248,14 +248,14 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_the_first_gpu_and_without_one_the_cpu() {
+    fn auto_selects_the_first_gpu_or_the_cpu() {
         assert_eq!(decided(&machine(&["RTX 5090", "RTX 3060"]), Auto, None), (Cuda(0), None));
         assert_eq!(decided(&machine(&[]), Auto, None), (Cpu, None));
         assert_eq!(decided(&without(false), Auto, None), (Cpu, None), "an ordinary machine needs no note");
     }
 
     #[test]
-    fn a_gpu_that_is_there_and_not_taken_is_explained() {
+    fn an_unused_gpu_is_explained() {
         let (device, note) = decided(&without(true), Auto, None);
         assert_eq!((device, note.unwrap().ends_with(MISSING)), (Cpu, true));
         let (device, note) = decided(&machine(&["RTX 5090"]), Auto, Some("takes heads of 32 to 128"));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_named_is_taken_or_refused_with_the_reason() {
+    fn a_requested_gpu_is_used_or_refused() {
         let two = machine(&["RTX 5090", "RTX 3060"]);
         assert_eq!(decided(&two, Cuda(1), None), (Cuda(1), None));
         assert!(
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cpu_is_never_explained() {
+    fn a_requested_cpu_needs_no_note() {
         assert_eq!(decided(&machine(&["RTX 5090"]), Cpu, Some("takes nothing")), (Cpu, None));
         assert_eq!(decided(&AvailableGpus::for_request(Cpu), Cpu, None), (Cpu, None));
     }

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn skipped_steps_in_a_row_stop_a_run_and_single_ones_do_not() {
+    fn consecutive_skipped_steps_stop_a_run() {
         let mut guard = guard();
         for _ in 0..10 {
             assert_eq!(guard.observe(f32::NAN, false), None);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_loss_far_above_the_lowest_stops_a_run_and_a_spike_does_not() {
+    fn a_sustained_rise_stops_a_run_and_a_spike_does_not() {
         let mut guard = guard();
         for loss in [9.0, 5.0, 3.0, 3.0, 3.0, 6.0, 3.0, 3.0, 3.0, 3.0, 3.0, 4.9] {
             assert_eq!(guard.observe(loss, true), None);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_bound_any_finite_loss_passes() {
+    fn without_max_loss_increase_finite_losses_pass() {
         let config = DivergenceGuardConfig { max_skipped_steps: 1, max_loss_increase: None, window_steps: 1 };
         let mut guard = DivergenceGuard::new(&config);
         assert!([1.0, 1e6, 1e30].into_iter().all(|loss| guard.observe(loss, true).is_none()));

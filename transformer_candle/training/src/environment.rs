@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_tells_the_program_the_machine_and_the_threads() {
+    fn the_file_records_program_device_and_threads() {
         let run = tempfile::tempdir().unwrap();
         Environment::capture(3).on(&Device::Cpu).save(run.path()).unwrap();
         let text = fs::read_to_string(run.path().join(FILE_NAME)).unwrap();

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_says_what_where_and_the_way_out() {
+    fn errors_say_what_where_and_the_way_out() {
         let change = |key: &str, was, is| Change { key: key.to_owned(), was, is };
         let changed = TrainerError::ChangedOnResume {
             checkpoint: "/runs/e/checkpoints/step-00000005".into(),

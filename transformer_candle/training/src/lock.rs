@@ -142,7 +142,7 @@ fn refusal(mut lock: RunLock, run_directory: &Path) -> TrainerError {
     let mut text = String::new();
     let owner = lock.file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok());
     // The owner signs right after it has locked: between the two there is nothing to read.
-    let Owner { pid, host } = owner.unwrap_or(Owner { pid: 0, host: "a host that has not said its name yet".into() });
+    let Owner { pid, host } = owner.unwrap_or(Owner { pid: 0, host: "an unknown host".into() });
     TrainerError::Locked { directory: run_directory.into(), pid, host }
 }
 
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unused_directory_goes_with_the_lock_that_created_it() {
+    fn an_unused_run_directory_is_removed_with_its_lock() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         drop(RunLock::acquire(&run).unwrap());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_come_and_go_hold_the_lock_one_at_a_time() {
+    fn concurrent_commands_hold_the_lock_one_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         let holders = std::sync::atomic::AtomicUsize::new(0);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_trainer_left_behind_does_not_lock() {
+    fn the_lock_file_of_a_killed_trainer_does_not_lock() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(FILE_NAME), r#"{"pid": 1, "host": "elsewhere"}"#).unwrap();
         RunLock::acquire(folder.path()).unwrap();

@@ -151,7 +151,7 @@ impl Progress {
             format!("held-out loss {:.4}", report.loss),
             format!("perplexity {:.2}", report.perplexity),
         ];
-        parts.extend(report.bits_per_byte.map(|bits| format!("{bits:.3} bits a byte")));
+        parts.extend(report.bits_per_byte.map(|bits| format!("{bits:.3} bits per byte")));
         self.say(&parts.join("  "));
     }
 
@@ -198,7 +198,7 @@ impl WaitMessages {
     pub fn line(&self, waiting: Option<&RetryStatus>) -> Option<String> {
         let mut wait = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(waiting) = waiting else {
-            return wait.take().map(|told| format!("data again after {}", duration(told.began.elapsed())));
+            return wait.take().map(|told| format!("data resumed after {}", duration(told.began.elapsed())));
         };
         let known = |told: &ReportedWait| told.reason == waiting.reason && told.told.elapsed() < BETWEEN_LINES;
         if waiting.since.elapsed() < WORTH_A_LINE || wait.as_ref().is_some_and(known) {
@@ -239,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_step_loss_speed_and_the_time_left() {
+    fn a_line_shows_step_loss_speed_and_eta() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
         progress.step(&report(1900));
         assert_eq!(progress.line(&report(1900)), "step 1,900/2,000  loss 3.4568  12,345 tokens/s  ETA 3m 20s");
     }
 
     #[test]
-    fn the_slow_first_step_does_not_count() {
+    fn the_eta_ignores_the_slow_first_step() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
         progress.step(&StepReport { step_seconds: 100.0, ..report(1) });
         progress.step(&report(2));
@@ -255,21 +255,21 @@ mod tests {
     }
 
     #[test]
-    fn without_a_last_step_there_is_no_time_left() {
+    fn without_total_steps_there_is_no_eta() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, None, 10);
         progress.step(&report(7));
         assert!(!progress.line(&report(7)).contains("ETA"));
     }
 
     #[test]
-    fn plain_lines_come_at_the_first_every_nth_and_the_last_step() {
+    fn plain_lines_show_first_every_nth_and_last_step() {
         let progress = Progress::new(ProgressMode::Plain, 0, Some(25), 10);
         let shown: Vec<u64> = (1..=25).filter(|step| progress.log_interval.includes(*step)).collect();
         assert_eq!(shown, [1, 10, 20, 25]);
     }
 
     #[test]
-    fn a_wait_is_told_when_it_lasts_once_a_minute_and_when_its_reason_changes() {
+    fn a_wait_is_reported_once_a_minute_or_on_a_new_reason() {
         let news = WaitMessages::default();
         let is_news = |waiting: &RetryStatus| news.line(Some(waiting)).is_some();
         let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
@@ -285,7 +285,7 @@ mod tests {
         assert!(is_news(&waiting(3, "it answered 503")));
         news.0.lock().unwrap().as_mut().unwrap().told = ago(61);
         assert!(is_news(&waiting(70, "it answered 503")));
-        assert_eq!(news.line(None).unwrap(), "data again after 0s");
+        assert_eq!(news.line(None).unwrap(), "data resumed after 0s");
         assert_eq!(news.line(None), None);
         assert!(is_news(&waiting(2, "it answered 503")), "another wait");
     }

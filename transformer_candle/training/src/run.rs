@@ -100,7 +100,7 @@ impl Session {
         let device = self.trainer.device();
         let gpu = device.as_cuda().map_or_else(String::new, |gpu| format!(" ({})", gpu.name()));
         self.progress.say(&format!(
-            "training {} parameters on {device}{gpu} with {} threads; {} of buffers; {} tokens a step",
+            "training {} parameters on {device}{gpu} with {} threads; {} of buffers; {} tokens per step",
             grouped(plan.parameters),
             self.trainer.threads(),
             bytes(plan.bytes),
@@ -153,7 +153,7 @@ impl Session {
                 let step = grouped(self.trainer.steps_done());
                 let data = self.component_name(component).unwrap_or("the training text".to_owned());
                 let epoch = done + 1;
-                self.progress.say(&format!("step {step}: {data} ends here and begins again (epoch {epoch})"));
+                self.progress.say(&format!("step {step}: {data} is exhausted; starting epoch {epoch}"));
                 self.next_noted_epochs[component] = (done + 1).next_power_of_two();
             }
         }
@@ -163,7 +163,7 @@ impl Session {
         for (component, skipped) in self.trainer.skipped_rows().into_iter().enumerate() {
             if skipped.total() > 0 {
                 let of = self.component_name(component).map_or_else(String::new, |name| format!(" of {name}"));
-                self.progress.say(&format!("rows{of} left out of training: {skipped}"));
+                self.progress.say(&format!("rows{of} skipped: {skipped}"));
             }
         }
     }
@@ -200,7 +200,7 @@ impl Session {
         if self.trainer.steps_done() > 0
             && let Err(second) = self.save()
         {
-            self.progress.say(&format!("the weights could not be saved either: {second}"));
+            self.progress.say(&format!("saving a checkpoint failed as well: {second}"));
         }
         error
     }

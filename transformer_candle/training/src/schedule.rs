@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_comes_at_the_warm_ups_end_and_the_minimum_at_the_last_step() {
+    fn the_rate_peaks_after_warm_up_and_ends_at_min_lr() {
         let rate = schedule(ScheduleStrategy::Cosine, 10, 100, 1e-3, 1e-4);
         assert_eq!((rate.at(1), rate.at(5), rate.at(10)), (1e-4, 5e-4, 1e-3));
         assert!((rate.at(55) - 5.5e-4).abs() < 1e-18 && (rate.at(100) - 1e-4).abs() < 1e-18);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_last_step_the_peak_is_held() {
+    fn without_total_steps_the_peak_is_held() {
         let mut config = RunConfig::default();
         config.scheduler.total_steps = None;
         config.scheduler.total_epochs = Some(2);
@@ -123,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rate_never_leaves_its_bounds_and_turns_only_once(
+        fn the_rate_stays_in_bounds_and_turns_once(
             strategy in 0usize..4, warmup in 0u64..50, after in 1u64..200, min in 0.0f64..1.0,
         ) {
             let rate = schedule(STRATEGIES[strategy], warmup, warmup + after, 1.0, min);

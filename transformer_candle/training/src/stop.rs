@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_seen_by_every_clone() {
+    fn every_clone_sees_a_request() {
         let stop = StopSignal::new();
         let seen_by_loop = stop.clone();
         assert_eq!(seen_by_loop.requested(), None);
@@ -143,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_are_the_shells() {
+    fn exit_codes_follow_the_shell() {
         let codes = [Signal::Interrupt, Signal::Terminate, Signal::HangUp].map(Signal::exit_code);
         assert_eq!(codes, [130, 143, 143], "a closed terminal counts as SIGTERM");
     }
 
     #[test]
-    fn a_real_signal_raises_the_flag_and_the_process_lives() {
+    fn a_signal_sets_the_flag() {
         let stop = StopSignal::new();
         let listening = stop.listen().unwrap();
         low_level::raise(SIGTERM).unwrap();

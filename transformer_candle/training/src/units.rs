@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_told_in_their_two_largest_units() {
+    fn durations_show_their_two_largest_units() {
         let told = |seconds| duration(Duration::from_secs(seconds));
         assert_eq!(
             [told(8), told(200), told(7260), told(1_321_200), told(1 << 32)],

@@ -294,12 +294,12 @@ mod tests {
     }
 
     #[test]
-    fn short_steps_are_measured_oftener() {
+    fn short_steps_are_measured_more_often() {
         assert_eq!([1e-4, 0.012, 0.3, 600.0].map(steps_to_measure), [50, 41, 2, 2]);
     }
 
     #[test]
-    fn the_parts_and_the_rest_add_up_to_the_step() {
+    fn parts_and_other_add_up_to_the_step() {
         let times = BTreeMap::from([
             ("linear::forward", Duration::from_millis(40)),
             ("linear::backward_input", Duration::from_millis(20)),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_allows_the_steps_that_end_in_it() {
+    fn a_time_budget_limits_the_steps() {
         assert_eq!(TimeBudget::new(None).steps(1e9), u32::MAX);
         let budget = TimeBudget::new(Some(1000));
         assert_eq!([2000.0, 300.0, 99.0].map(|seconds| budget.steps(seconds)), [0, 3, 10]);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn without_steps_for_the_parts_the_step_alone_is_told() {
+    fn without_part_timings_only_the_step_is_reported() {
         assert_eq!(milliseconds(0.05, None), BTreeMap::from([("step", 50.0)]));
     }
 }

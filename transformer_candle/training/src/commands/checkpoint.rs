@@ -91,7 +91,7 @@ fn verify(checkpoints: &[CheckpointEntry], output: &mut dyn Output, stop: &StopS
     let mut code = 0;
     for CheckpointEntry { path, .. } in checkpoints {
         match verified_files(path, stop) {
-            Ok(files) => output.print(&format!("{}  sound, {files} files\n", path.display()))?,
+            Ok(files) => output.print(&format!("{}  intact, {files} files\n", path.display()))?,
             Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted.into()),
             Err(error) => {
                 print_error(&error);

@@ -113,7 +113,7 @@ pub(super) fn main(options: &EvaluateOptions, output: &mut dyn Output, stop: &St
         return Ok(0);
     }
     let EvaluationReport { loss, perplexity, bits_per_byte, tokens, components, .. } = report;
-    let bits = bits_per_byte.map_or_else(String::new, |bits| format!("  {bits:.3} bits a byte"));
+    let bits = bits_per_byte.map_or_else(String::new, |bits| format!("  {bits:.3} bits per byte"));
     output.print(&format!("loss {loss:.4}  perplexity {perplexity:.2}{bits}  ({tokens} tokens)\n"))?;
     for ComponentEvaluation { name, share, loss, tokens, .. } in components {
         output.print(&format!("  {:.1}% {name}: loss {loss:.4}  ({tokens} tokens)\n", 100.0 * share))?;

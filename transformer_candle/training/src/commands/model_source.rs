@@ -24,7 +24,7 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// The model's directory, unless `cancel` says to stop. CorruptedCheckpoint checkpoints that were passed over are warned about.
+    /// The model's directory, unless `cancel` says to stop. Warns of corrupted checkpoints that it skips.
     pub fn directory(&self, cancel: &CancelToken) -> Result<PathBuf> {
         let folder = self.folder()?;
         if folder.join("config.json").exists() || folder.join(checkpoint::MANIFEST_FILE_NAME).exists() {
@@ -32,7 +32,7 @@ impl ModelSource {
         }
         let newest = checkpoint::newest_intact(&checkpoints_in(&folder), cancel)?;
         for corrupted in &newest.corrupted {
-            tracing::warn!("checkpoint {} is corrupted ({}) and passed over", corrupted.name, corrupted.reason);
+            tracing::warn!("checkpoint {} is corrupted and was skipped: {}", corrupted.name, corrupted.reason);
         }
         Ok(newest.checkpoint.directory().to_owned())
     }

@@ -90,7 +90,7 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     for &step in &options.replay {
         if !(first..=state.step).contains(&step) {
             let (ledger, last) = (path.display(), state.step);
-            let message = format!("step {step} cannot be made again: {ledger} has the steps {first} to {last}");
+            let message = format!("step {step} cannot be replayed: {ledger} has steps {first} to {last}");
             return Err(TrainerError::Request(message));
         }
         replay(&path, &head, step, mixture, settings, tokenizer)?;
@@ -137,7 +137,7 @@ impl fmt::Display for DataReport {
             }
         }
         for step in &self.replayed {
-            writeln!(f, "step {step}: its batch was made again, equal")?;
+            writeln!(f, "step {step}: its batch was rebuilt and is identical")?;
         }
         self.problems.iter().try_for_each(|problem| writeln!(f, "problem: {problem}"))
     }

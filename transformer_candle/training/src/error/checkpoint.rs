@@ -29,7 +29,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// There are checkpoints, none of them intact.
-    #[error("no sound checkpoint is left in {directory}:{}", listed(corrupted))]
+    #[error("no intact checkpoint is left in {directory}:{}", listed(corrupted))]
     NoneIntact {
         /// The folder of checkpoints.
         directory: PathBuf,

@@ -79,12 +79,12 @@ impl fmt::Display for Shortage {
             let (needed, without) = (bytes(needed), bytes(without));
             return write!(
                 f,
-                "the data stream of this run does not fit: it needs {needed} of the {without} that are free on this machine, \
+                "the data stream of this run does not fit: it needs {needed} of the {without} free on this machine, \
                  and the model's buffers {}. Lower data.num_workers or data.shuffle_buffer_size",
                 bytes(self.asked.bytes)
             );
         }
-        write!(f, "this run does not fit: {} is more than the {} there are. ", self.asked, self.budget)?;
+        write!(f, "this run does not fit: {} exceeds the available {}. ", self.asked, self.budget)?;
         if self.fits.is_empty() {
             return write!(
                 f,

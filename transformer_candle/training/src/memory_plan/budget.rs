@@ -88,7 +88,7 @@ impl Budget {
         let &GpuMemory { ref name, total, free, .. } = gpu;
         let whole = Self::less_context(ByteSize(total), &format!("{name} with {}", bytes(total)));
         let free = free.map(|free| {
-            let origin = format!("{name} with {} free of {}, less a margin", bytes(free), bytes(total));
+            let origin = format!("{name} with {} free of {}, less a safety margin", bytes(free), bytes(total));
             Self::new(free.saturating_sub(GPU_MARGIN_BYTES), origin)
         });
         [whole].into_iter().chain(free).collect()
@@ -102,13 +102,13 @@ impl Budget {
     fn left_of_limit(limit: ByteSize, gpu: &GpuMemory) -> Self {
         let taken = gpu.free.map_or(0, |free| gpu.total.saturating_sub(free));
         let bytes = limit.bytes().saturating_sub(taken);
-        Self::new(bytes, format!("runtime.memory_limit: {limit}, less what is taken of {} already", gpu.name))
+        Self::new(bytes, format!("runtime.memory_limit: {limit}, less what is in use on {}", gpu.name))
     }
 
     fn less_context(memory: ByteSize, origin: &str) -> Self {
         let usable = (memory.bytes() as f64 * USABLE_SHARE_OF_GPU) as u64;
         let bytes = usable.saturating_sub(CUDA_CONTEXT_BYTES);
-        Self::new(bytes, format!("{origin}, less what the driver and its libraries take"))
+        Self::new(bytes, format!("{origin}, less driver and CUDA context"))
     }
 
     fn of_limit(limit: ByteSize) -> Self {
@@ -124,14 +124,14 @@ impl Budget {
     /// What a data stream that needs `needed` bytes leaves of what is free.
     pub(crate) fn beside_the_data(free: u64, origin: &str, needed: u64) -> Self {
         let without = free.saturating_sub(HOST_BASE_BYTES);
-        let origin = format!("{origin}, less what the data stream needs");
+        let origin = format!("{origin}, less the data stream");
         Self { bytes: without.saturating_sub(needed), origin, data_stream: Some((needed, without)) }
     }
 
     /// What a model that is asked something may take on this machine's CPU, where no data are streamed.
     fn of_program() -> Option<Self> {
         let AvailableMemory { bytes, origin } = available_memory(cores() + OTHER_THREADS)?;
-        let origin = format!("{origin}, less what the program needs");
+        let origin = format!("{origin}, less the program");
         Some(Self::new(bytes.saturating_sub(PROGRAM_BYTES), origin))
     }
 }

@@ -52,7 +52,7 @@ impl Workload {
 
     pub(super) fn on_cpu(self, CpuSpeed { threads, flops }: CpuSpeed) -> Estimate {
         let (percent, gigaflops) = (100.0 * CPU_SHARE, flops / 1e9);
-        let products = format!("the {gigaflops:.0} GFLOP/s that its matrix products reach now");
+        let products = format!("the {gigaflops:.0} GFLOP/s measured for matmul on this machine");
         let plural = if threads == 1 { "" } else { "s" };
         self.at(flops * CPU_SHARE, format!("on {threads} CPU thread{plural}, assuming {percent:.0} % of {products}"))
     }

@@ -127,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_tells_its_memory() {
+    fn this_machine_reports_its_memory() {
         assert!(available_memory(1).unwrap().bytes > 1 << 20);
     }
 
     #[test]
-    fn a_container_allows_less_than_the_machine_has() {
+    fn a_container_limit_bounds_free_memory() {
         let root = machine(&[
             ("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n"),
             ("proc/self/cgroup", "0::/jobs/mine\n"),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_version_of_control_groups_is_read_as_well() {
+    fn cgroup_v1_limits_are_read() {
         let root = machine(&[
             ("proc/meminfo", "MemAvailable: 8000 kB\n"),
             ("proc/self/cgroup", "7:cpu:/\n6:memory:/box\n"),
@@ -157,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn without_groups_it_is_what_the_kernel_says_and_else_unknown() {
+    fn without_cgroups_meminfo_is_used() {
         let root = machine(&[("proc/meminfo", "MemAvailable: 8 kB\n")]);
         assert_eq!(bytes_under(root.path()), Some(8192));
         assert_eq!(bytes_under(&root.path().join("nowhere")), None);
     }
 
     #[test]
-    fn the_least_of_machine_and_limits_is_named() {
+    fn the_tightest_limit_is_named() {
         let root = machine(&[
             ("proc/meminfo", "MemAvailable: 8 kB\n"),
             ("proc/self/status", "VmPeak: 9 kB\nVmSize: 4 kB\nVmData: 1 kB\n"),

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_have_the_contract_s_keys() {
+    fn lines_have_the_documented_keys() {
         let run = tempfile::tempdir().unwrap();
         let mut metrics = open(run.path(), None);
         metrics.record(&step(1).record());

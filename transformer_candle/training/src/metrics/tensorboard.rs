@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_that_two_files_hold_are_kept_once_and_torn_records_are_dropped() {
+    fn duplicate_and_truncated_events_are_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let mut events = EventFile::open(folder.path(), "demo", None).unwrap();
         for step in 1..=5 {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_writers_of_this_run_left_is_removed() {
+    fn files_of_killed_writers_of_this_run_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let left = [".rewound.tmp-42", ".events.out.tfevents.0000000001.host.42.0.demo.tmp-42"];
         let of_others = ".events.out.tfevents.0000000001.host.42.0.other.tmp-42";
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn another_run_s_events_in_the_same_folder_are_left_alone() {
+    fn events_of_other_runs_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         drop(EventFile::open(folder.path(), "first", None).unwrap());
         for _ in 0..2 {

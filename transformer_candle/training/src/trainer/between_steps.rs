@@ -80,7 +80,7 @@ impl Trainer {
         let keep_best = if best.directory.is_none() { best.max_keep } else { 0 };
         let pruned = checkpoint::prune(self.checkpoint_directory(), runtime.checkpoint.max_keep, keep_best)?;
         for error in unremovable.into_iter().chain(pruned.unremovable) {
-            self.warn_once(format!("{error}; it stays, and training goes on"));
+            self.warn_once(format!("{error}; it is kept, and training continues"));
         }
         Ok(())
     }

@@ -208,8 +208,8 @@ fn choose(
         (None, None) => return Ok(None),
         (None, Some(newest)) => {
             return Err(TrainerError::Request(format!(
-                "{} already holds checkpoints, the newest of step {}: go on from it with --resume, or give the new run a \
-                 directory of its own",
+                "{} already holds checkpoints, the newest of step {}: resume it with --resume, or give the new run another \
+                 directory",
                 directory.display(),
                 newest.step
             )));
@@ -221,7 +221,7 @@ fn choose(
         (Some(ResumeFrom::Latest), Some(_)) => {
             let found = checkpoint::newest_intact(directory, cancel)?;
             notes.extend(found.corrupted.iter().map(|corrupted| {
-                format!("checkpoint {} is corrupted and was passed over: {}", corrupted.name, corrupted.reason)
+                format!("checkpoint {} is corrupted and was skipped: {}", corrupted.name, corrupted.reason)
             }));
             found.checkpoint
         }

@@ -17,7 +17,7 @@ fn assert_corrupted(checkpoint: &Path, name: &str, what: &str) {
 }
 
 #[test]
-fn every_byte_of_the_small_files_counts() {
+fn a_changed_byte_in_a_small_file_is_detected() {
     let folder = saved(&[1]);
     let checkpoint = folder.path().join("step-00000001");
     for name in names(&checkpoint).iter().filter(|name| !name.ends_with(".safetensors")) {
@@ -40,7 +40,7 @@ fn every_byte_of_the_small_files_counts() {
 }
 
 #[test]
-fn every_flipped_bit_of_the_tensors_is_found_and_never_restored() {
+fn a_flipped_bit_in_a_tensor_is_never_restored() {
     let folder = saved(&[1]);
     let checkpoint = folder.path().join("step-00000001");
     for name in ["model.safetensors", "optimizer.safetensors"] {
@@ -60,7 +60,7 @@ fn every_flipped_bit_of_the_tensors_is_found_and_never_restored() {
 }
 
 #[test]
-fn a_file_that_is_cut_lengthened_or_gone_is_named() {
+fn a_truncated_extended_or_missing_file_is_named() {
     let folder = saved(&[1]);
     let checkpoint = folder.path().join("step-00000001");
     for name in names(&checkpoint) {
@@ -80,7 +80,7 @@ fn a_file_that_is_cut_lengthened_or_gone_is_named() {
 }
 
 #[test]
-fn a_manifest_that_points_elsewhere_is_refused() {
+fn a_manifest_with_paths_outside_is_refused() {
     let folder = saved(&[1]);
     let checkpoint = folder.path().join("step-00000001");
     let record = FileRecord { bytes: 0, sha256: String::new() };

@@ -188,7 +188,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 /// Flips the last bit of a file's middle byte.
-fn damage(path: &Path) {
+fn corrupt(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
