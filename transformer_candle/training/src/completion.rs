@@ -103,9 +103,9 @@ impl<'a> StreamingDecoder<'a> {
     /// What the token adds, if that is whole.
     fn push(&mut self, token: u32) -> Result<Option<String>> {
         self.tokens.push(token);
-        let waiting = self.tokens.len() - self.emitted;
+        let pending = self.tokens.len() - self.emitted;
         let whole = self.tokenizer.decode(&self.tokens)?;
-        if whole.ends_with(char::REPLACEMENT_CHARACTER) && waiting < MAX_PENDING_TOKENS {
+        if whole.ends_with(char::REPLACEMENT_CHARACTER) && pending < MAX_PENDING_TOKENS {
             return Ok(None);
         }
         self.emit(&whole).map(Some)

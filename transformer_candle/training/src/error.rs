@@ -169,7 +169,7 @@ impl TrainerError {
         code as u8
     }
 
-    /// An error of the model, told from what was asked of it: a prompt or settings that it refuses end with exit code 2.
+    /// An error of the model, messages from what was asked of it: a prompt or settings that it refuses end with exit code 2.
     pub(crate) fn from_request(error: model::Error) -> Self {
         match error {
             model::Error::ContextFull { .. } | model::Error::UnknownToken { .. } | model::Error::Sampling { .. } => {
@@ -257,10 +257,10 @@ mod tests {
         let name = DataError::DatasetName { name: "fine web".into() };
         let problem = "is `huggingface.co`, which is not a URL like https://huggingface.co".into();
         let endpoint = DataError::HubSetting { setting: "HF_ENDPOINT", problem };
-        let told: Vec<String> = [&changed, &locked, &diverged, &name.into(), &endpoint.into()]
+        let messages: Vec<String> = [&changed, &locked, &diverged, &name.into(), &endpoint.into()]
             .iter()
             .map(|error| format!("{}: {error}", error.exit_code()))
             .collect();
-        insta::assert_snapshot!(told.join("\n"));
+        insta::assert_snapshot!(messages.join("\n"));
     }
 }

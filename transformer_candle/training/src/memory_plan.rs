@@ -102,7 +102,7 @@ impl MemoryPlan {
     pub fn new(run: &ResolvedRun) -> Result<Self> {
         // Without a driver or a build for it there is no GPU to plan for; training will say so.
         let gpus = if run.config.runtime.device == run_config::Device::Cpu { Ok(Vec::new()) } else { device::gpus() };
-        Self::among(&run.config, &gpus.unwrap_or_default(), GpuMemory::measure, CpuSpeed::measure)
+        Self::for_gpus(&run.config, &gpus.unwrap_or_default(), GpuMemory::measure, CpuSpeed::measure)
     }
 
     /// Like [`MemoryPlan::new`] for a device at hand, and never more than it has free: what a trainer may allocate here.
@@ -111,21 +111,21 @@ impl MemoryPlan {
     /// As [`MemoryPlan::new`], and when a GPU does not tell its memory.
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
         let target = PlanTarget::open(device)?;
-        Self::at(&run.config, &target, budget::here(&run.config, &target))
+        Self::for_target(&run.config, &target, budget::here(&run.config, &target))
     }
 
     /// Where these GPUs are found, with ways to look at one and to measure the CPU.
-    fn among(
+    fn for_gpus(
         config: &RunConfig,
         gpus: &[Gpu],
         look: impl Fn(&Gpu) -> GpuMemory,
         measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
     ) -> Result<Self> {
         let target = PlanTarget::choose(config, gpus, look, measure)?;
-        Self::at(config, &target, budget::planned(config, &target))
+        Self::for_target(config, &target, budget::planned(config, &target))
     }
 
-    fn at(config: &RunConfig, target: &PlanTarget, budget: Option<Budget>) -> Result<Self> {
+    fn for_target(config: &RunConfig, target: &PlanTarget, budget: Option<Budget>) -> Result<Self> {
         let shape = model_shape(config)?;
         let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), target.kind());
         let activation_recompute = config.runtime.activation_recompute;

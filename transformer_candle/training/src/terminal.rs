@@ -76,9 +76,9 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        let told = escaped(HOSTILE);
-        assert_eq!(told, "a\\u{1b}]0;x\\u{7}\\u{d}\\u{9b}2J\\u{7f}\\u{202e}\\u{2066}\\u{2028}\\u{61c}");
-        assert_eq!(escaped(&told), told, "twice is once");
+        let escaped_text = escaped(HOSTILE);
+        assert_eq!(escaped_text, "a\\u{1b}]0;x\\u{7}\\u{d}\\u{9b}2J\\u{7f}\\u{202e}\\u{2066}\\u{2028}\\u{61c}");
+        assert_eq!(escaped(&escaped_text), escaped_text, "twice is once");
     }
 
     #[test]

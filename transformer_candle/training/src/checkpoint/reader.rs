@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::manifest::{Manifest, VerifiedFile};
 use super::{TrainerState, files, optimizer_file};
 use crate::engine::StateTensor;
-use crate::error::checkpoint::{CheckpointError, Result, failed, of_model};
+use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error};
 
 /// Of bf16.
 const SMALLEST_PARAMETER_BYTES: u64 = 2;
@@ -90,7 +90,8 @@ impl Checkpoint {
         let parsed = serde_json::from_reader(&mut file)
             .map_err(|error| CheckpointError::corrupted(&self.directory, format!("{}: {error}", files::CONFIG)));
         let config: Value = verified(file, parsed)?;
-        let shape = hugging_face::shape_from_config_json(&config).map_err(|error| of_model(&self.directory, error))?;
+        let shape =
+            hugging_face::shape_from_config_json(&config).map_err(|error| from_model_error(&self.directory, error))?;
         check_size(&self.directory, &shape)?;
         let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
         let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
@@ -103,7 +104,7 @@ impl Checkpoint {
         let mut file = self.open_file(files::MODEL, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::MODEL));
         let filled = hugging_face::read_weights(&mut file, bytes, &path, shape, weights);
-        verified(file, filled.map_err(|error| of_model(&self.directory, error)))
+        verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
     }
 
     /// Fills the optimizer's state, unless `cancel` says to stop. On an error it holds part of it.
@@ -111,7 +112,7 @@ impl Checkpoint {
         let mut file = self.manifest()?.open(&self.directory, files::OPTIMIZER, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::OPTIMIZER));
         let filled = optimizer_file::read(&mut file, bytes, &path, shape, state);
-        verified(file, filled.map_err(|error| of_model(&self.directory, error)))
+        verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
     }
 
     fn open_file(&self, name: &str, cancel: &CancelToken) -> Result<VerifiedFile> {

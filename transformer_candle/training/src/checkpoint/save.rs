@@ -12,7 +12,7 @@ use super::list::LATEST;
 use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_text};
 use super::{TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
-use crate::error::checkpoint::{CheckpointError, Result, failed, is_full, of_model};
+use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error, is_full};
 
 /// What a checkpoint is made of. The buffers are flat, laid out as `model::parameters` says.
 #[derive(Debug)]
@@ -89,11 +89,11 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Res
     staging.bytes(files::STATE, &state.to_bytes())?;
     staging.file(files::MODEL, |writer: &mut dyn Write| {
         hugging_face::write_weights(writer, &path(files::MODEL), shape, weights)
-            .map_err(|error| of_model(directory, error))
+            .map_err(|error| from_model_error(directory, error))
     })?;
     staging.file(files::OPTIMIZER, |writer: &mut dyn Write| {
         optimizer_file::write(writer, &path(files::OPTIMIZER), shape, optimizer)
-            .map_err(|error| of_model(directory, error))
+            .map_err(|error| from_model_error(directory, error))
     })?;
     staging.commit(state.step)
 }

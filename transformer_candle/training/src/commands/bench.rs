@@ -22,7 +22,7 @@ use crate::stop::StopSignal;
 const MEASURED_SECONDS: f64 = 0.5;
 const MEASURED_STEPS: [f64; 2] = [2.0, 50.0];
 /// The largest product that a GPU's speed is measured with, rows and columns.
-const LARGEST_PRODUCT: usize = 8192;
+const MAX_GEMM_SIZE: usize = 8192;
 /// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
 const DOCUMENT_TOKENS: usize = 700;
 
@@ -152,7 +152,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let plan = MemoryPlan::here(&run, &device)?;
     plan.check()?;
     let free = device.as_cuda().map(free_bytes).transpose()?;
-    let product = device.as_cuda().map(|cuda| product_speed(cuda, &run.config)).transpose()?;
+    let gemm = device.as_cuda().map(|cuda| gemm_flops(cuda, &run.config)).transpose()?;
     let mut bench = Bench::new(&run.config, &plan, &device)?;
     let (steps, seconds) = bench.step_seconds(options.steps, budget)?;
     let used = device.as_cuda().map(free_bytes).transpose()?.zip(free).map(|(now, before)| before.saturating_sub(now));
@@ -168,8 +168,8 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         model_flops_per_second,
         mfu: nominal.map(|peak| model_flops_per_second / peak),
         nominal_flops_per_second: nominal,
-        mfu_measured: product.map(|peak| model_flops_per_second / peak),
-        product_flops_per_second: product,
+        mfu_measured: gemm.map(|peak| model_flops_per_second / peak),
+        product_flops_per_second: gemm,
         memory_bytes: plan.bytes,
         memory_used_bytes: used,
         micro_batch: plan.micro_batch,
@@ -189,8 +189,8 @@ fn free_bytes(cuda: &Cuda) -> Result<u64> {
 }
 
 /// FLOPs a second of a BF16 product that is no smaller than the config's own.
-fn product_speed(cuda: &Cuda, config: &RunConfig) -> Result<f64> {
-    let size = (4 * config.model.hidden_size).next_power_of_two().min(LARGEST_PRODUCT);
+fn gemm_flops(cuda: &Cuda, config: &RunConfig) -> Result<f64> {
+    let size = (4 * config.model.hidden_size).next_power_of_two().min(MAX_GEMM_SIZE);
     Ok(cuda.measure_product_flops(size)?)
 }
 

@@ -26,7 +26,7 @@ pub fn run<C: CommandFactory + FromArgMatches>(
 fn guarded(command: impl FnOnce() -> Result<u8> + UnwindSafe) -> ExitCode {
     log_to_stderr();
     // Without it a limit on the size of files ends the program where it is met, which it may not be.
-    let _ = stop::outlive_file_size_limit();
+    let _ = stop::ignore_file_size_signal();
     panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
         let reason = panic.payload_as_str().unwrap_or("no reason given").trim_end();

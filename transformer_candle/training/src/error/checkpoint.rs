@@ -136,7 +136,7 @@ pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
 }
 
 /// An error of the tensor files, as one of the checkpoint they are in.
-pub(crate) fn of_model(directory: &Path, error: model::Error) -> CheckpointError {
+pub(crate) fn from_model_error(directory: &Path, error: model::Error) -> CheckpointError {
     match error {
         model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
         model::Error::Kernel(error) => error.into(),

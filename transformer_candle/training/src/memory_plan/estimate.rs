@@ -9,11 +9,11 @@ use crate::{device::GpuMemory, engine::model_shape, error::Result};
 /// bf16 products with f32 sums on an RTX 5090, nominal.
 const RTX_5090_FLOPS: f64 = 209.5e12;
 /// The share of it that a well-tuned trainer reaches on models of this kind.
-const RTX_5090_SHARE: f64 = 0.8;
+const RTX_5090_UTILIZATION: f64 = 0.8;
 /// The share that one reaches of any other GPU's peak: less, where memory is slower beside the arithmetic.
-const OTHER_GPUS_SHARE: f64 = 0.5;
+const OTHER_GPU_UTILIZATION: f64 = 0.5;
 /// The share of a CPU's rate in matrix products that whole steps sustain.
-const CPU_SHARE: f64 = 0.75;
+const CPU_UTILIZATION: f64 = 0.75;
 /// A run that takes a CPU longer than this is not meant for one.
 const LONGEST_CPU_RUN_SECONDS: f64 = 30.0 * 86_400.0;
 
@@ -44,22 +44,25 @@ impl Workload {
         Ok(Self { flops_per_token, total_tokens })
     }
 
-    fn at(self, flops_per_second: f64, assumption: String) -> Estimate {
+    fn estimate(self, flops_per_second: f64, assumption: String) -> Estimate {
         let tokens_per_second = flops_per_second / self.flops_per_token;
         let seconds = self.total_tokens.map(|tokens| tokens as f64 / tokens_per_second);
         Estimate { tokens_per_second, seconds, assumption }
     }
 
     pub(super) fn on_cpu(self, CpuSpeed { threads, flops }: CpuSpeed) -> Estimate {
-        let (percent, gigaflops) = (100.0 * CPU_SHARE, flops / 1e9);
-        let products = format!("the {gigaflops:.0} GFLOP/s measured for matmul on this machine");
+        let (percent, gigaflops) = (100.0 * CPU_UTILIZATION, flops / 1e9);
+        let measured = format!("the {gigaflops:.0} GFLOP/s measured for matmul on this machine");
         let plural = if threads == 1 { "" } else { "s" };
-        self.at(flops * CPU_SHARE, format!("on {threads} CPU thread{plural}, assuming {percent:.0} % of {products}"))
+        self.estimate(
+            flops * CPU_UTILIZATION,
+            format!("on {threads} CPU thread{plural}, assuming {percent:.0} % of {measured}"),
+        )
     }
 
     pub(super) fn on_assumed_gpu(self) -> Estimate {
         let assumption = "on an RTX 5090, assuming 80 % of its 209.5 TFLOP/s".to_owned();
-        self.at(RTX_5090_FLOPS * RTX_5090_SHARE, assumption)
+        self.estimate(RTX_5090_FLOPS * RTX_5090_UTILIZATION, assumption)
     }
 
     /// On a GPU; one whose peak is not known is taken for the one that the presets are made for.
@@ -67,9 +70,10 @@ impl Workload {
         let Some(peak) = gpu.peak else {
             return self.on_assumed_gpu();
         };
-        let share = if (peak - RTX_5090_FLOPS).abs() < 1.0 { RTX_5090_SHARE } else { OTHER_GPUS_SHARE };
-        let (name, percent, teraflops) = (&gpu.name, 100.0 * share, peak / 1e12);
-        self.at(peak * share, format!("on {name}, assuming {percent:.0} % of its {teraflops:.1} TFLOP/s"))
+        let utilization =
+            if (peak - RTX_5090_FLOPS).abs() < 1.0 { RTX_5090_UTILIZATION } else { OTHER_GPU_UTILIZATION };
+        let (name, percent, teraflops) = (&gpu.name, 100.0 * utilization, peak / 1e12);
+        self.estimate(peak * utilization, format!("on {name}, assuming {percent:.0} % of its {teraflops:.1} TFLOP/s"))
     }
 
     /// Whether the run would take this machine's CPU months.

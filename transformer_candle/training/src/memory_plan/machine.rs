@@ -37,11 +37,11 @@ struct Limit {
 
 fn limits(address_space: Option<u64>, data: Option<u64>, threads: usize) -> [Limit; 2] {
     let reserved = threads as u64 * ADDRESS_SPACE_PER_THREAD;
-    let of_address_space = "left of the address space that `ulimit -v` allows, less what threads reserve";
-    let of_data = "left of the data that `ulimit -d` allows";
+    let address_space_origin = "left of the address space that `ulimit -v` allows, less what threads reserve";
+    let data_origin = "left of the data that `ulimit -d` allows";
     [
-        Limit { bytes: address_space, used: "VmSize:", reserved, origin: of_address_space },
-        Limit { bytes: data, used: "VmData:", reserved: 0, origin: of_data },
+        Limit { bytes: address_space, used: "VmSize:", reserved, origin: address_space_origin },
+        Limit { bytes: data, used: "VmData:", reserved: 0, origin: data_origin },
     ]
 }
 
@@ -50,7 +50,7 @@ fn available_under(root: &Path, limits: &[Limit]) -> Option<AvailableMemory> {
     let kibibytes = |text: &str, name| field(text, name).map(|kibibytes| kibibytes * 1024);
     let machine = kibibytes(&read("proc/meminfo"), "MemAvailable:")
         .map(|bytes| AvailableMemory { bytes, origin: "free on this machine" });
-    let groups = of_control_groups(root)
+    let groups = cgroup_allowances(root)
         .into_iter()
         .map(|bytes| AvailableMemory { bytes, origin: "left of what this process's control group allows" });
     let status = read("proc/self/status");
@@ -62,7 +62,7 @@ fn available_under(root: &Path, limits: &[Limit]) -> Option<AvailableMemory> {
 }
 
 /// What each control group from the program's own up to the root still allows.
-fn of_control_groups(root: &Path) -> Vec<u64> {
+fn cgroup_allowances(root: &Path) -> Vec<u64> {
     let membership = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut allowances = Vec::new();
     for line in membership.lines() {
@@ -172,9 +172,9 @@ mod tests {
         let under =
             |address_space, data, threads| available_under(root.path(), &limits(address_space, data, threads)).unwrap();
         assert_eq!(under(None, None, 1).origin, "free on this machine");
-        let of_address_space = under(Some(ADDRESS_SPACE_PER_THREAD + 10_000), None, 1);
-        assert_eq!(of_address_space.bytes, 10_000 - 4096);
-        assert!(of_address_space.origin.contains("ulimit -v"));
+        let address_space_origin = under(Some(ADDRESS_SPACE_PER_THREAD + 10_000), None, 1);
+        assert_eq!(address_space_origin.bytes, 10_000 - 4096);
+        assert!(address_space_origin.origin.contains("ulimit -v"));
         assert_eq!(under(Some(1 << 40), Some(2000), 9).bytes, 2000 - 1024);
         assert_eq!(under(Some(1), None, 1).bytes, 0, "more is used already");
     }

@@ -1,4 +1,4 @@
-//! The numbers that the README and the configs promise, and what a refused run is told.
+//! The numbers that the README and the configs promise, and what a refused run is message.
 
 use kernels::cuda::Gpu;
 use run_config::{BatchSize, ByteSize, Device, Format, presets};
@@ -25,12 +25,12 @@ const CPU: CpuSpeed = CpuSpeed { threads: 2, flops: 420e9 };
 
 /// The plan on a machine without a GPU.
 fn plan_of(run: &ResolvedRun) -> Result<MemoryPlan> {
-    MemoryPlan::among(&run.config, &[], GpuMemory::unopened, |_| Ok(CPU))
+    MemoryPlan::for_gpus(&run.config, &[], GpuMemory::unopened, |_| Ok(CPU))
 }
 
 /// The plan on a machine with these GPUs, each with so much free.
 fn plan_among(run: &ResolvedRun, gpus: &[Gpu], free: Option<u64>) -> Result<MemoryPlan> {
-    MemoryPlan::among(&run.config, gpus, |gpu| GpuMemory { free, ..GpuMemory::unopened(gpu) }, |_| Ok(CPU))
+    MemoryPlan::for_gpus(&run.config, gpus, |gpu| GpuMemory { free, ..GpuMemory::unopened(gpu) }, |_| Ok(CPU))
 }
 
 fn gpu(ordinal: usize, name: &str, total_bytes: u64) -> Gpu {
@@ -112,14 +112,14 @@ fn a_shortage_names_the_data_stream() {
     let shape = model_shape(&run.config).unwrap();
     let asked = plan_of(&run).unwrap().engine_settings(DeviceKind::Cpu);
     let shortage = |free| {
-        let budget = Budget::beside_the_data(free, "free on this machine", dataset::memory_bound(&run.config.data));
+        let budget = Budget::minus_data_stream(free, "free on this machine", dataset::memory_bound(&run.config.data));
         assert_eq!(budget.bytes, 0);
         fit::shortage(&run.config, &shape, asked, &budget).to_string()
     };
-    let told = shortage(24 << 30);
+    let message = shortage(24 << 30);
     assert!(
-        told.starts_with("the data stream of this run does not fit") && told.contains("data.num_workers"),
-        "{told}"
+        message.starts_with("the data stream of this run does not fit") && message.contains("data.num_workers"),
+        "{message}"
     );
     assert!(shortage(260 << 20).contains("take a smaller model"), "{}", shortage(260 << 20));
 }

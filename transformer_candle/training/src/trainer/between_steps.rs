@@ -60,14 +60,14 @@ impl Trainer {
                 state: &state,
             },
         )?;
-        self.settle(&path)?;
+        self.mark_best_and_prune(&path)?;
         self.saved = Some(path.clone());
         Ok(path)
     }
 
     /// Names the latest checkpoint the best if it is, and removes those that the config does not keep. Doing it again changes
     /// nothing, so that a resume can do what a kill kept the run from.
-    pub(super) fn settle(&mut self, latest: &Path) -> Result<()> {
+    pub(super) fn mark_best_and_prune(&mut self, latest: &Path) -> Result<()> {
         let runtime = &self.run.config.runtime;
         let best = &runtime.evaluation.best;
         let mut unremovable = Vec::new();
@@ -86,8 +86,8 @@ impl Trainer {
     }
 
     fn warn_once(&mut self, warning: String) {
-        if self.told.insert(warning.clone()) {
-            self.news.push(warning);
+        if self.issued_warnings.insert(warning.clone()) {
+            self.notices.push(warning);
         }
     }
 

@@ -71,19 +71,19 @@ impl Trainer {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();
         pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
-        let device::DeviceSelection { device, notes: of_device } = device::select_for_training(&mut run)?;
+        let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run)?;
         let shape = model_shape(&run.config)?;
         if from.is_none() {
             // A new run that does not fit leaves no trace, not even a lock.
             MemoryPlan::here(&run, &device)?.check()?;
         }
         let lock = match &options.lock {
-            Some(held) if held.is_of(&run.run_directory) => Arc::clone(held),
+            Some(held) if held.belongs_to(&run.run_directory) => Arc::clone(held),
             _ => Arc::new(RunLock::acquire(&run.run_directory)?),
         };
         let folder = RunFolder::open(&run.run_directory)?;
-        let mut notes = [run.notes.clone(), of_device].concat();
-        let resumed = choose(&run, from, &mut notes, &cancel)?;
+        let mut notes = [run.notes.clone(), device_notes].concat();
+        let resumed = find_resume_point(&run, from, &mut notes, &cancel)?;
         let plan = plan(&mut run, &device, resumed.as_ref(), rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         if let Some(state) = state {
@@ -132,15 +132,15 @@ impl Trainer {
             tokenizer_files,
             fingerprint,
             notes,
-            news: Vec::new(),
-            told: HashSet::new(),
+            notices: Vec::new(),
+            issued_warnings: HashSet::new(),
             folder,
             _lock: lock,
         };
         if let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
             && trainer.saved.as_ref() == Some(&latest)
         {
-            trainer.settle(&latest)?;
+            trainer.mark_best_and_prune(&latest)?;
         }
         Ok(trainer)
     }
@@ -196,7 +196,7 @@ fn plan(
     Ok(plan)
 }
 
-fn choose(
+fn find_resume_point(
     run: &ResolvedRun,
     from: Option<&ResumeFrom>,
     notes: &mut Vec<String>,
