@@ -1,4 +1,4 @@
-//! Text from a model: tokens drawn one by one, decoded as they come.
+//! Text completion: samples tokens one by one and decodes them incrementally.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::{Result, TrainerError};
 pub struct Completion {
     /// The text that was continued.
     pub prompt: String,
-    /// What the model wrote.
+    /// The generated text.
     pub completion: String,
     /// The same as token ids.
     pub tokens: Vec<u32>,
@@ -35,7 +35,7 @@ pub(crate) fn generator(shape: &ModelShape, weights: &Buffer, max_tokens: usize)
     Ok(Generator::new(shape, weights, max_tokens)?)
 }
 
-/// What a generator is asked for.
+/// A completion request.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletionRequest<'a> {
     /// The text to continue.
@@ -84,15 +84,15 @@ pub fn complete(
     Ok(Completion { prompt: prompt.to_owned(), completion, tokens, tokens_per_second })
 }
 
-/// Text that grows token by token, handed out in whole characters: a token may be part of one.
+/// Decodes tokens incrementally into whole characters: a token may hold only part of one.
 struct StreamingDecoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// The last tokens handed out, then those that are held back.
+    /// The tokens emitted last, then the pending ones.
     tokens: Vec<u32>,
     emitted: usize,
 }
 
-/// Tokens held back at most; more are no unfinished character but bytes that make none.
+/// Pending tokens at most; more are invalid bytes rather than an incomplete character.
 const MAX_PENDING_TOKENS: usize = 8;
 
 impl<'a> StreamingDecoder<'a> {
@@ -100,7 +100,7 @@ impl<'a> StreamingDecoder<'a> {
         Self { tokenizer, tokens: Vec::new(), emitted: 0 }
     }
 
-    /// What the token adds, if that is whole.
+    /// Adds a token; returns the new text if it ends with a whole character.
     fn push(&mut self, token: u32) -> Result<Option<String>> {
         self.tokens.push(token);
         let pending = self.tokens.len() - self.emitted;
@@ -111,7 +111,7 @@ impl<'a> StreamingDecoder<'a> {
         self.emit(&whole).map(Some)
     }
 
-    /// What is held back at the end makes no whole character any more.
+    /// Returns the text of the tokens that are still pending.
     fn finish(mut self) -> Result<Option<String>> {
         if self.tokens.len() == self.emitted {
             return Ok(None);
@@ -120,7 +120,7 @@ impl<'a> StreamingDecoder<'a> {
         self.emit(&whole).map(Some)
     }
 
-    /// Behind the tokens before it, because some tokenizers drop a text's first space.
+    /// Decodes the pending tokens after those before them, because some tokenizers drop a text's leading space.
     fn emit(&mut self, whole: &str) -> Result<String> {
         let before = self.tokenizer.decode(&self.tokens[..self.emitted])?;
         let piece = match whole.strip_prefix(&before) {

@@ -112,7 +112,7 @@ pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
     Ok(limits::refusal(&sizes(&model_shape(config)?, config.data.sequence_length)))
 }
 
-/// What a request for a GPU that does not take the model is told.
+/// The error message for a requested GPU that does not support the model.
 pub(crate) fn refused(asked: run_config::Device, clause: &str) -> String {
     format!(
         "the device asked for is {asked}, and this model needs a CPU: a GPU {clause}. Change the model's sizes, or take \
@@ -133,7 +133,7 @@ fn open_decided(device: run_config::Device) -> Result<Device> {
     }
 }
 
-/// What a machine has for a run that may want a GPU.
+/// The GPUs of this machine.
 struct AvailableGpus {
     /// Or what is missing, in a sentence.
     gpus: std::result::Result<Vec<Gpu>, String>,
@@ -175,7 +175,7 @@ impl AvailableGpus {
         }
     }
 
-    /// What `auto` stands for: the first GPU, or the CPU and the reason if there is a GPU all the same.
+    /// Resolves `auto`: the first GPU, or the CPU with the reason if there is an unsupported GPU.
     fn best(&self, refusal: Option<String>) -> Decision {
         let first = match &self.gpus {
             Ok(gpus) => gpus.iter().find(|gpu| gpu.ordinal == 0),

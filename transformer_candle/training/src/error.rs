@@ -18,7 +18,7 @@ use crate::{config_fingerprint::Change, signal::Signal, units::bytes};
 /// What this crate's functions return.
 pub type Result<T> = std::result::Result<T, TrainerError>;
 
-/// Why a run cannot start, cannot go on, or had to end.
+/// Why a run cannot start or continue, or was stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainerError {
@@ -41,7 +41,7 @@ pub enum TrainerError {
         host: String,
     },
 
-    /// Settings differ from those the checkpoint was trained with, in ways that training cannot go on from.
+    /// Settings that must not change on resume differ from the checkpoint's.
     #[error("{} was trained with other settings than this config asks for: {}. Put them back, or start a new run in another directory", checkpoint.display(), Changes(changes))]
     ChangedOnResume {
         /// The checkpoint's directory.
@@ -80,7 +80,7 @@ pub enum TrainerError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
 
-    /// Training left the path it can come back from.
+    /// Training diverged.
     #[error("training diverged at step {step}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps, or resume from an earlier checkpoint{}", LastSaved(last_checkpoint.as_ref()))]
     Diverged {
         /// The step at which the guard gave up.
@@ -179,7 +179,7 @@ impl TrainerError {
         }
     }
 
-    /// Whether this is no failure but the answer to whoever asked to stop.
+    /// Whether this is the result of a stop request rather than a failure.
     pub fn is_interruption(&self) -> bool {
         matches!(
             self,

@@ -37,14 +37,14 @@ use crate::{
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
 const SAVING_BYTES: u64 = 8 << 20;
 
-/// What a run needs, and what it gives. `Display` prints it for people, serde for programs.
+/// A run's memory, disk and compute requirements. `Display` prints it for people, serde for programs.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
     /// Parameters on disk.
     pub parameters: u64,
-    /// Model FLOPs of a training step a token.
+    /// Model FLOPs per token of a training step.
     pub flops_per_token: f64,
-    /// The arithmetic of matrix products and activations.
+    /// The precision of matmuls and activations.
     pub precision: Precision,
     /// What is computed again in the backward pass.
     pub activation_recompute: ActivationRecompute,
@@ -77,7 +77,7 @@ pub struct MemoryPlan {
     /// How long the run takes at a speed that follows from this machine's CPU, or from a GPU's peak for runs that are meant for
     /// one; none for a trainer on a CPU, which need not guess.
     pub estimate: Option<Estimate>,
-    /// Why it does not fit and what would; none where it fits, or where nobody knows.
+    /// Why the run does not fit and what would; none if it fits or the budget is unknown.
     pub shortage: Option<Shortage>,
 }
 

@@ -1,4 +1,4 @@
-//! The trainer: one optimizer step a call, over buffers that were all allocated before the first.
+//! The trainer: one optimizer step per call, over buffers that are all allocated before the first.
 //!
 //! A step takes its sequences from the stream, cuts them into micro-batches, adds up their gradients, clips, updates. Every
 //! number of it is a pure function of the config, the seed and the data: threads, restarts and the program that calls do

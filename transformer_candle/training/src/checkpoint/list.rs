@@ -1,4 +1,4 @@
-//! The folder of checkpoints: what is in it, where to go on, what to remove.
+//! Lists a folder of checkpoints, finds the one to resume from, and prunes old ones.
 
 use std::collections::HashSet;
 use std::fs;
@@ -30,7 +30,7 @@ pub struct CheckpointEntry {
 }
 
 impl CheckpointEntry {
-    /// The checkpoint in this very directory, if its name is one's.
+    /// The checkpoint in this directory, if it is named like one.
     pub fn from_path(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_string_lossy().into_owned();
         let step = step_of(&name).filter(|_| path.is_dir())?;
@@ -48,7 +48,7 @@ impl CheckpointEntry {
 pub struct NewestIntact {
     /// The checkpoint, every byte of which has been read.
     pub checkpoint: Checkpoint,
-    /// Newer ones that had to be passed over.
+    /// Newer checkpoints that were skipped because they are corrupted.
     pub corrupted: Vec<CorruptedCheckpoint>,
 }
 
@@ -116,12 +116,12 @@ pub(super) fn by_loss(checkpoints: &[CheckpointEntry]) -> Vec<&CheckpointEntry> 
     judged.into_iter().map(|(_, checkpoint)| checkpoint).collect()
 }
 
-/// What became of checkpoints that are no longer wanted.
+/// The result of pruning.
 #[derive(Debug, Default)]
 pub struct PruneResult {
     /// The names of those removed.
     pub removed: Vec<String>,
-    /// Why others, or what killed writers left, could not be. They stay.
+    /// Errors of those, or of leftover staging directories, that could not be removed.
     pub unremovable: Vec<CheckpointError>,
 }
 

@@ -98,7 +98,7 @@ impl Manifest {
 
     /// Proves size and content of every file.
     pub fn verify_files(&self, directory: &Path, cancel: &CancelToken) -> Result<()> {
-        // Sizes first: a truncated file is told in no time, before gigabytes are read.
+        // Sizes first: they reveal a truncated file before gigabytes are read.
         for name in self.files.keys() {
             self.open(directory, name, cancel)?;
         }
@@ -126,7 +126,7 @@ fn unreadable(directory: &Path, name: &str, error: io::Error) -> CheckpointError
 pub struct VerifiedFile {
     file: File,
     hasher: Sha256,
-    /// None for a file that no manifest vouches for (a model from elsewhere).
+    /// None for a file without a manifest (an external model).
     record: Option<FileRecord>,
     directory: std::path::PathBuf,
     name: String,

@@ -1,5 +1,4 @@
-//! Checkpoints: directories that are Hugging Face models, that a kill at any instant cannot tear, and that know when
-//! they are corrupted.
+//! Checkpoints: Hugging Face model directories, written atomically and verified by checksums.
 //!
 //! ```text
 //! checkpoints/

@@ -138,7 +138,7 @@ fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
                 ),
             ))
         }
-        // What is wrong with the file is told when it is read.
+        // Other errors of the file are reported when it is read.
         _ => Ok(()),
     }
 }

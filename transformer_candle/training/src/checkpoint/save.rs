@@ -70,7 +70,7 @@ pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, crea
 
 fn prepare(directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).map_err(failed("create", directory))?;
-    // What cannot be removed is told of when old checkpoints are.
+    // Pruning reports what cannot be removed.
     remove_leftovers(directory).map(drop)
 }
 

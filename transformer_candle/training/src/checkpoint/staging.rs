@@ -163,7 +163,7 @@ fn has_lost_files(checkpoint: &Path) -> bool {
     }
 }
 
-/// Removes what killed writers left; returns what could not be. The run's lock means that nobody else is writing here.
+/// Removes staging directories of killed writers; returns the errors. The run's lock excludes concurrent writers.
 pub(super) fn remove_leftovers(parent: &Path) -> Result<Vec<CheckpointError>> {
     let mut left = Vec::new();
     for entry in fs::read_dir(parent).map_err(failed("read", parent))? {

@@ -18,10 +18,10 @@ use crate::engine::{Engine, model_shape, synthetic};
 use crate::memory_plan::{self, MemoryPlan};
 use crate::stop::StopSignal;
 
-/// How long the pass that measures operations one by one takes, in seconds, and how many steps at least and at most.
+/// Duration in seconds of the pass that times operations one by one, and its minimum and maximum number of steps.
 const MEASURED_SECONDS: f64 = 0.5;
 const MEASURED_STEPS: [f64; 2] = [2.0, 50.0];
-/// The largest product that a GPU's speed is measured with, rows and columns.
+/// M, N and K of the largest GEMM that measures a GPU's speed.
 const MAX_GEMM_SIZE: usize = 8192;
 /// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
 const DOCUMENT_TOKENS: usize = 700;
@@ -53,20 +53,20 @@ pub struct BenchReport {
     pub device: String,
     /// Optimizer steps measured, as many as were asked for or as the budget allowed.
     pub steps: u32,
-    /// Target tokens a second.
+    /// Target tokens per second.
     pub tokens_per_second: f64,
-    /// Model FLOPs of a token: six a weight that takes part in a product, and 6 L A T of causal attention, counted whatever is
+    /// Model FLOPs per token: 6 per weight in a matmul, plus 6 L A T for causal attention, regardless of what is
     /// recomputed ([`model::ModelShape::flops_per_token`]).
     pub model_flops_per_token: f64,
-    /// The same a second.
+    /// Model FLOPs per second.
     pub model_flops_per_second: f64,
     /// That over `nominal_flops_per_second`.
     pub mfu: Option<f64>,
     /// The GPU's nominal BF16 peak, dense; none where it is not known, as on a CPU or a MIG slice.
     pub nominal_flops_per_second: Option<f64>,
-    /// That over what a large BF16 product reached in this very run; none on a CPU.
+    /// Model FLOPs over those of a large BF16 GEMM measured in the same run; none on a CPU.
     pub mfu_measured: Option<f64>,
-    /// What that product reached.
+    /// FLOPs per second of that GEMM.
     pub product_flops_per_second: Option<f64>,
     /// Bytes of the planned buffers.
     pub memory_bytes: u64,
@@ -103,9 +103,9 @@ impl TimeBudget {
 pub enum StepPart {
     /// Attention, both directions.
     Attention,
-    /// Matrix products, but for the head's.
+    /// Matmuls, except the head's.
     Gemm,
-    /// The head's products, softmax and loss.
+    /// The head's matmuls, softmax and loss.
     HeadAndLoss,
     /// Norms, rotation, `SwiGLU`, embedding, copies: what only moves bytes.
     NormAndPointwise,
@@ -123,7 +123,7 @@ impl StepPart {
             Some("linear") => Self::Gemm,
             Some("head_cross_entropy") => Self::HeadAndLoss,
             Some("adamw" | "grad_norm") => Self::Optimizer,
-            // Nearly all of it is the gradients', four bytes a parameter.
+            // Mostly the gradients, 4 bytes per parameter.
             _ if operation == "Buffer::zero" => Self::Optimizer,
             _ => Self::NormAndPointwise,
         }
@@ -188,7 +188,7 @@ fn free_bytes(cuda: &Cuda) -> Result<u64> {
     Ok(cuda.memory()?.free)
 }
 
-/// FLOPs a second of a BF16 product that is no smaller than the config's own.
+/// FLOPs per second of a BF16 GEMM at least as large as the config's.
 fn gemm_flops(cuda: &Cuda, config: &RunConfig) -> Result<f64> {
     let size = (4 * config.model.hidden_size).next_power_of_two().min(MAX_GEMM_SIZE);
     Ok(cuda.measure_product_flops(size)?)
@@ -258,7 +258,7 @@ fn steps_to_measure(seconds: f64) -> u32 {
     (MEASURED_SECONDS / seconds).clamp(least, most) as u32
 }
 
-/// Seconds a step of each part.
+/// Seconds per step of each part.
 fn by_part(times: &BTreeMap<&'static str, Duration>, steps: u32) -> BTreeMap<StepPart, f64> {
     let mut parts: BTreeMap<StepPart, f64> = StepPart::ALL.into_iter().map(|part| (part, 0.0)).collect();
     for (operation, time) in times {

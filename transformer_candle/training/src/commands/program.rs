@@ -45,7 +45,7 @@ fn guarded(command: impl FnOnce() -> Result<u8> + UnwindSafe) -> ExitCode {
 /// Warnings, or what `RUST_LOG` asks for.
 pub(super) fn log_to_stderr() {
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into()).from_env_lossy();
-    // A log that is set up already, by whoever called, stays.
+    // Keeps a subscriber that the caller has installed.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| LogWriter)

@@ -34,10 +34,10 @@ pub struct ValidateDataOptions {
     pub json: bool,
 }
 
-/// What was proven, up to the newest sound checkpoint.
+/// The result of the audit, up to the newest intact checkpoint.
 #[derive(Debug, Clone, Serialize)]
 pub struct DataReport {
-    /// The step of the checkpoint that vouches for the ledger.
+    /// The step of the checkpoint that holds the ledger's head.
     pub step: u64,
     /// Steps in the ledger.
     pub steps: u64,
@@ -45,7 +45,7 @@ pub struct DataReport {
     pub targets: u64,
     /// What they took of each component; one where the data are no mixture.
     pub components: Vec<ComponentReport>,
-    /// Steps whose batch was made again, equal.
+    /// Steps whose batch was rebuilt and is identical.
     pub replayed: Vec<u64>,
     /// What does not fit; empty where every document was used exactly once.
     pub problems: Vec<String>,
@@ -64,8 +64,8 @@ pub struct ComponentReport {
 /// Audits a run, unless the signal is raised meanwhile.
 ///
 /// # Errors
-/// [`TrainerError::Request`] where this is no run, or a step to be made again is not in its ledger;
-/// [`TrainerError::Data`] where the ledger is not what the checkpoint vouches for, or the data cannot be read.
+/// [`TrainerError::Request`] if this is not a run's directory, or a step to replay is not in its ledger;
+/// [`TrainerError::Data`] if the ledger does not match the checkpoint's head, or the data cannot be read.
 pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) -> Result<DataReport> {
     let cancel = stop.cancel_token();
     let directory = &absolute(&options.run).unwrap_or_else(|_| options.run.clone());

@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint, each with the way out.
+//! Errors of checkpoints.
 
 use std::fmt::Write as _;
 use std::io;
@@ -94,7 +94,7 @@ pub enum CheckpointError {
         /// The system's answer.
         source: io::Error,
     },
-    /// Whoever waited for the checkpoint gave up waiting.
+    /// Reading was cancelled.
     #[error("stopped while reading a checkpoint")]
     Interrupted,
     /// A buffer of the trainer could not be read or written.
@@ -102,7 +102,7 @@ pub enum CheckpointError {
     Kernel(#[from] kernels::Error),
 }
 
-/// What reading and writing checkpoints returns.
+/// The result type of checkpoint functions.
 pub type Result<T> = std::result::Result<T, CheckpointError>;
 
 impl CheckpointError {

@@ -1,4 +1,4 @@
-//! What a run that does not fit in memory is told.
+//! The error of a run that does not fit in memory, with the settings that would.
 
 use std::fmt;
 

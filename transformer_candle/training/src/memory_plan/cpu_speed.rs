@@ -1,4 +1,4 @@
-//! How fast this machine's CPU multiplies matrices, measured.
+//! Measures the matmul speed of this machine's CPU.
 
 use std::time::{Duration, Instant};
 
@@ -8,21 +8,21 @@ use run_config::RunConfig;
 
 use crate::{error::Result, pool};
 
-/// Rows, columns and sums of the product: three matrices that caches hold.
+/// M, N and K of the matmul: three matrices that fit in cache.
 const SIZE: usize = 768;
-/// How long it is repeated for; where a product takes longer, there are two.
+/// How long the matmul is repeated, at least twice.
 const MEASURE_TIME: Duration = Duration::from_millis(30);
 
-/// What a run's threads do together.
+/// The matmul speed of a run's threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CpuSpeed {
     pub(crate) threads: usize,
-    /// Operations a second in matrix products of the run's precision.
+    /// FLOPs per second of matmuls in the run's precision.
     pub(crate) flops: f64,
 }
 
 impl CpuSpeed {
-    /// That of the fastest of a few products.
+    /// Measures the fastest of a few matmuls.
     ///
     /// # Errors
     /// If the threads cannot be started.

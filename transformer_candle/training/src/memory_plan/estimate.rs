@@ -6,13 +6,13 @@ use serde::Serialize;
 use super::cpu_speed::CpuSpeed;
 use crate::{device::GpuMemory, engine::model_shape, error::Result};
 
-/// bf16 products with f32 sums on an RTX 5090, nominal.
+/// Nominal FLOPs per second of an RTX 5090, bf16 with f32 accumulation.
 const RTX_5090_FLOPS: f64 = 209.5e12;
 /// The share of it that a well-tuned trainer reaches on models of this kind.
 const RTX_5090_UTILIZATION: f64 = 0.8;
 /// The share that one reaches of any other GPU's peak: less, where memory is slower beside the arithmetic.
 const OTHER_GPU_UTILIZATION: f64 = 0.5;
-/// The share of a CPU's rate in matrix products that whole steps sustain.
+/// The fraction of a CPU's matmul speed that whole steps sustain.
 const CPU_UTILIZATION: f64 = 0.75;
 /// A run that takes a CPU longer than this is not meant for one.
 const LONGEST_CPU_RUN_SECONDS: f64 = 30.0 * 86_400.0;
@@ -20,7 +20,7 @@ const LONGEST_CPU_RUN_SECONDS: f64 = 30.0 * 86_400.0;
 /// How long a run takes at one speed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Estimate {
-    /// Target tokens a second.
+    /// Target tokens per second.
     pub tokens_per_second: f64,
     /// The whole run, where its length is known.
     pub seconds: Option<f64>,

@@ -9,8 +9,8 @@ use crate::{
     error::{Budget, MemoryRequirement, Shortage},
 };
 
-/// On a CPU `auto` goes no further than this many tokens a micro-batch: matrix products are as fast as they get well below,
-/// and the choice stays the same on machines with more memory.
+/// Most tokens per micro-batch of `auto` on a CPU: matmuls reach full speed well below, and the choice does not depend on the
+/// memory of larger machines.
 const TOKENS_OF_CPU_MICRO_BATCH: usize = 8192;
 
 /// From the fastest to the most frugal.

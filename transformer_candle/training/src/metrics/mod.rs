@@ -1,5 +1,4 @@
-//! What a run tells about itself: `metrics.jsonl` for programs and `tensorboard/` for eyes, both rewound on resume so
-//! that no step is there twice and none is missing.
+//! A run's metrics: `metrics.jsonl` and TensorBoard events, both rewound on resume so that each step appears once.
 
 mod jsonl;
 mod sink;

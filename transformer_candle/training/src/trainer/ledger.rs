@@ -1,4 +1,4 @@
-//! The run's ledger (`ledger.jsonl`): what each step was trained on, vouched for by the checkpoints.
+//! The run's ledger (`ledger.jsonl`): what each step was trained on. Checkpoints store the hash of its head.
 
 use std::{io, path::Path};
 
@@ -15,8 +15,8 @@ use crate::{
 /// The ledger's name in a run directory.
 pub const LEDGER: &str = "ledger.jsonl";
 
-/// The ledger of a run in training. A proof is worth less than a run: while it cannot be written its lines wait in memory,
-/// and checkpoints do not vouch for it; once memory holds no more of them it ends. The run goes on.
+/// The ledger of a run in training. It never stops the run: while it cannot be written its lines are buffered and checkpoints
+/// store no head; when the buffer is full the ledger ends and training continues.
 pub(super) struct RunLedger {
     /// None once it has lost a line.
     ledger: Option<Ledger>,
@@ -26,7 +26,7 @@ pub(super) struct RunLedger {
 }
 
 impl RunLedger {
-    /// Goes on where the checkpoint vouches for it; else begins where the run stands, and says so.
+    /// Continues at the checkpoint's head; without a matching one starts a new ledger at this step and adds a note.
     pub(super) fn open(
         run_directory: &Path,
         resumed: Option<&TrainerState>,
@@ -81,7 +81,7 @@ impl RunLedger {
         });
     }
 
-    /// What vouches for everything written so far, once it is on the disk; none while it is not.
+    /// The head of everything written so far; none until it is on disk.
     pub(super) fn head(&mut self) -> Option<LedgerHead> {
         self.ledger.as_mut()?.sync()
     }

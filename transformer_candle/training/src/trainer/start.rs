@@ -255,7 +255,7 @@ fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<Tokenizer
     Ok(TokenizerFiles::read(tokenizer.path(), tokenizer.end_of_text_name(), tokenizer.end_of_text(), longest)?)
 }
 
-/// What was run, with what, for whoever comes later.
+/// Writes the resolved config and the environment into the run directory.
 fn write_records(run: &ResolvedRun, engine: &Engine) -> Result<()> {
     let path = run.run_directory.join(RESOLVED_CONFIG);
     let mut text = serde_json::to_string_pretty(&run.portable_config()).expect("a config is plain values");
