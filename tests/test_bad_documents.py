@@ -80,7 +80,7 @@ def test_they_are_left_out_alike_by_any_number_of_threads_and_after_kills(worksp
     assert busy.results() == alone.results() == killed.results()
     told = ", ".join(f"{count} {reason}" for reason, count in LEFT_OUT.items())
     for run in (alone, busy):
-        assert f"rows left out of training: {told}\n" in run.printed
+        assert f"rows skipped: {told}\n" in run.printed
     assert killed.proof()["problems"] == []
     records = [json.loads(line) for line in (killed.folder / "ledger.jsonl").read_text().splitlines()]
     skipped = [sum(record["skipped"].values()) for record in records if record["kind"] == "window"]

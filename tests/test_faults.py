@@ -171,7 +171,7 @@ def test_training_says_what_it_waits_for_and_goes_on(hub_workspace: Workspace, h
     hub.faults.clear()
     rest, _ = process.communicate(timeout=120)
     assert process.returncode == 0, rest
-    assert "data again after" in rest
+    assert "data resumed after" in rest
     assert rest.count("\nwaiting for the Hub") <= 1, "not a line for each attempt"
 
 

@@ -90,19 +90,19 @@ fn evaluate_finds_the_loss_that_the_run_found() {
     }
     let text = ["--input", "text.jsonl", "--max-sequences", "8"];
     let on_text = succeeds(&workshop, &[["evaluate", "--experiment", "run"].as_slice(), &text].concat());
-    assert!(on_text.starts_with("loss ") && on_text.contains("bits a byte"), "{on_text}");
+    assert!(on_text.starts_with("loss ") && on_text.contains("bits per byte"), "{on_text}");
 }
 
 #[test]
 fn a_damaged_checkpoint_is_passed_over_and_verify_says_which_it_is() {
     let workshop = trained();
     assert!(succeeds(&workshop, &["checkpoint", "list", "--experiment", "run"]).contains("latest"));
-    assert_eq!(succeeds(&workshop, &["checkpoint", "verify", "run"]).matches("sound").count(), 2);
+    assert_eq!(succeeds(&workshop, &["checkpoint", "verify", "run"]).matches("intact").count(), 2);
     damage(&workshop.path().join("run/checkpoints/step-00000010/model.safetensors"));
 
     let output = command(&workshop, &["checkpoint", "verify", "run"]).output().unwrap();
     assert_eq!(output.status.code(), Some(5));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("step-00000005  sound"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("step-00000005  intact"));
     assert!(String::from_utf8_lossy(&output.stderr).contains("step-00000010"));
 
     let output = command(&workshop, &["generate", "--experiment", "run", "--prompt", "the"]).output().unwrap();

@@ -35,7 +35,7 @@ fn a_mixture_is_trained_on_judged_and_proven_source_by_source() {
     let output = train(&workshop, &workshop.mixture(), &["--override", "scheduler.total_steps=40"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let told = text(&output.stdout);
-    assert!(told.contains("few.jsonl ends here and begins again (epoch 2)"), "{told}");
+    assert!(told.contains("few.jsonl is exhausted; starting epoch 2"), "{told}");
 
     for line in workshop.metrics("run", "evaluation") {
         let parts = line["components"].as_array().unwrap();

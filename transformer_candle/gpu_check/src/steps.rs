@@ -202,11 +202,11 @@ impl Task {
             tokens: 0,
             cursor: serde_json::Value::Null,
             seed: self.seed,
-            identity: std::collections::BTreeMap::new(),
+            fingerprint: std::collections::BTreeMap::new(),
             evaluation_loss: None,
             best: None,
             execution: None,
-            products: None,
+            matmul_algorithms: None,
             ledger: None,
         };
         let contents = CheckpointContents {

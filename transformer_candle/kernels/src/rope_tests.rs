@@ -118,7 +118,7 @@ fn wrong_arguments_are_refused_by_name() {
     let refused = |shape: &[usize], length, first| {
         forward(&mut zeros(shape, DType::F32), &LAYOUT, &known, length, first).unwrap_err().to_string()
     };
-    assert_eq!(refused(&[8, 48], 8, 1), "rope::forward: positions up to 9 are asked for, the tables hold 8");
+    assert_eq!(refused(&[8, 48], 8, 1), "rope::forward: positions up to 9 are needed, the tables have 8");
     assert_eq!(refused(&[9, 48], 4, 0), "rope::forward: 9 rows are not whole sequences of 4");
     assert_eq!(refused(&[8, 47], 8, 0), "rope::forward: `qkv_NP` has shape [8, 47], expected [8, 48]");
     assert!(refused(&[8, 48], 0, 0).contains("whole sequences of 0"));

@@ -11,7 +11,7 @@ use dataset::hub::RetryStatus;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use training::TrainerError;
-use training::progress::WaitNews;
+use training::progress::WaitMessages;
 use training::stop::{Signal, StopSignal};
 
 use crate::arguments::{Failure, caught, detached};
@@ -39,14 +39,14 @@ struct State {
 /// Who hears what the work waits for.
 struct Waits {
     find: FindWaiting,
-    news: WaitNews,
+    messages: WaitMessages,
     on_wait: Py<PyAny>,
 }
 
 impl Signals {
     /// `on_wait`, where there is one, is called with a line about what the work waits for.
     pub fn telling(on_wait: Option<Py<PyAny>>, find: impl Fn() -> Option<RetryStatus> + Send + Sync + 'static) -> Self {
-        let waits = on_wait.map(|on_wait| Waits { find: Box::new(find), news: WaitNews::default(), on_wait });
+        let waits = on_wait.map(|on_wait| Waits { find: Box::new(find), messages: WaitMessages::default(), on_wait });
         Self(Arc::new(State { waits, ..State::default() }))
     }
 
@@ -93,7 +93,7 @@ impl Signals {
 
     fn hear(&self, py: Python<'_>) -> PyResult<()> {
         py.check_signals()?;
-        let line = self.0.waits.as_ref().and_then(|waits| Some((waits, waits.news.line((waits.find)().as_ref())?)));
+        let line = self.0.waits.as_ref().and_then(|waits| Some((waits, waits.messages.line((waits.find)().as_ref())?)));
         if let Some((waits, line)) = line {
             waits.on_wait.call1(py, (line,))?;
         }

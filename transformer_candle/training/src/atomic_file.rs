@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_leaves_the_former_content() {
+    fn a_failed_write_keeps_the_old_content() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("environment.json");
         replace(&path, b"former").unwrap();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn links_in_the_places_of_both_names_are_not_followed() {
+    fn symbolic_links_are_replaced_not_followed() {
         let folder = tempfile::tempdir().unwrap();
         let (target, path) = (folder.path().join("target"), folder.path().join("environment.json"));
         fs::write(&target, "precious").unwrap();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn staging_names_tell_what_they_are_for() {
+    fn staged_name_returns_the_final_name() {
         assert_eq!(staged_name(".latest.tmp-4242"), Some("latest"));
         for other in ["latest.tmp-4242", ".latest.tmp-", ".latest.tmp-x", ".latest"] {
             assert_eq!(staged_name(other), None, "{other}");

@@ -1,4 +1,4 @@
-//! Text from a model: tokens drawn one by one, decoded as they come.
+//! Text completion: samples tokens one by one and decodes them incrementally.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::{Result, TrainerError};
 pub struct Completion {
     /// The text that was continued.
     pub prompt: String,
-    /// What the model wrote.
+    /// The generated text.
     pub completion: String,
     /// The same as token ids.
     pub tokens: Vec<u32>,
@@ -35,7 +35,7 @@ pub(crate) fn generator(shape: &ModelShape, weights: &Buffer, max_tokens: usize)
     Ok(Generator::new(shape, weights, max_tokens)?)
 }
 
-/// What a generator is asked for.
+/// A completion request.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletionRequest<'a> {
     /// The text to continue.
@@ -59,7 +59,7 @@ pub fn complete(
 ) -> Result<Completion> {
     let &CompletionRequest { prompt, prompt_tokens, max_tokens, stop_token, settings } = request;
     let started = Instant::now();
-    let mut text = GrowingText::new(tokenizer);
+    let mut text = StreamingDecoder::new(tokenizer);
     let mut unreadable = None;
     let on_token = |token| match text.push(token) {
         Ok(Some(piece)) => on_text(&piece),
@@ -84,51 +84,51 @@ pub fn complete(
     Ok(Completion { prompt: prompt.to_owned(), completion, tokens, tokens_per_second })
 }
 
-/// Text that grows token by token, handed out in whole characters: a token may be part of one.
-struct GrowingText<'a> {
+/// Decodes tokens incrementally into whole characters: a token may hold only part of one.
+struct StreamingDecoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// The last tokens handed out, then those that are held back.
+    /// The tokens emitted last, then the pending ones.
     tokens: Vec<u32>,
-    handed_out: usize,
+    emitted: usize,
 }
 
-/// Tokens held back at most; more are no unfinished character but bytes that make none.
-const LONGEST_CHARACTER: usize = 8;
+/// Pending tokens at most; more are invalid bytes rather than an incomplete character.
+const MAX_PENDING_TOKENS: usize = 8;
 
-impl<'a> GrowingText<'a> {
+impl<'a> StreamingDecoder<'a> {
     fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, tokens: Vec::new(), handed_out: 0 }
+        Self { tokenizer, tokens: Vec::new(), emitted: 0 }
     }
 
-    /// What the token adds, if that is whole.
+    /// Adds a token; returns the new text if it ends with a whole character.
     fn push(&mut self, token: u32) -> Result<Option<String>> {
         self.tokens.push(token);
-        let waiting = self.tokens.len() - self.handed_out;
+        let pending = self.tokens.len() - self.emitted;
         let whole = self.tokenizer.decode(&self.tokens)?;
-        if whole.ends_with(char::REPLACEMENT_CHARACTER) && waiting < LONGEST_CHARACTER {
+        if whole.ends_with(char::REPLACEMENT_CHARACTER) && pending < MAX_PENDING_TOKENS {
             return Ok(None);
         }
-        self.hand_out(&whole).map(Some)
+        self.emit(&whole).map(Some)
     }
 
-    /// What is held back at the end makes no whole character any more.
+    /// Returns the text of the tokens that are still pending.
     fn finish(mut self) -> Result<Option<String>> {
-        if self.tokens.len() == self.handed_out {
+        if self.tokens.len() == self.emitted {
             return Ok(None);
         }
         let whole = self.tokenizer.decode(&self.tokens)?;
-        self.hand_out(&whole).map(Some)
+        self.emit(&whole).map(Some)
     }
 
-    /// Behind the tokens before it, because some tokenizers drop a text's first space.
-    fn hand_out(&mut self, whole: &str) -> Result<String> {
-        let before = self.tokenizer.decode(&self.tokens[..self.handed_out])?;
+    /// Decodes the pending tokens after those before them, because some tokenizers drop a text's leading space.
+    fn emit(&mut self, whole: &str) -> Result<String> {
+        let before = self.tokenizer.decode(&self.tokens[..self.emitted])?;
         let piece = match whole.strip_prefix(&before) {
             Some(piece) => piece.to_owned(),
-            None => self.tokenizer.decode(&self.tokens[self.handed_out..])?,
+            None => self.tokenizer.decode(&self.tokens[self.emitted..])?,
         };
-        self.tokens.drain(..self.handed_out);
-        self.handed_out = self.tokens.len();
+        self.tokens.drain(..self.emitted);
+        self.emitted = self.tokens.len();
         Ok(piece)
     }
 }

@@ -25,7 +25,7 @@ const DRIVER_FILES: [&str; 2] = ["/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"
 
 /// A device, opened, and what a person should know about the choice.
 #[derive(Clone, Debug)]
-pub struct ChosenDevice {
+pub struct DeviceSelection {
     /// Where to compute.
     pub device: Device,
     /// One sentence each.
@@ -42,7 +42,7 @@ pub fn gpus() -> std::result::Result<Vec<Gpu>, String> {
 /// # Errors
 /// [`TrainerError::Request`] if a GPU is named that is not there.
 pub fn open(asked: run_config::Device) -> Result<Device> {
-    let decision = Machine::for_request(asked).decide(asked, None)?;
+    let decision = AvailableGpus::for_request(asked).decide(asked, None)?;
     open_decided(decision.device)
 }
 
@@ -51,9 +51,9 @@ pub fn open(asked: run_config::Device) -> Result<Device> {
 ///
 /// # Errors
 /// [`TrainerError::Request`] if a GPU is named that is not there, or that does not take the model.
-pub fn choose(run: &mut ResolvedRun) -> Result<ChosenDevice> {
+pub fn select_for_training(run: &mut ResolvedRun) -> Result<DeviceSelection> {
     let asked = run.config.runtime.device;
-    let decision = Machine::for_request(asked).decide(asked, refusal(&run.config)?)?;
+    let decision = AvailableGpus::for_request(asked).decide(asked, refusal(&run.config)?)?;
     let device = open_decided(decision.device)?;
     if let (Device::Cuda(gpu), Some(limit)) = (&device, run.config.runtime.memory_limit) {
         gpu.set_memory_limit(limit.bytes());
@@ -62,24 +62,24 @@ pub fn choose(run: &mut ResolvedRun) -> Result<ChosenDevice> {
         gpu.set_deterministic(run.config.runtime.deterministic);
     }
     run.config.runtime.device = decision.device;
-    Ok(ChosenDevice { device, notes: decision.note.into_iter().collect() })
+    Ok(DeviceSelection { device, notes: decision.note.into_iter().collect() })
 }
 
 /// Chooses and opens the device that a trained model is used on, for which it needs so many bytes. With `auto` a GPU that has not so
 /// much left, beside a training for example, is left alone.
 ///
 /// # Errors
-/// As [`choose`].
-pub fn choose_for(
+/// As [`select_for_training`].
+pub fn select_for_inference(
     asked: run_config::Device,
     shape: &ModelShape,
     needed: impl FnOnce(&Device) -> u64,
-) -> Result<ChosenDevice> {
-    let decision = Machine::for_request(asked).decide(asked, limits::refusal(&sizes(shape, 0)))?;
+) -> Result<DeviceSelection> {
+    let decision = AvailableGpus::for_request(asked).decide(asked, limits::refusal(&sizes(shape, 0)))?;
     let mut notes: Vec<String> = decision.note.into_iter().collect();
     let opened = open_decided(decision.device);
     if asked != run_config::Device::Auto || decision.device == run_config::Device::Cpu {
-        return Ok(ChosenDevice { device: opened?, notes });
+        return Ok(DeviceSelection { device: opened?, notes });
     }
     let room = opened.and_then(|device| {
         let free = match &device {
@@ -92,12 +92,12 @@ pub fn choose_for(
         Ok((needed, Some(free), _)) if needed > free => {
             let (needed, free) = (bytes(needed), bytes(free));
             notes.push(format!("on the CPU: {} has {free} free, and the model needs {needed}", decision.device));
-            Ok(ChosenDevice { device: Device::Cpu, notes })
+            Ok(DeviceSelection { device: Device::Cpu, notes })
         }
-        Ok((_, _, device)) => Ok(ChosenDevice { device, notes }),
+        Ok((_, _, device)) => Ok(DeviceSelection { device, notes }),
         Err(problem) => {
             notes.push(format!("on the CPU: {problem}"));
-            Ok(ChosenDevice { device: Device::Cpu, notes })
+            Ok(DeviceSelection { device: Device::Cpu, notes })
         }
     }
 }
@@ -112,7 +112,7 @@ pub fn refusal(config: &RunConfig) -> Result<Option<String>> {
     Ok(limits::refusal(&sizes(&model_shape(config)?, config.data.sequence_length)))
 }
 
-/// What a request for a GPU that does not take the model is told.
+/// The error message for a requested GPU that does not support the model.
 pub(crate) fn refused(asked: run_config::Device, clause: &str) -> String {
     format!(
         "the device asked for is {asked}, and this model needs a CPU: a GPU {clause}. Change the model's sizes, or take \
@@ -133,12 +133,12 @@ fn open_decided(device: run_config::Device) -> Result<Device> {
     }
 }
 
-/// What a machine has for a run that may want a GPU.
-struct Machine {
+/// The GPUs of this machine.
+struct AvailableGpus {
     /// Or what is missing, in a sentence.
     gpus: std::result::Result<Vec<Gpu>, String>,
     /// Whether the system shows a GPU, whatever this program can do with it.
-    shows_gpu: bool,
+    has_driver_files: bool,
 }
 
 /// A device that is there, and why it is not the one that one would expect.
@@ -148,12 +148,12 @@ struct Decision {
     note: Option<String>,
 }
 
-impl Machine {
+impl AvailableGpus {
     fn for_request(asked: run_config::Device) -> Self {
         if asked == run_config::Device::Cpu {
-            return Self { gpus: Ok(Vec::new()), shows_gpu: false };
+            return Self { gpus: Ok(Vec::new()), has_driver_files: false };
         }
-        Self { gpus: gpus(), shows_gpu: DRIVER_FILES.iter().any(|path| Path::new(path).exists()) }
+        Self { gpus: gpus(), has_driver_files: DRIVER_FILES.iter().any(|path| Path::new(path).exists()) }
     }
 
     /// `refusal` says why a GPU does not take the model.
@@ -175,13 +175,13 @@ impl Machine {
         }
     }
 
-    /// What `auto` stands for: the first GPU, or the CPU and the reason if there is a GPU all the same.
+    /// Resolves `auto`: the first GPU, or the CPU with the reason if there is an unsupported GPU.
     fn best(&self, refusal: Option<String>) -> Decision {
         let first = match &self.gpus {
             Ok(gpus) => gpus.iter().find(|gpu| gpu.ordinal == 0),
             Err(missing) => {
                 let note = format!("on the CPU, although this machine has an NVIDIA GPU: {missing}");
-                return Decision { device: run_config::Device::Cpu, note: self.shows_gpu.then_some(note) };
+                return Decision { device: run_config::Device::Cpu, note: self.has_driver_files.then_some(note) };
             }
         };
         let problem = first.and_then(|gpu| {
@@ -210,7 +210,7 @@ mod tests {
 
     const MISSING: &str = "there is no NVIDIA driver (libcuda.so.1): install it";
 
-    fn machine(names: &[&str]) -> Machine {
+    fn machine(names: &[&str]) -> AvailableGpus {
         let gpu = |(ordinal, name): (usize, &&str)| Gpu {
             ordinal,
             name: (*name).to_owned(),
@@ -219,21 +219,21 @@ mod tests {
             compute_capability: (12, 0),
             cublas: (13, 0),
         };
-        Machine { gpus: Ok(names.iter().enumerate().map(gpu).collect()), shows_gpu: true }
+        AvailableGpus { gpus: Ok(names.iter().enumerate().map(gpu).collect()), has_driver_files: true }
     }
 
-    fn old() -> Machine {
+    fn old() -> AvailableGpus {
         let mut machine = machine(&["Tesla T4"]);
         machine.gpus.as_mut().unwrap()[0].compute_capability = (7, 5);
         machine
     }
 
-    fn without(shows_gpu: bool) -> Machine {
-        Machine { gpus: Err(MISSING.to_owned()), shows_gpu }
+    fn without(has_driver_files: bool) -> AvailableGpus {
+        AvailableGpus { gpus: Err(MISSING.to_owned()), has_driver_files }
     }
 
     fn decided(
-        machine: &Machine,
+        machine: &AvailableGpus,
         asked: run_config::Device,
         refusal: Option<&str>,
     ) -> (run_config::Device, Option<String>) {
@@ -241,21 +241,21 @@ mod tests {
         (device, note)
     }
 
-    fn refused(machine: &Machine, asked: run_config::Device, refusal: Option<&str>) -> String {
+    fn refused(machine: &AvailableGpus, asked: run_config::Device, refusal: Option<&str>) -> String {
         let error = machine.decide(asked, refusal.map(str::to_owned)).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         error.to_string()
     }
 
     #[test]
-    fn auto_is_the_first_gpu_and_without_one_the_cpu() {
+    fn auto_selects_the_first_gpu_or_the_cpu() {
         assert_eq!(decided(&machine(&["RTX 5090", "RTX 3060"]), Auto, None), (Cuda(0), None));
         assert_eq!(decided(&machine(&[]), Auto, None), (Cpu, None));
         assert_eq!(decided(&without(false), Auto, None), (Cpu, None), "an ordinary machine needs no note");
     }
 
     #[test]
-    fn a_gpu_that_is_there_and_not_taken_is_explained() {
+    fn an_unused_gpu_is_explained() {
         let (device, note) = decided(&without(true), Auto, None);
         assert_eq!((device, note.unwrap().ends_with(MISSING)), (Cpu, true));
         let (device, note) = decided(&machine(&["RTX 5090"]), Auto, Some("takes heads of 32 to 128"));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_named_is_taken_or_refused_with_the_reason() {
+    fn a_requested_gpu_is_used_or_refused() {
         let two = machine(&["RTX 5090", "RTX 3060"]);
         assert_eq!(decided(&two, Cuda(1), None), (Cuda(1), None));
         assert!(
@@ -280,8 +280,8 @@ mod tests {
     }
 
     #[test]
-    fn the_cpu_is_never_explained() {
+    fn a_requested_cpu_needs_no_note() {
         assert_eq!(decided(&machine(&["RTX 5090"]), Cpu, Some("takes nothing")), (Cpu, None));
-        assert_eq!(decided(&Machine::for_request(Cpu), Cpu, None), (Cpu, None));
+        assert_eq!(decided(&AvailableGpus::for_request(Cpu), Cpu, None), (Cpu, None));
     }
 }

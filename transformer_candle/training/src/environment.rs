@@ -1,5 +1,4 @@
-//! `environment.json`: the program, the machine and the moment a run was started with, for whoever asks later why two
-//! runs differ.
+//! `environment.json`: the program version, hardware and start time of a run, for comparing runs later.
 
 use std::env;
 use std::fs;
@@ -18,12 +17,12 @@ pub const VERSION: &str = env!("BUILT_VERSION");
 /// The file's name in a run directory.
 pub const FILE_NAME: &str = "environment.json";
 
-/// Where and with what a run was started. Environment variables are not part of it: they may hold secrets.
+/// A run's software and hardware. Environment variables are left out: they may hold secrets.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Environment {
     /// This program's version.
     pub version: &'static str,
-    /// The commit it was built from, where the build was told.
+    /// The commit it was built from, if known.
     pub commit: Option<&'static str>,
     /// The CUDA compiler's release, or `stand-in` where nothing real was compiled; none in a build without CUDA.
     pub cuda: Option<&'static str>,
@@ -43,7 +42,7 @@ pub struct Environment {
     pub processor: Option<String>,
     /// The GPU that computes, if one does.
     #[serde(rename = "card")]
-    pub gpu: Option<GpuInUse>,
+    pub gpu: Option<GpuInfo>,
     /// Vector instructions that change which code runs.
     pub instructions: Vec<&'static str>,
     /// Cores this process may use.
@@ -62,9 +61,9 @@ pub struct Environment {
     pub started: u64,
 }
 
-/// What decides the bits and the speed of a run on a GPU.
+/// The GPU, driver and libraries, which determine a run's rounding and speed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct GpuInUse {
+pub struct GpuInfo {
     /// As in `cuda:0`.
     pub ordinal: usize,
     /// As the driver calls it.
@@ -77,8 +76,8 @@ pub struct GpuInUse {
     pub fingerprint: String,
 }
 
-impl GpuInUse {
-    fn of(device: &Device) -> Option<Self> {
+impl GpuInfo {
+    fn new(device: &Device) -> Option<Self> {
         device.as_cuda().map(|gpu| Self {
             ordinal: gpu.ordinal(),
             name: gpu.name().to_owned(),
@@ -119,7 +118,7 @@ impl Environment {
     /// The same with a run on this device.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
-        Self { gpu: GpuInUse::of(device), ..self }
+        Self { gpu: GpuInfo::new(device), ..self }
     }
 
     /// Writes the file into a run directory.
@@ -167,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_tells_the_program_the_machine_and_the_threads() {
+    fn the_file_records_program_device_and_threads() {
         let run = tempfile::tempdir().unwrap();
         Environment::capture(3).on(&Device::Cpu).save(run.path()).unwrap();
         let text = fs::read_to_string(run.path().join(FILE_NAME)).unwrap();

@@ -9,16 +9,16 @@ use std::{fmt, io, path::PathBuf};
 use dataset::DataError;
 
 pub use self::{
-    checkpoint::{CheckpointError, Damaged},
+    checkpoint::{CheckpointError, CorruptedCheckpoint},
     exit_code::ExitCode,
-    shortage::{Budget, Fit, Shortage},
+    shortage::{Budget, MemoryRequirement, Shortage},
 };
-use crate::{identity::Change, signal::Signal, units::bytes};
+use crate::{config_fingerprint::Change, signal::Signal, units::bytes};
 
 /// What this crate's functions return.
 pub type Result<T> = std::result::Result<T, TrainerError>;
 
-/// Why a run cannot start, cannot go on, or had to end.
+/// Why a run cannot start or continue, or was stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainerError {
@@ -41,7 +41,7 @@ pub enum TrainerError {
         host: String,
     },
 
-    /// Settings differ from those the checkpoint was trained with, in ways that training cannot go on from.
+    /// Settings that must not change on resume differ from the checkpoint's.
     #[error("{} was trained with other settings than this config asks for: {}. Put them back, or start a new run in another directory", checkpoint.display(), Changes(changes))]
     ChangedOnResume {
         /// The checkpoint's directory.
@@ -80,7 +80,7 @@ pub enum TrainerError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
 
-    /// Training left the path it can come back from.
+    /// Training diverged.
     #[error("training diverged at step {step}: {reason}. Lower optimizer.learning_rate, raise scheduler.warmup_steps, or resume from an earlier checkpoint{}", LastSaved(last_checkpoint.as_ref()))]
     Diverged {
         /// The step at which the guard gave up.
@@ -169,7 +169,7 @@ impl TrainerError {
         code as u8
     }
 
-    /// An error of the model, told from what was asked of it: a prompt or settings that it refuses end with exit code 2.
+    /// An error of the model, messages from what was asked of it: a prompt or settings that it refuses end with exit code 2.
     pub(crate) fn from_request(error: model::Error) -> Self {
         match error {
             model::Error::ContextFull { .. } | model::Error::UnknownToken { .. } | model::Error::Sampling { .. } => {
@@ -179,7 +179,7 @@ impl TrainerError {
         }
     }
 
-    /// Whether this is no failure but the answer to whoever asked to stop.
+    /// Whether this is the result of a stop request rather than a failure.
     pub fn is_interruption(&self) -> bool {
         matches!(
             self,
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_says_what_where_and_the_way_out() {
+    fn errors_say_what_where_and_the_way_out() {
         let change = |key: &str, was, is| Change { key: key.to_owned(), was, is };
         let changed = TrainerError::ChangedOnResume {
             checkpoint: "/runs/e/checkpoints/step-00000005".into(),
@@ -257,10 +257,10 @@ mod tests {
         let name = DataError::DatasetName { name: "fine web".into() };
         let problem = "is `huggingface.co`, which is not a URL like https://huggingface.co".into();
         let endpoint = DataError::HubSetting { setting: "HF_ENDPOINT", problem };
-        let told: Vec<String> = [&changed, &locked, &diverged, &name.into(), &endpoint.into()]
+        let messages: Vec<String> = [&changed, &locked, &diverged, &name.into(), &endpoint.into()]
             .iter()
             .map(|error| format!("{}: {error}", error.exit_code()))
             .collect();
-        insta::assert_snapshot!(told.join("\n"));
+        insta::assert_snapshot!(messages.join("\n"));
     }
 }

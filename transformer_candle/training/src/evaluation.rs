@@ -1,4 +1,4 @@
-//! Evaluation on held-out text: mean loss a token, perplexity, and bits a byte, which tokenizers cannot flatter.
+//! Evaluation on held-out text: mean loss per token, perplexity, and bits per byte, which is comparable between tokenizers.
 
 use dataset::{DataError, HeldOut};
 use model::Decoder;
@@ -10,27 +10,27 @@ use crate::{
     stop::StopSignal,
 };
 
-/// The sums over one held-out text.
+/// Sums over the held-out text of one mixture component.
 struct Totals {
-    share: f64,
+    weight: f64,
     nats: f64,
     tokens: u64,
     bytes: Option<u64>,
 }
 
-/// Runs the first `most` held-out sequences through the decoder, of a mixture's texts their shares of them, the same
-/// ones every time. None if there is not one target, or if the signal is raised meanwhile.
+/// Evaluates the first `max_sequences` held-out sequences, split by weight between a mixture's components; always the same
+/// ones. None if there are no targets or the stop signal is raised.
 pub(crate) fn evaluate(
     decoder: &mut Decoder,
     micro_batch: &mut MicroBatch,
     held_out: &mut [HeldOut],
-    most: usize,
+    max_sequences: usize,
     step: u64,
     stop: &StopSignal,
 ) -> Result<Option<EvaluationReport>> {
     let (mut all, mut components) = (Vec::new(), Vec::new());
     for text in held_out {
-        let totals = Totals::sum(decoder, micro_batch, text, most, stop)?;
+        let totals = Totals::sum(decoder, micro_batch, text, max_sequences, stop)?;
         if stop.requested().is_some() {
             return Ok(None);
         }
@@ -50,13 +50,13 @@ impl Totals {
         decoder: &mut Decoder,
         micro_batch: &mut MicroBatch,
         text: &mut HeldOut,
-        most: usize,
+        max_sequences: usize,
         stop: &StopSignal,
     ) -> Result<Self> {
-        let mut totals = Self { share: text.weight(), nats: 0.0, tokens: 0, bytes: Some(0) };
-        let most = (most as f64 * totals.share).ceil() as usize;
+        let mut totals = Self { weight: text.weight(), nats: 0.0, tokens: 0, bytes: Some(0) };
+        let max_sequences = (max_sequences as f64 * totals.weight).ceil() as usize;
         let interrupted = || stop.requested().is_some();
-        for batch in text.batches(micro_batch.sequences(), most).unless(&interrupted) {
+        for batch in text.batches(micro_batch.sequences(), max_sequences).unless(&interrupted) {
             let batch = match batch {
                 Err(DataError::Interrupted) => break,
                 batch => batch?,
@@ -75,7 +75,7 @@ impl Totals {
 
     fn component(&self, name: &str) -> ComponentEvaluation {
         let (loss, bits_per_byte) = means(std::slice::from_ref(self));
-        ComponentEvaluation { name: name.to_owned(), share: self.share, loss, bits_per_byte, tokens: self.tokens }
+        ComponentEvaluation { name: name.to_owned(), share: self.weight, loss, bits_per_byte, tokens: self.tokens }
     }
 }
 
@@ -85,15 +85,15 @@ fn report(step: u64, all: &[Totals], components: Vec<ComponentEvaluation>) -> Ev
     EvaluationReport { step, loss, perplexity: loss.exp(), bits_per_byte, tokens, components }
 }
 
-/// Nats a token and bits a byte of a text of which each part has its share of the tokens, however many of them were
-/// evaluated.
+/// Nats per token and bits per byte of the mixture: each part's means are weighted by its mixture weight, not by the number of
+/// tokens evaluated.
 fn means(parts: &[Totals]) -> (f64, Option<f64>) {
-    let shares: f64 = parts.iter().map(|part| part.share).sum();
-    let a_token = |sum: &dyn Fn(&Totals) -> f64| {
-        parts.iter().map(|part| part.share * sum(part) / part.tokens as f64).sum::<f64>() / shares
+    let total_weight: f64 = parts.iter().map(|part| part.weight).sum();
+    let per_token = |sum: &dyn Fn(&Totals) -> f64| {
+        parts.iter().map(|part| part.weight * sum(part) / part.tokens as f64).sum::<f64>() / total_weight
     };
-    let loss = a_token(&|part| part.nats);
+    let loss = per_token(&|part| part.nats);
     let known = parts.iter().all(|part| part.bytes.is_some());
-    let bytes = a_token(&|part| part.bytes.unwrap_or(0) as f64);
+    let bytes = per_token(&|part| part.bytes.unwrap_or(0) as f64);
     (loss, (known && bytes > 0.0).then(|| loss / bytes / std::f64::consts::LN_2))
 }

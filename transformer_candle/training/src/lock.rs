@@ -1,5 +1,5 @@
-//! One trainer a run directory. The lock is the system's own (`flock`), so that it goes with its process however that
-//! ends; the file's text only serves the message to the one refused.
+//! Locks a run directory for one trainer. The lock is an advisory `flock`, which the system releases when the process ends; the
+//! file's content is only used in the error message.
 
 use std::{
     fs::{self, File, Metadata, OpenOptions, TryLockError},
@@ -26,20 +26,20 @@ struct Owner {
     host: String,
 }
 
-/// Held while a trainer lives in a run directory; dropping it lets the next one in.
+/// The lock of a run directory, released on drop.
 #[derive(Debug)]
 pub struct RunLock {
     file: File,
     path: PathBuf,
-    /// Whether the directory was created for it; it goes with the lock if nothing else was written into it.
+    /// Whether acquiring created the directory; dropping removes it if nothing else was written into it.
     creates_directory: bool,
 }
 
 impl RunLock {
     /// Takes the lock of `run_directory`, which is created if it does not exist.
     ///
-    /// A program that has taken it already hands it on by giving the locked file to the trainer as standard input: the lock
-    /// belongs to the open file, so that it lasts until both have ended and is free at no moment between.
+    /// A program that holds the lock can pass it on by giving the trainer the locked file as standard input: the lock belongs to
+    /// the open file and is held without interruption until both programs have ended.
     ///
     /// # Errors
     /// [`TrainerError::Locked`] with the owner's process id and host; [`TrainerError::Request`] where no file can be written.
@@ -49,15 +49,15 @@ impl RunLock {
             let mut lock = Self::open(run_directory)?;
             match lock.file.try_lock() {
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) => return Err(refusal(lock, run_directory)),
+                Err(TryLockError::WouldBlock) => return Err(locked_error(lock, run_directory)),
                 Err(TryLockError::Error(source)) => {
                     return Err(TrainerError::io("lock", &lock.path)(source));
                 }
             }
             // Another command may have removed the directory that it had created, with the file opened here.
-            if lock.is_of(run_directory) {
+            if lock.belongs_to(run_directory) {
                 lock.creates_directory = creates_directory;
-                lock.sign()?;
+                lock.write_owner()?;
                 return Ok(lock);
             }
         }
@@ -73,22 +73,22 @@ impl RunLock {
             match options.open(&path) {
                 Ok(file) => break file,
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(_) if path.is_symlink() => return Err(not_followed(&path)),
+                Err(_) if path.is_symlink() => return Err(symlink_error(&path)),
                 Err(source) => return Err(unwritable(source)),
             }
         };
-        let file = handed_on(&file).unwrap_or(file);
+        let file = inherited_lock(&file).unwrap_or(file);
         Ok(Self { file, path, creates_directory: false })
     }
 
     /// Whether it is the lock of this run directory.
-    pub fn is_of(&self, run_directory: &Path) -> bool {
+    pub fn belongs_to(&self, run_directory: &Path) -> bool {
         let there = fs::metadata(run_directory.join(FILE_NAME));
         let (Ok(held), Ok(there)) = (self.file.metadata(), there) else { return false };
         is_same(&held, &there)
     }
 
-    fn sign(&mut self) -> Result<()> {
+    fn write_owner(&mut self) -> Result<()> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let owner = serde_json::json!(Owner { pid: process::id(), host });
         self.file
@@ -100,12 +100,12 @@ impl RunLock {
 }
 
 impl Drop for RunLock {
-    /// A command that was refused or stopped before it wrote anything leaves no directory behind.
+    /// Removes the directory if it was created for the lock and is otherwise empty.
     fn drop(&mut self) {
         let Some(directory) = self.path.parent() else { return };
         let is_alone = || fs::read_dir(directory).is_ok_and(|entries| entries.count() == 1);
-        if self.creates_directory && self.is_of(directory) && is_alone() && fs::remove_file(&self.path).is_ok() {
-            // Kept if somebody has written into it meanwhile.
+        if self.creates_directory && self.belongs_to(directory) && is_alone() && fs::remove_file(&self.path).is_ok() {
+            // Fails, as it should, if another process has written into it.
             drop(fs::remove_dir(directory));
         }
     }
@@ -117,8 +117,8 @@ impl AsRawFd for RunLock {
     }
 }
 
-/// The file as standard input, if that is the very same one.
-fn handed_on(file: &File) -> Option<File> {
+/// Standard input, if it is the same file.
+fn inherited_lock(file: &File) -> Option<File> {
     let input = File::from(io::stdin().as_fd().try_clone_to_owned().ok()?);
     is_same(&input.metadata().ok()?, &file.metadata().ok()?).then_some(input)
 }
@@ -127,7 +127,7 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-fn not_followed(path: &Path) -> TrainerError {
+fn symlink_error(path: &Path) -> TrainerError {
     TrainerError::Request(format!("{} is a symbolic link, which is not followed: remove it", path.display()))
 }
 
@@ -138,11 +138,11 @@ fn unwritable(run_directory: &Path, source: &io::Error) -> TrainerError {
     ))
 }
 
-fn refusal(mut lock: RunLock, run_directory: &Path) -> TrainerError {
+fn locked_error(mut lock: RunLock, run_directory: &Path) -> TrainerError {
     let mut text = String::new();
     let owner = lock.file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok());
-    // The owner signs right after it has locked: between the two there is nothing to read.
-    let Owner { pid, host } = owner.unwrap_or(Owner { pid: 0, host: "a host that has not said its name yet".into() });
+    // Empty between the owner's locking and its write.
+    let Owner { pid, host } = owner.unwrap_or(Owner { pid: 0, host: "an unknown host".into() });
     TrainerError::Locked { directory: run_directory.into(), pid, host }
 }
 
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unused_directory_goes_with_the_lock_that_created_it() {
+    fn an_unused_run_directory_is_removed_with_its_lock() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         drop(RunLock::acquire(&run).unwrap());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_come_and_go_hold_the_lock_one_at_a_time() {
+    fn concurrent_commands_hold_the_lock_one_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         let holders = std::sync::atomic::AtomicUsize::new(0);
@@ -192,7 +192,7 @@ mod tests {
                     for _ in 0..500 {
                         let Ok(held) = RunLock::acquire(&run) else { continue };
                         assert_eq!(holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
-                        assert!(held.is_of(&run));
+                        assert!(held.belongs_to(&run));
                         holders.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
                     }
                 });
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_trainer_left_behind_does_not_lock() {
+    fn the_lock_file_of_a_killed_trainer_does_not_lock() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(FILE_NAME), r#"{"pid": 1, "host": "elsewhere"}"#).unwrap();
         RunLock::acquire(folder.path()).unwrap();

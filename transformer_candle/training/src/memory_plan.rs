@@ -23,10 +23,10 @@ pub use allocate::allocate;
 pub use budget::{RTX_5090, require_room};
 use cpu_speed::CpuSpeed;
 pub use estimate::Estimate;
-use estimate::Work;
+use estimate::Workload;
 use target::PlanTarget;
 
-pub use crate::error::{Budget, Fit, Shortage};
+pub use crate::error::{Budget, MemoryRequirement, Shortage};
 use crate::{
     checkpoint,
     device::{self, GpuMemory},
@@ -37,14 +37,14 @@ use crate::{
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
 const SAVING_BYTES: u64 = 8 << 20;
 
-/// What a run needs, and what it gives. `Display` prints it for people, serde for programs.
+/// A run's memory, disk and compute requirements. `Display` prints it for people, serde for programs.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
     /// Parameters on disk.
     pub parameters: u64,
-    /// Model FLOPs of a training step a token.
+    /// Model FLOPs per token of a training step.
     pub flops_per_token: f64,
-    /// The arithmetic of matrix products and activations.
+    /// The precision of matmuls and activations.
     pub precision: Precision,
     /// What is computed again in the backward pass.
     pub activation_recompute: ActivationRecompute,
@@ -79,7 +79,7 @@ pub struct MemoryPlan {
     /// How long the run takes at a speed that follows from this machine's CPU, or from a GPU's peak for runs that are meant for
     /// one; none for a trainer on a CPU, which need not guess.
     pub estimate: Option<Estimate>,
-    /// Why it does not fit and what would; none where it fits, or where nobody knows.
+    /// Why the run does not fit and what would; none if it fits or the budget is unknown.
     pub shortage: Option<Shortage>,
 }
 
@@ -104,7 +104,7 @@ impl MemoryPlan {
     pub fn new(run: &ResolvedRun) -> Result<Self> {
         // Without a driver or a build for it there is no GPU to plan for; training will say so.
         let gpus = if run.config.runtime.device == run_config::Device::Cpu { Ok(Vec::new()) } else { device::gpus() };
-        Self::among(&run.config, &gpus.unwrap_or_default(), GpuMemory::measure, CpuSpeed::measure)
+        Self::for_gpus(&run.config, &gpus.unwrap_or_default(), GpuMemory::measure, CpuSpeed::measure)
     }
 
     /// Like [`MemoryPlan::new`] for a device at hand, and never more than it has free: what a trainer may allocate here.
@@ -113,21 +113,21 @@ impl MemoryPlan {
     /// As [`MemoryPlan::new`], and when a GPU does not tell its memory.
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
         let target = PlanTarget::open(device)?;
-        Self::at(&run.config, &target, budget::here(&run.config, &target))
+        Self::for_target(&run.config, &target, budget::here(&run.config, &target))
     }
 
     /// Where these GPUs are found, with ways to look at one and to measure the CPU.
-    fn among(
+    fn for_gpus(
         config: &RunConfig,
         gpus: &[Gpu],
         look: impl Fn(&Gpu) -> GpuMemory,
         measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
     ) -> Result<Self> {
         let target = PlanTarget::choose(config, gpus, look, measure)?;
-        Self::at(config, &target, budget::planned(config, &target))
+        Self::for_target(config, &target, budget::planned(config, &target))
     }
 
-    fn at(config: &RunConfig, target: &PlanTarget, budget: Option<Budget>) -> Result<Self> {
+    fn for_target(config: &RunConfig, target: &PlanTarget, budget: Option<Budget>) -> Result<Self> {
         let shape = model_shape(config)?;
         let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), target.kind());
         let activation_recompute = config.runtime.activation_recompute;
@@ -135,7 +135,7 @@ impl MemoryPlan {
         let RunBuffers { plan, optimizer, .. } = RunBuffers::new(config, &shape, settings);
         let data = &config.data;
         let parameters = shape.parameter_count();
-        let work = Work::new(config)?;
+        let work = Workload::new(config)?;
         let categories = plan.by_category();
         let shortage = budget
             .as_ref()

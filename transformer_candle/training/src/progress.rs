@@ -1,4 +1,4 @@
-//! What a person sees of a run: one live line on a terminal, plain lines where stdout goes to a file or a pipe.
+//! Progress output of a run: one live line on a terminal, plain lines where stdout is a file or a pipe.
 
 use std::{
     io::{self, IsTerminal},
@@ -20,14 +20,14 @@ use crate::{
     units::{duration, grouped},
 };
 
-/// Weight of the newest step in the smoothed time a step takes.
+/// Weight of the newest step in the exponential moving average of the step time.
 const SMOOTHING: f64 = 0.1;
 
-/// A failure that passes sooner is not worth a plain line; one that stays gets a line this often.
-const WORTH_A_LINE: Duration = Duration::from_secs(1);
-const BETWEEN_LINES: Duration = Duration::from_mins(1);
-/// How often work that may wait for data is looked at.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// Shorter waits are not reported; longer ones are reported at this interval.
+const MIN_REPORTED_WAIT: Duration = Duration::from_secs(1);
+const WAIT_REPORT_INTERVAL: Duration = Duration::from_mins(1);
+/// How often the retry status is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Where progress goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,20 +50,20 @@ pub struct Progress {
     smoothed_step_seconds: Option<f64>,
     /// Steps shown so far.
     steps_seen: u64,
-    /// The wait for data that plain lines tell of.
-    waits: WaitNews,
+    /// The wait for data, as reported by plain lines.
+    waits: WaitMessages,
 }
 
-/// What is worth a line of a wait for data: that it lasts, when its reason changes, and once a minute.
+/// Decides when a wait for data is reported: after a second, when its reason changes, and once a minute.
 #[derive(Debug, Default)]
-pub struct WaitNews(Mutex<Option<ToldWait>>);
+pub struct WaitMessages(Mutex<Option<ReportedWait>>);
 
-/// A wait for data as far as it was told.
+/// The last report of a wait for data.
 #[derive(Debug)]
-struct ToldWait {
+struct ReportedWait {
     began: Instant,
     reason: String,
-    told: Instant,
+    reported: Instant,
 }
 
 #[derive(Debug)]
@@ -74,7 +74,7 @@ enum Sink {
 }
 
 impl Progress {
-    /// `done` steps of `total_steps` lie behind; plain lines come every `log_every` steps.
+    /// Progress after `done` of `total_steps` steps; plain lines are printed every `log_every` steps.
     pub fn new(mode: ProgressMode, done: u64, total_steps: Option<u64>, log_every: u64) -> Self {
         let sink = match mode {
             ProgressMode::Silent => Sink::Silent,
@@ -87,15 +87,15 @@ impl Progress {
             log_interval: LogInterval::new(log_every, total_steps),
             smoothed_step_seconds: None,
             steps_seen: 0,
-            waits: WaitNews::default(),
+            waits: WaitMessages::default(),
         }
     }
 
     /// Shows a step.
     pub fn step(&mut self, report: &StepReport) {
-        self.waited();
+        self.end_wait();
         let smoothed = match self.smoothed_step_seconds {
-            // The first step waits for the first data: it says nothing about those that follow.
+            // The first step includes the wait for the first data.
             Some(before) if self.steps_seen > 1 => before + SMOOTHING * (report.step_seconds - before),
             _ => report.step_seconds,
         };
@@ -111,9 +111,9 @@ impl Progress {
         }
     }
 
-    /// Shows what training stands still for. To be called again and again meanwhile: a live line follows each call, plain lines
-    /// come when the reason changes, and once a minute.
-    pub fn waiting(&self, waiting: &RetryStatus) {
+    /// Shows why training waits for data. Call it repeatedly during the wait: the live line follows each call, plain lines are
+    /// printed when the reason changes and once a minute.
+    pub fn data_wait(&self, waiting: &RetryStatus) {
         match &self.sink {
             Sink::Live(bar) => bar.set_message(escaped(&waiting.to_string()).into_owned()),
             Sink::Plain => self.waits.line(Some(waiting)).iter().for_each(|line| print_line(line)),
@@ -121,47 +121,51 @@ impl Progress {
         }
     }
 
-    /// Does work that may wait for data without saying so, and looks meanwhile what it waits for.
-    pub(crate) fn watching<R>(&self, waiting: impl Fn() -> Option<RetryStatus> + Send, work: impl FnOnce() -> R) -> R {
+    /// Runs `work` and reports its waits for data from another thread.
+    pub(crate) fn with_wait_reports<R>(
+        &self,
+        waiting: impl Fn() -> Option<RetryStatus> + Send,
+        work: impl FnOnce() -> R,
+    ) -> R {
         thread::scope(|scope| {
             let (_until_dropped, working) = mpsc::channel::<()>();
             let watch = move || {
-                while working.recv_timeout(BETWEEN_LOOKS) == Err(RecvTimeoutError::Timeout) {
+                while working.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                     if let Some(waiting) = waiting() {
-                        self.waiting(&waiting);
+                        self.data_wait(&waiting);
                     }
                 }
             };
-            // Where the system starts no more threads the work goes unwatched.
+            // Without another thread the work runs without reports.
             let _ = thread::Builder::new().spawn_scoped(scope, watch);
             work()
         })
     }
 
-    /// Ends a wait that was told of.
-    fn waited(&self) {
-        self.waits.line(None).iter().for_each(|line| self.say(line));
+    /// Reports the end of a wait that was reported.
+    fn end_wait(&self) {
+        self.waits.line(None).iter().for_each(|line| self.print(line));
     }
 
     /// Shows an evaluation.
     pub fn evaluation(&self, report: &EvaluationReport) {
-        self.waited();
+        self.end_wait();
         let mut parts = vec![
             format!("step {}", grouped(report.step)),
             format!("held-out loss {:.4}", report.loss),
             format!("perplexity {:.2}", report.perplexity),
         ];
-        parts.extend(report.bits_per_byte.map(|bits| format!("{bits:.3} bits a byte")));
-        self.say(&parts.join("  "));
+        parts.extend(report.bits_per_byte.map(|bits| format!("{bits:.3} bits per byte")));
+        self.print(&parts.join("  "));
     }
 
     /// Shows where a checkpoint was written.
     pub fn checkpoint(&self, path: &Path) {
-        self.say(&format!("checkpoint {}", path.display()));
+        self.print(&format!("checkpoint {}", path.display()));
     }
 
-    /// Shows any other line.
-    pub fn say(&self, line: &str) {
+    /// Prints a line.
+    pub fn print(&self, line: &str) {
         match &self.sink {
             Sink::Live(bar) => bar.println(escaped(line)),
             Sink::Plain => print_line(line),
@@ -193,20 +197,21 @@ impl Progress {
     }
 }
 
-impl WaitNews {
-    /// The line that is due, if one is, about what is waited for at the moment; it counts as told.
+impl WaitMessages {
+    /// The line to print for the current wait, if one is due; it counts as reported.
     pub fn line(&self, waiting: Option<&RetryStatus>) -> Option<String> {
         let mut wait = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(waiting) = waiting else {
-            return wait.take().map(|told| format!("data again after {}", duration(told.began.elapsed())));
+            return wait.take().map(|last| format!("data resumed after {}", duration(last.began.elapsed())));
         };
-        let known = |told: &ToldWait| told.reason == waiting.reason && told.told.elapsed() < BETWEEN_LINES;
-        if waiting.since.elapsed() < WORTH_A_LINE || wait.as_ref().is_some_and(known) {
+        let known =
+            |last: &ReportedWait| last.reason == waiting.reason && last.reported.elapsed() < WAIT_REPORT_INTERVAL;
+        if waiting.since.elapsed() < MIN_REPORTED_WAIT || wait.as_ref().is_some_and(known) {
             return None;
         }
-        let told = Instant::now();
-        let began = wait.as_ref().map_or(told, |told| told.began);
-        *wait = Some(ToldWait { began, reason: waiting.reason.clone(), told });
+        let now = Instant::now();
+        let began = wait.as_ref().map_or(now, |last| last.began);
+        *wait = Some(ReportedWait { began, reason: waiting.reason.clone(), reported: now });
         Some(waiting.to_string())
     }
 }
@@ -239,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_step_loss_speed_and_the_time_left() {
+    fn a_line_shows_step_loss_speed_and_eta() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
         progress.step(&report(1900));
         assert_eq!(progress.line(&report(1900)), "step 1,900/2,000  loss 3.4568  12,345 tokens/s  ETA 3m 20s");
     }
 
     #[test]
-    fn the_slow_first_step_does_not_count() {
+    fn the_eta_ignores_the_slow_first_step() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
         progress.step(&StepReport { step_seconds: 100.0, ..report(1) });
         progress.step(&report(2));
@@ -255,23 +260,23 @@ mod tests {
     }
 
     #[test]
-    fn without_a_last_step_there_is_no_time_left() {
+    fn without_total_steps_there_is_no_eta() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, None, 10);
         progress.step(&report(7));
         assert!(!progress.line(&report(7)).contains("ETA"));
     }
 
     #[test]
-    fn plain_lines_come_at_the_first_every_nth_and_the_last_step() {
+    fn plain_lines_show_first_every_nth_and_last_step() {
         let progress = Progress::new(ProgressMode::Plain, 0, Some(25), 10);
         let shown: Vec<u64> = (1..=25).filter(|step| progress.log_interval.includes(*step)).collect();
         assert_eq!(shown, [1, 10, 20, 25]);
     }
 
     #[test]
-    fn a_wait_is_told_when_it_lasts_once_a_minute_and_when_its_reason_changes() {
-        let news = WaitNews::default();
-        let is_news = |waiting: &RetryStatus| news.line(Some(waiting)).is_some();
+    fn a_wait_is_reported_once_a_minute_or_on_a_new_reason() {
+        let messages = WaitMessages::default();
+        let is_reported = |waiting: &RetryStatus| messages.line(Some(waiting)).is_some();
         let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
         let waiting = |since, reason: &str| RetryStatus {
             url: "http://hub/x".to_owned(),
@@ -279,14 +284,14 @@ mod tests {
             since: ago(since),
             next_attempt: Instant::now(),
         };
-        assert!(!is_news(&waiting(0, "reset")), "it may pass in a moment");
-        assert!(is_news(&waiting(2, "reset")));
-        assert!(!is_news(&waiting(3, "reset")));
-        assert!(is_news(&waiting(3, "it answered 503")));
-        news.0.lock().unwrap().as_mut().unwrap().told = ago(61);
-        assert!(is_news(&waiting(70, "it answered 503")));
-        assert_eq!(news.line(None).unwrap(), "data again after 0s");
-        assert_eq!(news.line(None), None);
-        assert!(is_news(&waiting(2, "it answered 503")), "another wait");
+        assert!(!is_reported(&waiting(0, "reset")), "it may pass in a moment");
+        assert!(is_reported(&waiting(2, "reset")));
+        assert!(!is_reported(&waiting(3, "reset")));
+        assert!(is_reported(&waiting(3, "it answered 503")));
+        messages.0.lock().unwrap().as_mut().unwrap().reported = ago(61);
+        assert!(is_reported(&waiting(70, "it answered 503")));
+        assert_eq!(messages.line(None).unwrap(), "data resumed after 0s");
+        assert_eq!(messages.line(None), None);
+        assert!(is_reported(&waiting(2, "it answered 503")), "another wait");
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_was_moved_is_noticed() {
+    fn a_moved_directory_is_detected() {
         let root = tempfile::tempdir().unwrap();
         let (path, away) = (root.path().join("run"), root.path().join("away"));
         fs::create_dir(&path).unwrap();
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_removed_is_noticed_whatever_takes_its_place() {
+    fn a_removed_directory_is_detected() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("run");
         fs::create_dir(&path).unwrap();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn only_files_that_writers_left_are_removed() {
+    fn only_files_of_killed_writers_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let left = [".environment.json.tmp-42", "metrics.jsonl.tmp-42", ".training.yaml.42", ".training.yaml.tmp-42"];
         let kept = ["environment.json", "metrics.jsonl.1", ".notes.42", ".training.yaml.old", "x.tmp-42", ".x.tmp-42"];

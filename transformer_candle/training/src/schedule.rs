@@ -24,7 +24,7 @@ pub struct LearningRate {
 
 impl LearningRate {
     /// The schedule of a run. Without `total_steps` there is no end to fall towards, and the peak is held.
-    pub fn of(config: &RunConfig) -> Self {
+    pub fn new(config: &RunConfig) -> Self {
         let scheduler = &config.scheduler;
         let (strategy, total_steps) = match scheduler.total_steps {
             Some(total) => (scheduler.strategy, total),
@@ -78,7 +78,7 @@ mod tests {
         config.scheduler.warmup_steps = warmup;
         config.scheduler.total_steps = Some(total);
         config.scheduler.min_lr = min;
-        LearningRate::of(&config)
+        LearningRate::new(&config)
     }
 
     /// `tests/oracles/schedule.py` of this crate prints this table with PyTorch's own schedulers.
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_comes_at_the_warm_ups_end_and_the_minimum_at_the_last_step() {
+    fn the_rate_peaks_after_warm_up_and_ends_at_min_lr() {
         let rate = schedule(ScheduleStrategy::Cosine, 10, 100, 1e-3, 1e-4);
         assert_eq!((rate.at(1), rate.at(5), rate.at(10)), (1e-4, 5e-4, 1e-3));
         assert!((rate.at(55) - 5.5e-4).abs() < 1e-18 && (rate.at(100) - 1e-4).abs() < 1e-18);
@@ -113,17 +113,17 @@ mod tests {
     }
 
     #[test]
-    fn without_a_last_step_the_peak_is_held() {
+    fn without_total_steps_the_peak_is_held() {
         let mut config = RunConfig::default();
         config.scheduler.total_steps = None;
         config.scheduler.total_epochs = Some(2);
-        let rate = LearningRate::of(&config);
+        let rate = LearningRate::new(&config);
         assert_eq!(rate.at(1_000_000_000), config.optimizer.learning_rate);
     }
 
     proptest! {
         #[test]
-        fn a_rate_never_leaves_its_bounds_and_turns_only_once(
+        fn the_rate_stays_in_bounds_and_turns_once(
             strategy in 0usize..4, warmup in 0u64..50, after in 1u64..200, min in 0.0f64..1.0,
         ) {
             let rate = schedule(STRATEGIES[strategy], warmup, warmup + after, 1.0, min);

@@ -1,5 +1,4 @@
-//! Stopping in order: Ctrl-C, SIGTERM and SIGHUP raise a flag that the loop looks at between steps; a second Ctrl-C ends the
-//! process at once.
+//! Graceful shutdown: Ctrl-C, SIGTERM and SIGHUP set a flag that the training loop checks; a second Ctrl-C exits immediately.
 
 use std::{
     fs, io,
@@ -19,53 +18,53 @@ use signal_hook::{
 use crate::error::{Result, TrainerError};
 pub use crate::signal::Signal;
 
-/// The flag a running loop looks at. Clones share it; without [`StopSignal::listen`] only [`StopSignal::request`] raises it.
+/// A stop flag. Clones share it; without [`StopSignal::listen`] only [`StopSignal::request`] sets it.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
-    /// Number of the signal seen, 0 for none.
+    /// Number of the received signal, 0 for none.
     seen: Arc<AtomicUsize>,
-    /// Whoever runs answers by saving, which takes its time.
+    /// Whether the program saves a checkpoint before it stops.
     saves: Arc<AtomicBool>,
 }
 
 impl StopSignal {
-    /// A flag that nothing has raised.
+    /// An unset flag.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Raises the flag, as the signal itself would.
+    /// Sets the flag, as the signal itself would.
     pub fn request(&self, signal: Signal) {
         self.seen.store(signal.number() as usize, Ordering::Relaxed);
     }
 
-    /// Lowers the flag, so that what was interrupted can be taken up again.
+    /// Clears the flag, so that interrupted work can be resumed.
     pub fn clear(&self) {
         self.seen.store(0, Ordering::Relaxed);
     }
 
-    /// Fails with [`TrainerError::Interrupted`] once the flag is raised.
+    /// Fails with [`TrainerError::Interrupted`] once the flag is set.
     pub fn check(&self) -> Result<()> {
         self.requested().map_or(Ok(()), |signal| Err(TrainerError::Interrupted(signal)))
     }
 
-    /// What cancels reading once the flag is raised.
+    /// A token that cancels reading once the flag is set.
     pub fn cancel_token(&self) -> CancelToken {
         let flag = self.clone();
         CancelToken::when(move || flag.requested().is_some())
     }
 
-    /// Says that from here on there is something to save when the flag is raised.
-    pub fn answered_by_saving(&self) {
+    /// Declares that from here on the program saves a checkpoint before it stops.
+    pub fn set_saves_on_stop(&self) {
         self.saves.store(true, Ordering::Relaxed);
     }
 
-    /// Whether there is something to save.
-    pub fn is_answered_by_saving(&self) -> bool {
+    /// Whether the program saves a checkpoint before it stops.
+    pub fn saves_on_stop(&self) -> bool {
         self.saves.load(Ordering::Relaxed)
     }
 
-    /// The signal that raised the flag.
+    /// The signal that set the flag.
     pub fn requested(&self) -> Option<Signal> {
         match self.seen.load(Ordering::Relaxed) as i32 {
             SIGINT => Some(Signal::Interrupt),
@@ -75,40 +74,38 @@ impl StopSignal {
         }
     }
 
-    /// Listens for SIGINT, SIGTERM and, unless the caller had it ignored (`nohup`), SIGHUP until the returned guard is
-    /// dropped. The first raises the flag; a SIGINT that follows one ends the process at once with 130, for whoever does
-    /// not want to wait for the save.
+    /// Handles SIGINT, SIGTERM and, unless it is ignored (`nohup`), SIGHUP until the returned guard is dropped. The first
+    /// signal sets the flag; a second SIGINT exits immediately with 130, without saving.
     ///
     /// # Errors
     /// The system refuses to install a handler.
-    pub fn listen(&self) -> io::Result<Listening> {
-        let mut listening = Listening(Vec::new());
+    pub fn listen(&self) -> io::Result<SignalHandlers> {
+        let mut handlers = SignalHandlers(Vec::new());
         let interrupted = Arc::new(AtomicBool::new(false));
-        // Order matters: the conditional exit looks at the flag before this very signal raises it.
-        listening.0.push(flag::register_conditional_shutdown(
+        // Order matters: the conditional exit must check the flag before the same signal sets it.
+        handlers.0.push(flag::register_conditional_shutdown(
             SIGINT,
             i32::from(Signal::Interrupt.exit_code()),
             Arc::clone(&interrupted),
         )?);
-        listening.0.push(flag::register(SIGINT, interrupted)?);
+        handlers.0.push(flag::register(SIGINT, interrupted)?);
         let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
         for signal in [SIGINT, SIGTERM].into_iter().chain(hang_up) {
-            listening.0.push(flag::register_usize(signal, Arc::clone(&self.seen), signal as usize)?);
+            handlers.0.push(flag::register_usize(signal, Arc::clone(&self.seen), signal as usize)?);
         }
-        Ok(listening)
+        Ok(handlers)
     }
 }
 
-/// Lets a write beyond the system's limit on the size of a file (`ulimit -f`) fail like one on a full disk, instead of
-/// ending the process.
+/// Ignores SIGXFSZ: a write beyond the file size limit (`ulimit -f`) then fails with an error instead of ending the process.
 ///
 /// # Errors
 /// The system refuses to install a handler.
-pub(crate) fn outlive_file_size_limit() -> io::Result<()> {
+pub(crate) fn ignore_file_size_signal() -> io::Result<()> {
     flag::register(rustix::process::Signal::XFSZ.as_raw(), Arc::default()).map(drop)
 }
 
-/// Whether whoever started this process had it ignore a signal. Where the system does not tell, it is taken as ignored.
+/// Whether the process was started with this signal ignored; true if unknown.
 fn is_ignored(signal: i32) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -116,12 +113,12 @@ fn is_ignored(signal: i32) -> bool {
     mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// Handlers that live as long as this value.
+/// Installed signal handlers, removed on drop.
 #[derive(Debug)]
 #[must_use = "the handlers are removed when this value is dropped"]
-pub struct Listening(Vec<SigId>);
+pub struct SignalHandlers(Vec<SigId>);
 
-impl Drop for Listening {
+impl Drop for SignalHandlers {
     fn drop(&mut self) {
         for id in self.0.drain(..) {
             low_level::unregister(id);
@@ -134,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_seen_by_every_clone() {
+    fn every_clone_sees_a_request() {
         let stop = StopSignal::new();
         let seen_by_loop = stop.clone();
         assert_eq!(seen_by_loop.requested(), None);
@@ -143,17 +140,17 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_are_the_shells() {
+    fn exit_codes_follow_the_shell() {
         let codes = [Signal::Interrupt, Signal::Terminate, Signal::HangUp].map(Signal::exit_code);
         assert_eq!(codes, [130, 143, 143], "a closed terminal counts as SIGTERM");
     }
 
     #[test]
-    fn a_real_signal_raises_the_flag_and_the_process_lives() {
+    fn a_signal_sets_the_flag() {
         let stop = StopSignal::new();
-        let listening = stop.listen().unwrap();
+        let handlers = stop.listen().unwrap();
         low_level::raise(SIGTERM).unwrap();
         assert_eq!(stop.requested(), Some(Signal::Terminate));
-        drop(listening);
+        drop(handlers);
     }
 }

@@ -75,20 +75,20 @@ mod tests {
     const HOSTILE: &str = "a\u{1b}]0;x\u{7}\r\u{9b}2J\u{7f}\u{202e}\u{2066}\u{2028}\u{61c}";
 
     #[test]
-    fn what_a_terminal_obeys_is_written_out() {
-        let told = escaped(HOSTILE);
-        assert_eq!(told, "a\\u{1b}]0;x\\u{7}\\u{d}\\u{9b}2J\\u{7f}\\u{202e}\\u{2066}\\u{2028}\\u{61c}");
-        assert_eq!(escaped(&told), told, "twice is once");
+    fn control_characters_are_escaped() {
+        let escaped_text = escaped(HOSTILE);
+        assert_eq!(escaped_text, "a\\u{1b}]0;x\\u{7}\\u{d}\\u{9b}2J\\u{7f}\\u{202e}\\u{2066}\\u{2028}\\u{61c}");
+        assert_eq!(escaped(&escaped_text), escaped_text, "twice is once");
     }
 
     #[test]
-    fn text_that_people_write_stays() {
+    fn ordinary_text_is_unchanged() {
         let text = "zwei\n\tUmlaute \u{fc}, \u{4e2d}\u{6587}, \u{1f469}\u{200d}\u{1f467}, a\u{a0}b, \\u{1b}";
         assert_eq!(escaped(text), text);
     }
 
     #[test]
-    fn json_stays_the_same_value() {
+    fn escaped_json_keeps_its_value() {
         let text = format!("{HOSTILE}\u{fc}\u{1f469}");
         let json = serde_json::to_string(&text).unwrap();
         let safe = escaped_json(&json);

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, StoredModel};
 use crate::completion::{Completion, CompletionRequest, complete, generator};
-use crate::device::{self, ChosenDevice};
+use crate::device::{self, DeviceSelection};
 use crate::memory_plan::require_room;
 use crate::pool::{self, in_pool};
 use crate::stop::StopSignal;
@@ -48,7 +48,7 @@ impl TrainedModel {
             let weights = (elements * dtype.size_in_bytes()) as u64;
             weights + Generator::bytes(&shape, dtype, usize::MAX, device.kind())
         };
-        let ChosenDevice { device, notes } = device::choose_for(asked, &shape, needed)?;
+        let DeviceSelection { device, notes } = device::select_for_inference(asked, &shape, needed)?;
         for note in notes {
             tracing::warn!("{note}");
         }

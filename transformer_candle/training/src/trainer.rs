@@ -1,4 +1,4 @@
-//! The trainer: one optimizer step a call, over buffers that were all allocated before the first.
+//! The trainer: one optimizer step per call, over buffers that are all allocated before the first.
 //!
 //! A step takes its sequences from the stream, cuts them into micro-batches, adds up their gradients, clips, updates. Every
 //! number of it is a pure function of the config, the seed and the data: threads, restarts and the program that calls do
@@ -8,7 +8,8 @@ mod between_steps;
 mod data;
 mod execution;
 mod ledger;
-mod products;
+mod matmul_algorithms;
+
 mod start;
 
 use std::{
@@ -29,10 +30,10 @@ pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},
+    config_fingerprint::ConfigFingerprint,
     divergence_guard::DivergenceGuard,
     engine::{Engine, StepOutcome},
     error::{Result, TrainerError},
-    identity::Identity,
     lock::RunLock,
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
@@ -52,7 +53,7 @@ pub struct Trainer {
     guard: DivergenceGuard,
     data: Data,
     tokenizer_files: TokenizerFiles,
-    identity: Identity,
+    fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
     log_interval: LogInterval,
     ledger: RunLedger,
@@ -61,8 +62,8 @@ pub struct Trainer {
     saved: Option<PathBuf>,
     notes: Vec<String>,
     /// What happened since, and everything that was ever told.
-    news: Vec<String>,
-    told: HashSet<String>,
+    notices: Vec<String>,
+    issued_warnings: HashSet<String>,
     folder: RunFolder,
     _lock: Arc<RunLock>,
 }
@@ -117,7 +118,7 @@ impl Trainer {
             mixture.retry_status().iter().for_each(on_wait);
             stop.requested().is_some()
         };
-        let batch = match self.data.taken.take() {
+        let batch = match self.data.pending_batch.take() {
             Some(batch) => batch,
             None => match self.data.stream.next_sequences_unless(wanted, &interrupted) {
                 Err(DataError::Interrupted) => return Ok(Step::Abandoned),
@@ -132,7 +133,7 @@ impl Trainer {
         let learning_rate = self.schedule.at(step);
         let Some(StepOutcome { loss, grad_norm, applied }) = self.engine.step(&batch, step, learning_rate, stop)?
         else {
-            self.data.taken = Some(batch);
+            self.data.pending_batch = Some(batch);
             return Ok(Step::Abandoned);
         };
         let cursor = self.data.stream.cursor();
@@ -242,8 +243,8 @@ impl Trainer {
     /// What a person should know of the time since this was last asked, one sentence each: files that cannot be written
     /// or removed. Training is not held up by it.
     pub fn take_notices(&mut self) -> Vec<String> {
-        let Self { news, metrics, ledger, .. } = self;
+        let Self { notices, metrics, ledger, .. } = self;
         let files = metrics.take_notices().into_iter().chain(ledger.take_notices());
-        news.drain(..).chain(files).collect()
+        notices.drain(..).chain(files).collect()
     }
 }

@@ -43,10 +43,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_told_in_their_two_largest_units() {
-        let told = |seconds| duration(Duration::from_secs(seconds));
+    fn durations_show_their_two_largest_units() {
+        let shown = |seconds| duration(Duration::from_secs(seconds));
         assert_eq!(
-            [told(8), told(200), told(7260), told(1_321_200), told(1 << 32)],
+            [shown(8), shown(200), shown(7260), shown(1_321_200), shown(1 << 32)],
             ["8s", "3m 20s", "2h 1m", "15d 7h", "136 years"]
         );
     }

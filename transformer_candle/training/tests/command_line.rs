@@ -15,12 +15,12 @@ const TRAIN: &str = env!("CARGO_BIN_EXE_train");
 const ORCHESTRATE: &str = env!("CARGO_BIN_EXE_orchestrate");
 
 #[test]
-fn what_cannot_be_done_is_exit_code_2() {
+fn invalid_commands_exit_with_2() {
     assert!(refused(TRAIN, &["--config", "no.yaml"], 2).contains("no.yaml"));
 }
 
 #[test]
-fn help_and_version_are_no_errors() {
+fn help_and_version_succeed() {
     answers_help_and_version(TRAIN);
 }
 
@@ -31,7 +31,7 @@ fn write_script(path: &Path, text: &str) {
 }
 
 #[test]
-fn orchestrate_hands_its_arguments_to_the_python_command_and_takes_its_exit_code() {
+fn orchestrate_runs_the_python_command_with_its_arguments() {
     let folder = tempfile::tempdir().unwrap();
     write_script(&folder.path().join("environment/bin/orchestrate"), "#!/bin/sh\necho \"$@\"\nexit 7\n");
     let output = command(ORCHESTRATE, &folder, &["--stream", "--experiment", "a b"])
@@ -43,7 +43,7 @@ fn orchestrate_hands_its_arguments_to_the_python_command_and_takes_its_exit_code
 }
 
 #[test]
-fn orchestrate_sees_that_a_wrapper_leads_back_to_it() {
+fn orchestrate_refuses_a_wrapper_that_calls_itself() {
     let folder = tempfile::tempdir().unwrap();
     let wrapper = folder.path().join("environment/bin/orchestrate");
     write_script(&wrapper, &format!("#!/bin/sh\nexec {ORCHESTRATE} \"$@\"\n"));

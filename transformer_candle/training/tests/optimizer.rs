@@ -100,7 +100,7 @@ impl Golden {
 }
 
 #[test]
-fn twenty_steps_have_the_losses_and_norms_of_pytorch() {
+fn twenty_steps_match_pytorch_losses_and_norms() {
     for name in ["model_tied", "model_untied"] {
         let (loss, norm) = Golden::load(name).train(Precision::Fp32);
         assert!(loss < 1e-5 && norm < 1e-4, "{name}: losses {loss:.1e}, norms {norm:.1e}");
@@ -109,7 +109,7 @@ fn twenty_steps_have_the_losses_and_norms_of_pytorch() {
 
 /// Weights, activations and their gradients have 8 bits here: the losses part by a percent, and no further.
 #[test]
-fn twenty_steps_in_bf16_stay_beside_them() {
+fn twenty_bf16_steps_stay_close_to_pytorch() {
     for name in ["model_tied", "model_untied"] {
         let (loss, norm) = Golden::load(name).train(Precision::Bf16);
         assert!(loss < 2e-2 && norm < 1e-1, "{name}: losses {loss:.1e}, norms {norm:.1e}");
@@ -117,7 +117,7 @@ fn twenty_steps_in_bf16_stay_beside_them() {
 }
 
 #[test]
-fn a_step_with_a_gradient_that_is_no_number_changes_nothing() {
+fn a_nan_gradient_skips_the_update() {
     let golden = Golden::load("model_tied");
     for precision in [Precision::Fp32, Precision::Bf16] {
         let (mut decoder, mut optimizer) = golden.start(precision);

@@ -28,7 +28,7 @@ fn wait_until_it_ends(child: &mut Child) -> Option<i32> {
 }
 
 #[test]
-fn the_first_ctrl_c_asks_and_the_second_ends_the_process_at_once() {
+fn the_second_ctrl_c_exits_immediately() {
     if env::var_os(CHILD).is_some() {
         let stop = StopSignal::new();
         let _listening = stop.listen().unwrap();
@@ -41,7 +41,7 @@ fn the_first_ctrl_c_asks_and_the_second_ends_the_process_at_once() {
         return;
     }
     let mut child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "the_first_ctrl_c_asks_and_the_second_ends_the_process_at_once"])
+        .args(["--exact", "--nocapture", "the_second_ctrl_c_exits_immediately"])
         .env(CHILD, "1")
         .stdout(Stdio::piped())
         .spawn()

@@ -35,7 +35,7 @@ fn resume(max_steps: Option<u64>) -> RunOptions {
 }
 
 #[test]
-fn the_loss_falls_from_uniform_to_below_what_single_tokens_can_give() {
+fn the_loss_falls_below_the_unigram_entropy() {
     let workshop = Workshop::new();
     let outcome = train(&workshop, "run", &["scheduler.total_steps=60", "runtime.evaluation.every_n_steps=20"], &QUIET);
     assert_eq!(outcome, RunOutcome::Finished);
@@ -53,7 +53,7 @@ fn the_loss_falls_from_uniform_to_below_what_single_tokens_can_give() {
 }
 
 #[test]
-fn ten_steps_are_five_and_a_resume_and_five() {
+fn resuming_after_five_of_ten_steps_is_bit_exact() {
     let workshop = Workshop::new();
     for (precision, packing) in [("fp32", "concat"), ("bf16", "concat"), ("bf16", "documents")] {
         let overrides = [&*format!("runtime.precision={precision}"), &*format!("data.packing={packing}")];
@@ -72,7 +72,7 @@ fn ten_steps_are_five_and_a_resume_and_five() {
 }
 
 #[test]
-fn documents_kept_apart_have_the_targets_that_they_have_end_to_end_and_other_losses() {
+fn document_packing_keeps_targets_and_changes_losses() {
     let workshop = Workshop::new();
     for packing in ["concat", "documents"] {
         train(&workshop, packing, &[&format!("data.packing={packing}")], &QUIET);
@@ -98,7 +98,7 @@ fn documents_kept_apart_have_the_targets_that_they_have_end_to_end_and_other_los
 }
 
 #[test]
-fn the_number_of_threads_changes_no_bit() {
+fn results_do_not_depend_on_the_thread_count() {
     let workshop = Workshop::new();
     let weights: Vec<Vec<u8>> = ["1", "2", "4"]
         .map(|threads| {
@@ -112,7 +112,7 @@ fn the_number_of_threads_changes_no_bit() {
 }
 
 #[test]
-fn how_a_step_is_cut_into_micro_batches_changes_only_rounding() {
+fn the_micro_batch_size_changes_rounding_only() {
     let workshop = Workshop::new();
     let losses = ["1", "2", "8", "auto"].map(|micro_batch| {
         let name = format!("cut-{micro_batch}");
@@ -127,7 +127,7 @@ fn how_a_step_is_cut_into_micro_batches_changes_only_rounding() {
 }
 
 #[test]
-fn a_resume_keeps_the_micro_batch_whatever_memory_is_free() {
+fn resuming_keeps_the_micro_batch_of_the_checkpoint() {
     let workshop = Workshop::new();
     let needed = |micro_batch: &str| {
         let run = workshop.run("needed", &[&format!("data.batch_size={micro_batch}")]);
@@ -159,7 +159,7 @@ fn a_resume_keeps_the_micro_batch_whatever_memory_is_free() {
 }
 
 #[test]
-fn another_micro_batch_or_recompute_mode_needs_rebatch() {
+fn changing_micro_batch_or_recompute_needs_rebatch() {
     let workshop = Workshop::new();
     train(&workshop, "run", &[], &RunOptions { max_steps: Some(5), ..QUIET });
     let refused = |overrides: &[&str], options: &RunOptions| {
@@ -179,7 +179,7 @@ fn another_micro_batch_or_recompute_mode_needs_rebatch() {
 }
 
 #[test]
-fn more_sequences_per_step_are_taken_from_the_resume_on() {
+fn sequences_per_step_may_change_on_resume() {
     let workshop = Workshop::new();
     train(&workshop, "run", &["data.batch_size=auto"], &RunOptions { max_steps: Some(5), ..QUIET });
     train(&workshop, "run", &["data.batch_size=auto", "data.sequences_per_step=16"], &resume(None));
@@ -191,7 +191,7 @@ fn more_sequences_per_step_are_taken_from_the_resume_on() {
 }
 
 #[test]
-fn a_stop_signal_saves_what_was_reached_and_a_resume_goes_on_as_if_nothing_had_been() {
+fn a_stopped_run_saves_and_resumes_bit_exactly() {
     let workshop = Workshop::new();
     let stop = StopSignal::new();
     let raised = stop.clone();
@@ -219,7 +219,7 @@ fn a_stop_signal_saves_what_was_reached_and_a_resume_goes_on_as_if_nothing_had_b
 }
 
 #[test]
-fn a_signal_while_the_data_is_looked_for_ends_the_run_unsaved() {
+fn a_signal_during_data_listing_ends_the_run_unsaved() {
     let workshop = Workshop::new();
     let stop = StopSignal::new();
     stop.request(Signal::Terminate);
@@ -231,7 +231,7 @@ fn a_signal_while_the_data_is_looked_for_ends_the_run_unsaved() {
 }
 
 #[test]
-fn a_run_of_epochs_ends_with_its_data() {
+fn total_epochs_ends_the_run_with_its_data() {
     let workshop = Workshop::new();
     let overrides = ["scheduler.total_steps=null", "scheduler.total_epochs=1", "scheduler.strategy=constant"];
     fs::write(workshop.path().join("text.jsonl"), "{\"text\": \"the cat sees the dog.\"}\n".repeat(1500)).unwrap();
@@ -260,7 +260,7 @@ fn a_second_trainer_in_the_same_directory_is_refused() {
 }
 
 #[test]
-fn checkpoints_are_never_run_over() {
+fn a_new_run_refuses_existing_checkpoints() {
     let workshop = Workshop::new();
     train(&workshop, "run", &[], &QUIET);
     let error = run_training(workshop.run("run", &[]), &QUIET, &StopSignal::new()).unwrap_err();
@@ -270,7 +270,7 @@ fn checkpoints_are_never_run_over() {
 }
 
 #[test]
-fn a_resume_does_what_a_kill_after_the_last_checkpoint_kept_the_run_from() {
+fn resuming_completes_what_a_kill_left_undone() {
     let workshop = Workshop::new();
     let every_five = ["runtime.evaluation.every_n_steps=5", "runtime.checkpoint.max_keep=1"];
     train(&workshop, "run", &every_five, &QUIET);
@@ -287,7 +287,7 @@ fn a_resume_does_what_a_kill_after_the_last_checkpoint_kept_the_run_from() {
 }
 
 #[test]
-fn a_resume_before_the_first_checkpoint_starts_at_the_beginning() {
+fn resuming_without_a_checkpoint_starts_at_step_0() {
     let workshop = Workshop::new();
     train(&workshop, "fresh", &[], &QUIET);
     train(&workshop, "resumed", &[], &resume(None));
@@ -295,7 +295,7 @@ fn a_resume_before_the_first_checkpoint_starts_at_the_beginning() {
 }
 
 #[test]
-fn what_may_not_change_on_resume_is_named_and_what_may_does() {
+fn resuming_names_settings_that_must_not_change() {
     let workshop = Workshop::new();
     train(&workshop, "run", &[], &RunOptions { max_steps: Some(5), ..QUIET });
     for (key, value) in [
@@ -318,7 +318,7 @@ fn what_may_not_change_on_resume_is_named_and_what_may_does() {
 }
 
 #[test]
-fn a_run_that_cannot_fit_is_refused_before_anything_is_written() {
+fn a_run_that_does_not_fit_writes_nothing() {
     let workshop = Workshop::new();
     let run = workshop.run("run", &["runtime.memory_limit=1MB"]);
     let directory = run.run_directory.clone();
@@ -330,7 +330,7 @@ fn a_run_that_cannot_fit_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn a_trainer_by_hand_gives_the_losses_of_the_loop_and_a_text() {
+fn a_manual_loop_has_the_losses_of_run_training() {
     let workshop = Workshop::new();
     train(&workshop, "loop", &[], &QUIET);
     let mut trainer = Trainer::new(workshop.run("hand", &[])).unwrap();
@@ -351,7 +351,7 @@ fn a_trainer_by_hand_gives_the_losses_of_the_loop_and_a_text() {
 }
 
 #[test]
-fn training_that_diverges_ends_with_its_own_code_and_keeps_what_was_good() {
+fn divergence_exits_with_6_and_keeps_earlier_checkpoints() {
     let workshop = Workshop::new();
     let overrides = [
         "scheduler.total_steps=200",
@@ -370,7 +370,7 @@ fn training_that_diverges_ends_with_its_own_code_and_keeps_what_was_good() {
 }
 
 #[test]
-fn a_text_too_small_to_hold_out_a_part_is_trained_on_without_evaluation() {
+fn a_text_too_small_to_hold_out_is_not_evaluated() {
     let workshop = Workshop::new();
     fs::write(workshop.path().join("text.jsonl"), "{\"text\": \"the cat sees the dog.\"}\n").unwrap();
     train(&workshop, "run", &[], &QUIET);
@@ -381,7 +381,7 @@ fn a_text_too_small_to_hold_out_a_part_is_trained_on_without_evaluation() {
 }
 
 #[test]
-fn data_that_cannot_be_read_any_further_leave_weights_that_go_on_when_they_are_back() {
+fn a_data_error_saves_and_resumes_once_data_is_back() {
     let workshop = Workshop::new();
     let overrides =
         ["scheduler.total_steps=300", "data.sequences_per_step=32", "runtime.evaluation.every_n_steps=null"];
@@ -399,13 +399,13 @@ fn data_that_cannot_be_read_any_further_leave_weights_that_go_on_when_they_are_b
 }
 
 #[test]
-fn a_trainer_can_be_moved_to_another_thread() {
+fn a_trainer_is_send() {
     fn is_send<T: Send>() {}
     is_send::<Trainer>();
 }
 
 #[test]
-fn what_was_run_is_written_down_and_can_be_run_again() {
+fn the_resolved_config_reproduces_the_run() {
     let workshop = Workshop::new();
     let run = workshop.run("run", &["data.batch_size=auto", "runtime.device=auto"]);
     let trainer = Trainer::new(run).unwrap();

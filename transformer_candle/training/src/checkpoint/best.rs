@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::files;
-use super::list::{Pruned, by_loss, list, mark_best};
+use super::list::{PruneResult, by_loss, list, mark_best};
 use super::manifest::Manifest;
 use super::staging::{put_in_place, remove_leftovers, sync_folder, temporary_path};
 use crate::error::checkpoint::{Result, failed};
@@ -12,9 +12,9 @@ use crate::error::checkpoint::{Result, failed};
 /// Puts a saved checkpoint also into `best_directory`, names it the best there, and keeps the `max_keep` with the
 /// lowest held-out loss. The files are hard links where the file system has them, so that they take no room of their
 /// own.
-pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -> Result<Pruned> {
+pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -> Result<PruneResult> {
     fs::create_dir_all(best_directory).map_err(failed("create", best_directory))?;
-    let mut pruned = Pruned { unremovable: remove_leftovers(best_directory)?, ..Pruned::default() };
+    let mut pruned = PruneResult { unremovable: remove_leftovers(best_directory)?, ..PruneResult::default() };
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let staging = temporary_path(best_directory, &name);
     fs::create_dir(&staging).map_err(failed("create", &staging))?;

@@ -1,4 +1,4 @@
-//! The folder of checkpoints: what is in it, where to go on, what to remove.
+//! Lists a folder of checkpoints, finds the one to resume from, and prunes old ones.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,7 +11,7 @@ use run_config::regular_file;
 use super::manifest::Manifest;
 use super::reader::Checkpoint;
 use super::staging::{remove_folder, remove_leftovers, replace_text};
-use crate::error::checkpoint::{CheckpointError, Damaged, Result, failed};
+use crate::error::checkpoint::{CheckpointError, CorruptedCheckpoint, Result, failed};
 
 /// The file that names the checkpoint a resume starts from.
 pub(super) const LATEST: &str = "latest";
@@ -20,7 +20,7 @@ const BEST: &str = "best";
 
 /// One checkpoint of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct CheckpointEntry {
     /// Its directory's name, `step-00001000`.
     pub name: String,
     /// The step it was saved at.
@@ -29,9 +29,9 @@ pub struct Listed {
     pub path: PathBuf,
 }
 
-impl Listed {
-    /// The checkpoint in this very directory, if its name is one's.
-    pub fn at(path: &Path) -> Option<Self> {
+impl CheckpointEntry {
+    /// The checkpoint in this directory, if it is named like one.
+    pub fn from_path(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_string_lossy().into_owned();
         let step = step_of(&name).filter(|_| path.is_dir())?;
         Some(Self { name, step, path: path.to_owned() })
@@ -48,12 +48,12 @@ impl Listed {
 pub struct NewestIntact {
     /// The checkpoint, every byte of which has been read.
     pub checkpoint: Checkpoint,
-    /// Newer ones that had to be passed over.
-    pub damaged: Vec<Damaged>,
+    /// Newer checkpoints that were skipped because they are corrupted.
+    pub corrupted: Vec<CorruptedCheckpoint>,
 }
 
 /// The checkpoints of a folder, by step. A folder that does not exist has none.
-pub fn list(directory: &Path) -> Result<Vec<Listed>> {
+pub fn list(directory: &Path) -> Result<Vec<CheckpointEntry>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -61,7 +61,7 @@ pub fn list(directory: &Path) -> Result<Vec<Listed>> {
     };
     let mut found = Vec::new();
     for entry in entries {
-        found.extend(Listed::at(&entry.map_err(failed("read", directory))?.path()));
+        found.extend(CheckpointEntry::from_path(&entry.map_err(failed("read", directory))?.path()));
     }
     found.sort_by_key(|checkpoint| checkpoint.step);
     Ok(found)
@@ -76,19 +76,19 @@ pub fn newest_intact(directory: &Path, cancel: &CancelToken) -> Result<NewestInt
     }
     let newest = latest_step(directory, &candidates);
     candidates.sort_by_key(|checkpoint| (checkpoint.step <= newest, checkpoint.step));
-    let mut damaged = Vec::new();
-    for Listed { name, path, .. } in candidates.into_iter().rev() {
+    let mut corrupted = Vec::new();
+    for CheckpointEntry { name, path, .. } in candidates.into_iter().rev() {
         match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verified(cancel)) {
-            Ok(checkpoint) => return Ok(NewestIntact { checkpoint, damaged }),
-            Err(CheckpointError::Damaged { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
-                damaged.push(Damaged { name, reason });
+            Ok(checkpoint) => return Ok(NewestIntact { checkpoint, corrupted }),
+            Err(CheckpointError::Corrupted { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
+                corrupted.push(CorruptedCheckpoint { name, reason });
             }
             Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted),
             // A disk that cannot read the file, or a folder without files, is as bad as a wrong byte.
-            Err(error) => damaged.push(Damaged { name, reason: error.to_string() }),
+            Err(error) => corrupted.push(CorruptedCheckpoint { name, reason: error.to_string() }),
         }
     }
-    Err(CheckpointError::NoneIntact { directory: directory.to_owned(), damaged })
+    Err(CheckpointError::NoneIntact { directory: directory.to_owned(), corrupted })
 }
 
 /// The checkpoint that `latest` names, if that one is there.
@@ -108,25 +108,25 @@ pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
 }
 
 /// The checkpoints with the lowest held-out loss measured at their own step, best first.
-pub(super) fn by_loss(checkpoints: &[Listed]) -> Vec<&Listed> {
-    let loss = |listed: &&Listed| Checkpoint::open(&listed.path).ok()?.state().ok()?.evaluation_loss;
+pub(super) fn by_loss(checkpoints: &[CheckpointEntry]) -> Vec<&CheckpointEntry> {
+    let loss = |listed: &&CheckpointEntry| Checkpoint::open(&listed.path).ok()?.state().ok()?.evaluation_loss;
     let mut judged: Vec<_> =
         checkpoints.iter().filter_map(|checkpoint| Some((loss(&checkpoint)?, checkpoint))).collect();
     judged.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     judged.into_iter().map(|(_, checkpoint)| checkpoint).collect()
 }
 
-/// What became of checkpoints that are no longer wanted.
+/// The result of pruning.
 #[derive(Debug, Default)]
-pub struct Pruned {
+pub struct PruneResult {
     /// The names of those removed.
     pub removed: Vec<String>,
-    /// Why others, or what killed writers left, could not be. They stay.
+    /// Errors of those, or of leftover staging directories, that could not be removed.
     pub unremovable: Vec<CheckpointError>,
 }
 
-impl Pruned {
-    pub(super) fn remove(&mut self, directory: &Path, checkpoint: &Listed) {
+impl PruneResult {
+    pub(super) fn remove(&mut self, directory: &Path, checkpoint: &CheckpointEntry) {
         match remove_folder(directory, &checkpoint.name) {
             Ok(()) => self.removed.push(checkpoint.name.clone()),
             Err(error) => self.unremovable.push(error),
@@ -137,8 +137,8 @@ impl Pruned {
 /// Removes all but the `keep_newest` newest checkpoints, the `keep_best` with the lowest held-out loss and the one
 /// that `best` names. Those beyond `latest` belong to an abandoned future and do not count as newest. What
 /// cannot be removed stays.
-pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<Pruned> {
-    let mut pruned = Pruned { unremovable: remove_leftovers(directory)?, ..Pruned::default() };
+pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<PruneResult> {
+    let mut pruned = PruneResult { unremovable: remove_leftovers(directory)?, ..PruneResult::default() };
     let checkpoints = list(directory)?;
     let latest = latest_step(directory, &checkpoints);
     let newest = checkpoints.iter().rev().filter(|checkpoint| checkpoint.step <= latest).take(keep_newest.max(1));
@@ -152,7 +152,7 @@ pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<P
 }
 
 /// The step that `latest` names; without a usable `latest`, the highest there is.
-fn latest_step(directory: &Path, checkpoints: &[Listed]) -> u64 {
+fn latest_step(directory: &Path, checkpoints: &[CheckpointEntry]) -> u64 {
     let named = latest(directory).and_then(|path| step_of(&path.file_name()?.to_string_lossy()));
     named.or_else(|| checkpoints.last().map(|checkpoint| checkpoint.step)).unwrap_or(0)
 }

@@ -59,16 +59,16 @@ impl Manifest {
         let path = directory.join(MANIFEST);
         let bytes = regular_file::read(&path).map_err(|error| unreadable(directory, MANIFEST, error))?;
         let manifest: Self = serde_json::from_slice(&bytes)
-            .map_err(|error| CheckpointError::damaged(directory, format!("{MANIFEST}: {error}")))?;
+            .map_err(|error| CheckpointError::corrupted(directory, format!("{MANIFEST}: {error}")))?;
         if let Some(name) = manifest.files.keys().find(|name| name.contains(['/', '\\'])) {
-            return Err(CheckpointError::damaged(
+            return Err(CheckpointError::corrupted(
                 directory,
                 format!("{MANIFEST} names {name:?}, which is not a file name"),
             ));
         }
         let expected = Self::new(manifest.step, manifest.files);
         if expected.to_bytes() != bytes {
-            return Err(CheckpointError::damaged(directory, format!("{MANIFEST} has been changed")));
+            return Err(CheckpointError::corrupted(directory, format!("{MANIFEST} has been changed")));
         }
         Ok(expected)
     }
@@ -91,14 +91,14 @@ impl Manifest {
     /// reading it.
     pub fn open(&self, directory: &Path, name: &str, cancel: &CancelToken) -> Result<VerifiedFile> {
         let Some(record) = self.files.get(name) else {
-            return Err(CheckpointError::damaged(directory, format!("{MANIFEST} does not list {name}")));
+            return Err(CheckpointError::corrupted(directory, format!("{MANIFEST} does not list {name}")));
         };
         VerifiedFile::open(directory, name, Some(record.clone()), cancel)
     }
 
     /// Proves size and content of every file.
     pub fn verify_files(&self, directory: &Path, cancel: &CancelToken) -> Result<()> {
-        // Sizes first: a truncated file is told in no time, before gigabytes are read.
+        // Sizes first: they reveal a truncated file before gigabytes are read.
         for name in self.files.keys() {
             self.open(directory, name, cancel)?;
         }
@@ -112,10 +112,10 @@ impl Manifest {
 /// Why a file of a checkpoint cannot be read: it is not what was written there, or the system refuses.
 fn unreadable(directory: &Path, name: &str, error: io::Error) -> CheckpointError {
     match error.kind() {
-        ErrorKind::NotFound => CheckpointError::damaged(directory, format!("{name} is missing")),
+        ErrorKind::NotFound => CheckpointError::corrupted(directory, format!("{name} is missing")),
         // How `regular_file` says that it is none.
         ErrorKind::InvalidInput | ErrorKind::IsADirectory => {
-            CheckpointError::damaged(directory, format!("{name} cannot be read: {error}"))
+            CheckpointError::corrupted(directory, format!("{name} cannot be read: {error}"))
         }
         _ => failed("open", &directory.join(name))(error),
     }
@@ -126,7 +126,7 @@ fn unreadable(directory: &Path, name: &str, error: io::Error) -> CheckpointError
 pub struct VerifiedFile {
     file: File,
     hasher: Sha256,
-    /// None for a file that no manifest vouches for (a model from elsewhere).
+    /// None for a file without a manifest (an external model).
     record: Option<FileRecord>,
     directory: std::path::PathBuf,
     name: String,
@@ -143,7 +143,7 @@ impl VerifiedFile {
             && record.bytes != bytes
         {
             let reason = format!("{name} has {bytes} bytes, {} were written", record.bytes);
-            return Err(CheckpointError::damaged(directory, reason));
+            return Err(CheckpointError::corrupted(directory, reason));
         }
         let (directory, name, cancel) = (directory.to_owned(), name.to_owned(), cancel.clone());
         Ok(Self { file, hasher: Sha256::new(), record, directory, name, bytes, cancel })
@@ -170,7 +170,7 @@ impl VerifiedFile {
         let found = hexadecimal(&self.hasher.finalize());
         match self.record {
             Some(record) if record.sha256 != found => {
-                Err(CheckpointError::damaged(&self.directory, format!("{} is not what was written", self.name)))
+                Err(CheckpointError::corrupted(&self.directory, format!("{} is not what was written", self.name)))
             }
             _ => Ok(()),
         }

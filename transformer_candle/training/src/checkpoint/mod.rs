@@ -1,5 +1,4 @@
-//! Checkpoints: directories that are Hugging Face models, that a kill at any instant cannot tear, and that know when
-//! they are damaged.
+//! Checkpoints: Hugging Face model directories, written atomically and verified by checksums.
 //!
 //! ```text
 //! checkpoints/
@@ -25,12 +24,12 @@ mod state;
 mod tests;
 mod tokenizer_files;
 
-pub use crate::error::checkpoint::{CheckpointError, Damaged, Result};
+pub use crate::error::checkpoint::{CheckpointError, CorruptedCheckpoint, Result};
 pub use best::keep_best_in;
 pub use files::MANIFEST as MANIFEST_FILE_NAME;
-pub use list::{Listed, NewestIntact, Pruned, best, latest, list, mark_best, newest_intact, prune};
+pub use list::{CheckpointEntry, NewestIntact, PruneResult, best, latest, list, mark_best, newest_intact, prune};
 pub use manifest::{FileRecord, Manifest};
 pub use reader::{Checkpoint, StoredModel};
 pub use save::{CheckpointContents, expected_bytes, save, step_name};
-pub use state::{BestEvaluation, Execution, FORMAT_VERSION, Products, TrainerState};
+pub use state::{BestEvaluation, Execution, FORMAT_VERSION, MatmulAlgorithms, TrainerState};
 pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, tokenizer_in};

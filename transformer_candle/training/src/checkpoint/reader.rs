@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::manifest::{Manifest, VerifiedFile};
 use super::{TrainerState, files, optimizer_file};
 use crate::engine::StateTensor;
-use crate::error::checkpoint::{CheckpointError, Result, failed, of_model};
+use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error};
 
 /// Of bf16.
 const SMALLEST_PARAMETER_BYTES: u64 = 2;
@@ -40,7 +40,7 @@ impl Checkpoint {
     /// Reads the manifest, if there is one.
     ///
     /// # Errors
-    /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Damaged`] if the manifest is not the
+    /// [`CheckpointError::Absent`] where there is neither checkpoint nor model; [`CheckpointError::Corrupted`] if the manifest is not the
     /// one that was written.
     pub fn open(directory: &Path) -> Result<Self> {
         exists(directory)?;
@@ -57,17 +57,17 @@ impl Checkpoint {
     /// The manifest.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] where there is none: training cannot be resumed from this directory.
+    /// [`CheckpointError::Corrupted`] where there is none: training cannot be resumed from this directory.
     pub fn manifest(&self) -> Result<&Manifest> {
         self.manifest
             .as_ref()
-            .ok_or_else(|| CheckpointError::damaged(&self.directory, format!("{} is missing", files::MANIFEST)))
+            .ok_or_else(|| CheckpointError::corrupted(&self.directory, format!("{} is missing", files::MANIFEST)))
     }
 
     /// Reads every file to its end, unless `cancel` says to stop.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] names the first file that is not what was written.
+    /// [`CheckpointError::Corrupted`] names the first file that is not what was written.
     pub fn verified(self, cancel: &CancelToken) -> Result<Self> {
         self.manifest()?.verify_files(&self.directory, cancel)?;
         Ok(self)
@@ -88,9 +88,10 @@ impl Checkpoint {
     pub fn model(&self) -> Result<StoredModel> {
         let mut file = self.open_file(files::CONFIG, &CancelToken::new())?;
         let parsed = serde_json::from_reader(&mut file)
-            .map_err(|error| CheckpointError::damaged(&self.directory, format!("{}: {error}", files::CONFIG)));
+            .map_err(|error| CheckpointError::corrupted(&self.directory, format!("{}: {error}", files::CONFIG)));
         let config: Value = verified(file, parsed)?;
-        let shape = hugging_face::shape_from_config_json(&config).map_err(|error| of_model(&self.directory, error))?;
+        let shape =
+            hugging_face::shape_from_config_json(&config).map_err(|error| from_model_error(&self.directory, error))?;
         check_size(&self.directory, &shape)?;
         let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
         let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
@@ -103,7 +104,7 @@ impl Checkpoint {
         let mut file = self.open_file(files::MODEL, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::MODEL));
         let filled = hugging_face::read_weights(&mut file, bytes, &path, shape, weights);
-        verified(file, filled.map_err(|error| of_model(&self.directory, error)))
+        verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
     }
 
     /// Fills the optimizer's state, unless `cancel` says to stop. On an error it holds part of it.
@@ -111,7 +112,7 @@ impl Checkpoint {
         let mut file = self.manifest()?.open(&self.directory, files::OPTIMIZER, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::OPTIMIZER));
         let filled = optimizer_file::read(&mut file, bytes, &path, shape, state);
-        verified(file, filled.map_err(|error| of_model(&self.directory, error)))
+        verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
     }
 
     fn open_file(&self, name: &str, cancel: &CancelToken) -> Result<VerifiedFile> {
@@ -137,12 +138,12 @@ fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
                 ),
             ))
         }
-        // What is wrong with the file is told when it is read.
+        // Other errors of the file are reported when it is read.
         _ => Ok(()),
     }
 }
 
-/// A file that is not what was written is damaged, whatever else its content led to.
+/// A file that is not what was written is corrupted, whatever else its content led to.
 fn verified<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
     file.finish()?;
     read

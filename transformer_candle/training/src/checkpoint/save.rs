@@ -12,7 +12,7 @@ use super::list::LATEST;
 use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_text};
 use super::{TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
-use crate::error::checkpoint::{CheckpointError, Result, failed, is_full, of_model};
+use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error, is_full};
 
 /// What a checkpoint is made of. The buffers are flat, laid out as `model::parameters` says.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub fn step_name(step: u64) -> String {
 }
 
 /// Saves a checkpoint into the folder of checkpoints and makes it the latest. It is there whole when this returns,
-/// durable, and not at all when this fails; a damaged checkpoint of the same step is replaced.
+/// durable, and not at all when this fails; a corrupted checkpoint of the same step is replaced.
 pub fn save(directory: &Path, contents: &CheckpointContents) -> Result<PathBuf> {
     save_through(directory, contents, &create_file)
 }
@@ -70,7 +70,7 @@ pub(super) fn save_through(directory: &Path, contents: &CheckpointContents, crea
 
 fn prepare(directory: &Path) -> Result<()> {
     fs::create_dir_all(directory).map_err(failed("create", directory))?;
-    // What cannot be removed is told of when old checkpoints are.
+    // Pruning reports what cannot be removed.
     remove_leftovers(directory).map(drop)
 }
 
@@ -89,11 +89,11 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Res
     staging.bytes(files::STATE, &state.to_bytes())?;
     staging.file(files::MODEL, |writer: &mut dyn Write| {
         hugging_face::write_weights(writer, &path(files::MODEL), shape, weights)
-            .map_err(|error| of_model(directory, error))
+            .map_err(|error| from_model_error(directory, error))
     })?;
     staging.file(files::OPTIMIZER, |writer: &mut dyn Write| {
         optimizer_file::write(writer, &path(files::OPTIMIZER), shape, optimizer)
-            .map_err(|error| of_model(directory, error))
+            .map_err(|error| from_model_error(directory, error))
     })?;
     staging.commit(state.step)
 }

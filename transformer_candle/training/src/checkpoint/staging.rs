@@ -99,7 +99,7 @@ impl Drop for StagingDirectory<'_> {
     }
 }
 
-/// Renames a folder; one that stands there already (a damaged one, or the same step again) is swapped and removed. If that
+/// Renames a folder; one that stands there already (a corrupted one, or the same step again) is swapped and removed. If that
 /// cannot be, it stays under the staging name, of which pruning tells.
 pub(super) fn put_in_place(folder: &Path, place: &Path) -> Result<()> {
     if place.exists() {
@@ -163,7 +163,7 @@ fn has_lost_files(checkpoint: &Path) -> bool {
     }
 }
 
-/// Removes what killed writers left; returns what could not be. The run's lock means that nobody else is writing here.
+/// Removes staging directories of killed writers; returns the errors. The run's lock excludes concurrent writers.
 pub(super) fn remove_leftovers(parent: &Path) -> Result<Vec<CheckpointError>> {
     let mut left = Vec::new();
     for entry in fs::read_dir(parent).map_err(failed("read", parent))? {

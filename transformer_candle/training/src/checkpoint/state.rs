@@ -1,4 +1,4 @@
-//! `trainer_state.json`: everything a run needs to go on that is not a tensor.
+//! `trainer_state.json`: everything a run needs to resume that is not a tensor.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,13 +9,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::files::pretty;
+use crate::config_fingerprint::ConfigFingerprint;
 use crate::error::checkpoint::{CheckpointError, Result};
 
 /// The one format this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// The trainer's state at a checkpoint. It holds no clock and no host name: the same run writes the same bytes (on a GPU, with the
-/// same choices of products).
+/// The trainer's state at a checkpoint. It holds neither time nor host name: the same run writes the same bytes (on a GPU, with
+/// the same GEMM algorithms).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerState {
@@ -25,28 +26,29 @@ pub struct TrainerState {
     pub step: u64,
     /// Target tokens trained on so far.
     pub tokens: u64,
-    /// Where the data stream stands ([`dataset`]'s cursor, O(lanes) bytes).
+    /// The data stream's position ([`dataset`]'s cursor).
     pub cursor: Value,
     /// The run's seed.
     pub seed: u64,
-    /// What may not change on resume, key by key, so that a refusal can name the key.
-    pub identity: BTreeMap<String, Value>,
-    /// The held-out loss measured at this very step, if it was; the checkpoints with the lowest are kept.
+    /// The settings that must not change on resume, by config key.
+    #[serde(rename = "identity")]
+    pub fingerprint: ConfigFingerprint,
+    /// The held-out loss at this step, if it was evaluated; the checkpoints with the lowest are kept.
     pub evaluation_loss: Option<f64>,
     /// The best evaluation so far, if there was one.
     pub best: Option<BestEvaluation>,
-    /// How its steps are computed; none in checkpoints from before it was kept.
+    /// How its steps are computed; none in old checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execution: Option<Execution>,
-    /// How a GPU computed matrix products; none on a CPU.
-    #[serde(default)]
-    pub products: Option<Products>,
-    /// How far the run's ledger is vouched for; none in checkpoints from before there was one.
+    /// The GEMM algorithms that a GPU used; none on a CPU.
+    #[serde(default, rename = "products")]
+    pub matmul_algorithms: Option<MatmulAlgorithms>,
+    /// The head of the run's ledger at this checkpoint; none in old checkpoints.
     #[serde(default)]
     pub ledger: Option<LedgerHead>,
 }
 
-/// How an optimizer step is computed. Each way rounds a little differently: a run is resumed bit for bit only with the same.
+/// How an optimizer step is computed. Each split rounds differently: resuming is bit-exact only with the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Execution {
@@ -54,7 +56,7 @@ pub struct Execution {
     pub micro_batch: usize,
     /// Micro-batches of an optimizer step.
     pub gradient_accumulation_steps: usize,
-    /// What is computed again in the backward pass.
+    /// What the backward pass recomputes.
     pub activation_recompute: ActivationRecompute,
 }
 
@@ -65,24 +67,24 @@ impl Execution {
     }
 }
 
-/// How a GPU computes matrix products. The choices are found by measuring, and each rounds a little differently: a run goes on bit
-/// for bit only with the same.
+/// The GEMM algorithm and kernel variants that a GPU chose by timing them. Each rounds differently: resuming is bit-exact only
+/// with the same choices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Products {
+pub struct MatmulAlgorithms {
     /// The GPU and the libraries that the choices are for.
     pub fingerprint: String,
-    /// The choice for each product that was computed.
+    /// The algorithm or variant chosen for each operation and shape.
     pub choices: BTreeMap<String, String>,
 }
 
-/// The lowest held-out loss seen, and where.
+/// The lowest held-out loss so far and its step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BestEvaluation {
     /// The step it was measured at.
     pub step: u64,
-    /// Mean nats a token.
+    /// Mean nats per token.
     pub loss: f64,
 }
 
@@ -97,7 +99,7 @@ impl TrainerState {
             format_version: u32,
         }
         let unreadable =
-            |error: serde_json::Error| CheckpointError::damaged(directory, format!("trainer_state.json: {error}"));
+            |error: serde_json::Error| CheckpointError::corrupted(directory, format!("trainer_state.json: {error}"));
         let Version { format_version } = serde_json::from_slice(bytes).map_err(unreadable)?;
         if format_version != FORMAT_VERSION {
             return Err(CheckpointError::mismatch(

@@ -13,16 +13,16 @@ use serde::Serialize;
 
 use super::Output;
 use crate::Result;
-use crate::device::{self, ChosenDevice};
+use crate::device::{self, DeviceSelection};
 use crate::engine::{Engine, model_shape, synthetic};
 use crate::memory_plan::{self, MemoryPlan};
 use crate::stop::StopSignal;
 
-/// How long the pass that measures operations one by one takes, in seconds, and how many steps at least and at most.
+/// Duration in seconds of the pass that times operations one by one, and its minimum and maximum number of steps.
 const MEASURED_SECONDS: f64 = 0.5;
 const MEASURED_STEPS: [f64; 2] = [2.0, 50.0];
-/// The largest product that a GPU's speed is measured with, rows and columns.
-const LARGEST_PRODUCT: usize = 8192;
+/// M, N and K of the largest GEMM that measures a GPU's speed.
+const MAX_GEMM_SIZE: usize = 8192;
 /// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
 const DOCUMENT_TOKENS: usize = 700;
 
@@ -53,20 +53,20 @@ pub struct BenchReport {
     pub device: String,
     /// Optimizer steps measured, as many as were asked for or as the budget allowed.
     pub steps: u32,
-    /// Target tokens a second.
+    /// Target tokens per second.
     pub tokens_per_second: f64,
-    /// Model FLOPs of a token: six a weight that takes part in a product, and 6 L A T of causal attention, counted whatever is
+    /// Model FLOPs per token: 6 per weight in a matmul, plus 6 L A T for causal attention, regardless of what is
     /// recomputed ([`model::ModelShape::flops_per_token`]).
     pub model_flops_per_token: f64,
-    /// The same a second.
+    /// Model FLOPs per second.
     pub model_flops_per_second: f64,
     /// That over `nominal_flops_per_second`.
     pub mfu: Option<f64>,
     /// The GPU's nominal BF16 peak, dense; none where it is not known, as on a CPU or a MIG slice.
     pub nominal_flops_per_second: Option<f64>,
-    /// That over what a large BF16 product reached in this very run; none on a CPU.
+    /// Model FLOPs over those of a large BF16 GEMM measured in the same run; none on a CPU.
     pub mfu_measured: Option<f64>,
-    /// What that product reached.
+    /// FLOPs per second of that GEMM.
     pub product_flops_per_second: Option<f64>,
     /// Bytes of the planned buffers.
     pub memory_bytes: u64,
@@ -103,9 +103,9 @@ impl TimeBudget {
 pub enum StepPart {
     /// Attention, both directions.
     Attention,
-    /// Matrix products, but for the head's.
+    /// Matmuls, except the head's.
     Gemm,
-    /// The head's products, softmax and loss.
+    /// The head's matmuls, softmax and loss.
     HeadAndLoss,
     /// Norms, rotation, `SwiGLU`, embedding, copies: what only moves bytes.
     NormAndPointwise,
@@ -123,7 +123,7 @@ impl StepPart {
             Some("linear") => Self::Gemm,
             Some("head_cross_entropy") => Self::HeadAndLoss,
             Some("adamw" | "grad_norm") => Self::Optimizer,
-            // Nearly all of it is the gradients', four bytes a parameter.
+            // Mostly the gradients, 4 bytes per parameter.
             _ if operation == "Buffer::zero" => Self::Optimizer,
             _ => Self::NormAndPointwise,
         }
@@ -145,14 +145,14 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let budget = TimeBudget::new(options.seconds);
     let mut run = RunConfig::load_for_planning(&options.config, &options.overrides)?;
     run.config.runtime.device = options.device.unwrap_or(run.config.runtime.device);
-    let ChosenDevice { device, notes } = device::choose(&mut run)?;
+    let DeviceSelection { device, notes } = device::select_for_training(&mut run)?;
     for note in notes {
         tracing::warn!("{note}");
     }
     let plan = MemoryPlan::here(&run, &device)?;
     plan.check()?;
     let free = device.as_cuda().map(free_bytes).transpose()?;
-    let product = device.as_cuda().map(|cuda| product_speed(cuda, &run.config)).transpose()?;
+    let gemm = device.as_cuda().map(|cuda| gemm_flops(cuda, &run.config)).transpose()?;
     let mut bench = Bench::new(&run.config, &plan, &device)?;
     let (steps, seconds) = bench.step_seconds(options.steps, budget)?;
     let used = device.as_cuda().map(free_bytes).transpose()?.zip(free).map(|(now, before)| before.saturating_sub(now));
@@ -168,8 +168,8 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         model_flops_per_second,
         mfu: nominal.map(|peak| model_flops_per_second / peak),
         nominal_flops_per_second: nominal,
-        mfu_measured: product.map(|peak| model_flops_per_second / peak),
-        product_flops_per_second: product,
+        mfu_measured: gemm.map(|peak| model_flops_per_second / peak),
+        product_flops_per_second: gemm,
         memory_bytes: plan.bytes,
         memory_used_bytes: used,
         micro_batch: plan.micro_batch,
@@ -188,9 +188,9 @@ fn free_bytes(cuda: &Cuda) -> Result<u64> {
     Ok(cuda.memory()?.free)
 }
 
-/// FLOPs a second of a BF16 product that is no smaller than the config's own.
-fn product_speed(cuda: &Cuda, config: &RunConfig) -> Result<f64> {
-    let size = (4 * config.model.hidden_size).next_power_of_two().min(LARGEST_PRODUCT);
+/// FLOPs per second of a BF16 GEMM at least as large as the config's.
+fn gemm_flops(cuda: &Cuda, config: &RunConfig) -> Result<f64> {
+    let size = (4 * config.model.hidden_size).next_power_of_two().min(MAX_GEMM_SIZE);
     Ok(cuda.measure_product_flops(size)?)
 }
 
@@ -258,7 +258,7 @@ fn steps_to_measure(seconds: f64) -> u32 {
     (MEASURED_SECONDS / seconds).clamp(least, most) as u32
 }
 
-/// Seconds a step of each part.
+/// Seconds per step of each part.
 fn by_part(times: &BTreeMap<&'static str, Duration>, steps: u32) -> BTreeMap<StepPart, f64> {
     let mut parts: BTreeMap<StepPart, f64> = StepPart::ALL.into_iter().map(|part| (part, 0.0)).collect();
     for (operation, time) in times {
@@ -294,12 +294,12 @@ mod tests {
     }
 
     #[test]
-    fn short_steps_are_measured_oftener() {
+    fn short_steps_are_measured_more_often() {
         assert_eq!([1e-4, 0.012, 0.3, 600.0].map(steps_to_measure), [50, 41, 2, 2]);
     }
 
     #[test]
-    fn the_parts_and_the_rest_add_up_to_the_step() {
+    fn parts_and_other_add_up_to_the_step() {
         let times = BTreeMap::from([
             ("linear::forward", Duration::from_millis(40)),
             ("linear::backward_input", Duration::from_millis(20)),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_allows_the_steps_that_end_in_it() {
+    fn a_time_budget_limits_the_steps() {
         assert_eq!(TimeBudget::new(None).steps(1e9), u32::MAX);
         let budget = TimeBudget::new(Some(1000));
         assert_eq!([2000.0, 300.0, 99.0].map(|seconds| budget.steps(seconds)), [0, 3, 10]);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn without_steps_for_the_parts_the_step_alone_is_told() {
+    fn without_part_timings_only_the_step_is_reported() {
         assert_eq!(milliseconds(0.05, None), BTreeMap::from([("step", 50.0)]));
     }
 }

@@ -9,7 +9,7 @@ use super::Output;
 use super::model_source::{checkpoints_in, experiment_folder};
 use super::output::print_error;
 use crate::Result;
-use crate::checkpoint::{self, Checkpoint, CheckpointError, Listed};
+use crate::checkpoint::{self, Checkpoint, CheckpointEntry, CheckpointError};
 use crate::stop::StopSignal;
 
 /// What can be asked about checkpoints.
@@ -47,7 +47,7 @@ pub(super) fn main(command: &CheckpointCommand, output: &mut dyn Output, stop: &
 
 impl CheckpointLocation {
     /// The folder of checkpoints and those that are meant, at least one.
-    fn checkpoints(&self) -> Result<(PathBuf, Vec<Listed>)> {
+    fn checkpoints(&self) -> Result<(PathBuf, Vec<CheckpointEntry>)> {
         let folder = match (&self.directory, &self.experiment) {
             (None, Some(name)) => experiment_folder(name)?,
             (directory, _) => directory.clone().unwrap_or_default(),
@@ -57,7 +57,7 @@ impl CheckpointLocation {
             None => folder.canonicalize().unwrap_or(folder),
             Some(_) => folder,
         };
-        if let Some(one) = Listed::at(&folder) {
+        if let Some(one) = CheckpointEntry::from_path(&folder) {
             return Ok((folder.parent().unwrap_or(&folder).to_owned(), vec![one]));
         }
         let directory = checkpoints_in(&folder);
@@ -69,13 +69,13 @@ impl CheckpointLocation {
     }
 }
 
-fn table(directory: &Path, checkpoints: &[Listed]) -> String {
+fn table(directory: &Path, checkpoints: &[CheckpointEntry]) -> String {
     let (latest, best) = (checkpoint::latest(directory), checkpoint::best(directory));
     let mut text = String::new();
     for checkpoint in checkpoints {
         let size = match checkpoint.bytes() {
             Ok(bytes) => format!("{:>10.1} MB", bytes as f64 / 1e6),
-            Err(_) => "damaged".to_owned(),
+            Err(_) => "corrupted".to_owned(),
         };
         let is = |pointer: &Option<PathBuf>| pointer.as_ref() == Some(&checkpoint.path);
         let marks = [("latest", is(&latest)), ("best", is(&best))];
@@ -86,12 +86,12 @@ fn table(directory: &Path, checkpoints: &[Listed]) -> String {
     text
 }
 
-/// One line a checkpoint; 5 if one of them is damaged.
-fn verify(checkpoints: &[Listed], output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
+/// One line a checkpoint; 5 if one of them is corrupted.
+fn verify(checkpoints: &[CheckpointEntry], output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
     let mut code = 0;
-    for Listed { path, .. } in checkpoints {
+    for CheckpointEntry { path, .. } in checkpoints {
         match verified_files(path, stop) {
-            Ok(files) => output.print(&format!("{}  sound, {files} files\n", path.display()))?,
+            Ok(files) => output.print(&format!("{}  intact, {files} files\n", path.display()))?,
             Err(CheckpointError::Interrupted) => return Err(CheckpointError::Interrupted.into()),
             Err(error) => {
                 print_error(&error);

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_tells_what_its_options_are() {
+    fn every_command_declares_its_options() {
         let commands = declared();
         let names: Vec<_> = commands.iter().map(|command| command.name.as_str()).collect();
         assert_eq!(names, ["train", "plan", "generate", "evaluate", "bench", "validate-data"]);

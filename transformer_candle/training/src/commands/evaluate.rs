@@ -11,10 +11,10 @@ use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::{ModelSource, Output};
 use crate::checkpoint::{self, Checkpoint, StoredModel, TrainerState};
-use crate::device::{self, ChosenDevice};
+use crate::config_fingerprint;
+use crate::device::{self, DeviceSelection};
 use crate::engine::{EvaluationBuffers, MicroBatch};
 use crate::evaluation;
-use crate::identity;
 use crate::memory_plan::require_room;
 use crate::pool::{self, in_pool};
 use crate::report::{ComponentEvaluation, EvaluationReport};
@@ -81,7 +81,7 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     let sequences = config.data.sequences_per_step.min(USUAL_BATCH);
     let needed =
         |device: &kernels::Device| EvaluationBuffers::new(&config, &shape, sequences, device.kind()).plan.bytes();
-    let ChosenDevice { device, notes } = device::choose_for(options.device, &shape, needed)?;
+    let DeviceSelection { device, notes } = device::select_for_inference(options.device, &shape, needed)?;
     warn_of(&notes);
     let buffers = EvaluationBuffers::new(&config, &shape, sequences, device.kind());
     require_room(buffers.plan.bytes(), &device, || format!("evaluating the model in {}", directory.display()))?;
@@ -113,7 +113,7 @@ pub(super) fn main(options: &EvaluateOptions, output: &mut dyn Output, stop: &St
         return Ok(0);
     }
     let EvaluationReport { loss, perplexity, bits_per_byte, tokens, components, .. } = report;
-    let bits = bits_per_byte.map_or_else(String::new, |bits| format!("  {bits:.3} bits a byte"));
+    let bits = bits_per_byte.map_or_else(String::new, |bits| format!("  {bits:.3} bits per byte"));
     output.print(&format!("loss {loss:.4}  perplexity {perplexity:.2}{bits}  ({tokens} tokens)\n"))?;
     for ComponentEvaluation { name, share, loss, tokens, .. } in components {
         output.print(&format!("  {:.1}% {name}: loss {loss:.4}  ({tokens} tokens)\n", 100.0 * share))?;
@@ -130,7 +130,7 @@ fn run_of(directory: &Path, state: Option<&TrainerState>) -> Option<Result<Resol
     let tokenizer = |_: &Path| Some(checkpoint::tokenizer_in(&directory));
     let mut run = RunConfig::load_with_checkpoint(&config, &[], &tokenizer).map_err(TrainerError::from);
     if let (Ok(run), Some(state)) = (&mut run, state) {
-        identity::recall_revisions(&state.identity, run);
+        config_fingerprint::restore_revisions(&state.fingerprint, run);
     }
     Some(run)
 }

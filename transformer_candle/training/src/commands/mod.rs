@@ -36,7 +36,7 @@ pub enum Command {
     /// Streams the data set that `streaming_config.json` beside the config names; without that file it reads
     /// `data.train_shards`.
     Train(train::TrainOptions),
-    /// Tell what a config needs: parameters, memory by category, FLOPs, disk.
+    /// Show what a config needs: parameters, memory by category, FLOPs, disk.
     Plan(plan::PlanOptions),
     /// Continue a text with a trained model.
     Generate(generate::GenerateOptions),

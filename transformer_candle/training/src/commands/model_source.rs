@@ -24,15 +24,15 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// The model's directory, unless `cancel` says to stop. Damaged checkpoints that were passed over are warned about.
+    /// The model's directory, unless `cancel` says to stop. Warns of corrupted checkpoints that it skips.
     pub fn directory(&self, cancel: &CancelToken) -> Result<PathBuf> {
         let folder = self.folder()?;
         if folder.join("config.json").exists() || folder.join(checkpoint::MANIFEST_FILE_NAME).exists() {
             return Ok(folder);
         }
         let newest = checkpoint::newest_intact(&checkpoints_in(&folder), cancel)?;
-        for damaged in &newest.damaged {
-            tracing::warn!("checkpoint {} is damaged ({}) and passed over", damaged.name, damaged.reason);
+        for corrupted in &newest.corrupted {
+            tracing::warn!("checkpoint {} is corrupted and was skipped: {}", corrupted.name, corrupted.reason);
         }
         Ok(newest.checkpoint.directory().to_owned())
     }

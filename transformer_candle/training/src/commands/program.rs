@@ -26,7 +26,7 @@ pub fn run<C: CommandFactory + FromArgMatches>(
 fn guarded(command: impl FnOnce() -> Result<u8> + UnwindSafe) -> ExitCode {
     log_to_stderr();
     // Without it a limit on the size of files ends the program where it is met, which it may not be.
-    let _ = stop::outlive_file_size_limit();
+    let _ = stop::ignore_file_size_signal();
     panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or_else(String::new, |location| format!(" at {location}"));
         let reason = panic.payload_as_str().unwrap_or("no reason given").trim_end();
@@ -45,7 +45,7 @@ fn guarded(command: impl FnOnce() -> Result<u8> + UnwindSafe) -> ExitCode {
 /// Warnings, or what `RUST_LOG` asks for.
 pub(super) fn log_to_stderr() {
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into()).from_env_lossy();
-    // A log that is set up already, by whoever called, stays.
+    // Keeps a subscriber that the caller has installed.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| LogWriter)

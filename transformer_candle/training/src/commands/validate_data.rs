@@ -14,8 +14,8 @@ use super::Output;
 use super::model_source::checkpoints_in;
 
 use crate::checkpoint::{self, TrainerState};
+use crate::config_fingerprint;
 use crate::engine::model_shape;
-use crate::identity;
 use crate::stop::StopSignal;
 use crate::trainer::{DataPlan, LEDGER, cursor_of};
 use crate::{Result, TrainerError};
@@ -34,10 +34,10 @@ pub struct ValidateDataOptions {
     pub json: bool,
 }
 
-/// What was proven, up to the newest sound checkpoint.
+/// The result of the audit, up to the newest intact checkpoint.
 #[derive(Debug, Clone, Serialize)]
 pub struct DataReport {
-    /// The step of the checkpoint that vouches for the ledger.
+    /// The step of the checkpoint that holds the ledger's head.
     pub step: u64,
     /// Steps in the ledger.
     pub steps: u64,
@@ -45,7 +45,7 @@ pub struct DataReport {
     pub targets: u64,
     /// What they took of each component; one where the data are no mixture.
     pub components: Vec<ComponentReport>,
-    /// Steps whose batch was made again, equal.
+    /// Steps whose batch was rebuilt and is identical.
     pub replayed: Vec<u64>,
     /// What does not fit; empty where every document was used exactly once.
     pub problems: Vec<String>,
@@ -64,8 +64,8 @@ pub struct ComponentReport {
 /// Audits a run, unless the signal is raised meanwhile.
 ///
 /// # Errors
-/// [`TrainerError::Request`] where this is no run, or a step to be made again is not in its ledger;
-/// [`TrainerError::Data`] where the ledger is not what the checkpoint vouches for, or the data cannot be read.
+/// [`TrainerError::Request`] if this is not a run's directory, or a step to replay is not in its ledger;
+/// [`TrainerError::Data`] if the ledger does not match the checkpoint's head, or the data cannot be read.
 pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) -> Result<DataReport> {
     let cancel = stop.cancel_token();
     let directory = &absolute(&options.run).unwrap_or_else(|_| options.run.clone());
@@ -79,9 +79,9 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     let mut run =
         RunConfig::load_with_checkpoint(&config, &[], &|_| Some(checkpoint::tokenizer_in(newest.directory())))?;
     let state = newest.state()?;
-    identity::recall_revisions(&state.identity, &mut run);
+    config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
     let head = state.ledger.clone().ok_or_else(|| no_ledger(directory))?;
-    let data = DataPlan::of(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
+    let data = DataPlan::new(&run, model_shape(&run.config)?.vocab_size, hub, &cancel)?;
     let DataPlan { mixture, settings, tokenizer } = &data;
     let path = directory.join(LEDGER);
     let ended = ended(&run, &state, &data, &cancel)?;
@@ -90,7 +90,7 @@ pub fn run(options: &ValidateDataOptions, hub: &HubSettings, stop: &StopSignal) 
     for &step in &options.replay {
         if !(first..=state.step).contains(&step) {
             let (ledger, last) = (path.display(), state.step);
-            let message = format!("step {step} cannot be made again: {ledger} has the steps {first} to {last}");
+            let message = format!("step {step} cannot be replayed: {ledger} has steps {first} to {last}");
             return Err(TrainerError::Request(message));
         }
         replay(&path, &head, step, mixture, settings, tokenizer)?;
@@ -137,7 +137,7 @@ impl fmt::Display for DataReport {
             }
         }
         for step in &self.replayed {
-            writeln!(f, "step {step}: its batch was made again, equal")?;
+            writeln!(f, "step {step}: its batch was rebuilt and is identical")?;
         }
         self.problems.iter().try_for_each(|problem| writeln!(f, "problem: {problem}"))
     }

@@ -1,4 +1,4 @@
-//! What a GPU has of memory, as far as it tells.
+//! A GPU's total and free memory and its nominal speed.
 
 use kernels::{
     Device,
@@ -14,7 +14,7 @@ pub struct GpuMemory {
     pub total: u64,
     /// What is left beside the context of this program and whatever else runs there; none before the GPU is opened.
     pub free: Option<u64>,
-    /// Nominal BF16 operations a second.
+    /// Nominal BF16 FLOPs per second.
     pub peak: Option<f64>,
 }
 

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_micro_batch_travels_while_one_is_worked_on() {
+    fn the_next_micro_batch_uploads_during_compute() {
         let (mut micro_batch, batch) = (micro_batch(Packing::Concat), batch(3));
         let pieces: Vec<_> = micro_batch.cut(&batch).collect();
         assert_eq!(pieces, [0..2, 2..3]);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn where_documents_begin_travels_only_where_they_are_kept_apart() {
+    fn document_starts_upload_only_with_document_packing() {
         assert!(micro_batch(Packing::Concat).documents_N.is_none());
         let mut micro_batch = micro_batch(Packing::Documents);
         let batch = Batch { document_starts: Some(vec![0, 0, 2, 0, 1, 2, 0, 1, 1]), ..batch(3) };
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_the_model_does_not_have_never_travels() {
+    fn an_unknown_token_is_not_uploaded() {
         let mut micro_batch = micro_batch(Packing::Concat);
         for (token, target) in [(100, 1), (1, 100), (1, -1), (u32::MAX, 1)] {
             let batch = Batch { inputs: vec![token; T], targets: vec![target; T], ..batch(1) };

@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint, each with the way out.
+//! Errors of checkpoints.
 
 use std::fmt::Write as _;
 use std::io;
@@ -8,7 +8,7 @@ use super::exit_code::ExitCode;
 
 /// A corrupted checkpoint, and why it is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damaged {
+pub struct CorruptedCheckpoint {
     /// The directory's name, `step-00001000`.
     pub name: String,
     /// The first thing found wrong with it.
@@ -20,21 +20,21 @@ pub struct Damaged {
 pub enum CheckpointError {
     /// One named checkpoint is not what was written.
     #[error(
-        "checkpoint {directory} is damaged: {reason}; take another one (`transformer-candle checkpoint list` shows them)"
+        "checkpoint {directory} is corrupted: {reason}; take another one (`transformer-candle checkpoint list` shows them)"
     )]
-    Damaged {
+    Corrupted {
         /// The checkpoint's directory.
         directory: PathBuf,
         /// The first thing found wrong with it.
         reason: String,
     },
     /// There are checkpoints, none of them intact.
-    #[error("no sound checkpoint is left in {directory}:{}", listed(damaged))]
+    #[error("no intact checkpoint is left in {directory}:{}", listed(corrupted))]
     NoneIntact {
         /// The folder of checkpoints.
         directory: PathBuf,
         /// Each one with its reason.
-        damaged: Vec<Damaged>,
+        corrupted: Vec<CorruptedCheckpoint>,
     },
     /// Nothing has been saved there.
     #[error(
@@ -94,7 +94,7 @@ pub enum CheckpointError {
         /// The system's answer.
         source: io::Error,
     },
-    /// Whoever waited for the checkpoint gave up waiting.
+    /// Reading was cancelled.
     #[error("stopped while reading a checkpoint")]
     Interrupted,
     /// A buffer of the trainer could not be read or written.
@@ -102,14 +102,14 @@ pub enum CheckpointError {
     Kernel(#[from] kernels::Error),
 }
 
-/// What reading and writing checkpoints returns.
+/// The result type of checkpoint functions.
 pub type Result<T> = std::result::Result<T, CheckpointError>;
 
 impl CheckpointError {
     /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
         let code = match self {
-            Self::Damaged { .. } | Self::NoneIntact { .. } => ExitCode::CheckpointCorrupted,
+            Self::Corrupted { .. } | Self::NoneIntact { .. } => ExitCode::CheckpointCorrupted,
             Self::Absent { .. } | Self::Mismatch { .. } => ExitCode::WrongRequest,
             Self::NoSpace { .. }
             | Self::FileSizeLimit { .. }
@@ -120,8 +120,8 @@ impl CheckpointError {
         code as u8
     }
 
-    pub(crate) fn damaged(directory: &Path, reason: impl Into<String>) -> Self {
-        Self::Damaged { directory: directory.to_owned(), reason: reason.into() }
+    pub(crate) fn corrupted(directory: &Path, reason: impl Into<String>) -> Self {
+        Self::Corrupted { directory: directory.to_owned(), reason: reason.into() }
     }
 
     pub(crate) fn mismatch(directory: &Path, reason: impl Into<String>) -> Self {
@@ -136,11 +136,11 @@ pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
 }
 
 /// An error of the tensor files, as one of the checkpoint they are in.
-pub(crate) fn of_model(directory: &Path, error: model::Error) -> CheckpointError {
+pub(crate) fn from_model_error(directory: &Path, error: model::Error) -> CheckpointError {
     match error {
         model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
         model::Error::Kernel(error) => error.into(),
-        model::Error::Malformed { .. } => CheckpointError::damaged(directory, error.to_string()),
+        model::Error::Malformed { .. } => CheckpointError::corrupted(directory, error.to_string()),
         other => CheckpointError::mismatch(directory, other.to_string()),
     }
 }
@@ -150,8 +150,8 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-fn listed(damaged: &[Damaged]) -> String {
-    damaged.iter().fold(String::new(), |mut text, Damaged { name, reason }| {
+fn listed(corrupted: &[CorruptedCheckpoint]) -> String {
+    corrupted.iter().fold(String::new(), |mut text, CorruptedCheckpoint { name, reason }| {
         let _ = write!(text, " {name}: {reason};");
         text
     })

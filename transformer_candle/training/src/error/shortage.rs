@@ -1,4 +1,4 @@
-//! What a run that does not fit in memory is told.
+//! The error of a run that does not fit in memory, with the settings that would.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub struct Budget {
 
 /// Settings that fit, and what they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Fit {
+pub struct MemoryRequirement {
     /// `data.batch_size`.
     pub micro_batch: usize,
     /// `runtime.activation_recompute`.
@@ -34,13 +34,13 @@ pub struct Fit {
 #[derive(Clone, Debug, Serialize)]
 pub struct Shortage {
     /// What was asked for.
-    pub asked: Fit,
+    pub asked: MemoryRequirement,
     /// What there is.
     pub budget: Budget,
     /// The largest micro-batch for each way to recompute that saves no less than the one asked for. Empty if nothing fits.
-    pub fits: Vec<Fit>,
+    pub fits: Vec<MemoryRequirement>,
     /// What one sequence at a time needs, everything recomputed.
-    pub smallest: Fit,
+    pub smallest: MemoryRequirement,
 }
 
 /// The name that a config has for it.
@@ -58,7 +58,7 @@ impl fmt::Display for Budget {
     }
 }
 
-impl fmt::Display for Fit {
+impl fmt::Display for MemoryRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -79,12 +79,12 @@ impl fmt::Display for Shortage {
             let (needed, without) = (bytes(needed), bytes(without));
             return write!(
                 f,
-                "the data stream of this run does not fit: it needs {needed} of the {without} that are free on this machine, \
+                "the data stream of this run does not fit: it needs {needed} of the {without} free on this machine, \
                  and the model's buffers {}. Lower data.num_workers or data.shuffle_buffer_size",
                 bytes(self.asked.bytes)
             );
         }
-        write!(f, "this run does not fit: {} is more than the {} there are. ", self.asked, self.budget)?;
+        write!(f, "this run does not fit: {} exceeds the available {}. ", self.asked, self.budget)?;
         if self.fits.is_empty() {
             return write!(
                 f,

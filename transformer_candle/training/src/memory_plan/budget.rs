@@ -6,7 +6,7 @@ use kernels::Device;
 use run_config::{ByteSize, RunConfig};
 
 use super::{
-    machine::{Available, available_memory},
+    machine::{AvailableMemory, available_memory},
     target::PlanTarget,
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 /// What CUDA reports, 31.37 GiB; `nvidia-smi` says 32,607 MiB, of which a program never gets the last 485.
 pub const RTX_5090: ByteSize = ByteSize(32_122 << 20);
 /// Share of a GPU's memory that its driver and the page tables leave.
-const USABLE_SHARE_OF_GPU: f64 = 0.98;
+const USABLE_GPU_FRACTION: f64 = 0.98;
 /// What a CUDA context with its libraries takes of a GPU, assumed; what is free on an open GPU is measured beside it.
 const CUDA_CONTEXT_BYTES: u64 = 600_000_000;
 /// Left free of what an open GPU has free: CUDA graphs, kernels loaded later, and a little for whatever else draws on it.
@@ -41,7 +41,7 @@ fn cores() -> usize {
 /// # Errors
 /// [`TrainerError::NoRoom`] that names the purpose.
 pub fn require_room(needed: u64, device: &Device, purpose: impl FnOnce() -> String) -> Result<()> {
-    match Budget::of_program() {
+    match Budget::for_inference() {
         Some(budget) if device.as_cuda().is_none() && budget.bytes < needed => {
             Err(TrainerError::NoRoom { purpose: purpose(), needed, budget })
         }
@@ -53,8 +53,8 @@ pub fn require_room(needed: u64, device: &Device, purpose: impl FnOnce() -> Stri
 /// CPU without a limit what this machine has free. None where the system does not tell.
 pub(super) fn planned(config: &RunConfig, target: &PlanTarget) -> Option<Budget> {
     match (config.runtime.memory_limit, target) {
-        (Some(limit), PlanTarget::Cpu(_)) => Some(Budget::of_limit(limit)),
-        (Some(limit), PlanTarget::AssumedGpu) => Some(Budget::of_gpu_limit(limit)),
+        (Some(limit), PlanTarget::Cpu(_)) => Some(Budget::from_limit(limit)),
+        (Some(limit), PlanTarget::AssumedGpu) => Some(Budget::from_gpu_limit(limit)),
         (None, PlanTarget::AssumedGpu) => {
             Some(Budget::less_context(RTX_5090, &format!("an RTX 5090, assumed: {RTX_5090}")))
         }
@@ -67,12 +67,13 @@ pub(super) fn here(config: &RunConfig, target: &PlanTarget) -> Option<Budget> {
     let limit = config.runtime.memory_limit;
     let bounds: Vec<Budget> = match target {
         PlanTarget::Cpu(_) | PlanTarget::AssumedGpu => {
-            limit.map(Budget::of_limit).into_iter().chain(Budget::of_machine(config)).collect()
+            limit.map(Budget::from_limit).into_iter().chain(Budget::from_machine(config)).collect()
         }
         PlanTarget::Gpu(gpu) => {
-            let of_limit =
-                limit.into_iter().flat_map(|limit| [Budget::of_gpu_limit(limit), Budget::left_of_limit(limit, gpu)]);
-            of_limit.chain(Budget::of_gpu(gpu)).collect()
+            let limits = limit
+                .into_iter()
+                .flat_map(|limit| [Budget::from_gpu_limit(limit), Budget::remaining_limit(limit, gpu)]);
+            limits.chain(Budget::from_gpu(gpu)).collect()
         }
     };
     bounds.into_iter().min_by_key(|budget| budget.bytes)
@@ -84,54 +85,54 @@ impl Budget {
     }
 
     /// What a GPU has, and what it has free.
-    fn of_gpu(gpu: &GpuMemory) -> Vec<Self> {
+    fn from_gpu(gpu: &GpuMemory) -> Vec<Self> {
         let &GpuMemory { ref name, total, free, .. } = gpu;
         let whole = Self::less_context(ByteSize(total), &format!("{name} with {}", bytes(total)));
         let free = free.map(|free| {
-            let origin = format!("{name} with {} free of {}, less a margin", bytes(free), bytes(total));
+            let origin = format!("{name} with {} free of {}, less a safety margin", bytes(free), bytes(total));
             Self::new(free.saturating_sub(GPU_MARGIN_BYTES), origin)
         });
         [whole].into_iter().chain(free).collect()
     }
 
-    fn of_gpu_limit(limit: ByteSize) -> Self {
+    fn from_gpu_limit(limit: ByteSize) -> Self {
         Self::less_context(limit, &format!("runtime.memory_limit: {limit}"))
     }
 
     /// The limit holds for everything that is taken of a GPU, by others too.
-    fn left_of_limit(limit: ByteSize, gpu: &GpuMemory) -> Self {
+    fn remaining_limit(limit: ByteSize, gpu: &GpuMemory) -> Self {
         let taken = gpu.free.map_or(0, |free| gpu.total.saturating_sub(free));
         let bytes = limit.bytes().saturating_sub(taken);
-        Self::new(bytes, format!("runtime.memory_limit: {limit}, less what is taken of {} already", gpu.name))
+        Self::new(bytes, format!("runtime.memory_limit: {limit}, less what is in use on {}", gpu.name))
     }
 
     fn less_context(memory: ByteSize, origin: &str) -> Self {
-        let usable = (memory.bytes() as f64 * USABLE_SHARE_OF_GPU) as u64;
+        let usable = (memory.bytes() as f64 * USABLE_GPU_FRACTION) as u64;
         let bytes = usable.saturating_sub(CUDA_CONTEXT_BYTES);
-        Self::new(bytes, format!("{origin}, less what the driver and its libraries take"))
+        Self::new(bytes, format!("{origin}, less driver and CUDA context"))
     }
 
-    fn of_limit(limit: ByteSize) -> Self {
+    fn from_limit(limit: ByteSize) -> Self {
         Self::new(limit.bytes(), format!("runtime.memory_limit: {limit}"))
     }
 
-    fn of_machine(config: &RunConfig) -> Option<Self> {
+    fn from_machine(config: &RunConfig) -> Option<Self> {
         let threads = config.runtime.threads.unwrap_or_else(cores) + config.data.num_workers + OTHER_THREADS;
-        let Available { bytes, origin } = available_memory(threads)?;
-        Some(Self::beside_the_data(bytes, origin, dataset::memory_bound(&config.data)))
+        let AvailableMemory { bytes, origin } = available_memory(threads)?;
+        Some(Self::minus_data_stream(bytes, origin, dataset::memory_bound(&config.data)))
     }
 
     /// What a data stream that needs `needed` bytes leaves of what is free.
-    pub(crate) fn beside_the_data(free: u64, origin: &str, needed: u64) -> Self {
+    pub(crate) fn minus_data_stream(free: u64, origin: &str, needed: u64) -> Self {
         let without = free.saturating_sub(HOST_BASE_BYTES);
-        let origin = format!("{origin}, less what the data stream needs");
+        let origin = format!("{origin}, less the data stream");
         Self { bytes: without.saturating_sub(needed), origin, data_stream: Some((needed, without)) }
     }
 
     /// What a model that is asked something may take on this machine's CPU, where no data are streamed.
-    fn of_program() -> Option<Self> {
-        let Available { bytes, origin } = available_memory(cores() + OTHER_THREADS)?;
-        let origin = format!("{origin}, less what the program needs");
+    fn for_inference() -> Option<Self> {
+        let AvailableMemory { bytes, origin } = available_memory(cores() + OTHER_THREADS)?;
+        let origin = format!("{origin}, less the program");
         Some(Self::new(bytes.saturating_sub(PROGRAM_BYTES), origin))
     }
 }

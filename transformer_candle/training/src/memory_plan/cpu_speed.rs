@@ -1,4 +1,4 @@
-//! How fast this machine's CPU multiplies matrices, measured.
+//! Measures the matmul speed of this machine's CPU.
 
 use std::time::{Duration, Instant};
 
@@ -8,38 +8,38 @@ use run_config::RunConfig;
 
 use crate::{error::Result, pool};
 
-/// Rows, columns and sums of the product: three matrices that caches hold.
+/// M, N and K of the matmul: three matrices that fit in cache.
 const SIZE: usize = 768;
-/// How long it is repeated for; where a product takes longer, there are two.
-const TIME: Duration = Duration::from_millis(30);
+/// How long the matmul is repeated, at least twice.
+const MEASURE_TIME: Duration = Duration::from_millis(30);
 
-/// What a run's threads do together.
+/// The matmul speed of a run's threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CpuSpeed {
     pub(crate) threads: usize,
-    /// Operations a second in matrix products of the run's precision.
+    /// FLOPs per second of matmuls in the run's precision.
     pub(crate) flops: f64,
 }
 
 impl CpuSpeed {
-    /// That of the fastest of a few products.
+    /// Measures the fastest of a few matmuls.
     ///
     /// # Errors
     /// If the threads cannot be started.
     pub(super) fn measure(config: &RunConfig) -> Result<Self> {
         let pool = pool::from_config(config)?;
-        let fastest = pool.install(|| fastest_product(dtype_of(config.runtime.precision)))?;
+        let fastest = pool.install(|| fastest_matmul(dtype_of(config.runtime.precision)))?;
         let flops = 2.0 * (SIZE * SIZE * SIZE) as f64 / fastest.as_secs_f64();
         Ok(Self { threads: pool.current_num_threads(), flops })
     }
 }
 
-fn fastest_product(dtype: DType) -> kernels::Result<Duration> {
+fn fastest_matmul(dtype: DType) -> kernels::Result<Duration> {
     let zeros = |elements: &[usize], dtype| Buffer::zeros(elements, dtype, &Device::Cpu);
     let (x, w, mut y) = (zeros(&[SIZE; 2], dtype)?, zeros(&[SIZE; 2], dtype)?, zeros(&[SIZE; 2], dtype)?);
     let mut workspace = zeros(&[linear::workspace_elements(SIZE, SIZE, SIZE, DeviceKind::Cpu)], DType::F32)?;
     let (begin, mut fastest, mut calls) = (Instant::now(), Duration::MAX, 0);
-    while calls < 2 || begin.elapsed() < TIME {
+    while calls < 2 || begin.elapsed() < MEASURE_TIME {
         let from = Instant::now();
         linear::forward(&x, &w, &mut y, &mut workspace)?;
         fastest = fastest.min(from.elapsed());

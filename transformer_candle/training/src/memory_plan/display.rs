@@ -35,7 +35,7 @@ impl fmt::Display for MemoryPlan {
         let budget = self.budget.as_ref().map(|budget| format!(" of {budget}")).unwrap_or_default();
         rows.push(("memory", format!("{}{budget}", bytes(self.bytes))));
         let categories = self.bytes_by_category.iter().map(|line| (line.bytes, line.category.as_str()));
-        let saving = (self.saving_bytes, "of host memory while saving");
+        let saving = (self.saving_bytes, "host memory while saving");
         rows.extend(categories.chain([saving]).map(|(size, what)| ("", format!("{:>10}  {what}", bytes(size)))));
         rows.push(("disk", self.disk()));
         rows.extend(self.optimizer_share.map(|share| ("optimizer", optimizer(share))));
@@ -49,7 +49,7 @@ impl fmt::Display for MemoryPlan {
 impl MemoryPlan {
     fn model(&self) -> String {
         let (parameters, precision) = (grouped(self.parameters), precision(self.precision));
-        format!("{parameters} parameters, {precision}, {} a token", flops(self.flops_per_token))
+        format!("{parameters} parameters, {precision}, {} per token", flops(self.flops_per_token))
     }
 
     fn step(&self) -> String {
@@ -66,15 +66,15 @@ impl MemoryPlan {
 
     fn length(&self) -> String {
         let (Some(steps), Some(tokens)) = (self.total_steps, self.total_tokens) else {
-            return "as many steps as scheduler.total_epochs gives".into();
+            return "determined by scheduler.total_epochs".into();
         };
         let per_parameter = tokens as f64 / self.parameters as f64;
-        format!("{} steps, {} tokens, {per_parameter:.1} a parameter", grouped(steps), grouped(tokens))
+        format!("{} steps, {} tokens, {per_parameter:.1} per parameter", grouped(steps), grouped(tokens))
     }
 
     fn disk(&self) -> String {
         let (one, all) = (bytes(self.checkpoint_bytes), bytes(self.checkpoint_bytes * self.checkpoints));
-        format!("{one} a checkpoint, at most {} at a time: {all}", self.checkpoints)
+        format!("{one} per checkpoint, at most {} at a time: {all}", self.checkpoints)
     }
 }
 

@@ -11,21 +11,21 @@ use crate::{
     error::Result,
 };
 
-/// bf16 products with f32 sums on an RTX 5090, nominal.
+/// Nominal FLOPs per second of an RTX 5090, bf16 with f32 accumulation.
 const RTX_5090_FLOPS: f64 = 209.5e12;
 /// The share of it that a well-tuned trainer reaches on models of this kind.
-const RTX_5090_SHARE: f64 = 0.8;
+const RTX_5090_UTILIZATION: f64 = 0.8;
 /// The share that one reaches of any other GPU's peak: less, where memory is slower beside the arithmetic.
-const OTHER_GPUS_SHARE: f64 = 0.5;
-/// The share of a CPU's rate in matrix products that whole steps sustain.
-const CPU_SHARE: f64 = 0.75;
+const OTHER_GPU_UTILIZATION: f64 = 0.5;
+/// The fraction of a CPU's matmul speed that whole steps sustain.
+const CPU_UTILIZATION: f64 = 0.75;
 /// A run that takes a CPU longer than this is not meant for one.
 const LONGEST_CPU_RUN_SECONDS: f64 = 30.0 * 86_400.0;
 
 /// How long a run takes at one speed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Estimate {
-    /// Target tokens a second.
+    /// Target tokens per second.
     pub tokens_per_second: f64,
     /// The whole run, where its length is known.
     pub seconds: Option<f64>,
@@ -35,7 +35,7 @@ pub struct Estimate {
 
 /// What a run computes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Work {
+pub(super) struct Workload {
     /// Of the model, forward and backward.
     pub(super) flops_per_token: f64,
     /// Of the optimizer's GEMMs, which `AdamW` has none of.
@@ -43,7 +43,7 @@ pub(super) struct Work {
     pub(super) total_tokens: Option<u64>,
 }
 
-impl Work {
+impl Workload {
     /// What a run of this config computes.
     pub(super) fn new(config: &RunConfig) -> Result<Self> {
         let shape = model_shape(config)?;
@@ -64,22 +64,25 @@ impl Work {
         (optimizer > 0.0).then(|| optimizer / (flops_per_token + optimizer))
     }
 
-    fn at(self, flops_per_second: f64, assumption: String) -> Estimate {
+    fn estimate(self, flops_per_second: f64, assumption: String) -> Estimate {
         let tokens_per_second = flops_per_second / (self.flops_per_token + self.optimizer_flops_per_token);
         let seconds = self.total_tokens.map(|tokens| tokens as f64 / tokens_per_second);
         Estimate { tokens_per_second, seconds, assumption }
     }
 
     pub(super) fn on_cpu(self, CpuSpeed { threads, flops }: CpuSpeed) -> Estimate {
-        let (percent, gigaflops) = (100.0 * CPU_SHARE, flops / 1e9);
-        let products = format!("the {gigaflops:.0} GFLOP/s that its matrix products reach now");
+        let (percent, gigaflops) = (100.0 * CPU_UTILIZATION, flops / 1e9);
+        let measured = format!("the {gigaflops:.0} GFLOP/s measured for matmul on this machine");
         let plural = if threads == 1 { "" } else { "s" };
-        self.at(flops * CPU_SHARE, format!("on {threads} CPU thread{plural}, assuming {percent:.0} % of {products}"))
+        self.estimate(
+            flops * CPU_UTILIZATION,
+            format!("on {threads} CPU thread{plural}, assuming {percent:.0} % of {measured}"),
+        )
     }
 
     pub(super) fn on_assumed_gpu(self) -> Estimate {
         let assumption = "on an RTX 5090, assuming 80 % of its 209.5 TFLOP/s".to_owned();
-        self.at(RTX_5090_FLOPS * RTX_5090_SHARE, assumption)
+        self.estimate(RTX_5090_FLOPS * RTX_5090_UTILIZATION, assumption)
     }
 
     /// On a GPU; one whose peak is not known is taken for the one that the presets are made for.
@@ -87,9 +90,10 @@ impl Work {
         let Some(peak) = gpu.peak else {
             return self.on_assumed_gpu();
         };
-        let share = if (peak - RTX_5090_FLOPS).abs() < 1.0 { RTX_5090_SHARE } else { OTHER_GPUS_SHARE };
-        let (name, percent, teraflops) = (&gpu.name, 100.0 * share, peak / 1e12);
-        self.at(peak * share, format!("on {name}, assuming {percent:.0} % of its {teraflops:.1} TFLOP/s"))
+        let utilization =
+            if (peak - RTX_5090_FLOPS).abs() < 1.0 { RTX_5090_UTILIZATION } else { OTHER_GPU_UTILIZATION };
+        let (name, percent, teraflops) = (&gpu.name, 100.0 * utilization, peak / 1e12);
+        self.estimate(peak * utilization, format!("on {name}, assuming {percent:.0} % of its {teraflops:.1} TFLOP/s"))
     }
 
     /// Whether the run would take this machine's CPU months.

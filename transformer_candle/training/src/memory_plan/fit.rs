@@ -6,11 +6,11 @@ use run_config::{ActivationRecompute, BatchSize, RunConfig};
 
 use crate::{
     engine::{EngineSettings, RunBuffers},
-    error::{Budget, Fit, Shortage},
+    error::{Budget, MemoryRequirement, Shortage},
 };
 
-/// On a CPU `auto` goes no further than this many tokens a micro-batch: matrix products are as fast as they get well below,
-/// and the choice stays the same on machines with more memory.
+/// Most tokens per micro-batch of `auto` on a CPU: matmuls reach full speed well below, and the choice does not depend on the
+/// memory of larger machines.
 const TOKENS_OF_CPU_MICRO_BATCH: usize = 8192;
 
 /// From the fastest to the most frugal.
@@ -40,7 +40,7 @@ pub(super) fn micro_batch(
 }
 
 /// The largest micro-batch up to that of `most` that divides the step's sequences and fits.
-fn largest(config: &RunConfig, shape: &ModelShape, most: EngineSettings, available: u64) -> Option<Fit> {
+fn largest(config: &RunConfig, shape: &ModelShape, most: EngineSettings, available: u64) -> Option<MemoryRequirement> {
     let sequences = config.data.sequences_per_step;
     (1..=most.micro_batch.min(sequences))
         .rev()
@@ -49,14 +49,18 @@ fn largest(config: &RunConfig, shape: &ModelShape, most: EngineSettings, availab
         .find(|fit| fit.bytes <= available)
 }
 
-fn needed(config: &RunConfig, shape: &ModelShape, settings: EngineSettings) -> Fit {
+fn needed(config: &RunConfig, shape: &ModelShape, settings: EngineSettings) -> MemoryRequirement {
     let EngineSettings { micro_batch, activation_recompute, .. } = settings;
-    Fit { micro_batch, activation_recompute, bytes: RunBuffers::new(config, shape, settings).plan.bytes() }
+    MemoryRequirement {
+        micro_batch,
+        activation_recompute,
+        bytes: RunBuffers::new(config, shape, settings).plan.bytes(),
+    }
 }
 
 /// What a run that was asked for with these settings lacks.
 pub(super) fn shortage(config: &RunConfig, shape: &ModelShape, asked: EngineSettings, budget: &Budget) -> Shortage {
-    let mut fits: Vec<Fit> = RECOMPUTES
+    let mut fits: Vec<MemoryRequirement> = RECOMPUTES
         .into_iter()
         .skip_while(|recompute| *recompute != asked.activation_recompute)
         .filter_map(|activation_recompute| {

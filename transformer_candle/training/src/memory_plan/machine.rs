@@ -10,7 +10,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// Bytes that can still be allocated, and what bounds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Available {
+pub(super) struct AvailableMemory {
     pub(super) bytes: u64,
     /// Such as `free on this machine`.
     pub(super) origin: &'static str,
@@ -20,7 +20,7 @@ pub(super) struct Available {
 const ADDRESS_SPACE_PER_THREAD: u64 = (64 + 2) << 20;
 
 /// The least of what bounds a process that will start so many threads; none where the system does not tell.
-pub(super) fn available_memory(threads: usize) -> Option<Available> {
+pub(super) fn available_memory(threads: usize) -> Option<AvailableMemory> {
     let [address_space, data] = [Resource::As, Resource::Data].map(|limit| getrlimit(limit).current);
     available_under(Path::new("/"), &limits(address_space, data, threads))
 }
@@ -37,32 +37,32 @@ struct Limit {
 
 fn limits(address_space: Option<u64>, data: Option<u64>, threads: usize) -> [Limit; 2] {
     let reserved = threads as u64 * ADDRESS_SPACE_PER_THREAD;
-    let of_address_space = "left of the address space that `ulimit -v` allows, less what threads reserve";
-    let of_data = "left of the data that `ulimit -d` allows";
+    let address_space_origin = "left of the address space that `ulimit -v` allows, less what threads reserve";
+    let data_origin = "left of the data that `ulimit -d` allows";
     [
-        Limit { bytes: address_space, used: "VmSize:", reserved, origin: of_address_space },
-        Limit { bytes: data, used: "VmData:", reserved: 0, origin: of_data },
+        Limit { bytes: address_space, used: "VmSize:", reserved, origin: address_space_origin },
+        Limit { bytes: data, used: "VmData:", reserved: 0, origin: data_origin },
     ]
 }
 
-fn available_under(root: &Path, limits: &[Limit]) -> Option<Available> {
+fn available_under(root: &Path, limits: &[Limit]) -> Option<AvailableMemory> {
     let read = |file| fs::read_to_string(root.join(file)).unwrap_or_default();
     let kibibytes = |text: &str, name| field(text, name).map(|kibibytes| kibibytes * 1024);
     let machine = kibibytes(&read("proc/meminfo"), "MemAvailable:")
-        .map(|bytes| Available { bytes, origin: "free on this machine" });
-    let groups = of_control_groups(root)
+        .map(|bytes| AvailableMemory { bytes, origin: "free on this machine" });
+    let groups = cgroup_allowances(root)
         .into_iter()
-        .map(|bytes| Available { bytes, origin: "left of what this process's control group allows" });
+        .map(|bytes| AvailableMemory { bytes, origin: "left of what this process's control group allows" });
     let status = read("proc/self/status");
     let limits = limits.iter().filter_map(|&Limit { bytes, used, reserved, origin }| {
         let used = kibibytes(&status, used).unwrap_or(0);
-        Some(Available { bytes: bytes?.saturating_sub(used).saturating_sub(reserved), origin })
+        Some(AvailableMemory { bytes: bytes?.saturating_sub(used).saturating_sub(reserved), origin })
     });
     machine.into_iter().chain(groups).chain(limits).min_by_key(|available| available.bytes)
 }
 
 /// What each control group from the program's own up to the root still allows.
-fn of_control_groups(root: &Path) -> Vec<u64> {
+fn cgroup_allowances(root: &Path) -> Vec<u64> {
     let membership = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut allowances = Vec::new();
     for line in membership.lines() {
@@ -127,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_tells_its_memory() {
+    fn this_machine_reports_its_memory() {
         assert!(available_memory(1).unwrap().bytes > 1 << 20);
     }
 
     #[test]
-    fn a_container_allows_less_than_the_machine_has() {
+    fn a_container_limit_bounds_free_memory() {
         let root = machine(&[
             ("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n"),
             ("proc/self/cgroup", "0::/jobs/mine\n"),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_version_of_control_groups_is_read_as_well() {
+    fn cgroup_v1_limits_are_read() {
         let root = machine(&[
             ("proc/meminfo", "MemAvailable: 8000 kB\n"),
             ("proc/self/cgroup", "7:cpu:/\n6:memory:/box\n"),
@@ -157,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn without_groups_it_is_what_the_kernel_says_and_else_unknown() {
+    fn without_cgroups_meminfo_is_used() {
         let root = machine(&[("proc/meminfo", "MemAvailable: 8 kB\n")]);
         assert_eq!(bytes_under(root.path()), Some(8192));
         assert_eq!(bytes_under(&root.path().join("nowhere")), None);
     }
 
     #[test]
-    fn the_least_of_machine_and_limits_is_named() {
+    fn the_tightest_limit_is_named() {
         let root = machine(&[
             ("proc/meminfo", "MemAvailable: 8 kB\n"),
             ("proc/self/status", "VmPeak: 9 kB\nVmSize: 4 kB\nVmData: 1 kB\n"),
@@ -172,9 +172,9 @@ mod tests {
         let under =
             |address_space, data, threads| available_under(root.path(), &limits(address_space, data, threads)).unwrap();
         assert_eq!(under(None, None, 1).origin, "free on this machine");
-        let of_address_space = under(Some(ADDRESS_SPACE_PER_THREAD + 10_000), None, 1);
-        assert_eq!(of_address_space.bytes, 10_000 - 4096);
-        assert!(of_address_space.origin.contains("ulimit -v"));
+        let address_space_origin = under(Some(ADDRESS_SPACE_PER_THREAD + 10_000), None, 1);
+        assert_eq!(address_space_origin.bytes, 10_000 - 4096);
+        assert!(address_space_origin.origin.contains("ulimit -v"));
         assert_eq!(under(Some(1 << 40), Some(2000), 9).bytes, 2000 - 1024);
         assert_eq!(under(Some(1), None, 1).bytes, 0, "more is used already");
     }

@@ -5,7 +5,7 @@ use run_config::RunConfig;
 
 use super::{
     cpu_speed::CpuSpeed,
-    estimate::{Estimate, Work},
+    estimate::{Estimate, Workload},
 };
 use crate::{
     device::{self, GpuMemory, refusal},
@@ -47,7 +47,7 @@ impl PlanTarget {
             (run_config::Device::Auto, None) => match found(0) {
                 None => {
                     let speed = measure(config)?;
-                    let too_long = Work::new(config)?.is_too_long_for_cpu(speed);
+                    let too_long = Workload::new(config)?.is_too_long_for_cpu(speed);
                     Ok(if too_long { Self::AssumedGpu } else { Self::Cpu(Some(speed)) })
                 }
                 found => Ok(gpu(found)),
@@ -71,7 +71,7 @@ impl PlanTarget {
     }
 
     /// How long a run takes there, if the device's speed is known.
-    pub(super) fn estimate(&self, work: Work) -> Option<Estimate> {
+    pub(super) fn estimate(&self, work: Workload) -> Option<Estimate> {
         match self {
             Self::Cpu(speed) => speed.map(|speed| work.on_cpu(speed)),
             Self::Gpu(gpu) => Some(work.on_gpu(gpu)),

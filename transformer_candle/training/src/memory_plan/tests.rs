@@ -1,4 +1,4 @@
-//! The numbers that the README and the configs promise, and what a refused run is told.
+//! The numbers that the README and the configs promise, and what a refused run is message.
 
 use kernels::cuda::Gpu;
 use run_config::{BatchSize, ByteSize, Device, Format, presets};
@@ -25,12 +25,12 @@ const CPU: CpuSpeed = CpuSpeed { threads: 2, flops: 420e9 };
 
 /// The plan on a machine without a GPU.
 fn plan_of(run: &ResolvedRun) -> Result<MemoryPlan> {
-    MemoryPlan::among(&run.config, &[], GpuMemory::unopened, |_| Ok(CPU))
+    MemoryPlan::for_gpus(&run.config, &[], GpuMemory::unopened, |_| Ok(CPU))
 }
 
 /// The plan on a machine with these GPUs, each with so much free.
 fn plan_among(run: &ResolvedRun, gpus: &[Gpu], free: Option<u64>) -> Result<MemoryPlan> {
-    MemoryPlan::among(&run.config, gpus, |gpu| GpuMemory { free, ..GpuMemory::unopened(gpu) }, |_| Ok(CPU))
+    MemoryPlan::for_gpus(&run.config, gpus, |gpu| GpuMemory { free, ..GpuMemory::unopened(gpu) }, |_| Ok(CPU))
 }
 
 fn gpu(ordinal: usize, name: &str, total_bytes: u64) -> Gpu {
@@ -51,7 +51,7 @@ fn bytes_of(plan: &MemoryPlan, category: &str) -> u64 {
 }
 
 #[test]
-fn one_billion_parameters_on_a_5090_are_planned_as_the_config_says() {
+fn the_1b_preset_fits_an_rtx_5090() {
     let plan = plan_of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
     insta::assert_snapshot!(plan);
     assert!(plan.check().is_ok());
@@ -66,7 +66,7 @@ fn one_billion_parameters_on_a_5090_are_planned_as_the_config_says() {
 }
 
 #[test]
-fn recomputing_saves_the_activations_it_is_said_to() {
+fn recomputing_reduces_saved_activations() {
     let saved = |recompute: &str| {
         let recompute = format!("runtime.activation_recompute={recompute}");
         let plan = plan_of(&run_of("rtx5090_1b", &[&recompute, "data.batch_size=1"])).unwrap();
@@ -78,7 +78,7 @@ fn recomputing_saves_the_activations_it_is_said_to() {
 }
 
 #[test]
-fn the_other_presets_are_planned_too() {
+fn the_other_presets_are_planned() {
     let medium = plan_of(&run_of("rtx5090_500m", &RTX_5090)).unwrap();
     insta::assert_snapshot!(medium);
     let mut small = run_of("smoke_cpu", &[]);
@@ -88,7 +88,7 @@ fn the_other_presets_are_planned_too() {
 }
 
 #[test]
-fn a_run_that_does_not_fit_is_told_what_would() {
+fn a_shortage_names_the_settings_that_fit() {
     let plan =
         plan_of(&run_of("rtx5090_1b", &["runtime.memory_limit=30GB", "data.batch_size=16", "runtime.device=cpu"]))
             .unwrap();
@@ -98,7 +98,7 @@ fn a_run_that_does_not_fit_is_told_what_would() {
 }
 
 #[test]
-fn a_run_that_could_never_fit_is_told_so() {
+fn a_shortage_says_when_nothing_fits() {
     let error = plan_of(&run_of("rtx5090_1b", &["runtime.memory_limit=16GB", "runtime.device=cpu"]))
         .unwrap()
         .check()
@@ -107,25 +107,25 @@ fn a_run_that_could_never_fit_is_told_so() {
 }
 
 #[test]
-fn a_data_stream_that_does_not_fit_is_what_is_told() {
+fn a_shortage_names_the_data_stream() {
     let run = run_of("smoke_cpu", &["data.num_workers=256"]);
     let shape = model_shape(&run.config).unwrap();
     let asked = plan_of(&run).unwrap().engine_settings(DeviceKind::Cpu);
     let shortage = |free| {
-        let budget = Budget::beside_the_data(free, "free on this machine", dataset::memory_bound(&run.config.data));
+        let budget = Budget::minus_data_stream(free, "free on this machine", dataset::memory_bound(&run.config.data));
         assert_eq!(budget.bytes, 0);
         fit::shortage(&run.config, &shape, asked, &budget).to_string()
     };
-    let told = shortage(24 << 30);
+    let message = shortage(24 << 30);
     assert!(
-        told.starts_with("the data stream of this run does not fit") && told.contains("data.num_workers"),
-        "{told}"
+        message.starts_with("the data stream of this run does not fit") && message.contains("data.num_workers"),
+        "{message}"
     );
     assert!(shortage(260 << 20).contains("take a smaller model"), "{}", shortage(260 << 20));
 }
 
 #[test]
-fn what_a_refused_run_is_told_to_take_fits_and_nothing_larger_does() {
+fn suggested_settings_fit_and_are_the_largest() {
     let overrides =
         ["runtime.device=cpu", "runtime.memory_limit=26GB", "data.batch_size=32", "runtime.activation_recompute=none"];
     let run = run_of("rtx5090_1b", &overrides);
@@ -144,7 +144,7 @@ fn what_a_refused_run_is_told_to_take_fits_and_nothing_larger_does() {
 }
 
 #[test]
-fn what_is_planned_is_what_is_allocated() {
+fn the_plan_equals_the_allocation() {
     for precision in ["fp32", "bf16"] {
         let precision = format!("runtime.precision={precision}");
         let run = run_of("smoke_cpu", &[&precision]);
@@ -158,7 +158,7 @@ fn what_is_planned_is_what_is_allocated() {
 }
 
 #[test]
-fn auto_on_a_cpu_goes_no_further_than_is_fast() {
+fn auto_limits_the_micro_batch_on_a_cpu() {
     let auto = |limit: &str| {
         let limit = format!("runtime.memory_limit={limit}");
         let overrides = ["data.batch_size=auto", "data.sequences_per_step=96", "data.sequence_length=256", &limit];
@@ -169,7 +169,7 @@ fn auto_on_a_cpu_goes_no_further_than_is_fast() {
 }
 
 #[test]
-fn a_run_that_would_take_a_cpu_months_is_planned_for_a_gpu() {
+fn a_run_of_months_on_a_cpu_is_planned_for_a_gpu() {
     let open = plan_of(&run_of("rtx5090_1b", &[])).unwrap();
     let gpu = plan_of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
     assert_eq!((open.bytes, open.micro_batch, &open.estimate), (gpu.bytes, gpu.micro_batch, &gpu.estimate));
@@ -180,7 +180,7 @@ fn a_run_that_would_take_a_cpu_months_is_planned_for_a_gpu() {
 }
 
 #[test]
-fn the_time_on_a_cpu_follows_from_how_fast_it_multiplies_now() {
+fn the_cpu_estimate_uses_measured_matmul_speed() {
     for precision in ["fp32", "bf16"] {
         let precision = format!("runtime.precision={precision}");
         let mut run = run_of("smoke_cpu", &[&precision]);
@@ -194,7 +194,7 @@ fn the_time_on_a_cpu_follows_from_how_fast_it_multiplies_now() {
 }
 
 #[test]
-fn what_counts_is_what_a_gpu_has_free_now() {
+fn the_budget_is_the_free_memory_of_the_gpu() {
     let run = run_of("rtx5090_1b", &["runtime.device=auto", "runtime.memory_limit=null"]);
     let gpus = [gpu(0, "NVIDIA GeForce RTX 5090", 34_190_917_632), gpu(1, "NVIDIA L4", 24_000_000_000)];
     let micro_batch = |free| plan_among(&run, &gpus, free).unwrap().micro_batch;
@@ -211,7 +211,7 @@ fn what_counts_is_what_a_gpu_has_free_now() {
 }
 
 #[test]
-fn auto_plans_for_the_cpu_where_a_gpu_does_not_take_the_model() {
+fn auto_plans_for_the_cpu_if_no_gpu_supports_the_model() {
     let gpus = [gpu(0, "NVIDIA GeForce RTX 5090", 34_190_917_632)];
     let narrow = [
         "model.num_attention_heads=128",
@@ -230,7 +230,7 @@ fn auto_plans_for_the_cpu_where_a_gpu_does_not_take_the_model() {
 }
 
 #[test]
-fn a_gpu_that_is_planned_for_has_landings_for_the_tokens_on_their_way() {
+fn a_gpu_plan_includes_the_staging_buffers() {
     let batch = |packing, device| {
         let run = run_of("rtx5090_1b", &[RTX_5090.as_slice(), &[packing]].concat());
         let shape = model_shape(&run.config).unwrap();

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn rewinding_leaves_a_torn_last_line_behind_wherever_it_tore() {
+    fn rewinding_drops_a_truncated_last_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let bytes = written(&path);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn rewinding_goes_on_after_the_step() {
+    fn rewinding_appends_after_the_step() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         written(&path);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_gone_starts_empty() {
+    fn a_missing_file_starts_empty() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         drop(JsonLines::open(&path, "run", Some(5)).unwrap());

@@ -1,5 +1,4 @@
-//! What a run tells about itself: `metrics.jsonl` for programs and `tensorboard/` for eyes, both rewound on resume so
-//! that no step is there twice and none is missing.
+//! A run's metrics: `metrics.jsonl` and TensorBoard events, both rewound on resume so that each step appears once.
 
 mod jsonl;
 mod sink;
@@ -86,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_have_the_contract_s_keys() {
+    fn lines_have_the_documented_keys() {
         let run = tempfile::tempdir().unwrap();
         let mut metrics = open(run.path(), None);
         metrics.record(&step(1).record());

@@ -1,4 +1,4 @@
-//! What a place that metrics go to must do.
+//! The interface of a metrics sink.
 
 use std::{fmt::Debug, path::Path};
 

@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use dataset::AppendFile;
 
 use super::sink::MetricsSink;
-use super::tfrecord::{self, Event, Summary, Value, What};
+use super::tfrecord::{self, Event, EventPayload, Summary, Value};
 use crate::atomic_file::{self, staged_name};
 use crate::report::{Record, Scalar};
 use crate::{Result, TrainerError};
@@ -46,7 +46,7 @@ impl MetricsSink for EventFile {
     /// Appends an event with every known curve of the record.
     fn record(&mut self, record: &Record) {
         let summary = Summary { value: curves(record) };
-        let event = Event { wall_time: now(), step: record.step as i64, what: Some(What::Summary(summary)) };
+        let event = Event { wall_time: now(), step: record.step as i64, what: Some(EventPayload::Summary(summary)) };
         self.file.append(&tfrecord::record(&event));
     }
 
@@ -101,7 +101,7 @@ fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
     let mut events = Vec::new();
     for file in files {
         for event in tfrecord::read(&fs::read(file)?) {
-            let Some(What::Summary(summary)) = &event.what else {
+            let Some(EventPayload::Summary(summary)) = &event.what else {
                 continue;
             };
             let Some(first) = summary.value.first() else {
@@ -116,7 +116,8 @@ fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
 }
 
 fn write_all(writer: &mut impl Write, events: &[Event]) -> io::Result<()> {
-    let version = Event { wall_time: now(), step: 0, what: Some(What::FileVersion("brain.Event:2".to_owned())) };
+    let version =
+        Event { wall_time: now(), step: 0, what: Some(EventPayload::FileVersion("brain.Event:2".to_owned())) };
     std::iter::once(&version).chain(events).try_for_each(|event| writer.write_all(&tfrecord::record(event)))
 }
 
@@ -140,9 +141,11 @@ pub(super) fn steps_and_tags(folder: &Path) -> Vec<(i64, Vec<String>)> {
     let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 1, "one run, one event file");
     let events = tfrecord::read(&fs::read(&files[0]).unwrap());
-    assert!(matches!(events[0].what, Some(What::FileVersion(_))));
+    assert!(matches!(events[0].what, Some(EventPayload::FileVersion(_))));
     let summaries = events.into_iter().filter_map(|event| match event.what {
-        Some(What::Summary(summary)) => Some((event.step, summary.value.into_iter().map(|value| value.tag).collect())),
+        Some(EventPayload::Summary(summary)) => {
+            Some((event.step, summary.value.into_iter().map(|value| value.tag).collect()))
+        }
         _ => None,
     });
     summaries.collect()
@@ -153,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_that_two_files_hold_are_kept_once_and_torn_records_are_dropped() {
+    fn duplicate_and_truncated_events_are_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let mut events = EventFile::open(folder.path(), "demo", None).unwrap();
         for step in 1..=5 {
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_writers_of_this_run_left_is_removed() {
+    fn files_of_killed_writers_of_this_run_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let left = [".rewound.tmp-42", ".events.out.tfevents.0000000001.host.42.0.demo.tmp-42"];
         let of_others = ".events.out.tfevents.0000000001.host.42.0.other.tmp-42";
@@ -183,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn another_run_s_events_in_the_same_folder_are_left_alone() {
+    fn events_of_other_runs_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         drop(EventFile::open(folder.path(), "first", None).unwrap());
         for _ in 0..2 {

@@ -15,13 +15,13 @@ pub(super) struct Event {
     /// The optimizer step.
     #[prost(int64, tag = "2")]
     pub(super) step: i64,
-    #[prost(oneof = "What", tags = "3, 5")]
-    pub(super) what: Option<What>,
+    #[prost(oneof = "EventPayload", tags = "3, 5")]
+    pub(super) what: Option<EventPayload>,
 }
 
 /// What an event tells.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(super) enum What {
+pub(super) enum EventPayload {
     /// `brain.Event:2`, the first record of a file.
     #[prost(string, tag = "3")]
     FileVersion(String),
@@ -62,7 +62,7 @@ pub(super) fn record(event: &Event) -> Vec<u8> {
     record
 }
 
-/// The events of a file up to its end or to the first record that is torn or damaged.
+/// The events of a file up to its end or to the first record that is torn or corrupted.
 pub(super) fn read(mut bytes: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     while let Some((event, rest)) = read_one(bytes) {
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_crc_is_castagnoli_s_of_rfc_3720() {
+    fn crc32c_matches_rfc_3720() {
         assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c::crc32c(&[0xff; 32]), 0x62a8_ab43);
         assert_eq!(crc32c::crc32c(&(0..32).collect::<Vec<u8>>()), 0x46dd_794e);
@@ -105,10 +105,11 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_the_bytes_that_tensorflow_writes() {
+    fn a_record_matches_tensorflows_bytes() {
         // The first record of every file: tf.io.TFRecordWriter's framing of Event(wall_time=1.0,
         // file_version="brain.Event:2").
-        let event = Event { wall_time: 1.0, step: 0, what: Some(What::FileVersion("brain.Event:2".to_owned())) };
+        let event =
+            Event { wall_time: 1.0, step: 0, what: Some(EventPayload::FileVersion("brain.Event:2".to_owned())) };
         let bytes = record(&event);
         assert_eq!(&bytes[..8], 24_u64.to_le_bytes());
         assert_eq!(&bytes[12..36], b"\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0dbrain.Event:2");
@@ -116,13 +117,13 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_is_a_value_and_not_an_absent_field() {
+    fn zero_is_encoded_explicitly() {
         let value = Value { tag: "loss/train".to_owned(), simple_value: Some(0.0) };
         assert_eq!(value.encode_to_vec(), b"\x0a\x0aloss/train\x15\0\0\0\0");
     }
 
     #[test]
-    fn reading_stops_at_a_torn_or_damaged_record() {
+    fn reading_stops_at_a_truncated_or_corrupted_record() {
         let events: Vec<_> = (1..=3).map(|step| Event { wall_time: 1.0, step, what: None }).collect();
         let mut bytes: Vec<u8> = events.iter().flat_map(record).collect();
         let record = bytes.len() / 3;

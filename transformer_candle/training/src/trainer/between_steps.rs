@@ -7,7 +7,7 @@ use std::{
 
 use model::SamplingSettings;
 
-use super::{Position, Trainer, execution, products};
+use super::{Position, Trainer, execution, matmul_algorithms};
 use crate::{
     checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
     completion::{Completion, CompletionRequest, complete, generator},
@@ -60,14 +60,14 @@ impl Trainer {
                 state: &state,
             },
         )?;
-        self.settle(&path)?;
+        self.mark_best_and_prune(&path)?;
         self.saved = Some(path.clone());
         Ok(path)
     }
 
     /// Names the latest checkpoint the best if it is, and removes those that the config does not keep. Doing it again changes
     /// nothing, so that a resume can do what a kill kept the run from.
-    pub(super) fn settle(&mut self, latest: &Path) -> Result<()> {
+    pub(super) fn mark_best_and_prune(&mut self, latest: &Path) -> Result<()> {
         let runtime = &self.run.config.runtime;
         let best = &runtime.evaluation.best;
         let mut unremovable = Vec::new();
@@ -80,14 +80,14 @@ impl Trainer {
         let keep_best = if best.directory.is_none() { best.max_keep } else { 0 };
         let pruned = checkpoint::prune(self.checkpoint_directory(), runtime.checkpoint.max_keep, keep_best)?;
         for error in unremovable.into_iter().chain(pruned.unremovable) {
-            self.warn_once(format!("{error}; it stays, and training goes on"));
+            self.warn_once(format!("{error}; it is kept, and training continues"));
         }
         Ok(())
     }
 
     fn warn_once(&mut self, warning: String) {
-        if self.told.insert(warning.clone()) {
-            self.news.push(warning);
+        if self.issued_warnings.insert(warning.clone()) {
+            self.notices.push(warning);
         }
     }
 
@@ -130,11 +130,11 @@ impl Trainer {
             tokens: *tokens,
             cursor: serde_json::to_value(cursor).expect("a cursor is plain numbers and text"),
             seed: self.run.config.runtime.seed,
-            identity: self.identity.clone(),
+            fingerprint: self.fingerprint.clone(),
             evaluation_loss: *evaluation_loss,
             best: *best,
             execution: Some(execution::from_plan(&self.plan)),
-            products: products::of(self.engine.device()),
+            matmul_algorithms: matmul_algorithms::capture(self.engine.device()),
             ledger,
         }
     }

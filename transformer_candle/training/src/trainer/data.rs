@@ -21,13 +21,13 @@ pub(super) struct Data {
     pub(super) tokenizer: Tokenizer,
     pub(super) stream: TokenStream,
     /// The batch of a step that was abandoned.
-    pub(super) taken: Option<Batch>,
+    pub(super) pending_batch: Option<Batch>,
     held_out: Vec<HeldOut>,
 }
 
 impl DataPlan {
     /// Loads the tokenizer and lists the files, unless `cancel` says to stop.
-    pub(crate) fn of(run: &ResolvedRun, vocab_size: usize, hub: &HubSettings, cancel: &CancelToken) -> Result<Self> {
+    pub(crate) fn new(run: &ResolvedRun, vocab_size: usize, hub: &HubSettings, cancel: &CancelToken) -> Result<Self> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
         let tokenizer = Tokenizer::load(path, &run.special_tokens)?;
         if tokenizer.vocab_size() > vocab_size {
@@ -46,7 +46,7 @@ impl DataPlan {
         let Self { tokenizer, mixture, settings } = self;
         notes.extend(mixture.notes());
         let stream = TokenStream::open(mixture, &settings, &tokenizer, cursor)?;
-        let mut data = Data { tokenizer, stream, taken: None, held_out: Vec::new() };
+        let mut data = Data { tokenizer, stream, pending_batch: None, held_out: Vec::new() };
         if run.config.runtime.evaluation.every_n_steps.is_some() {
             match data.held_out(run) {
                 Err(TrainerError::Data(problem @ DataError::NothingHeldOut { .. })) => {

@@ -8,8 +8,8 @@ use serde_json::json;
 
 use crate::{
     checkpoint::Execution,
+    config_fingerprint::Change,
     error::{Result, TrainerError, shortage::recompute},
-    identity::Change,
     memory_plan::MemoryPlan,
 };
 

@@ -1,4 +1,4 @@
-//! The run's ledger (`ledger.jsonl`): what each step was trained on, vouched for by the checkpoints.
+//! The run's ledger (`ledger.jsonl`): what each step was trained on. Checkpoints store the hash of its head.
 
 use std::{io, path::Path};
 
@@ -15,18 +15,18 @@ use crate::{
 /// The ledger's name in a run directory.
 pub const LEDGER: &str = "ledger.jsonl";
 
-/// The ledger of a run in training. A proof is worth less than a run: while it cannot be written its lines wait in memory,
-/// and checkpoints do not vouch for it; once memory holds no more of them it ends. The run goes on.
+/// The ledger of a run in training. It never stops the run: while it cannot be written its lines are buffered and checkpoints
+/// store no head; when the buffer is full the ledger ends and training continues.
 pub(super) struct RunLedger {
     /// None once it has lost a line.
     ledger: Option<Ledger>,
-    news: Vec<String>,
+    notices: Vec<String>,
     /// Where the run was cut, if the ledger led there: it has the windows begun there already.
     cut: Option<Cursor>,
 }
 
 impl RunLedger {
-    /// Goes on where the checkpoint vouches for it; else begins where the run stands, and says so.
+    /// Continues at the checkpoint's head; without a matching one starts a new ledger at this step and adds a note.
     pub(super) fn open(
         run_directory: &Path,
         resumed: Option<&TrainerState>,
@@ -41,27 +41,27 @@ impl RunLedger {
                 "{path} is a symbolic link, and what it points to would be overwritten: remove the link"
             )));
         }
-        let new = || Ledger::open(&path, &LedgerHead::empty(), cancel);
+        let create = || Ledger::open(&path, &LedgerHead::empty(), cancel);
         let Some(state) = resumed else {
-            return Ok(Self::of(new()?, None));
+            return Ok(Self::new(create()?, None));
         };
         let refusal = match &state.ledger {
             None => "the checkpoint vouches for none".to_owned(),
             Some(head) => match Ledger::open(&path, head, cancel) {
-                Ok(ledger) => return Ok(Self::of(ledger, Some(cursor.clone()))),
+                Ok(ledger) => return Ok(Self::new(ledger, Some(cursor.clone()))),
                 Err(DataError::Interrupted) => return Err(DataError::Interrupted.into()),
                 Err(error) => error.to_string(),
             },
         };
         let step = state.step;
         notes.push(format!("the ledger begins anew at step {step}, earlier steps can no longer be proven: {refusal}"));
-        let mut ledger = Self::of(new()?, None);
+        let mut ledger = Self::new(create()?, None);
         ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(BeginRecord::new(step, cursor))));
         Ok(ledger)
     }
 
-    fn of(ledger: Ledger, cut: Option<Cursor>) -> Self {
-        Self { ledger: Some(ledger), news: Vec::new(), cut }
+    fn new(ledger: Ledger, cut: Option<Cursor>) -> Self {
+        Self { ledger: Some(ledger), notices: Vec::new(), cut }
     }
 
     /// Writes down a step that took `batch` from one position to another, and the windows that it was the first to take from.
@@ -81,20 +81,20 @@ impl RunLedger {
         });
     }
 
-    /// What vouches for everything written so far, once it is on the disk; none while it is not.
+    /// The head of everything written so far; none until it is on disk.
     pub(super) fn head(&mut self) -> Option<LedgerHead> {
         self.ledger.as_mut()?.sync()
     }
 
     /// What a person should know since this was last asked, one sentence each.
     pub(super) fn take_notices(&mut self) -> Vec<String> {
-        let of_file = self.ledger.as_mut().map_or_else(Vec::new, Ledger::take_notices);
-        self.news.drain(..).chain(of_file).collect()
+        let file_notices = self.ledger.as_mut().map_or_else(Vec::new, Ledger::take_notices);
+        self.notices.drain(..).chain(file_notices).collect()
     }
 
     fn write(&mut self, of: impl FnOnce(&mut Ledger) -> io::Result<()>) {
         if let Some(Err(error)) = self.ledger.as_mut().map(of) {
-            self.news.push(format!("{LEDGER} ends here, later steps cannot be proven: {error}"));
+            self.notices.push(format!("{LEDGER} ends here, later steps cannot be proven: {error}"));
             self.ledger = None;
         }
     }

@@ -11,16 +11,15 @@ use kernels::Device;
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
 
-use super::{Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, products};
+use super::{Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, matmul_algorithms};
 use crate::{
     atomic_file,
     checkpoint::{self, Checkpoint, TokenizerFiles, TrainerState},
-    device,
+    config_fingerprint, device,
     divergence_guard::DivergenceGuard,
     engine::{Engine, model_shape},
     environment::Environment,
     error::{Result, TrainerError},
-    identity,
     lock::RunLock,
     memory_plan::{self, MemoryPlan},
     metrics::MetricsWriter,
@@ -33,12 +32,12 @@ use crate::{
 };
 
 /// The checkpoint that a run is resumed from.
-struct Resumed {
+struct ResumePoint {
     checkpoint: Checkpoint,
     state: TrainerState,
 }
 
-impl Resumed {
+impl ResumePoint {
     fn directory(&self) -> &Path {
         self.checkpoint.directory()
     }
@@ -72,31 +71,31 @@ impl Trainer {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();
         pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
-        let device::ChosenDevice { device, notes: of_device } = device::choose(&mut run)?;
+        let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run)?;
         let shape = model_shape(&run.config)?;
         if from.is_none() {
             // A new run that does not fit leaves no trace, not even a lock.
             MemoryPlan::here(&run, &device)?.check()?;
         }
         let lock = match &options.lock {
-            Some(held) if held.is_of(&run.run_directory) => Arc::clone(held),
+            Some(held) if held.belongs_to(&run.run_directory) => Arc::clone(held),
             _ => Arc::new(RunLock::acquire(&run.run_directory)?),
         };
         let folder = RunFolder::open(&run.run_directory)?;
-        let mut notes = [run.notes.clone(), of_device].concat();
-        let resumed = choose(&run, from, &mut notes, &cancel)?;
+        let mut notes = [run.notes.clone(), device_notes].concat();
+        let resumed = find_resume_point(&run, from, &mut notes, &cancel)?;
         let plan = plan(&mut run, &device, resumed.as_ref(), rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         if let Some(state) = state {
-            identity::recall_revisions(&state.identity, &mut run);
+            config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
         }
-        let data = DataPlan::of(&run, shape.vocab_size, hub, &cancel)?;
+        let data = DataPlan::new(&run, shape.vocab_size, hub, &cancel)?;
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
         let sources = data.mixture.describe();
-        identity::pin_revisions(&mut run, &sources);
-        let identity = identity::of(&run, data.tokenizer.content_hash(), &sources);
+        config_fingerprint::pin_revisions(&mut run, &sources);
+        let fingerprint = config_fingerprint::compute(&run, data.tokenizer.content_hash(), &sources);
         if let Some(resumed) = &resumed {
-            let changes = identity::changes(&resumed.state.identity, &identity);
+            let changes = config_fingerprint::changes(&resumed.state.fingerprint, &fingerprint);
             if !changes.is_empty() {
                 return Err(TrainerError::ChangedOnResume { checkpoint: resumed.directory().to_owned(), changes });
             }
@@ -108,7 +107,7 @@ impl Trainer {
         fill(&mut engine, &shape, run.config.runtime.seed, resumed.as_ref(), &cancel)?;
         stop.check()?;
         if let Some(state) = state {
-            notes.extend(products::recall(&device, state.products.as_ref())?);
+            notes.extend(matmul_algorithms::restore(&device, state.matmul_algorithms.as_ref())?);
         }
         engine.warm_up()?;
         let cursor = data.stream.cursor();
@@ -123,7 +122,7 @@ impl Trainer {
             ledger,
             metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
             log_interval: LogInterval::new(run.config.runtime.log_every_n_steps, run.config.scheduler.total_steps),
-            schedule: LearningRate::of(&run.config),
+            schedule: LearningRate::new(&run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
             run,
             plan,
@@ -131,17 +130,17 @@ impl Trainer {
             engine,
             data,
             tokenizer_files,
-            identity,
+            fingerprint,
             notes,
-            news: Vec::new(),
-            told: HashSet::new(),
+            notices: Vec::new(),
+            issued_warnings: HashSet::new(),
             folder,
             _lock: lock,
         };
         if let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
             && trainer.saved.as_ref() == Some(&latest)
         {
-            trainer.settle(&latest)?;
+            trainer.mark_best_and_prune(&latest)?;
         }
         Ok(trainer)
     }
@@ -152,14 +151,14 @@ fn fill(
     engine: &mut Engine,
     shape: &ModelShape,
     seed: u64,
-    resumed: Option<&Resumed>,
+    resumed: Option<&ResumePoint>,
     cancel: &CancelToken,
 ) -> Result<()> {
     let pool = engine.pool();
     let Engine { decoder, optimizer, .. } = engine;
     pool.install(|| match resumed {
         None => Ok(initialization::fill(shape, seed, decoder.weights_mut(), optimizer.low_bits_mut())?),
-        Some(Resumed { checkpoint, .. }) => {
+        Some(ResumePoint { checkpoint, .. }) => {
             checkpoint.weights(shape, decoder.weights_mut(), cancel)?;
             Ok(checkpoint.optimizer(shape, optimizer.state_mut(), cancel)?)
         }
@@ -170,7 +169,7 @@ fn fill(
 fn plan(
     run: &mut ResolvedRun,
     device: &Device,
-    resumed: Option<&Resumed>,
+    resumed: Option<&ResumePoint>,
     rebatch: bool,
     notes: &mut Vec<String>,
 ) -> Result<MemoryPlan> {
@@ -197,20 +196,20 @@ fn plan(
     Ok(plan)
 }
 
-fn choose(
+fn find_resume_point(
     run: &ResolvedRun,
     from: Option<&ResumeFrom>,
     notes: &mut Vec<String>,
     cancel: &CancelToken,
-) -> Result<Option<Resumed>> {
+) -> Result<Option<ResumePoint>> {
     let directory = run.config.runtime.checkpoint.directory.as_deref().unwrap_or(&run.run_directory);
     let existing = checkpoint::list(directory)?;
     let checkpoint = match (from, existing.last()) {
         (None, None) => return Ok(None),
         (None, Some(newest)) => {
             return Err(TrainerError::Request(format!(
-                "{} already holds checkpoints, the newest of step {}: go on from it with --resume, or give the new run a \
-                 directory of its own",
+                "{} already holds checkpoints, the newest of step {}: resume it with --resume, or give the new run another \
+                 directory",
                 directory.display(),
                 newest.step
             )));
@@ -221,8 +220,8 @@ fn choose(
         }
         (Some(ResumeFrom::Latest), Some(_)) => {
             let found = checkpoint::newest_intact(directory, cancel)?;
-            notes.extend(found.damaged.iter().map(|damaged| {
-                format!("checkpoint {} is damaged and was passed over: {}", damaged.name, damaged.reason)
+            notes.extend(found.corrupted.iter().map(|corrupted| {
+                format!("checkpoint {} is corrupted and was skipped: {}", corrupted.name, corrupted.reason)
             }));
             found.checkpoint
         }
@@ -230,7 +229,7 @@ fn choose(
     };
     let state = checkpoint.state()?;
     notes.push(format!("resuming at step {} from {}", state.step, checkpoint.directory().display()));
-    Ok(Some(Resumed { checkpoint, state }))
+    Ok(Some(ResumePoint { checkpoint, state }))
 }
 
 fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
@@ -245,7 +244,7 @@ fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
 }
 
 /// A checkpoint of another folder is no checkpoint of this run.
-fn saved(run: &ResolvedRun, resumed: Option<&Resumed>) -> Option<PathBuf> {
+fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
     let directory = resumed?.directory().canonicalize().ok()?;
     let path = run.config.runtime.checkpoint.directory.as_deref()?.join(directory.file_name()?);
     (path.canonicalize().ok()? == directory).then_some(path)
@@ -256,7 +255,7 @@ fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<Tokenizer
     Ok(TokenizerFiles::read(tokenizer.path(), tokenizer.end_of_text_name(), tokenizer.end_of_text(), longest)?)
 }
 
-/// What was run, with what, for whoever comes later.
+/// Writes the resolved config and the environment into the run directory.
 fn write_records(run: &ResolvedRun, engine: &Engine) -> Result<()> {
     let path = run.run_directory.join(RESOLVED_CONFIG);
     let mut text = serde_json::to_string_pretty(&run.portable_config()).expect("a config is plain values");

@@ -7,9 +7,9 @@ fn scattered(number: usize, limit: usize) -> impl Iterator<Item = usize> {
     (1..=number as u64).map(move |index| (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as usize % limit)
 }
 
-fn assert_damaged(checkpoint: &Path, name: &str, what: &str) {
+fn assert_corrupted(checkpoint: &Path, name: &str, what: &str) {
     match verify(checkpoint, &CancelToken::new()) {
-        Err(CheckpointError::Damaged { reason, .. }) => {
+        Err(CheckpointError::Corrupted { reason, .. }) => {
             assert!(reason.contains(name), "{what}: {reason}");
         }
         other => panic!("{name}, {what}: {other:?}"),
@@ -17,7 +17,7 @@ fn assert_damaged(checkpoint: &Path, name: &str, what: &str) {
 }
 
 #[test]
-fn every_byte_of_the_small_files_counts() {
+fn a_changed_byte_in_a_small_file_is_detected() {
     let folder = saved(&[1]);
     let checkpoint = folder.path().join("step-00000001");
     for name in names(&checkpoint).iter().filter(|name| !name.ends_with(".safetensors")) {
@@ -29,7 +29,7 @@ fn every_byte_of_the_small_files_counts() {
                 let was = std::mem::replace(&mut bytes[byte], changed);
                 if was != changed {
                     fs::write(&path, &bytes).unwrap();
-                    assert_damaged(&checkpoint, name, &format!("byte {byte} became {changed}"));
+                    assert_corrupted(&checkpoint, name, &format!("byte {byte} became {changed}"));
                 }
                 bytes[byte] = was;
             }
@@ -40,7 +40,7 @@ fn every_byte_of_the_small_files_counts() {
 }
 
 #[test]
-fn every_flipped_bit_of_the_tensors_is_found_and_never_restored() {
+fn a_flipped_bit_in_a_tensor_is_never_restored() {
     let folder = saved(&[1]);
     let checkpoint = folder.path().join("step-00000001");
     for name in ["model.safetensors", "optimizer.safetensors"] {
@@ -49,7 +49,7 @@ fn every_flipped_bit_of_the_tensors_is_found_and_never_restored() {
         for bit in scattered(400, bytes.len() * 8) {
             bytes[bit / 8] ^= 1 << (bit % 8);
             fs::write(&path, &bytes).unwrap();
-            assert_damaged(&checkpoint, name, &format!("bit {bit}"));
+            assert_corrupted(&checkpoint, name, &format!("bit {bit}"));
             let error = Tiny::zeros(Precision::Fp32).restore(&checkpoint).unwrap_err();
             assert_eq!(error.exit_code(), 5, "bit {bit}: {error}");
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -60,7 +60,7 @@ fn every_flipped_bit_of_the_tensors_is_found_and_never_restored() {
 }
 
 #[test]
-fn a_file_that_is_cut_lengthened_or_gone_is_named() {
+fn a_truncated_extended_or_missing_file_is_named() {
     let folder = saved(&[1]);
     let checkpoint = folder.path().join("step-00000001");
     for name in names(&checkpoint) {
@@ -68,23 +68,23 @@ fn a_file_that_is_cut_lengthened_or_gone_is_named() {
         let bytes = fs::read(&path).unwrap();
         for length in scattered(25, bytes.len()).chain([0, bytes.len() - 1]) {
             fs::write(&path, &bytes[..length]).unwrap();
-            assert_damaged(&checkpoint, &name, &format!("cut to {length}"));
+            assert_corrupted(&checkpoint, &name, &format!("cut to {length}"));
         }
         fs::write(&path, [bytes.as_slice(), b"\n"].concat()).unwrap();
-        assert_damaged(&checkpoint, &name, "a line longer");
+        assert_corrupted(&checkpoint, &name, "a line longer");
         fs::remove_file(&path).unwrap();
-        assert_damaged(&checkpoint, &name, "gone");
+        assert_corrupted(&checkpoint, &name, "gone");
         fs::write(&path, &bytes).unwrap();
     }
     verify(&checkpoint, &CancelToken::new()).unwrap();
 }
 
 #[test]
-fn a_manifest_that_points_elsewhere_is_refused() {
+fn a_manifest_with_paths_outside_is_refused() {
     let folder = saved(&[1]);
     let checkpoint = folder.path().join("step-00000001");
     let record = FileRecord { bytes: 0, sha256: String::new() };
     let manifest = Manifest::new(1, BTreeMap::from([("../../secret".to_owned(), record)]));
     fs::write(checkpoint.join("MANIFEST.json"), manifest.to_bytes()).unwrap();
-    assert_damaged(&checkpoint, "secret", "a path in the manifest");
+    assert_corrupted(&checkpoint, "secret", "a path in the manifest");
 }

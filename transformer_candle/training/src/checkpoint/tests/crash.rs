@@ -51,7 +51,7 @@ fn save_with_room(folder: &TempDir, bytes: usize, error: io::ErrorKind) -> Resul
 }
 
 #[test]
-fn a_disk_that_fills_up_anywhere_leaves_the_older_checkpoints_and_no_piece_of_the_new() {
+fn a_full_disk_leaves_older_checkpoints_and_no_partial_one() {
     let folder = saved(&[1]);
     let needed: u64 = list(folder.path()).unwrap()[0].bytes().unwrap();
     let mut refused = 0;
@@ -68,7 +68,7 @@ fn a_disk_that_fills_up_anywhere_leaves_the_older_checkpoints_and_no_piece_of_th
 }
 
 #[test]
-fn a_full_disk_is_told_in_one_sentence_with_the_way_out() {
+fn a_full_disk_error_names_the_way_out() {
     let folder = saved(&[1]);
     let message = save_with_room(&folder, 100, io::ErrorKind::StorageFull).unwrap_err().to_string();
     assert!(message.starts_with("not enough room for the checkpoint of step 2 in"), "{message}");
@@ -77,7 +77,7 @@ fn a_full_disk_is_told_in_one_sentence_with_the_way_out() {
 }
 
 #[test]
-fn a_limit_on_file_sizes_is_told_with_the_way_out() {
+fn a_file_size_limit_error_names_the_way_out() {
     let folder = saved(&[1]);
     let error = save_with_room(&folder, 9000, io::ErrorKind::FileTooLarge).unwrap_err();
     assert_eq!(error.exit_code(), 1);
@@ -86,7 +86,7 @@ fn a_limit_on_file_sizes_is_told_with_the_way_out() {
 }
 
 #[test]
-fn a_failing_disk_leaves_no_piece_either_and_names_the_file() {
+fn an_io_error_leaves_no_partial_checkpoint() {
     let folder = saved(&[1]);
     let error = save_with_room(&folder, 9000, io::ErrorKind::Other).unwrap_err();
     assert!(matches!(error, CheckpointError::Io { .. }), "{error}");
@@ -96,7 +96,7 @@ fn a_failing_disk_leaves_no_piece_either_and_names_the_file() {
 }
 
 #[test]
-fn while_a_checkpoint_is_written_readers_see_the_one_before() {
+fn readers_see_the_previous_checkpoint_during_a_save() {
     let folder = saved(&[1]);
     let create = |path: &Path| {
         assert_eq!(newest(folder.path()).0, folder.path().join("step-00000001"));
@@ -108,7 +108,7 @@ fn while_a_checkpoint_is_written_readers_see_the_one_before() {
 }
 
 #[test]
-fn what_killed_writers_left_is_removed_by_the_next_save() {
+fn the_next_save_removes_files_of_killed_writers() {
     let folder = saved(&[1]);
     let left = folder.path().join(".step-00000002.tmp-4242");
     fs::create_dir(&left).unwrap();
@@ -137,7 +137,7 @@ fn writer_that_is_killed() {
 }
 
 #[test]
-fn a_writer_killed_at_any_instant_leaves_a_sound_checkpoint_and_loses_none() {
+fn a_killed_writer_leaves_every_checkpoint_intact() {
     let folder = tempfile::tempdir().unwrap();
     let mut newest_step = 0;
     for round in 0..30 {
@@ -157,8 +157,8 @@ fn a_writer_killed_at_any_instant_leaves_a_sound_checkpoint_and_loses_none() {
         thread::sleep(Duration::from_micros(700 * round));
         writer.kill().unwrap();
         writer.wait().unwrap();
-        let (path, damaged) = newest(folder.path());
-        assert!(damaged.is_empty(), "{damaged:?}");
+        let (path, corrupted) = newest(folder.path());
+        assert!(corrupted.is_empty(), "{corrupted:?}");
         let step = load_state(&path).unwrap().step;
         assert!(step > newest_step, "step {newest_step} was there before, {step} is left");
         let mut read = Tiny::zeros(Precision::Fp32);

@@ -11,7 +11,7 @@ fn steps(folder: &TempDir) -> Vec<u64> {
 }
 
 #[test]
-fn a_folder_without_checkpoints_says_so() {
+fn an_empty_folder_has_no_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     for directory in [folder.path().to_owned(), folder.path().join("missing")] {
         assert!(list(&directory).unwrap().is_empty());
@@ -23,7 +23,7 @@ fn a_folder_without_checkpoints_says_so() {
 }
 
 #[test]
-fn other_names_are_no_checkpoints() {
+fn other_names_are_ignored() {
     let folder = saved(&[5]);
     for name in ["step-5", "step-0000000x", "steps", ".step-00000006.tmp-1", "step-00000007.bak"] {
         fs::create_dir(folder.path().join(name)).unwrap();
@@ -33,7 +33,7 @@ fn other_names_are_no_checkpoints() {
 }
 
 #[test]
-fn latest_names_the_last_one_saved_and_best_what_was_marked() {
+fn latest_and_best_name_their_checkpoints() {
     let folder = saved(&[5, 10]);
     assert_eq!(fs::read_to_string(folder.path().join("latest")).unwrap(), "step-00000010\n");
     assert_eq!(latest(folder.path()), Some(path(&folder, 10)));
@@ -45,7 +45,7 @@ fn latest_names_the_last_one_saved_and_best_what_was_marked() {
 }
 
 #[test]
-fn a_pointer_that_is_torn_or_points_nowhere_counts_for_nothing() {
+fn an_invalid_pointer_file_is_ignored() {
     let folder = saved(&[5, 10]);
     for text in ["", "step-", "../step-00000005", "step-00000007\n", "\0\0\0"] {
         fs::write(folder.path().join("latest"), text).unwrap();
@@ -55,15 +55,15 @@ fn a_pointer_that_is_torn_or_points_nowhere_counts_for_nothing() {
 }
 
 #[test]
-fn the_newest_intact_one_is_taken_and_the_damaged_ones_are_named() {
+fn newest_intact_names_the_corrupted_ones_it_skips() {
     let folder = saved(&[5, 10, 15]);
-    damage(&path(&folder, 15).join("optimizer.safetensors"));
+    corrupt(&path(&folder, 15).join("optimizer.safetensors"));
     fs::remove_file(path(&folder, 10).join("MANIFEST.json")).unwrap();
-    let (chosen, damaged) = newest(folder.path());
+    let (chosen, corrupted) = newest(folder.path());
     assert_eq!(chosen, path(&folder, 5));
-    let named: Vec<_> = damaged.iter().map(|damaged| damaged.name.as_str()).collect();
+    let named: Vec<_> = corrupted.iter().map(|corrupted| corrupted.name.as_str()).collect();
     assert_eq!(named, ["step-00000015", "step-00000010"]);
-    damage(&path(&folder, 5).join("tokenizer.json"));
+    corrupt(&path(&folder, 5).join("tokenizer.json"));
     let error = newest_intact(folder.path(), &CancelToken::new()).unwrap_err();
     assert_eq!(error.exit_code(), 5);
     for word in ["step-00000015", "optimizer.safetensors", "step-00000010", "MANIFEST.json", "step-00000005"] {
@@ -72,23 +72,23 @@ fn the_newest_intact_one_is_taken_and_the_damaged_ones_are_named() {
 }
 
 #[test]
-fn an_empty_folder_is_passed_over() {
+fn an_empty_checkpoint_folder_is_skipped() {
     let folder = saved(&[5]);
     fs::create_dir(path(&folder, 10)).unwrap();
     fs::write(folder.path().join("latest"), "step-00000010").unwrap();
-    let (chosen, damaged) = newest(folder.path());
+    let (chosen, corrupted) = newest(folder.path());
     assert_eq!(chosen, path(&folder, 5));
-    assert_eq!(damaged[0].name, "step-00000010");
+    assert_eq!(corrupted[0].name, "step-00000010");
 }
 
 #[test]
-fn an_abandoned_future_is_not_gone_on_with() {
+fn checkpoints_beyond_latest_are_not_resumed() {
     // 15 and 20 were saved; a resume from 10 saved 12.
     let folder = saved(&[10, 15, 20, 12]);
     assert_eq!(newest(folder.path()).0, path(&folder, 12));
-    damage(&path(&folder, 12).join("config.json"));
+    corrupt(&path(&folder, 12).join("config.json"));
     assert_eq!(newest(folder.path()).0, path(&folder, 10));
-    damage(&path(&folder, 10).join("config.json"));
+    corrupt(&path(&folder, 10).join("config.json"));
     assert_eq!(newest(folder.path()).0, path(&folder, 20), "better than nothing");
 }
 
@@ -102,14 +102,14 @@ fn pruning_keeps_the_newest_and_the_best() {
 }
 
 #[test]
-fn pruning_after_a_rewind_removes_the_abandoned_future_and_not_what_was_just_saved() {
+fn pruning_after_a_rewind_removes_later_checkpoints() {
     let folder = saved(&[10, 15, 20, 12]);
     assert_eq!(prune(folder.path(), 2, 0).unwrap().removed, ["step-00000015", "step-00000020"]);
     assert_eq!(steps(&folder), [10, 12]);
 }
 
 #[test]
-fn pruning_keeps_as_many_of_the_lowest_losses_as_asked() {
+fn pruning_keeps_the_lowest_losses() {
     let folder = tempfile::tempdir().unwrap();
     for (step, loss) in [(1, 2.0), (2, 1.0), (3, 1.5), (4, 3.0), (5, 4.0)] {
         let state = TrainerState { evaluation_loss: Some(loss), ..state_at(step) };
@@ -120,7 +120,7 @@ fn pruning_keeps_as_many_of_the_lowest_losses_as_asked() {
 }
 
 #[test]
-fn the_best_can_live_in_a_folder_of_their_own() {
+fn the_best_can_have_a_separate_folder() {
     let (folder, best_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for (step, loss) in [(1, 2.0), (2, 1.0), (3, 0.5)] {
         let state = TrainerState { evaluation_loss: Some(loss), ..state_at(step) };
@@ -137,16 +137,16 @@ fn the_best_can_live_in_a_folder_of_their_own() {
 }
 
 #[test]
-fn saving_a_step_again_replaces_a_damaged_one() {
+fn saving_a_step_again_replaces_a_corrupted_one() {
     let folder = saved(&[5]);
-    damage(&path(&folder, 5).join("model.safetensors"));
+    corrupt(&path(&folder, 5).join("model.safetensors"));
     Tiny::at(Precision::Fp32, 5).save(folder.path(), &state_at(5));
     verify(&path(&folder, 5), &CancelToken::new()).unwrap();
     assert_eq!(names(folder.path()), ["latest", "step-00000005"]);
 }
 
 #[test]
-fn reading_ends_when_it_is_no_longer_wanted() {
+fn cancelling_stops_reading() {
     let folder = saved(&[5, 10]);
     let cancel = CancelToken::when(|| true);
     assert!(matches!(verify(&path(&folder, 10), &cancel), Err(CheckpointError::Interrupted)));
@@ -159,14 +159,14 @@ fn reading_ends_when_it_is_no_longer_wanted() {
 
 #[test]
 #[cfg(unix)]
-fn what_is_no_file_is_damage() {
+fn a_path_that_is_not_a_regular_file_is_corruption() {
     let folder = saved(&[5, 10]);
     for name in ["model.safetensors", "MANIFEST.json"] {
         let file = path(&folder, 10).join(name);
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
-        let (chosen, damaged) = newest(folder.path());
+        let (chosen, corrupted) = newest(folder.path());
         assert_eq!(chosen, path(&folder, 5));
-        assert_eq!(damaged[0].reason, format!("{name} cannot be read: it is a device, not a regular file"));
+        assert_eq!(corrupted[0].reason, format!("{name} cannot be read: it is a device, not a regular file"));
     }
 }

@@ -140,9 +140,9 @@ fn verify(checkpoint: &Path, cancel: &CancelToken) -> Result<Checkpoint> {
 }
 
 /// The newest intact checkpoint of a folder, and those that were passed over.
-fn newest(folder: &Path) -> (PathBuf, Vec<Damaged>) {
-    let NewestIntact { checkpoint, damaged } = newest_intact(folder, &CancelToken::new()).unwrap();
-    (checkpoint.directory().to_owned(), damaged)
+fn newest(folder: &Path) -> (PathBuf, Vec<CorruptedCheckpoint>) {
+    let NewestIntact { checkpoint, corrupted } = newest_intact(folder, &CancelToken::new()).unwrap();
+    (checkpoint.directory().to_owned(), corrupted)
 }
 
 fn state_at(step: u64) -> TrainerState {
@@ -152,14 +152,14 @@ fn state_at(step: u64) -> TrainerState {
         tokens: step * 4096,
         cursor: json!({"epoch": 0, "window": step, "lanes": [null, 3]}),
         seed: 7,
-        identity: BTreeMap::from([
+        fingerprint: BTreeMap::from([
             ("model.hidden_size".to_owned(), json!(8)),
             ("optimizer.beta1".to_owned(), json!(0.9)),
         ]),
         evaluation_loss: None,
         best: Some(BestEvaluation { step: 1, loss: 0.1 + 0.2 }),
         execution: None,
-        products: None,
+        matmul_algorithms: None,
         ledger: None,
     }
 }
@@ -188,7 +188,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 /// Flips the last bit of a file's middle byte.
-fn damage(path: &Path) {
+fn corrupt(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

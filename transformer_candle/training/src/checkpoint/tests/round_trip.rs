@@ -47,7 +47,7 @@ fn the_same_run_writes_the_same_bytes() {
 }
 
 #[test]
-fn the_state_is_text_that_people_can_read() {
+fn the_state_is_readable_json() {
     let folder = saved(&[3]);
     let text = fs::read_to_string(folder.path().join("step-00000003/trainer_state.json")).unwrap();
     insta::assert_snapshot!(text, @r#"
@@ -80,11 +80,11 @@ fn the_state_is_text_that_people_can_read() {
 }
 
 #[test]
-fn how_a_gpu_multiplied_comes_back_and_a_state_from_before_it_was_kept_is_read() {
+fn matmul_algorithms_round_trip_and_are_optional() {
     let folder = tempfile::tempdir().unwrap();
     let choices = BTreeMap::from([("4096 x 2048 x 2048 bf16".to_owned(), "13:2:0".to_owned())]);
-    let products = Some(Products { fingerprint: "NVIDIA GeForce RTX 5090".to_owned(), choices });
-    let state = TrainerState { products, ..state_at(3) };
+    let matmul_algorithms = Some(MatmulAlgorithms { fingerprint: "NVIDIA GeForce RTX 5090".to_owned(), choices });
+    let state = TrainerState { matmul_algorithms, ..state_at(3) };
     let checkpoint = Tiny::at(Precision::Fp32, 3).save(folder.path(), &state);
     assert_eq!(load_state(&checkpoint).unwrap(), state);
 
@@ -95,7 +95,7 @@ fn how_a_gpu_multiplied_comes_back_and_a_state_from_before_it_was_kept_is_read()
 }
 
 #[test]
-fn the_optimizer_s_tensors_carry_the_model_s_names() {
+fn optimizer_tensors_are_named_after_parameters() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Tiny::at(Precision::Bf16, 1).save(folder.path(), &state_at(1));
     let bytes = fs::read(checkpoint.join("optimizer.safetensors")).unwrap();
@@ -107,7 +107,7 @@ fn the_optimizer_s_tensors_carry_the_model_s_names() {
 }
 
 #[test]
-fn state_of_some_parameters_is_saved_for_them_alone() {
+fn partial_optimizer_state_is_saved_for_its_parameters() {
     let folder = tempfile::tempdir().unwrap();
     let tensors = model::hugging_face::hf_tensors(&tiny_shape());
     let covered = tensors.iter().find(|tensor| tensor.name == "model.layers.0.mlp.down_proj.weight").unwrap();
@@ -151,7 +151,7 @@ fn a_checkpoint_of_another_model_or_precision_is_refused() {
 }
 
 #[test]
-fn a_format_of_another_version_is_refused_as_such() {
+fn another_format_version_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut state = state_at(1);
     state.format_version = 2;
@@ -162,7 +162,7 @@ fn a_format_of_another_version_is_refused_as_such() {
 }
 
 #[test]
-fn the_tokenizer_s_own_config_is_taken_where_there_is_one() {
+fn an_existing_tokenizer_config_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokenizer.json");
     fs::write(&path, "{}").unwrap();
@@ -177,7 +177,7 @@ fn the_tokenizer_s_own_config_is_taken_where_there_is_one() {
 }
 
 #[test]
-fn a_model_from_elsewhere_needs_no_manifest() {
+fn an_external_model_needs_no_manifest() {
     let folder = saved(&[1]);
     let checkpoint = folder.path().join("step-00000001");
     fs::remove_file(checkpoint.join("MANIFEST.json")).unwrap();
@@ -185,5 +185,5 @@ fn a_model_from_elsewhere_needs_no_manifest() {
     let model = Checkpoint::open(&checkpoint).unwrap();
     model.weights(&model.model().unwrap().shape, &mut tiny.weights, &CancelToken::new()).unwrap();
     assert!(tiny.weights.read_f32().unwrap().iter().any(|weight| *weight != 0.0));
-    assert!(verify(&checkpoint, &CancelToken::new()).is_err(), "as a checkpoint to go on from it is damaged");
+    assert!(verify(&checkpoint, &CancelToken::new()).is_err(), "as a checkpoint to go on from it is corrupted");
 }

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_cover_every_parameter_once_and_share_their_state() {
+    fn groups_cover_every_parameter_once() {
         let layout = ParameterLayout::new(&ModelShape::new(&ModelConfig::default(), 100));
         let groups_of = |algorithm| {
             let groups = Algorithm::from_config(&OptimizerConfig { algorithm, ..Default::default() }).groups(&layout);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn state_spans_the_groups_that_keep_it_and_no_others() {
+    fn state_spans_exactly_the_groups_that_use_it() {
         let rule = UpdateRule::AdamW(adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
         let group = |range| ParameterGroup { range, rule, weight_decay: 0.0 };
         let state = state_layouts(&[group(10..30), group(30..40)], 50, Precision::Fp32);

@@ -1,4 +1,5 @@
-//! What may not change on resume: whatever gives the weights their shape or the data their order.
+//! The fingerprint of a run's configuration: the settings that must not change on resume, because the shape of the weights or
+//! the order of the data depends on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,8 +10,8 @@ use dataset::SourceDescription;
 use run_config::{Algorithm, Packing, ResolvedRun, RunConfig};
 use serde_json::{Value, json};
 
-/// Config keys (and the tokenizer's and data's own marks) with the values a checkpoint was trained with.
-pub type Identity = BTreeMap<String, Value>;
+/// Config keys (plus the tokenizer's hash and the data's size or commit) with their values.
+pub type ConfigFingerprint = BTreeMap<String, Value>;
 
 const REVISION: &str = "revision";
 const PACKING: &str = "data.packing";
@@ -34,8 +35,8 @@ impl fmt::Display for Change {
     }
 }
 
-/// What runs did before there was a key for it: their checkpoints lack the key.
-fn before(key: &str) -> Value {
+/// The value of a key that old checkpoints lack.
+fn default_value(key: &str) -> Value {
     match key {
         PACKING => json!(Packing::Concat),
         ALGORITHM => json!(Algorithm::AdamW),
@@ -43,9 +44,11 @@ fn before(key: &str) -> Value {
     }
 }
 
-/// The keys in which the config's identity differs from the checkpoint's.
-pub fn changes(checkpoint: &Identity, config: &Identity) -> Vec<Change> {
-    let value = |identity: &Identity, key: &str| identity.get(key).cloned().unwrap_or_else(|| before(key));
+/// The keys in which the config's fingerprint differs from the checkpoint's.
+pub fn changes(checkpoint: &ConfigFingerprint, config: &ConfigFingerprint) -> Vec<Change> {
+    let value = |fingerprint: &ConfigFingerprint, key: &str| {
+        fingerprint.get(key).cloned().unwrap_or_else(|| default_value(key))
+    };
     let keys: BTreeSet<&String> = checkpoint.keys().chain(config.keys()).collect();
     keys.into_iter()
         .map(|key| Change { key: key.clone(), was: value(checkpoint, key), is: value(config, key) })
@@ -53,38 +56,37 @@ pub fn changes(checkpoint: &Identity, config: &Identity) -> Vec<Change> {
         .collect()
 }
 
-/// Names the commits that a checkpoint was trained with, where the run does not name any itself: the data sets may have
-/// moved on since, and a run goes on with what it began with.
-pub fn recall_revisions(checkpoint: &Identity, run: &mut ResolvedRun) {
-    let recall = |key: &str, revision: &mut Option<String>| {
-        let began_with = checkpoint.get(key).and_then(Value::as_str);
-        *revision = revision.take().or(began_with.map(str::to_owned));
+/// Sets the data revisions of a checkpoint where the config names none, so that a resumed run reads the same commits.
+pub fn restore_revisions(checkpoint: &ConfigFingerprint, run: &mut ResolvedRun) {
+    let restore = |key: &str, revision: &mut Option<String>| {
+        let saved = checkpoint.get(key).and_then(Value::as_str);
+        *revision = revision.take().or(saved.map(str::to_owned));
     };
     if let Some(streaming) = &mut run.streaming {
-        recall(REVISION, &mut streaming.revision);
+        restore(REVISION, &mut streaming.revision);
     }
     for (index, component) in run.config.data.mixture.iter_mut().enumerate() {
-        recall(&format!("{MIXTURE}[{index}].{REVISION}"), &mut component.revision);
+        restore(&format!("{MIXTURE}[{index}].{REVISION}"), &mut component.revision);
     }
 }
 
-/// Writes the commits that a run reads into its config.
+/// Writes the resolved commits of the data sources into the config.
 pub fn pin_revisions(run: &mut ResolvedRun, sources: &[SourceDescription]) {
     for (component, source) in run.config.data.mixture.iter_mut().zip(sources) {
         component.revision.clone_from(&source.revision);
     }
 }
 
-/// The identity of a run: the model's sizes, the arithmetic, and everything that the order of its data follows from.
-pub fn of(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescription]) -> Identity {
+/// Computes a run's fingerprint from the model's shape, the precision and everything that determines the order of its data.
+pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescription]) -> ConfigFingerprint {
     let RunConfig { model, data, optimizer, runtime, .. } = &run.config;
-    let mut identity = Identity::new();
+    let mut fingerprint = ConfigFingerprint::new();
     let Value::Object(sizes) = json!(model) else { unreachable!("a struct is an object") };
-    // How the first weights were drawn no longer matters once they are trained.
-    identity.extend(
+    // `init_std` does not matter after step 0.
+    fingerprint.extend(
         sizes.into_iter().filter(|(key, _)| key != "init_std").map(|(key, value)| (format!("model.{key}"), value)),
     );
-    let mut add = |key: &str, value: Value| identity.insert(key.to_owned(), value);
+    let mut add = |key: &str, value: Value| fingerprint.insert(key.to_owned(), value);
     add(ALGORITHM, json!(optimizer.algorithm));
     add("runtime.precision", json!(runtime.precision));
     add("runtime.seed", json!(runtime.seed));
@@ -120,7 +122,7 @@ pub fn of(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescription]
             add("shards (bytes)", json!(source.bytes));
         }
     }
-    identity
+    fingerprint
 }
 
 #[cfg(test)]
@@ -128,29 +130,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_differs_or_is_there_only_once_is_a_change() {
-        let identity = |values: &[(&str, u64)]| -> Identity {
+    fn different_and_missing_keys_are_changes() {
+        let fingerprint = |values: &[(&str, u64)]| -> ConfigFingerprint {
             values.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect()
         };
-        let found = changes(&identity(&[("a", 1), ("b", 2), ("c", 3)]), &identity(&[("a", 1), ("b", 4), ("d", 5)]));
-        let told: Vec<String> = found.iter().map(ToString::to_string).collect();
-        assert_eq!(told, ["b was 2 and is 4", "c was 3 and is null", "d was null and is 5"]);
+        let found =
+            changes(&fingerprint(&[("a", 1), ("b", 2), ("c", 3)]), &fingerprint(&[("a", 1), ("b", 4), ("d", 5)]));
+        let changed: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(changed, ["b was 2 and is 4", "c was 3 and is null", "d was null and is 5"]);
     }
 
     #[test]
-    fn another_optimizer_is_a_change_and_older_checkpoints_have_adamw() {
-        let with = |algorithm: &str| Identity::from([(ALGORITHM.to_owned(), json!(algorithm))]);
-        assert_eq!(changes(&Identity::new(), &with("adamw")), []);
-        let told: Vec<String> = changes(&with("muon"), &with("adamw")).iter().map(ToString::to_string).collect();
-        assert_eq!(told, [r#"optimizer.algorithm was "muon" and is "adamw""#]);
+    fn the_optimizer_defaults_to_adamw_in_old_checkpoints() {
+        let with = |algorithm: &str| ConfigFingerprint::from([(ALGORITHM.to_owned(), json!(algorithm))]);
+        assert_eq!(changes(&ConfigFingerprint::new(), &with("adamw")), []);
+        let changed: Vec<String> = changes(&with("muon"), &with("adamw")).iter().map(ToString::to_string).collect();
+        assert_eq!(changed, [r#"optimizer.algorithm was "muon" and is "adamw""#]);
     }
 
     #[test]
-    fn checkpoints_from_before_there_was_a_choice_are_of_concatenated_documents() {
-        let now = |packing: Packing| Identity::from([(PACKING.to_owned(), json!(packing))]);
-        assert_eq!(changes(&Identity::new(), &now(Packing::Concat)), []);
-        let told: Vec<String> =
-            changes(&Identity::new(), &now(Packing::Documents)).iter().map(ToString::to_string).collect();
-        assert_eq!(told, ["data.packing was \"concat\" and is \"documents\""]);
+    fn packing_defaults_to_concat_in_old_checkpoints() {
+        let now = |packing: Packing| ConfigFingerprint::from([(PACKING.to_owned(), json!(packing))]);
+        assert_eq!(changes(&ConfigFingerprint::new(), &now(Packing::Concat)), []);
+        let changed: Vec<String> =
+            changes(&ConfigFingerprint::new(), &now(Packing::Documents)).iter().map(ToString::to_string).collect();
+        assert_eq!(changed, ["data.packing was \"concat\" and is \"documents\""]);
     }
 }

@@ -1,0 +1,75 @@
+//! Saves a GPU's GEMM algorithms in checkpoints and restores them on resume.
+
+use kernels::{Device, cuda::Cuda};
+
+use crate::{checkpoint::MatmulAlgorithms, error::Result};
+
+/// The algorithms that a device has chosen so far; none on a CPU, which has one only.
+pub(super) fn capture(device: &Device) -> Option<MatmulAlgorithms> {
+    let capture = |gpu: &Cuda| MatmulAlgorithms { fingerprint: gpu.fingerprint(), choices: gpu.choices() };
+    device.as_cuda().map(capture)
+}
+
+/// Makes a device use the checkpoint's algorithms. Returns a note for the user where it cannot, so that the resumed run is not
+/// bit-identical to an uninterrupted one.
+pub(super) fn restore(device: &Device, saved: Option<&MatmulAlgorithms>) -> Result<Option<String>> {
+    let current = device.as_cuda().map(Cuda::fingerprint);
+    if let Some(note) = device_change_note(saved.map(|saved| saved.fingerprint.as_str()), current.as_deref()) {
+        return Ok(Some(note));
+    }
+    let (Some(gpu), Some(saved)) = (device.as_cuda(), saved) else {
+        return Ok(None);
+    };
+    let refused = gpu.recall_choices(&saved.choices)?;
+    Ok((!refused.is_empty()).then(|| {
+        format!(
+            "{} does not support {} of the checkpoint's GEMM algorithms and kernel variants: from here on the weights round \
+             differently from those of an uninterrupted run",
+            saved.fingerprint,
+            refused.len()
+        )
+    }))
+}
+
+/// The note for a run that resumes on another device than its checkpoint's; none where the device is the same. `None` stands
+/// for a CPU.
+fn device_change_note(was: Option<&str>, is: Option<&str>) -> Option<String> {
+    (was != is).then(|| {
+        let named = |device: Option<&str>| device.unwrap_or("a CPU").to_owned();
+        format!(
+            "the checkpoint was written on {} and the run resumes on {}: from here on the weights round differently from those of \
+             an uninterrupted run",
+            named(was),
+            named(is)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn resuming_on_the_same_device_needs_no_note() {
+        assert_eq!(device_change_note(None, None), None);
+        assert_eq!(device_change_note(Some("RTX 5090, cuBLAS 13.0"), Some("RTX 5090, cuBLAS 13.0")), None);
+        assert_eq!(capture(&Device::Cpu), None);
+        assert_eq!(restore(&Device::Cpu, None).unwrap(), None);
+    }
+
+    #[test]
+    fn resuming_on_another_device_is_noted() {
+        for (was, is) in [
+            (None, Some("RTX 5090, cuBLAS 13.0")),
+            (Some("RTX 5090, cuBLAS 13.0"), None),
+            (Some("RTX 5090, cuBLAS 13.0"), Some("RTX 5090, cuBLAS 13.1")),
+        ] {
+            let note = device_change_note(was, is).unwrap();
+            assert!(note.contains(was.unwrap_or("a CPU")) && note.contains(is.unwrap_or("a CPU")), "{note}");
+        }
+        let saved = MatmulAlgorithms { fingerprint: "RTX 5090".to_owned(), choices: BTreeMap::new() };
+        assert!(restore(&Device::Cpu, Some(&saved)).unwrap().unwrap().contains("resumes on a CPU"));
+    }
+}
