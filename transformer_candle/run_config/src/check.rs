@@ -284,7 +284,7 @@ pub(crate) fn allows(schema: &Value, name: &str) -> bool {
     }
 }
 
-/// What a key takes, in words: `a whole number from 1 to 1024`.
+/// What a key takes, in words: `an integer from 1 to 1024`.
 pub(crate) fn expectation(schema: &Value) -> String {
     let choices = schema::choices(schema);
     if let [(only, _)] = choices.as_slice() {
@@ -309,7 +309,7 @@ pub(crate) fn expectation(schema: &Value) -> String {
         (true, false) => "a list of texts".to_owned(),
         (false, true) => "a text".to_owned(),
         _ if allows(schema, "boolean") => "true or false".to_owned(),
-        _ if allows(schema, "integer") => format!("a whole number{}", range(schema)),
+        _ if allows(schema, "integer") => format!("an integer{}", range(schema)),
         _ => format!("a number{}", range(schema)),
     }
 }

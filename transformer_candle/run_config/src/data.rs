@@ -127,7 +127,7 @@ impl FromStr for BatchSize {
         match text.parse::<usize>() {
             Ok(sequences @ 1..=LARGEST_BATCH) => Ok(Self::Fixed(sequences)),
             _ if text == "auto" => Ok(Self::Auto),
-            _ => Err(format!("must be a whole number from 1 to {LARGEST_BATCH}, or `auto`")),
+            _ => Err(format!("must be an integer from 1 to {LARGEST_BATCH}, or `auto`")),
         }
     }
 }

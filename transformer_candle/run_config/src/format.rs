@@ -70,7 +70,7 @@ pub(crate) fn read_text(path: &Path, largest: u64) -> Result<String, Problem> {
     Ok(regular_file::without_byte_order_mark(text))
 }
 
-/// Parses a document. What is not a mapping, a list, a text, a number, a truth value or null has no
+/// Parses a document. What is not a mapping, a list, a string, a number, a boolean or null has no
 /// place in a config.
 pub(crate) fn parse(text: &str, format: Format) -> Result<Value, Problem> {
     if text.len() as u64 > LARGEST_CONFIG {

@@ -40,7 +40,7 @@ const KEYS: [(&str, Former); 8] = [
 const VALUES: [(&str, &str, &str); 2] =
     [("optimizer.algorithm", "adam_w", "adamw"), ("scheduler.strategy", "cosine_with_warmup", "cosine")];
 
-/// Texts that stand for a truth value rather than for a folder.
+/// Strings that stand for a boolean rather than for a folder.
 const TRUTHS: [&str; 6] = ["true", "false", "yes", "no", "on", "off"];
 
 fn is_zero(value: &Value) -> bool {

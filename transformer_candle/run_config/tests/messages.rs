@@ -30,7 +30,7 @@ runtime: {precision: fp16, memory_limit: 24XB, device: gpu, logging: {tensorboar
       scheduler.max_lr: is 0.001, but the peak is `optimizer.learning_rate`; write it there and remove this key
       learning_rate: is an unknown key; did you mean `optimizer.learning_rate`?
       model.num_layer: is an unknown key; did you mean `model.num_layers`?
-      model.intermediate_size: is "wide", but must be a whole number from 1 to 1048576
+      model.intermediate_size: is "wide", but must be an integer from 1 to 1048576
       optimizer.learning_rate: is "3e-4", but must be a number greater than 0 and at most 1; remove the quotes: 3e-4
       optimizer.beta2: is 1.0, but must be a number of at least 0 and less than 1
       scheduler.strategy: is "cosin", but must be one of `cosine`, `linear`, `constant`, `wsd`; did you mean `cosine`?
@@ -48,11 +48,11 @@ runtime: {precision: fp16, memory_limit: 24XB, device: gpu, logging: {tensorboar
 fn an_empty_file_says_what_a_config_needs() {
     assert_snapshot!(yaml(""), @r"
     the config: 7 problems
-      model.hidden_size: is missing; it must be a whole number from 2 to 65536
-      model.intermediate_size: is missing; it must be a whole number from 1 to 1048576
-      model.num_layers: is missing; it must be a whole number from 1 to 1024
-      model.num_attention_heads: is missing; it must be a whole number from 1 to 1024
-      data.sequence_length: is missing; it must be a whole number from 2 to 1048576
+      model.hidden_size: is missing; it must be an integer from 2 to 65536
+      model.intermediate_size: is missing; it must be an integer from 1 to 1048576
+      model.num_layers: is missing; it must be an integer from 1 to 1024
+      model.num_attention_heads: is missing; it must be an integer from 1 to 1024
+      data.sequence_length: is missing; it must be an integer from 2 to 1048576
       data.sequences_per_step: is missing: how many sequences make an optimizer step; give it, or batch_size and gradient_accumulation_steps
       scheduler.total_steps: is missing: how long to train; give it (20 tokens a parameter are usual) or scheduler.total_epochs
     ");
