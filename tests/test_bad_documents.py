@@ -69,7 +69,7 @@ def made(workspace: Workspace, shards: Path, experiment: str, workers: int) -> K
     return KilledRun(workspace, experiment)
 
 
-def test_they_are_left_out_alike_by_any_number_of_threads_and_after_kills(workspace: Workspace, shards: Path) -> None:
+def test_the_same_documents_are_skipped_at_any_thread_count(workspace: Workspace, shards: Path) -> None:
     alone, busy, killed = (made(workspace, shards, f"workers-{name}", name) for name in (1, 8, 2))
     assert not alone.live()
     assert not busy.live()
@@ -88,7 +88,7 @@ def test_they_are_left_out_alike_by_any_number_of_threads_and_after_kills(worksp
 
 
 @pytest.mark.parametrize("name", ["line.jsonl", "line.jsonl.gz", "line.txt"])
-def test_fifty_megabytes_in_one_line_take_a_bounded_part_of_memory(workspace: Workspace, name: str) -> None:
+def test_memory_stays_bounded_for_a_line_of_fifty_megabytes(workspace: Workspace, name: str) -> None:
     def peak(experiment: str, huge: bytes) -> int:
         folder = workspace.root / experiment
         folder.mkdir()

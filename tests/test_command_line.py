@@ -83,7 +83,7 @@ def test_the_token_reaches_the_endpoint_only_and_no_file(hub_workspace: Workspac
         assert not path.is_file() or hub.token.encode() not in path.read_bytes(), path
 
 
-def test_generate_answers_the_same_for_the_same_seed_in_both_programs(workspace: Workspace) -> None:
+def test_both_programs_generate_the_same_text_for_a_seed(workspace: Workspace) -> None:
     text = workspace.write_text()
     workspace.orchestrate(*TINY_MODEL, "--input", text, "--steps=4", "--experiment=talk").succeeded()
     ask = ["generate", "--experiment=talk", "--prompt=def main", "--max-tokens=12", "--seed=3", "--json"]

@@ -7,7 +7,7 @@ import json
 from workspace import TINY_MODEL, Workspace
 
 
-def test_the_demo_trains_on_this_machines_own_text_and_says_what_came_of_it(workspace: Workspace) -> None:
+def test_the_demo_trains_and_prints_a_summary(workspace: Workspace) -> None:
     flags = [*TINY_MODEL, "--stream", "--dataset=demo", "--experiment=demo", "--steps=12", "--seq-len=64"]
     out = workspace.orchestrate(*flags).succeeded().out
     shards = sorted((workspace.root / "cache" / "demo").glob("*.parquet"))

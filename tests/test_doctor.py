@@ -48,7 +48,7 @@ def test_a_cpu_is_ready_and_the_json_says_what_was_found(hub_workspace: Workspac
 
 
 def test_a_gpu_that_cannot_be_used_ends_with_2_and_a_sentence(workspace: Workspace) -> None:
-    if launch.shows_a_gpu():
+    if launch.has_nvidia_driver():
         pytest.skip("this machine has a GPU")
     workspace.extra_environment["HF_HUB_OFFLINE"] = "1"
     done = workspace.orchestrate("doctor", "--device=cuda").refused(2, "cuda:0")
@@ -130,7 +130,7 @@ def test_a_gpu_gets_the_largest_preset_that_it_holds(
     assert base_config.choose(Settings(preset="rtx5090_1b", keys={"device": "cpu"})).described == "preset rtx5090_1b"
 
 
-def test_without_gpus_the_preset_is_the_cpus_and_a_gpu_that_is_named_is_an_error(monkeypatch: Any) -> None:
+def test_without_gpus_auto_uses_the_cpu_and_cuda_is_refused(monkeypatch: Any) -> None:
     def missing() -> list[Gpu]:
         raise _native.ConfigError("no NVIDIA driver was found")
 
@@ -140,7 +140,7 @@ def test_without_gpus_the_preset_is_the_cpus_and_a_gpu_that_is_named_is_an_error
         base_config.choose(Settings(keys={"device": "cuda"}))
 
 
-def test_a_gpu_that_is_too_old_is_not_trained_on_and_the_reason_is_told(
+def test_an_old_gpu_is_not_used_and_the_reason_is_printed(
     workspace: Workspace, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_native, "gpus", lambda: [OldGpu()])
@@ -159,7 +159,7 @@ def test_on_a_machine_with_a_gpu_the_build_for_gpus_goes_first(workspace: Worksp
         program.touch(mode=0o755)
         os.utime(program, (program.stat().st_atime, program.stat().st_mtime - age))
     for shown, expected in ((True, older), (False, newer)):
-        monkeypatch.setattr(launch, "shows_a_gpu", lambda shown=shown: shown)
+        monkeypatch.setattr(launch, "has_nvidia_driver", lambda shown=shown: shown)
         assert launch.find_program(workspace.root) == expected
 
 

@@ -140,9 +140,7 @@ def test_forty_kills_and_a_hundred_faults_change_no_byte(hub_workspace: Workspac
     assert_used_once(killed)
 
 
-def test_through_a_proxy_that_others_wrote_kills_and_faults_change_no_byte(
-    hub_workspace: Workspace, hub: FakeHub, proxy: str
-) -> None:
+def test_kills_and_faults_behind_a_proxy_change_no_byte(hub_workspace: Workspace, hub: FakeHub, proxy: str) -> None:
     alone, killed = prepare(hub_workspace, DATASET, SAMPLES, "alone", "killed")
     assert not alone.live()
 
@@ -175,9 +173,7 @@ def test_training_says_what_it_waits_for_and_goes_on(hub_workspace: Workspace, h
     assert rest.count("\nwaiting for the Hub") <= 1, "not a line for each attempt"
 
 
-def test_training_says_when_a_limited_hub_is_tried_again_and_can_be_stopped(
-    hub_workspace: Workspace, hub: FakeHub
-) -> None:
+def test_training_reports_hub_rate_limits_and_can_be_stopped(hub_workspace: Workspace, hub: FakeHub) -> None:
     process, told = starved(hub_workspace, hub, "429", retry_after=200)
     match = re.search(r"it answered 429 Too Many Requests; retrying in (\d+) s$", told)
     assert match

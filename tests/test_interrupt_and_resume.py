@@ -110,7 +110,7 @@ def test_tensorboard_reads_every_series_we_write(workspace: Workspace) -> None:
     assert [event.value for event in events.Scalars("loss/train")] == pytest.approx(logged, rel=1e-6)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_sound_one_before_it_is_used(workspace: Workspace) -> None:
+def test_a_corrupted_checkpoint_is_named_and_skipped(workspace: Workspace) -> None:
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--steps=6", "--checkpoint-every=3", "--experiment=hurt"]
     workspace.orchestrate(*flags).succeeded()

@@ -27,7 +27,7 @@ def trained(folder: Path, texts: Iterator[str], max_documents: int = 300, max_by
     return facts
 
 
-def test_the_same_seed_makes_the_same_bytes_with_any_number_of_threads(workspace: Workspace) -> None:
+def test_a_seed_gives_the_same_bytes_at_any_thread_count(workspace: Workspace) -> None:
     files = []
     runs = [("one", "1", 7), ("eight", "8", 7), ("again", "8", 7), ("other", "8", 8)]
     for experiment, threads, seed in runs:
@@ -71,12 +71,12 @@ def test_a_source_of_few_documents_spares_none(tmp_path: Path) -> None:
     assert (facts.documents, facts.held_out_bytes, facts.bytes_per_token) == (20, 0, None)
 
 
-def test_what_is_read_is_told_in_plain_lines_where_there_is_no_terminal(workspace: Workspace) -> None:
+def test_progress_is_printed_in_plain_lines_without_a_terminal(workspace: Workspace) -> None:
     out = workspace.orchestrate(*DEMO, "--experiment=told").succeeded().out
     assert out.count("           read ") == 10
     assert "read 200 documents" in out
-    assert "bytes a token" in out
-    assert "tokens a word on" in out
+    assert "bytes per token" in out
+    assert "tokens per word on" in out
     assert "GPT-2" not in out
     assert "\x1b" not in out
 
@@ -91,7 +91,7 @@ def test_a_terminal_shows_a_bar(workspace: Workspace) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, shown
     assert "merging pairs of tokens" in shown
     assert "━" in shown
-    assert "bytes a token" in shown
+    assert "bytes per token" in shown
 
 
 def _read(terminal: int) -> bytes:
@@ -101,7 +101,7 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_gpt_2s_figure_stands_beside_ours_if_its_tokenizer_is_in_the_cache(workspace: Workspace) -> None:
+def test_a_cached_gpt2_tokenizer_is_compared(workspace: Workspace) -> None:
     """Ours stands in for GPT-2's, so that both figures are equal."""
     workspace.orchestrate(*DEMO, "--experiment=first").succeeded()
     cached = workspace.root / "hf/hub/models--openai-community--gpt2"
@@ -112,5 +112,5 @@ def test_gpt_2s_figure_stands_beside_ours_if_its_tokenizer_is_in_the_cache(works
     shutil.copy(workspace.root / "artifacts/tokenizer/first/tokenizer.json", snapshot)
     beside = Workspace(workspace.root, {"HF_HOME": str(workspace.root / "hf")})
     out = beside.orchestrate(*DEMO, "--experiment=second").succeeded().out
-    ours = out.split(" bytes a token")[0].split()[-1]
-    assert f"GPT-2's: {ours} bytes a token" in out
+    ours = out.split(" bytes per token")[0].split()[-1]
+    assert f"GPT-2's: {ours} bytes per token" in out

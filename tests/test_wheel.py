@@ -31,7 +31,7 @@ def test_the_wheel_is_abi3_and_typed(wheel: Path) -> None:
     assert any("LICENSE-MIT" in name for name in names)
 
 
-def test_the_extra_for_gpus_brings_the_libraries_that_a_driver_lacks(wheel: Path) -> None:
+def test_the_cuda_extra_installs_libraries_a_driver_lacks(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         needed = [line for line in archive.read(name).decode().splitlines() if "extra == 'cuda'" in line]

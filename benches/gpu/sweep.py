@@ -3,8 +3,8 @@
     python benches/gpu/sweep.py                                     every kernel, heads of 64 and 128
     python benches/gpu/sweep.py --operation attention_forward --head-size 64 --documents
 
-It compiles the sources in transformer_candle/kernels/triton for the local GPU and prints a JSON line per tile as soon as
-it is timed; `declared` is true for the tile that this GPU uses without timing. A Triton release other than the one that
+It compiles the sources in transformer_candle/kernels/triton for the local GPU and prints a JSON line per tile once it
+is timed; `declared` is true for the tile that this GPU uses without timing. A Triton release other than the one that
 compiles the checked-in PTX may rank tiles differently: declare the fastest as candidates (`attention_forward`'s and
 `attention_backward_keys`' `Tiles`), which the trainer then times as compiled. It needs PyTorch for the GPU, with its
 Triton.

@@ -1,4 +1,4 @@
-"""Baseline: the same model in PyTorch, tuned, on one GPU. Prints a JSON line per micro-batch size tried, then the result.
+"""Baseline: the same model in PyTorch, tuned, on one GPU. Prints a JSON line per micro-batch size, then the result.
 
 Shape, tokens per optimizer step and FLOP count are those of `transformer-candle bench` with the same config. Weights
 and activations are bf16, attention is SDPA's FlashAttention, gradients accumulate in f32, and fused AdamW updates f32
@@ -26,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-# What `transformer-candle plan` subtracts from the memory of a GPU: 2 % for fragmentation, and bytes for the CUDA context
-# and libraries.
+# What `transformer-candle plan` subtracts from the memory of a GPU: 2 % for fragmentation, and bytes for the CUDA
+# context and libraries.
 USABLE_FRACTION, CONTEXT_BYTES = 0.98, 600_000_000
 
 
@@ -176,7 +176,7 @@ class Trainer:
 
 
 def accumulate_into(master: Tensor) -> Callable[[Tensor], None]:
-    """A hook that adds a bf16 gradient to the f32 gradient of its master weight as soon as it is computed, and frees it."""
+    """A hook that adds a bf16 gradient to the f32 gradient of its master weight once it is computed, and frees it."""
 
     def add(weight: Tensor) -> None:
         assert master.grad is not None
@@ -342,7 +342,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cuda"), default="auto", help="cuda: do not fall back to the CPU")
     parser.add_argument(
         "--micro-batch", default="auto", metavar="[auto|N,N...]",
-        help="the fastest that fits, or the first of a list that fits; torch.compile takes a minute for each size tried",
+        help="the fastest that fits, or the first of a list that fits; torch.compile takes a minute per size tried",
     )  # fmt: skip
     parser.add_argument("--recompute", choices=("none", "block"), default="none")
     parser.add_argument("--attention", choices=sorted(ATTENTION), default="flash")

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Gpu",
     "CheckpointError",
     "Completion",
     "ConfigError",
@@ -22,6 +21,7 @@ __all__ = [
     "DivergenceError",
     "Documents",
     "EvaluationReport",
+    "Gpu",
     "MemoryPlan",
     "OutOfMemoryError",
     "RunConfig",
@@ -32,7 +32,6 @@ __all__ = [
     "TrainerError",
     "__version__",
     "cache_root",
-    "gpus",
     "check_threads",
     "config_to_yaml",
     "declared_commands",
@@ -40,6 +39,7 @@ __all__ = [
     "evaluate",
     "generate",
     "gpu_state",
+    "gpus",
     "json_schema",
     "logits",
     "memory_plan",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from orchestrator import _native
 from orchestrator.command_error import CommandError
 from orchestrator.input_files import read_text
-from orchestrator.launch import shows_a_gpu
+from orchestrator.launch import has_nvidia_driver
 from orchestrator.paths import shown
 from orchestrator.screen import amount, note
 from orchestrator.settings import DEMO_DATASET, Settings
@@ -98,7 +98,7 @@ def preset_text(name: str) -> str:
     """Return a shipped config, or raise a `CommandError` that names those there are."""
     presets = _native.presets()
     if name not in presets:
-        raise CommandError(f"--preset {name!r} is not shipped: take one of {', '.join(presets)}, or --config FILE")
+        raise CommandError(f"--preset {name!r} is not a preset: use one of {', '.join(presets)}, or --config FILE")
     return presets[name]
 
 
@@ -160,14 +160,14 @@ def _default_preset(settings: Settings) -> str:
         return DEFAULT_PRESET
     gpu = _gpu(settings.asked_device())
     if gpu is None:
-        note(f"The model is that of {DEFAULT_PRESET}, for CPUs; --preset {LARGE_PRESET} takes the 1B one.")
+        note(f"Using preset {DEFAULT_PRESET}, for CPUs; --preset {LARGE_PRESET} selects the 1B model.")
         return DEFAULT_PRESET
     size = f"{gpu.name} ({amount(gpu.total_bytes)})"
     for name in GPU_PRESETS:
         if _fits(name, gpu):
-            note(f"The model is that of {name}, the largest shipped one that {size} holds; --preset takes another.")
+            note(f"Using preset {name}, the largest that fits {size}; --preset selects another.")
             return name
-    note(f"The model is that of {DEFAULT_PRESET}: {size} has no room for {' or '.join(GPU_PRESETS)}.")
+    note(f"Using preset {DEFAULT_PRESET}: {' and '.join(GPU_PRESETS)} do not fit {size}.")
     return DEFAULT_PRESET
 
 
@@ -181,8 +181,8 @@ def _gpu(device: str) -> _native.Gpu | None:
     except _native.ConfigError as missing:
         if device != "auto":
             raise
-        if shows_a_gpu():
-            note(f"No GPU is used: {missing}")
+        if has_nvidia_driver():
+            note(f"Not using a GPU: {missing}")
         return None
     gpu = gpus.get("cuda:0" if device in ("auto", "cuda") else device)
     if gpu is not None and gpu.refusal is None:
@@ -190,7 +190,7 @@ def _gpu(device: str) -> _native.Gpu | None:
     if device != "auto":
         _native.open_device(device)  # refuses in a sentence
     if gpu is not None:
-        note(f"No GPU is used: {gpu.refusal}")
+        note(f"Not using a GPU: {gpu.refusal}")
     return None
 
 

@@ -58,7 +58,7 @@ def find_program(target: Path | None) -> Path | None:
     for folder in folders:
         for_gpus = _executable([folder / "cuda" / "release" / PROGRAM])
         built = _executable([folder / profile / PROGRAM for profile in ("release", "debug")])
-        candidates = for_gpus if for_gpus and shows_a_gpu() else for_gpus + built
+        candidates = for_gpus if for_gpus and has_nvidia_driver() else for_gpus + built
         if candidates:
             return max(candidates, key=lambda path: path.stat().st_mtime)
     beside = Path(__file__).parent / PROGRAM
@@ -68,7 +68,7 @@ def find_program(target: Path | None) -> Path | None:
     return Path(found) if found else None
 
 
-def shows_a_gpu() -> bool:
+def has_nvidia_driver() -> bool:
     """Whether the system shows an NVIDIA GPU, whatever this build can do with it."""
     return any(path.exists() for path in GPU_FILES)
 
@@ -97,7 +97,7 @@ def start(words: list[str], launch: Launch, target: Path | None, lock: _native.R
     return _in_this_process(words, lock)
 
 
-def described(job: Job, launch: Launch, target: Path | None) -> str:
+def describe(job: Job, launch: Launch, target: Path | None) -> str:
     """Return in words who will train."""
     program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
     return " ".join([str(program), *job.words()]) if program else f"{job.config} in this process"
@@ -107,7 +107,7 @@ def _in_a_process(command: list[str], lock: _native.RunLock | None) -> int:
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         # A closed terminal asks for an orderly end too.
         number = signal.SIGTERM if number == signal.SIGHUP else number
         if process is None:
@@ -115,8 +115,8 @@ def _in_a_process(command: list[str], lock: _native.RunLock | None) -> int:
         elif process.poll() is None:
             process.send_signal(number)
 
-    with _handling(hand_on):
-        # A session of its own: the terminal's Ctrl-C reaches only us, and we hand it on, so the trainer sees it once.
+    with _handling(forward):
+        # A session of its own: the terminal's Ctrl-C reaches only us, and we forward it, so the trainer sees it once.
         # The lock belongs to the open file: as the trainer's standard input it lasts as long as the trainer.
         process = subprocess.Popen(command, start_new_session=True, stdin=lock.fileno() if lock else None)
         for number in early:

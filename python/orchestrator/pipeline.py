@@ -58,7 +58,7 @@ def run(settings: Settings) -> int:
 
 
 def _streamed(settings: Settings) -> list[str]:
-    """Return the flags that were typed about a data set that is streamed."""
+    """Return the given flags that concern a streamed data set."""
     flags = {
         "--stream": settings.stream,
         "--dataset": settings.dataset,
@@ -72,9 +72,7 @@ def _streamed(settings: Settings) -> list[str]:
 def _check_conflicts(settings: Settings) -> None:
     if settings.input and _streamed(settings):
         flags = ", ".join(_streamed(settings))
-        raise CommandError(
-            f"--input reads local files, and {flags} is for a data set that is streamed: give one or the other"
-        )
+        raise CommandError(f"--input reads local files, and {flags} is for a streamed data set: give one or the other")
     if settings.dataset == DEMO_DATASET and (settings.revision or settings.data_config):
         raise CommandError(
             "this machine makes the data set demo itself, and there is only one: leave out --revision and --data-config"
@@ -98,15 +96,15 @@ def _place(settings: Settings, roots: Roots) -> Place:
 
 
 def _refuse_an_earlier_run(place: Place, base: BaseConfig, settings: Settings) -> None:
-    """Leave a run that has checkpoints alone: the trainer refuses it too, but only after its files were rewritten.
+    """Refuse a run directory with checkpoints: the trainer does too, but only after its files were rewritten.
 
-    Asked with the run's lock in hand, so that no other command is about to write the first checkpoint.
+    Checked while holding the run's lock, so that no other command can write the first checkpoint meanwhile.
     """
     checkpoints = base.checkpoints or place.folder / "checkpoints"
     if settings.launch is not Launch.NONE and settings.resume is None and (checkpoints / "latest").exists():
         raise CommandError(
-            f"{shown(checkpoints)} holds the checkpoints of an earlier run: add --resume to go on with it, "
-            "or give this one its own --experiment"
+            f"{shown(checkpoints)} holds the checkpoints of an earlier run: add --resume to continue it, "
+            "or give this run its own --experiment"
         )
 
 
@@ -121,8 +119,8 @@ def _open_source(settings: Settings, base: BaseConfig) -> Source:
         dataset = settings.dataset or DEFAULT_DATASET
         split = settings.split or DEFAULT_SPLIT
         source = Source(_stream(dataset, split, settings.data_config, settings.revision, base.text_column))
-    step("data", _described(source.data))
-    _tell_what_is_left_out(source.data)
+    step("data", _describe(source.data))
+    _print_skipped_files(source.data)
     return source
 
 
@@ -131,7 +129,7 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
     typed = _streamed(settings) + (["--input"] if settings.input else [])
     if typed:
         raise CommandError(
-            f"the config's data.mixture says what to train on, and so does {', '.join(typed)}: give one or the other"
+            f"data.mixture of the config names the training data, and so does {', '.join(typed)}: give one or the other"
         )
     sources, pinned = [], []
     weights = sum(component["weight"] for component in base.mixture)
@@ -145,8 +143,8 @@ def _open_mixture(settings: Settings, base: BaseConfig) -> Source:
             data = _stream(component["dataset"], split, component["config"], component["revision"], column)
             pinned.append({**component, "revision": data.revision})
         sources.append((data, component["weight"]))
-        step("" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} {_described(data)}")
-        _tell_what_is_left_out(data)
+        step("" if len(sources) > 1 else "data", f"{component['weight'] / weights:.1%} {_describe(data)}")
+        _print_skipped_files(data)
     return Source(_native.DataSource.mixture(sources), mixture=pinned)
 
 
@@ -157,12 +155,12 @@ def _stream(dataset: str, split: str, config: str | None, revision: str | None, 
     return _native.DataSource.streaming(dataset, split, config, revision, column, on_wait=note)
 
 
-def _tell_what_is_left_out(data: _native.DataSource) -> None:
-    for left_out in data.notes:
-        note(left_out)
+def _print_skipped_files(data: _native.DataSource) -> None:
+    for message in data.notes:
+        note(message)
 
 
-def _described(data: _native.DataSource) -> str:
+def _describe(data: _native.DataSource) -> str:
     revision = f" at {data.revision[:12]}" if data.revision else ""
     files = "1 file" if data.files == 1 else f"{data.files:,} files"
     return f"{data.name}{revision}: {files}, {amount(data.bytes)}"
@@ -201,17 +199,17 @@ def _prepare_tokenizer(settings: Settings, place: Place, base: BaseConfig, sourc
     if ready.facts is not None:
         read = f"{ready.facts.documents:,} documents, {amount(ready.facts.bytes)}"
         step("", f"{ready.vocab_size:,} tokens from {read} in {time.monotonic() - started:.1f} s: {shown(ready.path)}")
-        _tell_compression(ready.facts)
+        _print_compression(ready.facts)
     return ready
 
 
-def _tell_compression(facts: tokenizer.Facts) -> None:
+def _print_compression(facts: tokenizer.Facts) -> None:
     if facts.bytes_per_token is None:
         return
-    words = f", {facts.tokens_per_word:.2f} tokens a word" if facts.tokens_per_word else ""
-    gpt2 = f"; GPT-2's: {facts.gpt2_bytes_per_token:.2f} bytes a token" if facts.gpt2_bytes_per_token else ""
+    words = f", {facts.tokens_per_word:.2f} tokens per word" if facts.tokens_per_word else ""
+    gpt2 = f"; GPT-2's: {facts.gpt2_bytes_per_token:.2f} bytes per token" if facts.gpt2_bytes_per_token else ""
     text = f"on {amount(facts.held_out_bytes)} of text that it was not trained on"
-    step("", f"{facts.bytes_per_token:.2f} bytes a token{words} {text}{gpt2}")
+    step("", f"{facts.bytes_per_token:.2f} bytes per token{words} {text}{gpt2}")
 
 
 def _special_tokens(place: Place, base: BaseConfig) -> list[str]:
@@ -247,7 +245,7 @@ def _write_files(settings: Settings, place: Place, base: BaseConfig, source: Sou
     config, former = run_files.write_training_config(place.folder, text)
     step("wrote", f"{shown(config)} (from {base.described})")
     if former is not None:
-        note(f"The training.yaml that was there said something else; it is kept as {former.name}.")
+        note(f"The previous training.yaml differed and is kept as {former.name}.")
     return config
 
 
@@ -282,7 +280,7 @@ def _no_such_run(place: Place, roots: Roots) -> str:
 
 
 def _train(job: launch.Job, mode: Launch, roots: Roots, place: Place) -> int:
-    step("training", launch.described(job, mode, roots.target))
+    step("training", launch.describe(job, mode, roots.target))
     code = launch.start(job.words(), mode, roots.target, job.lock)
     if code == ExitCode.DONE:
         summary.show_finished(job, place, tokenizer.facts(place.folder / run_files.TOKENIZER.parent))

@@ -1,4 +1,4 @@
-"""What the user sees: a line a step on stdout, in colour where it is a terminal."""
+"""Output for people: one line per step on stdout, in colour on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def note(text: str) -> None:
 
 
 def finding(topic: str, text: str, verdict: str) -> None:
-    """Print what was found out about a topic: good, a remark, or bad."""
+    """Print a finding of the doctor: good, a remark, or bad."""
     mark, style = {"good": ("ok", "bold green"), "remark": ("note", "bold yellow"), "bad": ("BAD", "bold red")}[verdict]
     _print((f"{mark:<5}", style), (f"{topic:<{LABEL_WIDTH}}", "bold cyan"), (text, ""))
 

@@ -1,4 +1,4 @@
-"""The last screen: what the run learnt, where everything is, and what to type next."""
+"""The summary after a run: losses, a sample, where the files are, and what to type next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLE_TOKENS = 96
 
 
 def show_prepared(config: Path) -> None:
-    """Say what to type after the files were written without training."""
+    """Print what to type after the files were written without training."""
     heading("Prepared, not trained. What to type next")
     plain(f"{this_command()} plan --config {config}   # what it needs: memory, disk, time")
     plain(f"{this_command()} train --config {config}")
@@ -26,7 +26,7 @@ def show_prepared(config: Path) -> None:
 
 
 def show_stopped(job: Job, place: Place) -> None:
-    """Say how a run that was stopped goes on, if it came as far as a checkpoint."""
+    """Print how to resume a run that was stopped, if it has a checkpoint."""
     checkpoints = _native.RunConfig.load(job.config, job.overrides).checkpoint_directory
     if checkpoints is None or not (checkpoints / "latest").exists():
         return
@@ -35,7 +35,7 @@ def show_stopped(job: Job, place: Place) -> None:
 
 
 def show_finished(job: Job, place: Place, text: Facts | None) -> None:
-    """Show the result of a run that ended as planned."""
+    """Print the result of a run that reached its last step."""
     run = _native.RunConfig.load(job.config, job.overrides)
     metrics = _last_metrics(run.run_directory / "metrics.jsonl")
     heading("What it learnt")
@@ -68,15 +68,13 @@ def _last_metrics(path: Path) -> dict[str, dict[str, Any]]:
 def _show_losses(metrics: dict[str, dict[str, Any]], text: Facts | None) -> None:
     train, evaluation = metrics.get("train"), metrics.get("evaluation")
     if train:
-        plain(f"training loss    {train['loss']:.3f} nats a token at step {train['step']:,}")
+        plain(f"training loss    {train['loss']:.3f} nats per token at step {train['step']:,}")
     if evaluation:
         bits = evaluation["bits_per_byte"]
-        also = f", {bits:.2f} bits a byte" if bits is not None else ""
+        also = f", {bits:.2f} bits per byte" if bits is not None else ""
         plain(f"validation loss  {evaluation['loss']:.3f}: perplexity {evaluation['perplexity']:,.1f}{also}")
     if text:
-        plain(
-            f"unigram entropy  {text.unigram_entropy:.3f} of this text: what knowing only each token's frequency gives"
-        )
+        plain(f"unigram entropy  {text.unigram_entropy:.3f} of this text: the loss of knowing token frequencies only")
 
 
 def _show_sample(run: _native.RunConfig, prompt: str) -> None:

@@ -69,19 +69,19 @@ class Request:
         if self.vocab_size < smallest:
             raise CommandError(
                 f"--vocab-size {self.vocab_size} is too small: a byte-level vocabulary starts with "
-                f"{BYTES_ALPHABET} bytes and {len(self.special_tokens)} special tokens, so take {smallest} or more"
+                f"{BYTES_ALPHABET} bytes and {len(self.special_tokens)} special tokens, so it must be at least {smallest}"
             )
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What training a tokenizer told about the text."""
+    """Statistics of the text, measured while the tokenizer was trained."""
 
     documents: int
     bytes: int
     tokens_per_document: float
     unigram_entropy: float
-    """Nats a token that a model would need which knows only how often each token occurs."""
+    """Entropy of the token frequencies, in nats per token: the loss of a model that knows nothing else."""
     held_out_bytes: int
     """Text that the tokenizer was not trained on but tried on; 0 where there were too few documents to spare one."""
     bytes_per_token: float | None
@@ -89,7 +89,7 @@ class Facts:
     tokens_per_word: float | None
     """Of the held-out text; a word is what lies between white space."""
     gpt2_bytes_per_token: float | None
-    """GPT-2's on the same text, where its tokenizer lies in the Hugging Face cache."""
+    """GPT-2's on the same text, if its tokenizer is in the Hugging Face cache."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Ready:
 
 @dataclass
 class _Sample:
-    """Documents on their way to the trainer: bounded, counted, the first of them kept, some held out."""
+    """Passes documents to the tokenizer's trainer: limits and counts them, keeps the first, holds some out."""
 
     documents: int = 0
     bytes: int = 0
@@ -133,7 +133,7 @@ class _Sample:
 
 
 def reuse(folder: Path, request: Request) -> Ready | None:
-    """Return the tokenizer in `folder` if it is whole and was trained for this very request."""
+    """Return the tokenizer in `folder` if it is complete and was trained for the same request."""
     manifest = _manifest(folder)
     if manifest is None or manifest["request"] != asdict(request):
         return None
@@ -165,8 +165,8 @@ def train(folder: Path, request: Request, texts: Iterable[str], reading: Reading
     if not sample.documents:
         name, column = request.source["name"], request.source["text_column"]
         raise CommandError(
-            f"{name} holds no text to train a tokenizer on: is there any, and is its column or field named {column!r} "
-            "(else say so with --text-column)?",
+            f"{name} has no text to train a tokenizer on: check that it is not empty, and that the column or field is named {column!r} "
+            "(--text-column)",
             ExitCode.DATA_UNREADABLE,
         )
     known = _measure(tokenizer, sample)
@@ -175,7 +175,7 @@ def train(folder: Path, request: Request, texts: Iterable[str], reading: Reading
 
 
 def read(path: Path) -> Ready:
-    """Return a tokenizer that someone else made, or raise a `CommandError` that names the file."""
+    """Return an existing tokenizer, or raise a `CommandError` that names the file."""
     from tokenizers import Tokenizer
 
     try:
@@ -211,7 +211,7 @@ def _tokens(tokenizer: Tokenizer, texts: list[str]) -> int:
 
 
 def _cached_gpt2() -> Tokenizer | None:
-    """Return GPT-2's tokenizer if someone has downloaded it before; nothing is asked of the network."""
+    """Return GPT-2's tokenizer if it was downloaded before; the network is not used."""
     from huggingface_hub import try_to_load_from_cache
     from tokenizers import Tokenizer
 
@@ -220,44 +220,47 @@ def _cached_gpt2() -> Tokenizer | None:
         return None
     try:
         return Tokenizer.from_file(path)
-    except Exception:  # the library raises bare Exceptions, and a damaged file of a cache costs a figure only
+    except Exception:  # the library raises bare Exceptions, and a corrupted file in a cache only loses this statistic
         return None
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest if there is one and it is that of the tokenizer beside it."""
+    """Return the manifest if it exists and matches the tokenizer beside it."""
     try:
         manifest: dict[str, Any] = json.loads(read_text(folder / MANIFEST))
         check_regular(folder / "tokenizer.json")
         digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     except (OSError, ValueError):
         return None
-    sound = manifest.get("sha256") == digest and manifest["request"]["format_version"] == FORMAT_VERSION
-    return manifest if sound else None
+    is_intact = manifest.get("sha256") == digest and manifest["request"]["format_version"] == FORMAT_VERSION
+    return manifest if is_intact else None
 
 
 def _write(folder: Path, tokenizer: Tokenizer, request: Request, known: Facts) -> None:
-    """Write everything aside, then move it in; a folder without a manifest is never taken for a whole one."""
+    """Write all files to a staging directory, then move them into `folder`, the manifest last.
+
+    A folder without a manifest counts as incomplete.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        tokenizer.save(str(aside / "tokenizer.json"))
-        tokenizer.model.save(str(aside))
-        _write_json(aside / "tokenizer_config.json", _transformers_config())
-        _write_json(aside / "special_tokens_map.json", ROLES)
+        tokenizer.save(str(staging / "tokenizer.json"))
+        tokenizer.model.save(str(staging))
+        _write_json(staging / "tokenizer_config.json", _transformers_config())
+        _write_json(staging / "special_tokens_map.json", ROLES)
         manifest = {
             "request": asdict(request),
             "vocab_size": tokenizer.get_vocab_size(),
             "facts": asdict(known),
-            "sha256": hashlib.sha256((aside / "tokenizer.json").read_bytes()).hexdigest(),
+            "sha256": hashlib.sha256((staging / "tokenizer.json").read_bytes()).hexdigest(),
         }
-        _write_json(aside / MANIFEST, manifest)
+        _write_json(staging / MANIFEST, manifest)
         folder.mkdir(exist_ok=True)
         (folder / MANIFEST).unlink(missing_ok=True)
-        for path in sorted(aside.iterdir(), key=lambda path: path.name == MANIFEST):
+        for path in sorted(staging.iterdir(), key=lambda path: path.name == MANIFEST):
             path.replace(folder / path.name)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _transformers_config() -> dict[str, Any]:

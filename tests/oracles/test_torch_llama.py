@@ -72,7 +72,7 @@ def test_without_pyyaml_it_reads_the_same_from_every_preset(config: Path) -> Non
     assert plain_yaml(config.read_text()) == yaml.safe_load(config.read_text())
 
 
-def test_the_micro_batch_and_recomputing_change_only_the_rounding() -> None:
+def test_micro_batch_and_recompute_change_only_rounding() -> None:
     whole = trainer().step(8)
     assert whole[0] == pytest.approx(math.log(TINY.vocab_size), rel=0.02)
     for other in (trainer().step(1), trainer(recompute=True).step(4)):

@@ -23,7 +23,7 @@ _PROBE_BYTES = 8 << 20
 
 
 def machine(built: dict[str, Any]) -> Finding:
-    """Tell what computes here."""
+    """Describe processor, memory and system."""
     memory = f"{amount(built['memory_bytes'])} of memory" if built["memory_bytes"] else "memory of unknown size"
     vectors = ", ".join(built["instructions"]) or "no vector instructions that are used"
     text = f"{built['processor'] or built['target']}, {built['cores']} cores ({vectors}), {memory}; {built['system']}"
@@ -56,7 +56,7 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> list[Finding]:
     facts = {"free_bytes": free, "swapped_bytes": swapped}
     text = f"{amount(free)} of memory free"
     if swapped > MUCH_SWAPPED:
-        text = f"{text}, and {amount(swapped)} of other programs' lies on the disk (swap): end what is not needed"
+        text = f"{text}, and {amount(swapped)} of other programs is swapped to disk: end what is not needed"
         return [Finding("memory", Verdict.REMARK, text, facts)]
     if free < LITTLE_FREE:
         text = f"{text}: end what is not needed, as saving and reading take some beside the model"
@@ -87,7 +87,7 @@ def disk(runs: Path) -> Finding:
 
 
 def _written_and_synced(folder: Path) -> float:
-    """Write a file as a checkpoint is written, and return bytes a second."""
+    """Write and sync a file as a checkpoint is written, and return bytes per second."""
     content = os.urandom(_PROBE_BYTES)
     with tempfile.TemporaryFile(dir=folder) as file:
         begin = time.perf_counter()
