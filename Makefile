@@ -1,5 +1,5 @@
-# A fresh machine needs a C compiler, Rust (rustup reads rust-toolchain.toml) and Python 3.10 or later with venv; the rest is set up here.
-# Stamp files in the virtual environments remember what is done, so every target can be run at any time, in any order.
+# Requirements: a C compiler, Rust (rustup reads rust-toolchain.toml) and Python 3.10 or later with venv; everything else is installed
+# here. Stamp files in the virtual environments record what is done, so targets can be run at any time, in any order.
 # CARGO_TARGET_DIR is honoured by cargo, maturin and orchestrate alike.
 
 PYTHON ?= python3
@@ -9,8 +9,8 @@ ORACLE := .venv-oracle
 PIP := -m pip install --quiet --disable-pip-version-check --require-hashes -r
 RUST_SOURCES := $(shell find transformer_candle configs -type f) Cargo.toml Cargo.lock rust-toolchain.toml pyproject.toml
 
-# A build with CUDA shares what cargo compiled for one without, and puts its programs into a folder of its own: the real one
-# with the compiler of a CUDA toolkit, the stand-in, which is only checked and tested, with one that compiles nothing.
+# A build with CUDA shares the dependencies of one without and has its own folder for programs. CUDA uses the compiler of a CUDA
+# toolkit; STAND_IN, for checks and tests only, one that compiles nothing.
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 CUDA := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cuda"; \
 	environment="$$(PYTHON=$(PYTHON) tools/cuda/toolchain.sh "$(TARGET)/cuda-toolchain")" && eval "$$environment" &&
@@ -20,19 +20,19 @@ STAND_IN := environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libr
 .NOTPARALLEL:
 
 help:
-	@echo "make demo    train a small model on this machine's own text: set-up, tokenizer, training, a sample"
+	@echo "make demo    train a small model on text of this machine: set-up, tokenizer, training, a sample"
 	@echo "make test    set-up and every test: cargo test, doc tests, pytest"
 	@echo "make build   .venv with the release extension, and target/release"
 	@echo "make cuda    the same for NVIDIA GPUs: one program and one wheel that run with and without one"
 	@echo "make lint    rustfmt, clippy (with and without CUDA), ruff, mypy, stubtest"
 	@echo "make oracle  compare with PyTorch and transformers (a second venv of 6 GB)"
-	@echo "make check-kernels check-cuda    the kernels for GPUs, and training with them, without a GPU"
-	@echo "make bench   training speed against PyTorch on this CPU, the data's against datasets and DataLoader"
+	@echo "make check-kernels check-cuda    the GPU kernels, and training with them, on a machine without a GPU"
+	@echo "make bench   training speed against PyTorch on this CPU, data speed against datasets and DataLoader"
 	@echo "make ci      lint, oracle, check-kernels, check-cuda and test, as .ci/run does"
-	@echo "make audit   licences and known holes of everything we depend on (compiles cargo-deny)"
-	@echo "make lock    renew requirements/*.txt from pyproject.toml"
+	@echo "make audit   licenses and known vulnerabilities of all dependencies (compiles cargo-deny)"
+	@echo "make lock    update requirements/*.txt from pyproject.toml"
 
-# The demo starts from nothing each time; its tokenizer and its text are kept.
+# The demo trains from the first step each time; its tokenizer and text are reused.
 demo: $(VENV)/.extension-dev binaries
 	rm -rf "$${ORCHESTRATE_RUNS_ROOT:-runs}/demo"
 	$(BIN)/orchestrate --stream --dataset demo --experiment demo
@@ -48,8 +48,8 @@ build: $(VENV)/.requirements
 	cargo build --release --locked
 	@echo "Installed orchestrate in $(BIN)/; the trainer is $${CARGO_TARGET_DIR:-target}/release/transformer-candle"
 
-# One program and one wheel for machines with and without a GPU; needs no GPU, and a CUDA toolkit only if there is one.
-# The commit is what `git` says, so that a run's environment.json tells it.
+# One program and one wheel for machines with and without a GPU. Needs no GPU; a CUDA toolkit is installed if there is none.
+# The commit is recorded in environment.json of every run.
 cuda: $(VENV)/.requirements
 	rm -f $(VENV)/.extension-*
 	$(CUDA) export TRANSFORMER_CANDLE_COMMIT="$$(git rev-parse --short HEAD 2>/dev/null || true)" && \

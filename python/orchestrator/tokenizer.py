@@ -69,7 +69,7 @@ class Request:
         if self.vocab_size < smallest:
             raise CommandError(
                 f"--vocab-size {self.vocab_size} is too small: a byte-level vocabulary starts with "
-                f"{BYTES_ALPHABET} bytes and {len(self.special_tokens)} special tokens, so it must be at least {smallest}"
+                f"{BYTES_ALPHABET} bytes and {len(self.special_tokens)} special tokens: at least {smallest}"
             )
 
 
@@ -165,8 +165,8 @@ def train(folder: Path, request: Request, texts: Iterable[str], reading: Reading
     if not sample.documents:
         name, column = request.source["name"], request.source["text_column"]
         raise CommandError(
-            f"{name} has no text to train a tokenizer on: check that it is not empty, and that the column or field is named {column!r} "
-            "(--text-column)",
+            f"{name} has no text to train a tokenizer on: is it empty, or is its column or field not "
+            f"{column!r} (--text-column)?",
             ExitCode.DATA_UNREADABLE,
         )
     known = _measure(tokenizer, sample)
