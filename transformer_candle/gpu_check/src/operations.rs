@@ -3,6 +3,7 @@
 //! The bounds, on ‖ours - exact‖ / ‖exact‖, follow from where an operation rounds:
 
 mod attention;
+mod muon;
 mod optimizer;
 mod products;
 mod rows;
@@ -35,6 +36,7 @@ pub(super) fn visit(size: Size, seed: u64, visit: &mut dyn FnMut(&Case) -> Resul
         attention::visit(size, &mut inputs, visit)?;
         products::visit(size, &mut inputs, visit)?;
         optimizer::visit(size, &mut inputs, visit)?;
+        muon::visit(size, &mut inputs, visit)?;
     }
     Ok(())
 }

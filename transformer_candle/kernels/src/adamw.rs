@@ -15,29 +15,9 @@ use crate::access::{Access, Arguments};
 use crate::cuda::{self, Value};
 use crate::{Buffer, Result, cpu};
 
-/// Length of the F32 buffer with the numbers that change from step to step; the constants below index it.
-pub const SCALARS: usize = 5;
-/// The step's learning rate.
-pub const LEARNING_RATE: usize = 0;
-/// 1 - beta1^t.
-pub const BIAS_CORRECTION1: usize = 1;
-/// 1 - beta2^t.
-pub const BIAS_CORRECTION2: usize = 2;
-/// What gradients are multiplied with; written by [`crate::grad_norm::clip`].
-pub const CLIP_SCALE: usize = 3;
-/// 0 leaves everything as it is; written by [`crate::grad_norm::clip`].
-pub const APPLY: usize = 4;
-
-/// The settings that stay the same for a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the denominator.
-    pub epsilon: f64,
-}
+pub use crate::optimizer_settings::{
+    APPLY, AdamW, BIAS_CORRECTION1, BIAS_CORRECTION2, CLIP_SCALE, LEARNING_RATE, SCALARS,
+};
 
 /// What a step updates: buffers of one shape.
 #[derive(Debug)]

@@ -16,23 +16,7 @@ use crate::cuda::{self, Value};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, HeadLayout, Result, cpu};
 
-/// The sizes of attention over whole sequences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionShape {
-    /// The layout of a packed QKV row.
-    pub heads: HeadLayout,
-    /// B, the number of sequences.
-    pub batch: usize,
-    /// T, the positions of a sequence.
-    pub sequence_length: usize,
-}
-
-impl AttentionShape {
-    /// N, the tokens of all sequences.
-    pub fn tokens(&self) -> usize {
-        self.batch * self.sequence_length
-    }
-}
+pub use crate::heads::AttentionShape;
 
 /// What [`forward`] read and wrote.
 #[derive(Clone, Copy, Debug)]

@@ -20,10 +20,10 @@ use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::element::with_element;
+use crate::head_sizes::HeadSizes;
 use crate::{Buffer, DeviceKind, Element, Error, Result, WriteMode, cpu, cuda};
 
-/// A token with this target has no loss and no gradient.
-pub const IGNORED_TARGET: i32 = -100;
+pub use crate::head_sizes::IGNORED_TARGET;
 
 /// What both directions read.
 #[derive(Clone, Copy, Debug)]
@@ -66,15 +66,21 @@ pub fn forward_backward(
 ) -> Result<()> {
     const OPERATION: &str = "head_cross_entropy::forward_backward";
     let Gradients { dhidden_ND, dweight_VD, write_mode } = gradients;
-    let (sizes, dtype) = (Sizes::of(inputs, logits_CW), inputs.hidden_ND.dtype());
-    let Sizes { n, d, v, .. } = sizes;
+    let (sizes, dtype) = (HeadSizes::new(inputs, logits_CW), inputs.hidden_ND.dtype());
+    let HeadSizes { n, d, v, .. } = sizes;
     let arguments = sizes
         .arguments(OPERATION, inputs, logits_CW, workspace)
         .input("scale_1", scale_1, DType::F32, &[1])
         .output("loss_1", loss_1, DType::F32, &[1])
         .output("dhidden_ND", dhidden_ND, dtype, &[n, d])
         .output("dweight_VD", dweight_VD, DType::F32, &[v, d]);
-    let requested = cuda::head_cross_entropy::Inputs::of(inputs, logits_CW, workspace, sizes);
+    let requested = cuda::head_cross_entropy::Inputs::new(
+        [inputs.hidden_ND, inputs.weight_VD],
+        inputs.targets_N,
+        logits_CW,
+        workspace,
+        sizes,
+    );
     let gradients = cuda::head_cross_entropy::Gradients {
         scale: scale_1.into(),
         loss: (&*loss_1).into(),
@@ -119,10 +125,16 @@ pub fn forward(
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "head_cross_entropy::forward";
-    let (sizes, dtype) = (Sizes::of(inputs, logits_CW), inputs.hidden_ND.dtype());
+    let (sizes, dtype) = (HeadSizes::new(inputs, logits_CW), inputs.hidden_ND.dtype());
     let arguments =
         sizes.arguments(OPERATION, inputs, logits_CW, workspace).output("losses_N", losses_N, DType::F32, &[sizes.n]);
-    let requested = cuda::head_cross_entropy::Inputs::of(inputs, logits_CW, workspace, sizes);
+    let requested = cuda::head_cross_entropy::Inputs::new(
+        [inputs.hidden_ND, inputs.weight_VD],
+        inputs.targets_N,
+        logits_CW,
+        workspace,
+        sizes,
+    );
     let losses = cuda::Value::from(&*losses_N);
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "hidden_ND", dtype, E => {
@@ -152,22 +164,8 @@ pub fn workspace_elements(chunk_rows: usize, hidden_size: usize, vocabulary: usi
     }
 }
 
-#[derive(Clone, Copy)]
-pub(crate) struct Sizes {
-    pub(crate) n: usize,
-    pub(crate) d: usize,
-    /// Padded vocabulary.
-    pub(crate) v: usize,
-    /// Real vocabulary.
-    pub(crate) vocab_size: usize,
-    /// Rows of a chunk.
-    pub(crate) c: usize,
-    /// Elements from row to row of logits.
-    pub(crate) w: usize,
-}
-
-impl Sizes {
-    fn of(inputs: &Inputs<'_>, logits_CW: &Buffer) -> Self {
+impl HeadSizes {
+    fn new(inputs: &Inputs<'_>, logits_CW: &Buffer) -> Self {
         let &Inputs { hidden_ND, weight_VD, vocab_size, .. } = inputs;
         let size = |buffer: &Buffer, axis: usize| buffer.shape().get(axis).copied().unwrap_or(0);
         let ([v, d], [c, w]) = [weight_VD, logits_CW].map(|buffer| [size(buffer, 0), size(buffer, 1)]).into();
@@ -201,7 +199,7 @@ impl Sizes {
 fn sliced<'a, E: Element>(
     operation: &'static str,
     inputs: &Inputs<'a>,
-    sizes: Sizes,
+    sizes: HeadSizes,
     access: &'a Access<'_>,
 ) -> Result<cpu::head_cross_entropy::Inputs<'a, E>> {
     let targets = checked_targets(operation, inputs.targets_N.slice(access), sizes.vocab_size)?;

@@ -51,6 +51,24 @@ impl HeadLayout {
     }
 }
 
+/// The sizes of attention over whole sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// The layout of a packed QKV row.
+    pub heads: HeadLayout,
+    /// B, the number of sequences.
+    pub batch: usize,
+    /// T, the positions of a sequence.
+    pub sequence_length: usize,
+}
+
+impl AttentionShape {
+    /// N, the tokens of all sequences.
+    pub fn tokens(&self) -> usize {
+        self.batch * self.sequence_length
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

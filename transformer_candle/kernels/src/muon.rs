@@ -17,53 +17,15 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::adamw::{APPLY, CLIP_SCALE, LEARNING_RATE, SCALARS};
 use crate::cuda::{self, Value};
 use crate::element::with_element;
+use crate::optimizer_settings::{APPLY, CLIP_SCALE, LEARNING_RATE, SCALARS};
 use crate::{Buffer, DeviceKind, Error, Result, cpu};
 
-/// Iterations of [`orthogonalize`].
-pub const ITERATIONS: usize = 5;
+pub use crate::optimizer_settings::{ITERATIONS, Muon, Polynomials};
 
 /// Root mean square of the elements of `AdamW`'s updates, about.
 const UPDATE_RMS: f64 = 0.2;
-
-/// The settings that stay the same for a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Muon {
-    /// Decay of the momentum.
-    pub momentum: f64,
-    /// The polynomials of [`orthogonalize`].
-    pub polynomials: Polynomials,
-}
-
-/// Coefficients [a, b, c] of each iteration's polynomial.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Polynomials {
-    /// One quintic five times, as `torch.optim.Muon`: singular values end between 0.68 and 1.13.
-    Quintic,
-    /// Minimax quintics ("Polar Express", Amsel et al., arXiv:2505.16932): each has the least greatest distance to one on
-    /// the interval that the one before leaves of [1e-3, 1]. Singular values end between 0.86 and 1.14.
-    PolarExpress,
-}
-
-impl Polynomials {
-    /// The coefficients [a, b, c] of every iteration.
-    pub fn coefficients(self) -> [[f32; 3]; ITERATIONS] {
-        match self {
-            Self::Quintic => [[3.4445, -4.7750, 2.0315]; ITERATIONS],
-            // By Remez's algorithm. The argument of all but the last is divided by 1.02, as bf16 may leave singular values
-            // above one, where a minimax polynomial grows steeply.
-            Self::PolarExpress => [
-                [8.304_244, -23.659_9, 16.873_11],
-                [4.102_223_4, -2.930_337_2, 0.525_976_3],
-                [3.894_606, -2.790_746_7, 0.510_678_9],
-                [3.262_496_2, -2.351_505, 0.462_679_86],
-                [2.325_043_7, -1.690_704_6, 0.421_166_36],
-            ],
-        }
-    }
-}
 
 /// What an orthogonalised update [M, N] is multiplied with, beside the learning rate.
 fn update_scale(shape: &[usize]) -> f64 {

@@ -3,10 +3,10 @@
 use rayon::prelude::*;
 
 use super::simd::vectorised;
-use crate::adamw::{AdamW, BIAS_CORRECTION1, BIAS_CORRECTION2, CLIP_SCALE, LEARNING_RATE};
 use crate::bf16;
 use crate::buffer::PIECE;
-use crate::cast::reference::{join, split};
+use crate::master_weight::{join, split};
+use crate::optimizer_settings::{AdamW, BIAS_CORRECTION1, BIAS_CORRECTION2, CLIP_SCALE, LEARNING_RATE};
 
 /// The constants of one step.
 pub(crate) struct Update {

@@ -14,15 +14,17 @@
 //! Threads take tiles one after the other, each with its own scratch; a tile's result does not depend on the thread.
 
 mod backward;
+mod operand;
 mod query_tile;
 mod tile_gemm;
 
 use pulp::{Arch, Simd, WithSimd};
 
 pub(crate) use backward::{Saved, backward, workspace_elements as backward_workspace_elements};
+use operand::COLUMNS;
 pub(crate) use query_tile::CallShape;
 use query_tile::{KV_TILE, KvRows, QUERY_TILE, QueryTile, take, transpose};
-use tile_gemm::{COLUMNS, Causal, Start, tile_gemm};
+use tile_gemm::{Causal, Start, tile_gemm};
 
 use super::disjoint::Disjoint;
 use super::exp::exp;

@@ -7,7 +7,7 @@ use super::exp::exp;
 use super::gemm::{Matrix, multiply, multiply_accumulate, workspace_for};
 use super::partials::{load, store};
 use super::simd::vectorised;
-use crate::head_cross_entropy::{IGNORED_TARGET, Sizes};
+use crate::head_sizes::{HeadSizes, IGNORED_TARGET};
 use crate::{Element, WriteMode};
 
 /// What both directions read.
@@ -15,7 +15,7 @@ pub(crate) struct Inputs<'a, E> {
     pub(crate) hidden: &'a [E],
     pub(crate) weight: &'a [E],
     pub(crate) targets: &'a [i32],
-    pub(crate) sizes: Sizes,
+    pub(crate) sizes: HeadSizes,
 }
 
 /// Where gradients are written, or for the weight's accumulated.
@@ -33,7 +33,7 @@ pub(crate) fn forward_backward<E: Element>(
     logits: &mut [f32],
     workspace: &mut [f32],
 ) -> f64 {
-    let &Inputs { hidden, weight, targets, sizes: Sizes { d, vocab_size, c, w, .. } } = inputs;
+    let &Inputs { hidden, weight, targets, sizes: HeadSizes { d, vocab_size, c, w, .. } } = inputs;
     let Gradients { dhidden, dweight, mut write_mode } = gradients;
     let (losses, workspace) = workspace.split_at_mut(2 * c);
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
@@ -69,7 +69,7 @@ pub(crate) fn forward<E: Element>(
     logits: &mut [f32],
     workspace: &mut [f32],
 ) {
-    let &Inputs { hidden, weight, targets, sizes: Sizes { d, vocab_size, c, w, .. } } = inputs;
+    let &Inputs { hidden, weight, targets, sizes: HeadSizes { d, vocab_size, c, w, .. } } = inputs;
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
     for ((hidden, losses), targets) in hidden.chunks(c * d).zip(losses.chunks_mut(c)).zip(targets.chunks(c)) {
         multiply(Matrix::new(hidden, targets.len(), d), weight.transposed(), logits, w, workspace);

@@ -7,8 +7,8 @@ use super::grad_norm::sum_of_squares;
 use super::partials::{load, store};
 use super::simd::vectorised;
 use crate::buffer::PIECE;
-use crate::cast::reference::{join, split};
-use crate::muon::{Muon, Polynomials};
+use crate::master_weight::{join, split};
+use crate::optimizer_settings::{Muon, Polynomials};
 use crate::{Element, bf16};
 
 pub(crate) fn accumulate_momentum<E: Element>(

@@ -2,7 +2,7 @@
 
 use super::Value;
 use super::request::{Blocks, Request, ranges, variant};
-use crate::adamw::AdamW;
+use crate::optimizer_settings::AdamW;
 
 /// What a step reads and writes.
 #[derive(Clone, Copy)]

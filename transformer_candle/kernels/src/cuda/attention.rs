@@ -5,7 +5,7 @@ use candle_core::DType;
 use super::Value;
 use super::request::{Blocks, Request, variant};
 use crate::HeadLayout;
-use crate::attention::AttentionShape;
+use crate::heads::AttentionShape;
 
 /// Columns of the kernels' tiles.
 const COLUMNS: [usize; 3] = [32, 64, 128];

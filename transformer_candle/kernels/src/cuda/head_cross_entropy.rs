@@ -5,7 +5,7 @@
 
 use super::request::{Blocks, Request, variant};
 use super::{Matmul, Operand, Value, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
-use crate::head_cross_entropy::{self, Sizes};
+use crate::head_sizes::HeadSizes;
 use crate::{Buffer, WriteMode};
 
 /// F32 elements that the sum of the losses takes, so that the losses begin at a multiple of 16 bytes.
@@ -20,7 +20,7 @@ pub(crate) struct Inputs {
     logits: Operand,
     workspace: Value,
     gemm_workspace: Workspace,
-    sizes: Sizes,
+    sizes: HeadSizes,
 }
 
 /// What training reads and writes beside.
@@ -42,7 +42,7 @@ struct Chunk {
 
 /// See [`crate::head_cross_entropy::forward_backward`]. A row's gradient takes the place of its logits: in bf16 the first half of it.
 pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Request> {
-    let Sizes { n, d, v, .. } = inputs.sizes;
+    let HeadSizes { n, d, v, .. } = inputs.sizes;
     let &Gradients { scale, loss, dhidden, dweight, write_mode } = gradients;
     let &Inputs { hidden, weight, gemm_workspace, .. } = inputs;
     let dlogits = inputs.logits.reinterpreted(hidden.dtype);
@@ -81,16 +81,17 @@ pub(crate) fn workspace_elements(c: usize) -> usize {
 }
 
 impl Inputs {
-    pub(crate) fn of(
-        inputs: &head_cross_entropy::Inputs<'_>,
+    pub(crate) fn new(
+        [hidden_ND, weight_VD]: [&Buffer; 2],
+        targets_N: &Buffer,
         logits_CW: &Buffer,
         workspace: &Buffer,
-        sizes: Sizes,
+        sizes: HeadSizes,
     ) -> Self {
         Self {
-            hidden: inputs.hidden_ND.into(),
-            weight: inputs.weight_VD.into(),
-            targets: inputs.targets_N.into(),
+            hidden: hidden_ND.into(),
+            weight: weight_VD.into(),
+            targets: targets_N.into(),
             logits: logits_CW.into(),
             workspace: workspace.into(),
             gemm_workspace: Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(workspace) },
@@ -99,13 +100,13 @@ impl Inputs {
     }
 
     fn chunks(&self) -> impl Iterator<Item = Chunk> {
-        let Sizes { n, c, .. } = self.sizes;
+        let HeadSizes { n, c, .. } = self.sizes;
         (0..n).step_by(c).map(move |start| Chunk { start, rows: c.min(n - start) })
     }
 
     /// The logits of a chunk.
     fn logits(&self, Chunk { start, rows }: Chunk) -> Request {
-        let (Sizes { d, v, .. }, weight) = (self.sizes, self.weight.transposed());
+        let (HeadSizes { d, v, .. }, weight) = (self.sizes, self.weight.transposed());
         Request::Multiply(Matmul::set(
             self.logits,
             [rows, v, d],
@@ -117,7 +118,7 @@ impl Inputs {
 
     /// A kernel over the rows of a chunk's logits: losses, or gradients beside; what it takes between targets and sizes.
     fn losses(&self, function: &str, variant: &str, Chunk { start, rows }: Chunk, between: &[Value]) -> Request {
-        let Sizes { v, vocab_size, .. } = self.sizes;
+        let HeadSizes { v, vocab_size, .. } = self.sizes;
         let mut values = vec![self.logits.into(), self.targets.skip_elements(start)];
         values.extend(between);
         values.extend([vocab_size, v].map(Value::count));

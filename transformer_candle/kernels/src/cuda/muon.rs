@@ -4,7 +4,7 @@ use candle_core::DType;
 
 use super::request::{Blocks, Request, ranges, variant};
 use super::{Matmul, Operand, Value, WORKSPACE_ELEMENTS, Workspace};
-use crate::muon::{Muon, Polynomials};
+use crate::optimizer_settings::{Muon, Polynomials};
 
 /// Elements of a matrix whose squares one program adds: the kernels' constant PIECE.
 const PIECE: usize = 1 << 15;

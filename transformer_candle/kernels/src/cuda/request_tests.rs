@@ -10,7 +10,7 @@ use super::manifest::{Entry, Manifest};
 use super::request::Request;
 use super::*;
 use crate::attention::AttentionShape;
-use crate::head_cross_entropy::Sizes;
+use crate::head_sizes::HeadSizes;
 use crate::testing::zeros;
 use crate::{DeviceKind, HeadLayout, WriteMode};
 
@@ -220,10 +220,8 @@ fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] 
     let (logits, dweight) = (zeros(&[c, v], DType::F32), zeros(&[v, d], DType::F32));
     let elements = crate::head_cross_entropy::workspace_elements(c, d, v, DeviceKind::Cuda);
     let workspace = zeros(&[elements], DType::F32);
-    let sizes = Sizes { n, d, v, vocab_size, c, w: v };
-    let (hidden_ND, weight_VD, targets_N) = (&hidden, &weight, &targets);
-    let inputs = crate::head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size };
-    let inputs = Inputs::of(&inputs, &logits, &workspace, sizes);
+    let sizes = HeadSizes { n, d, v, vocab_size, c, w: v };
+    let inputs = Inputs::new([&hidden, &weight], &targets, &logits, &workspace, sizes);
     let [scale, loss] = [(); 2].map(|()| value(&[1], DType::F32));
     let write_mode = WriteMode::Overwrite;
     let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into(), write_mode };

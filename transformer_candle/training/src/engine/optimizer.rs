@@ -136,10 +136,8 @@ impl Optimizer {
         let bound =
             |(layout, id): &(StateLayout, BufferId)| StateTensor { layout: layout.clone(), buffer: arena.buffer(*id) };
         let state: Vec<StateTensor> = plan.state.iter().map(bound).collect();
-        let muon = |flat: &FlatBuffers<'_>| {
-            let muon = plan.muon.as_ref().expect("the plan has the buffers of every rule");
-            MuonGroup::bind(muon, arena, flat)
-        };
+        let muon =
+            |flat: &FlatBuffers<'_>| plan.muon.as_ref().map(|muon| MuonGroup::bind(muon, arena, flat)).transpose();
         let groups = plan.groups.iter().map(|group| BoundGroup::bind(group, decoder, &state, muon));
         let (scalars, outcome) = (arena.buffer(plan.scalars), arena.buffer(plan.outcome));
         let staging = plan.scalars_staging.map(|id| arena.buffer(id));
@@ -219,7 +217,7 @@ impl BoundGroup {
         group: &ParameterGroup,
         decoder: &Decoder,
         state: &[StateTensor],
-        muon: impl FnOnce(&FlatBuffers<'_>) -> kernels::Result<MuonGroup>,
+        muon: impl FnOnce(&FlatBuffers<'_>) -> kernels::Result<Option<MuonGroup>>,
     ) -> kernels::Result<Self> {
         let ParameterGroup { range, rule, weight_decay } = group;
         let flat = |buffer: &Buffer| buffer.view(range.start, &[range.len()]);
@@ -235,13 +233,12 @@ impl BoundGroup {
                     first_moment: kept(FIRST_MOMENT)?,
                     second_moment: kept(SECOND_MOMENT)?,
                 },
-                UpdateRule::Muon(_) => BoundRule::Muon(muon(&FlatBuffers {
-                    weights: &weights,
-                    low_bits: low_bits.as_ref(),
-                    gradients: &gradients,
-                    momentum: &kept(MOMENTUM)?,
-                    start: range.start,
-                })?),
+                UpdateRule::Muon(_) => {
+                    let (weights, low_bits, gradients) = (&weights, low_bits.as_ref(), &gradients);
+                    let momentum = &kept(MOMENTUM)?;
+                    let group = muon(&FlatBuffers { weights, low_bits, gradients, momentum, start: range.start })?;
+                    BoundRule::Muon(group.expect("the plan has the buffers of every rule"))
+                }
             },
             weights,
             low_bits,

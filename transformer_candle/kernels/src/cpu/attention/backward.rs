@@ -20,8 +20,9 @@ use super::super::disjoint::Disjoint;
 use super::super::exp::exp;
 use super::super::schedule::run_tasks;
 use super::super::simd::{total, vectorised};
+use super::operand::{COLUMNS, LeftOperand};
 use super::query_tile::{CallShape, KV_TILE, KvRows, QUERY_TILE, QueryTile, scale_and_narrow, take, transpose};
-use super::tile_gemm::{COLUMNS, Causal, LeftOperand, Start, tile_gemm};
+use super::tile_gemm::{Causal, Start, tile_gemm};
 use crate::Element;
 
 /// Tasks at most, unless there are more heads, and threads that scratch is planned for.

@@ -5,9 +5,9 @@
 
 use super::super::disjoint::Disjoint;
 use super::super::transpose::{SIDE, transpose as square};
-use super::tile_gemm::{COLUMNS, LeftOperand};
-use crate::attention::AttentionShape;
+use super::operand::{COLUMNS, LeftOperand};
 use crate::buffer::{as_bytes, as_scalars};
+use crate::heads::AttentionShape;
 use crate::{DType, Element, HeadLayout};
 
 /// Query rows of a tile, the columns of its matrices: 4 AVX-512 vectors. Scores, 64 x 64, are 16 KiB, a third of L1.

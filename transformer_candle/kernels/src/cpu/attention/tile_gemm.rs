@@ -7,10 +7,8 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
+use super::operand::{COLUMNS, LeftOperand};
 use super::query_tile::CausalMask;
-
-/// Columns are padded to a multiple of this, the f32 of an AVX-512 vector; every other width divides it.
-pub(super) const COLUMNS: usize = 16;
 
 /// What the result is added to.
 #[derive(Clone, Copy)]
@@ -21,25 +19,6 @@ pub(super) enum Start<'a> {
     Output,
     /// The output's values, each column times its factor.
     Scaled(&'a [f32]),
-}
-
-/// The left operand: element (i, k) is at `i * row_stride + k * depth_stride`.
-#[derive(Clone, Copy)]
-pub(super) struct LeftOperand<'a> {
-    pub(super) values: &'a [f32],
-    pub(super) row_stride: usize,
-    pub(super) depth_stride: usize,
-}
-
-impl<'a> LeftOperand<'a> {
-    /// Rows `stride` elements apart.
-    pub(super) fn rows(values: &'a [f32], stride: usize) -> Self {
-        Self { values, row_stride: stride, depth_stride: 1 }
-    }
-
-    pub(super) fn transposed(self) -> Self {
-        Self { row_stride: self.depth_stride, depth_stride: self.row_stride, ..self }
-    }
 }
 
 /// Which matrix of the GEMM has keys as rows and query rows as columns, and so a causal mask. What the mask excludes is skipped, except

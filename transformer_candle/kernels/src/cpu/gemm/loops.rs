@@ -119,7 +119,7 @@ impl<'a> BBlock<'a> {
     /// The block whose transpose is `b`, in place or packed into `panels`.
     fn new<T: MicroKernel, B: Element>(kernel: T, b: Matrix<'a, B>, panels: &'a mut [f32]) -> Self {
         if b.rows.is_multiple_of(T::NR)
-            && let Some(columns) = PanelOperand::in_place::<T, B>(b)
+            && let Some(columns) = PanelOperand::in_place(b, T::KR)
         {
             return Self { panels: columns, stride: T::NR };
         }
@@ -227,9 +227,9 @@ impl<'a> ABlock<'a> {
     /// Whether blocks of this operand need not be packed.
     fn is_in_place<T: MicroKernel, A: Element>(a: Matrix<'_, A>) -> bool {
         if a.transposed {
-            PanelOperand::in_place::<T, A>(a).is_some()
+            PanelOperand::in_place(a, T::KR).is_some()
         } else {
-            RowOperand::in_place::<T, A>(a).is_some()
+            RowOperand::in_place(a, T::KR, T::MR).is_some()
         }
     }
 
@@ -241,10 +241,10 @@ impl<'a> ABlock<'a> {
         packed: &'a mut [f32],
     ) -> Self {
         if !a.transposed {
-            return Self::InRows(RowOperand::in_place::<T, A>(a).unwrap_or_else(|| pack_rows::<T, A>(a, packed)));
+            return Self::InRows(RowOperand::in_place(a, T::KR, T::MR).unwrap_or_else(|| pack_rows::<T, A>(a, packed)));
         }
         let whole = panels.clone().all(|rows| T::height(rows.len()) == rows.len());
-        if whole && let Some(columns) = PanelOperand::in_place::<T, A>(a) {
+        if whole && let Some(columns) = PanelOperand::in_place(a, T::KR) {
             return Self::InColumns(columns);
         }
         pack_columns::<T, A>(a, panels, packed, T::MR, T::MR * ROW_STRIDE);

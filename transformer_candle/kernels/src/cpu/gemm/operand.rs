@@ -5,7 +5,6 @@
 use std::ops::Range;
 
 use super::Matrix;
-use super::micro_kernel::MicroKernel;
 use crate::Element;
 
 /// Words of a block of columns that is read in place at most: 4 MiB, a part of the L3 cache.
@@ -45,11 +44,11 @@ pub(super) struct RowOperand<'a> {
 
 impl<'a> RowOperand<'a> {
     /// A matrix in place, if its elements are words as they are and L1 holds a line of every row of a panel.
-    pub(super) fn in_place<T: MicroKernel, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
-        let whole = |elements: usize| elements.is_multiple_of(T::KR);
-        let words = as_words::<T, E>(matrix).filter(|_| whole(matrix.columns) && whole(matrix.stride))?;
-        let held = L1.holds(&matrix, matrix.rows.min(T::MR));
-        (!matrix.transposed && held).then_some(Self { words, stride: matrix.stride / T::KR, count: matrix.rows })
+    pub(super) fn in_place<E: Element>(matrix: Matrix<'a, E>, kr: usize, mr: usize) -> Option<Self> {
+        let whole = |elements: usize| elements.is_multiple_of(kr);
+        let words = as_words(matrix, kr).filter(|_| whole(matrix.columns) && whole(matrix.stride))?;
+        let held = L1.holds(&matrix, matrix.rows.min(mr));
+        (!matrix.transposed && held).then_some(Self { words, stride: matrix.stride / kr, count: matrix.rows })
     }
 
     pub(super) fn rows(self, rows: Range<usize>) -> Self {
@@ -82,8 +81,8 @@ pub(super) struct PanelOperand<'a> {
 
 impl<'a> PanelOperand<'a> {
     /// A transposed matrix in place, if its elements are words as they are and caches can hold it. Its panels must be full.
-    pub(super) fn in_place<T: MicroKernel, E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
-        let words = as_words::<T, E>(matrix).filter(|_| T::KR == 1 && matrix.transposed)?;
+    pub(super) fn in_place<E: Element>(matrix: Matrix<'a, E>, kr: usize) -> Option<Self> {
+        let words = as_words(matrix, kr).filter(|_| kr == 1 && matrix.transposed)?;
         let stride = matrix.stride;
         let is_cached = matrix.columns * stride <= MAX_IN_PLACE && L2.holds(&matrix, matrix.columns);
         is_cached.then_some(Self { words, stride })
@@ -116,8 +115,8 @@ impl AOperand for PanelOperand<'_> {
 }
 
 /// The elements of a matrix as words of KR elements, if they have the same representation.
-fn as_words<T: MicroKernel, E: Element>(matrix: Matrix<'_, E>) -> Option<&[f32]> {
-    if size_of::<E>() * T::KR != size_of::<f32>() {
+fn as_words<E: Element>(matrix: Matrix<'_, E>, kr: usize) -> Option<&[f32]> {
+    if size_of::<E>() * kr != size_of::<f32>() {
         return None;
     }
     // SAFETY: f32 and bf16 are plain bits, and KR of them have the size of an f32.

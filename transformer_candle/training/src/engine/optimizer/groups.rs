@@ -154,7 +154,7 @@ mod tests {
             assert!(
                 groups.iter().map(|group| group.range.start).eq([0].into_iter().chain(ends.clone()).take(groups.len()))
             );
-            assert_eq!(ends.last(), Some(layout.elements()));
+            assert_eq!(groups[groups.len() - 1].range.end, layout.elements());
             groups
         };
         let muon = state_layouts(&groups_of(run_config::Algorithm::Muon), layout.elements(), Precision::Bf16);

@@ -8,7 +8,7 @@ use kernels::{
     memory::{Arena, BufferId, Category, Plan},
     muon::{self, Muon},
 };
-use model::{ParameterKind, ParameterLayout, Precision};
+use model::{Parameter, ParameterKind, ParameterLayout, Precision};
 
 /// On a GPU a batch has this many times the elements of the largest matrix: two of those, and more of smaller ones, whose GEMMs would
 /// not fill the GPU one by one. A CPU computes one matrix after the other.
@@ -40,7 +40,7 @@ impl MatrixBatch {
 fn batches(layout: &ParameterLayout, device: DeviceKind) -> Vec<MatrixBatch> {
     let projections = layout.by_offset().filter(|parameter| parameter.spec.kind == ParameterKind::Projection);
     let mut by_shape: Vec<MatrixBatch> = Vec::new();
-    for tensor in projections.flat_map(|parameter| parameter.hf_tensors()) {
+    for tensor in projections.flat_map(Parameter::hf_tensors) {
         let shape = [tensor.shape[0], tensor.shape[1]];
         match by_shape.iter_mut().find(|batch| batch.shape == shape) {
             Some(batch) => batch.offsets.push(tensor.offset),

@@ -8,7 +8,7 @@ use crate::cuda::matmul_shape::Shape;
 use crate::cuda::{Matmul, Operand, WORKSPACE_ELEMENTS, Workspace};
 use crate::{Buffer, Device, Result, bf16};
 
-/// MatmulAlgorithms of 8192^3 in a sample take some 50 ms on a fast GPU: long enough for its clocks to settle.
+/// GEMMs of 8192^3 in a sample take some 50 ms on a fast GPU: long enough for its clocks to settle.
 const PRODUCTS_IN_A_SAMPLE: usize = 10;
 const SAMPLES: usize = 5;
 
