@@ -35,6 +35,7 @@ class Tiny:
     checkpoint_every: int = 2
     seed: int = 7
     packing: str = "concat"
+    algorithm: str = "adamw"
 
     def config(self, text: Path) -> dict[str, Any]:
         """A config that `train` loads."""
@@ -59,7 +60,7 @@ class Tiny:
                 "gradient_accumulation_steps": self.accumulation,
                 "shuffle_buffer_size": 16,
             },
-            "optimizer": {"learning_rate": 3e-3},
+            "optimizer": {"learning_rate": 3e-3, "algorithm": self.algorithm},
             "scheduler": {"strategy": "cosine", "warmup_steps": 1, "total_steps": self.steps},
             "runtime": {
                 "seed": self.seed,
@@ -143,9 +144,9 @@ class Runs:
         return state
 
     def gradients(self, name: str) -> dict[str, np.ndarray]:
-        """The first moments after step 1, which are its clipped gradients times a constant."""
+        """First moments or momentum after step 1, which are its clipped gradients times a constant."""
         file = self.checkpoint(name, 1) / "optimizer.safetensors"
-        return {key: value for key, value in load_file(file).items() if key.endswith(".first_moment")}
+        return {key: value for key, value in load_file(file).items() if key.endswith((".first_moment", ".momentum"))}
 
     def checkpoint(self, name: str, step: int) -> Path:
         return self.workspace.run_folder(name) / "checkpoints" / f"step-{step:08}"

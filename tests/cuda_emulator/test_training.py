@@ -16,6 +16,7 @@ LARGER = Tiny(hidden=128, heads=4, kv_heads=2, layers=2, sequence=24, batch=2, s
 # Heads of 40 are masked to 64; sequences of 23 and 3 of them fill no tile; all heads have keys of their own.
 RAGGED = Tiny(80, 2, 2, intermediate=112, sequence=23, batch=3, accumulation=1, steps=3, checkpoint_every=1)
 DOCUMENTS = replace(LARGER, packing="documents")
+MUON = replace(LARGER, algorithm="muon")
 # Relative errors of a loss and of a matrix of gradients. F32 sums differ by their order, bf16 values by a rounding here
 # and there, which training then carries on.
 TOLERANCE = {"fp32": (2e-5, 1e-5), "bf16": (4e-3, 3e-2)}
@@ -29,7 +30,7 @@ def errors(runs: Runs, one: str, other: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("tiny", [LARGER, RAGGED, DOCUMENTS], ids=["larger", "ragged", "documents"])
+@pytest.mark.parametrize("tiny", [LARGER, RAGGED, DOCUMENTS, MUON], ids=["larger", "ragged", "documents", "muon"])
 def test_the_gpu_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: str) -> None:
     tiny = replace(tiny, precision=precision)
     of_a_loss, of_gradients = TOLERANCE[precision]
@@ -65,9 +66,10 @@ def test_a_run_is_the_same_every_time_whatever_the_gpu_does_first(runs: Runs) ->
         assert runs.state(other, 4) == runs.state("once", 4)
 
 
-def test_a_killed_run_goes_on_bit_for_bit(runs: Runs) -> None:
-    """On another day, too, when other products would be the fastest: the choices lie in the checkpoint."""
-    tiny = Tiny(steps=6, checkpoint_every=2)
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_a_killed_run_resumes_bit_for_bit(runs: Runs, algorithm: str) -> None:
+    """Also where other GEMM algorithms would be the fastest: the checkpoint has those of the first run."""
+    tiny = Tiny(steps=6, checkpoint_every=2, algorithm=algorithm)
     runs.trained("straight", tiny)
     folder = runs.write("killed", tiny)
     process = runs.start("train", "--config", folder / "training.json", "--device", "cuda")

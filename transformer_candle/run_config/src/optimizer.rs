@@ -9,8 +9,6 @@ use serde::{Deserialize, Serialize};
 pub struct OptimizerConfig {
     /// The update rule.
     pub algorithm: Algorithm,
-    /// Settings of `algorithm: muon`.
-    pub muon: MuonConfig,
     /// Peak learning rate, reached at the end of the warm-up. Larger models want less: 1e-3 suits
     /// 10 M parameters, 3e-4 suits 1 B.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
@@ -32,19 +30,21 @@ pub struct OptimizerConfig {
     /// Gradients are scaled down to this global norm where they exceed it. `null`: no clipping.
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub max_grad_norm: Option<f64>,
+    /// Settings of `algorithm: muon`.
+    pub muon: MuonConfig,
 }
 
 impl Default for OptimizerConfig {
     fn default() -> Self {
         Self {
             algorithm: Algorithm::AdamW,
-            muon: MuonConfig::default(),
             learning_rate: 3e-4,
             weight_decay: 0.1,
             beta1: 0.9,
             beta2: 0.95,
             epsilon: 1e-8,
             max_grad_norm: Some(1.0),
+            muon: MuonConfig::default(),
         }
     }
 }
