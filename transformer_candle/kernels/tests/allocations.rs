@@ -11,7 +11,7 @@ use kernels::adamw::AdamWState;
 use kernels::attention::AttentionShape;
 use kernels::{
     Buffer, DType, Device, DeviceKind, HeadLayout, WriteMode, adamw, add_rms_norm, attention, cast, embedding,
-    grad_norm, head_cross_entropy, linear, rope, swiglu,
+    grad_norm, head_cross_entropy, linear, muon, rope, swiglu,
 };
 
 /// The largest allocation since it was last set to zero.
@@ -60,6 +60,9 @@ fn operations_allocate_nothing() {
     pool.unwrap().install(|| {
         optimizer();
         for dtype in [DType::F32, DType::BF16] {
+            orthogonalization(dtype);
+        }
+        for dtype in [DType::F32, DType::BF16] {
             rows(dtype);
             heads(dtype);
             products(dtype);
@@ -92,6 +95,29 @@ fn optimizer() {
     assert_none("cast", || cast::forward(&weight, &mut half));
     assert_none("zero", || weight.zero());
     assert_none("copy", || weight.copy_from(&grad));
+}
+
+fn orthogonalization(dtype: DType) {
+    const SIZES: [usize; 3] = [1, 120, 300];
+    let [mut momentum, grad] = [(); 2].map(|()| zeros(&SIZES, DType::F32));
+    let [mut update, mut other, mut weight] = [(); 3].map(|()| zeros(&SIZES, dtype));
+    let [mut gram, mut polynomial] = [(); 2].map(|()| zeros(&[1, 120, 120], dtype));
+    let mut low_bits = (dtype == DType::BF16).then(|| zeros(&SIZES, DType::I16));
+    let mut scalars = zeros(&[adamw::SCALARS], DType::F32);
+    scalars.write(&[1e-3f32, 0.1, 0.05, 1.0, 1.0]).unwrap();
+    let mut workspace = zeros(&[muon::workspace_elements(SIZES, DeviceKind::Cpu)], DType::F32);
+    let settings = muon::Muon { momentum: 0.95, polynomials: muon::Polynomials::Quintic };
+    assert_none("momentum", || muon::accumulate_momentum(&mut momentum, &grad, &mut update, &scalars, &settings));
+    assert_none("orthogonalization", || {
+        let scratch = muon::Scratch {
+            other_BMN: &mut other,
+            gram_BSS: &mut gram,
+            polynomial_BSS: &mut polynomial,
+            workspace: &mut workspace,
+        };
+        muon::orthogonalize(&mut update, scratch, settings.polynomials)
+    });
+    assert_none("muon", || muon::step(&mut weight, low_bits.as_mut(), &update, &scalars, 0.1));
 }
 
 fn rows(dtype: DType) {

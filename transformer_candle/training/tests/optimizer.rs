@@ -6,10 +6,10 @@
 use std::path::Path;
 
 use kernels::memory::Plan;
-use kernels::{Buffer, DType, Device, DeviceKind, cast};
+use kernels::{Buffer, DType, Device, DeviceKind, adamw, cast, muon};
 use model::hugging_face::{hf_tensors, shape_from_config_json};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision};
-use run_config::OptimizerConfig;
+use run_config::{Algorithm, OptimizerConfig};
 use safetensors::SafeTensors;
 use training::engine::{Optimizer, OptimizerPlan, StateTensor};
 
@@ -38,6 +38,10 @@ impl Golden {
 
     /// The decoder with the file's weights, and an optimizer over it with the file's settings.
     fn start(&self, precision: Precision) -> (Decoder, Optimizer) {
+        self.start_with(precision, &OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() })
+    }
+
+    fn start_with(&self, precision: Precision, config: &OptimizerConfig) -> (Decoder, Optimizer) {
         let file = SafeTensors::deserialize(&self.bytes).unwrap();
         let ids = file.tensor("training.input_ids").unwrap();
         let [batch, sequence_length] = *ids.shape().last_chunk::<2>().unwrap();
@@ -46,8 +50,7 @@ impl Golden {
             DecoderSettings { batch, sequence_length, precision, recompute, training: true, device: DeviceKind::Cpu };
         let mut plan = Plan::new();
         let decoder = Decoder::plan(&self.shape, &settings, &mut plan);
-        let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
-        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), &config, precision, DeviceKind::Cpu);
+        let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), config, precision, DeviceKind::Cpu);
         let arena = plan.allocate(&Device::Cpu).unwrap();
         let mut decoder = decoder.bind(&arena).unwrap();
         let mut optimizer = Optimizer::bind(&optimizer, &arena, &decoder).unwrap();
@@ -113,6 +116,60 @@ fn twenty_bf16_steps_stay_close_to_pytorch() {
     for name in ["model_tied", "model_untied"] {
         let (loss, norm) = Golden::load(name).train(Precision::Bf16);
         assert!(loss < 2e-2 && norm < 1e-1, "{name}: losses {loss:.1e}, norms {norm:.1e}");
+    }
+}
+
+/// Two steps of Muon: every projection as it is on disk against Muon's reference, everything else against `AdamW`'s.
+#[test]
+fn muon_updates_each_projection_by_itself_and_adamw_the_rest() {
+    const DECAY: f32 = 0.1;
+    let config = OptimizerConfig {
+        algorithm: Algorithm::Muon,
+        weight_decay: f64::from(DECAY),
+        max_grad_norm: None,
+        ..OptimizerConfig::default()
+    };
+    let settings = muon::Muon { momentum: config.muon.momentum, polynomials: muon::Polynomials::Quintic };
+    let adamw = adamw::AdamW { beta1: config.beta1, beta2: config.beta2, epsilon: config.epsilon };
+    for name in ["model_tied", "model_untied"] {
+        let golden = Golden::load(name);
+        let (mut decoder, mut optimizer) = golden.start_with(Precision::Fp32, &config);
+        let tensors = hf_tensors(&golden.shape);
+        let values = |buffer: &Buffer| -> Vec<f64> { buffer.read_f32().unwrap().into_iter().map(f64::from).collect() };
+        let mut expected = values(decoder.weights());
+        let [mut first, mut second] = [(); 2].map(|()| vec![0.0; expected.len()]);
+        for step in 1..=2 {
+            let gradients: Vec<f32> =
+                (0..expected.len()).map(|index| ((index * step * 31) % 97) as f32 / 97.0 - 0.4).collect();
+            decoder.gradients_mut().write(&gradients).unwrap();
+            optimizer.step(&mut decoder, step as u64, 1e-2).unwrap();
+            let correction = |beta: f64| 1.0 - beta.powi(step as i32);
+            let rate = f64::from(1e-2_f32);
+            let scalars = [rate, correction(adamw.beta1), correction(adamw.beta2), 1.0, 1.0];
+            for tensor in &tensors {
+                let range = tensor.offset..tensor.offset + tensor.elements;
+                let gradient: Vec<f64> = gradients[range.clone()].iter().map(|&value| f64::from(value)).collect();
+                let decay = f64::from(DECAY);
+                if tensor.name.ends_with("_proj.weight") {
+                    let shape = [tensor.shape[0], tensor.shape[1]];
+                    let state = (&mut expected[range.clone()], &mut first[range]);
+                    muon::reference::step(state, &gradient, shape, &scalars, &settings, decay);
+                    continue;
+                }
+                let decay = if tensor.name == "lm_head.weight" { decay } else { 0.0 };
+                for (index, gradient) in range.zip(gradient) {
+                    let state = [expected[index], first[index], second[index]];
+                    [expected[index], first[index], second[index]] =
+                        adamw::reference::step(state, gradient, &scalars, &adamw, decay);
+                }
+            }
+        }
+        let ours = values(decoder.weights());
+        for tensor in &tensors {
+            let range = tensor.offset..tensor.offset + tensor.elements;
+            let worst = range.map(|index| (ours[index] - expected[index]).abs()).fold(0.0, f64::max);
+            assert!(worst < 1e-5, "{name} {}: {worst:e}", tensor.name);
+        }
     }
 }
 

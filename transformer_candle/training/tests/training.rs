@@ -55,9 +55,16 @@ fn the_loss_falls_below_the_unigram_entropy() {
 #[test]
 fn resuming_after_five_of_ten_steps_is_bit_exact() {
     let workshop = Workshop::new();
-    for (precision, packing) in [("fp32", "concat"), ("bf16", "concat"), ("bf16", "documents")] {
-        let overrides = [&*format!("runtime.precision={precision}"), &*format!("data.packing={packing}")];
-        let [straight, resumed] = ["straight", "resumed"].map(|way| format!("{way}-{precision}-{packing}"));
+    let adamw = [("fp32", "concat"), ("bf16", "concat"), ("bf16", "documents")].map(|case| (case, "adamw"));
+    let muon = [("fp32", "concat"), ("bf16", "concat")].map(|case| (case, "muon"));
+    for ((precision, packing), algorithm) in adamw.into_iter().chain(muon) {
+        let settings = [
+            format!("runtime.precision={precision}"),
+            format!("data.packing={packing}"),
+            format!("optimizer.algorithm={algorithm}"),
+        ];
+        let overrides = settings.each_ref().map(String::as_str);
+        let [straight, resumed] = ["straight", "resumed"].map(|way| format!("{way}-{precision}-{packing}-{algorithm}"));
         train(&workshop, &straight, &overrides, &QUIET);
         train(&workshop, &resumed, &overrides, &RunOptions { max_steps: Some(5), ..QUIET });
         train(&workshop, &resumed, &overrides, &resume(None));
@@ -95,6 +102,19 @@ fn document_packing_keeps_targets_and_changes_losses() {
         assert_eq!(tokens("concat"), tokens("documents"), "{kind}");
         assert_ne!(workshop.losses("concat", kind), workshop.losses("documents", kind));
     }
+}
+
+#[test]
+fn muon_learns_and_another_algorithm_is_refused_on_resume() {
+    let workshop = Workshop::new();
+    let muon = ["optimizer.algorithm=muon", "scheduler.total_steps=60"];
+    train(&workshop, "run", &muon, &QUIET);
+    let last = workshop.metrics("run", "train")[59]["loss"].as_f64().unwrap();
+    assert!(last < 2.5, "an untrained model has 5.6: {last}");
+    let refused = run_training(workshop.run("run", &["scheduler.total_steps=70"]), &resume(None), &StopSignal::new());
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.exit_code(), 2);
+    assert!(refused.to_string().contains("optimizer.algorithm"), "{refused}");
 }
 
 #[test]
