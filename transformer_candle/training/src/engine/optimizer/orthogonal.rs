@@ -10,10 +10,6 @@ use kernels::{
 };
 use model::{Parameter, ParameterKind, ParameterLayout, Precision};
 
-/// On a GPU a batch has this many times the elements of the largest matrix: two of those, and more of smaller ones, whose GEMMs would
-/// not fill the GPU one by one. A CPU computes one matrix after the other.
-const GPU_BATCH: usize = 2;
-
 /// Matrices of one shape that are orthogonalised together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct MatrixBatch {
@@ -36,7 +32,13 @@ impl MatrixBatch {
     }
 }
 
-/// The projections of the decoder blocks, shape by shape.
+/// Elements of one matrix's update and Gram matrix.
+fn footprint([m, n]: [usize; 2]) -> usize {
+    m * n + m.min(n).pow(2)
+}
+
+/// The projections of the decoder blocks, shape by shape. A CPU computes one matrix after the other. On a GPU a batch takes no more
+/// memory than the largest matrix: its GEMMs fill the GPU alone, those of smaller ones together.
 fn batches(layout: &ParameterLayout, device: DeviceKind) -> Vec<MatrixBatch> {
     let projections = layout.by_offset().filter(|parameter| parameter.spec.kind == ParameterKind::Projection);
     let mut by_shape: Vec<MatrixBatch> = Vec::new();
@@ -47,12 +49,11 @@ fn batches(layout: &ParameterLayout, device: DeviceKind) -> Vec<MatrixBatch> {
             None => by_shape.push(MatrixBatch { shape, offsets: vec![tensor.offset] }),
         }
     }
-    let elements = |shape: [usize; 2]| shape[0] * shape[1];
-    let largest = by_shape.iter().map(|batch| elements(batch.shape)).max().unwrap_or(0);
+    let largest = by_shape.iter().map(|batch| footprint(batch.shape)).max().unwrap_or(0);
     let divide = |MatrixBatch { shape, offsets }: MatrixBatch| {
         let matrices = match device {
             DeviceKind::Cpu => 1,
-            DeviceKind::Cuda => GPU_BATCH * largest / elements(shape),
+            DeviceKind::Cuda => largest / footprint(shape),
         };
         let batch = |offsets: &[usize]| MatrixBatch { shape, offsets: offsets.to_vec() };
         offsets.chunks(matrices).map(batch).collect::<Vec<_>>()
@@ -254,11 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_takes_small_matrices_together_and_a_cpu_one_by_one() {
+    fn only_a_gpu_batches_small_matrices() {
         let layout = layout();
         assert!(batches(&layout, DeviceKind::Cpu).iter().all(|batch| batch.offsets.len() == 1));
         let sizes: Vec<[usize; 3]> = batches(&layout, DeviceKind::Cuda).iter().map(MatrixBatch::sizes).collect();
-        let expected = [[6, 64, 64], [6, 32, 64], [2, 192, 64], [2, 192, 64], [2, 192, 64], [2, 64, 192], [1, 64, 192]];
+        let [attention, key_value] = [vec![[2, 64, 64]; 3], vec![[5, 32, 64], [1, 32, 64]]];
+        let expected = [attention, key_value, vec![[1, 192, 64]; 6], vec![[1, 64, 192]; 3]].concat();
         assert_eq!(sizes, expected);
     }
 
