@@ -113,7 +113,7 @@ impl Arguments {
         match &device {
             Device::Cpu => timing::operation(self.operation, &device, || self.locked(cpu)),
             Device::Cuda(gpu) => {
-                let _turn = gpu.take_turn();
+                let _guard = gpu.lock_stream();
                 gpu.hold(self.list.iter().map(|argument| (argument.storage, &argument.tensor)));
                 timing::operation(self.operation, &device, || cuda(gpu))
             }

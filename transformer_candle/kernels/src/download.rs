@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::buffer::as_scalars;
-use crate::cuda::Arrival;
+use crate::cuda::DeviceToHost;
 use crate::{Buffer, Device, Error, Result, Scalar};
 
 /// A copy of a buffer in stream order: [`Download::start`] enqueues it, [`Download::values`] waits for it and not for operations
@@ -28,7 +28,7 @@ pub struct Download<T: Scalar> {
 
 enum Destination<T> {
     Host(Vec<T>),
-    Pinned(Arrival),
+    Pinned(DeviceToHost),
 }
 
 impl<T: Scalar> fmt::Debug for Download<T> {
@@ -47,7 +47,7 @@ impl<T: Scalar> Download<T> {
         }
         let to = match source.device() {
             Device::Cpu => Destination::Host(Vec::new()),
-            Device::Cuda(cuda) => Destination::Pinned(Arrival::new(cuda, source.elements() * size_of::<T>())?),
+            Device::Cuda(cuda) => Destination::Pinned(DeviceToHost::new(cuda, source.elements() * size_of::<T>())?),
         };
         Ok(Self { to, source, started: false })
     }

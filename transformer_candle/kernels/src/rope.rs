@@ -83,7 +83,7 @@ fn rotate(
             format!("{rows} rows are not whole sequences of {sequence_length}")
         });
     let (qkv, angles) = (Value::from(&*qkv_NP), [&tables.cos_TE2, &tables.sin_TE2].map(Value::from));
-    let places = cuda::rope::Places { rows, sequence_length, first_position, direction };
+    let rotation = cuda::rope::Rotation { rows, sequence_length, first_position, direction };
     let cpu = |access: &Access<'_>| {
         with_element!(operation, "qkv_NP", dtype, E => {
             let angles = cpu::rope::Angles {
@@ -95,7 +95,7 @@ fn rotate(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::rope::rotate(qkv, layout, angles, places)))
+    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::rope::rotate(qkv, layout, angles, rotation)))
 }
 
 /// The operation in the plainest terms, with the tables' angles computed where they are needed.

@@ -4,13 +4,13 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::buffer::as_scalars_mut;
-use crate::cuda::Transfer;
+use crate::cuda::HostToDevice;
 use crate::{Buffer, Device, Error, Result, Scalar};
 
 /// Host memory to fill, and the buffer that it goes to: [`Upload::stage`], [`Upload::send`], [`Upload::receive`], in turn.
 ///
 /// On a GPU the memory is pinned and `send` returns at once: a second stream copies to the staging buffer, beside whatever the GPU
-/// computes, and `receive` lets the computation go on once it is there. Of two uploads to one target, one travels while the
+/// computes, and `receive` makes the computation wait for it. Of two uploads to one target, one travels while the
 /// other's values are computed with.
 ///
 /// ```
@@ -33,7 +33,7 @@ pub struct Upload<T: Scalar> {
 
 enum Source<T> {
     Host(Vec<T>),
-    Pinned { transfer: Transfer, staging: Buffer, elements: PhantomData<T> },
+    Pinned { transfer: HostToDevice, staging: Buffer, elements: PhantomData<T> },
 }
 
 impl<T: Scalar> fmt::Debug for Upload<T> {
@@ -56,7 +56,7 @@ impl<T: Scalar> Upload<T> {
                 if !staging.device().is_same(target.device()) || staging.overlaps(&target) {
                     return Err(out_of_order("the staging buffer needs memory of its own on the target's GPU"));
                 }
-                let transfer = Transfer::new(cuda, target.elements() * size_of::<T>())?;
+                let transfer = HostToDevice::new(cuda, target.elements() * size_of::<T>())?;
                 Source::Pinned { transfer, staging, elements: PhantomData }
             }
         };

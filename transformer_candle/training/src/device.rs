@@ -120,10 +120,15 @@ pub(crate) fn refused(asked: run_config::Device, clause: &str) -> String {
     )
 }
 
-fn sizes(shape: &ModelShape, sequence_length: usize) -> limits::Sizes {
+fn sizes(shape: &ModelShape, sequence_length: usize) -> limits::ModelSizes {
     let ModelShape { hidden_size, intermediate_size, max_position_embeddings, .. } = *shape;
     let heads: HeadLayout = shape.heads();
-    limits::Sizes { hidden_size, intermediate_size, heads, positions: max_position_embeddings.max(sequence_length) }
+    limits::ModelSizes {
+        hidden_size,
+        intermediate_size,
+        heads,
+        positions: max_position_embeddings.max(sequence_length),
+    }
 }
 
 fn open_decided(device: run_config::Device) -> Result<Device> {

@@ -10,7 +10,7 @@ use super::request::Launch;
 use super::{Gpu, Matmul, Memory, PoolMemory, Value};
 use crate::{Error, Result};
 
-/// What to say to whoever asks for a GPU.
+/// The answer to every request for a GPU.
 const REASON: &str = "this program was built without CUDA";
 
 /// A GPU. This build has none.
@@ -20,20 +20,20 @@ pub struct Cuda(Infallible);
 /// A kernel of a GPU.
 pub(crate) struct Kernel<'a>(&'a Infallible);
 
-/// A turn at a GPU.
-pub(crate) struct Taken<'a>(&'a Infallible);
+/// A guard of the stream lock.
+pub(crate) struct StreamGuard<'a>(&'a Infallible);
 
-/// A recording of a GPU.
+/// A captured graph.
 pub(crate) struct Graph(&'static Infallible);
 
-/// A point of time of a GPU.
+/// A timing event.
 pub(crate) struct Event(Infallible);
 
-/// A copy to a GPU.
-pub(crate) struct Transfer(Infallible);
+/// A copy to the GPU.
+pub(crate) struct HostToDevice(Infallible);
 
-/// A copy from a GPU.
-pub(crate) struct Arrival(Infallible);
+/// A copy from the GPU.
+pub(crate) struct DeviceToHost(Infallible);
 
 /// The GPUs of this machine.
 ///
@@ -159,7 +159,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    pub(crate) fn take_turn(&self) -> Taken<'_> {
+    pub(crate) fn lock_stream(&self) -> StreamGuard<'_> {
         match self.0 {}
     }
 
@@ -198,7 +198,7 @@ impl Event {
     }
 }
 
-impl Transfer {
+impl HostToDevice {
     pub(crate) fn new(cuda: &Cuda, _bytes: usize) -> Result<Self> {
         match cuda.0 {}
     }
@@ -216,7 +216,7 @@ impl Transfer {
     }
 }
 
-impl Arrival {
+impl DeviceToHost {
     pub(crate) fn new(cuda: &Cuda, _bytes: usize) -> Result<Self> {
         match cuda.0 {}
     }

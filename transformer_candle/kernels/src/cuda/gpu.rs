@@ -1,11 +1,11 @@
-//! What is known of a GPU without opening it.
+//! Properties of a GPU that are known without opening it.
 
 /// A GPU that the driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its number, as in `cuda:0`.
+    /// Its ordinal, as in `cuda:0`.
     pub ordinal: usize,
-    /// As the driver calls it, such as `NVIDIA GeForce RTX 5090`.
+    /// The name that the driver reports, such as `NVIDIA GeForce RTX 5090`.
     pub name: String,
     /// The driver's identifier, by which NVML knows it as well: `GPU-` (`MIG-` for a slice of one) and 32 hexadecimal digits.
     pub uuid: String,
@@ -23,23 +23,23 @@ const CUBLAS_OF_BLACKWELL: (u32, u32) = (12, 8);
 /// Bytes of a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// What an allocation could still take.
+    /// Free bytes.
     pub free: u64,
-    /// What the GPU has.
+    /// All bytes.
     pub total: u64,
 }
 
-/// Bytes of the memory pool that this process's buffers lie in: exact, and untouched by other programs.
+/// The memory pool of this process: exact, and independent of other programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolMemory {
-    /// What buffers hold.
+    /// Bytes in buffers.
     pub used: u64,
-    /// What the pool has taken of the GPU, for them and for later ones.
+    /// Bytes that the pool has reserved, for these and later buffers.
     pub reserved: u64,
 }
 
 impl Gpu {
-    /// Why the kernels do not run on it, if they do not.
+    /// Why the kernels do not run on it; none if they do.
     pub fn refusal(&self) -> Option<String> {
         let ((major, minor), name) = (self.compute_capability, &self.name);
         if major < 8 {
@@ -147,11 +147,11 @@ mod tests {
         assert_eq!(peak("NVIDIA L40S"), Some(362e12));
         assert_eq!(peak("NVIDIA L4"), Some(121e12));
         assert_eq!(peak("NVIDIA GeForce RTX 4070 Ti SUPER"), Some(88.2e12));
-        assert_eq!(peak("a GPU of the future"), None);
+        assert_eq!(peak("an unknown GPU"), None);
     }
 
     #[test]
-    fn a_gpu_does_not_take_the_peak_of_another_with_a_name_like_its_own() {
+    fn similar_names_do_not_share_a_peak() {
         for name in [
             "NVIDIA RTX A1000",
             "NVIDIA RTX A4000",

@@ -1,18 +1,18 @@
-//! What an operation asks of a GPU, in the terms of the kernels' manifest.
+//! Kernel arguments, in the types of the manifest.
 
 use candle_core::DType;
 
 use crate::Buffer;
 
-/// An argument of a launch, in the order of the kernel's signature. The launcher compares each with the manifest: its type, and
-/// the multiple of 16 (bytes of an address, units of a number) that the kernel was compiled to rely on.
+/// An argument of a launch. The launcher compares each with the manifest: its type, and whether it is a multiple of 16 (bytes of an
+/// address, units of an integer) as the kernel was compiled to assume.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Value {
     /// The first element of a buffer.
     Pointer {
         /// On the GPU.
         address: usize,
-        /// What the kernel will find there.
+        /// The element type.
         dtype: DType,
     },
     I32(i32),
@@ -38,7 +38,7 @@ impl Value {
         Self::Pointer { address, dtype }
     }
 
-    /// The same place, so many elements further on.
+    /// The pointer `offset` elements further on.
     pub(crate) fn skip_elements(self, offset: usize) -> Self {
         match self {
             Self::Pointer { address, dtype } => {
@@ -48,12 +48,12 @@ impl Value {
         }
     }
 
-    /// A number of things. Kernels count in 32 bits; more make a grid that no launch can have.
+    /// A count. Kernels count in 32 bits; a larger one gives a grid that cannot be launched.
     pub(crate) fn count(things: usize) -> Self {
         Self::I32(i32::try_from(things).unwrap_or(i32::MAX))
     }
 
-    /// What a pointer points to.
+    /// The element type of a pointer, or the type of a number.
     pub(crate) fn dtype(self) -> DType {
         match self {
             Self::Pointer { dtype, .. } => dtype,

@@ -1,36 +1,36 @@
-//! Which models a GPU's kernels take. Pure functions of sizes: a run is refused before a GPU is opened.
+//! Which model sizes the GPU kernels support. Pure functions: a run is refused before a GPU is opened.
 
 use std::ops::RangeInclusive;
 
 use crate::HeadLayout;
 
-/// Sizes of a model and its sequences that kernels were compiled for.
+/// Sizes of a model and its sequences that kernels depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub struct ModelSizes {
     /// Width of the residual stream, D.
     pub hidden_size: usize,
-    /// Width inside of the feed-forward part, I.
+    /// Width of the MLP, I.
     pub intermediate_size: usize,
     /// Query and key/value heads.
     pub heads: HeadLayout,
-    /// Positions of the longest sequence: of training, or of the context that is generated in.
+    /// Positions of the longest sequence, in training or generation.
     pub positions: usize,
 }
 
-/// Rows of D, I and E elements begin at multiples of so many: kernels load 16 bytes at a time, of any element type.
+/// Rows of D, I and E elements begin at multiples of this: kernels load 16 bytes at a time, of any element type.
 const ROW_MULTIPLE: usize = 16;
 /// A norm keeps a whole row in registers.
-const LARGEST_HIDDEN_SIZE: usize = 8192;
-/// Widths of a head that attention has tiles for.
+const MAX_HIDDEN_SIZE: usize = 8192;
+/// Head sizes that attention has tiles for.
 const HEAD_SIZES: RangeInclusive<usize> = 32..=128;
-/// Widths in between go to the next larger tile, masked in steps of this.
+/// Head sizes in between use the next larger tile, masked in steps of this.
 const HEAD_SIZE_MULTIPLE: usize = 8;
-/// A grid has at most so many tiles of positions, and the smallest of attention's tiles have 16.
-const MOST_POSITIONS: usize = 65_535 * 16;
+/// A grid has at most 65,535 tiles along an axis, and the smallest attention tile has 16 positions.
+const MAX_POSITIONS: usize = 65_535 * 16;
 
-/// Why a GPU cannot run a model of these sizes, as a clause that follows "a GPU"; none where it can.
-pub fn refusal(sizes: &Sizes) -> Option<String> {
-    let &Sizes { hidden_size, intermediate_size, heads, positions } = sizes;
+/// Why a GPU cannot run a model of these sizes, as a clause that follows "a GPU"; none if it can.
+pub fn refusal(sizes: &ModelSizes) -> Option<String> {
+    let &ModelSizes { hidden_size, intermediate_size, heads, positions } = sizes;
     let head_size = heads.head_size;
     if !HEAD_SIZES.contains(&head_size) || !head_size.is_multiple_of(HEAD_SIZE_MULTIPLE) {
         let (least, most) = HEAD_SIZES.into_inner();
@@ -39,16 +39,16 @@ pub fn refusal(sizes: &Sizes) -> Option<String> {
              {head_size}"
         ));
     }
-    if hidden_size > LARGEST_HIDDEN_SIZE || !hidden_size.is_multiple_of(ROW_MULTIPLE) {
+    if hidden_size > MAX_HIDDEN_SIZE || !hidden_size.is_multiple_of(ROW_MULTIPLE) {
         return Some(format!(
-            "takes a hidden_size up to {LARGEST_HIDDEN_SIZE} in steps of {ROW_MULTIPLE}, and it is {hidden_size}"
+            "takes a hidden_size up to {MAX_HIDDEN_SIZE} in steps of {ROW_MULTIPLE}, and it is {hidden_size}"
         ));
     }
     if !intermediate_size.is_multiple_of(ROW_MULTIPLE) {
         return Some(format!("takes an intermediate_size in steps of {ROW_MULTIPLE}, and it is {intermediate_size}"));
     }
-    if positions > MOST_POSITIONS {
-        return Some(format!("takes sequences of up to {MOST_POSITIONS} positions, and they have {positions}"));
+    if positions > MAX_POSITIONS {
+        return Some(format!("takes sequences of up to {MAX_POSITIONS} positions, and they have {positions}"));
     }
     None
 }
@@ -57,36 +57,36 @@ pub fn refusal(sizes: &Sizes) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn sizes() -> Sizes {
+    fn sizes() -> ModelSizes {
         let heads = HeadLayout { heads: 32, kv_heads: 8, head_size: 64 };
-        Sizes { hidden_size: 2048, intermediate_size: 8192, heads, positions: 2048 }
+        ModelSizes { hidden_size: 2048, intermediate_size: 8192, heads, positions: 2048 }
     }
 
-    fn with_head_size(head_size: usize) -> Sizes {
-        Sizes { heads: HeadLayout { head_size, ..sizes().heads }, ..sizes() }
+    fn with_head_size(head_size: usize) -> ModelSizes {
+        ModelSizes { heads: HeadLayout { head_size, ..sizes().heads }, ..sizes() }
     }
 
     #[test]
-    fn usual_models_are_taken() {
+    fn usual_models_are_supported() {
         assert_eq!(refusal(&sizes()), None);
         for head_size in [32, 40, 64, 96, 128] {
             assert_eq!(refusal(&with_head_size(head_size)), None, "{head_size}");
         }
-        assert_eq!(refusal(&Sizes { hidden_size: 8192, intermediate_size: 28_672, ..sizes() }), None);
+        assert_eq!(refusal(&ModelSizes { hidden_size: 8192, intermediate_size: 28_672, ..sizes() }), None);
     }
 
     #[test]
-    fn what_no_kernel_was_compiled_for_is_refused_with_the_number() {
-        let refused = |sizes: Sizes, number: &str| {
+    fn unsupported_sizes_are_refused_with_the_number() {
+        let refused = |sizes: ModelSizes, number: &str| {
             let clause = refusal(&sizes).unwrap();
             assert!(clause.starts_with("takes ") && clause.ends_with(number), "{clause}");
         };
         refused(with_head_size(24), "24");
         refused(with_head_size(136), "136");
         refused(with_head_size(68), "68");
-        refused(Sizes { hidden_size: 2056, ..sizes() }, "2056");
-        refused(Sizes { hidden_size: 8208, ..sizes() }, "8208");
-        refused(Sizes { intermediate_size: 5461, ..sizes() }, "5461");
-        refused(Sizes { positions: MOST_POSITIONS + 1, ..sizes() }, &(MOST_POSITIONS + 1).to_string());
+        refused(ModelSizes { hidden_size: 2056, ..sizes() }, "2056");
+        refused(ModelSizes { hidden_size: 8208, ..sizes() }, "8208");
+        refused(ModelSizes { intermediate_size: 5461, ..sizes() }, "5461");
+        refused(ModelSizes { positions: MAX_POSITIONS + 1, ..sizes() }, &(MAX_POSITIONS + 1).to_string());
     }
 }

@@ -1,9 +1,9 @@
 //! NVIDIA GPUs: kernels compiled ahead of time from `kernels/triton/`, GEMMs by cuBLASLt, one stream.
 //!
-//! The files named after operations say what is launched with which arguments; they are compiled in every build. What talks to the
-//! driver is there with the feature `cuda` only; without it a [`Cuda`] cannot be made.
+//! The files named after operations define which launches an operation consists of; they are compiled in every build. What calls the
+//! driver is compiled with the feature `cuda` only; without it a [`Cuda`] cannot be constructed.
 
-// Without a GPU nobody reads what is asked of one.
+// Unused without the feature `cuda`.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))]
 
 pub(crate) mod adamw;
@@ -41,8 +41,8 @@ pub use gpu::{Gpu, Memory, PoolMemory};
 pub(crate) use launch::Value;
 pub(crate) use matmul::{Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 pub(crate) use request::perform;
-pub(crate) use runtime::{Arrival, Event, Graph, Transfer};
 pub use runtime::{Cuda, probe};
+pub(crate) use runtime::{DeviceToHost, Event, Graph, HostToDevice};
 
 #[cfg(test)]
 mod request_tests;

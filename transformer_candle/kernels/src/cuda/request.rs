@@ -1,17 +1,17 @@
-//! What an operation asks of a GPU: a list that follows from sizes and addresses alone. A graph can replay it, and a test can hold it
-//! to the kernels' manifest on a machine without a GPU.
+//! What an operation launches: a list that depends on sizes and addresses only. A graph can replay it, and a test can compare it with the
+//! kernels' manifest on a machine without a GPU.
 
 use candle_core::DType;
 
 use super::{Cuda, Matmul, Value};
 use crate::Result;
 
-/// One thing to do in the compute stream.
+/// One launch on the compute stream.
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
     /// A kernel of ours.
     Launch(Launch),
-    /// A GEMM of the library's.
+    /// A GEMM of cuBLASLt.
     Multiply(Matmul),
 }
 
@@ -26,9 +26,9 @@ pub(crate) struct Launch {
 /// Blocks along an axis of the grid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Blocks {
-    /// So many.
+    /// This number.
     Count(usize),
-    /// As many as take so many things, each of them the kernel's constant of this name.
+    /// As many as these elements need, at as many elements per block as the kernel's constant of this name.
     Of(usize, &'static str),
 }
 
@@ -40,7 +40,7 @@ impl Request {
 }
 
 impl Blocks {
-    /// The one block of an axis that is not used.
+    /// One block, along an unused axis.
     pub(crate) const ONE: Self = Self::Count(1);
 
     fn count(self, constant: impl Fn(&str) -> usize) -> usize {
@@ -52,7 +52,7 @@ impl Blocks {
 }
 
 impl Launch {
-    /// What the choice among a kernel's variants is kept by: its name, what the grid covers, and its integers, such as
+    /// The key of the choice among a kernel's variants: its name, what the grid covers, and its integers, such as
     /// `attention_forward.bf16.e64 256x2048x1 2048 32 8 8`.
     pub(crate) fn shape(&self) -> String {
         let covered = self.grid.map(|blocks| match blocks {
@@ -74,7 +74,7 @@ impl Launch {
     }
 }
 
-/// Asks for everything in a list, in its order.
+/// Launches everything in a list, in order.
 pub(crate) fn perform(cuda: &Cuda, requests: &[Request]) -> Result<()> {
     for request in requests {
         match request {
@@ -88,7 +88,7 @@ pub(crate) fn perform(cuda: &Cuda, requests: &[Request]) -> Result<()> {
     Ok(())
 }
 
-/// How kernels' names call an element type.
+/// An element type in the names of kernels.
 pub(crate) fn variant(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "f32",
@@ -97,10 +97,10 @@ pub(crate) fn variant(dtype: DType) -> &'static str {
     }
 }
 
-/// Elements of a flat buffer that one launch takes: kernels count them in 32 bits.
+/// Elements of a flat buffer per launch: kernels count in 32 bits.
 const RANGE: usize = 1 << 30;
 
-/// The parts of a flat buffer of so many elements: where each begins, and how many elements it has.
+/// The ranges of a flat buffer that are launched separately: first element and number of elements.
 pub(crate) fn ranges(elements: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..elements).step_by(RANGE).map(move |start| (start, RANGE.min(elements - start)))
 }

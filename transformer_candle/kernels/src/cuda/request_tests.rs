@@ -108,7 +108,7 @@ fn heads_of_any_size_that_validates_turn() {
     for ((head_size, variant), dtype) in variants.into_iter().flat_map(|one| DTYPES.map(|dtype| (one, dtype))) {
         let layout = HeadLayout { heads: 3, kv_heads: 1, head_size };
         let [qkv] = rows(6, layout.packed_width(), dtype);
-        let places = rope::Places { rows: 6, sequence_length: 3, first_position: 2, direction: -1.0 };
+        let places = rope::Rotation { rows: 6, sequence_length: 3, first_position: 2, direction: -1.0 };
         let suffix = if dtype == DType::F32 { "f32" } else { "bf16" };
         let names = asked(&rope::rotate(qkv, &layout, rows(5, head_size / 2, DType::F32), places));
         assert_eq!(names, [format!("rope_rotate.{suffix}.{variant}")]);

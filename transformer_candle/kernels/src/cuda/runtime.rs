@@ -1,7 +1,7 @@
-//! An opened GPU: context, streams, kernels, GEMMs.
+//! An open GPU: context, streams, kernels, GEMMs.
 //!
-//! Everything that reads or writes a buffer is asked of one compute stream, in the order of the calls, whichever thread makes them; a
-//! second stream carries copies from pinned host memory to landing buffers that no operation knows (`pinned.rs`).
+//! Everything that reads or writes a buffer runs on one compute stream, in the order of the calls of all threads. A second stream copies
+//! from pinned host memory to staging buffers that no operation uses (`pinned.rs`).
 
 mod event;
 mod failure;
@@ -15,7 +15,7 @@ mod memory;
 mod module;
 mod pinned;
 mod probe;
-mod turn;
+mod stream_lock;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,36 +28,36 @@ use candle_core::{CudaDevice, Tensor};
 pub(crate) use self::event::Event;
 use self::failure::Context as _;
 pub(crate) use self::graph::Graph;
-pub(crate) use self::pinned::{Arrival, Transfer};
+pub(crate) use self::pinned::{DeviceToHost, HostToDevice};
 pub use self::probe::probe;
 use super::Gpu;
 use crate::{Error, Result};
 
-/// An opened GPU. Clones share it. May be used from any thread.
+/// An open GPU. Clones share it; any thread may use it.
 #[derive(Clone)]
-pub struct Cuda(Arc<Opened>);
+pub struct Cuda(Arc<GpuContext>);
 
-/// Fields are dropped in this order: what lives in the context goes before the last owner of the context.
-struct Opened {
+/// Fields are dropped in this order: what belongs to the context before the last owner of the context.
+struct GpuContext {
     library: library::Library,
     kernels: kernels::Kernels,
     matmul_algorithms: matmul::MatmulAlgorithms,
-    /// While a graph is recorded: the tensors that it touches, by storage.
-    recorded: Mutex<Option<HashMap<usize, Tensor>>>,
+    /// While a graph is captured: the tensors that it uses, by storage.
+    captured: Mutex<Option<HashMap<usize, Tensor>>>,
     gpu: Gpu,
     /// Owns the memory of every tensor made here.
     candle: CudaDevice,
     context: Arc<CudaContext>,
     /// The compute stream; Candle's too.
     stream: Arc<CudaStream>,
-    /// The stream of [`Transfer`]s.
+    /// The stream of [`HostToDevice`]s.
     copies: Arc<CudaStream>,
     pool: memory::Pool,
-    /// Bytes taken of the GPU, but for tensors, when the context and the libraries were open.
+    /// Bytes in use without tensors, after the context and the libraries were opened.
     memory_at_opening: u64,
     memory_limit: Mutex<Option<u64>>,
     is_deterministic: AtomicBool,
-    turn: turn::Turn,
+    stream_lock: stream_lock::StreamLock,
 }
 
 impl Cuda {
@@ -68,13 +68,13 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Self> {
         let refuse = |reason| Error::NoCuda { ordinal, reason };
         let gpu = choose(probe().map_err(refuse)?, ordinal).map_err(refuse)?;
-        // Candle opens the same context, but says less of what went wrong. Kept until it has: the last owner's going closes a context.
+        // Candle opens the same context, but reports less about a failure. Kept until then, as dropping the last owner closes a context.
         let _first = CudaContext::new(ordinal)
             .map_err(|error| refuse(format!("it does not open: {}", failure::sentence(error))))?;
         let candle = CudaDevice::new_with_stream(ordinal);
         let candle = candle.map_err(|error| refuse(format!("its libraries do not start: {}", first_line(&error))))?;
-        // SAFETY: the events would order several streams' uses of a tensor. All tensors of this device are made, used and freed on
-        // the compute stream alone; but for a `Transfer`'s landing buffer, which orders its two streams by events of its own.
+        // SAFETY: the events would order the uses of a tensor on several streams. All tensors of this device are used on the compute
+        // stream only, except the staging buffer of a `HostToDevice`, which orders its two streams with its own events.
         unsafe { candle.disable_event_tracking() };
         let stream = candle.cuda_stream();
         let context = Arc::clone(stream.context());
@@ -83,13 +83,13 @@ impl Cuda {
         let copies = context.new_stream().during(ordinal, "cuStreamCreate")?;
         let kernels = kernels::Kernels::of(gpu.compute_capability).map_err(refuse)?;
         let (free, total) = context.mem_get_info().during(ordinal, "cuMemGetInfo")?;
-        // What the pool holds belongs to tensors, of this handle or an earlier one.
+        // The pool's memory belongs to tensors, of this handle or an earlier one.
         let (_, reserved) = pool.used_and_reserved().during(ordinal, "cuMemPoolGetAttribute")?;
-        Ok(Self(Arc::new(Opened {
+        Ok(Self(Arc::new(GpuContext {
             library,
             kernels,
             matmul_algorithms: matmul::MatmulAlgorithms::default(),
-            recorded: Mutex::default(),
+            captured: Mutex::default(),
             gpu,
             candle,
             context,
@@ -99,7 +99,7 @@ impl Cuda {
             memory_at_opening: ((total - free) as u64).saturating_sub(reserved),
             memory_limit: Mutex::default(),
             is_deterministic: AtomicBool::new(false),
-            turn: turn::Turn::default(),
+            stream_lock: stream_lock::StreamLock::default(),
         })))
     }
 
@@ -108,7 +108,7 @@ impl Cuda {
         self.0.gpu.ordinal
     }
 
-    /// As the driver calls it.
+    /// The name that the driver reports.
     pub fn name(&self) -> &str {
         &self.0.gpu.name
     }
@@ -133,8 +133,8 @@ impl Cuda {
         format!("{}, driver {module}CUDA {cuda}, cuBLASLt {library}", self.name())
     }
 
-    /// Has everything be computed in the way that is declared or offered first, unmeasured: fresh runs then have the same bits. What
-    /// was chosen before, or is recalled, stays.
+    /// Disables timing: the declared kernel variant and the first GEMM algorithm offered are used, so that fresh runs have equal bits.
+    /// Earlier or recalled choices stay.
     pub fn set_deterministic(&self, is_deterministic: bool) {
         self.0.is_deterministic.store(is_deterministic, Ordering::Relaxed);
     }
@@ -143,30 +143,30 @@ impl Cuda {
         self.0.is_deterministic.load(Ordering::Relaxed)
     }
 
-    /// Waits for everything asked of the compute stream.
+    /// Waits for everything launched on the compute stream.
     pub fn synchronize(&self) -> Result<()> {
-        let _turn = self.take_turn();
+        let _guard = self.lock_stream();
         self.refuse_while_capturing("waiting")?;
         self.0.stream.synchronize().during(self.ordinal(), "cuStreamSynchronize")
     }
 
-    /// Whether two handles mean the same opened GPU: one stream.
+    /// Whether two handles share one open GPU, and so one stream.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Waits until no other thread has the GPU, and keeps others out until the value is dropped.
-    pub(crate) fn take_turn(&self) -> turn::Taken<'_> {
-        self.0.turn.take()
+    /// Locks the compute stream for this thread until the guard is dropped.
+    pub(crate) fn lock_stream(&self) -> stream_lock::StreamGuard<'_> {
+        self.0.stream_lock.acquire()
     }
 
-    /// Makes the GPU's context the calling thread's, which every bare call of the driver or of a library needs.
+    /// Makes the GPU's context current in this thread, as direct calls of the driver and the libraries require.
     fn enter(&self) -> Result<()> {
         self.0.context.bind_to_thread().during(self.ordinal(), "cuCtxSetCurrent")
     }
 
-    /// For a thread that is about to free memory of the GPU: cudarc does so in whatever context the thread has. A failure stays with the
-    /// context, for the next call that can report it.
+    /// [`Self::enter`] before memory is freed: cudarc frees in the current context. A failure is stored in the context, for the next call
+    /// that can report it.
     pub(crate) fn enter_to_free(&self) {
         self.0.context.record_err(self.0.context.bind_to_thread());
     }
@@ -180,7 +180,7 @@ impl Cuda {
         self.0.library.handle()
     }
 
-    /// For what a graph cannot repeat.
+    /// Fails during a capture, for what a graph cannot contain.
     fn refuse_while_capturing(&self, what: &str) -> Result<()> {
         if self.is_capturing() {
             let (ordinal, call) = (self.ordinal(), "capturing a graph".to_owned());
@@ -190,16 +190,16 @@ impl Cuda {
     }
 }
 
-impl Drop for Opened {
+impl Drop for GpuContext {
     fn drop(&mut self) {
-        // Closing cuBLAS and cuRAND, Candle panics if that fails, as it does on a GPU that is lost: let them go with the program.
+        // Candle panics if closing cuBLAS or cuRAND fails, as it does after a lost context: leak them instead.
         if self.stream.synchronize().is_err() {
             std::mem::forget(self.candle.clone());
         }
     }
 }
 
-/// The GPU of this number, or a sentence on why it cannot be had.
+/// The GPU of this number, or why it cannot be used.
 fn choose(gpus: Vec<Gpu>, ordinal: usize) -> Result<Gpu, String> {
     let count = gpus.len();
     let Some(gpu) = gpus.into_iter().nth(ordinal) else {
@@ -214,7 +214,7 @@ fn first_line(error: &candle_core::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// The driver's own version, such as `580.95.05`, in what its kernel module says of itself.
+/// The driver version, such as `580.95.05`, from the description of its kernel module.
 fn module_version(text: &str) -> Option<&str> {
     let is_version = |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     text.lines().next()?.split_whitespace().find(is_version)
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_not_there_or_too_old_is_refused_in_a_sentence() {
+    fn a_missing_or_old_gpu_is_refused_in_a_sentence() {
         assert_eq!(choose(vec![gpu(0, (8, 0)), gpu(1, (9, 0))], 1).unwrap().ordinal, 1);
         assert_eq!(choose(vec![gpu(0, (9, 0))], 1).unwrap_err(), "the NVIDIA driver lists one GPU, cuda:0");
         let two = vec![gpu(0, (9, 0)), gpu(1, (9, 0))];
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_version_is_found_in_either_modules_words() {
+    fn the_driver_version_is_parsed_for_both_kernel_modules() {
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12.3.0";
         let open =
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)";
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_driver_everybody_gets_the_same_sentence() {
+    fn without_a_driver_every_call_gives_the_same_sentence() {
         // Where there is a GPU, this has nothing to say.
         let Err(sentence) = probe() else { return };
         assert!(!sentence.is_empty() && !sentence.contains('\n'), "{sentence}");

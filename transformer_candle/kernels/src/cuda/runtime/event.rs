@@ -1,4 +1,4 @@
-//! Points of time in the compute stream.
+//! Timing events of the compute stream.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::Cuda;
 use super::failure::Context as _;
 use crate::Result;
 
-/// When the stream got there.
+/// A recorded timing event.
 pub(crate) struct Event(CudaEvent);
 
 impl Cuda {
-    /// A mark behind everything asked so far.
+    /// Records an event after everything launched so far.
     pub(crate) fn mark(&self) -> Result<Event> {
         let event = self.stream().record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         event.during(self.ordinal(), "cuEventRecord").map(Event)
@@ -21,7 +21,7 @@ impl Cuda {
 }
 
 impl Event {
-    /// The time from this mark to a later one; waits until the stream has passed both.
+    /// The time from this event to a later one; waits for both.
     pub(crate) fn until(&self, later: &Self) -> Result<Duration> {
         let milliseconds = self.0.elapsed_ms(&later.0).during(self.0.context().ordinal(), "cuEventElapsedTime")?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3))

@@ -1,4 +1,4 @@
-//! What was asked of the stream once, kept by the driver to be asked again as a whole.
+//! CUDA graphs: captured from the compute stream, replayed with one launch.
 
 use std::collections::HashMap;
 use std::sync::PoisonError;
@@ -11,30 +11,29 @@ use super::Cuda;
 use super::failure::Context as _;
 use crate::{Error, Result};
 
-/// A recording that can be replayed.
+/// A captured graph.
 pub(crate) struct Graph {
-    recorded: CudaGraph,
+    captured: CudaGraph,
     cuda: Cuda,
-    /// Every tensor that the recorded launches read or write, by storage: the graph holds bare addresses.
+    /// Every tensor that the captured launches use, by storage: the graph itself holds addresses only.
     _tensors: HashMap<usize, Tensor>,
 }
 
-// SAFETY: the driver's graphs may go from thread to thread, but must not be used by two at once; `launch` takes `&mut self`, and
-// nothing else touches the graph but `drop`.
+// SAFETY: a graph may move between threads but not be used by two at once: `launch` takes `&mut self`, and only `drop` uses it besides.
 unsafe impl Send for Graph {}
 
 impl Cuda {
-    /// Records what `body` asks of the stream, without doing it. The calling thread alone has the GPU meanwhile.
+    /// Captures the launches of `body` without running them. The calling thread holds the stream lock meanwhile.
     ///
     /// # Errors
-    /// The body's, or the driver's. The stream then is as it was, and nothing is kept.
+    /// Those of `body` and of the driver. The stream then is unchanged, and no graph is kept.
     pub(crate) fn capture<E: From<Error>>(&self, body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let ordinal = self.ordinal();
-        // Taken before asking: whoever records then is this thread.
-        let _turn = self.take_turn();
+        // Locked first: a capture in progress is then one of this thread.
+        let _guard = self.lock_stream();
         if self.is_capturing() {
             let call = "capturing a graph".to_owned();
-            return Err(Error::Cuda { ordinal, call, reason: "another one is being recorded".to_owned() }.into());
+            return Err(Error::Cuda { ordinal, call, reason: "another one is being captured".to_owned() }.into());
         }
         let capture = Capture::begin(self)?;
         let outcome = body();
@@ -43,34 +42,34 @@ impl Cuda {
         let nothing =
             || Error::Cuda { ordinal, call: "cuStreamEndCapture".to_owned(), reason: "it gave no graph".to_owned() };
         let graph = ended?.ok_or_else(nothing)?;
-        Ok(Graph { recorded: graph, cuda: self.clone(), _tensors: tensors })
+        Ok(Graph { captured: graph, cuda: self.clone(), _tensors: tensors })
     }
 
-    /// Keeps an operation's tensors alive as long as the graph that is being recorded, if one is.
+    /// Keeps an operation's tensors alive as long as the graph that is being captured, if any.
     pub(crate) fn hold<'a>(&self, tensors: impl Iterator<Item = (usize, &'a Tensor)>) {
-        if let Some(kept) = &mut *self.recorded() {
+        if let Some(kept) = &mut *self.captured() {
             for (storage, tensor) in tensors {
                 kept.entry(storage).or_insert_with(|| tensor.clone());
             }
         }
     }
 
-    /// Whether what is asked of the stream is being recorded instead of done: nothing may wait, nothing be tried out.
+    /// Whether launches are being captured instead of run: nothing may wait or be timed.
     pub(crate) fn is_capturing(&self) -> bool {
-        self.recorded().is_some()
+        self.captured().is_some()
     }
 
-    fn recorded(&self) -> std::sync::MutexGuard<'_, Option<HashMap<usize, Tensor>>> {
-        // Whoever panicked while holding it left a whole map: nothing but insertions happens inside.
-        self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    fn captured(&self) -> std::sync::MutexGuard<'_, Option<HashMap<usize, Tensor>>> {
+        // A thread that panicked while holding it left a valid map: it is only inserted into.
+        self.0.captured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Graph {
-    /// Asks the stream for everything recorded.
+    /// Launches the graph on the stream.
     pub(crate) fn launch(&mut self) -> Result<()> {
-        let _turn = self.cuda.take_turn();
-        self.recorded.launch().during(self.cuda.ordinal(), "cuGraphLaunch")
+        let _guard = self.cuda.lock_stream();
+        self.captured.launch().during(self.cuda.ordinal(), "cuGraphLaunch")
     }
 }
 
@@ -80,28 +79,28 @@ impl Drop for Graph {
     }
 }
 
-/// A stream that records. Ends when dropped, so that a body that panics leaves the stream usable.
+/// A capture in progress. Dropping it ends the capture, so that the stream stays usable if the body panics.
 struct Capture<'a> {
     cuda: &'a Cuda,
 }
 
 impl<'a> Capture<'a> {
     fn begin(cuda: &'a Cuda) -> Result<Self> {
-        // What this thread must not do meanwhile (allocate, wait) the driver then refuses to it, and lets other threads do: one asks for
-        // the memory in use, say. They cannot reach this stream, the turn is taken.
+        // The driver then refuses allocations and waits to this thread only; other threads may query the memory in use, for example.
+        // They cannot use this stream, which is locked.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         cuda.stream().begin_capture(mode).during(cuda.ordinal(), "cuStreamBeginCapture")?;
-        *cuda.recorded() = Some(HashMap::new());
+        *cuda.captured() = Some(HashMap::new());
         Ok(Self { cuda })
     }
 
-    /// The graph, and the tensors that its launches touch.
+    /// The graph, and the tensors that its launches use.
     fn end(self) -> (Result<Option<CudaGraph>>, HashMap<usize, Tensor>) {
         self.stop()
     }
 
     fn stop(&self) -> (Result<Option<CudaGraph>>, HashMap<usize, Tensor>) {
-        let Some(tensors) = self.cuda.recorded().take() else { return (Ok(None), HashMap::new()) };
+        let Some(tensors) = self.cuda.captured().take() else { return (Ok(None), HashMap::new()) };
         let graph = self.cuda.stream().end_capture(CUgraphInstantiate_flags(0));
         (graph.during(self.cuda.ordinal(), "cuStreamEndCapture"), tensors)
     }
@@ -109,7 +108,7 @@ impl<'a> Capture<'a> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        // Nothing is left to stop unless the body panicked, and then nobody to tell of a failure.
+        // In progress only if the body panicked; a failure then cannot be reported.
         let _ = self.stop();
     }
 }

@@ -1,4 +1,4 @@
-//! The kernels of a GPU: loaded at their first use, launched when the arguments are what they were compiled for.
+//! Kernels: loaded at first use, launched after their arguments were checked against the manifest.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -22,10 +22,10 @@ mod embedded {
 
 mod variants;
 
-/// Shared memory that a block may have without the driver being told.
+/// Shared memory of a block that needs no attribute.
 const USUAL_SHARED_BYTES: u32 = 48 * 1024;
 
-/// The kernels that this GPU takes, by name, each in its variants; the one to take unmeasured comes first.
+/// The kernels for this GPU, by name, with their variants; the first is used without timing.
 pub(super) struct Kernels {
     slots: HashMap<String, Vec<Slot>>,
     choices: variants::Choices,
@@ -36,7 +36,7 @@ struct Slot {
     function: OnceLock<Function>,
 }
 
-/// A kernel of a GPU, loaded.
+/// A loaded kernel.
 pub(crate) struct Kernel<'a> {
     cuda: &'a Cuda,
     entry: &'a Entry,
@@ -62,7 +62,7 @@ impl Slot {
         let text = text.expect("every file that the manifest lists is embedded");
         let function = Module::load(context, file, text)?.function(&self.entry.symbol)?;
         if *shared_bytes > USUAL_SHARED_BYTES {
-            // All of a multiprocessor's memory that can be shared, so that as many blocks fit as were reckoned with.
+            // The largest shared memory carve-out, so that as many blocks fit on a multiprocessor as the kernel was tuned for.
             let attributes = [
                 (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes.cast_signed()),
                 (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
@@ -78,8 +78,7 @@ impl Slot {
 }
 
 impl Cuda {
-    /// The kernel of a launch. Where it was compiled in several variants, the first launch of a shape waits for the GPU while they are
-    /// timed.
+    /// The kernel of a launch. If it has several variants, the first launch of a shape times them and waits for the GPU.
     pub(crate) fn kernel(&self, launch: &Launch) -> Result<Kernel<'_>> {
         let name = &launch.kernel;
         let Some(variants) = self.0.kernels.slots.get(name) else {
@@ -94,7 +93,7 @@ impl Cuda {
         let function = if let Some(function) = slot.function.get() {
             function
         } else {
-            let _turn = self.take_turn();
+            let _guard = self.lock_stream();
             self.enter()?;
             let loaded = slot.load(&self.0.context)?;
             slot.function.get_or_init(|| loaded)
@@ -107,16 +106,16 @@ impl Kernel<'_> {
     /// A constant that the kernel was compiled with, such as the rows of a tile.
     ///
     /// # Panics
-    /// If it has none of that name that is a whole number: the manifest is checked in beside the callers.
+    /// If it has no integer of that name: the manifest is checked in beside the callers.
     pub(crate) fn constant(&self, name: &str) -> usize {
         let constant = self.entry.constant(name);
         constant.unwrap_or_else(|| panic!("the kernel `{}` has no constant `{name}`", self.entry.name))
     }
 
-    /// Asks the stream to run it in `grid` blocks; in none if one of the three is 0.
+    /// Launches `grid` blocks; none if one of the three is 0.
     ///
     /// # Errors
-    /// If the values are not what the manifest says, or the driver refuses. Nothing was launched then.
+    /// If the values do not match the manifest, or the driver refuses. Nothing was launched then.
     pub(crate) fn launch(&self, grid: [usize; 3], values: &[Value]) -> Result<()> {
         let (ordinal, name) = (self.cuda.ordinal(), &self.entry.name);
         let call = format_args!("cuLaunchKernel of `{name}`");

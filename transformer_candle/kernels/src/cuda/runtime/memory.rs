@@ -1,4 +1,4 @@
-//! A GPU's memory: allocating, zeroing, copying.
+//! GPU memory: allocation, limits, zeroing, copies.
 
 use std::ffi::c_void;
 
@@ -15,7 +15,7 @@ use super::failure::{Context as _, is_out_of_memory};
 use crate::cuda::{Memory, PoolMemory};
 use crate::{Error, Result};
 
-/// The stream-ordered pool that the GPU's memory comes from, where the driver has one.
+/// The stream-ordered memory pool, if the driver has one.
 pub(super) struct Pool(Option<sys::CUmemoryPool>);
 
 // SAFETY: the driver's functions on pools may be called from any thread, and a device's default pool lives as long as its context.
@@ -24,8 +24,7 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// The GPU's default pool, told to keep what is freed: memory once had is never asked for again, and never lost to another
-    /// program in the middle of a run.
+    /// The GPU's default pool, set to keep freed memory, so that another program cannot take it during a run.
     pub(super) fn of(candle: &CudaDevice) -> Result<Self, DriverError> {
         let stream = candle.cuda_stream();
         let context = stream.context();
@@ -43,7 +42,7 @@ impl Pool {
         Ok(Self(Some(pool)))
     }
 
-    /// Bytes that tensors hold now, and bytes that the pool holds for them and for later ones.
+    /// Bytes in use by tensors, and bytes reserved by the pool.
     pub(super) fn used_and_reserved(&self) -> Result<(u64, u64), DriverError> {
         let Some(pool) = self.0 else { return Ok((0, 0)) };
         let read = |attribute| {
@@ -58,29 +57,28 @@ impl Pool {
 }
 
 impl Cuda {
-    /// What the GPU's memory has room for now, including what this program freed and still holds, and its size.
+    /// Free memory, including what this program has freed and still reserves, and total memory.
     pub fn memory(&self) -> Result<Memory> {
         let (free, total) = self.0.context.mem_get_info().during(self.ordinal(), "cuMemGetInfo")?;
         let (used, reserved) = self.pool()?;
         Ok(Memory { free: free as u64 + reserved.saturating_sub(used), total: total as u64 })
     }
 
-    /// What this process's buffers hold of the GPU, to the byte and whatever other programs take; none where the driver keeps no pool.
-    /// What was freed counts until the stream is there.
+    /// Exact memory of this process's buffers; none if the driver has no pool. Freed memory counts until the stream has reached the
+    /// free.
     pub fn pool_memory(&self) -> Result<Option<PoolMemory>> {
         let known = self.0.pool.0.is_some();
         let (used, reserved) = self.pool()?;
         Ok(known.then_some(PoolMemory { used, reserved }))
     }
 
-    /// Caps what this program takes of the GPU, the context with its libraries included: allocations beyond are refused as if the
-    /// GPU had no more.
+    /// Limits the memory of this program, context and libraries included: allocations beyond fail as if the GPU had no more.
     pub fn set_memory_limit(&self, bytes: u64) {
         *self.0.memory_limit.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(bytes);
     }
 
-    /// Refuses an allocation for which there is no room under the limit or on the GPU. Memory that was freed in the stream's order
-    /// counts only once the stream is there, so that it is waited for before the answer is no.
+    /// Refuses an allocation that exceeds the limit or the free memory. Waits for the stream before refusing, as memory freed in stream
+    /// order is in use until then.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -107,7 +105,7 @@ impl Cuda {
         if needed > available { Err(Error::OutOfMemory { ordinal, needed, available, limit: None }) } else { Ok(()) }
     }
 
-    /// Bytes of the GPU that this program takes; where the driver keeps no pool to ask, everybody's.
+    /// Bytes in use by this program; by all programs if the driver has no pool.
     fn taken(&self) -> Result<u64> {
         if self.0.pool.0.is_some() {
             return Ok(self.0.memory_at_opening + self.pool()?.0);
@@ -119,7 +117,7 @@ impl Cuda {
         self.0.pool.used_and_reserved().during(self.ordinal(), "cuMemPoolGetAttribute")
     }
 
-    /// A tensor of its own memory, all zero: by the driver's own means, so that none of Candle's kernels is loaded.
+    /// A zeroed tensor, set by the driver, so that none of Candle's kernels is loaded.
     pub(crate) fn tensor(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         match dtype {
             DType::F32 => self.zeros::<f32>(shape),
@@ -133,10 +131,10 @@ impl Cuda {
 
     fn zeros<T: CudaDType + DeviceRepr + ValidAsZeroBits>(&self, shape: &[usize]) -> Result<Tensor> {
         let ordinal = self.ordinal();
-        let _turn = self.take_turn();
+        let _guard = self.lock_stream();
         self.refuse_while_capturing("an allocation")?;
         let elements: usize = shape.iter().product();
-        // The driver refuses to allocate nothing; Candle's tensors of no elements never reach their memory.
+        // The driver refuses to allocate 0 bytes; Candle never accesses the memory of an empty tensor.
         let allocated = elements.max(1);
         let needed = (allocated * size_of::<T>()) as u64;
         self.require_room(needed)?;
@@ -154,7 +152,7 @@ impl Cuda {
     /// The address of a tensor's first element.
     ///
     /// # Errors
-    /// If the tensor does not lie on this GPU's stream.
+    /// If the tensor is not on this GPU's stream.
     pub(crate) fn address_of(&self, tensor: &Tensor) -> Result<usize> {
         let (storage, layout) = tensor.storage_and_layout();
         let storage = match &*storage {
@@ -203,7 +201,7 @@ impl Cuda {
             .during(self.ordinal(), format_args!("cuMemcpyDtoDAsync of {bytes} bytes"))
     }
 
-    /// Copies host bytes to a buffer, in the stream's order, and waits: the bytes may change or go as soon as this returns.
+    /// Copies host bytes to a buffer in stream order, and waits: the bytes may change or be freed when this returns.
     pub(crate) fn write(&self, address: usize, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -217,7 +215,7 @@ impl Cuda {
         self.synchronize()
     }
 
-    /// Copies a buffer to the host once everything asked before is done.
+    /// Copies a buffer to the host after everything launched so far.
     pub(crate) fn read(&self, address: usize, bytes: &mut [u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Host memory that the GPU copies from and to by itself.
+//! Asynchronous copies between pinned host memory and the GPU.
 
 use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, result};
@@ -7,7 +7,7 @@ use super::Cuda;
 use super::failure::Context as _;
 use crate::Result;
 
-/// Page-locked memory, zero at first. Whoever has one sees to it that no copy is under way when it is dropped.
+/// Page-locked host memory, initially zero. Its owner must not drop it while a copy uses it.
 struct Pinned {
     cuda: Cuda,
     memory: *mut u8,
@@ -21,12 +21,12 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     fn new(cuda: &Cuda, bytes: usize) -> Result<Self> {
-        let _turn = cuda.take_turn();
+        let _guard = cuda.lock_stream();
         cuda.refuse_while_capturing("pinned memory")?;
         cuda.enter()?;
-        // The driver refuses to allocate nothing.
+        // The driver refuses to allocate 0 bytes.
         let allocated = bytes.max(1);
-        // SAFETY: the context is the thread's; the memory is initialised before anybody sees it.
+        // SAFETY: the context is the thread's; the memory is initialised before it is handed out.
         unsafe {
             let memory = result::malloc_host(allocated, 0);
             let memory = memory.during(cuda.ordinal(), format_args!("cuMemHostAlloc of {bytes} bytes"))?.cast::<u8>();
@@ -36,9 +36,9 @@ impl Pinned {
     }
 
     /// # Safety
-    /// No copy from or to the memory is under way.
+    /// No copy from or to the memory is in progress.
     unsafe fn slice_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `memory` is followed by `bytes` initialised bytes of this value alone, and by the caller's word no copy uses them.
+        // SAFETY: `memory` is followed by `bytes` initialised bytes owned by this value, and the caller guarantees that no copy uses them.
         unsafe { std::slice::from_raw_parts_mut(self.memory, self.bytes) }
     }
 }
@@ -46,7 +46,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.cuda.enter().is_ok() {
-            // SAFETY: it came from `malloc_host`, is freed only here, and no copy uses it. A failure here has nobody to tell.
+            // SAFETY: it came from `malloc_host`, is freed only here, and no copy uses it. Drop cannot report a failure.
             let _ = unsafe { result::free_host(self.memory.cast()) };
         }
     }
@@ -57,125 +57,126 @@ fn event(cuda: &Cuda) -> Result<CudaEvent> {
     cuda.0.context.new_event(None).during(cuda.ordinal(), "cuEventCreate")
 }
 
-/// An event that a thread of this program waits for asleep: for most of a step the host has nothing to do, and the data loader needs the
-/// cores. The driver would poll for any other event. cudarc takes one flag, so that this one also records the time.
-fn awaited_event(cuda: &Cuda) -> Result<CudaEvent> {
+/// An event that host threads wait for without polling, as the data loader needs the cores. cudarc accepts one flag only, so that it
+/// also records the time.
+fn blocking_event(cuda: &Cuda) -> Result<CudaEvent> {
     let event = cuda.0.context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC));
     event.during(cuda.ordinal(), "cuEventCreate")
 }
 
-/// A copy to the GPU beside the compute stream.
+/// A copy to the GPU that overlaps with the compute stream.
 ///
-/// The order of things: the host fills the memory; the copy stream waits until the compute stream has taken what landed before, copies,
-/// and marks `landed`; the compute stream waits for that mark, copies from the landing buffer to where it is wanted, and marks `taken`.
-/// The host waits for `landed` before it fills the memory again. The landing buffer is nobody's but this one's.
-pub(crate) struct Transfer {
+/// The host fills the pinned memory. The copy stream waits for the event `consumed`, copies to the staging buffer and records `copied`.
+/// The compute stream waits for `copied`, copies from the staging buffer to the target and records `consumed`. The host waits for
+/// `copied` before it fills the memory again. Nothing else uses the staging buffer.
+pub(crate) struct HostToDevice {
     memory: Pinned,
-    landed: CudaEvent,
-    taken: CudaEvent,
+    copied: CudaEvent,
+    consumed: CudaEvent,
 }
 
-impl Transfer {
-    /// For so many bytes. What was asked of the compute stream before, such as zeroing the landing buffer, comes first.
+impl HostToDevice {
+    /// A copy of `bytes` bytes, ordered after everything launched so far, such as zeroing the staging buffer.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self> {
-        let _turn = cuda.take_turn();
-        let transfer = Self { memory: Pinned::new(cuda, bytes)?, landed: awaited_event(cuda)?, taken: event(cuda)? };
-        transfer.taken.record(cuda.stream()).during(cuda.ordinal(), "cuEventRecord")?;
+        let _guard = cuda.lock_stream();
+        let transfer =
+            Self { memory: Pinned::new(cuda, bytes)?, copied: blocking_event(cuda)?, consumed: event(cuda)? };
+        transfer.consumed.record(cuda.stream()).during(cuda.ordinal(), "cuEventRecord")?;
         Ok(transfer)
     }
 
-    /// The memory, once the last copy out of it is done.
+    /// The pinned memory, after the last copy out of it has finished.
     pub(crate) fn stage(&mut self) -> Result<&mut [u8]> {
-        self.landed.synchronize().during(self.memory.cuda.ordinal(), "cuEventSynchronize")?;
-        // SAFETY: `landed` was recorded behind the last copy, and is passed.
+        self.copied.synchronize().during(self.memory.cuda.ordinal(), "cuEventSynchronize")?;
+        // SAFETY: `copied` was recorded after the last copy, and has completed.
         Ok(unsafe { self.memory.slice_mut() })
     }
 
-    /// Starts the copy to the landing buffer.
-    pub(crate) fn send(&mut self, landing: usize) -> Result<()> {
+    /// Starts the copy to the staging buffer.
+    pub(crate) fn send(&mut self, staging: usize) -> Result<()> {
         let Pinned { cuda, memory, bytes } = &self.memory;
         let (ordinal, copies) = (cuda.ordinal(), &cuda.0.copies);
-        copies.wait(&self.taken).during(ordinal, "cuStreamWaitEvent")?;
+        copies.wait(&self.consumed).during(ordinal, "cuStreamWaitEvent")?;
         if *bytes > 0 {
             cuda.enter()?;
-            // SAFETY: the memory is neither written nor freed before the copy is done: `stage` and `drop` wait for it. The landing
-            // buffer is written only here, after the compute stream has taken what was there, and outlives this value.
+            // SAFETY: `stage` and `drop` wait for the copy before the memory is written or freed. The staging buffer is written only
+            // here, after the compute stream has consumed its content, and outlives this value.
             unsafe {
                 let bytes = std::slice::from_raw_parts(*memory, *bytes);
-                result::memcpy_htod_async(landing as u64, bytes, copies.cu_stream())
+                result::memcpy_htod_async(staging as u64, bytes, copies.cu_stream())
             }
             .during(ordinal, format_args!("cuMemcpyHtoDAsync of {bytes} bytes"))?;
         }
-        self.landed.record(copies).during(ordinal, "cuEventRecord")
+        self.copied.record(copies).during(ordinal, "cuEventRecord")
     }
 
-    /// Lets the compute stream wait for the copy and take what landed.
-    pub(crate) fn receive(&mut self, landing: usize, target: usize) -> Result<()> {
+    /// Makes the compute stream wait for the copy and move it to the target.
+    pub(crate) fn receive(&mut self, staging: usize, target: usize) -> Result<()> {
         let cuda = &self.memory.cuda;
-        let _turn = cuda.take_turn();
+        let _guard = cuda.lock_stream();
         cuda.refuse_while_capturing("a copy from the host")?;
         let (ordinal, stream) = (cuda.ordinal(), cuda.stream());
-        stream.wait(&self.landed).during(ordinal, "cuStreamWaitEvent")?;
-        cuda.copy(landing, target, self.memory.bytes)?;
-        self.taken.record(stream).during(ordinal, "cuEventRecord")
+        stream.wait(&self.copied).during(ordinal, "cuStreamWaitEvent")?;
+        cuda.copy(staging, target, self.memory.bytes)?;
+        self.consumed.record(stream).during(ordinal, "cuEventRecord")
     }
 }
 
-impl Drop for Transfer {
+impl Drop for HostToDevice {
     fn drop(&mut self) {
-        // The copy reads the memory and writes the landing buffer, which both go next; the compute stream frees the latter behind its own
-        // last use. Where waiting fails the GPU is lost, and copies nothing any more.
-        let _ = self.landed.synchronize();
+        // The copy uses the pinned memory and the staging buffer, which are freed next. If waiting fails the context is lost, and
+        // nothing is copied any more.
+        let _ = self.copied.synchronize();
     }
 }
 
-/// A copy from the GPU, taken at one point of the compute stream and waited for later.
-pub(crate) struct Arrival {
+/// A copy from the GPU, enqueued on the compute stream and waited for later.
+pub(crate) struct DeviceToHost {
     memory: Pinned,
-    arrived: CudaEvent,
+    copied: CudaEvent,
 }
 
-impl Arrival {
-    /// For so many bytes.
+impl DeviceToHost {
+    /// A copy of `bytes` bytes.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self> {
-        Ok(Self { memory: Pinned::new(cuda, bytes)?, arrived: awaited_event(cuda)? })
+        Ok(Self { memory: Pinned::new(cuda, bytes)?, copied: blocking_event(cuda)? })
     }
 
-    /// Asks the compute stream for the copy.
+    /// Enqueues the copy on the compute stream.
     pub(crate) fn start(&mut self, source: usize) -> Result<()> {
         self.wait()?;
         let cuda = self.memory.cuda.clone();
-        let _turn = cuda.take_turn();
+        let _guard = cuda.lock_stream();
         cuda.refuse_while_capturing("a copy to the host")?;
         cuda.enter()?;
         let (ordinal, stream) = (cuda.ordinal(), cuda.stream());
-        // SAFETY: the last copy is done, waited for above.
+        // SAFETY: the last copy has finished, see `wait` above.
         let memory = unsafe { self.memory.slice_mut() };
         if !memory.is_empty() {
             let bytes = memory.len();
-            // SAFETY: the source is a buffer that the caller keeps and that is freed on this stream, so later; the memory is neither read
-            // nor freed before the copy is done: `bytes`, `start` and `drop` wait for it.
+            // SAFETY: the source is a live buffer that is freed on this stream, hence after the copy; `bytes`, `start` and `drop` wait
+            // for the copy before the memory is read or freed.
             unsafe { result::memcpy_dtoh_async(memory, source as u64, stream.cu_stream()) }
                 .during(ordinal, format_args!("cuMemcpyDtoHAsync of {bytes} bytes"))?;
         }
-        self.arrived.record(stream).during(ordinal, "cuEventRecord")
+        self.copied.record(stream).during(ordinal, "cuEventRecord")
     }
 
-    /// What was copied last, once it is there.
+    /// The content of the last copy, after waiting for it.
     pub(crate) fn bytes(&mut self) -> Result<&[u8]> {
         self.wait()?;
-        // SAFETY: `arrived` was recorded behind the last copy, and is passed.
+        // SAFETY: `copied` was recorded after the last copy, and has completed.
         Ok(unsafe { self.memory.slice_mut() })
     }
 
     fn wait(&self) -> Result<()> {
-        self.arrived.synchronize().during(self.memory.cuda.ordinal(), "cuEventSynchronize")
+        self.copied.synchronize().during(self.memory.cuda.ordinal(), "cuEventSynchronize")
     }
 }
 
-impl Drop for Arrival {
+impl Drop for DeviceToHost {
     fn drop(&mut self) {
-        // As in `Transfer`.
-        let _ = self.arrived.synchronize();
+        // As in `HostToDevice`.
+        let _ = self.copied.synchronize();
     }
 }

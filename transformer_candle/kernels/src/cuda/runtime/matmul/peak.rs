@@ -26,7 +26,7 @@ impl Cuda {
         fill(&mut x, 1)?;
         fill(&mut w, 2)?;
 
-        let _turn = self.take_turn();
+        let _guard = self.lock_stream();
         let space = Workspace::of(&workspace);
         let matmul =
             Matmul::set(Operand::from(&y), [size; 3], Operand::from(&x), Operand::from(&w).transposed(), space);

@@ -1,12 +1,12 @@
-//! Threads take turns at a GPU.
+//! The lock of the compute stream.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// Held by one thread at a time, as often as it likes. An operation is several launches on shared scratch memory, and a recording
-/// takes whatever reaches the stream: another thread must not come between.
+/// A reentrant mutex. An operation is several launches that share scratch memory, and a capture takes every launch on the stream: no
+/// other thread may launch in between.
 #[derive(Default)]
-pub(super) struct Turn {
+pub(super) struct StreamLock {
     holder: Mutex<Holder>,
     free: Condvar,
 }
@@ -17,12 +17,12 @@ struct Holder {
     depth: usize,
 }
 
-/// Ends the turn.
-pub(crate) struct Taken<'a>(&'a Turn);
+/// Releases the lock when dropped.
+pub(crate) struct StreamGuard<'a>(&'a StreamLock);
 
-impl Turn {
+impl StreamLock {
     /// Waits until no other thread holds it.
-    pub(super) fn take(&self) -> Taken<'_> {
+    pub(super) fn acquire(&self) -> StreamGuard<'_> {
         let this = std::thread::current().id();
         let mut holder = self.lock();
         while holder.thread.is_some_and(|thread| thread != this) {
@@ -30,16 +30,16 @@ impl Turn {
         }
         holder.thread = Some(this);
         holder.depth += 1;
-        Taken(self)
+        StreamGuard(self)
     }
 
-    /// Both fields are always consistent, so that a thread that panicked elsewhere leaves nothing broken.
+    /// Both fields are always consistent, also after a panic of another thread.
     fn lock(&self) -> MutexGuard<'_, Holder> {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for StreamGuard<'_> {
     fn drop(&mut self) {
         let mut holder = self.0.lock();
         holder.depth -= 1;
