@@ -77,7 +77,7 @@ def proxy(hub: FakeHub, tmp_path: Path) -> Iterator[str]:
 
 
 def add_faults(hub: FakeHub, chance: random.Random) -> None:
-    """Every kind of fault, in an order drawn by lot, with sound answers between."""
+    """Every kind of fault, in an order drawn by lot, with correct answers between."""
     kinds = [kind for kind in KINDS for _ in range(FAULTS_OF_A_KIND)]
     chance.shuffle(kinds)
     for number, kind in enumerate(kinds):

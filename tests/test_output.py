@@ -1,4 +1,4 @@
-"""Who reads the output decides nothing: training goes on, what was asked for is delivered or its loss told."""
+"""Closed or full outputs never stop training; output that was asked for is written, or its loss is reported."""
 
 from __future__ import annotations
 

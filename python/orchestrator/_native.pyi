@@ -56,7 +56,7 @@ _Path = str | PathLike[str]
 __version__: str
 
 class TrainerError(Exception):
-    """Why a run cannot start, cannot go on, or had to end."""
+    """Why a run cannot start, cannot continue, or had to end."""
 
     exit_code: int
     """What a command that ends with this error exits with."""
@@ -263,7 +263,7 @@ class Trainer:
     def resume(
         run: _Path, overrides: Sequence[str] = ..., checkpoint: _Path | None = None, rebatch: bool = False
     ) -> Trainer:
-        """Go on with a run, bit for bit as if it had never stopped.
+        """Resume a run, bit for bit as if it had never stopped.
 
         Args:
             run: The run's folder, or its config file.

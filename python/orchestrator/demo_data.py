@@ -136,11 +136,11 @@ def _write_shard(folder: Path, index: int, texts: list[str]) -> str:
 
 def _replace(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
-    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, staging = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-        Path(aside).replace(path)
+        Path(staging).replace(path)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        Path(staging).unlink(missing_ok=True)
         raise

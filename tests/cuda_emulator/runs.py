@@ -115,7 +115,7 @@ class Runs:
     def train(
         self, name: str, *arguments: str | Path, device: str = "cuda", environment: Mapping[str, str] | None = None
     ) -> Finished:
-        """Trains a run that was written, or goes on with it."""
+        """Trains a run that was written, or resumes it."""
         config = self.workspace.run_folder(name) / "training.json"
         words = ("train", "--config", config, "--device", device, *arguments)
         return self.program(*words, environment=environment)
@@ -134,7 +134,7 @@ class Runs:
         return [(row["step"], row["loss"], row["grad_norm"]) for row in self.metrics(name)]
 
     def state(self, name: str, step: int) -> dict[str, bytes]:
-        """Everything that training goes on from, bit by bit."""
+        """Everything that training resumes from, bit by bit."""
         folder = self.workspace.run_folder(name) / "checkpoints" / f"step-{step:08}"
         return {file: (folder / file).read_bytes() for file in ("model.safetensors", "optimizer.safetensors")}
 

@@ -31,7 +31,7 @@ installed_toolkit() {
   done
 }
 
-# Installed aside and moved into place, so that an interrupted call leaves no half-made toolkit behind.
+# Installed in a staging folder and moved into place, so that an interrupted call leaves no half-made toolkit behind.
 install_wheels() {
   local wanted work new
   wanted=$(sha256sum < "$pins")

@@ -6,14 +6,14 @@
 
 use kernels::{Buffer, DType, Device, DeviceKind};
 
+use super::device_under_test::{BufferContents, DeviceUnderTest, relative_error};
 use super::report::CheckRow;
-use super::subject::{Bits, Subject, relative_error};
 use training::{Result, TrainerError};
 
 /// Elements before and behind every argument. A multiple of 256 bytes of any type, so that arguments stay aligned.
 const GUARD: usize = 128;
 /// An element may be this many times as far off as the bound on the whole allows, in units of itself and of the mean size
-/// around it: errors are bell-like, so no sound result comes near, and one wrong element among millions is still seen.
+/// around it: errors are bell-like, so no correct result comes near, and one wrong element among millions is still seen.
 const ELEMENT_FACTOR: f64 = 16.0;
 
 /// How an argument takes part in the call.
@@ -34,7 +34,7 @@ struct Argument {
     name: &'static str,
     role: Role,
     shape: Vec<usize>,
-    content: Bits,
+    content: BufferContents,
 }
 
 type Call = dyn Fn(&mut [Buffer]) -> kernels::Result<()>;
@@ -62,12 +62,12 @@ impl Case {
         self
     }
 
-    fn argument(mut self, name: &'static str, role: Role, shape: &[usize], content: Bits) -> Self {
+    fn argument(mut self, name: &'static str, role: Role, shape: &[usize], content: BufferContents) -> Self {
         self.arguments.push(Argument { name, role, shape: shape.to_vec(), content });
         self
     }
 
-    pub(super) fn input(self, name: &'static str, shape: &[usize], content: Bits) -> Self {
+    pub(super) fn input(self, name: &'static str, shape: &[usize], content: BufferContents) -> Self {
         self.argument(name, Role::Input, shape, content)
     }
 
@@ -75,7 +75,7 @@ impl Case {
         self.argument(name, Role::Output(bound), shape, poison(dtype, shape))
     }
 
-    pub(super) fn updated(self, name: &'static str, shape: &[usize], content: Bits, bound: f64) -> Self {
+    pub(super) fn updated(self, name: &'static str, shape: &[usize], content: BufferContents, bound: f64) -> Self {
         self.argument(name, Role::Updated(bound), shape, content)
     }
 
@@ -85,7 +85,7 @@ impl Case {
     }
 
     /// State that another argument shows after the call.
-    pub(super) fn state(self, name: &'static str, shape: &[usize], content: Bits) -> Self {
+    pub(super) fn state(self, name: &'static str, shape: &[usize], content: BufferContents) -> Self {
         self.argument(name, Role::Scratch, shape, content)
     }
 
@@ -106,8 +106,8 @@ impl Case {
     }
 
     /// Runs the case and compares. A case for which the device has no room has failed; the next one may fit.
-    pub(super) fn check(&self, subject: &Subject) -> Result<CheckRow> {
-        match self.compare(subject) {
+    pub(super) fn check(&self, device: &DeviceUnderTest) -> Result<CheckRow> {
+        match self.compare(device) {
             Err(error @ TrainerError::Kernel(kernels::Error::OutOfMemory { .. })) => Ok(self.failed(&error)),
             compared => compared,
         }
@@ -118,10 +118,10 @@ impl Case {
         CheckRow::new(&self.name, &self.sizes).require(false, || error.to_string())
     }
 
-    fn compare(&self, subject: &Subject) -> Result<CheckRow> {
+    fn compare(&self, device: &DeviceUnderTest) -> Result<CheckRow> {
         let reference = self.reference()?;
-        let first = self.observe(subject, 1)?;
-        let second = self.observe(subject, 2)?;
+        let first = self.observe(device, 1)?;
+        let second = self.observe(device, 2)?;
         let mut row = CheckRow::new(&self.name, &self.sizes);
         let mut worst: Option<(f64, f64)> = None;
         for (((argument, reference), first), second) in self.arguments.iter().zip(&reference).zip(&first).zip(&second) {
@@ -140,16 +140,14 @@ impl Case {
         })
     }
 
-    fn observe(&self, subject: &Subject, run: usize) -> Result<Vec<Bits>> {
-        let memories = self.run(&subject.device, false)?;
+    fn observe(&self, device: &DeviceUnderTest, run: usize) -> Result<Vec<BufferContents>> {
+        let memories = self.run(&device.device, false)?;
         let named = self.arguments.iter().zip(&memories);
-        named
-            .map(|(argument, memory)| subject.read(&format!("{}: {}", self.name, argument.name), run, memory))
-            .collect()
+        named.map(|(argument, memory)| device.read(&format!("{}: {}", self.name, argument.name), run, memory)).collect()
     }
 
-    fn reference(&self) -> Result<Vec<Bits>> {
-        self.run(&Device::Cpu, self.widened)?.iter().map(Bits::read).collect()
+    fn reference(&self) -> Result<Vec<BufferContents>> {
+        self.run(&Device::Cpu, self.widened)?.iter().map(BufferContents::read).collect()
     }
 
     /// Makes the call in new memory, and returns that memory, guards included.
@@ -177,7 +175,7 @@ impl Argument {
             _ => (self.shape.clone(), self.content.clone()),
         };
         let guard = vec![guard(content.dtype); GUARD];
-        let whole = Bits { dtype: content.dtype, bits: [guard.clone(), content.bits, guard].concat() };
+        let whole = BufferContents { dtype: content.dtype, bits: [guard.clone(), content.bits, guard].concat() };
         let mut memory = Buffer::zeros(&[whole.bits.len()], whole.dtype, device)?;
         whole.write_to(&mut memory)?;
         let view = memory.view(GUARD, &shape)?;
@@ -185,7 +183,7 @@ impl Argument {
     }
 
     /// What two runs may not leave behind.
-    fn check_memory(&self, row: CheckRow, first: &Bits, second: &Bits) -> CheckRow {
+    fn check_memory(&self, row: CheckRow, first: &BufferContents, second: &BufferContents) -> CheckRow {
         let (name, dtype) = (self.name, first.dtype);
         let end = first.bits.len() - GUARD;
         let guards = first.bits[..GUARD].iter().chain(&first.bits[end..]);
@@ -225,8 +223,8 @@ impl Argument {
     }
 }
 
-fn inner(memory: &Bits) -> Bits {
-    Bits { dtype: memory.dtype, bits: memory.bits[GUARD..memory.bits.len() - GUARD].to_vec() }
+fn inner(memory: &BufferContents) -> BufferContents {
+    BufferContents { dtype: memory.dtype, bits: memory.bits[GUARD..memory.bits.len() - GUARD].to_vec() }
 }
 
 /// How much of its bound an error takes; more than anything where it is NaN.
@@ -252,8 +250,8 @@ fn poisoned(dtype: DType) -> u32 {
     }
 }
 
-fn poison(dtype: DType, shape: &[usize]) -> Bits {
-    Bits { dtype, bits: vec![poisoned(dtype); shape.iter().product()] }
+fn poison(dtype: DType, shape: &[usize]) -> BufferContents {
+    BufferContents { dtype, bits: vec![poisoned(dtype); shape.iter().product()] }
 }
 
 /// A large number, so that reading it shows as well.
@@ -269,12 +267,12 @@ mod tests {
     use kernels::swiglu;
 
     use super::*;
-    use crate::subject::Random;
+    use crate::device_under_test::Random;
 
     const OUTPUT: &str = "swiglu: out";
 
     fn case() -> Case {
-        let gate_up = Bits::of_numbers(Random::new(1).numbers(5 * 6), DType::BF16);
+        let gate_up = BufferContents::from_numbers(Random::new(1).numbers(5 * 6), DType::BF16);
         Case::new("swiglu", "5 x 3")
             .input("gate_up", &[5, 6], gate_up)
             .output("out", &[5, 3], DType::BF16, 4e-3)
@@ -283,12 +281,12 @@ mod tests {
 
     /// Why the case fails when this is done to what was read.
     fn failure(tamper: impl Fn(&str, usize, &mut [u32]) + Send + Sync + 'static) -> Option<String> {
-        case().check(&Subject::tampered(Device::Cpu, tamper)).unwrap().failure
+        case().check(&DeviceUnderTest::tampered(Device::Cpu, tamper)).unwrap().failure
     }
 
     #[test]
     fn a_sound_operation_passes_with_its_error() {
-        let row = case().check(&Subject::new(Device::Cpu)).unwrap();
+        let row = case().check(&DeviceUnderTest::new(Device::Cpu)).unwrap();
         assert_eq!(row.failure, None);
         assert!(row.error.unwrap() > 0.0, "bf16 rounds");
     }
@@ -340,6 +338,6 @@ mod tests {
             .workspace(|_| 4)
             .output("out", &[4], DType::F32, 1.0)
             .call(|[workspace, out]| out.copy_from(workspace));
-        assert!(case.check(&Subject::new(Device::Cpu)).unwrap().failure.is_some());
+        assert!(case.check(&DeviceUnderTest::new(Device::Cpu)).unwrap().failure.is_some());
     }
 }

@@ -6,11 +6,11 @@ use clap::ValueEnum;
 use training::{Result, TrainerError, device};
 
 use crate::{
+    device_under_test::{DeviceUnderTest, Random},
     gradients, memory, operations,
     part::{Part, Size},
     report::{CheckReport, CheckRow, Findings},
     steps,
-    subject::{Random, Subject},
 };
 
 /// What is told while a GPU is checked.
@@ -38,13 +38,13 @@ pub fn run(
         let message = format!("gpu-check compares a GPU with the CPU, and was given `--device {asked}`: take cuda:N");
         return Err(TrainerError::Request(message));
     }
-    let subject = Subject::new(device::open(asked)?);
-    Ok(check(&subject, size, only, seed.unwrap_or_else(Random::seed_from_now), on_progress))
+    let device = DeviceUnderTest::new(device::open(asked)?);
+    Ok(check(&device, size, only, seed.unwrap_or_else(Random::seed_from_now), on_progress))
 }
 
 /// Checks a device; no parts are all parts.
 pub(crate) fn check(
-    subject: &Subject,
+    device: &DeviceUnderTest,
     size: Size,
     only: &[Part],
     seed: u64,
@@ -52,26 +52,32 @@ pub(crate) fn check(
 ) -> Vec<CheckReport> {
     let parts = Part::value_variants().iter().filter(|part| only.is_empty() || only.contains(part));
     let check = |&part: &Part| {
-        let report = check_part(subject, size, part, seed, &mut |row| on_progress(CheckProgress::Row(row)));
+        let report = check_part(device, size, part, seed, &mut |row| on_progress(CheckProgress::Row(row)));
         on_progress(CheckProgress::Part(&report));
         report
     };
     parts.map(check).collect()
 }
 
-fn check_part(subject: &Subject, size: Size, part: Part, seed: u64, on_row: &mut dyn FnMut(&CheckRow)) -> CheckReport {
+fn check_part(
+    device: &DeviceUnderTest,
+    size: Size,
+    part: Part,
+    seed: u64,
+    on_row: &mut dyn FnMut(&CheckRow),
+) -> CheckReport {
     let started = Instant::now();
     let mut findings = Findings::new(on_row);
     let done = match part {
-        Part::Training => steps::check(subject, size, seed, &mut findings).map(|()| Vec::new()),
-        Part::Gradients => gradients::check(subject, size, seed, &mut findings).map(|()| Vec::new()),
+        Part::Training => steps::check(device, size, seed, &mut findings).map(|()| Vec::new()),
+        Part::Gradients => gradients::check(device, size, seed, &mut findings).map(|()| Vec::new()),
         Part::Operations => operations::visit(size, seed, &mut |case| {
-            let checked = case.check(subject);
+            let checked = case.check(device);
             findings.add(checked.as_ref().map_or_else(|error| case.failed(error), Clone::clone));
             checked.map(drop)
         })
         .map(|()| Vec::new()),
-        Part::Memory => memory::check(&subject.device, size, seed, &mut findings),
+        Part::Memory => memory::check(&device.device, size, seed, &mut findings),
     };
     let speed = done.unwrap_or_else(|error| {
         findings.add(CheckRow::new(format!("{part}: runs to its end"), "").require(false, || error.to_string()));
@@ -80,7 +86,7 @@ fn check_part(subject: &Subject, size: Size, part: Part, seed: u64, on_row: &mut
     let rows = findings.rows;
     CheckReport {
         part,
-        device: device::describe(&subject.device),
+        device: device::describe(&device.device),
         seed,
         passed: rows.iter().all(|row| row.failure.is_none()),
         rows,

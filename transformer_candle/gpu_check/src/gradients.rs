@@ -15,9 +15,9 @@ use model::{
     ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision, dtype_of, initialization,
 };
 
+use super::device_under_test::{BufferContents, DeviceUnderTest, Random, relative_error};
 use super::part::Size;
 use super::report::{CheckRow, Findings};
-use super::subject::{Bits, Random, Subject, relative_error};
 use training::{Result, TrainerError};
 
 /// F32 through a few layers, each with sums in another order.
@@ -35,22 +35,22 @@ struct Problem {
 }
 
 /// What a computation left behind: names and bits.
-type NamedBits = Vec<(String, Bits)>;
+type NamedBits = Vec<(String, BufferContents)>;
 
 /// Checks a block and a model, both precisions, every way to recompute.
-pub(super) fn check(subject: &Subject, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
+pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
     let problem = Problem::new(size, seed);
     for precision in [Precision::Fp32, Precision::Bf16] {
         let name = dtype_name(precision);
-        let block = |device: &Subject, run, dtype, widened| problem.block(device, run, dtype, widened);
-        compare(&format!("block {name}"), &problem.sizes(), precision, subject, findings, &block)?;
-        let model = |device: &Subject, run, dtype, widened| {
+        let block = |device: &DeviceUnderTest, run, dtype, widened| problem.block(device, run, dtype, widened);
+        compare(&format!("block {name}"), &problem.sizes(), precision, device, findings, &block)?;
+        let model = |device: &DeviceUnderTest, run, dtype, widened| {
             problem.model(device, run, dtype, widened, ActivationRecompute::None)
         };
-        let kept = compare(&format!("model {name}"), &problem.sizes(), precision, subject, findings, &model)?;
+        let kept = compare(&format!("model {name}"), &problem.sizes(), precision, device, findings, &model)?;
         for (recompute, what) in [(ActivationRecompute::Selective, "selective"), (ActivationRecompute::Block, "block")]
         {
-            let recomputed = problem.model(subject, 3, dtype_of(precision), false, recompute)?;
+            let recomputed = problem.model(device, 3, dtype_of(precision), false, recompute)?;
             let row = CheckRow::new(format!("model {name}, recompute {what}"), problem.sizes());
             findings.add(same(row, &kept, &recomputed, "what keeps everything"));
         }
@@ -59,32 +59,32 @@ pub(super) fn check(subject: &Subject, size: Size, seed: u64, findings: &mut Fin
 }
 
 /// Of a device, a run, a type and whether BF16 numbers are given widened.
-type Compute<'a> = dyn Fn(&Subject, usize, DType, bool) -> Result<NamedBits> + 'a;
+type Compute<'a> = dyn Fn(&DeviceUnderTest, usize, DType, bool) -> Result<NamedBits> + 'a;
 
 /// Runs a computation on both devices, twice on the one examined; a row for each kind of result. Returns what it computed.
 fn compare(
     name: &str,
     sizes: &str,
     precision: Precision,
-    subject: &Subject,
+    device: &DeviceUnderTest,
     findings: &mut Findings<'_>,
     compute: &Compute<'_>,
 ) -> Result<NamedBits> {
-    let cpu = Subject::new(Device::Cpu);
+    let cpu = DeviceUnderTest::new(Device::Cpu);
     let dtype = dtype_of(precision);
     let exact = compute(&cpu, 1, dtype, true)?;
     let bounds: Vec<f64> = match precision {
         Precision::Fp32 => vec![F32; exact.len()],
         Precision::Bf16 => {
             let rounded = compute(&cpu, 1, dtype, false)?;
-            let cost = |((_, ours), (_, exact)): (&(String, Bits), &(String, Bits))| {
+            let cost = |((_, ours), (_, exact)): (&(String, BufferContents), &(String, BufferContents))| {
                 BF16_FACTOR * relative_error(&ours.numbers(), &exact.numbers()) + BF16_FLOOR
             };
             rounded.iter().zip(&exact).map(cost).collect()
         }
     };
-    let first = compute(subject, 1, dtype, false)?;
-    let again = compute(subject, 2, dtype, false)?;
+    let first = compute(device, 1, dtype, false)?;
+    let again = compute(device, 2, dtype, false)?;
     for row in rows(name, sizes, &first, &exact, &bounds) {
         findings.add(row);
     }
@@ -155,24 +155,24 @@ impl Problem {
     }
 
     /// The weights in a type; `widened` puts the same numbers into F32.
-    fn weights(&self, dtype: DType, widened: bool) -> Result<Bits> {
+    fn weights(&self, dtype: DType, widened: bool) -> Result<BufferContents> {
         let elements = ParameterLayout::new(&self.shape).elements();
         let mut weights = Buffer::zeros(&[elements], dtype, &Device::Cpu)?;
         initialization::fill(&self.shape, self.seed, &mut weights, None)?;
-        let bits = Bits::read(&weights)?;
+        let bits = BufferContents::read(&weights)?;
         Ok(if widened { bits.widened() } else { bits })
     }
 
     /// Output, gradient of the input and gradients of the first block's parameters.
-    fn block(&self, subject: &Subject, run: usize, dtype: DType, widened: bool) -> Result<NamedBits> {
+    fn block(&self, device: &DeviceUnderTest, run: usize, dtype: DType, widened: bool) -> Result<NamedBits> {
         let (n, d) = (self.tokens(), self.shape.hidden_size);
         let mut random = Random::new(self.seed);
         let mut numbers = || {
-            let bits = Bits::of_numbers(random.numbers(n * d), dtype);
+            let bits = BufferContents::from_numbers(random.numbers(n * d), dtype);
             if widened { bits.widened() } else { bits }
         };
         let (input, output_gradient, weights) = (numbers(), numbers(), self.weights(dtype, widened)?);
-        let (mut backbone, parameters) = self.bind(subject, &weights)?;
+        let (mut backbone, parameters) = self.bind(device, &weights)?;
         let Backbone { blocks, settings, scratch, .. } = &mut backbone;
         let (block, write_mode) = (&mut blocks[0], WriteMode::Accumulate);
         let mut pass = Pass { settings, documents_N: None, past: 0, write_mode, scratch };
@@ -180,7 +180,7 @@ impl Problem {
         block.forward(&mut pass)?;
         let mut outcome = NamedBits::new();
         let mut keep = |name: &str, buffer: &Buffer| {
-            outcome.push((name.to_owned(), subject.read(name, run, buffer)?));
+            outcome.push((name.to_owned(), device.read(name, run, buffer)?));
             Ok::<(), TrainerError>(())
         };
         keep("middle", block.mlp.residual_ND())?;
@@ -204,8 +204,8 @@ impl Problem {
     }
 
     /// The model with these weights, and its first block's parameters.
-    fn bind(&self, subject: &Subject, weights: &Bits) -> Result<(Backbone, BlockParameters<Weight>)> {
-        let (shape, device) = (&self.shape, &subject.device);
+    fn bind(&self, device: &DeviceUnderTest, weights: &BufferContents) -> Result<(Backbone, BlockParameters<Weight>)> {
+        let (shape, device) = (&self.shape, &device.device);
         let layout = ParameterLayout::new(shape);
         let settings = ActivationSettings {
             batch: self.batch,
@@ -230,7 +230,7 @@ impl Problem {
     /// Loss and gradients of two micro-batches, some of whose targets are ignored.
     fn model(
         &self,
-        subject: &Subject,
+        device: &DeviceUnderTest,
         run: usize,
         dtype: DType,
         widened: bool,
@@ -243,15 +243,15 @@ impl Problem {
             sequence_length: self.sequence_length,
             precision: if weights.dtype == DType::BF16 { Precision::Bf16 } else { Precision::Fp32 },
             recompute,
-            device: subject.device.kind(),
+            device: device.device.kind(),
             training: true,
         };
         let mut plan = Plan::new();
         let planned = Decoder::plan(&self.shape, &settings, &mut plan);
-        let mut decoder = planned.bind(&plan.allocate(&subject.device)?)?;
+        let mut decoder = planned.bind(&plan.allocate(&device.device)?)?;
         weights.write_to(decoder.weights_mut())?;
-        let mut inputs = Buffer::zeros(&[n], DType::U32, &subject.device)?;
-        let mut targets = Buffer::zeros(&[n], DType::I32, &subject.device)?;
+        let mut inputs = Buffer::zeros(&[n], DType::U32, &device.device)?;
+        let mut targets = Buffer::zeros(&[n], DType::I32, &device.device)?;
         let mut random = Random::new(self.seed);
         for _ in 0..2 {
             inputs.write(&(0..n).map(|_| self.token(&mut random)).collect::<Vec<_>>())?;
@@ -262,10 +262,10 @@ impl Problem {
             targets.write(&(0..n).map(|_| target(&mut random)).collect::<Vec<_>>())?;
             decoder.forward_backward(&inputs, None, &targets, 1.0 / n as f32)?;
         }
-        let mut outcome = vec![("loss".to_owned(), subject.read("loss", run, decoder.loss())?)];
+        let mut outcome = vec![("loss".to_owned(), device.read("loss", run, decoder.loss())?)];
         for Parameter { spec, offset } in decoder.layout().by_offset() {
             let gradient = decoder.gradients().view(*offset, &spec.shape)?;
-            outcome.push((spec.name.clone(), subject.read(&spec.name, run, &gradient)?));
+            outcome.push((spec.name.clone(), device.read(&spec.name, run, &gradient)?));
         }
         Ok(outcome)
     }

@@ -8,6 +8,7 @@
 
 mod case;
 mod check;
+mod device_under_test;
 mod gradients;
 mod memory;
 mod operations;
@@ -15,7 +16,6 @@ mod part;
 mod report;
 mod speed;
 mod steps;
-mod subject;
 #[cfg(test)]
 mod tests;
 

@@ -3,16 +3,16 @@
 //! The bounds, on ‖ours - exact‖ / ‖exact‖, follow from where an operation rounds:
 
 mod attention;
+mod matmuls;
 mod muon;
 mod optimizer;
-mod products;
 mod rows;
 
 use kernels::DType;
 
 use super::case::Case;
+use super::device_under_test::{BufferContents, Random};
 use super::part::Size;
-use super::subject::{Bits, Random};
 use training::Result;
 
 /// Copies, and whatever is defined by its bits.
@@ -34,7 +34,7 @@ pub(super) fn visit(size: Size, seed: u64, visit: &mut dyn FnMut(&Case) -> Resul
         let mut inputs = Inputs { random: Random::new(seed ^ dtype.size_in_bytes() as u64), dtype };
         rows::visit(size, &mut inputs, visit)?;
         attention::visit(size, &mut inputs, visit)?;
-        products::visit(size, &mut inputs, visit)?;
+        matmuls::visit(size, &mut inputs, visit)?;
         optimizer::visit(size, &mut inputs, visit)?;
         muon::visit(size, &mut inputs, visit)?;
     }
@@ -50,20 +50,23 @@ struct Inputs {
 
 impl Inputs {
     /// Activations or weights.
-    fn numbers(&mut self, shape: &[usize]) -> Bits {
-        Bits::of_numbers(self.random.numbers(shape.iter().product()), self.dtype)
+    fn numbers(&mut self, shape: &[usize]) -> BufferContents {
+        BufferContents::from_numbers(self.random.numbers(shape.iter().product()), self.dtype)
     }
 
     /// What is F32 whatever the activations are.
-    fn f32(&mut self, shape: &[usize]) -> Bits {
-        Bits::of_numbers(self.random.numbers(shape.iter().product()), DType::F32)
+    fn f32(&mut self, shape: &[usize]) -> BufferContents {
+        BufferContents::from_numbers(self.random.numbers(shape.iter().product()), DType::F32)
     }
 
     /// Token ids, so few that many repeat.
-    fn ids(&mut self, count: usize, limit: usize) -> Bits {
+    fn ids(&mut self, count: usize, limit: usize) -> BufferContents {
         let few = (count / 3).clamp(1, limit);
         let spread = limit / few;
-        Bits { dtype: DType::U32, bits: (0..count).map(|_| (self.random.below(few) * spread) as u32).collect() }
+        BufferContents {
+            dtype: DType::U32,
+            bits: (0..count).map(|_| (self.random.below(few) * spread) as u32).collect(),
+        }
     }
 
     /// `swiglu::forward bf16`.

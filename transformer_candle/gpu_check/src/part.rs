@@ -8,13 +8,13 @@ use serde::Serialize;
 /// How large the checks are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Size {
-    /// Sizes of a few dozens, for a driver that emulates a GPU and for compute-sanitizer.
+    /// Sizes of a few dozen, for an emulated driver and for compute-sanitizer.
     Small,
     /// The sizes of a model of a billion parameters beside odd ones: minutes, and 31 GB of the GPU.
     Full,
 }
 
-/// What can be checked by itself, in the order in which it is: what training is worth comes first.
+/// A part that can be checked by itself, in the order of running: the most important first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
@@ -24,7 +24,7 @@ pub enum Part {
     Gradients,
     /// Every operation by itself.
     Operations,
-    /// What the plan says against what is taken; at full size also the speed of each operation.
+    /// Planned against measured memory; at full size also the speed of each operation.
     Memory,
 }
 

@@ -1,4 +1,4 @@
-//! What was found: one row a check, printed as it comes, and a verdict.
+//! The report: one row per check, printed as soon as it is complete, and a verdict.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ pub struct CheckRow {
     pub check: String,
     /// At which sizes.
     pub sizes: String,
-    /// How far off the result is, where that is a number.
+    /// The error, if it is a number.
     pub error: Option<f64>,
-    /// The most that passes.
+    /// The largest error that passes.
     pub bound: Option<f64>,
     /// Why it failed; none where it passed.
     pub failure: Option<String>,
-    /// A figure worth knowing beside the verdict.
+    /// A figure beside the verdict.
     pub note: Option<String>,
 }
 
@@ -75,18 +75,18 @@ pub fn heading() -> String {
     format!("{:<41} {:<36} {:>8} {:>8}  verdict", "check", "sizes", "error", "bound")
 }
 
-/// What an operation reached in a step of the largest model; never judged.
+/// Speed of an operation in a step of the largest model, without a verdict.
 #[derive(Clone, Debug, Serialize)]
 pub struct SpeedRow {
     /// Such as `linear::forward`.
     pub operation: &'static str,
     /// In one optimizer step.
     pub milliseconds: f64,
-    /// Of its products, where it has any.
+    /// Of its GEMMs, if it has any.
     pub teraflops_per_second: Option<f64>,
     /// That over the GPU's nominal peak.
     pub share_of_peak: Option<f64>,
-    /// Of what it must move.
+    /// Of the bytes it must move.
     pub terabytes_per_second: Option<f64>,
 }
 

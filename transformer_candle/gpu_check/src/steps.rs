@@ -9,9 +9,9 @@ use kernels::Device;
 use model::ModelShape;
 use run_config::{ActivationRecompute, Format, Precision, RunConfig};
 
+use super::device_under_test::{BufferContents, DeviceUnderTest, Random, relative_error};
 use super::part::Size;
 use super::report::{CheckRow, Findings};
-use super::subject::{Bits, Random, Subject, relative_error};
 use training::checkpoint::{self, Checkpoint, CheckpointContents, FORMAT_VERSION, TokenizerFiles, TrainerState};
 use training::engine::{Engine, EngineSettings, model_shape};
 use training::memory_plan;
@@ -37,7 +37,7 @@ struct Task {
     text: String,
     shape: ModelShape,
     batches: Vec<Batch>,
-    /// Steps before the run is saved and goes on elsewhere.
+    /// Steps before the run is saved and resumed elsewhere.
     first: u64,
     seed: u64,
     sequences: usize,
@@ -56,33 +56,33 @@ struct Way {
 struct Trained {
     losses: Vec<f32>,
     /// Weights and optimizer state.
-    state: Vec<(&'static str, Bits)>,
+    state: Vec<(&'static str, BufferContents)>,
 }
 
 /// Checks training, both precisions.
-pub(super) fn check(subject: &Subject, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
+pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
     let task = Task::new(size, seed)?;
-    let cpu = Subject::new(Device::Cpu);
+    let cpu = DeviceUnderTest::new(Device::Cpu);
     let way = |precision| Way { precision, micro_batch: task.sequences / 2, graphs: true };
     let (fp32, bf16) = (way(Precision::Fp32), way(Precision::Bf16));
     let exact = task.train(&cpu, 1, fp32)?;
     let rounded = task.train(&cpu, 1, bf16)?;
-    let on_fp32 = task.train(subject, 1, fp32)?;
+    let on_fp32 = task.train(device, 1, fp32)?;
     let row = |check: &str| CheckRow::new(check, &task.sizes);
     findings.add(row("training fp32: losses").within(relative_error(&on_fp32.losses, &exact.losses), F32));
     findings.add(learned(row("training fp32: learns"), &on_fp32.losses));
 
-    let on_bf16 = task.train(subject, 1, bf16)?;
+    let on_bf16 = task.train(device, 1, bf16)?;
     let bound = BF16_FACTOR * relative_error(&rounded.losses, &exact.losses) + BF16_FLOOR;
     findings.add(row("training bf16: losses").within(relative_error(&on_bf16.losses, &rounded.losses), bound));
     findings.add(learned(row("training bf16: learns"), &on_bf16.losses));
-    findings.add(same(row("training bf16, twice"), &on_bf16, &task.train(subject, 2, bf16)?));
-    let eager = task.train(subject, 3, Way { graphs: false, ..bf16 })?;
+    findings.add(same(row("training bf16, twice"), &on_bf16, &task.train(device, 2, bf16)?));
+    let eager = task.train(device, 3, Way { graphs: false, ..bf16 })?;
     findings.add(same(row("training bf16, without graphs"), &on_bf16, &eager));
-    let resumed = task.train_in_two(subject, 4, bf16)?;
+    let resumed = task.train_in_two(device, 4, bf16)?;
     let check = format!("training bf16, saved after {} steps", task.first);
     findings.add(same(row(&check), &on_bf16, &resumed));
-    let cut = task.train(subject, 5, Way { micro_batch: 1, ..bf16 })?;
+    let cut = task.train(device, 5, Way { micro_batch: 1, ..bf16 })?;
     findings.add(row("training bf16, micro-batches of 1").within(relative_error(&cut.losses, &on_bf16.losses), bound));
     Ok(())
 }
@@ -170,27 +170,27 @@ impl Task {
         self.batches.len() as u64
     }
 
-    fn train(&self, subject: &Subject, run: usize, way: Way) -> Result<Trained> {
-        let mut engine = self.new_engine(&subject.device, way)?;
+    fn train(&self, device: &DeviceUnderTest, run: usize, way: Way) -> Result<Trained> {
+        let mut engine = self.new_engine(&device.device, way)?;
         let losses = self.steps(&mut engine, 1..=self.last())?;
-        Trained::read(subject, run, &engine, losses)
+        Trained::read(device, run, &engine, losses)
     }
 
     /// The same in two trainers, the second of which has nothing of the first but its checkpoint.
-    fn train_in_two(&self, subject: &Subject, run: usize, way: Way) -> Result<Trained> {
+    fn train_in_two(&self, device: &DeviceUnderTest, run: usize, way: Way) -> Result<Trained> {
         let folder = Folder::new()?;
-        let mut engine = self.new_engine(&subject.device, way)?;
+        let mut engine = self.new_engine(&device.device, way)?;
         let mut losses = self.steps(&mut engine, 1..=self.first)?;
         let saved = self.save(&engine, way, &folder.0)?;
         drop(engine);
-        let mut engine = self.engine(&subject.device, way)?;
+        let mut engine = self.engine(&device.device, way)?;
         let Engine { decoder, optimizer, .. } = &mut engine;
         let (checkpoint, cancel) = (Checkpoint::open(&saved)?, CancelToken::new());
         checkpoint.weights(&self.shape, decoder.weights_mut(), &cancel)?;
         checkpoint.optimizer(&self.shape, optimizer.state_mut(), &cancel)?;
         engine.warm_up()?;
         losses.extend(self.steps(&mut engine, self.first + 1..=self.last())?);
-        Trained::read(subject, run, &engine, losses)
+        Trained::read(device, run, &engine, losses)
     }
 
     fn save(&self, engine: &Engine, way: Way, folder: &Path) -> Result<PathBuf> {
@@ -222,12 +222,12 @@ impl Task {
 }
 
 impl Trained {
-    fn read(subject: &Subject, run: usize, engine: &Engine, losses: Vec<f32>) -> Result<Self> {
+    fn read(device: &DeviceUnderTest, run: usize, engine: &Engine, losses: Vec<f32>) -> Result<Self> {
         let optimizer = engine.optimizer.state().iter().map(|tensor| (tensor.layout.name, &tensor.buffer));
         let tensors = [("weights", engine.decoder.weights())].into_iter().chain(optimizer);
-        let read = |(name, buffer)| Ok((name, subject.read(name, run, buffer)?));
+        let read = |(name, buffer)| Ok((name, device.read(name, run, buffer)?));
         let state = tensors.map(read).collect::<Result<_>>()?;
-        Ok(Self { losses: subject.numbers("losses", run, losses), state })
+        Ok(Self { losses: device.numbers("losses", run, losses), state })
     }
 }
 
@@ -287,7 +287,7 @@ mod tests {
         for seed in 0..100 {
             let task = Task::new(Size::Small, seed).unwrap();
             let way = Way { precision: Precision::Fp32, micro_batch: task.sequences, graphs: false };
-            let losses = task.train(&Subject::new(Device::Cpu), 1, way).unwrap().losses;
+            let losses = task.train(&DeviceUnderTest::new(Device::Cpu), 1, way).unwrap().losses;
             let (first, last) = (losses[0], losses[losses.len() - 1]);
             assert!(f64::from(last) < 0.98 * LEARNED * f64::from(first), "seed {seed}: {first} to {last}");
         }

@@ -1,10 +1,10 @@
-//! The CPU as the device under examination, sound and tampered with.
+//! The CPU as the device under test, intact and tampered with.
 
 use kernels::Device;
 
 use crate::check::{CheckProgress, check, run};
+use crate::device_under_test::DeviceUnderTest;
 use crate::report::{self, CheckReport};
-use crate::subject::Subject;
 use crate::{Part, Size};
 
 fn told(progress: CheckProgress<'_>) {
@@ -13,8 +13,8 @@ fn told(progress: CheckProgress<'_>) {
     }
 }
 
-fn failures(subject: &Subject) -> Vec<String> {
-    let reports = check(subject, Size::Small, &[], 1, &mut told);
+fn failures(device: &DeviceUnderTest) -> Vec<String> {
+    let reports = check(device, Size::Small, &[], 1, &mut told);
     let failed = |report: &CheckReport| -> Vec<String> {
         let failed = report.rows.iter().filter(|row| row.failure.is_some());
         let failed: Vec<String> = failed.map(|row| row.check.clone()).collect();
@@ -26,7 +26,7 @@ fn failures(subject: &Subject) -> Vec<String> {
 
 /// The checks that fail when the last bits of an element of what is so named are changed in a run.
 fn failures_of(what: &'static str, run: usize, flip: u32) -> Vec<String> {
-    failures(&Subject::tampered(Device::Cpu, move |name, of_run, memory| {
+    failures(&DeviceUnderTest::tampered(Device::Cpu, move |name, of_run, memory| {
         if name == what && of_run == run {
             let middle = memory.len() / 2;
             memory[middle] ^= flip;
@@ -36,7 +36,7 @@ fn failures_of(what: &'static str, run: usize, flip: u32) -> Vec<String> {
 
 #[test]
 fn a_cpu_passes_every_check_against_itself() {
-    assert_eq!(failures(&Subject::new(Device::Cpu)), Vec::<String>::new());
+    assert_eq!(failures(&DeviceUnderTest::new(Device::Cpu)), Vec::<String>::new());
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_wrong_element_of_one_operation_fails_its_case_alone() {
 
 #[test]
 fn what_is_asked_for_is_checked_and_no_more() {
-    let reports = check(&Subject::new(Device::Cpu), Size::Small, &[Part::Training], 1, &mut |_| ());
+    let reports = check(&DeviceUnderTest::new(Device::Cpu), Size::Small, &[Part::Training], 1, &mut |_| ());
     let [CheckReport { part: Part::Training, rows, .. }] = &reports[..] else { panic!("{reports:?}") };
     assert!(!rows.is_empty() && rows.iter().all(|row| row.check.starts_with("training")));
 }
@@ -94,7 +94,7 @@ fn a_part_is_told_when_it_ends_and_what_trains_comes_first() {
     let mut seen = Vec::new();
     // Whatever order they are asked for in.
     let only = [Part::Memory, Part::Gradients, Part::Training];
-    let reports = check(&Subject::new(Device::Cpu), Size::Small, &only, 1, &mut |progress| {
+    let reports = check(&DeviceUnderTest::new(Device::Cpu), Size::Small, &only, 1, &mut |progress| {
         seen.push(match progress {
             CheckProgress::Row(row) => row.check.split([' ', ':']).next().unwrap_or_default().to_owned(),
             CheckProgress::Part(report) => format!("end of {}", report.part),
@@ -113,7 +113,7 @@ fn a_part_is_told_when_it_ends_and_what_trains_comes_first() {
 #[test]
 fn a_seed_is_every_part_s_so_that_one_can_be_repeated_alone() {
     let rows = |only: &[Part]| {
-        let reports = check(&Subject::new(Device::Cpu), Size::Small, only, 7, &mut |_| ());
+        let reports = check(&DeviceUnderTest::new(Device::Cpu), Size::Small, only, 7, &mut |_| ());
         let rows = reports.into_iter().filter(|report| report.part == Part::Training).flat_map(|report| report.rows);
         rows.map(|row| (row.check, row.error)).collect::<Vec<_>>()
     };
@@ -132,6 +132,6 @@ fn only_a_gpu_is_checked() {
 #[test]
 #[ignore = "minutes: the sizes of a model of a billion parameters, on a CPU"]
 fn a_cpu_passes_every_check_at_full_size() {
-    let reports = check(&Subject::new(Device::Cpu), Size::Full, &[], 1, &mut told);
+    let reports = check(&DeviceUnderTest::new(Device::Cpu), Size::Full, &[], 1, &mut told);
     assert!(reports.iter().all(|report| report.passed), "{}", report::verdict(&reports));
 }

@@ -1,4 +1,4 @@
-//! What a GPU's runtime promises: memory, copies, order, recordings, timing. A GPU, or the emulated driver of `tests/cuda_emulator`:
+//! The GPU runtime: memory, copies, ordering, graphs, timing. A GPU, or the emulated driver of `tests/cuda_emulator`:
 //! `cargo test -p kernels --features cuda --test runtime_on_a_gpu -- --ignored --test-threads=1`.
 //! One after the other, as they look at the memory in use.
 
@@ -232,14 +232,14 @@ fn an_upload_lands_beside_its_target_and_not_in_it() {
     let device = gpu();
     // As the buffers of a plan: one allocation.
     let whole = zeros(&[64], &device);
-    let [target, landing, overlapping] = [0, 16, 15].map(|first| whole.view(first, &[16]).unwrap());
-    let mut upload = Upload::<f32>::new(target.clone(), Some(landing)).unwrap();
+    let [target, staging, overlapping] = [0, 16, 15].map(|first| whole.view(first, &[16]).unwrap());
+    let mut upload = Upload::<f32>::new(target.clone(), Some(staging)).unwrap();
     upload.stage().unwrap().fill(7.0);
     upload.send().unwrap();
     upload.receive().unwrap();
     assert_eq!(target.read::<f32>().unwrap(), [7.0; 16]);
-    for landing in [overlapping, target.clone(), zeros(&[16], &gpu())] {
-        let error = Upload::<f32>::new(target.clone(), Some(landing)).unwrap_err().to_string();
+    for staging in [overlapping, target.clone(), zeros(&[16], &gpu())] {
+        let error = Upload::<f32>::new(target.clone(), Some(staging)).unwrap_err().to_string();
         assert!(error.contains("memory of its own"), "{error}");
     }
 }
@@ -334,8 +334,8 @@ fn uploads_arrive_in_order_while_two_alternate() {
     let device = gpu();
     let target = Buffer::zeros(&[1000], DType::U32, &device).unwrap();
     let mut uploads = [(); 2].map(|()| {
-        let landing = Buffer::zeros(&[1000], DType::U32, &device).unwrap();
-        Upload::<u32>::new(target.clone(), Some(landing)).unwrap()
+        let staging = Buffer::zeros(&[1000], DType::U32, &device).unwrap();
+        Upload::<u32>::new(target.clone(), Some(staging)).unwrap()
     });
     let (mut graphs, mut copies) = (GraphCache::default(), Buffer::zeros(&[1000], DType::U32, &device).unwrap());
     uploads[0].stage().unwrap().fill(0);
@@ -354,9 +354,9 @@ fn uploads_arrive_in_order_while_two_alternate() {
 #[ignore = "needs a GPU"]
 fn a_second_upload_waits_until_the_first_was_taken() {
     let device = gpu();
-    let (target, landing) = (zeros(&[100], &device), zeros(&[100], &device));
+    let (target, staging) = (zeros(&[100], &device), zeros(&[100], &device));
     let mut seen: Vec<Buffer> = (0..4).map(|_| zeros(&[100], &device)).collect();
-    let mut upload = Upload::<f32>::new(target.clone(), Some(landing)).unwrap();
+    let mut upload = Upload::<f32>::new(target.clone(), Some(staging)).unwrap();
     for (turn, seen) in seen.iter_mut().enumerate() {
         upload.stage().unwrap().fill(turn as f32);
         upload.send().unwrap();

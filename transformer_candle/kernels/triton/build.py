@@ -76,7 +76,7 @@ def compile_kernel(kernel: Kernel) -> tuple[str, dict[str, Any]]:
         constexprs=dict(kernel.constants),
         attrs={(index,): [["tt.divisibility", 16]] for index in divisible},
     )
-    # `triton.compile` would go on to a cubin, for which it needs ptxas; the pipeline is run up to the PTX instead.
+    # `triton.compile` would continue to a cubin, for which it needs ptxas; the pipeline is run up to the PTX instead.
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
     context = ir.context()

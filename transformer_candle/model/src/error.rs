@@ -34,7 +34,7 @@ pub enum Error {
         problem: String,
     },
     /// The bytes are no safetensors file.
-    #[error("{path} is not a sound safetensors file: {problem}")]
+    #[error("{path} is not a valid safetensors file: {problem}")]
     Malformed {
         /// The file.
         path: PathBuf,

@@ -396,8 +396,8 @@ mod tests {
     fn a_header_that_lies_is_refused_before_memory_is_taken_for_it() {
         let buffer = flat(DType::F32, 1);
         let ranges = || vec![range("a", &[6], &buffer, 0)];
-        let sound = written(ranges());
-        let claiming = |length: u64| [length.to_le_bytes().as_slice(), &sound[8..]].concat();
+        let valid = written(ranges());
+        let claiming = |length: u64| [length.to_le_bytes().as_slice(), &valid[8..]].concat();
         let describing = |json: &str| [(json.len() as u64).to_le_bytes().as_slice(), json.as_bytes()].concat();
         // Each tensor's size is one that an address space has; their sum is the largest number there is.
         let third = u64::MAX / 5 / 3;
@@ -409,19 +409,19 @@ mod tests {
             .collect();
         for (what, file) in [
             ("no bytes", Vec::new()),
-            ("a cut length", sound[..7].to_vec()),
-            ("a length alone", sound[..8].to_vec()),
-            ("a header longer than the file", claiming(sound.len() as u64 - 7)),
+            ("a cut length", valid[..7].to_vec()),
+            ("a length alone", valid[..8].to_vec()),
+            ("a header longer than the file", claiming(valid.len() as u64 - 7)),
             ("the longest header", claiming(u64::MAX)),
-            ("a cut tensor", sound[..sound.len() - 1].to_vec()),
-            ("a byte too many", [sound.as_slice(), b" "].concat()),
+            ("a cut tensor", valid[..valid.len() - 1].to_vec()),
+            ("a byte too many", [valid.as_slice(), b" "].concat()),
             ("no header", claiming(0)),
             ("no JSON", describing("model")),
             ("tensors without end", describing(&format!("{{{}}}", endless.join(",")))),
         ] {
             let refusal = fill(&file, ranges(), Conversion::Refused).unwrap_err();
             assert!(matches!(refusal, Error::Malformed { .. }), "{what}: {refusal}");
-            assert!(refusal.to_string().starts_with("here.safetensors is not a sound"), "{what}: {refusal}");
+            assert!(refusal.to_string().starts_with("here.safetensors is not a valid"), "{what}: {refusal}");
         }
     }
 

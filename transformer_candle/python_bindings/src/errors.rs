@@ -10,7 +10,7 @@ create_exception!(
     orchestrator._native,
     TrainerError,
     PyException,
-    "Why a run cannot start, cannot go on, or had to end."
+    "Why a run cannot start, cannot continue, or had to end."
 );
 create_exception!(
     orchestrator._native,

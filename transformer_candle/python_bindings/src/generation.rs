@@ -1,4 +1,4 @@
-//! Asking a trained model: text that goes on, and logits.
+//! Inference with a trained model: generated text, and logits.
 
 use std::path::{Path, PathBuf};
 

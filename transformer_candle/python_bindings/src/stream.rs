@@ -61,7 +61,7 @@ impl TokenStream {
         Ok(Some((inputs, targets)))
     }
 
-    /// Where the next batch starts, as plain values: `TokenStream(config, state=...)` goes on exactly there.
+    /// Where the next batch starts, as plain values: `TokenStream(config, state=...)` continues exactly there.
     fn state<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).unthreaded();
         json::to_python(py, &stream.cursor())

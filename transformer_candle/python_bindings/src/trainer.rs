@@ -132,7 +132,7 @@ impl Trainer {
         Self::start(py, || Ok(run), &RunOptions::default())
     }
 
-    /// Go on with a run: its folder, or its config file.
+    /// Resumes a run, given its directory or config file.
     #[staticmethod]
     #[pyo3(signature = (run, overrides = Vec::new(), checkpoint = None, rebatch = false))]
     fn resume(

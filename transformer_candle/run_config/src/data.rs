@@ -18,7 +18,7 @@ pub struct DataConfig {
     pub train_shards: Vec<String>,
     /// Several sources to train on instead, each with its share of the sequences: data sets of the Hub and local
     /// files, such as `[{dataset: HuggingFaceFW/fineweb, weight: 0.7}, {shards: [code/*.parquet], weight: 0.3}]`. A
-    /// source that is read to its end begins again while the others go on. Needs `scheduler.total_steps`.
+    /// source that is read to its end begins again while the others continue. Needs `scheduler.total_steps`.
     pub mixture: Vec<MixtureComponent>,
     /// Local text to evaluate on, written like `train_shards`. Left out: held-out parts of the
     /// training text, see `held_out_fraction`.
@@ -52,7 +52,7 @@ pub struct DataConfig {
     /// Threads that read and tokenise ahead of training; the order of the data does not depend on their number.
     #[schemars(range(min = 1, max = 256))]
     pub num_workers: usize,
-    /// How long a stream may go without a byte from the Hub before the run ends. Training goes on from what is
+    /// How long a stream may go without a byte from the Hub before the run ends. Training continues with what is
     /// ready meanwhile.
     pub network_patience: TimeSpan,
     /// Folder of the blocks of streamed files that were read, so that a second epoch or a resumed run

@@ -87,7 +87,7 @@ fn solve(
         return Err(Problem::new("data.sequences_per_step", message).suggest("remove one of the three"));
     }
     if product > MOST_SEQUENCES {
-        let message = format!("is {steps}, which with batch_size {batch} makes {product} a step");
+        let message = format!("is {steps}, which with batch_size {batch} makes {product} per step");
         return Err(Problem::new("data.gradient_accumulation_steps", message)
             .suggest(format!("at most {MOST_SEQUENCES} sequences are possible")));
     }

@@ -153,7 +153,7 @@ impl Rules<'_> {
         let scheduler = &self.config.scheduler;
         let problem = match (scheduler.total_steps, scheduler.total_epochs) {
             (None, None) => Problem::new("scheduler.total_steps", "is missing: how long to train")
-                .suggest("give it (20 tokens a parameter are usual) or scheduler.total_epochs"),
+                .suggest("give it (20 tokens per parameter are usual) or scheduler.total_epochs"),
             (Some(steps), Some(epochs)) => {
                 let message = format!("is {epochs}, but scheduler.total_steps is given ({steps})");
                 Problem::new("scheduler.total_epochs", message).suggest("remove one of the two")

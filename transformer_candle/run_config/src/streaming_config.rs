@@ -73,9 +73,9 @@ impl StreamingConfig {
     pub fn save(&self, path: &Path) -> std::io::Result<()> {
         let mut text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
         text.push('\n');
-        let aside = path.with_extension("json.partial");
-        std::fs::write(&aside, text)?;
-        std::fs::rename(&aside, path)
+        let staging = path.with_extension("json.partial");
+        std::fs::write(&staging, text)?;
+        std::fs::rename(&staging, path)
     }
 
     /// What is wrong with the values.

@@ -54,7 +54,7 @@ fn an_empty_file_says_what_a_config_needs() {
       model.num_attention_heads: is missing; it must be an integer from 1 to 1024
       data.sequence_length: is missing; it must be an integer from 2 to 1048576
       data.sequences_per_step: is missing: how many sequences make an optimizer step; give it, or batch_size and gradient_accumulation_steps
-      scheduler.total_steps: is missing: how long to train; give it (20 tokens a parameter are usual) or scheduler.total_epochs
+      scheduler.total_steps: is missing: how long to train; give it (20 tokens per parameter are usual) or scheduler.total_epochs
     ");
 }
 

@@ -1,4 +1,4 @@
-//! Training as a whole, on local text: it learns, it repeats bit for bit, it goes on where it was stopped.
+//! Training as a whole, on local text: it learns, repeats bit for bit, and resumes where it was stopped.
 
 #![allow(clippy::unwrap_used)]
 

@@ -5,8 +5,8 @@ use kernels::{Buffer, DType, Device, DeviceKind, HeadLayout, attention};
 
 use super::{BF16_ATTENTION, EXACT, F32, Inputs};
 use crate::case::Case;
+use crate::device_under_test::BufferContents;
 use crate::part::Size;
-use crate::subject::Bits;
 use training::Result;
 
 /// Sequences, their positions, and the heads.
@@ -82,7 +82,7 @@ fn bound(inputs: &Inputs) -> f64 {
 }
 
 /// Where each token's document begins within its sequence. Read only where sequences are packed.
-fn documents(inputs: &mut Inputs, sizes: Sizes) -> Bits {
+fn documents(inputs: &mut Inputs, sizes: Sizes) -> BufferContents {
     let mut bits = Vec::with_capacity(sizes.tokens());
     for _ in 0..sizes.batch {
         let mut first = 0;
@@ -93,7 +93,7 @@ fn documents(inputs: &mut Inputs, sizes: Sizes) -> Bits {
             bits.push(first as u32);
         }
     }
-    Bits { dtype: DType::I32, bits }
+    BufferContents { dtype: DType::I32, bits }
 }
 
 fn forward(inputs: &mut Inputs, sizes: Sizes) -> Case {
@@ -132,7 +132,7 @@ fn backward(inputs: &mut Inputs, sizes: Sizes) -> Result<Case> {
 }
 
 /// What the forward pass saves, computed in F32 on the CPU.
-fn saved(qkv: &Bits, documents: &Bits, sizes: Sizes, dtype: DType) -> Result<[Bits; 2]> {
+fn saved(qkv: &BufferContents, documents: &BufferContents, sizes: Sizes, dtype: DType) -> Result<[BufferContents; 2]> {
     let (Sizes { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
     let zeros = |shape: &[usize]| Buffer::zeros(shape, DType::F32, &Device::Cpu);
     let mut wide = zeros(&[sizes.tokens(), layout.packed_width()])?;
@@ -143,7 +143,7 @@ fn saved(qkv: &Bits, documents: &Bits, sizes: Sizes, dtype: DType) -> Result<[Bi
     let (mut out, mut lse) = (zeros(&[sizes.tokens(), layout.query_width()])?, zeros(&[batch, layout.heads, length])?);
     let needed = attention::forward_workspace_elements(&shape, DeviceKind::Cpu);
     attention::forward(&wide, begins, &shape, &mut out, &mut lse, &mut zeros(&[needed])?)?;
-    Ok([Bits::of_numbers(out.read_f32()?, dtype), Bits::read(&lse)?])
+    Ok([BufferContents::from_numbers(out.read_f32()?, dtype), BufferContents::read(&lse)?])
 }
 
 fn decode(inputs: &mut Inputs, sizes: Sizes, past: usize) -> Case {

@@ -5,8 +5,8 @@ use kernels::{DType, adamw, cast, muon};
 
 use super::{EXACT, F32_POINTWISE, F32_SUM, Inputs};
 use crate::case::Case;
+use crate::device_under_test::BufferContents;
 use crate::part::Size;
-use crate::subject::Bits;
 use training::Result;
 
 const SETTINGS: muon::Muon = muon::Muon { momentum: 0.95, polynomials: muon::Polynomials::Quintic };
@@ -47,8 +47,8 @@ fn orthogonalize(inputs: &mut Inputs, sizes @ [b, m, n]: [usize; 3], polynomials
         })
 }
 
-fn scalars(applied: bool) -> Bits {
-    Bits::of_numbers([0.01, 1.0, 1.0, 0.5, if applied { 1.0 } else { 0.0 }], DType::F32)
+fn scalars(applied: bool) -> BufferContents {
+    BufferContents::from_numbers([0.01, 1.0, 1.0, 0.5, if applied { 1.0 } else { 0.0 }], DType::F32)
 }
 
 fn described(shape: &[usize], applied: bool) -> String {
@@ -77,7 +77,7 @@ fn step(inputs: &mut Inputs, shape: &[usize], applied: bool) -> Case {
         .input("scalars", &[adamw::SCALARS], scalars(applied));
     if inputs.dtype == DType::F32 {
         return case
-            .updated("weight", shape, Bits::of_numbers(master, DType::F32), bound)
+            .updated("weight", shape, BufferContents::from_numbers(master, DType::F32), bound)
             .call(|[update, scalars, weight]| muon::step(weight, None, update, scalars, WEIGHT_DECAY));
     }
     let (weight, low_bits): (Vec<u32>, Vec<u32>) = master
@@ -85,8 +85,8 @@ fn step(inputs: &mut Inputs, shape: &[usize], applied: bool) -> Case {
         .map(|&value| split(value))
         .map(|(weight, low_bits)| (u32::from(weight.to_bits()), u32::from(low_bits.cast_unsigned())))
         .unzip();
-    case.state("weight", shape, Bits { dtype: DType::BF16, bits: weight })
-        .state("low_bits", shape, Bits { dtype: DType::I16, bits: low_bits })
+    case.state("weight", shape, BufferContents { dtype: DType::BF16, bits: weight })
+        .state("low_bits", shape, BufferContents { dtype: DType::I16, bits: low_bits })
         .output("master", shape, DType::F32, bound)
         .call(|[update, scalars, weight, low_bits, master]| {
             muon::step(weight, Some(&mut *low_bits), update, scalars, WEIGHT_DECAY)?;

@@ -6,8 +6,8 @@ use kernels::{DType, adamw, cast, grad_norm};
 
 use super::{EXACT, F32, F32_POINTWISE, Inputs};
 use crate::case::Case;
+use crate::device_under_test::BufferContents;
 use crate::part::Size;
-use crate::subject::Bits;
 use training::Result;
 
 const SETTINGS: adamw::AdamW = adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
@@ -45,20 +45,20 @@ fn norm(inputs: &mut Inputs, elements: usize) -> Case {
 fn clip(norm: f32) -> Case {
     // Without a limit where nothing will be applied: the scale is then 1, and not a NaN that compares with nothing.
     let limit = norm.is_finite().then_some(1.0);
-    let scalars = Bits::of_numbers([1e-3, 0.1, 0.05, 7.0, 7.0], DType::F32);
+    let scalars = BufferContents::from_numbers([1e-3, 0.1, 0.05, 7.0, 7.0], DType::F32);
     Case::new("grad_norm::clip f32", format!("norm {norm}"))
-        .input("norm", &[1], Bits::of_numbers([norm], DType::F32))
+        .input("norm", &[1], BufferContents::from_numbers([norm], DType::F32))
         .updated("scalars", &[adamw::SCALARS], scalars, F32_POINTWISE)
         .call(move |[norm, scalars]| grad_norm::clip(norm, limit, scalars))
 }
 
-/// One step. Beside BF16 weights what counts is the F32 number that weight and remainder make up.
+/// One step. Beside BF16 weights what counts is the F32 number of weight and low bits.
 fn step(inputs: &mut Inputs, elements: usize, applied: bool) -> Case {
     let shape = [elements];
     let scalars = [0.01, 0.19, 0.0975, 0.5, if applied { 1.0 } else { 0.0 }];
     let bound = if applied { F32_POINTWISE } else { EXACT };
     let squares = inputs.random.numbers(elements).into_iter().map(|value| 0.1 * value * value);
-    let second = Bits::of_numbers(squares.collect::<Vec<_>>(), DType::F32);
+    let second = BufferContents::from_numbers(squares.collect::<Vec<_>>(), DType::F32);
     let (grad, first, master) = (inputs.f32(&shape), inputs.f32(&shape), inputs.random.numbers(elements));
     let sizes = if applied { elements.to_string() } else { format!("{elements}, not applied") };
     let case = Case::new(inputs.name("adamw::step"), sizes)
@@ -66,9 +66,9 @@ fn step(inputs: &mut Inputs, elements: usize, applied: bool) -> Case {
         .input("grad", &shape, grad)
         .updated("first_moment", &shape, first, bound)
         .updated("second_moment", &shape, second, bound)
-        .input("scalars", &[adamw::SCALARS], Bits::of_numbers(scalars, DType::F32));
+        .input("scalars", &[adamw::SCALARS], BufferContents::from_numbers(scalars, DType::F32));
     if inputs.dtype == DType::F32 {
-        return case.updated("weight", &shape, Bits::of_numbers(master, DType::F32), bound).call(
+        return case.updated("weight", &shape, BufferContents::from_numbers(master, DType::F32), bound).call(
             |[grad, first, second, scalars, weight]| {
                 let state = AdamWState { weight, low_bits: None, first_moment: first, second_moment: second };
                 adamw::step(state, grad, scalars, &SETTINGS, WEIGHT_DECAY)
@@ -77,14 +77,14 @@ fn step(inputs: &mut Inputs, elements: usize, applied: bool) -> Case {
     }
     let halves = || master.iter().map(|&value| split(value));
     let weight = halves().map(|(weight, _)| u32::from(weight.to_bits())).collect();
-    let remainder = halves().map(|(_, remainder)| u32::from(remainder.cast_unsigned())).collect();
-    case.state("weight", &shape, Bits { dtype: DType::BF16, bits: weight })
-        .state("remainder", &shape, Bits { dtype: DType::I16, bits: remainder })
+    let low_bits = halves().map(|(_, low_bits)| u32::from(low_bits.cast_unsigned())).collect();
+    case.state("weight", &shape, BufferContents { dtype: DType::BF16, bits: weight })
+        .state("low_bits", &shape, BufferContents { dtype: DType::I16, bits: low_bits })
         .output("master", &shape, DType::F32, bound)
-        .call(|[grad, first, second, scalars, weight, remainder, master]| {
+        .call(|[grad, first, second, scalars, weight, low_bits, master]| {
             let state =
-                AdamWState { weight, low_bits: Some(&mut *remainder), first_moment: first, second_moment: second };
+                AdamWState { weight, low_bits: Some(&mut *low_bits), first_moment: first, second_moment: second };
             adamw::step(state, grad, scalars, &SETTINGS, WEIGHT_DECAY)?;
-            cast::join_master(weight, remainder, master)
+            cast::join_master(weight, low_bits, master)
         })
 }

@@ -5,8 +5,8 @@ use kernels::{DType, Device, HeadLayout, add_rms_norm, cast, embedding, rope, sw
 
 use super::{EXACT, F32, Inputs};
 use crate::case::Case;
+use crate::device_under_test::BufferContents;
 use crate::part::Size;
-use crate::subject::Bits;
 use training::Result;
 
 const EPSILON: f32 = 1e-5;
@@ -90,14 +90,14 @@ fn norm_of_sum(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
 }
 
 /// A sum with the statistics that the forward pass would have saved.
-fn saved(inputs: &mut Inputs, [n, d]: [usize; 2]) -> [Bits; 2] {
+fn saved(inputs: &mut Inputs, [n, d]: [usize; 2]) -> [BufferContents; 2] {
     let sum = inputs.numbers(&[n, d]);
     let inv_rms = |row: &[f32]| {
         let squares: f64 = row.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
         (1.0 / (squares / d as f64 + f64::from(EPSILON)).sqrt()) as f32
     };
     let statistics: Vec<f32> = sum.numbers().chunks(d).map(inv_rms).collect();
-    [sum, Bits::of_numbers(statistics, DType::F32)]
+    [sum, BufferContents::from_numbers(statistics, DType::F32)]
 }
 
 fn normalize(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
@@ -145,8 +145,8 @@ fn rotation(
     let sizes = format!("{batch} x {length} from {first}, {heads}/{kv_heads} x {head_size}");
     Ok(Case::new(inputs.name(name), sizes)
         .updated("qkv", &shape, inputs.numbers(&shape), inputs.bound())
-        .input("cos", &tables, Bits::read(&cos)?)
-        .input("sin", &tables, Bits::read(&sin)?)
+        .input("cos", &tables, BufferContents::read(&cos)?)
+        .input("sin", &tables, BufferContents::read(&sin)?)
         .call(move |[qkv, cos, sin]| {
             let tables = RopeTables { cos_TE2: cos.clone(), sin_TE2: sin.clone() };
             rotate(qkv, &layout, &tables, length, first)
@@ -203,11 +203,11 @@ fn cast(inputs: &mut Inputs, shape: [usize; 2]) -> Case {
         .input("source", &shape, source)
         .output("narrow", &shape, DType::BF16, EXACT)
         .output("weight", &shape, DType::BF16, EXACT)
-        .output("remainder", &shape, DType::I16, EXACT)
+        .output("low_bits", &shape, DType::I16, EXACT)
         .output("master", &shape, DType::F32, EXACT)
-        .call(|[source, narrow, weight, remainder, master]| {
+        .call(|[source, narrow, weight, low_bits, master]| {
             cast::forward(source, narrow)?;
-            cast::split_master(source, weight, remainder)?;
-            cast::join_master(weight, remainder, master)
+            cast::split_master(source, weight, low_bits)?;
+            cast::join_master(weight, low_bits, master)
         })
 }

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use crate::Element;
 
-/// Rows of the table that one task of the backward pass owns. Each task walks all ids and adds those in its range, so that
+/// Rows of the table that one task of the backward pass owns. Each task reads all ids and adds those in its range, so that
 /// every row's sum has the order of the tokens.
 const ROWS: usize = 256;
 

@@ -33,7 +33,7 @@ pub(crate) fn chains(workspace: &crate::Buffer, n: usize) -> [Value; 2] {
     [0, n].map(|offset| Value::reinterpreted(workspace, offset, DType::I32))
 }
 
-/// Two 32-bit numbers a token.
+/// Two 32-bit integers per token.
 pub(crate) fn workspace_elements(n: usize) -> usize {
     2 * n
 }

@@ -105,7 +105,7 @@ impl Decoder {
             loss: plan.add("loss", Category::Scratch, DType::F32, &[1]),
             scale: plan.add("loss_scale", Category::Batch, DType::F32, &[1]),
             scale_staging: (device == DeviceKind::Cuda)
-                .then(|| plan.add("loss_scale.landing", Category::Batch, DType::F32, &[1])),
+                .then(|| plan.add("loss_scale.staging", Category::Batch, DType::F32, &[1])),
             shape: shape.clone(),
             settings: *settings,
             layout,

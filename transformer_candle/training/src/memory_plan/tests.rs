@@ -61,7 +61,7 @@ fn the_1b_preset_fits_an_rtx_5090() {
         .map(|category| bytes_of(&plan, category))
         .sum();
     let padding = 48 * 2048;
-    assert_eq!(permanent, 16 * (plan.parameters + padding), "16 bytes a parameter");
+    assert_eq!(permanent, 16 * (plan.parameters + padding), "16 bytes per parameter");
     assert_eq!(plan.checkpoint_bytes, 12 * plan.parameters, "15.8 GB on disk");
 }
 

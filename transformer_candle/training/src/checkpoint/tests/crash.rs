@@ -41,7 +41,7 @@ impl Sink for FullingDisk {
     }
 }
 
-/// Saves step 2 beside a sound step 1 onto a disk with so much room.
+/// Saves step 2 beside an intact step 1 to a disk with limited room.
 fn save_with_room(folder: &TempDir, bytes: usize, error: io::ErrorKind) -> Result<PathBuf> {
     let left = Rc::new(Cell::new(bytes));
     let create = |path: &Path| -> io::Result<Box<dyn Sink>> {

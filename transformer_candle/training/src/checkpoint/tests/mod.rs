@@ -171,7 +171,7 @@ fn tokenizer_files() -> TokenizerFiles {
     TokenizerFiles::read(&path, "<|endoftext|>", 0, 16).unwrap()
 }
 
-/// A folder with sound checkpoints of these steps, saved in this order.
+/// A folder with intact checkpoints of these steps, saved in this order.
 fn saved(steps: &[u64]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for &step in steps {

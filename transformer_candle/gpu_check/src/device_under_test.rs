@@ -1,4 +1,4 @@
-//! The device under examination, and what is read from it: bits, so that equal means equal.
+//! The device under test, and the contents of its buffers as bits, so that comparisons can be exact.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,17 +6,16 @@ use kernels::{Buffer, DType, Device, Element, bf16};
 
 use training::Result;
 
-/// Changes what was read, given what it is and which of several equal runs it is from (from 1): how tests prove that a
-/// check can fail.
+/// Changes contents that were read, given their name and the number of the run (from 1): tests prove with it that a check can fail.
 type Tamper = dyn Fn(&str, usize, &mut [u32]) + Send + Sync;
 
 /// The device that is compared with the CPU.
-pub(super) struct Subject {
+pub(super) struct DeviceUnderTest {
     pub(super) device: Device,
     tamper: Option<Box<Tamper>>,
 }
 
-impl Subject {
+impl DeviceUnderTest {
     pub(super) fn new(device: Device) -> Self {
         Self { device, tamper: None }
     }
@@ -26,16 +25,16 @@ impl Subject {
         Self { device, tamper: Some(Box::new(tamper)) }
     }
 
-    /// What a buffer of the device holds after a run.
-    pub(super) fn read(&self, what: &str, run: usize, buffer: &Buffer) -> Result<Bits> {
-        let mut content = Bits::read(buffer)?;
+    /// The contents of a buffer after a run.
+    pub(super) fn read(&self, what: &str, run: usize, buffer: &Buffer) -> Result<BufferContents> {
+        let mut content = BufferContents::read(buffer)?;
         if let Some(tamper) = &self.tamper {
             tamper(what, run, &mut content.bits);
         }
         Ok(content)
     }
 
-    /// Numbers that came from the device another way.
+    /// Numbers that were obtained from the device in another way.
     pub(super) fn numbers(&self, what: &str, run: usize, values: Vec<f32>) -> Vec<f32> {
         let Some(tamper) = &self.tamper else { return values };
         let mut bits: Vec<u32> = values.into_iter().map(f32::to_bits).collect();
@@ -46,12 +45,12 @@ impl Subject {
 
 /// The elements of a buffer, each in the low bits of a `u32`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Bits {
+pub(super) struct BufferContents {
     pub(super) dtype: DType,
     pub(super) bits: Vec<u32>,
 }
 
-impl Bits {
+impl BufferContents {
     pub(super) fn read(buffer: &Buffer) -> Result<Self> {
         let dtype = buffer.dtype();
         let bits = match dtype {
@@ -64,7 +63,7 @@ impl Bits {
         Ok(Self { dtype, bits })
     }
 
-    /// Fills a buffer of as many elements of the same type.
+    /// Fills a buffer of the same length and type.
     pub(super) fn write_to(&self, buffer: &mut Buffer) -> Result<()> {
         let bits = || self.bits.iter().copied();
         match self.dtype {
@@ -78,7 +77,7 @@ impl Bits {
     }
 
     /// Numbers rounded to F32 or BF16.
-    pub(super) fn of_numbers(values: impl IntoIterator<Item = f32>, dtype: DType) -> Self {
+    pub(super) fn from_numbers(values: impl IntoIterator<Item = f32>, dtype: DType) -> Self {
         let bits = values.into_iter().map(|value| match dtype {
             DType::BF16 => u32::from(<bf16 as Element>::narrow(value).to_bits()),
             _ => value.to_bits(),
@@ -106,7 +105,7 @@ impl Bits {
     }
 }
 
-/// ‖ours - exact‖ / ‖exact‖, and ‖ours‖ where the exact values are all zero. NaN where either has one.
+/// ‖ours - exact‖ / ‖exact‖, and ‖ours‖ if the exact values are all zero. NaN if either has one.
 pub(super) fn relative_error(ours: &[f32], exact: &[f32]) -> f64 {
     let square = |value: f64| value * value;
     let difference: f64 = ours.iter().zip(exact).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
@@ -123,7 +122,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A seed that no other moment or process has.
+    /// A seed from the time and the process.
     pub(super) fn seed_from_now() -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::new(now.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40)).bits()
@@ -156,19 +155,19 @@ mod tests {
     #[test]
     fn bits_of_every_type_go_to_a_buffer_and_back() {
         for dtype in [DType::F32, DType::BF16, DType::U32, DType::I32, DType::I16] {
-            let content = Bits { dtype, bits: vec![0, 1, 0x7fad, 0xbfff] };
+            let content = BufferContents { dtype, bits: vec![0, 1, 0x7fad, 0xbfff] };
             let mut buffer = Buffer::zeros(&[4], dtype, &Device::Cpu).unwrap();
             content.write_to(&mut buffer).unwrap();
-            assert_eq!(Bits::read(&buffer).unwrap(), content);
+            assert_eq!(BufferContents::read(&buffer).unwrap(), content);
         }
     }
 
     #[test]
-    fn numbers_of_either_float_type_are_told_alike() {
-        let narrow = Bits::of_numbers([1.5, -0.25], DType::BF16);
+    fn numbers_of_both_float_types_are_equal() {
+        let narrow = BufferContents::from_numbers([1.5, -0.25], DType::BF16);
         assert_eq!(narrow.numbers(), [1.5, -0.25]);
-        assert_eq!(narrow.widened(), Bits::of_numbers([1.5, -0.25], DType::F32));
-        assert_eq!(Bits { dtype: DType::I16, bits: vec![0xffff] }.numbers(), [-1.0]);
+        assert_eq!(narrow.widened(), BufferContents::from_numbers([1.5, -0.25], DType::F32));
+        assert_eq!(BufferContents { dtype: DType::I16, bits: vec![0xffff] }.numbers(), [-1.0]);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use kernels::{DType, WriteMode, head_cross_entropy, linear};
 
 use super::{BF16, F32, F32_SUM, Inputs};
 use crate::case::Case;
+use crate::device_under_test::BufferContents;
 use crate::part::Size;
-use crate::subject::Bits;
 use training::Result;
 
 /// Tokens, hidden, padded vocabulary, vocabulary, rows of a chunk.
@@ -86,7 +86,7 @@ impl Head {
         Case::new(inputs.name(operation), format!("{n} x {d} -> {vocab_size} of {v}, by {c}"))
             .input("hidden", &[n, d], inputs.numbers(&[n, d]))
             .input("weight", &[v, d], inputs.numbers(&[v, d]))
-            .input("targets", &[n], Bits { dtype: DType::I32, bits: targets })
+            .input("targets", &[n], BufferContents { dtype: DType::I32, bits: targets })
             .scratch("logits", &[c, v], DType::F32)
             .workspace(move |device| head_cross_entropy::workspace_elements(c, d, v, device))
     }
@@ -107,12 +107,12 @@ fn losses(inputs: &mut Inputs, head: Head) -> Case {
 fn loss_and_gradients(inputs: &mut Inputs, head: Head) -> Case {
     let Head { n, d, v, vocab_size, .. } = head;
     let weight_bound = if inputs.dtype == DType::BF16 { BF16 } else { F32 };
-    let scale = Bits::of_numbers([1.0 / n as f32], DType::F32);
+    let scale = BufferContents::from_numbers([1.0 / n as f32], DType::F32);
     head.case(inputs, "head_cross_entropy::forward_backward")
         .input("scale", &[1], scale)
-        .updated("loss", &[1], Bits::of_numbers([1.25], DType::F32), F32_SUM)
+        .updated("loss", &[1], BufferContents::from_numbers([1.25], DType::F32), F32_SUM)
         .output("dhidden", &[n, d], inputs.dtype, inputs.bound())
-        .updated("dweight", &[v, d], Bits::of_numbers(vec![0.0; v * d], DType::F32), weight_bound)
+        .updated("dweight", &[v, d], BufferContents::from_numbers(vec![0.0; v * d], DType::F32), weight_bound)
         .call(move |[hidden, weight, targets, logits, workspace, scale, loss, dhidden, dweight]| {
             let inputs = HeadInputs { hidden_ND: hidden, weight_VD: weight, targets_N: targets, vocab_size };
             let gradients = Gradients { dhidden_ND: dhidden, dweight_VD: dweight, write_mode: WriteMode::Accumulate };
