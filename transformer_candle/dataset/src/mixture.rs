@@ -58,7 +58,7 @@ impl Mixture {
                         config: component.config.clone(),
                         revision: component.revision.clone(),
                         text_column: text_column.to_owned(),
-                        ..StreamingConfig::of(dataset, component.split())
+                        ..StreamingConfig::new(dataset, component.split())
                     };
                     streamed(&streaming)
                 }

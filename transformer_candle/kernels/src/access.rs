@@ -32,7 +32,7 @@ pub(crate) struct Access<'a> {
 }
 
 impl Arguments {
-    pub(crate) fn of(operation: &'static str) -> Self {
+    pub(crate) fn new(operation: &'static str) -> Self {
         Self { operation, list: Vec::with_capacity(8), problem: None }
     }
 
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn the_first_problem_is_the_one_reported() {
         let buffer = zeros(&[2], DType::F32);
-        let arguments = Arguments::of("test")
+        let arguments = Arguments::new("test")
             .input("a", &buffer, DType::F32, &[2])
             .input("b", &buffer, DType::F32, &[3])
             .output("c", &buffer, DType::I16, &[2])
@@ -275,7 +275,7 @@ mod tests {
     fn inputs_may_share_memory_and_empty_outputs_overlap_nothing() {
         let buffer = zeros(&[4], DType::F32);
         let empty = buffer.view(2, &[0]).unwrap();
-        let arguments = Arguments::of("test")
+        let arguments = Arguments::new("test")
             .input("a", &buffer, DType::F32, &[4])
             .input("b", &buffer, DType::F32, &[4])
             .output("c", &empty, DType::F32, &[0]);
@@ -286,14 +286,14 @@ mod tests {
     #[should_panic(expected = "did not declare")]
     fn an_operation_cannot_write_an_input() {
         let mut buffer = zeros(&[4], DType::F32);
-        let arguments = Arguments::of("test").input("a", &buffer, DType::F32, &[4]);
+        let arguments = Arguments::new("test").input("a", &buffer, DType::F32, &[4]);
         let _ = arguments.cpu(|access| Ok(buffer.slice_mut::<f32>(access).len()));
     }
 
     #[test]
     fn an_error_of_the_body_comes_out() {
         let mut buffer = zeros(&[4], DType::F32);
-        let arguments = Arguments::of("test").output("a", &buffer, DType::F32, &[4]);
+        let arguments = Arguments::new("test").output("a", &buffer, DType::F32, &[4]);
         let error =
             arguments.cpu(|_| -> Result<()> { Err(Error::Invalid { operation: "test", problem: "no".into() }) });
         assert_eq!(error.unwrap_err().to_string(), "test: no");
@@ -307,7 +307,7 @@ mod tests {
             let (mut a, mut b) = (a.clone(), b.clone());
             for _ in 0..200 {
                 let arguments =
-                    Arguments::of("test").output("a", &a, DType::F32, &[1000]).output("b", &b, DType::F32, &[1000]);
+                    Arguments::new("test").output("a", &a, DType::F32, &[1000]).output("b", &b, DType::F32, &[1000]);
                 arguments
                     .cpu(|access| {
                         let (a, b) = (a.slice_mut::<f32>(access), b.slice_mut::<f32>(access));

@@ -38,7 +38,7 @@ pub fn step(state: AdamWState<'_>, grad: &Buffer, scalars: &Buffer, settings: &A
     let AdamWState { weight, mut low_bits, first_moment, second_moment } = state;
     let shape = weight.shape();
     let master = if low_bits.is_some() { DType::BF16 } else { DType::F32 };
-    let mut arguments = Arguments::of("adamw::step")
+    let mut arguments = Arguments::new("adamw::step")
         .output("weight", weight, master, shape)
         .input("grad", grad, DType::F32, shape)
         .output("first_moment", first_moment, DType::F32, shape)
@@ -91,11 +91,11 @@ pub mod reference {
         if scalars[APPLY] == R::ZERO {
             return [weight, first, second];
         }
-        let (beta1, beta2, rate) = (R::of(settings.beta1), R::of(settings.beta2), scalars[LEARNING_RATE]);
+        let (beta1, beta2, rate) = (R::from_f64(settings.beta1), R::from_f64(settings.beta2), scalars[LEARNING_RATE]);
         let gradient = scalars[CLIP_SCALE] * gradient;
         let first = beta1 * first + (R::ONE - beta1) * gradient;
         let second = beta2 * second + (R::ONE - beta2) * gradient * gradient;
-        let denominator = (second / scalars[BIAS_CORRECTION2]).sqrt() + R::of(settings.epsilon);
+        let denominator = (second / scalars[BIAS_CORRECTION2]).sqrt() + R::from_f64(settings.epsilon);
         let decayed = weight * (R::ONE - rate * weight_decay);
         [decayed - rate / scalars[BIAS_CORRECTION1] * first / denominator, first, second]
     }

@@ -21,7 +21,7 @@ pub fn forward(
 ) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::forward";
     let (dtype, [n, d]) = (x_ND.dtype(), sizes(x_ND));
-    let arguments = Arguments::of(OPERATION)
+    let arguments = Arguments::new(OPERATION)
         .input("x_ND", x_ND, dtype, &[n, d])
         .input("weight_D", weight_D, dtype, &[d])
         .output("normed_ND", normed_ND, dtype, &[n, d])
@@ -50,7 +50,7 @@ pub fn forward_add(
 ) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::forward_add";
     let (dtype, [n, d]) = (x_ND.dtype(), sizes(x_ND));
-    let arguments = Arguments::of(OPERATION)
+    let arguments = Arguments::new(OPERATION)
         .input("x_ND", x_ND, dtype, &[n, d])
         .input("output_ND", output_ND, dtype, &[n, d])
         .input("weight_D", weight_D, dtype, &[d])
@@ -76,7 +76,7 @@ pub fn forward_add(
 pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_ND: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::normalize";
     let (dtype, [n, d]) = (sum_ND.dtype(), sizes(sum_ND));
-    let arguments = Arguments::of(OPERATION)
+    let arguments = Arguments::new(OPERATION)
         .input("sum_ND", sum_ND, dtype, &[n, d])
         .input("weight_D", weight_D, dtype, &[d])
         .input("inv_rms_N", inv_rms_N, DType::F32, &[n])
@@ -108,7 +108,7 @@ pub fn backward(
 ) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::backward";
     let (dtype, [n, d]) = (sum_ND.dtype(), sizes(sum_ND));
-    let arguments = Arguments::of(OPERATION)
+    let arguments = Arguments::new(OPERATION)
         .input("sum_ND", sum_ND, dtype, &[n, d])
         .input("weight_D", weight_D, dtype, &[d])
         .input("inv_rms_N", inv_rms_N, DType::F32, &[n])
@@ -154,7 +154,7 @@ pub mod reference {
 
     /// `normed_ND`, `inv_rms_N`; see [`super::forward`].
     pub fn forward<R: Real>(x_ND: &[R], weight_D: &[R], epsilon: R) -> [Vec<R>; 2] {
-        let d = R::of(weight_D.len() as f64);
+        let d = R::from_f64(weight_D.len() as f64);
         let inv_rms = |x: &[R]| R::ONE / (x.iter().map(|&x| x * x).sum::<R>() / d + epsilon).sqrt();
         let inv_rms_N: Vec<R> = x_ND.chunks_exact(weight_D.len()).map(inv_rms).collect();
         let normed = |(at, &x): (usize, &R)| x * inv_rms_N[at / weight_D.len()] * weight_D[at % weight_D.len()];
@@ -167,7 +167,7 @@ pub mod reference {
         let (mut dsum_ND, mut dweight_D) = (Vec::with_capacity(sum_ND.len()), vec![R::ZERO; d]);
         for (n, &inv_rms) in inv_rms_N.iter().enumerate() {
             let (sum, dnormed) = (&sum_ND[n * d..][..d], &dnormed_ND[n * d..][..d]);
-            let mean = (0..d).map(|j| dnormed[j] * weight_D[j] * sum[j]).sum::<R>() / R::of(d as f64);
+            let mean = (0..d).map(|j| dnormed[j] * weight_D[j] * sum[j]).sum::<R>() / R::from_f64(d as f64);
             for j in 0..d {
                 dsum_ND.push(inv_rms * (dnormed[j] * weight_D[j] - sum[j] * inv_rms * inv_rms * mean));
                 dweight_D[j] += dnormed[j] * sum[j] * inv_rms;

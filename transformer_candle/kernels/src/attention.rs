@@ -45,7 +45,7 @@ pub fn forward(
     let &AttentionShape { heads, batch, sequence_length } = shape;
     heads.check(OPERATION)?;
     let (dtype, n) = (qkv_NP.dtype(), shape.tokens());
-    let arguments = Arguments::of(OPERATION)
+    let arguments = Arguments::new(OPERATION)
         .input("qkv_NP", qkv_NP, dtype, &[n, heads.packed_width()])
         .optional_input("documents_N", documents_N, DType::I32, &[n])
         .output("out_NHE", out_NHE, dtype, &[n, heads.query_width()])
@@ -80,7 +80,7 @@ pub fn backward(
     let &AttentionShape { heads, batch, sequence_length } = shape;
     heads.check(OPERATION)?;
     let (dtype, n) = (qkv_NP.dtype(), shape.tokens());
-    let arguments = Arguments::of(OPERATION)
+    let arguments = Arguments::new(OPERATION)
         .input("qkv_NP", qkv_NP, dtype, &[n, heads.packed_width()])
         .optional_input("documents_N", documents_N, DType::I32, &[n])
         .input("out_NHE", out_NHE, dtype, &[n, heads.query_width()])
@@ -126,7 +126,7 @@ pub fn decode(
     layout.check(OPERATION)?;
     let size = |buffer: &Buffer| buffer.shape().first().copied().unwrap_or(0);
     let (dtype, new, capacity) = (qkv_SP.dtype(), size(qkv_SP), size(keys_CKE));
-    let arguments = Arguments::of(OPERATION)
+    let arguments = Arguments::new(OPERATION)
         .input("qkv_SP", qkv_SP, dtype, &[new, layout.packed_width()])
         .output("keys_CKE", keys_CKE, dtype, &[capacity, layout.key_width()])
         .output("values_CKE", values_CKE, dtype, &[capacity, layout.key_width()])
@@ -262,7 +262,7 @@ pub mod reference {
         }
 
         fn scale<R: Real>(&self) -> R {
-            R::ONE / R::of(self.layout.head_size as f64).sqrt()
+            R::ONE / R::from_f64(self.layout.head_size as f64).sqrt()
         }
 
         fn scores<R: Real>(&self, qkv_NP: &[R]) -> Vec<R> {

@@ -96,7 +96,7 @@ impl Buffer {
 
     /// Sets every element to zero.
     pub fn zero(&mut self) -> Result<()> {
-        let arguments = Arguments::of("Buffer::zero").output("buffer", self, self.dtype(), self.shape());
+        let arguments = Arguments::new("Buffer::zero").output("buffer", self, self.dtype(), self.shape());
         let (address, bytes) = (self.address, self.bytes());
         let cpu = |access: &Access<'_>| {
             match self.dtype() {
@@ -114,7 +114,7 @@ impl Buffer {
 
     /// Copies a buffer of the same element type and shape.
     pub fn copy_from(&mut self, source: &Self) -> Result<()> {
-        let arguments = Arguments::of("Buffer::copy_from").output("buffer", self, self.dtype(), self.shape()).input(
+        let arguments = Arguments::new("Buffer::copy_from").output("buffer", self, self.dtype(), self.shape()).input(
             "source",
             source,
             self.dtype(),
@@ -145,7 +145,7 @@ impl Buffer {
                 actual: vec![values.len()],
             });
         }
-        let arguments = Arguments::of("Buffer::write").output("buffer", self, T::DTYPE, self.shape());
+        let arguments = Arguments::new("Buffer::write").output("buffer", self, T::DTYPE, self.shape());
         let address = self.address;
         let cpu = |access: &Access<'_>| {
             copy(values, self.slice_mut(access));
@@ -156,7 +156,7 @@ impl Buffer {
 
     /// The elements, copied to the host.
     pub fn read<T: Scalar>(&self) -> Result<Vec<T>> {
-        let arguments = Arguments::of("Buffer::read").input("buffer", self, T::DTYPE, self.shape());
+        let arguments = Arguments::new("Buffer::read").input("buffer", self, T::DTYPE, self.shape());
         arguments.run(
             |access| Ok(self.slice(access).to_vec()),
             |cuda| {

@@ -17,7 +17,7 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
     if from == to {
         return target.copy_from(source);
     }
-    let arguments = Arguments::of("cast::forward").input("source", source, from, source.shape()).output(
+    let arguments = Arguments::new("cast::forward").input("source", source, from, source.shape()).output(
         "target",
         target,
         to,
@@ -45,7 +45,7 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
 
 /// Splits an F32 master into its BF16 weight and its I16 low bits, all of one shape.
 pub fn split_master(master: &Buffer, weight: &mut Buffer, low_bits: &mut Buffer) -> Result<()> {
-    let arguments = Arguments::of("cast::split_master")
+    let arguments = Arguments::new("cast::split_master")
         .input("master", master, DType::F32, master.shape())
         .output("weight", weight, DType::BF16, master.shape())
         .output("low_bits", low_bits, DType::I16, master.shape());
@@ -59,7 +59,7 @@ pub fn split_master(master: &Buffer, weight: &mut Buffer, low_bits: &mut Buffer)
 
 /// Joins the two halves to the F32 master, bit for bit as it was split.
 pub fn join_master(weight: &Buffer, low_bits: &Buffer, master: &mut Buffer) -> Result<()> {
-    let arguments = Arguments::of("cast::join_master")
+    let arguments = Arguments::new("cast::join_master")
         .input("weight", weight, DType::BF16, master.shape())
         .input("low_bits", low_bits, DType::I16, master.shape())
         .output("master", master, DType::F32, master.shape());

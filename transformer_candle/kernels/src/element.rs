@@ -104,7 +104,7 @@ pub trait Real:
     /// 1.
     const ONE: Self;
     /// The nearest value.
-    fn of(value: f64) -> Self;
+    fn from_f64(value: f64) -> Self;
     /// The value in f64, exactly.
     fn to_f64(self) -> f64;
     /// e to the power of the value.
@@ -126,7 +126,7 @@ macro_rules! reals {
         $(impl Real for $name {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
-            fn of(value: f64) -> Self {
+            fn from_f64(value: f64) -> Self {
                 value as $name
             }
             fn to_f64(self) -> f64 {

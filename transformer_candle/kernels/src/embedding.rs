@@ -16,7 +16,7 @@ use crate::{Buffer, DeviceKind, Error, Result, cpu};
 pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result<()> {
     let (n, [v, d]) = (ids_N.elements(), size(table_VD));
     let dtype = table_VD.dtype();
-    let arguments = Arguments::of("embedding::forward")
+    let arguments = Arguments::new("embedding::forward")
         .input("table_VD", table_VD, dtype, &[v, d])
         .input("ids_N", ids_N, DType::U32, &[n])
         .output("out_ND", out_ND, dtype, &[n, d]);
@@ -38,7 +38,7 @@ pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result
 pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let (n, [v, d]) = (ids_N.elements(), size(dtable_VD));
     let dtype = dout_ND.dtype();
-    let arguments = Arguments::of("embedding::backward")
+    let arguments = Arguments::new("embedding::backward")
         .input("ids_N", ids_N, DType::U32, &[n])
         .input("dout_ND", dout_ND, dtype, &[n, d])
         .output("dtable_VD", dtable_VD, DType::F32, &[v, d])

@@ -8,7 +8,7 @@ use crate::{Buffer, DeviceKind, Result, adamw, cpu};
 
 /// `norm_1 = sqrt(sum of squares of grads)`, summed in f64 over pieces of fixed size. All F32.
 pub fn forward(grads: &Buffer, norm_1: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-    let arguments = Arguments::of("grad_norm::forward")
+    let arguments = Arguments::new("grad_norm::forward")
         .input("grads", grads, DType::F32, grads.shape())
         .output("norm_1", norm_1, DType::F32, &[1])
         .workspace(workspace, workspace_elements(grads.elements(), grads.device().kind()));
@@ -33,7 +33,7 @@ pub fn workspace_elements(elements: usize, device: DeviceKind) -> usize {
 /// 1e-6))` as `torch.nn.utils.clip_grad_norm_` has it (1 without a maximum), and `APPLY` = 1, or 0 if the norm is not
 /// finite.
 pub fn clip(norm_1: &Buffer, max_grad_norm: Option<f32>, scalars: &mut Buffer) -> Result<()> {
-    let arguments = Arguments::of("grad_norm::clip").input("norm_1", norm_1, DType::F32, &[1]).output(
+    let arguments = Arguments::new("grad_norm::clip").input("norm_1", norm_1, DType::F32, &[1]).output(
         "scalars",
         scalars,
         DType::F32,
@@ -62,7 +62,7 @@ pub mod reference {
     /// What gradients of this norm are multiplied with.
     pub fn clip_scale<R: Real>(norm: R, max_grad_norm: Option<R>) -> R {
         match max_grad_norm {
-            Some(limit) if limit < norm + R::of(1e-6) => limit / (norm + R::of(1e-6)),
+            Some(limit) if limit < norm + R::from_f64(1e-6) => limit / (norm + R::from_f64(1e-6)),
             _ => R::ONE,
         }
     }

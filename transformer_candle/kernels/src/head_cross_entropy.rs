@@ -183,7 +183,7 @@ impl HeadSizes {
         let &Inputs { hidden_ND, weight_VD, targets_N, .. } = inputs;
         let (Self { n, d, v, vocab_size, c, w }, dtype) = (self, hidden_ND.dtype());
         let device = hidden_ND.device().kind();
-        Arguments::of(operation)
+        Arguments::new(operation)
             .require(0 < vocab_size && vocab_size <= v, || format!("vocab_size {vocab_size} is not within 1..={v}"))
             .require(c > 0 && d > 0, || format!("{c} rows of logits and {d} hidden values make no chunk"))
             .input("hidden_ND", hidden_ND, dtype, &[n, d])

@@ -16,7 +16,7 @@ use crate::{Buffer, DeviceKind, Result, WriteMode, cpu, cuda};
 pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let sizes @ [n, i, o] = sizes(x_NI, w_OI);
     let dtype = x_NI.dtype();
-    let arguments = Arguments::of("linear::forward")
+    let arguments = Arguments::new("linear::forward")
         .input("x_NI", x_NI, dtype, &[n, i])
         .input("w_OI", w_OI, dtype, &[o, i])
         .output("y_NO", y_NO, dtype, &[n, o])
@@ -36,7 +36,7 @@ pub fn forward(x_NI: &Buffer, w_OI: &Buffer, y_NO: &mut Buffer, workspace: &mut 
 pub fn backward_input(dy_NO: &Buffer, w_OI: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
     let sizes @ [n, i, o] = sizes(dx_NI, w_OI);
     let dtype = dy_NO.dtype();
-    let arguments = Arguments::of("linear::backward_input")
+    let arguments = Arguments::new("linear::backward_input")
         .input("dy_NO", dy_NO, dtype, &[n, o])
         .input("w_OI", w_OI, dtype, &[o, i])
         .output("dx_NI", dx_NI, dtype, &[n, i])
@@ -62,7 +62,7 @@ pub fn backward_weight(
 ) -> Result<()> {
     let sizes @ [n, i, o] = sizes(x_NI, dw_OI);
     let dtype = dy_NO.dtype();
-    let arguments = Arguments::of("linear::backward_weight")
+    let arguments = Arguments::new("linear::backward_weight")
         .input("dy_NO", dy_NO, dtype, &[n, o])
         .input("x_NI", x_NI, dtype, &[n, i])
         .output("dw_OI", dw_OI, DType::F32, &[o, i])

@@ -44,7 +44,7 @@ pub fn accumulate_momentum(
     settings: &Muon,
 ) -> Result<()> {
     let (shape, dtype) = (momentum.shape(), update.dtype());
-    let arguments = Arguments::of("muon::accumulate_momentum")
+    let arguments = Arguments::new("muon::accumulate_momentum")
         .output("momentum", momentum, DType::F32, shape)
         .input("grad", grad, DType::F32, shape)
         .output("update", update, dtype, shape)
@@ -88,7 +88,7 @@ pub fn orthogonalize(update_BMN: &mut Buffer, scratch: Scratch<'_>, polynomials:
         return Err(Error::Invalid { operation: "muon::orthogonalize", problem });
     };
     let (sizes, s) = ([b, m, n], m.min(n));
-    let arguments = Arguments::of("muon::orthogonalize")
+    let arguments = Arguments::new("muon::orthogonalize")
         .output("update_BMN", update_BMN, dtype, &sizes)
         .output("other_BMN", other_BMN, dtype, &sizes)
         .output("gram_BSS", gram_BSS, dtype, &[b, s, s])
@@ -99,7 +99,7 @@ pub fn orthogonalize(update_BMN: &mut Buffer, scratch: Scratch<'_>, polynomials:
         other: (&*other_BMN).into(),
         gram: (&*gram_BSS).into(),
         polynomial: (&*polynomial_BSS).into(),
-        workspace: cuda::Workspace::of(workspace),
+        workspace: cuda::Workspace::from_buffer(workspace),
     };
     let cpu = |access: &Access<'_>| {
         with_element!("muon::orthogonalize", "update_BMN", dtype, E => {
@@ -131,7 +131,7 @@ pub fn step(
 ) -> Result<()> {
     let shape = weight.shape();
     let master = if low_bits.is_some() { DType::BF16 } else { DType::F32 };
-    let mut arguments = Arguments::of("muon::step")
+    let mut arguments = Arguments::new("muon::step")
         .output("weight", weight, master, shape)
         .input("update", update, master, shape)
         .input("scalars", scalars, DType::F32, &[SCALARS]);
@@ -182,7 +182,7 @@ pub mod reference {
         if scalars[APPLY] == R::ZERO {
             return;
         }
-        let (mu, rest) = (R::of(settings.momentum), R::of(1.0 - settings.momentum));
+        let (mu, rest) = (R::from_f64(settings.momentum), R::from_f64(1.0 - settings.momentum));
         let mut update = Vec::with_capacity(gradient.len());
         for (momentum, &gradient) in momentum.iter_mut().zip(gradient) {
             let gradient = scalars[CLIP_SCALE] * gradient;
@@ -191,7 +191,7 @@ pub mod reference {
         }
         let rate = scalars[LEARNING_RATE];
         let decay = R::ONE - rate * weight_decay;
-        let rate = rate * R::of(update_scale(&[m, n]));
+        let rate = rate * R::from_f64(update_scale(&[m, n]));
         for (weight, x) in weight.iter_mut().zip(orthogonalize(&update, [m, n], settings.polynomials)) {
             *weight = decay * *weight - rate * x;
         }
@@ -200,10 +200,10 @@ pub mod reference {
     /// A matrix [M, N] with its singular values moved to about one.
     pub fn orthogonalize<R: Real>(matrix: &[R], [m, n]: [usize; 2], polynomials: Polynomials) -> Vec<R> {
         let norm = matrix.iter().map(|&x| x * x).sum::<R>().sqrt();
-        let norm = if norm > R::of(1e-7) { norm } else { R::of(1e-7) };
+        let norm = if norm > R::from_f64(1e-7) { norm } else { R::from_f64(1e-7) };
         let mut x: Vec<R> = matrix.iter().map(|&x| x / norm).collect();
         for coefficients in polynomials.coefficients() {
-            let [a, b, c] = coefficients.map(|coefficient| R::of(f64::from(coefficient)));
+            let [a, b, c] = coefficients.map(|coefficient| R::from_f64(f64::from(coefficient)));
             let gram = forward(&x, &x, [m, n, m]);
             let square = forward(&gram, &gram, [m, m, m]);
             let diagonal = |at: usize| if at / m == at % m { a } else { R::ZERO };

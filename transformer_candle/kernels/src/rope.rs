@@ -74,7 +74,7 @@ fn rotate(
     let size = |buffer: &Buffer| buffer.shape().first().copied().unwrap_or(0);
     let (rows, positions, half) = (size(qkv_NP), size(&tables.cos_TE2), layout.head_size / 2);
     let (last, known) = (first_position.saturating_add(sequence_length), positions);
-    let arguments = Arguments::of(operation)
+    let arguments = Arguments::new(operation)
         .output("qkv_NP", qkv_NP, dtype, &[rows, layout.packed_width()])
         .input("cos_TE2", &tables.cos_TE2, DType::F32, &[positions, half])
         .input("sin_TE2", &tables.sin_TE2, DType::F32, &[positions, half])
@@ -120,7 +120,7 @@ pub mod reference {
                 let (left, right) = head.split_at_mut(layout.head_size / 2);
                 for j in 0..left.len() {
                     let angle = position * theta.powf(-2.0 * j as f64 / layout.head_size as f64);
-                    let (cos, sin) = (R::of(angle.cos()), sign * R::of(angle.sin()));
+                    let (cos, sin) = (R::from_f64(angle.cos()), sign * R::from_f64(angle.sin()));
                     (left[j], right[j]) = (left[j] * cos - right[j] * sin, right[j] * cos + left[j] * sin);
                 }
             }

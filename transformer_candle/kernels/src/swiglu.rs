@@ -11,7 +11,7 @@ use crate::{Buffer, Result, cpu};
 /// `out = silu(gate) * up` with `silu(x) = x / (1 + e^-x)`. Both F32 or both BF16.
 pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
     let (dtype, [n, i]) = (out_NI.dtype(), sizes(out_NI));
-    let arguments = Arguments::of("swiglu::forward").input("gate_up_N2I", gate_up_N2I, dtype, &[n, 2 * i]).output(
+    let arguments = Arguments::new("swiglu::forward").input("gate_up_N2I", gate_up_N2I, dtype, &[n, 2 * i]).output(
         "out_NI",
         out_NI,
         dtype,
@@ -32,7 +32,7 @@ pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
 /// With s = sigmoid(gate): `dgate = dout * up * s * (1 + gate * (1 - s))`, `dup = dout * gate * s`.
 pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
     let (dtype, [n, i]) = (dout_NI.dtype(), sizes(dout_NI));
-    let arguments = Arguments::of("swiglu::backward").input("dout_NI", dout_NI, dtype, &[n, i]).output(
+    let arguments = Arguments::new("swiglu::backward").input("dout_NI", dout_NI, dtype, &[n, i]).output(
         "gate_up_N2I",
         gate_up_N2I,
         dtype,
@@ -53,7 +53,7 @@ pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
 pub fn backward_recomputing(gate_up_N2I: &mut Buffer, out_NI: &mut Buffer) -> Result<()> {
     const OPERATION: &str = "swiglu::backward_recomputing";
     let (dtype, [n, i]) = (out_NI.dtype(), sizes(out_NI));
-    let arguments = Arguments::of(OPERATION).output("out_NI", out_NI, dtype, &[n, i]).output(
+    let arguments = Arguments::new(OPERATION).output("out_NI", out_NI, dtype, &[n, i]).output(
         "gate_up_N2I",
         gate_up_N2I,
         dtype,

@@ -141,7 +141,7 @@ mod tests {
     /// An operation that takes a while, and then does something else. How long it was at work.
     fn work(operation: &'static str, then: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
         let buffer = zeros(&[1], DType::F32);
-        Arguments::of(operation).input("buffer", &buffer, DType::F32, &[1]).cpu(|_| {
+        Arguments::new(operation).input("buffer", &buffer, DType::F32, &[1]).cpu(|_| {
             let from = Instant::now();
             std::hint::black_box(vec![1u8; 1 << 22].iter().map(|&one| u64::from(one)).sum::<u64>());
             let own = from.elapsed();

@@ -30,7 +30,7 @@ pub struct DataSource {
 }
 
 impl DataSource {
-    fn of(source: dataset::DataSource) -> Self {
+    fn new(source: dataset::DataSource) -> Self {
         let dataset::SourceDescription { name, revision, files, bytes } = source.describe();
         Self { mixture: source.into(), name, revision, files, bytes }
     }
@@ -53,12 +53,12 @@ impl DataSource {
         on_wait: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let text_column = text_column.to_owned();
-        let streaming = StreamingConfig { config, revision, text_column, ..StreamingConfig::of(dataset, split) };
+        let streaming = StreamingConfig { config, revision, text_column, ..StreamingConfig::new(dataset, split) };
         let hub = HubSettings::from_environment().with_run_config(&DataConfig::default());
         let waits = hub.retries.clone();
         let signals = Signals::telling(on_wait, move || waits.longest());
         let cancel = signals.cancel_token();
-        signals.run(py, || dataset::DataSource::streaming(&streaming, hub, &cancel)).map(Self::of)
+        signals.run(py, || dataset::DataSource::streaming(&streaming, hub, &cancel)).map(Self::new)
     }
 
     /// Find local files: paths, folders and globs, relative to the current folder.
@@ -67,7 +67,7 @@ impl DataSource {
     fn local(py: Python<'_>, patterns: Vec<String>, text_column: &str) -> PyResult<Self> {
         let signals = Signals::default();
         let cancel = signals.cancel_token();
-        signals.run(py, || dataset::DataSource::local(&patterns, Path::new(""), text_column, &cancel)).map(Self::of)
+        signals.run(py, || dataset::DataSource::local(&patterns, Path::new(""), text_column, &cancel)).map(Self::new)
     }
 
     /// Mix sources with their weights, which are their shares of the text.

@@ -38,7 +38,7 @@ const MOST_VALUES: usize = 50_000;
 
 impl Format {
     /// The format that a file's extension names.
-    pub fn of(path: &Path) -> Result<Self, Problem> {
+    pub fn from_path(path: &Path) -> Result<Self, Problem> {
         match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
             Some("yaml" | "yml") => Ok(Self::Yaml),
             Some("toml") => Ok(Self::Toml),

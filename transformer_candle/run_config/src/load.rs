@@ -76,7 +76,7 @@ impl RunConfig {
     /// ```
     pub fn parse(text: &str, format: Format, overrides: &[String]) -> Result<Self, ConfigError> {
         let document = format::parse(text, format).map_err(|problem| ConfigError::new(None, vec![problem]))?;
-        let draft = Draft::of(document, overrides).map_err(|problem| ConfigError::new(None, vec![problem]))?;
+        let draft = Draft::new(document, overrides).map_err(|problem| ConfigError::new(None, vec![problem]))?;
         if draft.findings.problems.is_empty() {
             Ok(draft.config)
         } else {
@@ -121,7 +121,7 @@ struct Draft {
 }
 
 impl Draft {
-    fn of(document: Value, overrides: &[String]) -> Result<Self, Problem> {
+    fn new(document: Value, overrides: &[String]) -> Result<Self, Problem> {
         let mut document = match document {
             Value::Object(document) => document,
             Value::Null => Map::new(),
@@ -159,14 +159,14 @@ fn read(
 ) -> Result<(ResolvedRun, Vec<Problem>), ConfigError> {
     let fatal = |problem| ConfigError::one(path, problem);
     let config_path = absolute(path).map_err(|error| fatal(Problem::of_file(error.to_string())))?;
-    let mut document = Format::of(path)
+    let mut document = Format::from_path(path)
         .and_then(|format| format::parse(&format::read_text(path, format::LARGEST_CONFIG)?, format))
         .map_err(fatal)?;
     let run_directory = config_path.parent().map(Path::to_path_buf).unwrap_or_default();
     if config_path.ends_with(run_folder::RESOLVED_CONFIG) {
         run_folder::locate(&mut document, &run_directory);
     }
-    let mut draft = Draft::of(document, overrides).map_err(fatal)?;
+    let mut draft = Draft::new(document, overrides).map_err(fatal)?;
     if run_directory.to_str().is_none() {
         draft.findings.problems.push(Problem::of_file("lies in a folder whose name is not UTF-8").suggest("move it"));
         return Err(ConfigError::new(Some(path), draft.findings.problems));

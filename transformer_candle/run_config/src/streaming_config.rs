@@ -44,7 +44,7 @@ impl StreamingConfig {
     pub const FILE_NAME: &str = "streaming_config.json";
 
     /// A data set of which nothing but the name and the split is said.
-    pub fn of(dataset: &str, split: &str) -> Self {
+    pub fn new(dataset: &str, split: &str) -> Self {
         Self {
             dataset: dataset.to_owned(),
             split: split.to_owned(),

@@ -67,7 +67,7 @@ fn backward_rows<E: Element>(gate_up: &mut [E], dout: &[E], i: usize) {
         let (gate, up) = gate_up.split_at_mut(i);
         // Of zipped slices the compiler makes no vectors here.
         for j in 0..i {
-            let gradient = Gradient::of(gate[j].widen(), up[j].widen(), dout[j].widen());
+            let gradient = Gradient::new(gate[j].widen(), up[j].widen(), dout[j].widen());
             (gate[j], up[j]) = (E::narrow(gradient.gate), E::narrow(gradient.up));
         }
     }
@@ -78,7 +78,7 @@ fn recompute_rows<E: Element>(gate_up: &mut [E], out: &mut [E], i: usize) {
     for (gate_up, out) in gate_up.chunks_exact_mut(2 * i).zip(out.chunks_exact_mut(i)) {
         let (gate, up) = gate_up.split_at_mut(i);
         for j in 0..i {
-            let gradient = Gradient::of(gate[j].widen(), up[j].widen(), out[j].widen());
+            let gradient = Gradient::new(gate[j].widen(), up[j].widen(), out[j].widen());
             (gate[j], up[j]) = (E::narrow(gradient.gate), E::narrow(gradient.up));
             out[j] = E::narrow(gradient.out);
         }
@@ -94,7 +94,7 @@ struct Gradient {
 
 impl Gradient {
     #[inline(always)]
-    fn of(gate: f32, up: f32, dout: f32) -> Self {
+    fn new(gate: f32, up: f32, dout: f32) -> Self {
         let s = sigmoid(gate);
         Self { gate: dout * up * s * (1.0 + gate * (1.0 - s)), up: dout * gate * s, out: gate * s * up }
     }

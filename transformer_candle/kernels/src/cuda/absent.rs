@@ -207,11 +207,11 @@ impl HostToDevice {
         match self.0 {}
     }
 
-    pub(crate) fn send(&mut self, _landing: usize) -> Result<()> {
+    pub(crate) fn send(&mut self, _staging: usize) -> Result<()> {
         match self.0 {}
     }
 
-    pub(crate) fn receive(&mut self, _landing: usize, _target: usize) -> Result<()> {
+    pub(crate) fn receive(&mut self, _staging: usize, _target: usize) -> Result<()> {
         match self.0 {}
     }
 }

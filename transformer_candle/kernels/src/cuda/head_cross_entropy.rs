@@ -94,7 +94,7 @@ impl Inputs {
             targets: targets_N.into(),
             logits: logits_CW.into(),
             workspace: workspace.into(),
-            gemm_workspace: Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(workspace) },
+            gemm_workspace: Workspace { bytes: WORKSPACE_BYTES, ..Workspace::from_buffer(workspace) },
             sizes,
         }
     }

@@ -12,7 +12,7 @@ pub(crate) fn forward(
     workspace: &Buffer,
 ) -> Matmul {
     let (x, w, y) = (Operand::from(x_NI), Operand::from(w_OI), Operand::from(y_NO));
-    Matmul::set(y, [n, o, i], x, w.transposed(), Workspace::of(workspace))
+    Matmul::set(y, [n, o, i], x, w.transposed(), Workspace::from_buffer(workspace))
 }
 
 /// `dx_NI = dy_NO w_OI`.
@@ -24,7 +24,7 @@ pub(crate) fn backward_input(
     workspace: &Buffer,
 ) -> Matmul {
     let (dy, w, dx) = (Operand::from(dy_NO), Operand::from(w_OI), Operand::from(dx_NI));
-    Matmul::set(dx, [n, i, o], dy, w, Workspace::of(workspace))
+    Matmul::set(dx, [n, i, o], dy, w, Workspace::from_buffer(workspace))
 }
 
 /// `dw_OI = dy_NO^T x_NI` or `dw_OI += dy_NO^T x_NI` in F32.
@@ -37,6 +37,6 @@ pub(crate) fn backward_weight(
     workspace: &Buffer,
 ) -> Matmul {
     let (dy, x, dw) = (Operand::from(dy_NO), Operand::from(x_NI), Operand::from(dw_OI));
-    let matmul = Matmul::set(dw, [o, i, n], dy.transposed(), x, Workspace::of(workspace));
+    let matmul = Matmul::set(dw, [o, i, n], dy.transposed(), x, Workspace::from_buffer(workspace));
     Matmul { write_mode, ..matmul }
 }

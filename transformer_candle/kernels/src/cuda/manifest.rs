@@ -157,7 +157,7 @@ impl Argument {
     /// The value in the low bytes of a word.
     fn word(&self, value: Value) -> Result<u64, String> {
         let name = &self.name;
-        if Kind::of(value) != Some(self.kind) {
+        if Kind::from_value(value) != Some(self.kind) {
             return Err(format!("`{name}` is {:?}, {value:?} was given", self.kind));
         }
         let word = match value {
@@ -173,7 +173,7 @@ impl Argument {
 }
 
 impl Kind {
-    fn of(value: Value) -> Option<Self> {
+    fn from_value(value: Value) -> Option<Self> {
         match value {
             Value::Pointer { dtype: DType::F32, .. } => Some(Self::F32Pointer),
             Value::Pointer { dtype: DType::BF16, .. } => Some(Self::BF16Pointer),

@@ -135,7 +135,7 @@ impl Workspace {
     }
 
     /// All of an F32 buffer from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are left wherever it lies.
-    pub(crate) fn of(buffer: &Buffer) -> Self {
+    pub(crate) fn from_buffer(buffer: &Buffer) -> Self {
         let end = buffer.address() + buffer.elements() * buffer.dtype().size_in_bytes();
         let address = buffer.address().next_multiple_of(WORKSPACE_ALIGNMENT);
         Self { address, bytes: end.saturating_sub(address) }

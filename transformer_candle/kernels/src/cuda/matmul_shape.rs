@@ -57,7 +57,7 @@ pub(crate) struct ColumnMajorMatmul {
 }
 
 impl Shape {
-    pub(crate) fn of(matmul: &Matmul) -> Self {
+    pub(crate) fn new(matmul: &Matmul) -> Self {
         let &Matmul { m, n, k, batch, write_mode, .. } = matmul;
         let (a, b, c) = ((&matmul.a).into(), (&matmul.b).into(), (&matmul.c).into());
         Self { sizes: [m, n, k], batch, a, b, c, write_mode }

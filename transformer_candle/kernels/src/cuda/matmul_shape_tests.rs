@@ -52,13 +52,13 @@ proptest! {
         let ((a, [_, wide_a]), (b, [_, wide_b])) = (stored(1, [m, k], more_a, turn_a), stored(2, [k, n], more_b, turn_b));
         let (c, _) = stored(3, [m, n], more_c, false);
         let turned = |buffer: &Buffer, turn: bool| if turn { Operand::from(buffer).transposed() } else { buffer.into() };
-        let (space, sizes) = (Workspace::of(&workspace(0)), [m, n, k]);
+        let (space, sizes) = (Workspace::from_buffer(&workspace(0)), [m, n, k]);
         let matmul = Matmul::set((&c).into(), sizes, turned(&a, turn_a), turned(&b, turn_b), space);
         let matmul = Matmul { write_mode, ..matmul };
 
         let (a, b, start) = (values(&a), values(&b), values(&c));
         let mut result = start.clone();
-        library(Shape::of(&matmul).column_major(), &b, &a, &mut result, write_mode);
+        library(Shape::new(&matmul).column_major(), &b, &a, &mut result, write_mode);
 
         let element = |values: &[f64], wide: usize, turn: bool, row: usize, column: usize| {
             if turn { values[column * wide + row] } else { values[row * wide + column] }
@@ -84,7 +84,7 @@ proptest! {
         let run = |matmul: &Matmul, a: &Buffer, b: &Buffer, c: &Buffer| {
             assert_eq!([matmul.a.address, matmul.b.address, matmul.c.address], [a, b, c].map(Buffer::address));
             let mut result = values(c);
-            library(Shape::of(matmul).column_major(), &values(b), &values(a), &mut result, matmul.write_mode);
+            library(Shape::new(matmul).column_major(), &values(b), &values(a), &mut result, matmul.write_mode);
             result
         };
         let near = |left: &[f64], right: &[f64]| left.iter().zip(right).all(|(left, right)| (left - right).abs() < 1e-9);
@@ -115,10 +115,10 @@ proptest! {
         };
         let (a, b) = (values(1, [m, k]), values(2, [k, n]));
         let c = operand(&vec![0.0; batch * m * n], [m, n], false);
-        let space = Workspace::of(&workspace(0));
+        let space = Workspace::from_buffer(&workspace(0));
         let one = Matmul::set(c, [m, n, k], operand(&a, [m, k], turn_a), operand(&b, [k, n], turn_b), space);
         let run = |matmul: &Matmul, a: &[f64], b: &[f64], c: &mut [f64]| {
-            library(Shape::of(matmul).column_major(), b, a, c, WriteMode::Overwrite);
+            library(Shape::new(matmul).column_major(), b, a, c, WriteMode::Overwrite);
         };
         let [mut together, mut apart] = [(); 2].map(|()| vec![0.0; batch * m * n]);
         run(&Matmul { batch, ..one }, &a, &b, &mut together);
@@ -155,7 +155,7 @@ proptest! {
 fn the_text_of_a_shape_is_for_people_too() {
     let (dy, x, dw) = (zeros(&[6, 4], DType::BF16), zeros(&[6, 3], DType::BF16), zeros(&[4, 3], DType::F32));
     let aligned = |matmul: &Matmul| {
-        let mut shape = Shape::of(matmul);
+        let mut shape = Shape::new(matmul);
         for layout in [&mut shape.a, &mut shape.b, &mut shape.c] {
             layout.alignment = 256;
         }
@@ -188,12 +188,13 @@ fn an_alignment_is_never_more_than_the_address_has() {
 fn a_product_outside_of_its_buffers_or_of_mixed_types_is_refused() {
     let (x, w, y) = (zeros(&[4, 3], DType::F32), zeros(&[5, 3], DType::F32), zeros(&[4, 5], DType::F32));
     let space = workspace(crate::linear::workspace_elements(4, 3, 5, DeviceKind::Cuda));
-    let matmul =
-        |x: Operand| Matmul::set((&y).into(), [4, 5, 3], x, Operand::from(&w).transposed(), Workspace::of(&space));
+    let matmul = |x: Operand| {
+        Matmul::set((&y).into(), [4, 5, 3], x, Operand::from(&w).transposed(), Workspace::from_buffer(&space))
+    };
     let problem = |matmul: Matmul| matmul.check().unwrap_err().to_string();
     let whole = Operand::from(&x);
     matmul(whole).check().unwrap();
-    let wide = Matmul::set((&y).into(), [4, 5, 3], whole, Operand::from(&w), Workspace::of(&space));
+    let wide = Matmul::set((&y).into(), [4, 5, 3], whole, Operand::from(&w), Workspace::from_buffer(&space));
     assert!(problem(wide).contains("lies outside of its buffer"));
     assert!(problem(matmul(whole.skip_rows(1))).contains("lies outside of its buffer"));
     assert!(problem(matmul(whole.skip_rows(9))).contains("lies outside of its buffer"));
@@ -202,7 +203,7 @@ fn a_product_outside_of_its_buffers_or_of_mixed_types_is_refused() {
     assert!(problem(matmul(narrow)).contains("no matmul of (BF16, F32, F32)"), "{}", problem(matmul(narrow)));
     let turned = Operand::from(&zeros(&[5, 5], DType::F32)).transposed();
     assert!(problem(Matmul { c: turned, ..matmul(whole) }).contains("lies outside"));
-    let small = Workspace::of(&workspace(1000));
+    let small = Workspace::from_buffer(&workspace(1000));
     assert!(problem(Matmul { workspace: small, ..matmul(whole) }).contains("33554432 are needed"));
 }
 
@@ -210,7 +211,7 @@ fn a_product_outside_of_its_buffers_or_of_mixed_types_is_refused() {
 fn a_workspace_begins_at_a_multiple_of_256_bytes_wherever_its_buffer_lies() {
     let space = workspace(super::super::WORKSPACE_ELEMENTS + 100);
     for offset in 0..100 {
-        let part = Workspace::of(&space.view(offset, &[super::super::WORKSPACE_ELEMENTS]).unwrap());
+        let part = Workspace::from_buffer(&space.view(offset, &[super::super::WORKSPACE_ELEMENTS]).unwrap());
         assert!(part.address.is_multiple_of(256) && part.bytes >= 32 << 20, "{part:?}");
     }
 }

@@ -248,7 +248,7 @@ fn the_head_asks_for_every_chunk() {
 fn the_parts_of_the_heads_workspace_do_not_overlap() {
     let whole = zeros(&[crate::head_cross_entropy::workspace_elements(3, 16, 64, DeviceKind::Cuda) + 1], DType::F32);
     let workspace = whole.view(1, &[whole.elements() - 1]).unwrap();
-    let matmuls = Workspace { bytes: WORKSPACE_BYTES, ..Workspace::of(&workspace) };
+    let matmuls = Workspace { bytes: WORKSPACE_BYTES, ..Workspace::from_buffer(&workspace) };
     let rest = whole.address() + (1 + WORKSPACE_ELEMENTS) * 4;
     assert!(matmuls.address >= workspace.address() && matmuls.address + matmuls.bytes <= rest);
 }
@@ -311,7 +311,7 @@ fn muon_asks_for_what_was_compiled() {
                 other: (&other).into(),
                 gram: (&gram).into(),
                 polynomial: (&polynomial).into(),
-                workspace: Workspace::of(&workspace),
+                workspace: Workspace::from_buffer(&workspace),
             };
             let requests = muon::orthogonalize(&matrices, sizes, settings.polynomials);
             let [squares, normalize, polynomial] =

@@ -78,10 +78,10 @@ impl Cuda {
         unsafe { candle.disable_event_tracking() };
         let stream = candle.cuda_stream();
         let context = Arc::clone(stream.context());
-        let pool = memory::Pool::of(&candle).during(ordinal, "cuMemPoolSetAttribute")?;
+        let pool = memory::Pool::default_of(&candle).during(ordinal, "cuMemPoolSetAttribute")?;
         let library = library::Library::open(ordinal)?;
         let copies = context.new_stream().during(ordinal, "cuStreamCreate")?;
-        let kernels = kernels::Kernels::of(gpu.compute_capability).map_err(refuse)?;
+        let kernels = kernels::Kernels::for_gpu(gpu.compute_capability).map_err(refuse)?;
         let (free, total) = context.mem_get_info().during(ordinal, "cuMemGetInfo")?;
         // The pool's memory belongs to tensors, of this handle or an earlier one.
         let (_, reserved) = pool.used_and_reserved().during(ordinal, "cuMemPoolGetAttribute")?;

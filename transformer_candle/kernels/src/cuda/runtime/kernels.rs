@@ -44,7 +44,7 @@ pub(crate) struct Kernel<'a> {
 }
 
 impl Kernels {
-    pub(super) fn of(compute_capability: (u32, u32)) -> Result<Self, String> {
+    pub(super) fn for_gpu(compute_capability: (u32, u32)) -> Result<Self, String> {
         let entries = Manifest::for_gpu(embedded::MANIFEST, compute_capability)?;
         let slots = |variants: Vec<Entry>| {
             variants.into_iter().map(|entry| Slot { entry, function: OnceLock::new() }).collect()

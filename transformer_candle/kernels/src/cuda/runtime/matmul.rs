@@ -55,7 +55,7 @@ impl Cuda {
     /// Computes a GEMM on the stream. The first of its shape waits for the GPU, while the library's algorithms are timed.
     pub(crate) fn multiply(&self, matmul: &Matmul) -> Result<()> {
         matmul.check()?;
-        let shape = Shape::of(matmul);
+        let shape = Shape::new(matmul);
         if shape.batch == 0 || shape.sizes.contains(&0) {
             return self.multiply_empty(matmul);
         }
@@ -109,7 +109,7 @@ impl Cuda {
 
     /// An algorithm of another run, if the library still takes it for this shape.
     fn checked(&self, shape: &Shape, algorithm: Algorithm) -> Result<Choice, CublasError> {
-        let descriptors = Descriptors::of(shape)?;
+        let descriptors = Descriptors::new(shape)?;
         if descriptors.workspace_bytes(self.library(), &algorithm)? > WORKSPACE_BYTES {
             return Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
         }

@@ -25,7 +25,7 @@ unsafe impl Sync for Pool {}
 
 impl Pool {
     /// The GPU's default pool, set to keep freed memory, so that another program cannot take it during a run.
-    pub(super) fn of(candle: &CudaDevice) -> Result<Self, DriverError> {
+    pub(super) fn default_of(candle: &CudaDevice) -> Result<Self, DriverError> {
         let stream = candle.cuda_stream();
         let context = stream.context();
         if !context.has_async_alloc() {

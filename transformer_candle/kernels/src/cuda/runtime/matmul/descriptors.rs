@@ -37,13 +37,13 @@ unsafe impl Send for Descriptors {}
 unsafe impl Sync for Descriptors {}
 
 impl Descriptors {
-    pub(super) fn of(shape: &Shape) -> Result<Self> {
+    pub(super) fn new(shape: &Shape) -> Result<Self> {
         let ColumnMajorMatmul { left, right, result } = shape.column_major();
         Ok(Self {
             operation: Operation::new(left.transposed, right.transposed)?,
-            left: Layout::of(&left)?,
-            right: Layout::of(&right)?,
-            result: Layout::of(&result)?,
+            left: Layout::new(&left)?,
+            right: Layout::new(&right)?,
+            result: Layout::new(&result)?,
         })
     }
 
@@ -117,7 +117,7 @@ impl Operation {
 }
 
 impl Layout {
-    fn of(matrix: &ColumnMajor) -> Result<Self> {
+    fn new(matrix: &ColumnMajor) -> Result<Self> {
         use cublasLtMatrixLayoutAttribute_t as Attribute;
         let ColumnMajor { dtype, rows, columns, leading, batch, .. } = *matrix;
         let dtype = if dtype == DType::BF16 { cudaDataType_t::CUDA_R_16BF } else { cudaDataType_t::CUDA_R_32F };

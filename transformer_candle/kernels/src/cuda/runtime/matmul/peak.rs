@@ -27,11 +27,11 @@ impl Cuda {
         fill(&mut w, 2)?;
 
         let _guard = self.lock_stream();
-        let space = Workspace::of(&workspace);
+        let space = Workspace::from_buffer(&workspace);
         let matmul =
             Matmul::set(Operand::from(&y), [size; 3], Operand::from(&x), Operand::from(&w).transposed(), space);
         self.multiply(&matmul)?;
-        let choice = self.choice(Shape::of(&matmul), &matmul)?;
+        let choice = self.choice(Shape::new(&matmul), &matmul)?;
         let milliseconds = self.time(SAMPLES, PRODUCTS_IN_A_SAMPLE, || {
             let launched = self.launch_matmul(&matmul, &choice.descriptors, &choice.algorithm, 1.0);
             launched.during(self.ordinal(), "cublasLtMatmul while it is timed")

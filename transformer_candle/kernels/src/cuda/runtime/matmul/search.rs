@@ -18,7 +18,7 @@ impl Cuda {
     /// above 1e-30 shows.
     pub(super) fn search(&self, shape: &Shape, matmul: &Matmul) -> Result<Choice> {
         let during = |call: &str| format!("{call} for {shape}");
-        let descriptors = Descriptors::of(shape).during(self.ordinal(), during("cublasLtMatmulDescCreate"))?;
+        let descriptors = Descriptors::new(shape).during(self.ordinal(), during("cublasLtMatmulDescCreate"))?;
         let candidates = descriptors
             .candidates(self.library(), shape, CANDIDATES)
             .during(self.ordinal(), during("cublasLtMatmulAlgoGetHeuristic"))?;
