@@ -1,4 +1,4 @@
-//! `data`: which text is read and how it becomes batches.
+//! `data`: the training text, and how it is batched.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -8,61 +8,61 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{ByteSize, MixtureComponent, TimeSpan};
 
-/// Which text is read and how it becomes batches. With a `streaming_config.json` beside the config
-/// the text is streamed from the Hugging Face Hub, and `train_shards` is not read.
+/// The training text, and how it is batched. With a `streaming_config.json` beside the config the
+/// text is streamed from the Hugging Face Hub, and `train_shards` is ignored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
     /// Local text to train on: files, folders or globs of `.parquet`, `.jsonl` (also `.gz`, `.zst`)
     /// and `.txt`.
     pub train_shards: Vec<String>,
-    /// Several sources to train on instead, each with its share of the sequences: data sets of the Hub and local
+    /// Several sources instead, each with its weight: data sets of the Hub and local
     /// files, such as `[{dataset: HuggingFaceFW/fineweb, weight: 0.7}, {shards: [code/*.parquet], weight: 0.3}]`. A
-    /// source that is read to its end begins again while the others continue. Needs `scheduler.total_steps`.
+    /// source that ends starts over while the others continue. Needs `scheduler.total_steps`.
     pub mixture: Vec<MixtureComponent>,
-    /// Local text to evaluate on, written like `train_shards`. Left out: held-out parts of the
-    /// training text, see `held_out_fraction`.
+    /// Local text to evaluate on, given like `train_shards`. Default: held-out parts of the training
+    /// text, see `held_out_fraction`.
     pub validation_shards: Vec<String>,
-    /// The column of Parquet files and the field of JSON lines that holds the text. When streaming,
-    /// `streaming_config.json` says it.
+    /// The column of Parquet files, and the field of JSON lines, that holds the text. When streaming,
+    /// that of `streaming_config.json`.
     #[schemars(length(min = 1))]
     pub text_column: String,
     /// Tokens of one training sequence. At most `model.max_position_embeddings`.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub sequence_length: usize,
-    /// What a token may look back at within its sequence, into which documents are packed end to end.
+    /// How far attention reaches back in a sequence, into which documents are packed end to end.
     pub packing: Packing,
-    /// Sequences of one micro-batch: what is in memory at once. `auto` takes the largest that fits
-    /// and divides `sequences_per_step`. Left out: `sequences_per_step /
+    /// Sequences of a micro-batch, which are in memory at the same time. `auto` is the largest number
+    /// that fits and divides `sequences_per_step`. Default: `sequences_per_step /
     /// gradient_accumulation_steps`, or `auto`.
     pub batch_size: BatchSize,
-    /// Micro-batches whose gradients are summed before one optimizer step. Left out:
+    /// Micro-batches whose gradients are accumulated for an optimizer step. Default:
     /// `sequences_per_step / batch_size`, or 1.
     #[schemars(range(min = 1, max = 65_536))]
     pub gradient_accumulation_steps: Option<usize>,
-    /// Sequences of one optimizer step, whatever the GPU. Two of this, `batch_size` and
-    /// `gradient_accumulation_steps` give the third; an `--override` of one keeps this number, and
-    /// results depend on how it is split only up to rounding.
+    /// Sequences of an optimizer step. Two of this key, `batch_size` and
+    /// `gradient_accumulation_steps` determine the third; an `--override` of one of the others keeps
+    /// this number. How it is divided changes results by rounding only.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub sequences_per_step: usize,
-    /// Documents of the window in which the order is shuffled. More mixes better and holds more
-    /// text in memory (FineWeb: about 3 KB a document). The sources of a mixture share them.
+    /// Documents of the shuffle window. A larger one mixes better and holds more text in memory
+    /// (FineWeb: about 3 KB per document). The sources of a mixture share it.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub shuffle_buffer_size: usize,
-    /// Threads that read and tokenise ahead of training; the order of the data does not depend on their number.
+    /// Threads that read and tokenise ahead of training. The data order does not depend on it.
     #[schemars(range(min = 1, max = 256))]
     pub num_workers: usize,
     /// How long a stream may go without a byte from the Hub before the run ends. Training continues with what is
     /// ready meanwhile.
     pub network_patience: TimeSpan,
-    /// Folder of the blocks of streamed files that were read, so that a second epoch or a resumed run
-    /// reads them from this machine's disk. Left out: below the user's cache folder. Several runs may share it.
+    /// Cache of the blocks of streamed files, so that a second epoch or a resumed run reads them from
+    /// this machine's disk. Default: in the user's cache folder. Several runs may share it.
     pub cache_dir: Option<PathBuf>,
-    /// What the cached blocks may take on disk; the least recently used go first. Less than a block of 512 KiB, such
-    /// as `1B`, keeps nothing.
+    /// Size of the cache on disk at most; the least recently used blocks are removed. Less than a
+    /// block of 512 KiB, such as `1B`, disables it.
     pub cache_limit: ByteSize,
-    /// Share of the training text's row groups that is kept out of training for evaluation where
-    /// `validation_shards` is empty. At least one row group is kept out.
+    /// Fraction of the training text's row groups that is held out for evaluation if
+    /// `validation_shards` is empty. At least one row group is held out.
     #[schemars(range(max = 0.5), extend("exclusiveMinimum" = 0))]
     pub held_out_fraction: f64,
 }
@@ -104,7 +104,7 @@ pub enum Packing {
     #[default]
     Concat,
     /// To the `<|endoftext|>` before the document, from which its first token is predicted. The pieces of at most
-    /// 64 KiB in which a `.txt` file is shuffled have none between them and are not kept apart.
+    /// 64 KiB in which a `.txt` file is shuffled have none between them and are not separated.
     Documents,
 }
 

@@ -1,4 +1,4 @@
-//! `data.mixture`: several sources of text, each with its share.
+//! `data.mixture`: several sources of text with weights.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,23 +10,23 @@ pub struct MixtureComponent {
     /// A data set of the Hub (`owner/name`), or `demo`. Either this or `shards`.
     #[serde(default)]
     pub dataset: Option<String>,
-    /// The data set's configuration, such as `sample-10BT`. Left out: its default one.
+    /// The data set's configuration, such as `sample-10BT`. Default: that of the data set.
     #[serde(default)]
     pub config: Option<String>,
-    /// The data set's split. Left out: `train`.
+    /// The data set's split. Default: `train`.
     #[serde(default)]
     pub split: Option<String>,
-    /// The data set's commit, branch or tag. Left out: the newest commit. A run keeps the commit that it began with.
+    /// The data set's commit, branch or tag. Default: the newest commit. A run keeps its first commit.
     #[serde(default)]
     pub revision: Option<String>,
-    /// Local text, written like `data.train_shards`. Either this or `dataset`.
+    /// Local text, given like `data.train_shards`. Either this or `dataset`.
     #[serde(default)]
     pub shards: Vec<String>,
-    /// The column or field that holds the text. Left out: `data.text_column`.
+    /// The column or field that holds the text. Default: `data.text_column`.
     #[serde(default)]
     pub text_column: Option<String>,
-    /// The source's share of the training sequences, in proportion to the sum of all weights. Sequences have one
-    /// length, so it is its share of the tokens as well.
+    /// Mixture weight: divided by the sum of all weights, the source's fraction of the sequences, and of the
+    /// tokens, as sequences have one length.
     #[schemars(range(max = 1e12), extend("exclusiveMinimum" = 0))]
     pub weight: f64,
 }

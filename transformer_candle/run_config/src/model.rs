@@ -8,30 +8,29 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Number of token ids the model knows. Left out: the tokenizer's. May be larger than the
-    /// tokenizer, never smaller. In memory it is padded to a multiple of 64, in checkpoints it is
-    /// exact.
+    /// Vocabulary size. Default: the tokenizer's. May be larger than the tokenizer's, not smaller. It
+    /// is padded to a multiple of 64 in memory, not in checkpoints.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub vocab_size: Option<usize>,
     /// Width of the residual stream. A multiple of `num_attention_heads`.
     #[schemars(range(min = 2, max = 65_536))]
     pub hidden_size: usize,
-    /// Width inside the SwiGLU feed-forward. 8/3 of `hidden_size` costs what a plain feed-forward
-    /// of 4 times the width does; more is common.
+    /// Width of the SwiGLU MLP. 8/3 of `hidden_size` has the parameters of a plain MLP of width
+    /// 4 `hidden_size`; larger values are common.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub intermediate_size: usize,
     /// Number of decoder blocks.
     #[schemars(range(min = 1, max = 1024))]
     pub num_layers: usize,
-    /// Number of query heads. A head is `hidden_size / num_attention_heads` wide, which must be
-    /// even; 64 or 128 suit every GPU kernel.
+    /// Number of query heads. The head size, `hidden_size / num_attention_heads`, must be even; every
+    /// GPU kernel supports 64 and 128.
     #[schemars(range(min = 1, max = 1024))]
     pub num_attention_heads: usize,
-    /// Number of key/value heads, which must divide the number of query heads. Fewer make the cache of generation and the
-    /// QKV matrix smaller (grouped-query attention). Left out: `num_attention_heads`.
+    /// Number of key/value heads, a divisor of `num_attention_heads`. Fewer make the KV cache and the
+    /// QKV matrix smaller (grouped-query attention). Default: `num_attention_heads`.
     #[schemars(range(min = 1, max = 1024))]
     pub num_key_value_heads: usize,
-    /// Longest sequence the model is made for; written into the checkpoint. Left out:
+    /// Longest sequence that the model supports; stored in checkpoints. Default:
     /// `data.sequence_length`.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub max_position_embeddings: usize,
@@ -44,8 +43,8 @@ pub struct ModelConfig {
     /// Whether the output head is the embedding table itself. Saves `vocab_size * hidden_size`
     /// parameters, a large part of a small model.
     pub tie_embeddings: bool,
-    /// Standard deviation of the initial weights (GPT-2's 0.02); projections into the residual
-    /// stream get it divided by `sqrt(2 * num_layers)`.
+    /// Standard deviation of the initial weights (0.02 in GPT-2); divided by `sqrt(2 * num_layers)`
+    /// for projections that write to the residual stream.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub init_std: f64,
 }
@@ -69,7 +68,7 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
-    /// Width of one attention head.
+    /// Size of an attention head.
     pub fn head_size(&self) -> usize {
         self.hidden_size / self.num_attention_heads
     }

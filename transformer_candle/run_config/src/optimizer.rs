@@ -1,33 +1,33 @@
-//! `optimizer`: how gradients change the weights.
+//! `optimizer`: the update rule and its settings.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How gradients change the weights.
+/// The update rule and its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
     /// The update rule.
     pub algorithm: Algorithm,
-    /// Peak learning rate, reached at the end of the warm-up. Larger models want less: 1e-3 suits
-    /// 10 M parameters, 3e-4 suits 1 B.
+    /// Peak learning rate, reached at the end of the warm-up. Larger models need a smaller one: 1e-3
+    /// for 10 M parameters, 3e-4 for 1 B.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub learning_rate: f64,
-    /// Decoupled weight decay a step, multiplied by the learning rate. It acts on the matrices of
-    /// the blocks and an untied head; norms and embeddings do not decay.
+    /// Decoupled weight decay per step, multiplied by the learning rate. It applies to the projections
+    /// and an untied head, not to norms and embeddings.
     #[schemars(range(min = 0, max = 1))]
     pub weight_decay: f64,
-    /// How much of the gradient's running mean is kept each step.
+    /// Decay of the first moment, the running mean of the gradient.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub beta1: f64,
-    /// How much of the running mean of the squared gradient is kept each step. 0.95 rather than
-    /// 0.999 follows loss spikes faster.
+    /// Decay of the second moment, the running mean of the squared gradient. 0.95 recovers faster from
+    /// loss spikes than 0.999.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub beta2: f64,
-    /// Added to the denominator of the update so that it never divides by zero.
+    /// Added to the denominator of the update.
     #[schemars(range(max = 0.1), extend("exclusiveMinimum" = 0))]
     pub epsilon: f64,
-    /// Gradients are scaled down to this global norm where they exceed it. `null`: no clipping.
+    /// Gradients with a larger global norm are scaled down to this one. `null`: no clipping.
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub max_grad_norm: Option<f64>,
     /// Settings of `algorithm: muon`.
@@ -49,7 +49,7 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// The update rules there are.
+/// Update rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
@@ -64,7 +64,7 @@ pub enum Algorithm {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MuonConfig {
-    /// How much of the gradient's running mean is kept per step. The update looks one step ahead (Nesterov).
+    /// Decay of the momentum, the running mean of the gradient; Nesterov momentum is used.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub momentum: f64,
     /// Polynomials of the five iterations that orthogonalise an update.

@@ -19,30 +19,29 @@ pub struct RuntimeConfig {
     /// losses.
     #[schemars(range(min = 0, max = 9_223_372_036_854_775_807_i64))]
     pub seed: u64,
-    /// Arithmetic of matrix products and activations. Master weights, moments and sums are f32 in
-    /// both.
+    /// Precision of matmuls and activations. Master weights, optimizer state and accumulation are f32
+    /// in both.
     pub precision: Precision,
-    /// CPU threads. Left out: `RAYON_NUM_THREADS`, else all cores. Results do not depend on it.
+    /// CPU threads. Default: `RAYON_NUM_THREADS`, else all cores. Results do not depend on it.
     #[schemars(range(min = 1, max = 4096))]
     pub threads: Option<usize>,
-    /// Most memory that training may take on its device, such as `24GB` (10^9) or `30GiB`
-    /// (2^20). Left out: what is free.
+    /// Memory of the device that training may use at most, such as `24GB` (10^9) or `30GiB` (2^30).
+    /// Default: what is free.
     pub memory_limit: Option<ByteSize>,
-    /// Whether a GPU computes in the way that is declared or offered first instead of the fastest of
-    /// those it timed: fresh runs on the same GPU and libraries then have the same bits, at some
-    /// loss of speed. A resumed run keeps what its checkpoint says either way. A CPU run is
-    /// deterministic without.
+    /// Whether a GPU uses the first GEMM algorithms and kernel variants instead of the fastest ones by
+    /// timing: fresh runs on the same GPU and libraries are then bitwise equal, but slower. A resumed
+    /// run uses those of its checkpoint in either case. CPU runs are always deterministic.
     pub deterministic: bool,
-    /// Optimizer steps between two lines of metrics.
+    /// Optimizer steps between logged metrics.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub log_every_n_steps: u64,
-    /// Which activations are computed again in the backward pass to save memory.
+    /// Which activations are recomputed in the backward pass to save memory.
     pub activation_recompute: ActivationRecompute,
-    /// When a training that goes wrong is stopped.
+    /// When a diverging run is stopped.
     pub divergence_guard: DivergenceGuardConfig,
-    /// What is saved to resume from and to use.
+    /// Checkpoints.
     pub checkpoint: CheckpointConfig,
-    /// How the model is judged on held-out text while it trains.
+    /// Evaluation on held-out text during training.
     pub evaluation: EvaluationConfig,
     /// Where metrics go besides `metrics.jsonl`.
     pub logging: LoggingConfig,
@@ -67,7 +66,7 @@ impl Default for RuntimeConfig {
     }
 }
 
-/// Arithmetic of matrix products and activations.
+/// Precision of matmuls and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -77,31 +76,30 @@ pub enum Precision {
     Bf16,
 }
 
-/// Which activations are computed again in the backward pass.
+/// Which activations are recomputed in the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivationRecompute {
-    /// Everything is kept: fastest, most memory.
+    /// None: fastest, most memory.
     None,
-    /// Norm outputs and SwiGLU products: a third less memory, nearly free.
+    /// Norm outputs and SwiGLU activations: a third less memory, almost as fast.
     Selective,
-    /// Whole blocks: least memory, a third more arithmetic.
+    /// Whole blocks: least memory, a third more FLOPs.
     Block,
 }
 
-/// When a training that goes wrong is stopped (exit code 6).
+/// When a diverging run is stopped (exit code 6).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DivergenceGuardConfig {
-    /// A step whose gradient is not finite changes nothing and is counted; after this many in a row
-    /// training stops.
+    /// Consecutive steps with a non-finite gradient, which change nothing, after which training stops.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_skipped_steps: u64,
     /// Training stops when the mean loss of the last `window_steps` steps is this many nats above
     /// the lowest such mean. `null`: never.
     #[schemars(range(max = 1000), extend("exclusiveMinimum" = 0))]
     pub max_loss_increase: Option<f64>,
-    /// Optimizer steps whose mean loss `max_loss_increase` looks at.
+    /// Optimizer steps of the mean loss of `max_loss_increase`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub window_steps: u64,
 }
@@ -112,18 +110,17 @@ impl Default for DivergenceGuardConfig {
     }
 }
 
-/// What is saved to resume from and to use.
+/// Checkpoints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointConfig {
-    /// Folder of the checkpoints. Left out: `checkpoints` beside the config.
+    /// Folder of the checkpoints. Default: `checkpoints` beside the config.
     pub directory: Option<PathBuf>,
-    /// Optimizer steps between two checkpoints. The last step and a stop by Ctrl-C save one as
-    /// well.
+    /// Optimizer steps between checkpoints. The last step and Ctrl-C also save one.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub every_n_steps: u64,
-    /// Checkpoints kept; older ones are removed after a newer one is safely on disk. 12 bytes a
-    /// parameter each.
+    /// Checkpoints kept; older ones are removed after a newer one is on disk. 12 bytes per parameter
+    /// each.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_keep: usize,
 }
@@ -134,15 +131,15 @@ impl Default for CheckpointConfig {
     }
 }
 
-/// How the model is judged on held-out text while it trains.
+/// Evaluation on held-out text during training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvaluationConfig {
-    /// Optimizer steps between two evaluations. `null`: never.
+    /// Optimizer steps between evaluations. `null`: never.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub every_n_steps: Option<u64>,
-    /// Most batches of `data.sequences_per_step` sequences in one evaluation. The same text every
-    /// time.
+    /// Batches of `data.sequences_per_step` sequences in an evaluation at most. Every evaluation uses
+    /// the same text.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_batches: usize,
     /// The checkpoints with the lowest evaluation loss.
@@ -159,9 +156,9 @@ impl Default for EvaluationConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BestConfig {
-    /// Folder they are kept in. Left out: they stay in `runtime.checkpoint.directory`.
+    /// Folder of these checkpoints. Default: `runtime.checkpoint.directory`.
     pub directory: Option<PathBuf>,
-    /// How many are kept besides those of `runtime.checkpoint.max_keep`.
+    /// Number kept in addition to `runtime.checkpoint.max_keep`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_keep: usize,
 }
@@ -178,7 +175,7 @@ impl Default for BestConfig {
 pub struct LoggingConfig {
     /// Whether TensorBoard event files are written.
     pub tensorboard: bool,
-    /// Folder of the TensorBoard event files. Left out: `tensorboard` beside the config.
+    /// Folder of the TensorBoard event files. Default: `tensorboard` beside the config.
     pub tensorboard_directory: Option<PathBuf>,
 }
 

@@ -1,41 +1,37 @@
-//! `scheduler`: how long training lasts and how the learning rate moves.
+//! `scheduler`: length of the training, and the learning rate schedule.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How long training lasts and how the learning rate moves. Every strategy starts with a linear
+/// Length of the training, and the learning rate schedule. Every strategy starts with a linear
 /// warm-up from zero.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerConfig {
-    /// What the learning rate does after the warm-up. Left out: `cosine`; with `total_epochs`,
-    /// whose end is not known beforehand, `constant`.
+    /// Learning rate schedule after the warm-up. Default: `cosine`; with `total_epochs`, whose number
+    /// of steps is unknown, `constant`.
     pub strategy: ScheduleStrategy,
-    /// Optimizer steps in which the learning rate rises linearly to `optimizer.learning_rate`. Less
-    /// than the whole training. Left out: a twentieth of `total_steps`, at most 2000; with
-    /// `total_epochs`: 100.
+    /// Optimizer steps of the linear warm-up to `optimizer.learning_rate`, fewer than all steps.
+    /// Default: a twentieth of `total_steps`, at most 2000; with `total_epochs`, 100.
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub warmup_steps: u64,
-    /// Optimizer steps of the whole training. Give this or `total_epochs`. About 20 tokens a
-    /// parameter use the compute best (Hoffmann et al., 2022): `20 * parameters /
-    /// (sequences_per_step * sequence_length)` steps; more tokens make a better model of the same
-    /// size.
+    /// Optimizer steps of the training; either this or `total_epochs`. About 20 tokens per parameter
+    /// are compute-optimal (Hoffmann et al., 2022): `20 * parameters / (sequences_per_step *
+    /// sequence_length)` steps. More tokens make a better model of the same size.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub total_steps: Option<u64>,
-    /// Passes over the training text, instead of `total_steps`; only with the strategy `constant`,
-    /// as nobody knows beforehand how many steps they are. A stream needs `max_samples` for it,
-    /// else it has no end.
+    /// Passes over the training text, instead of `total_steps`; only with the strategy `constant`, as
+    /// the number of steps is unknown. A stream needs `max_samples`, or it has no end.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub total_epochs: Option<u64>,
-    /// Learning rate at the end of the decay. Left out: a tenth of `optimizer.learning_rate`.
+    /// Learning rate at the end of the decay. Default: a tenth of `optimizer.learning_rate`.
     #[schemars(range(min = 0, max = 1))]
     pub min_lr: f64,
-    /// Steps of the final decay of `wsd`; the other strategies do not read it. Left out:
-    /// `decay_fraction` of the whole training.
+    /// Steps of the final decay of `wsd`; other strategies ignore it. Default: `decay_fraction` of all
+    /// steps.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub decay_steps: Option<u64>,
-    /// Share of the whole training that the final decay of `wsd` takes where `decay_steps` is left
-    /// out.
+    /// Fraction of all steps that is the final decay of `wsd`, unless `decay_steps` is given.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub decay_fraction: f64,
 }
@@ -61,17 +57,16 @@ impl SchedulerConfig {
     }
 }
 
-/// What the learning rate does after the warm-up.
+/// Learning rate schedule after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleStrategy {
-    /// Falls along half a cosine to `min_lr` at the last step.
+    /// Half a cosine down to `min_lr` at the last step.
     Cosine,
-    /// Falls in a straight line to `min_lr` at the last step.
+    /// Linear decay to `min_lr` at the last step.
     Linear,
-    /// Stays at `optimizer.learning_rate`.
+    /// `optimizer.learning_rate` throughout.
     Constant,
-    /// Warm-up, stable, decay: stays, then falls in a straight line to `min_lr` in the last
-    /// `decay_steps`.
+    /// Warm-up, stable, decay: constant, then linear decay to `min_lr` in the last `decay_steps`.
     Wsd,
 }
