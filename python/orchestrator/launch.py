@@ -1,4 +1,4 @@
-"""Starting the trainer: the Rust program in its own process group, or the same loop inside this process."""
+"""Starts the trainer: the Rust program in its own process group, or the same loop inside this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orchestrator.settings import Launch
 from orchestrator.signals import unwatched
 
 PROGRAM = "transformer-candle"
-# What a driver shows on Linux, and on Windows below it.
+# Files of the driver on Linux and in WSL.
 GPU_FILES = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -35,7 +35,7 @@ class Job:
     resume: str | None = None
     rebatch: bool = False
     lock: _native.RunLock | None = None
-    """The run directory's lock, where it is taken already: the trainer holds it as well."""
+    """The run directory's lock, if it is held already: the trainer inherits it."""
 
     def words(self) -> list[str]:
         """Return the command line after the program's name."""
@@ -46,10 +46,10 @@ class Job:
 def find_program(target: Path | None) -> Path | None:
     """Return the trainer: the newest build of this checkout, else the one beside this package or on the PATH.
 
-    On a machine with a GPU the build for GPUs goes before a newer one without.
+    On a machine with a GPU a build with CUDA takes precedence over a newer one without.
 
     Args:
-        target: Cargo's build folder; none for the checkout's own.
+        target: Cargo's target directory; None for that of the checkout.
     """
     checkout = Path(__file__).resolve().parents[2]
     folders = [target] if target else []
@@ -69,7 +69,7 @@ def find_program(target: Path | None) -> Path | None:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether the system shows an NVIDIA GPU, whatever this build can do with it."""
+    """Whether the system has an NVIDIA GPU, independent of this build."""
     return any(path.exists() for path in GPU_FILES)
 
 
@@ -82,9 +82,9 @@ def start(words: list[str], launch: Launch, target: Path | None, lock: _native.R
 
     Args:
         words: The command line after the program's name.
-        launch: Who trains.
-        target: Cargo's build folder, where one is named.
-        lock: The run directory's, where it is taken already: the trainer holds it as well.
+        launch: Whether a process or this process trains.
+        target: Cargo's target directory, if one is given.
+        lock: The run directory's lock, if it is held already: the trainer inherits it.
     """
     program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
     if program is not None:
@@ -98,7 +98,7 @@ def start(words: list[str], launch: Launch, target: Path | None, lock: _native.R
 
 
 def describe(job: Job, launch: Launch, target: Path | None) -> str:
-    """Return in words who will train."""
+    """Describe what will train."""
     program = find_program(target) if launch in (Launch.AUTO, Launch.PROCESS) else None
     return " ".join([str(program), *job.words()]) if program else f"{job.config} in this process"
 

@@ -1,4 +1,4 @@
-"""The machine around the GPU: processor, memory, disk."""
+"""The host: processor, memory, disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKPOINT_OF_1B = 15_825_985_536
 LITTLE_FREE = 4 << 30
 MUCH_SWAPPED = 1 << 30
 SLOW_SAVE = 120
-"""Seconds for a checkpoint of 1.3 B parameters from which a disk is called slow."""
+"""Seconds for a checkpoint of 1.3 B parameters above which a disk is reported as slow."""
 _PROBE_BYTES = 8 << 20
 
 
@@ -32,7 +32,7 @@ def machine(built: dict[str, Any]) -> Finding:
 
 
 def governor(cpus: Path = Path("/sys/devices/system/cpu")) -> list[Finding]:
-    """Look at who sets the processor's clocks; nothing where the system does not tell, as in many virtual machines."""
+    """Check the CPU frequency governor; empty if the system has none, as in many virtual machines."""
     governors = sorted({path.read_text().strip() for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")})
     if not governors:
         return []
@@ -45,7 +45,7 @@ def governor(cpus: Path = Path("/sys/devices/system/cpu")) -> list[Finding]:
 
 
 def memory(meminfo: Path = Path("/proc/meminfo")) -> list[Finding]:
-    """Look at what of the memory is free, and whether some of it lies on the disk."""
+    """Check free memory and swap."""
     if not meminfo.exists():
         return []
     sizes = {
@@ -59,13 +59,13 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> list[Finding]:
         text = f"{text}, and {amount(swapped)} of other programs is swapped to disk: end what is not needed"
         return [Finding("memory", Verdict.REMARK, text, facts)]
     if free < LITTLE_FREE:
-        text = f"{text}: end what is not needed, as saving and reading take some beside the model"
+        text = f"{text}: end what is not needed: saving and reading data take memory besides the model"
         return [Finding("memory", Verdict.REMARK, text, facts)]
     return [Finding("memory", Verdict.GOOD, text, facts)]
 
 
 def disk(runs: Path) -> Finding:
-    """Look at the room for runs, and at how fast a checkpoint is saved."""
+    """Check the free space for runs, and the speed of writing a checkpoint."""
     folder = runs.absolute()
     while not folder.exists():
         folder = folder.parent
