@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_split_weight_takes_the_very_steps_of_an_f32_weight() {
+    fn a_split_weight_is_updated_like_an_f32_weight() {
         let size = 70_001;
         let [mut whole, mut split] = [DType::F32, DType::BF16].map(|dtype| State::new(&numbers(1, size), dtype));
         for index in 1..=3 {

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::Result;
 use crate::cuda::Cuda;
 
-/// A device. Clones share it: its stream, its loaded kernels, its choices of algorithms.
+/// A device. Clones share its stream, loaded kernels and selected algorithms.
 #[derive(Clone)]
 pub enum Device {
     /// The machine's memory and the current rayon pool.
@@ -14,7 +14,7 @@ pub enum Device {
     Cuda(Cuda),
 }
 
-/// What decides how much workspace an operation needs, known before a device is opened.
+/// The kind of a device, which determines the workspace of operations before a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// See [`Device::Cpu`].

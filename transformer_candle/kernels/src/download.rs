@@ -84,7 +84,7 @@ mod tests {
     use crate::testing::*;
 
     #[test]
-    fn a_download_shows_the_buffer_as_it_was_when_it_was_started() {
+    fn a_download_copies_the_buffer_as_of_its_start() {
         let mut source = integers(&[1u32, 2]);
         let mut download = Download::<u32>::new(source.clone()).unwrap();
         assert!(download.values().is_err());

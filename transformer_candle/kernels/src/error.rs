@@ -1,4 +1,4 @@
-//! What can be wrong with a call.
+//! The crate's errors.
 
 use std::fmt;
 
@@ -137,7 +137,7 @@ pub enum Error {
     Candle(#[from] candle_core::Error),
 }
 
-/// Bytes, as people read them.
+/// Formats bytes with a unit.
 struct GB(u64);
 
 impl fmt::Display for GB {
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn running_out_of_memory_says_how_much_is_missing_and_of_what() {
+    fn out_of_memory_names_the_bytes_needed_and_the_limit() {
         let error = |limit| Error::OutOfMemory { ordinal: 1, needed: 24_930_000_000, available: 1_000_000, limit };
         assert_eq!(error(None).to_string(), "out of memory on cuda:1: 24.93 GB are needed, 0.00 GB are left");
         assert!(

@@ -8,14 +8,13 @@ use candle_core::DType;
 use crate::buffer::CACHE_LINE;
 use crate::{Buffer, Device, Result};
 
-/// Bytes left free behind each buffer in a CPU's memory: an odd number of cache lines. Many buffers have the same power of two of
-/// bytes; those that an operation reads beside each other would share the lines of a cache.
+/// Gap in bytes after each buffer in CPU memory: an odd number of cache lines. Buffers whose sizes are powers of two,
+/// read by one operation, would otherwise map to the same cache sets.
 const CPU_GAP: usize = 17 * CACHE_LINE;
-/// Bytes that a buffer's address in a GPU's memory is a multiple of: what the driver promises of an allocation by itself, and more
-/// than the kernels ask for.
+/// Alignment in bytes of buffers in GPU memory: that of the driver's own allocations, and more than the kernels need.
 const GPU_ALIGNMENT: usize = 256;
 
-/// What a buffer is for. Ordered as a plan prints them.
+/// The purpose of a buffer, in the order that a plan prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Category {
     /// Parameters, in the dtype that GEMMs read.
@@ -71,7 +70,7 @@ impl PlannedBuffer {
         self.shape.iter().fold(size, |bytes, &size| bytes.saturating_mul(size as u64))
     }
 
-    /// Elements from its first one to the next buffer's; none of a type without whole bytes, which no buffer holds.
+    /// Elements from its start to the next buffer's; 0 for sub-byte types, which no buffer holds.
     fn spaced_elements(&self, device: &Device) -> usize {
         let bytes = self.shape.iter().product::<usize>() * self.dtype.size_in_bytes();
         let spaced = match device {
@@ -121,7 +120,7 @@ impl Plan {
         &self.buffers
     }
 
-    /// Size of all buffers; of absurdly many the largest number.
+    /// Size of all buffers in bytes, saturating.
     pub fn bytes(&self) -> u64 {
         self.buffers.iter().fold(0, |bytes, buffer| bytes.saturating_add(buffer.bytes()))
     }

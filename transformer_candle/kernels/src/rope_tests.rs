@@ -94,7 +94,7 @@ fn the_number_of_threads_changes_no_bit() {
 }
 
 #[test]
-fn values_stay_as_they_are_and_turning_back_undoes_turning() {
+fn values_are_untouched_and_backward_inverts_forward() {
     let qkv = numbers(1, 9 * LAYOUT.packed_width());
     let mut turned = run(forward, &qkv, &LAYOUT, 9, 0, DType::F32);
     let tables = tables(9, 6, THETA, &Device::Cpu).unwrap();

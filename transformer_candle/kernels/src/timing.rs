@@ -1,4 +1,4 @@
-//! Where the time goes: operations by name, on a CPU by the clock, on a GPU by events in its stream.
+//! Times operations by name: on a CPU with the clock, on a GPU with events in its stream.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,14 +8,14 @@ use crate::cuda::Event;
 use crate::{Device, Result};
 
 thread_local! {
-    /// What this thread's `measure` has seen; none outside of one.
+    /// The times of this thread's `measure`; None outside of one.
     static MEASURED: RefCell<Option<Measured>> = const { RefCell::new(None) };
 }
 
 #[derive(Default)]
 struct Measured {
     spans: Vec<(&'static str, Time)>,
-    /// Whether an operation runs: what it calls counts as part of it.
+    /// Whether an operation is running: operations that it calls count as part of it.
     inside: bool,
 }
 
@@ -24,10 +24,11 @@ enum Time {
     Events(Event, Event),
 }
 
-/// Runs `body` and adds up the time of the operations that it calls on this thread, by their names such as `linear::forward`. An
-/// operation that another one calls counts as part of that one.
+/// Runs `body` and returns the total time per operation called on this thread, by name such as `linear::forward`. A
+/// nested operation counts as part of the outer one.
 ///
-/// On a GPU every operation is marked in the stream, replays are switched off ([`crate::GraphCache`]), and the end is waited for.
+/// On a GPU events surround every operation, graphs are neither captured nor replayed ([`crate::GraphCache`]), and the
+/// stream is synchronized at the end.
 ///
 /// ```
 /// use kernels::{Buffer, DType, Device, timing};
@@ -68,7 +69,7 @@ pub(crate) fn is_measuring() -> bool {
     MEASURED.with_borrow(Option::is_some)
 }
 
-/// Runs an operation, and notes its time where this thread measures.
+/// Runs an operation and adds its time if this thread is measuring.
 pub(crate) fn operation<R>(name: &'static str, device: &Device, body: impl FnOnce() -> Result<R>) -> Result<R> {
     let Some(inside) = Inside::enter() else { return body() };
     let result;
@@ -90,7 +91,7 @@ pub(crate) fn operation<R>(name: &'static str, device: &Device, body: impl FnOnc
     Ok(result)
 }
 
-/// While it lives, an operation is measured; however that ends.
+/// Guard of an operation being timed; dropped also on errors and panics.
 struct Inside;
 
 impl Inside {
@@ -114,7 +115,7 @@ impl Drop for Inside {
     }
 }
 
-/// A measurement of this thread. Ends when dropped, so that an error or a panic leaves none behind.
+/// Guard of this thread's measurement, which ends on drop, also after an error or a panic.
 struct Measuring {
     outer: Option<Measured>,
 }
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_added_up_by_name_and_an_inner_operation_belongs_to_the_outer() {
+    fn times_add_up_by_name_and_nested_ones_count_once() {
         let ([a, b], times) = measure(&Device::Cpu, || {
             let a = work("a", NOTHING)? + work("a", || work("inner", NOTHING))?;
             Ok([a, work("b", NOTHING)?])

@@ -1,4 +1,4 @@
-//! Batches on their way to a device while it computes.
+//! Asynchronous copies from the host to a device.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -122,7 +122,7 @@ mod tests {
     use crate::testing::*;
 
     #[test]
-    fn what_was_staged_arrives_when_it_is_received() {
+    fn receive_writes_the_staged_values_to_the_target() {
         let target = integers(&[0i32; 3]);
         let mut uploads = [(); 2].map(|()| Upload::<i32>::new(target.clone(), None).unwrap());
         uploads[0].stage().unwrap().copy_from_slice(&[1, 2, 3]);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_three_steps_go_in_turn() {
+    fn stage_send_and_receive_must_alternate() {
         let mut upload = Upload::<f32>::new(zeros(&[2], DType::F32), None).unwrap();
         assert!(upload.receive().is_err());
         upload.send().unwrap();

@@ -146,10 +146,10 @@ fn products(dtype: DType) {
     let [x, mut y, mut dx] = [(); 3].map(|()| zeros(&[N, D], dtype));
     let (w, mut dw) = (zeros(&[D, D], dtype), zeros(&[D, D], DType::F32));
     let mut workspace = zeros(&[linear::workspace_elements(N, D, D, DeviceKind::Cpu)], DType::F32);
-    assert_none("product", || linear::forward(&x, &w, &mut y, &mut workspace));
-    assert_none("product's input gradient", || linear::backward_input(&y, &w, &mut dx, &mut workspace));
+    assert_none("matmul", || linear::forward(&x, &w, &mut y, &mut workspace));
+    assert_none("matmul's input gradient", || linear::backward_input(&y, &w, &mut dx, &mut workspace));
     for write_mode in [WriteMode::Overwrite, WriteMode::Accumulate] {
-        assert_none("product's weight gradient", || {
+        assert_none("matmul's weight gradient", || {
             linear::backward_weight(&y, &x, &mut dw, write_mode, &mut workspace)
         });
     }

@@ -1,4 +1,4 @@
-//! What the machine can do at best, on all threads of the pool.
+//! Measures the machine's peak FLOP/s and memory bandwidth on all threads of the pool.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -9,14 +9,14 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use serde::Serialize;
 
-/// Sums that depend on nothing but themselves: enough to keep two units busy at a latency of four cycles, and few enough for
-/// the 16 registers of AVX2.
+/// Independent accumulators: enough to fill two FMA units at a latency of four cycles, few enough for AVX2's 16
+/// registers.
 const SUMS: usize = 12;
-/// Times round a loop of arithmetic: some milliseconds.
+/// Iterations of a loop of arithmetic: some milliseconds.
 const TURNS: usize = 1 << 20;
 /// Bytes that are read or copied in one measurement.
 const TRAFFIC: usize = 1 << 28;
-/// Bytes of memory that are gone through again and again: what a core's own cache holds, what all share, and main memory.
+/// Working sets in bytes: in a core's cache, in the shared cache, and in main memory.
 const WORKING_SETS: [usize; 3] = [1 << 20, 1 << 24, 1 << 28];
 
 /// Reading a working set, copying one half of it to the other, and changing it in place. What is read and written counts twice.
@@ -59,7 +59,7 @@ impl Bandwidth {
         }
     }
 
-    /// Bytes a second of the fastest of the three.
+    /// Bytes per second of the fastest of the three.
     fn best(&self) -> f64 {
         let written = self.copy_gigabytes_per_second.max(self.update_gigabytes_per_second);
         self.read_gigabytes_per_second.max(written) * 1e9
@@ -71,7 +71,7 @@ impl Bandwidth {
 pub struct Machine {
     threads: usize,
     f32_gigaflops: f64,
-    /// With the processor's own instruction for products of bf16, where it has one.
+    /// With the CPU's bf16 dot-product instruction, where it has one.
     bf16_gigaflops: Option<f64>,
     bandwidths: [Bandwidth; WORKING_SETS.len()],
 }
@@ -80,30 +80,30 @@ impl Machine {
     /// Takes `seconds` for each limit.
     pub fn measure(pool: &ThreadPool, seconds: f64) -> Self {
         let threads = pool.current_num_threads();
-        let gigaflops = |turn: fn() -> usize| {
-            let flops = turn() * threads;
-            flops as f64 / 1e9 / fastest(seconds, || drop(pool.broadcast(|_| turn())))
+        let gigaflops = |run_loop: fn() -> usize| {
+            let flops = run_loop() * threads;
+            flops as f64 / 1e9 / fastest(seconds, || drop(pool.broadcast(|_| run_loop())))
         };
         Self {
             threads,
             f32_gigaflops: gigaflops(|| Arch::new().dispatch(MultiplyAdd)),
-            bf16_gigaflops: bf16::turn().map(gigaflops),
+            bf16_gigaflops: bf16::run_loop().map(gigaflops),
             bandwidths: WORKING_SETS.map(|bytes| Bandwidth::measure(pool, bytes, seconds)),
         }
     }
 
-    /// Multiplications and additions a second with operands of a type.
+    /// FLOP/s with operands of a type.
     pub fn flops(&self, dtype: DType) -> f64 {
         let bf16 = self.bf16_gigaflops.filter(|_| dtype == DType::BF16);
         bf16.unwrap_or(self.f32_gigaflops) * 1e9
     }
 
-    /// Bytes a second of main memory.
+    /// Bytes per second of main memory.
     pub fn memory(&self) -> f64 {
         self.cache(usize::MAX)
     }
 
-    /// Bytes a second of memory that so many bytes are gone through of again and again.
+    /// Bytes per second of repeated passes over a working set of this size.
     pub fn cache(&self, bytes: usize) -> f64 {
         let [.., memory] = &self.bandwidths;
         self.bandwidths.iter().find(|set| bytes <= set.working_set_bytes).unwrap_or(memory).best()
@@ -184,12 +184,12 @@ mod bf16 {
 
     use super::{SUMS, TURNS};
 
-    /// The same loop with products of pairs of bf16, where the processor has them.
-    pub(super) fn turn() -> Option<fn() -> usize> {
+    /// The same loop with dot products of bf16 pairs, where the CPU has them.
+    pub(super) fn run_loop() -> Option<fn() -> usize> {
         let known = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
         // SAFETY: given away only where the processor has the instructions.
-        let turn: fn() -> usize = || unsafe { multiply_add_pairs() };
-        known.then_some(turn)
+        let run_loop: fn() -> usize = || unsafe { multiply_add_pairs() };
+        known.then_some(run_loop)
     }
 
     #[target_feature(enable = "avx512f,avx512bf16")]
@@ -211,7 +211,7 @@ mod bf16 {
 #[cfg(not(target_arch = "x86_64"))]
 mod bf16 {
     /// No other processor has such an instruction that Rust could call.
-    pub(super) fn turn() -> Option<fn() -> usize> {
+    pub(super) fn run_loop() -> Option<fn() -> usize> {
         None
     }
 }

@@ -1,4 +1,5 @@
-//! Times the operations of a training step one by one on the CPU, beside what the machine itself can do. Prints one JSON line a row.
+//! Times the operations of a training step one by one on the CPU, beside what the machine itself can do. Prints one
+//! JSON line per row.
 //!
 //! ```sh
 //! cargo bench -p kernels --bench operations -- --threads 2
@@ -37,7 +38,7 @@ struct Options {
     /// The config whose sizes the operations have.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/cpu/s2.yaml"))]
     config: PathBuf,
-    /// Threads to compute with. [default: one a core]
+    /// Threads to compute with. [default: one per core]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     threads: usize,
     /// Seconds that a row is measured for.

@@ -1,4 +1,4 @@
-//! Takes an operation's time and prints its row.
+//! Times an operation and prints its row.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use serde::Serialize;
 use crate::machine::Machine;
 use crate::print;
 
-/// Calls of a row at least, however long they take.
+/// Minimum number of calls per row.
 const CALLS: usize = 3;
 
-/// What one call has to do at the least: every argument read or written once, and its products' multiplications and additions.
+/// The minimum work of one call: every argument read or written once, and its matmuls' FLOPs.
 #[derive(Clone, Copy)]
 pub struct Work {
     pub flops: usize,
@@ -51,7 +51,7 @@ impl Meter<'_> {
         self.dtype.size_in_bytes()
     }
 
-    /// Calls an operation for a while, and prints how long it takes.
+    /// Times an operation and prints its row.
     pub fn row(
         &self,
         operation: &str,

@@ -1,4 +1,4 @@
-//! The rows: the operations of a training step, and the products of a token that is generated.
+//! The rows: the operations of a training step, and the matmuls per generated token.
 //!
 //! Legend: N tokens, D hidden, I intermediate, V vocabulary, P packed QKV width, A = H * E attention width, C rows of logits.
 
@@ -31,7 +31,7 @@ pub fn all(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     optimize(sizes, meter)
 }
 
-/// The three products of a linear map.
+/// The three matmuls of a linear map.
 fn linear_map(sizes: &Sizes, meter: &Meter<'_>, map: &LinearMap) -> Result<()> {
     let &LinearMap { name, inputs: i, outputs: o } = map;
     let (n, size) = (sizes.n, meter.element_size());
@@ -53,7 +53,7 @@ fn linear_map(sizes: &Sizes, meter: &Meter<'_>, map: &LinearMap) -> Result<()> {
     })
 }
 
-/// All products of one token, each weight read once: what generating it costs beside its attention.
+/// All matmuls of one generated token, each weight read once: its cost without attention.
 fn decode(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let head = LinearMap { name: "head", inputs: sizes.d, outputs: sizes.v };
     let maps = (0..sizes.layers).flat_map(|_| sizes.linear_maps()).chain([head]);
@@ -64,14 +64,14 @@ fn decode(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
             Ok((filled(&[1, i], meter.dtype)?, filled(&[o, i], meter.dtype)?, zeros(&[1, o], meter.dtype)?, workspace))
         })
         .collect::<Result<Vec<_>>>()?;
-    let weights = sizes.product_weights();
+    let weights = sizes.matmul_weights();
     let work = Work { flops: 2 * weights, bytes: meter.element_size() * weights };
     meter.row("decode: products of a token", 0, work, || {
         products.iter_mut().try_for_each(|(x, w, y, workspace)| linear::forward(x, w, y, workspace))
     })
 }
 
-/// Attention: two products over half of the scores forward, five backward.
+/// Attention: two matmuls over half of the scores forward, five backward.
 fn attend(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let &Sizes { batch, length, n, ref heads, layers, .. } = sizes;
     let (p, a, size) = (heads.packed_width(), heads.query_width(), meter.element_size());
@@ -169,7 +169,7 @@ fn embed(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
 /// Rows of logits that exist at one time, as the model has them on a CPU.
 const HEAD_ROWS: usize = 1024;
 
-/// Head and loss: three products a chunk of rows; the logits, which a cache could keep, are not counted.
+/// Head and loss: three matmuls per chunk of rows; the logits, which a cache could keep, are not counted.
 fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let &Sizes { n, d, v, .. } = sizes;
     let (hidden_ND, weight_VD) = (filled(&[n, d], meter.dtype)?, filled(&[v, d], meter.dtype)?);
@@ -214,7 +214,7 @@ fn optimize(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
         adamw::step(state, &grad, &scalars, &settings, 0.1)
     })?;
     // Only those of the embedding and of norms are added up from zero.
-    let added = parameters - sizes.product_weights();
+    let added = parameters - sizes.matmul_weights();
     let mut added_grad = grad.view(0, &[added])?;
     meter.row("gradients to zero", 1, Work { flops: 0, bytes: F32 * added }, || added_grad.zero())
 }
@@ -227,7 +227,7 @@ fn workspace(elements: usize) -> Result<Buffer> {
     zeros(&[elements], DType::F32)
 }
 
-/// Numbers between -1 and 1 without a pattern.
+/// Pseudorandom numbers between -1 and 1.
 fn filled(shape: &[usize], dtype: DType) -> Result<Buffer> {
     let (mut numbers, mut buffer) = (zeros(shape, DType::F32)?, zeros(shape, dtype)?);
     let values = random().map(|number| number as f32 / (1 << 30) as f32 - 1.0);

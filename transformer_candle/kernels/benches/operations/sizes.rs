@@ -1,4 +1,4 @@
-//! The sizes of a model and of its batch, read from the config that trains it.
+//! The sizes of a model and its batch, read from a training config.
 
 use std::error::Error;
 use std::fs;
@@ -41,7 +41,7 @@ struct Runtime {
 pub enum Recompute {
     /// Nothing.
     None,
-    /// The norms' outputs and the `SwiGLU` product.
+    /// The norms' outputs and the `SwiGLU` output.
     Selective,
 }
 
@@ -66,7 +66,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of a YAML config that names them all.
+    /// Reads them from a YAML config that has all of them.
     pub fn load(path: &Path) -> Result<Self, Box<dyn Error>> {
         let explain = |error: &dyn Error| format!("cannot read sizes from {}: {error}", path.display());
         let text = fs::read_to_string(path).map_err(|error| explain(&error))?;
@@ -99,14 +99,14 @@ impl Sizes {
         ]
     }
 
-    /// Weights of all matrix products: the blocks' and the head's.
-    pub fn product_weights(&self) -> usize {
+    /// Weights of all matmuls: the blocks' and the head's.
+    pub fn matmul_weights(&self) -> usize {
         let block: usize = self.linear_maps().iter().map(|map| map.inputs * map.outputs).sum();
         self.layers * block + self.v * self.d
     }
 
-    /// Parameters: the products' weights, the embedding, two norms a block and the last.
+    /// Parameters: the matmul weights, the embedding, two norms per block and the final norm.
     pub fn parameters(&self) -> usize {
-        self.product_weights() + self.v * self.d + (2 * self.layers + 1) * self.d
+        self.matmul_weights() + self.v * self.d + (2 * self.layers + 1) * self.d
     }
 }

@@ -138,11 +138,11 @@ fn backward_rows<E: Element>(saved: &Saved<'_, E>, dnormed: &[E], dsum: &mut [E]
     dweight.fill(0.0);
     let rows = sum.chunks_exact(d).zip(dnormed.chunks_exact(d)).zip(inv_rms);
     for (((sum, dnormed), &inv_rms), dsum) in rows.zip(dsum.chunks_exact_mut(d)) {
-        let share = inv_rms * inv_rms * (weighted_dot(sum, dnormed, weight) / d as f32);
+        let projection = inv_rms * inv_rms * (weighted_dot(sum, dnormed, weight) / d as f32);
         let inputs = sum.iter().zip(dnormed).zip(weight);
         for (((sum, dnormed), weight), (dsum, dweight)) in inputs.zip(dsum.iter_mut().zip(&mut *dweight)) {
             let (sum, dnormed) = (sum.widen(), dnormed.widen());
-            *dsum = E::narrow(dsum.widen() + inv_rms * (dnormed * weight.widen() - sum * share));
+            *dsum = E::narrow(dsum.widen() + inv_rms * (dnormed * weight.widen() - sum * projection));
             *dweight += dnormed * sum * inv_rms;
         }
     }

@@ -1,15 +1,15 @@
-//! A slice cut up among tasks that each write their own part.
+//! A slice of which several tasks write disjoint parts.
 
 use std::marker::PhantomData;
 
-/// A slice that several tasks write, each its own elements.
+/// A mutable slice shared by tasks that each write their own elements.
 pub(crate) struct Disjoint<'a, T> {
     first: *mut T,
     length: usize,
     slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: sharing it gives nothing but `part`, whose callers promise that no element is in two hands at a time.
+// SAFETY: a shared reference only offers `part`, whose callers guarantee that live parts do not overlap.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 
 impl<'a, T> Disjoint<'a, T> {

@@ -1,11 +1,11 @@
-//! Rows by id. Legend: N tokens, V rows of the table, D hidden.
+//! Embedding lookup and its gradient. Legend: N tokens, V rows of the table, D hidden.
 
 use rayon::prelude::*;
 
 use crate::Element;
 
-/// Rows of the table that one task of the backward pass owns. Each task reads all ids and adds those in its range, so that
-/// every row's sum has the order of the tokens.
+/// Rows of the table per task of the backward pass. Every task reads all ids and adds those in its range, so that each
+/// row is summed in the order of the tokens.
 const ROWS: usize = 256;
 
 pub(crate) fn forward<E: Element>(table: &[E], ids: &[u32], out: &mut [E], d: usize) {

@@ -10,7 +10,7 @@ use super::simd::vectorised;
 use crate::head_sizes::{HeadSizes, IGNORED_TARGET};
 use crate::{Element, WriteMode};
 
-/// What both directions read.
+/// The inputs of forward and backward.
 pub(crate) struct Inputs<'a, E> {
     pub(crate) hidden: &'a [E],
     pub(crate) weight: &'a [E],
@@ -18,14 +18,14 @@ pub(crate) struct Inputs<'a, E> {
     pub(crate) sizes: HeadSizes,
 }
 
-/// Where gradients are written, or for the weight's accumulated.
+/// The gradients' buffers; `write_mode` is `dweight`'s.
 pub(crate) struct Gradients<'a, E> {
     pub(crate) dhidden: &'a mut [E],
     pub(crate) dweight: &'a mut [f32],
     pub(crate) write_mode: WriteMode,
 }
 
-/// Returns the sum of the losses; gradients are multiplied with `scale`.
+/// Writes the gradients times `scale` and returns the sum of the losses.
 pub(crate) fn forward_backward<E: Element>(
     inputs: &Inputs<'_, E>,
     scale: f32,
@@ -91,15 +91,15 @@ fn ignore(logits: &mut [f32]) -> f64 {
     0.0
 }
 
-/// Turns a row's logits into their gradient and returns its loss.
+/// Overwrites a row's logits with their gradient and returns its loss.
 fn gradient(logits: &mut [f32], target: usize, scale: f32) -> f64 {
     let (loss, sum) = exponentials(logits, target);
-    let factor = (f64::from(scale) / sum) as f32;
+    let scale_over_sum = (f64::from(scale) / sum) as f32;
     vectorised(
         #[inline(always)]
         || {
             for value in logits.iter_mut() {
-                *value *= factor;
+                *value *= scale_over_sum;
             }
         },
     );
@@ -107,16 +107,16 @@ fn gradient(logits: &mut [f32], target: usize, scale: f32) -> f64 {
     loss
 }
 
-/// Turns logits into exp(logit - largest); returns the target's loss and the sum of the exponentials.
+/// Overwrites logits with `exp(logit - row_max)`; returns the target's loss and the sum of the exponentials.
 fn exponentials(logits: &mut [f32], target: usize) -> (f64, f64) {
-    let largest = vectorised(
+    let row_max = vectorised(
         #[inline(always)]
         || maximum(logits),
     );
-    let target = f64::from(logits[target]) - f64::from(largest);
+    let target = f64::from(logits[target]) - f64::from(row_max);
     let sum = vectorised(
         #[inline(always)]
-        || exponentiate(logits, largest),
+        || exponentiate(logits, row_max),
     );
     (sum.ln() - target, sum)
 }
@@ -126,19 +126,19 @@ const LANES: usize = 16;
 const F32_SUM: usize = 32 * LANES;
 
 #[inline(always)]
-fn exponentiate(logits: &mut [f32], largest: f32) -> f64 {
+fn exponentiate(logits: &mut [f32], row_max: f32) -> f64 {
     let mut sum = 0.0;
     for values in logits.chunks_mut(F32_SUM) {
         let mut lanes = [0f32; LANES];
         let (whole, rest) = values.as_chunks_mut::<LANES>();
         for chunk in whole {
             for (lane, value) in lanes.iter_mut().zip(chunk) {
-                *value = exp(*value - largest);
+                *value = exp(*value - row_max);
                 *lane += *value;
             }
         }
         for (lane, value) in lanes.iter_mut().zip(rest) {
-            *value = exp(*value - largest);
+            *value = exp(*value - row_max);
             *lane += *value;
         }
         for lane in lanes {
@@ -148,7 +148,7 @@ fn exponentiate(logits: &mut [f32], largest: f32) -> f64 {
     sum
 }
 
-/// The largest value; NaN if there is one, so that a diverged row shows in its loss.
+/// The maximum, NaN if any value is: the loss of a diverged row is then NaN.
 #[inline(always)]
 fn maximum(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -24,9 +24,9 @@ pub(crate) fn accumulate_momentum<E: Element>(
             #[inline(always)]
             || {
                 for ((momentum, &gradient), update) in momentum.iter_mut().zip(grad).zip(update.iter_mut()) {
-                    let share = rest * (clip_scale * gradient);
-                    *momentum = mu * *momentum + share;
-                    *update = E::narrow(mu * *momentum + share);
+                    let increment = rest * (clip_scale * gradient);
+                    *momentum = mu * *momentum + increment;
+                    *update = E::narrow(mu * *momentum + increment);
                 }
             },
         );

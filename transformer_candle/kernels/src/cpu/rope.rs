@@ -6,7 +6,7 @@ use super::schedule::rows_per_task;
 use super::simd::vectorised;
 use crate::{Element, HeadLayout};
 
-/// The tables of the positions of one sequence, and 1 to turn forth or -1 to turn back.
+/// The tables of one sequence's positions; `direction` is 1 for forward, -1 for backward.
 pub(crate) struct Angles<'a> {
     pub(crate) cos: &'a [f32],
     pub(crate) sin: &'a [f32],

@@ -13,7 +13,7 @@ pub(super) fn rows_per_task(width: usize) -> usize {
     (ROWS / width).max(1)
 }
 
-/// Parts that the tasks are divided into, one per thread; more threads range parts.
+/// Parts that the tasks are divided into, one per thread; further threads share parts.
 const PARTS: usize = 64;
 
 /// Runs tasks `0..all`, each thread with its own `size` elements of `scratch`; no more threads are used than it has room for. Threads
@@ -26,7 +26,7 @@ pub(crate) fn run_tasks(
     size: usize,
     body: impl Fn(Range<usize>, &mut [f32]) + Sync,
 ) {
-    assert!(all == 0 || scratch.len() >= size, "there is scratch for no thread");
+    assert!(all == 0 || scratch.len() >= size, "the scratch is too small for one thread");
     let threads = rayon::current_num_threads();
     let queue = Queue::new(all, unit, longest, threads.min(scratch.len() / size).clamp(1, PARTS));
     let scratch = scratch.par_chunks_exact_mut(size).take(threads);

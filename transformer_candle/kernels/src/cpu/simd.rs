@@ -1,16 +1,16 @@
-//! Loops for the widest vectors that the machine at hand has.
+//! Runs loops in the widest SIMD vectors of the CPU.
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// Runs a body that was compiled once for each instruction set, as this machine's. Only what is inlined into the body
-/// profits: give it plain loops, in a closure marked `#[inline(always)]`.
+/// Runs `body`, compiled once per instruction set, in the version for this CPU. Only code inlined into `body` is
+/// vectorised: pass a closure of plain loops marked `#[inline(always)]`.
 #[inline(always)]
 pub(crate) fn vectorised<R>(body: impl FnMut() -> R) -> R {
     Arch::new().dispatch(Body(body))
 }
 
-/// A closure to be compiled for an instruction set. `FnMut` because a closure that is called as `FnOnce` is called through a
-/// function of its own, which keeps to the instructions that every machine has.
+/// A closure compiled for an instruction set. `FnMut`, because `FnOnce` is called through a separate function, compiled
+/// for the baseline instruction set.
 pub(crate) struct Body<F>(pub(crate) F);
 
 impl<R, F: FnMut() -> R> WithSimd for Body<F> {
@@ -22,7 +22,7 @@ impl<R, F: FnMut() -> R> WithSimd for Body<F> {
     }
 }
 
-/// The sum of a power of two of partial sums, always in the same order: halves are added to each other.
+/// Adds up partial sums, whose number is a power of two, in a fixed order: repeatedly the upper half to the lower half.
 #[inline(always)]
 pub(crate) fn total<const L: usize>(mut partial: [f32; L]) -> f32 {
     let mut half = L / 2;
@@ -35,7 +35,7 @@ pub(crate) fn total<const L: usize>(mut partial: [f32; L]) -> f32 {
     partial[0]
 }
 
-/// Asks for the cache lines of a slice, which is read soon. Whoever reads with a stride that the processor does not foresee gains.
+/// Prefetches the cache lines of a slice: for strides that the hardware prefetcher does not detect.
 #[inline(always)]
 pub(crate) fn prefetch<T>(slice: &[T]) {
     #[cfg(target_arch = "x86_64")]
