@@ -56,7 +56,7 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> list[Finding]:
     facts = {"free_bytes": free, "swapped_bytes": swapped}
     text = f"{amount(free)} of memory free"
     if swapped > MUCH_SWAPPED:
-        text = f"{text}, and {amount(swapped)} of other programs is swapped to disk: end what is not needed"
+        text = f"{text}, and {amount(swapped)} of other programs is on disk (swap): end what is not needed"
         return [Finding("memory", Verdict.REMARK, text, facts)]
     if free < LITTLE_FREE:
         text = f"{text}: end what is not needed: saving and reading data take memory besides the model"
