@@ -20,6 +20,7 @@ mod overrides;
 mod presets;
 pub mod regular_file;
 mod resolve;
+mod resolved_run;
 mod rules;
 mod run_folder;
 mod runtime;
@@ -40,11 +41,11 @@ pub use data::{BatchSize, DataConfig, Packing};
 pub use device::Device;
 pub use error::{ConfigError, Problem};
 pub use format::Format;
-pub use load::{CheckpointTokenizer, ResolvedRun};
 pub use mixture::MixtureComponent;
 pub use model::ModelConfig;
 pub use optimizer::{Algorithm, MuonConfig, MuonPolynomials, OptimizerConfig};
 pub use presets::{Preset, presets};
+pub use resolved_run::{CheckpointTokenizer, ResolvedRun};
 pub use run_folder::{RESOLVED_CONFIG, checkpoint_directory};
 pub use runtime::{
     ActivationRecompute, BestConfig, CheckpointConfig, DivergenceGuardConfig, EvaluationConfig, LoggingConfig,

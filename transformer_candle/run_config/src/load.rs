@@ -1,6 +1,6 @@
 //! From a config file to a run: what the file leaves out comes from its own folder.
 
-use std::path::{Path, PathBuf, absolute};
+use std::path::{Path, absolute};
 
 use serde_json::{Map, Value};
 
@@ -8,29 +8,8 @@ use crate::check::{self, Findings};
 use crate::error::{ConfigError, Problem};
 use crate::format::{self, Format};
 use crate::resolve::{self, Surroundings};
-use crate::{RunConfig, StreamingConfig, fill, former_keys, guide, overrides, rules, run_folder, schema, yaml};
-
-/// A config with every value filled in, and what was found beside it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ResolvedRun {
-    /// The config: paths absolute; `model.vocab_size` and the folders of checkpoints and
-    /// TensorBoard filled in; for a run that can train also `tokenizer.tokenizer_json`.
-    pub config: RunConfig,
-    /// What is streamed, if something is.
-    pub streaming: Option<StreamingConfig>,
-    /// The folder of the config, where everything of the run is written.
-    pub run_directory: PathBuf,
-    /// The tokens that must stay whole, each in the tokenizer's vocabulary.
-    pub special_tokens: Vec<String>,
-    /// The config file, absolute.
-    pub config_path: PathBuf,
-    /// What the user should know though nothing is wrong, one sentence each, such as a key of older
-    /// versions that has no effect.
-    pub notes: Vec<String>,
-}
-
-/// Finds the `tokenizer.json` of a checkpoint: takes the folder of the run's checkpoints.
-pub type CheckpointTokenizer<'a> = &'a dyn Fn(&Path) -> Option<PathBuf>;
+use crate::resolved_run::{CheckpointTokenizer, ResolvedRun};
+use crate::{RunConfig, fill, former_keys, guide, overrides, rules, run_folder, schema, yaml};
 
 impl RunConfig {
     /// Reads a config file for training: applies the overrides (`a.b=v`), fills in what is left out

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf, absolute};
 
 use crate::error::Problem;
 use crate::format;
-use crate::load::{CheckpointTokenizer, ResolvedRun};
+use crate::resolved_run::{CheckpointTokenizer, ResolvedRun};
 use crate::run_folder::{CHECKPOINTS, TENSORBOARD};
 use crate::streaming_config::StreamingConfig;
 use crate::tokenizer::SpecialTokens;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::load::ResolvedRun;
+use crate::resolved_run::ResolvedRun;
 
 /// The file's name in a run's folder.
 pub const RESOLVED_CONFIG: &str = "resolved_config.json";
