@@ -1,5 +1,5 @@
 //! The linear map on a GPU beside the CPU's, and the choice of algorithms. A GPU, or the emulated driver of `tests/cuda_emulator`:
-//! `cargo test -p kernels --features cuda --test products_on_a_gpu -- --ignored`.
+//! `cargo test -p kernels --features cuda --test matmul_on_a_gpu -- --ignored`.
 
 #![cfg(feature = "cuda")]
 #![allow(non_snake_case, clippy::unwrap_used, clippy::float_cmp)]
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use kernels::{Buffer, DType, Device, GraphCache, WriteMode, bf16, linear};
 
-/// Whole numbers so small that every GEMM and sum is exact in F32, whatever the order: both devices must agree to the bit.
+/// Integers so small that every GEMM and sum is exact in F32, whatever the order: both devices must agree to the bit.
 fn whole(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|at| ((at * 31 + seed * 17 + at / 7) % 9) as f32 - 4.0).collect()
 }
