@@ -1,4 +1,4 @@
-"""On an emulated GPU the trainer learns what it learns on a CPU, the same every time, and resumes where it was killed."""
+"""Training on an emulated GPU: as on a CPU, repeatable, and resumed where it was killed."""
 
 from __future__ import annotations
 
