@@ -43,7 +43,7 @@ class KilledRun:
         hub.on_request = self.moments.put
 
     def live(self, moments: int | None = None) -> bool:
-        """Start or resume the run, and kill it after so many moments; False if it was done before."""
+        """Start or resume the run, and kill it after `moments` observed moments; False if it finished before."""
         config = self.folder / "training.yaml"
         process = self.workspace.start(TRAINER, "train", "--config", config, "--resume")
         reader = threading.Thread(target=self._read, args=(process.stdout,))

@@ -123,7 +123,7 @@ def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
         warnings = [line for line in printed.splitlines() if line.startswith("warning: ") and name in line]
         assert len(warnings) == 1, printed
         assert "File too large" in warnings[0]
-    assert run.state(500)["ledger"] is None, "no checkpoint vouches for lines that are not on the disk"
+    assert run.state(500)["ledger"] is None, "no checkpoint records lines that are not on the disk"
     run.workspace.trainer("validate-data", run.folder).refused(2, "ledger")
 
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
@@ -137,7 +137,7 @@ def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
     proof = run.workspace.trainer("validate-data", run.folder, "--replay=600", "--json").succeeded()
     assert json.loads(proof.out)["problems"] == []
     resumed = run.train(*sizes, "--resume", run.checkpoint(500), "--max-steps=501").succeeded()
-    assert "the ledger begins anew at step 500" in resumed.out
+    assert "the ledger restarts at step 500" in resumed.out
 
 
 def test_a_file_size_limit_is_told_and_spares_checkpoints(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -132,8 +133,25 @@ def test_both_programs_take_the_same_options(workspace: Workspace) -> None:
         if command is not None:
             names = {parameter.name for parameter in command.params} - own.get(declared["name"], set())
             assert names == {option["name"] for option in declared["options"]}
-    told = [
+    reported = [
         run("evaluate", "--experiment=none", "--max-sequences=0").err
         for run in (workspace.orchestrate, workspace.trainer)
     ]
-    assert told[0].partition(": ")[2].splitlines()[0] == told[1].partition(": ")[2].splitlines()[0]
+    assert reported[0].partition(": ")[2].splitlines()[0] == reported[1].partition(": ")[2].splitlines()[0]
+
+
+@pytest.mark.parametrize("function", [_native.generate, _native.Trainer.generate])
+def test_generate_has_the_same_defaults_in_python(function: Any) -> None:
+    [command] = [command for command in _native.declared_commands() if command["name"] == "generate"]
+    declared = {
+        option["name"]: option["help"].partition("[default: ")[2].rstrip("]")
+        for option in command["options"]
+        if "[default: " in option["help"]
+    }
+    signature = {
+        parameter.name: f"{parameter.default:g}" if isinstance(parameter.default, float) else str(parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    assert signature.items() <= declared.items()
+    assert {"max_tokens", "temperature", "top_k", "top_p", "seed"} <= signature.keys()

@@ -73,7 +73,7 @@ def test_a_mixture_is_trained_on_from_config_to_proof(hub_workspace: Workspace, 
     assert json.loads(given.out) == [10, 6, 4]
 
 
-def test_a_tokenizer_is_trained_anew_when_the_mixture_changes(hub_workspace: Workspace) -> None:
+def test_a_tokenizer_is_retrained_when_the_mixture_changes(hub_workspace: Workspace) -> None:
     config = mixed(hub_workspace)
     prepare = ("--config", config, "--experiment=mix", "--vocab-size=384", "--launch=none")
     hub_workspace.orchestrate(*prepare).succeeded()

@@ -81,7 +81,7 @@ class Programs:
         return {**kept, "peak_mebibytes": peak}
 
     def operation_rows(self, contender: str, shape: str, seconds: float) -> list[Row]:
-        """Times the operations one by one, each for so many seconds. Ours come after a row about the machine."""
+        """Times the operations one by one, each for `seconds`. Ours follow a row about the machine."""
         options = ["--config", HERE / f"{shape}.yaml", "--threads", self.threads, "--seconds", seconds]
         program = [self.operations] if contender == "ours" else [sys.executable, HERE / "operations.py"]
         rows, _ = self.run(contender, [str(word) for word in [*program, *options]])

@@ -51,13 +51,13 @@ def shapes(model: dict[str, int]) -> list[tuple[str, int, int]]:
 def decode(model: dict[str, int], _tokens: int) -> Iterator[Row]:
     maps = [shape[1:] for shape in shapes(model)] * model["num_layers"]
     weights = [torch.randn(shape) for shape in [*maps, (model["vocab_size"], model["hidden_size"])]]
-    products = [(torch.randn(1, weight.shape[1]), weight) for weight in weights]
+    gemvs = [(torch.randn(1, weight.shape[1]), weight) for weight in weights]
 
     def call() -> None:
-        for x, weight in products:
+        for x, weight in gemvs:
             F.linear(x, weight)
 
-    yield "decode: products of a token", "eager", call
+    yield "decode: GEMVs per token", "eager", call
 
 
 def attention(model: dict[str, int], tokens: int, length: int) -> Iterator[Row]:
@@ -148,7 +148,7 @@ def both(function: Callable[..., Any], *inputs: torch.Tensor) -> Call:
 
 
 def times(call: Call, seconds: float) -> list[float]:
-    """The times of the calls that fit into so many seconds, after two to warm up."""
+    """The times of the calls that fit into `seconds`, after two warm-up calls."""
     call()
     call()
     taken: list[float] = []

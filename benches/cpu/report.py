@@ -54,7 +54,7 @@ class Round(list[Row]):
     def limits(self, dtype: str) -> tuple[float, float, float]:
         """A step's milliseconds: its operations one by one; each at its limit with bytes from memory; and from caches.
 
-        An operation is bound by its products, at the best rate that any contender reached in one of this shape, or by
+        An operation is bound by its GEMMs, at the best rate that any contender reached in one of this shape, or by
         its bytes, whichever take longer.
         """
         ours = self.select("per_step", dtype=dtype)
@@ -139,7 +139,7 @@ def limits(contender: str, dtype: str, rounds: list[Round]) -> Iterator[str]:
     """Our step beside its operations measured alone, and beside what the machine's limits would make of them."""
     names = (
         "its operations, measured one by one",
-        "their limits: products at the best rate measured here, the rest at main memory's",
+        "their limits: GEMMs at the best rate measured here, the rest at main memory's",
         "their limits, with the rest at the rate of the cache that can hold as many bytes",
     )
     steps = [it.parts(contender)["step"] for it in rounds]

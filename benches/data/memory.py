@@ -58,7 +58,7 @@ def _pieces(document_bytes: int, most: int) -> list[str]:
 
 
 def stream(setting: Setting, batches: int, address: str | None, answer: Any) -> None:
-    """Send the peak bytes of so many batches above those of a stream that holds next to nothing, and the latter."""
+    """Send the peak bytes of `batches` batches above those of a nearly empty stream, and the latter."""
     if address:
         os.environ["HF_ENDPOINT"] = address
     from orchestrator import RunConfig, TokenStream
@@ -77,7 +77,7 @@ def stream(setting: Setting, batches: int, address: str | None, answer: Any) -> 
 
 
 def bound(document_bytes: int, rows: int, setting: Setting, tokens_per_byte: float) -> int:
-    """As the page of the `dataset` crate has it, for row groups of so many rows."""
+    """As the page of the `dataset` crate has it, for row groups of `rows` rows."""
     text = min(setting.shuffle_buffer_size * document_bytes, WINDOW_BYTES + LANES * document_bytes)
     tokens = int(4 * tokens_per_byte * text)
     lane = BLOCK_BYTES + min(rows, ROWS_IN_A_PAGE) * document_bytes + DECODED_BYTES

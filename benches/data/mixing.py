@@ -30,7 +30,7 @@ ROWS_IN_A_GROUP = 500
 BATCH = 64
 PERCENTILES = (5, 25, 50, 75, 95)
 Take = Callable[[int, Any], tuple[np.ndarray, Any]]
-"""So many batches of document numbers from a state on (at most to the end of the epoch), and the state behind them."""
+"""A number of batches of document numbers from a state on, up to the end of the epoch, and the state after them."""
 
 
 def make(root: Path, files: int, documents_in_a_file: int) -> None:

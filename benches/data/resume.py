@@ -14,7 +14,7 @@ WAYS = (("ours", "resume"), ("datasets-stateful", "resume"), ("datasets", "skip"
 
 
 def resume(root: Path, batches: int) -> Iterator[dict[str, Any]]:
-    """Rows for a point behind so many batches."""
+    """Rows for a resume after `batches` batches."""
     with tempfile.TemporaryDirectory() as folder:
         for contender, way in WAYS:
             options = {"batches": batches, "state": Path(folder) / f"{contender}.state"}

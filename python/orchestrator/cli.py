@@ -83,7 +83,7 @@ def examine(device: str, **typed: Any) -> None:
 
     findings = doctor.examine(device, Roots.from_environment())
     if typed["json"]:
-        terminal.product(json.dumps(doctor.as_json(findings)))
+        terminal.result(json.dumps(doctor.as_json(findings)))
     else:
         for found in findings:
             finding(found.topic, found.text, found.verdict.value)

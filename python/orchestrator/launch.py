@@ -145,7 +145,7 @@ def _in_this_process(words: list[str], lock: _native.RunLock | None) -> int:
 def _handling(handler: signal._HANDLER) -> Iterator[None]:
     """Handle the signals that stop a run while the block lasts. Only the main thread can.
 
-    A hang-up that whoever started us has us ignore (`nohup`) stays ignored.
+    A SIGHUP that the parent process ignores (`nohup`) stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -19,7 +19,7 @@ class Reading(Protocol):
     """Hears how much of what is wanted at most has been read."""
 
     def advance(self, share: float, documents: int, size: int) -> None:
-        """So many documents and bytes have been read, together this share of what is wanted at most."""
+        """Show the documents and bytes read, at most `fraction` of what is wanted."""
 
     def note(self, text: str) -> None:
         """A remark on the reading, such as what it waits for."""

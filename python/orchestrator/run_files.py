@@ -62,7 +62,7 @@ def copy_tokenizer(folder: Path, ready: tokenizer.Ready) -> None:
     if own.exists() and own.samefile(tokenizer_json):
         return
     own.parent.mkdir(exist_ok=True)
-    # Before the first of them changes: a manifest vouches for the files beside it.
+    # Before the first of them changes: a manifest records the hashes of the files beside it.
     (own.parent / tokenizer.MANIFEST).unlink(missing_ok=True)
     for name in tokenizer.FILES:
         source = tokenizer_json if name == TOKENIZER.name else tokenizer_json.with_name(name)

@@ -129,7 +129,7 @@ class Settings:
         int | None,
         _flag(
             DATA,
-            "Kept in streaming_config.json for whoever reads it; our own reader goes by row groups. "
+            "Kept in streaming_config.json for other readers; our own reader goes by row groups. "
             f"Default: {DEFAULT_STREAM_BATCH_SIZE}.",
             metavar="N",
             min=1,

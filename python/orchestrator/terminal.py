@@ -32,7 +32,9 @@ class _Unfailing(io.FileIO):
 
     def write(self, content: ReadableBuffer) -> int:
         try:
-            while (written := super().write(content)) is None:  # whoever shares the pipe made it non-blocking
+            while (
+                written := super().write(content)
+            ) is None:  # another process with the same pipe made it non-blocking
                 select.select([], [self], [])
             return written
         except OSError as error:
@@ -63,7 +65,7 @@ def write(text: str) -> None:
         raise raw.failure
 
 
-def product(text: str) -> None:
+def result(text: str) -> None:
     """Print what a command was asked for. Nobody reading it any more is no error; that it cannot be written is one.
 
     Raises:

@@ -1,4 +1,4 @@
-/* libcublasLt.so.13: descriptions, layouts, preferences, ways to compute a product, and what the library refuses. */
+/* libcublasLt.so.13: descriptions, layouts, preferences, GEMM algorithms, and what the library refuses. */
 #include "blas_lt.h"
 #include "version.h"
 
@@ -30,13 +30,13 @@ struct proposal {
 
 _Static_assert(sizeof(struct algorithm) == 64 && sizeof(struct proposal) == 96, "the library's own sizes");
 
-static const struct way WAYS[] = {
+static const struct gemm_kernel GEMM_KERNELS[] = {
     {66, 20, 12, 2, 1, TWO_HALVES_IN_ANY_ORDER, 16},
     {67, 24, 15, 1, 0, EVEN_AND_ODD, 16},
     {66, 18, 12, 2, 2, TWO_HALVES, 16},
     {0, 5, 0, 1, 0, ALL_AT_ONCE, 4},
 };
-#define WAYS_COUNT (sizeof WAYS / sizeof *WAYS)
+#define GEMM_KERNEL_COUNT (sizeof GEMM_KERNELS / sizeof *GEMM_KERNELS)
 
 EXPORTED size_t cublasLtGetVersion(void) {
     return (size_t)cublas_version();
@@ -128,12 +128,12 @@ EXPORTED int cublasLtMatmulPreferenceSetAttribute(struct preference *preference,
 
 static bool multiplies(const struct layout *layout, uint32_t bytes) {
     uint64_t element = layout->type == R_32F ? 4 : 2;
-    /* A way for any alignment takes elements as they are. */
+    /* A kernel for any alignment needs no more than that of its elements. */
     return bytes <= 4 || (uint64_t)layout->leading_dimension * element % bytes == 0;
 }
 
 /* Fills in sizes and layouts, or says what is wrong with them. */
-static int check(struct product *product, const struct description *description, const struct layout *a, const struct layout *b,
+static int check(struct gemm *gemm, const struct description *description, const struct layout *a, const struct layout *b,
                  const struct layout *c, const struct layout *d) {
     bool known = (unsigned)description->transposed_a <= T && (unsigned)description->transposed_b <= T;
     const struct layout *all[] = {a, b, c, d};
@@ -143,61 +143,61 @@ static int check(struct product *product, const struct description *description,
         if ((uint64_t)one->leading_dimension < one->rows || !one->rows || !one->columns || !batched)
             return INVALID_VALUE;
     }
-    product->batch = (uint64_t)a->batch;
-    product->m = description->transposed_a ? a->columns : a->rows;
-    product->k = description->transposed_a ? a->rows : a->columns;
-    product->n = description->transposed_b ? b->rows : b->columns;
+    gemm->batch = (uint64_t)a->batch;
+    gemm->m = description->transposed_a ? a->columns : a->rows;
+    gemm->k = description->transposed_a ? a->rows : a->columns;
+    gemm->n = description->transposed_b ? b->rows : b->columns;
     uint64_t inner = description->transposed_b ? b->columns : b->rows;
-    if (!known || inner != product->k || d->rows != product->m || d->columns != product->n || c->rows != d->rows || c->columns != d->columns)
+    if (!known || inner != gemm->k || d->rows != gemm->m || d->columns != gemm->n || c->rows != d->rows || c->columns != d->columns)
         return INVALID_VALUE;
     bool narrow = a->type == R_16BF && b->type == R_16BF && (d->type == R_16BF || d->type == R_32F);
     bool wide = a->type == R_32F && b->type == R_32F && d->type == R_32F;
     bool typed = description->compute_type == COMPUTE_32F && description->scale_type == R_32F && c->type == d->type && (narrow || wide);
     if (!typed)
         return NOT_SUPPORTED;
-    product->description = *description;
-    product->layout_a = *a;
-    product->layout_b = *b;
-    product->layout_c = *d;
+    gemm->description = *description;
+    gemm->layout_a = *a;
+    gemm->layout_b = *b;
+    gemm->layout_c = *d;
     return SUCCESS;
 }
 
-static bool serves(const struct way *way, const struct product *product) {
-    uint32_t needed = way->alignment;
-    bool splits = way->split_k == 1 || product->k >= 2;
-    return splits && multiplies(&product->layout_a, needed) && multiplies(&product->layout_b, needed) && multiplies(&product->layout_c, needed);
+static bool serves(const struct gemm_kernel *kernel, const struct gemm *gemm) {
+    uint32_t needed = kernel->alignment;
+    bool splits = kernel->split_k == 1 || gemm->k >= 2;
+    return splits && multiplies(&gemm->layout_a, needed) && multiplies(&gemm->layout_b, needed) && multiplies(&gemm->layout_c, needed);
 }
 
 EXPORTED int cublasLtMatmulAlgoGetHeuristic(void *handle, const struct description *description, const struct layout *a,
                                             const struct layout *b, const struct layout *c, const struct layout *d,
                                             const struct preference *preference, int requested, struct proposal *proposals, int *returned) {
-    struct product product = {0};
-    int result = check(&product, description, a, b, c, d);
+    struct gemm gemm = {0};
+    int result = check(&gemm, description, a, b, c, d);
     *returned = 0;
     if (!handle || result)
         return result ? result : INVALID_VALUE;
-    for (size_t index = 0; index < WAYS_COUNT && *returned < requested; index++) {
-        const struct way *way = &WAYS[index];
-        uint64_t workspace = product_workspace(way, &product);
-        bool wanted = (way->reduction_scheme & ~(int)preference->reduction_schemes) == 0 && workspace <= preference->workspace_bytes;
+    for (size_t index = 0; index < GEMM_KERNEL_COUNT && *returned < requested; index++) {
+        const struct gemm_kernel *kernel = &GEMM_KERNELS[index];
+        uint64_t workspace = gemm_workspace(kernel, &gemm);
+        bool wanted = (kernel->reduction_scheme & ~(int)preference->reduction_schemes) == 0 && workspace <= preference->workspace_bytes;
         for (size_t operand = 0; operand < 4; operand++)
-            wanted = wanted && preference->alignment[operand] >= way->alignment / (way->alignment == 4 ? 2 : 1);
-        if (!wanted || !serves(way, &product))
+            wanted = wanted && preference->alignment[operand] >= kernel->alignment / (kernel->alignment == 4 ? 2 : 1);
+        if (!wanted || !serves(kernel, &gemm))
             continue;
-        struct algorithm algorithm = {MARK, cublasLtGetVersion(), way->id, way->tile, way->stages, way->split_k, way->reduction_scheme, {0}};
+        struct algorithm algorithm = {MARK, cublasLtGetVersion(), kernel->id, kernel->tile, kernel->stages, kernel->split_k, kernel->reduction_scheme, {0}};
         proposals[(*returned)++] = (struct proposal){algorithm, workspace, SUCCESS, 1, {0}};
     }
     return *returned ? SUCCESS : NOT_SUPPORTED;
 }
 
-static const struct way *way_of(const struct algorithm *algorithm) {
+static const struct gemm_kernel *kernel_of(const struct algorithm *algorithm) {
     if (algorithm->mark != MARK || algorithm->version != cublasLtGetVersion())
         return NULL;
-    for (size_t index = 0; index < WAYS_COUNT; index++) {
-        const struct way *way = &WAYS[index];
-        if (way->id == algorithm->id && way->tile == algorithm->tile && way->stages == algorithm->stages &&
-            way->split_k == algorithm->split_k && way->reduction_scheme == algorithm->reduction_scheme)
-            return way;
+    for (size_t index = 0; index < GEMM_KERNEL_COUNT; index++) {
+        const struct gemm_kernel *kernel = &GEMM_KERNELS[index];
+        if (kernel->id == algorithm->id && kernel->tile == algorithm->tile && kernel->stages == algorithm->stages &&
+            kernel->split_k == algorithm->split_k && kernel->reduction_scheme == algorithm->reduction_scheme)
+            return kernel;
     }
     return NULL;
 }
@@ -205,14 +205,14 @@ static const struct way *way_of(const struct algorithm *algorithm) {
 EXPORTED int cublasLtMatmulAlgoCheck(void *handle, const struct description *description, const struct layout *a, const struct layout *b,
                                      const struct layout *c, const struct layout *d, const struct algorithm *algorithm,
                                      struct proposal *proposal) {
-    struct product product = {0};
-    int result = check(&product, description, a, b, c, d);
-    const struct way *way = way_of(algorithm);
-    if (!handle || !way || result)
+    struct gemm gemm = {0};
+    int result = check(&gemm, description, a, b, c, d);
+    const struct gemm_kernel *kernel = kernel_of(algorithm);
+    if (!handle || !kernel || result)
         return result ? result : INVALID_VALUE;
-    if (!serves(way, &product))
+    if (!serves(kernel, &gemm))
         return NOT_SUPPORTED;
-    *proposal = (struct proposal){*algorithm, product_workspace(way, &product), SUCCESS, 1, {0}};
+    *proposal = (struct proposal){*algorithm, gemm_workspace(kernel, &gemm), SUCCESS, 1, {0}};
     return SUCCESS;
 }
 
@@ -220,31 +220,31 @@ EXPORTED int cublasLtMatmul(void *handle, const struct description *description,
                             const struct layout *layout_a, CUdeviceptr b, const struct layout *layout_b, const float *beta, CUdeviceptr c,
                             const struct layout *layout_c, CUdeviceptr d, const struct layout *layout_d, const struct algorithm *algorithm,
                             CUdeviceptr workspace, size_t workspace_bytes, CUstream stream) {
-    struct product product = {0};
-    int result = check(&product, description, layout_a, layout_b, layout_c, layout_d);
+    struct gemm gemm = {0};
+    int result = check(&gemm, description, layout_a, layout_b, layout_c, layout_d);
     if (!handle || result)
         return result ? result : INVALID_VALUE;
     /* The library would choose by itself; that this program always says what to take is what makes it repeatable. */
-    product.way = algorithm ? way_of(algorithm) : NULL;
-    if (!product.way || (*beta != 0 && c != d) || layout_c->leading_dimension != layout_d->leading_dimension)
+    gemm.kernel = algorithm ? kernel_of(algorithm) : NULL;
+    if (!gemm.kernel || (*beta != 0 && c != d) || layout_c->leading_dimension != layout_d->leading_dimension)
         return INVALID_VALUE;
-    uint32_t alignment = product.way->alignment > 4 ? product.way->alignment : layout_a->type == R_32F ? 4 : 2;
+    uint32_t alignment = gemm.kernel->alignment > 4 ? gemm.kernel->alignment : layout_a->type == R_32F ? 4 : 2;
     const struct layout *batched[] = {layout_a, layout_b, layout_d};
     for (size_t index = 0; index < 3; index++)
         if ((uint64_t)batched[index]->batch_stride * (batched[index]->type == R_32F ? 4 : 2) % alignment)
             return NOT_SUPPORTED;
     bool aligned = a % alignment == 0 && b % alignment == 0 && d % (layout_d->type == R_32F && alignment < 4 ? 4 : alignment) == 0;
-    uint64_t needed = product_workspace(product.way, &product);
-    if (!serves(product.way, &product) || !aligned)
+    uint64_t needed = gemm_workspace(gemm.kernel, &gemm);
+    if (!serves(gemm.kernel, &gemm) || !aligned)
         return NOT_SUPPORTED;
     if (workspace_bytes < needed || workspace % 256)
         return INVALID_VALUE;
-    product.alpha = *alpha;
-    product.beta = *beta;
-    product.a = a;
-    product.b = b;
-    product.c = d;
-    product.workspace = workspace;
-    product.workspace_bytes = workspace_bytes;
-    return product_submit(&product, stream);
+    gemm.alpha = *alpha;
+    gemm.beta = *beta;
+    gemm.a = a;
+    gemm.b = b;
+    gemm.c = d;
+    gemm.workspace = workspace;
+    gemm.workspace_bytes = workspace_bytes;
+    return gemm_submit(&gemm, stream);
 }

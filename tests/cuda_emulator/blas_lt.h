@@ -21,26 +21,26 @@ struct description {
     int compute_type, scale_type, transposed_a, transposed_b;
 };
 
-/* A way to compute a product. The ways differ in the order of additions, so that results tell which one was taken. */
+/* A GEMM kernel. Kernels differ in the order of additions, so that results show which one was used. */
 enum summation { ALL_AT_ONCE, EVEN_AND_ODD, TWO_HALVES, TWO_HALVES_IN_ANY_ORDER };
-struct way {
+struct gemm_kernel {
     int id, tile, stages, split_k, reduction_scheme;
     enum summation summation;
-    /* What operands, result and their columns have to begin at a multiple of. */
+    /* Bytes that operands, result and their columns must be aligned to. */
     uint32_t alignment;
 };
 
-struct product {
+struct gemm {
     uint64_t m, n, k, batch;
     float alpha, beta;
     struct description description;
     struct layout layout_a, layout_b, layout_c;
     CUdeviceptr a, b, c, workspace;
     uint64_t workspace_bytes;
-    const struct way *way;
+    const struct gemm_kernel *kernel;
 };
 
-uint64_t product_workspace(const struct way *way, const struct product *product);
-int product_submit(const struct product *product, CUstream stream);
+uint64_t gemm_workspace(const struct gemm_kernel *kernel, const struct gemm *gemm);
+int gemm_submit(const struct gemm *gemm, CUstream stream);
 
 #endif

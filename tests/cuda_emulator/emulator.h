@@ -75,9 +75,9 @@ EXPORTED bool context_is_current(void);
 
 /* report.c: what a test can count. */
 #define COUNTERS(X)                                                                                                        \
-    /* Products with a matrix of zeros, which a GPU computes faster: nothing is to be timed on one. */                      \
-    X(products_of_zeros)                                                                                                   \
-    X(launches) X(launches_in_graphs) X(products) X(products_in_graphs) X(graph_launches) X(captures) X(synchronizations)  \
+    /* GEMMs with a matrix of zeros, which a GPU computes faster: nothing is to be timed on one. */                      \
+    X(gemms_of_zeros)                                                                                                   \
+    X(launches) X(launches_in_graphs) X(gemms) X(gemms_in_graphs) X(graph_launches) X(captures) X(synchronizations)  \
     /* Waits that found work to do and left none: the GPU then idles until the program has asked for more. */              \
     X(drains)                                                                                                              \
     /* Waits for unfinished work during which the thread polls: all but those for an event made with CU_EVENT_BLOCKING_SYNC. */ \
@@ -114,13 +114,13 @@ struct operation {
     CUresult (*run)(struct operation *);
     /* False while another stream has to get further first; NULL is always ready. */
     bool (*ready)(struct operation *);
-    /* Kernels, products and graphs; not copies, fills and marks. */
+    /* Kernels, GEMMs and graphs; not copies, fills and events. */
     bool computes;
     /* How long it takes on the GPU's clock, which knows nothing of this machine's. */
     double nanoseconds;
 };
 EXPORTED void *operation_new(size_t bytes, const char *name, CUresult (*run)(struct operation *), double nanoseconds);
-/* Appends to the stream's queue, or to the graph that it is recording. Takes the operation over. */
+/* Appends to the stream's queue, or to the graph that it captures. Takes the operation over. */
 EXPORTED CUresult stream_submit(CUstream handle, void *operation);
 /* Runs everything that was submitted to any stream. */
 CUresult streams_drain(void);
@@ -134,10 +134,10 @@ struct graph {
     struct operation *first, **last;
     uint64_t handles;
 };
-/* The graph that a stream is recording, or NULL. */
+/* The graph that a stream captures, or NULL. */
 struct graph *capture_of(struct stream *stream);
 /* CUDA_SUCCESS, or the answer to a call that may not be made now because this thread, or another in global mode, records:
- * what it does would not be recorded. The recording is then lost. */
+ * what it does would not be captured. The capture is then lost. */
 CUresult capture_forbids(void);
 CUresult capture_invalidate(struct stream *stream);
 void replay_begin(void);

@@ -1,4 +1,4 @@
-/* Recordings: what a stream is asked while it records is kept instead of queued, and done whenever the graph is launched. */
+/* Graph capture: operations submitted to a capturing stream are stored instead of queued, and run at each graph launch. */
 #define _GNU_SOURCE
 #include "emulator.h"
 
@@ -133,7 +133,7 @@ static CUresult run_graph(struct operation *operation) {
 EXPORTED CUresult cuGraphLaunch(CUgraph executable, CUstream stream) {
     LOCKED;
     if (capture_of(stream_of(stream)))
-        emulator_abort("a graph in a recording is not emulated");
+        emulator_abort("a graph launch during capture is not emulated");
     struct replay *replay = operation_new(sizeof *replay, "graph", run_graph, 3000);
     replay->operation.computes = true;
     replay->graph = executable;

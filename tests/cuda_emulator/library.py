@@ -15,7 +15,7 @@ KERNELS = FOLDER.parents[1] / "transformer_candle" / "kernels" / "triton"
 SOURCES = {
     "libcuda": "driver.c report.c memory.c stream.c copy.c graph.c module.c worker.c".split(),
     "libcublas": ["blas.c"],
-    "libcublasLt": ["blas_lt.c", "product.c"],
+    "libcublasLt": ["blas_lt.c", "gemm.c"],
     "libcurand": ["rand.c"],
 }
 LIBRARIES = ("libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10")

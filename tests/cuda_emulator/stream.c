@@ -291,7 +291,7 @@ EXPORTED CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned fla
     if (event->captured && event->captured == graph)
         return CUDA_SUCCESS;
     if (event->captured)
-        emulator_abort("a second stream in a recording is not emulated");
+        emulator_abort("a second stream in a capture is not emulated");
     if (!event->position || emulator_setting("CUDA_EMULATOR_FORGET_WAITS", 0))
         return CUDA_SUCCESS;
     if (graph)

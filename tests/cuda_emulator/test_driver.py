@@ -164,7 +164,7 @@ def test_what_cannot_be_recorded_ends_the_recording(emulator: Emulator, kernels:
         assert failed.value.code == CAPTURE_UNSUPPORTED
         graph = ctypes.c_void_p()
         assert cuda.code("cuStreamEndCapture", cuda.stream, ctypes.byref(graph)) == CAPTURE_INVALIDATED
-        # The context is sound, and so is the next recording.
+        # The context is valid, and so is the next capture.
         other = cuda.allocate(4)
         cuda.recorded(lambda: cuda.copy(address, other, 4, cuda.stream))
         assert cuda.synchronize() == 0
@@ -331,7 +331,7 @@ def emulator_with(emulator: Emulator, folder: Path) -> Emulator:
 
 
 def write_kernels(folder: Path) -> Path:
-    """A folder as kernels/triton: two kernels whose PTX says no more than the driver reads."""
+    """A folder as kernels/triton: two kernels whose PTX holds only what the driver reads."""
     (folder / "ptx").mkdir()
     for name in ("interpreter.py", "declaration.py"):
         (folder / name).write_text((KERNELS / name).read_text())

@@ -63,8 +63,8 @@ def test_nothing_is_timed_on_zeros(runs: Runs) -> None:
     counting = runs.having(report=runs.workspace.root / "report.json")
     counting.program(*MEMORY).succeeded()
     counts = counting.emulator.report()
-    assert counts["products"] > 0
-    assert counts["products_of_zeros"] == 0
+    assert counts["gemms"] > 0
+    assert counts["gemms_of_zeros"] == 0
 
 
 def test_a_broken_kernel_fails_its_operation_alone(runs: Runs) -> None:

@@ -53,7 +53,7 @@ def test_a_gpu_that_is_not_there_is_refused(runs: Runs) -> None:
     runs.train("run", device="cuda:1").refused(2, "cuda:1")
 
 
-def test_a_gpu_that_is_too_old_is_refused_and_auto_says_why_it_is_left_alone(runs: Runs) -> None:
+def test_too_old_gpus_are_refused_with_a_reason(runs: Runs) -> None:
     runs.write("run", TINY)
     old = runs.having(gpu="Tesla T4", capability="7.5")
     old.train("run").refused(2, "Tesla T4 has compute capability 7.5")
@@ -61,7 +61,7 @@ def test_a_gpu_that_is_too_old_is_refused_and_auto_says_why_it_is_left_alone(run
     assert "on the CPU: Tesla T4 has compute capability 7.5" in done.out + done.err
 
 
-def test_a_gpu_that_is_too_small_is_refused_before_anything_is_allocated(runs: Runs) -> None:
+def test_too_small_gpus_are_refused_before_allocation(runs: Runs) -> None:
     runs.write("run", TINY)
     small = runs.having(memory=96 << 20, report=runs.workspace.root / "report.json")
     small.train("run").refused(4)
@@ -129,7 +129,7 @@ def test_a_step_waits_once_and_allocates_nothing(runs: Runs) -> None:
     more = {name: counts[8][name] - counts[4][name] for name in counts[4] if name != "kernels"}
     assert more["allocations"] == more["frees"] == more["pinned_allocations"] == 0
     assert more["graph_launches"] == 4 * 3
-    assert more["products"] == 0, "every product of a step is in its graph"
+    assert more["gemms"] == 0, "every GEMM of a step is in its graph"
     assert more["captures"] == more["modules"] == 0
     assert more["pageable_copies"] == 0
     assert more["drains"] == 4

@@ -13,7 +13,7 @@ from cuda_emulator.runs import Runs, Tiny
 BF16 = Tiny(precision="bf16")
 FP32 = Tiny(precision="fp32")
 LARGER = Tiny(hidden=128, heads=4, kv_heads=2, layers=2, sequence=24, batch=2, steps=3, checkpoint_every=1)
-# Heads of 40 are masked to 64; sequences of 23 and 3 of them fill no tile; all heads have keys of their own.
+# Head size 40 is padded to 64; 3 sequences of 23 tokens fill no tile; multi-head attention without grouping.
 RAGGED = Tiny(80, 2, 2, intermediate=112, sequence=23, batch=3, accumulation=1, steps=3, checkpoint_every=1)
 DOCUMENTS = replace(LARGER, packing="documents")
 MUON = replace(LARGER, algorithm="muon")
@@ -86,7 +86,7 @@ def test_a_killed_run_resumes_bit_for_bit(runs: Runs, algorithm: str) -> None:
 
 
 def test_what_the_choices_in_the_checkpoint_are_for(runs: Runs) -> None:
-    """Fresh runs on days with other fastest products differ; were they equal, the test above would prove nothing."""
+    """Fresh runs on days with other fastest GEMM algorithms differ; otherwise the test above would prove nothing."""
     runs.trained("one day", BF16)
     runs.having(timing=3).trained("another day", BF16)
     assert runs.state("one day", 4) != runs.state("another day", 4)

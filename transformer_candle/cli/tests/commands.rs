@@ -47,7 +47,7 @@ fn damage(path: &Path) {
 }
 
 #[test]
-fn generate_answers_with_text_or_one_object_and_the_same_for_the_same_seed() {
+fn generate_prints_text_or_json_repeatably() {
     let workshop = trained();
     let ask = ["generate", "--experiment", "run", "--prompt", "the cat", "--max-tokens", "20", "--seed", "3"];
     let one = answer(&workshop, &[ask.as_slice(), &["--json"]].concat());
@@ -94,7 +94,7 @@ fn evaluate_finds_the_loss_that_the_run_found() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_and_verify_says_which_it_is() {
+fn corrupted_checkpoints_are_skipped_and_named() {
     let workshop = trained();
     assert!(succeeds(&workshop, &["checkpoint", "list", "--experiment", "run"]).contains("latest"));
     assert_eq!(succeeds(&workshop, &["checkpoint", "verify", "run"]).matches("intact").count(), 2);
@@ -138,7 +138,7 @@ fn what_a_run_was_trained_on_is_proven_and_made_again() {
 }
 
 #[test]
-fn a_run_without_a_ledger_says_so_and_a_lost_one_begins_anew() {
+fn a_lost_ledger_restarts_and_is_reported() {
     let workshop = trained();
     let ledger = workshop.path().join("run/ledger.jsonl");
     fs::remove_file(&ledger).unwrap();
@@ -148,7 +148,7 @@ fn a_run_without_a_ledger_says_so_and_a_lost_one_begins_anew() {
     let more = ["train", "--config", config.to_str().unwrap(), "--resume", "--override", "scheduler.total_steps=14"];
     let output = command(&workshop, &more).output().unwrap();
     let told = [output.stdout, output.stderr].concat();
-    assert!(String::from_utf8_lossy(&told).contains("begins anew at step 10"), "{}", String::from_utf8_lossy(&told));
+    assert!(String::from_utf8_lossy(&told).contains("restarts at step 10"), "{}", String::from_utf8_lossy(&told));
     let report = answer(&workshop, &["validate-data", "run", "--json"]);
     assert_eq!((&report["steps"], &report["problems"]), (&serde_json::json!(4), &serde_json::json!([])));
 }

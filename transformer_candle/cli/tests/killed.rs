@@ -30,12 +30,12 @@ fn start(workshop: &Workshop, name: &str, data: &[String]) -> Child {
 }
 
 #[test]
-fn a_run_killed_again_and_again_ends_with_the_weights_and_metrics_of_one_left_alone() {
+fn a_repeatedly_killed_run_ends_as_an_uninterrupted_one() {
     kill_again_and_again(&Workshop::new(), &[]);
 }
 
 #[test]
-fn so_does_a_run_on_a_mixture_of_which_one_source_begins_again_and_again() {
+fn a_killed_mixture_run_ends_as_an_uninterrupted_one() {
     let workshop = Workshop::new();
     kill_again_and_again(&workshop, &workshop.mixture());
 }

@@ -1,4 +1,4 @@
-//! Cancellation: whoever starts work gives it a [`CancelToken`], which every wait and every long loop of this crate
+//! Cancellation: the caller passes a [`CancelToken`], which every wait and every long loop of this crate
 //! polls.
 
 use std::fmt;

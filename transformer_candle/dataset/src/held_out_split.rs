@@ -225,7 +225,7 @@ impl Candidates {
     }
 }
 
-/// Where the first `rows` rows end; none if there are no more than that.
+/// Where the first `rows` rows end; `None` if there are at most that many.
 fn find_training_end(source: &DataSource, rows: u64, cancel: &CancelToken) -> Result<Option<TrainingEnd>, DataError> {
     let mut remaining = rows;
     for shard in 0..source.shards().len() {

@@ -34,7 +34,7 @@ impl MixtureSchedule {
         self.0[component] as f64 / self.total() as f64
     }
 
-    /// The component that gives the next sequence after each has `delivered` so many.
+    /// The component that gives the next sequence after each has `delivered` its count.
     pub(crate) fn next_component(&self, delivered: &[u64]) -> usize {
         let (total, position) = (self.total(), delivered.iter().map(|&count| u128::from(count)).sum::<u128>());
         let deadlines = self.0.iter().zip(delivered).enumerate().filter_map(|(component, (&weight, &delivered))| {

@@ -62,7 +62,7 @@ pub(crate) struct WindowRows {
     pub bytes: usize,
 }
 
-/// How much to read: up to so many documents or bytes of text, whichever limit is reached first.
+/// How much to read: a number of documents or of bytes, whichever is reached first.
 #[derive(Clone, Copy)]
 pub(crate) struct ReadBudget {
     pub documents: usize,

@@ -30,7 +30,7 @@ pub struct StreamSettings {
     pub shuffle_buffer_size: usize,
     /// Seed of all permutations.
     pub seed: u64,
-    /// Train on the first so many rows of each component, in listing order.
+    /// Train on this many rows of each component only, the first in listing order.
     pub max_samples: Option<u64>,
     /// Shards of a component that are open at the same time.
     pub open_shards: usize,

@@ -1,8 +1,8 @@
-//! One call of an operation on two devices: what it is given, what it may write, and how near its results must be.
+//! One call of an operation on two devices: its arguments, what it may write, and the tolerance of its results.
 //!
-//! Every argument lies between guards in memory of its own, outputs and workspaces come in poisoned, and the call is made twice:
-//! so a case also finds elements left unwritten, writes outside of an output or into an input, and results that differ
-//! from run to run.
+//! Every argument is allocated between guards, outputs and workspaces are filled with a poison value, and the call is made twice:
+//! so a case also finds elements left unwritten, out-of-bounds writes, writes into an input, and results that differ from
+//! run to run.
 
 use kernels::{Buffer, DType, Device, DeviceKind};
 
@@ -12,21 +12,22 @@ use training::{Result, TrainerError};
 
 /// Elements before and behind every argument. A multiple of 256 bytes of any type, so that arguments stay aligned.
 const GUARD: usize = 128;
-/// An element may be this many times as far off as the bound on the whole allows, in units of itself and of the mean size
-/// around it: errors are bell-like, so no correct result comes near, and one wrong element among millions is still seen.
+/// The tolerance of one element as a multiple of the tolerance of the whole tensor, relative to the element and to the RMS of
+/// its row and tensor: rounding errors are normally distributed, so no correct result comes near, and one wrong element
+/// among millions is still found.
 const ELEMENT_FACTOR: f64 = 16.0;
 
 /// How an argument takes part in the call.
 enum Role {
     /// Read only.
     Input,
-    /// Written whole, and near to the reference's by this bound.
+    /// Overwritten; its relative error must not exceed this bound.
     Output(f64),
-    /// Read and written, and near to the reference's by this bound.
+    /// Read and written; its relative error must not exceed this bound.
     Updated(f64),
-    /// Written by whatever way; compared through another argument or not at all.
+    /// Read and written freely; compared through another argument or not at all.
     Scratch,
-    /// As many F32 elements as the operation asks for on the device.
+    /// F32 elements, as many as the operation needs on the device.
     Workspace(Box<dyn Fn(DeviceKind) -> usize>),
 }
 
@@ -39,7 +40,7 @@ struct Argument {
 
 type Call = dyn Fn(&mut [Buffer]) -> kernels::Result<()>;
 
-/// See the module.
+/// An operation with its arguments, run on the device and on the CPU.
 pub(super) struct Case {
     name: String,
     sizes: String,
@@ -50,14 +51,14 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// A case whose reference is the CPU in F32, given the very numbers that the device gets.
+    /// A case whose reference is the CPU in F32, with the same input values as the device.
     pub(super) fn new(name: impl Into<String>, sizes: impl Into<String>) -> Self {
         let call = Box::new(|_: &mut [Buffer]| Ok(()));
         Self { name: name.into(), sizes: sizes.into(), arguments: Vec::new(), call, widened: true }
     }
 
-    /// The reference computes in the types given: for operations that are about bits.
-    pub(super) fn in_its_types(mut self) -> Self {
+    /// The reference computes in the given types, for operations defined by their bits.
+    pub(super) fn in_given_types(mut self) -> Self {
         self.widened = false;
         self
     }
@@ -79,7 +80,7 @@ impl Case {
         self.argument(name, Role::Updated(bound), shape, content)
     }
 
-    /// Scratch that comes in poisoned.
+    /// Scratch filled with a poison value.
     pub(super) fn scratch(self, name: &'static str, shape: &[usize], dtype: DType) -> Self {
         self.argument(name, Role::Scratch, shape, poison(dtype, shape))
     }
@@ -105,7 +106,7 @@ impl Case {
         self
     }
 
-    /// Runs the case and compares. A case for which the device has no room has failed; the next one may fit.
+    /// Runs the case and compares. A case that does not fit in the device's memory has failed; the next one may fit.
     pub(super) fn check(&self, device: &DeviceUnderTest) -> Result<CheckRow> {
         match self.compare(device) {
             Err(error @ TrainerError::Kernel(kernels::Error::OutOfMemory { .. })) => Ok(self.failed(&error)),
@@ -129,7 +130,7 @@ impl Case {
             let (Role::Output(bound) | Role::Updated(bound)) = argument.role else { continue };
             let (ours, exact) = (inner(first).numbers(), inner(reference).numbers());
             let error = relative_error(&ours, &exact);
-            if worst.is_none_or(|(largest, of)| share(error, bound) >= share(largest, of)) {
+            if worst.is_none_or(|(largest, of)| fraction_of_bound(error, bound) >= fraction_of_bound(largest, of)) {
                 worst = Some((error, bound));
             }
             row = argument.check_elements(row, &ours, &exact, bound);
@@ -150,12 +151,12 @@ impl Case {
         self.run(&Device::Cpu, self.widened)?.iter().map(BufferContents::read).collect()
     }
 
-    /// Makes the call in new memory, and returns that memory, guards included.
+    /// Makes the call on newly allocated arguments and returns their memory, guards included.
     fn run(&self, device: &Device, widened: bool) -> Result<Vec<Buffer>> {
         let mut views = Vec::with_capacity(self.arguments.len());
         let mut memories = Vec::with_capacity(self.arguments.len());
         for argument in &self.arguments {
-            let (memory, view) = argument.place(device, widened)?;
+            let (memory, view) = argument.allocate(device, widened)?;
             memories.push(memory);
             views.push(view);
         }
@@ -165,7 +166,7 @@ impl Case {
 }
 
 impl Argument {
-    fn place(&self, device: &Device, widened: bool) -> Result<(Buffer, Buffer)> {
+    fn allocate(&self, device: &Device, widened: bool) -> Result<(Buffer, Buffer)> {
         let (shape, content) = match &self.role {
             Role::Workspace(elements) => {
                 let shape = vec![elements(device.kind())];
@@ -182,7 +183,7 @@ impl Argument {
         Ok((memory, view))
     }
 
-    /// What two runs may not leave behind.
+    /// Checks guards, inputs, unwritten elements and repeatability.
     fn check_memory(&self, row: CheckRow, first: &BufferContents, second: &BufferContents) -> CheckRow {
         let (name, dtype) = (self.name, first.dtype);
         let end = first.bits.len() - GUARD;
@@ -198,7 +199,7 @@ impl Argument {
             .require(scratch || first.bits == second.bits, || format!("{name} differs from run to run"))
     }
 
-    /// No single element may be far off, seen against its own row and the whole.
+    /// Checks every element against [`ELEMENT_FACTOR`].
     fn check_elements(&self, row: CheckRow, ours: &[f32], exact: &[f32], bound: f64) -> CheckRow {
         let rms = |values: &[f32]| {
             let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
@@ -206,7 +207,7 @@ impl Argument {
         };
         let (all, width) = (rms(exact), self.shape.last().copied().unwrap_or(1).max(1));
         let rows = ours.chunks(width).zip(exact.chunks(width)).enumerate();
-        let far = rows.flat_map(|(at, (ours, exact))| {
+        let wrong = rows.flat_map(|(at, (ours, exact))| {
             let around = all + rms(exact);
             let pairs = ours.iter().zip(exact).enumerate();
             pairs.filter_map(move |(column, (&ours, &exact))| {
@@ -216,7 +217,7 @@ impl Argument {
             })
         });
         let name = self.name;
-        match far.into_iter().next() {
+        match wrong.into_iter().next() {
             None => row,
             Some((at, ours, exact)) => row.require(false, || format!("{name}[{at}] is {ours}, not {exact}")),
         }
@@ -227,13 +228,13 @@ fn inner(memory: &BufferContents) -> BufferContents {
     BufferContents { dtype: memory.dtype, bits: memory.bits[GUARD..memory.bits.len() - GUARD].to_vec() }
 }
 
-/// How much of its bound an error takes; more than anything where it is NaN.
-fn share(error: f64, bound: f64) -> f64 {
+/// The error as a fraction of its bound; infinite if it is NaN.
+fn fraction_of_bound(error: f64, bound: f64) -> f64 {
     match error / bound {
-        // No error within no bound.
+        // Exact results pass a bound of zero.
         _ if error == 0.0 => 0.0,
-        share if share.is_nan() => f64::INFINITY,
-        share => share,
+        fraction if fraction.is_nan() => f64::INFINITY,
+        fraction => fraction,
     }
 }
 
@@ -241,7 +242,7 @@ fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16)
 }
 
-/// A signaling NaN: no arithmetic yields it, and whoever computes with it gets a NaN.
+/// A signaling NaN: no arithmetic yields it, and any arithmetic on it yields a NaN.
 fn poisoned(dtype: DType) -> u32 {
     match dtype {
         DType::BF16 => 0x7fad,
@@ -279,20 +280,20 @@ mod tests {
             .call(|[gate_up, out]| swiglu::forward(gate_up, out))
     }
 
-    /// Why the case fails when this is done to what was read.
+    /// The failure of the case when its results are tampered with.
     fn failure(tamper: impl Fn(&str, usize, &mut [u32]) + Send + Sync + 'static) -> Option<String> {
         case().check(&DeviceUnderTest::tampered(Device::Cpu, tamper)).unwrap().failure
     }
 
     #[test]
-    fn a_sound_operation_passes_with_its_error() {
+    fn a_correct_operation_passes_with_its_error() {
         let row = case().check(&DeviceUnderTest::new(Device::Cpu)).unwrap();
         assert_eq!(row.failure, None);
         assert!(row.error.unwrap() > 0.0, "bf16 rounds");
     }
 
     #[test]
-    fn everything_that_can_be_wrong_with_memory_is_told() {
+    fn every_memory_error_is_reported() {
         let at = |what: &'static str, index: usize, bits: u32| {
             failure(move |name, _, memory| {
                 if name == what {
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_run_with_another_bit_is_told() {
+    fn a_differing_second_run_is_reported() {
         let flipped = failure(|name, run, memory| {
             if name == OUTPUT && run == 2 {
                 memory[GUARD] ^= 1;
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_element_and_a_small_error_everywhere_are_told() {
+    fn one_wrong_element_or_a_large_mean_error_fails() {
         let one = failure(|name, _, memory| {
             if name == OUTPUT {
                 memory[GUARD + 7] = 0x4000;

@@ -1,4 +1,4 @@
-//! Makes the checks, part by part.
+//! Runs the checks, one part after another.
 
 use std::time::Instant;
 
@@ -13,17 +13,17 @@ use crate::{
     steps,
 };
 
-/// What is told while a GPU is checked.
+/// Progress of a check.
 #[derive(Debug, Clone, Copy)]
 pub enum CheckProgress<'a> {
-    /// A check was made.
+    /// A check is complete.
     Row(&'a CheckRow),
-    /// A part has ended.
+    /// A part is complete.
     Part(&'a CheckReport),
 }
 
-/// Checks a GPU, and calls `on_progress` with each row and each part as it is there. No parts are all parts; without a seed the random
-/// inputs are others each time. An error of the GPU fails the part that it occurs in, and ends it.
+/// Checks a GPU, and calls `on_progress` with each row and each part once it is complete. An empty list means all parts; without a seed
+/// the random inputs differ each time. An error of the GPU fails the part in which it occurs, and ends it.
 ///
 /// # Errors
 /// [`TrainerError::Request`] if there is no such GPU.
@@ -42,7 +42,7 @@ pub fn run(
     Ok(check(&device, size, only, seed.unwrap_or_else(Random::seed_from_now), on_progress))
 }
 
-/// Checks a device; no parts are all parts.
+/// Checks a device; an empty list means all parts.
 pub(crate) fn check(
     device: &DeviceUnderTest,
     size: Size,

@@ -1,4 +1,4 @@
-//! The device under test, and the contents of its buffers as bits, so that comparisons can be exact.
+//! The device under test, and the contents of its buffers as bits, for exact comparison.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use kernels::{Buffer, DType, Device, Element, bf16};
 
 use training::Result;
 
-/// Changes contents that were read, given their name and the number of the run (from 1): tests prove with it that a check can fail.
+/// Changes contents after they were read, given their name and the number of the run (from 1), to test that checks fail.
 type Tamper = dyn Fn(&str, usize, &mut [u32]) + Send + Sync;
 
 /// The device that is compared with the CPU.
@@ -34,7 +34,7 @@ impl DeviceUnderTest {
         Ok(content)
     }
 
-    /// Numbers that were obtained from the device in another way.
+    /// Passes numbers read from the device in another way through the same tampering.
     pub(super) fn numbers(&self, what: &str, run: usize, values: Vec<f32>) -> Vec<f32> {
         let Some(tamper) = &self.tamper else { return values };
         let mut bits: Vec<u32> = values.into_iter().map(f32::to_bits).collect();
@@ -85,7 +85,7 @@ impl BufferContents {
         Self { dtype, bits: bits.collect() }
     }
 
-    /// BF16 as F32, exactly; anything else as it is.
+    /// BF16 widened to F32 exactly; other types unchanged.
     pub(super) fn widened(&self) -> Self {
         match self.dtype {
             DType::BF16 => Self { dtype: DType::F32, bits: self.bits.iter().map(|bits| bits << 16).collect() },
@@ -113,7 +113,7 @@ pub(super) fn relative_error(ours: &[f32], exact: &[f32]) -> f64 {
     if size == 0.0 { difference.sqrt() } else { (difference / size).sqrt() }
 }
 
-/// A source of numbers that differ from seed to seed (`SplitMix64`: Steele, Lea and Flood, 2014).
+/// A random number generator (`SplitMix64`: Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
@@ -122,7 +122,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A seed from the time and the process.
+    /// A seed from the time and the process id.
     pub(super) fn seed_from_now() -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::new(now.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40)).bits()
@@ -141,7 +141,7 @@ impl Random {
         (self.bits() % limit as u64) as usize
     }
 
-    /// `count` numbers in -1..1, bell-like.
+    /// `count` roughly normal numbers in -1..1.
     pub(super) fn numbers(&mut self, count: usize) -> Vec<f32> {
         let mut uniform = || (self.bits() >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
         (0..count).map(|_| uniform() + uniform()).collect()
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_of_every_type_go_to_a_buffer_and_back() {
+    fn every_type_is_written_and_read_back_bitwise() {
         for dtype in [DType::F32, DType::BF16, DType::U32, DType::I32, DType::I16] {
             let content = BufferContents { dtype, bits: vec![0, 1, 0x7fad, 0xbfff] };
             let mut buffer = Buffer::zeros(&[4], dtype, &Device::Cpu).unwrap();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn random_numbers_differ_from_seed_to_seed_and_fill_their_range() {
+    fn random_numbers_depend_on_the_seed() {
         assert_ne!(Random::new(1).numbers(4), Random::new(2).numbers(4));
         let numbers = Random::new(3).numbers(10_000);
         assert!(numbers.iter().all(|value| (-1.0..1.0).contains(value)));

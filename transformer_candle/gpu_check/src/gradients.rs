@@ -1,8 +1,8 @@
 //! One decoder block and the whole model: values, loss and the gradient of every parameter.
 //!
-//! In `fp32` the two devices differ by the order of sums. In `bf16` each rounds on its own way through the layers, so the
-//! exact gradient is the CPU's in F32 from the same numbers, and the bound what BF16 costs the CPU: the GPU may be off by
-//! twice that, whatever the model.
+//! In `fp32` the two devices differ by the order of sums. In `bf16` each rounds differently in every layer, so the
+//! exact gradient is the CPU's in F32 from the same inputs, and the tolerance is twice the CPU's own BF16 error, for
+//! any model.
 
 use kernels::memory::{Category, Plan};
 use kernels::{Buffer, DType, Device, WriteMode, head_cross_entropy};
@@ -20,48 +20,49 @@ use super::part::Size;
 use super::report::{CheckRow, Findings};
 use training::{Result, TrainerError};
 
-/// F32 through a few layers, each with sums in another order.
+/// The tolerance in F32: a few layers, each with sums in another order.
 const F32: f64 = 1e-4;
-/// What BF16 costs the CPU, times this, and a little more.
+/// The tolerance in BF16 is the CPU's BF16 error times this,
 const BF16_FACTOR: f64 = 2.0;
+/// plus this.
 const BF16_FLOOR: f64 = 2e-3;
 
-/// A model, a micro-batch of it and its numbers.
-struct Problem {
+/// A model, the sizes of a micro-batch, and the seed of weights and inputs.
+struct GradientCase {
     shape: ModelShape,
     batch: usize,
     sequence_length: usize,
     seed: u64,
 }
 
-/// What a computation left behind: names and bits.
+/// The results of a computation, by name.
 type NamedBits = Vec<(String, BufferContents)>;
 
-/// Checks a block and a model, both precisions, every way to recompute.
+/// Checks a block and a model, in both precisions and all recompute settings.
 pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
-    let problem = Problem::new(size, seed);
+    let case = GradientCase::new(size, seed);
     for precision in [Precision::Fp32, Precision::Bf16] {
         let name = dtype_name(precision);
-        let block = |device: &DeviceUnderTest, run, dtype, widened| problem.block(device, run, dtype, widened);
-        compare(&format!("block {name}"), &problem.sizes(), precision, device, findings, &block)?;
+        let block = |device: &DeviceUnderTest, run, dtype, widened| case.block(device, run, dtype, widened);
+        compare(&format!("block {name}"), &case.sizes(), precision, device, findings, &block)?;
         let model = |device: &DeviceUnderTest, run, dtype, widened| {
-            problem.model(device, run, dtype, widened, ActivationRecompute::None)
+            case.model(device, run, dtype, widened, ActivationRecompute::None)
         };
-        let kept = compare(&format!("model {name}"), &problem.sizes(), precision, device, findings, &model)?;
+        let without_recompute = compare(&format!("model {name}"), &case.sizes(), precision, device, findings, &model)?;
         for (recompute, what) in [(ActivationRecompute::Selective, "selective"), (ActivationRecompute::Block, "block")]
         {
-            let recomputed = problem.model(device, 3, dtype_of(precision), false, recompute)?;
-            let row = CheckRow::new(format!("model {name}, recompute {what}"), problem.sizes());
-            findings.add(same(row, &kept, &recomputed, "what keeps everything"));
+            let recomputed = case.model(device, 3, dtype_of(precision), false, recompute)?;
+            let row = CheckRow::new(format!("model {name}, recompute {what}"), case.sizes());
+            findings.add(same(row, &without_recompute, &recomputed, "the run without recompute"));
         }
     }
     Ok(())
 }
 
-/// Of a device, a run, a type and whether BF16 numbers are given widened.
+/// A computation, given a device, the number of the run, a type, and whether BF16 inputs are widened to F32.
 type Compute<'a> = dyn Fn(&DeviceUnderTest, usize, DType, bool) -> Result<NamedBits> + 'a;
 
-/// Runs a computation on both devices, twice on the one examined; a row for each kind of result. Returns what it computed.
+/// Runs a computation on both devices, twice on the one under test, and adds a row per kind of result. Returns the results of the first run.
 fn compare(
     name: &str,
     sizes: &str,
@@ -77,10 +78,10 @@ fn compare(
         Precision::Fp32 => vec![F32; exact.len()],
         Precision::Bf16 => {
             let rounded = compute(&cpu, 1, dtype, false)?;
-            let cost = |((_, ours), (_, exact)): (&(String, BufferContents), &(String, BufferContents))| {
+            let tolerance = |((_, ours), (_, exact)): (&(String, BufferContents), &(String, BufferContents))| {
                 BF16_FACTOR * relative_error(&ours.numbers(), &exact.numbers()) + BF16_FLOOR
             };
-            rounded.iter().zip(&exact).map(cost).collect()
+            rounded.iter().zip(&exact).map(tolerance).collect()
         }
     };
     let first = compute(device, 1, dtype, false)?;
@@ -100,7 +101,7 @@ fn rows(name: &str, sizes: &str, ours: &NamedBits, exact: &NamedBits, bounds: &[
         let error = relative_error(&ours.numbers(), &exact.numbers());
         match worst.iter_mut().find(|(known, ..)| *known == kind) {
             None => worst.push((kind, full, error, bound)),
-            // NaN stays: nothing is larger.
+            // A NaN stays the worst.
             Some(known) if error.is_nan() || error / bound > known.2 / known.3 => *known = (kind, full, error, bound),
             Some(_) => {}
         }
@@ -112,13 +113,13 @@ fn rows(name: &str, sizes: &str, ours: &NamedBits, exact: &NamedBits, bounds: &[
     worst.into_iter().map(row).collect()
 }
 
-/// Two outcomes with the same bits.
+/// Requires that two results have the same bits.
 fn same(row: CheckRow, one: &NamedBits, other: &NamedBits, what: &str) -> CheckRow {
     let differs = one.iter().zip(other).find(|((_, one), (_, other))| one != other);
-    row.require(differs.is_none(), || format!("{} is not that of {what}", differs.map_or("", |((name, _), _)| name)))
+    row.require(differs.is_none(), || format!("{} differs from {what}", differs.map_or("", |((name, _), _)| name)))
 }
 
-impl Problem {
+impl GradientCase {
     fn new(size: Size, seed: u64) -> Self {
         let (hidden_size, intermediate_size, vocab_size, num_layers) = match size {
             Size::Small => (64, 96, 71, 2),
@@ -139,7 +140,7 @@ impl Problem {
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
             tie_embeddings: size == Size::Small,
-            // Large enough that every part of a block matters.
+            // Large enough that every layer contributes to the gradients.
             init_std: 1.0 / (hidden_size as f64).sqrt(),
         };
         Self { shape, batch, sequence_length, seed }
@@ -154,7 +155,7 @@ impl Problem {
         self.batch * self.sequence_length
     }
 
-    /// The weights in a type; `widened` puts the same numbers into F32.
+    /// The weights in a type; `widened` stores the same values as F32.
     fn weights(&self, dtype: DType, widened: bool) -> Result<BufferContents> {
         let elements = ParameterLayout::new(&self.shape).elements();
         let mut weights = Buffer::zeros(&[elements], dtype, &Device::Cpu)?;
@@ -178,13 +179,13 @@ impl Problem {
         let mut pass = Pass { settings, documents_N: None, past: 0, write_mode, scratch };
         input.write_to(block.attention.residual_mut())?;
         block.forward(&mut pass)?;
-        let mut outcome = NamedBits::new();
+        let mut results = NamedBits::new();
         let mut keep = |name: &str, buffer: &Buffer| {
-            outcome.push((name.to_owned(), device.read(name, run, buffer)?));
+            results.push((name.to_owned(), device.read(name, run, buffer)?));
             Ok::<(), TrainerError>(())
         };
-        keep("middle", block.mlp.residual_ND())?;
-        keep("branch", &pass.scratch.layer_output_ND)?;
+        keep("attention_residual", block.mlp.residual_ND())?;
+        keep("mlp_output", &pass.scratch.layer_output_ND)?;
         output_gradient.write_to(&mut pass.scratch.backward()?.0.dresidual_ND)?;
         block.backward(&mut pass)?;
         keep("input_gradient", &pass.scratch.backward()?.0.dresidual_ND)?;
@@ -200,7 +201,7 @@ impl Problem {
         for (name, weight) in gradients {
             keep(name, &weight.gradient.ok_or(model::Error::EvaluationOnly)?)?;
         }
-        Ok(outcome)
+        Ok(results)
     }
 
     /// The model with these weights, and its first block's parameters.
@@ -262,12 +263,12 @@ impl Problem {
             targets.write(&(0..n).map(|_| target(&mut random)).collect::<Vec<_>>())?;
             decoder.forward_backward(&inputs, None, &targets, 1.0 / n as f32)?;
         }
-        let mut outcome = vec![("loss".to_owned(), device.read("loss", run, decoder.loss())?)];
+        let mut results = vec![("loss".to_owned(), device.read("loss", run, decoder.loss())?)];
         for Parameter { spec, offset } in decoder.layout().by_offset() {
             let gradient = decoder.gradients().view(*offset, &spec.shape)?;
-            outcome.push((spec.name.clone(), device.read(&spec.name, run, &gradient)?));
+            results.push((spec.name.clone(), device.read(&spec.name, run, &gradient)?));
         }
-        Ok(outcome)
+        Ok(results)
     }
 
     fn token(&self, random: &mut Random) -> u32 {

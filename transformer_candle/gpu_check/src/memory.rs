@@ -1,5 +1,5 @@
-//! A GPU's memory: what the plan says against what is taken, the limit, and that steps take nothing more. And, since the model of
-//! a billion parameters is there at last, what its operations reach.
+//! GPU memory: planned against used bytes, the limit, and that steps after the first allocate nothing. At full size also the
+//! speed of the operations, since the model of a billion parameters is loaded.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,26 +18,26 @@ use training::stop::StopSignal;
 use training::units::bytes;
 use training::{Result, TrainerError};
 
-/// How far the GPU's used bytes may be from the plan's.
-const PLAN: f64 = 0.03;
-/// What kernels and graphs may take of it, which counts beside a small plan only.
-const LOADED: u64 = 64 << 20;
-/// The limit of the small model.
+/// The largest relative difference between used and planned bytes.
+const PLAN_TOLERANCE: f64 = 0.03;
+/// What loaded kernels and graphs may take beside the plan; relevant to small plans only.
+const LOADED_CODE: u64 = 64 << 20;
+/// The memory limit of the small model, in bytes.
 const SMALL_LIMIT: u64 = 768 << 20;
-/// Steps after the first, none of which may allocate.
+/// Steps after the first, which must not allocate.
 const MORE_STEPS: u64 = 2;
 
 const SMALL: &str = "model: {vocab_size: 128, hidden_size: 64, intermediate_size: 96, num_layers: 1, num_attention_heads: 2, \
                      num_key_value_heads: 1}\ndata: {sequence_length: 32, batch_size: auto, sequences_per_step: 2}\n\
                      scheduler: {total_steps: 10}\nruntime: {precision: bf16, activation_recompute: selective}\n";
 
-/// What was seen of a GPU's memory, in bytes.
+/// Measurements of a GPU's memory, in bytes.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
-    /// Taken before anything was allocated: the context and its libraries, and other programs.
+struct MemoryUse {
+    /// Used before anything was allocated: by the context and its libraries, and by other programs.
     at_opening: u64,
     planned: u64,
-    /// Free before and after the plan was allocated, and after the first and the last step. Other programs change it at any time.
+    /// Free before and after the plan was allocated, and after the first and the last step. Other programs may change it at any time.
     before: u64,
     allocated: u64,
     first_step: u64,
@@ -45,17 +45,17 @@ struct Seen {
     /// This process's pool after the first and the last step, where the driver keeps one.
     pool: [Option<PoolMemory>; 2],
     limit: u64,
-    /// Whether more than the limit was refused.
+    /// Whether an allocation above the limit was refused.
     refused: bool,
 }
 
-/// Checks a GPU. Returns what its operations reached at full size. A CPU has nothing to check.
+/// Checks a GPU's memory, and returns the speed of its operations at full size. Nothing is checked on a CPU.
 pub(super) fn check(device: &Device, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<Vec<SpeedRow>> {
     let Some(gpu) = device.as_cuda() else { return Ok(Vec::new()) };
     let limit = if size == Size::Small { SMALL_LIMIT } else { RTX_5090.bytes() };
     gpu.set_memory_limit(limit);
     let reached = check_limited(gpu, device, size, limit, seed, findings);
-    // Nothing else is held to this model's limit.
+    // The limit is this model's only.
     gpu.set_memory_limit(u64::MAX);
     reached
 }
@@ -89,7 +89,7 @@ fn check_limited(
     for number in 2..2 + MORE_STEPS {
         step(&mut engine, number)?;
     }
-    let seen = Seen {
+    let memory_use = MemoryUse {
         at_opening: memory.total - memory.free,
         planned: plan.bytes,
         before,
@@ -100,7 +100,7 @@ fn check_limited(
         limit,
         refused: refuses(gpu, device, limit),
     };
-    for row in rows(&seen, &sizes) {
+    for row in rows(&memory_use, &sizes) {
         findings.add(row);
     }
     if size == Size::Small {
@@ -108,44 +108,49 @@ fn check_limited(
     }
     let times = operation_times(&mut engine, &mut step)?;
     let micro_batch_tokens = plan.micro_batch as usize * data.sequence_length;
-    Ok(speed::rows(&times, &speed::work(&shape, data.tokens_per_step(), micro_batch_tokens), gpu))
+    Ok(speed::rows(&times, &speed::costs(&shape, data.tokens_per_step(), micro_batch_tokens), gpu))
 }
 
-fn rows(seen: &Seen, sizes: &str) -> Vec<CheckRow> {
-    let used = seen.before.saturating_sub(seen.last_step);
-    let apart = (used as f64 - seen.planned as f64).abs() / seen.planned as f64;
-    let bound = PLAN.max(LOADED as f64 / seen.planned as f64);
-    let taken = seen.at_opening + used;
+fn rows(memory_use: &MemoryUse, sizes: &str) -> Vec<CheckRow> {
+    let used = memory_use.before.saturating_sub(memory_use.last_step);
+    let difference = (used as f64 - memory_use.planned as f64).abs() / memory_use.planned as f64;
+    let bound = PLAN_TOLERANCE.max(LOADED_CODE as f64 / memory_use.planned as f64);
+    let used_in_all = memory_use.at_opening + used;
     let row = |check: &str| CheckRow::new(check, sizes);
     vec![
-        row("memory: planned and used").within(apart, bound).note(format!(
+        row("memory: planned and used").within(difference, bound).note(format!(
             "{} planned, {} used, of it {} by the first step",
-            bytes(seen.planned),
+            bytes(memory_use.planned),
             bytes(used),
-            bytes(seen.allocated.saturating_sub(seen.first_step))
+            bytes(memory_use.allocated.saturating_sub(memory_use.first_step))
         )),
         row("memory: under the limit")
-            .require(taken <= seen.limit, || format!("{} are taken of {}", bytes(taken), bytes(seen.limit)))
-            .note(format!("{} before anything was allocated: context, libraries, others", bytes(seen.at_opening))),
-        nothing_more(row("memory: nothing more after step 1"), seen.pool),
-        row("memory: the limit holds").require(seen.refused, || "more than the limit was allocated".to_owned()),
+            .require(used_in_all <= memory_use.limit, || {
+                format!("{} are used of {}", bytes(used_in_all), bytes(memory_use.limit))
+            })
+            .note(format!(
+                "{} before anything was allocated: context, libraries, others",
+                bytes(memory_use.at_opening)
+            )),
+        no_allocation(row("memory: no allocation after step 1"), memory_use.pool),
+        row("memory: the limit holds").require(memory_use.refused, || "more than the limit was allocated".to_owned()),
     ]
 }
 
-/// That a step neither takes memory nor gives any back: by the process's own pool, as other programs come and go.
-fn nothing_more(row: CheckRow, pool: [Option<PoolMemory>; 2]) -> CheckRow {
+/// Requires that steps neither allocate nor free memory: measured by the process's own pool, which other programs do not change.
+fn no_allocation(row: CheckRow, pool: [Option<PoolMemory>; 2]) -> CheckRow {
     let [Some(first), Some(last)] = pool else { return row.note("not known: the driver keeps no memory pool") };
     let held = |of: PoolMemory| format!("{} bytes used and {} reserved", of.used, of.reserved);
     row.require(first == last, || format!("{} after the first step, {} after the last", held(first), held(last)))
 }
 
-/// Whether a buffer that the GPU may have room for, and the limit has not, is refused for that reason.
+/// Whether a buffer above the limit is refused for that reason, though it may fit in the GPU's memory.
 fn refuses(gpu: &Cuda, device: &Device, limit: u64) -> bool {
     let elements = (limit / 4).min(gpu.memory().map_or(u64::MAX, |memory| memory.total)) as usize;
     matches!(Buffer::zeros(&[elements], DType::F32, device), Err(kernels::Error::OutOfMemory { limit: Some(_), .. }))
 }
 
-/// The preset of the RTX 5090, or something tiny; two micro-batches a step, so that checking takes seconds.
+/// The preset of the RTX 5090, or a tiny model; two micro-batches per step, so that the check takes seconds.
 fn model(size: Size, limit: u64) -> Result<ResolvedRun> {
     let text = match size {
         Size::Small => SMALL,
@@ -187,7 +192,7 @@ mod tests {
 
     const GB: u64 = 1_000_000_000;
     const POOL: Option<PoolMemory> = Some(PoolMemory { used: 30_000_000_256, reserved: 30_064_771_072 });
-    const CORRECT: Seen = Seen {
+    const CORRECT: MemoryUse = MemoryUse {
         at_opening: GB / 2,
         planned: 30 * GB,
         before: 139 * GB,
@@ -200,25 +205,25 @@ mod tests {
         refused: true,
     };
 
-    fn failed(seen: &Seen) -> Vec<String> {
-        let rows = rows(seen, "").into_iter().filter(|row| row.failure.is_some());
+    fn failed(memory_use: &MemoryUse) -> Vec<String> {
+        let rows = rows(memory_use, "").into_iter().filter(|row| row.failure.is_some());
         rows.map(|row| row.check.trim_start_matches("memory: ").to_owned()).collect()
     }
 
     #[test]
     fn each_thing_that_can_be_wrong_with_memory_is_one_row() {
         assert_eq!(failed(&CORRECT), Vec::<String>::new());
-        assert_eq!(failed(&Seen { pool: [None; 2], ..CORRECT }), Vec::<String>::new());
-        assert_eq!(failed(&Seen { planned: 29 * GB, ..CORRECT }), ["planned and used"]);
-        assert_eq!(failed(&Seen { at_opening: 5 * GB, ..CORRECT }), ["under the limit"]);
+        assert_eq!(failed(&MemoryUse { pool: [None; 2], ..CORRECT }), Vec::<String>::new());
+        assert_eq!(failed(&MemoryUse { planned: 29 * GB, ..CORRECT }), ["planned and used"]);
+        assert_eq!(failed(&MemoryUse { at_opening: 5 * GB, ..CORRECT }), ["under the limit"]);
         let grown = |grow: fn(&mut PoolMemory)| {
             let mut last = POOL;
             last.iter_mut().for_each(grow);
-            failed(&Seen { pool: [POOL, last], ..CORRECT })
+            failed(&MemoryUse { pool: [POOL, last], ..CORRECT })
         };
-        assert_eq!(grown(|pool| pool.used += 256), ["nothing more after step 1"]);
-        assert_eq!(grown(|pool| pool.reserved += 1), ["nothing more after step 1"]);
-        assert_eq!(failed(&Seen { refused: false, ..CORRECT }), ["the limit holds"]);
+        assert_eq!(grown(|pool| pool.used += 256), ["no allocation after step 1"]);
+        assert_eq!(grown(|pool| pool.reserved += 1), ["no allocation after step 1"]);
+        assert_eq!(failed(&MemoryUse { refused: false, ..CORRECT }), ["the limit holds"]);
     }
 
     #[test]

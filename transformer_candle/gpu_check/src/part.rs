@@ -1,4 +1,4 @@
-//! What is checked, and how large.
+//! The parts of a check, and its sizes.
 
 use std::fmt;
 

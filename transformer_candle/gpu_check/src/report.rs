@@ -11,15 +11,15 @@ use super::part::Part;
 pub struct CheckRow {
     /// What was compared or measured.
     pub check: String,
-    /// At which sizes.
+    /// The sizes.
     pub sizes: String,
-    /// The error, if it is a number.
+    /// The relative error, if one was computed.
     pub error: Option<f64>,
     /// The largest error that passes.
     pub bound: Option<f64>,
-    /// Why it failed; none where it passed.
+    /// Why it failed; `None` if it passed.
     pub failure: Option<String>,
-    /// A figure beside the verdict.
+    /// A figure printed beside the verdict.
     pub note: Option<String>,
 }
 
@@ -29,14 +29,14 @@ impl CheckRow {
         Self { check: check.into(), sizes: sizes.into(), error: None, bound: None, failure: None, note: None }
     }
 
-    /// An error and its bound, which it must not exceed. NaN exceeds every bound.
+    /// Adds an error and its bound, which it must not exceed. NaN exceeds every bound.
     pub(super) fn within(mut self, error: f64, bound: f64) -> Self {
         (self.error, self.bound) = (Some(error), Some(bound));
         let passes = error <= bound;
         self.require(passes, || format!("{error:.1e} is more than {bound:.1e}"))
     }
 
-    /// Any other condition. The first that does not hold is the failure reported.
+    /// Adds a condition. The first that does not hold is the reported failure.
     pub(super) fn require(mut self, condition: bool, problem: impl FnOnce() -> String) -> Self {
         if !condition && self.failure.is_none() {
             self.failure = Some(problem());
@@ -78,15 +78,15 @@ pub fn heading() -> String {
 /// Speed of an operation in a step of the largest model, without a verdict.
 #[derive(Clone, Debug, Serialize)]
 pub struct SpeedRow {
-    /// Such as `linear::forward`.
+    /// The operation, such as `linear::forward`.
     pub operation: &'static str,
-    /// In one optimizer step.
+    /// Milliseconds per optimizer step.
     pub milliseconds: f64,
-    /// Of its GEMMs, if it has any.
+    /// TFLOP/s of its GEMMs, if it has any.
     pub teraflops_per_second: Option<f64>,
-    /// That over the GPU's nominal peak.
+    /// TFLOP/s as a fraction of the GPU's nominal peak.
     pub share_of_peak: Option<f64>,
-    /// Of the bytes it must move.
+    /// TB/s of the bytes it must read and write.
     pub terabytes_per_second: Option<f64>,
 }
 
@@ -110,13 +110,13 @@ pub struct CheckReport {
     pub part: Part,
     /// The device and what its results depend on: GPU, driver, library.
     pub device: String,
-    /// Of the random inputs; `--seed` takes it to run the same again.
+    /// The seed of the random inputs; `--seed` repeats them.
     pub seed: u64,
     /// Whether every check passed.
     pub passed: bool,
     /// The checks, in the order they were made.
     pub rows: Vec<CheckRow>,
-    /// What the operations reached, at full size.
+    /// The speed of the operations, at full size.
     pub speed: Vec<SpeedRow>,
     /// Wall time.
     pub seconds: f64,
@@ -132,7 +132,7 @@ pub fn verdict(reports: &[CheckReport]) -> String {
     format!("{found} checks on {device} in {seconds:.0} s, seed {seed}")
 }
 
-/// The rows so far, and where each goes when it is there.
+/// The rows so far, and the callback that each is passed to.
 pub(super) struct Findings<'a> {
     pub(super) rows: Vec<CheckRow>,
     on_row: &'a mut dyn FnMut(&CheckRow),
@@ -154,14 +154,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_problem_is_told_and_nan_is_one() {
+    fn the_first_failed_condition_is_reported() {
         assert!(CheckRow::new("a", "b").within(1e-3, 1e-3).failure.is_none());
         let row = CheckRow::new("a", "b").within(f64::NAN, 1e-3).require(false, || "later".to_owned());
         assert_eq!(row.failure.as_deref(), Some("NaN is more than 1.0e-3"));
     }
 
     #[test]
-    fn a_row_and_the_verdict_are_lines_to_read() {
+    fn rows_and_the_verdict_print_as_lines() {
         let row = CheckRow::new("swiglu::forward bf16", "37 x 80").within(5e-2, 4e-3).note("3 TB/s");
         let speed = SpeedRow {
             operation: "linear::forward",

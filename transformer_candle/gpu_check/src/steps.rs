@@ -1,4 +1,4 @@
-//! Optimizer steps: the loss as it falls on both devices, and the same bits again whenever they must be.
+//! Optimizer steps: the loss curves of both devices, and bitwise equality of repeated, eager and resumed runs.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -18,22 +18,23 @@ use training::memory_plan;
 use training::stop::StopSignal;
 use training::{Result, TrainerError};
 
-/// F32 losses after steps whose differences `AdamW` magnifies: where a gradient is nearly zero, its sign decides the step.
+/// The tolerance of F32 losses. `AdamW` magnifies differences: where a gradient is nearly zero, its sign decides the update.
 const F32: f64 = 1e-3;
-/// How far BF16 leads the CPU away from its own F32 losses, times this, and a little more.
+/// The tolerance in BF16 is the CPU's BF16 error times this,
 const BF16_FACTOR: f64 = 2.0;
+/// plus this.
 const BF16_FLOOR: f64 = 5e-3;
-/// Of a run that learned something, the last loss over the first at most.
-const LEARNED: f64 = 0.98;
+/// The largest ratio of the last loss to the first in a run that learned.
+const LEARNED_RATIO: f64 = 0.98;
 
-/// The same for every step.
+/// Constant over all steps.
 const LEARNING_RATE: f64 = 1e-3;
-/// Tokens of a document, on average.
-const DOCUMENT: usize = 16;
+/// Tokens per document, on average.
+const DOCUMENT_TOKENS: usize = 16;
 
-/// A small model with something to learn: nine tokens of ten follow from the one before, in documents kept apart.
-/// The last batch is the first one again, so that its loss falls by what was learned and not by what chance makes easier.
-struct Task {
+/// A small model and data it can learn: nine of ten tokens are a function of the previous one, in documents that do not
+/// attend to each other. The last batch repeats the first, so that their losses can be compared.
+struct TrainingCase {
     text: String,
     shape: ModelShape,
     batches: Vec<Batch>,
@@ -44,16 +45,16 @@ struct Task {
     sizes: String,
 }
 
-/// How the steps are run.
+/// The settings of one run.
 #[derive(Clone, Copy)]
-struct Way {
+struct RunSettings {
     precision: Precision,
     micro_batch: usize,
     graphs: bool,
 }
 
-/// What a run left behind.
-struct Trained {
+/// The losses and the final state of a run.
+struct TrainedState {
     losses: Vec<f32>,
     /// Weights and optimizer state.
     state: Vec<(&'static str, BufferContents)>,
@@ -61,48 +62,49 @@ struct Trained {
 
 /// Checks training, both precisions.
 pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
-    let task = Task::new(size, seed)?;
+    let case = TrainingCase::new(size, seed)?;
     let cpu = DeviceUnderTest::new(Device::Cpu);
-    let way = |precision| Way { precision, micro_batch: task.sequences / 2, graphs: true };
-    let (fp32, bf16) = (way(Precision::Fp32), way(Precision::Bf16));
-    let exact = task.train(&cpu, 1, fp32)?;
-    let rounded = task.train(&cpu, 1, bf16)?;
-    let on_fp32 = task.train(device, 1, fp32)?;
-    let row = |check: &str| CheckRow::new(check, &task.sizes);
+    let with_precision = |precision| RunSettings { precision, micro_batch: case.sequences / 2, graphs: true };
+    let (fp32, bf16) = (with_precision(Precision::Fp32), with_precision(Precision::Bf16));
+    let exact = case.train(&cpu, 1, fp32)?;
+    let rounded = case.train(&cpu, 1, bf16)?;
+    let on_fp32 = case.train(device, 1, fp32)?;
+    let row = |check: &str| CheckRow::new(check, &case.sizes);
     findings.add(row("training fp32: losses").within(relative_error(&on_fp32.losses, &exact.losses), F32));
     findings.add(learned(row("training fp32: learns"), &on_fp32.losses));
 
-    let on_bf16 = task.train(device, 1, bf16)?;
+    let on_bf16 = case.train(device, 1, bf16)?;
     let bound = BF16_FACTOR * relative_error(&rounded.losses, &exact.losses) + BF16_FLOOR;
     findings.add(row("training bf16: losses").within(relative_error(&on_bf16.losses, &rounded.losses), bound));
     findings.add(learned(row("training bf16: learns"), &on_bf16.losses));
-    findings.add(same(row("training bf16, twice"), &on_bf16, &task.train(device, 2, bf16)?));
-    let eager = task.train(device, 3, Way { graphs: false, ..bf16 })?;
+    findings.add(same(row("training bf16, twice"), &on_bf16, &case.train(device, 2, bf16)?));
+    let eager = case.train(device, 3, RunSettings { graphs: false, ..bf16 })?;
     findings.add(same(row("training bf16, without graphs"), &on_bf16, &eager));
-    let resumed = task.train_in_two(device, 4, bf16)?;
-    let check = format!("training bf16, saved after {} steps", task.first);
+    let resumed = case.train_in_two(device, 4, bf16)?;
+    let check = format!("training bf16, saved after {} steps", case.first);
     findings.add(same(row(&check), &on_bf16, &resumed));
-    let cut = task.train(device, 5, Way { micro_batch: 1, ..bf16 })?;
-    findings.add(row("training bf16, micro-batches of 1").within(relative_error(&cut.losses, &on_bf16.losses), bound));
+    let small = case.train(device, 5, RunSettings { micro_batch: 1, ..bf16 })?;
+    findings
+        .add(row("training bf16, micro-batches of 1").within(relative_error(&small.losses, &on_bf16.losses), bound));
     Ok(())
 }
 
 fn learned(row: CheckRow, losses: &[f32]) -> CheckRow {
     let (first, last) = (losses.first().copied().unwrap_or(0.0), losses.last().copied().unwrap_or(0.0));
-    row.require(f64::from(last) < LEARNED * f64::from(first), || format!("the loss went from {first} to {last}"))
+    row.require(f64::from(last) < LEARNED_RATIO * f64::from(first), || format!("the loss went from {first} to {last}"))
         .note(format!("loss {first:.3} to {last:.3}"))
 }
 
-fn same(row: CheckRow, one: &Trained, other: &Trained) -> CheckRow {
+fn same(row: CheckRow, one: &TrainedState, other: &TrainedState) -> CheckRow {
     let differs = one.state.iter().zip(&other.state).find(|((_, one), (_, other))| one != other);
     let bits = |losses: &[f32]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
-    row.require(bits(&one.losses) == bits(&other.losses), || "the losses are not those of the first run".to_owned())
+    row.require(bits(&one.losses) == bits(&other.losses), || "the losses differ from the first run".to_owned())
         .require(differs.is_none(), || {
-            format!("{} is not that of the first run", differs.map_or("", |((name, _), _)| name))
+            format!("{} differs from the first run", differs.map_or("", |((name, _), _)| name))
         })
 }
 
-impl Task {
+impl TrainingCase {
     fn new(size: Size, seed: u64) -> Result<Self> {
         let (hidden, layers, heads, kv_heads, vocabulary) = match size {
             Size::Small => (64, 1, 2, 1, 64),
@@ -121,7 +123,7 @@ impl Task {
         );
         let config = RunConfig::parse(&text, Format::Yaml, &[])?;
         let mut random = Random::new(seed);
-        let batch = |_| following(&mut random, sequences, length, vocabulary);
+        let batch = |_| predictable_batch(&mut random, sequences, length, vocabulary);
         let mut batches: Vec<Batch> = (1..steps).map(batch).collect();
         batches.extend(batches.first().cloned());
         Ok(Self {
@@ -135,23 +137,23 @@ impl Task {
         })
     }
 
-    fn engine(&self, device: &Device, way: Way) -> Result<Engine> {
+    fn engine(&self, device: &Device, settings: RunSettings) -> Result<Engine> {
         let mut config = RunConfig::parse(&self.text, Format::Yaml, &[])?;
-        config.runtime.precision = way.precision;
-        let settings = EngineSettings {
-            micro_batch: way.micro_batch,
+        config.runtime.precision = settings.precision;
+        let engine_settings = EngineSettings {
+            micro_batch: settings.micro_batch,
             activation_recompute: ActivationRecompute::Selective,
             device: device.kind(),
         };
-        let mut engine = memory_plan::allocate(&config, &self.shape, settings, device)?;
-        if !way.graphs {
+        let mut engine = memory_plan::allocate(&config, &self.shape, engine_settings, device)?;
+        if !settings.graphs {
             engine.decoder.run_eagerly();
         }
         Ok(engine)
     }
 
-    fn new_engine(&self, device: &Device, way: Way) -> Result<Engine> {
-        let mut engine = self.engine(device, way)?;
+    fn new_engine(&self, device: &Device, settings: RunSettings) -> Result<Engine> {
+        let mut engine = self.engine(device, settings)?;
         engine.initialize(self.seed)?;
         Ok(engine)
     }
@@ -170,30 +172,30 @@ impl Task {
         self.batches.len() as u64
     }
 
-    fn train(&self, device: &DeviceUnderTest, run: usize, way: Way) -> Result<Trained> {
-        let mut engine = self.new_engine(&device.device, way)?;
+    fn train(&self, device: &DeviceUnderTest, run: usize, settings: RunSettings) -> Result<TrainedState> {
+        let mut engine = self.new_engine(&device.device, settings)?;
         let losses = self.steps(&mut engine, 1..=self.last())?;
-        Trained::read(device, run, &engine, losses)
+        TrainedState::read(device, run, &engine, losses)
     }
 
-    /// The same in two trainers, the second of which has nothing of the first but its checkpoint.
-    fn train_in_two(&self, device: &DeviceUnderTest, run: usize, way: Way) -> Result<Trained> {
-        let folder = Folder::new()?;
-        let mut engine = self.new_engine(&device.device, way)?;
+    /// Trains the same steps in two engines, the second of which resumes from the first one's checkpoint.
+    fn train_in_two(&self, device: &DeviceUnderTest, run: usize, settings: RunSettings) -> Result<TrainedState> {
+        let folder = TemporaryDirectory::new()?;
+        let mut engine = self.new_engine(&device.device, settings)?;
         let mut losses = self.steps(&mut engine, 1..=self.first)?;
-        let saved = self.save(&engine, way, &folder.0)?;
+        let saved = self.save(&engine, settings, &folder.0)?;
         drop(engine);
-        let mut engine = self.engine(&device.device, way)?;
+        let mut engine = self.engine(&device.device, settings)?;
         let Engine { decoder, optimizer, .. } = &mut engine;
         let (checkpoint, cancel) = (Checkpoint::open(&saved)?, CancelToken::new());
         checkpoint.weights(&self.shape, decoder.weights_mut(), &cancel)?;
         checkpoint.optimizer(&self.shape, optimizer.state_mut(), &cancel)?;
         engine.warm_up()?;
         losses.extend(self.steps(&mut engine, self.first + 1..=self.last())?);
-        Trained::read(device, run, &engine, losses)
+        TrainedState::read(device, run, &engine, losses)
     }
 
-    fn save(&self, engine: &Engine, way: Way, folder: &Path) -> Result<PathBuf> {
+    fn save(&self, engine: &Engine, settings: RunSettings, folder: &Path) -> Result<PathBuf> {
         let tokenizer = folder.join("tokenizer.json");
         fs::write(&tokenizer, "{}").map_err(TrainerError::io("write", &tokenizer))?;
         let state = TrainerState {
@@ -211,7 +213,7 @@ impl Task {
         };
         let contents = CheckpointContents {
             shape: &self.shape,
-            precision: way.precision,
+            precision: settings.precision,
             weights: engine.decoder.weights(),
             optimizer: engine.optimizer.state(),
             tokenizer: &TokenizerFiles::read(&tokenizer, "", 0, self.shape.max_position_embeddings)?,
@@ -221,7 +223,7 @@ impl Task {
     }
 }
 
-impl Trained {
+impl TrainedState {
     fn read(device: &DeviceUnderTest, run: usize, engine: &Engine, losses: Vec<f32>) -> Result<Self> {
         let optimizer = engine.optimizer.state().iter().map(|tensor| (tensor.layout.name, &tensor.buffer));
         let tensors = [("weights", engine.decoder.weights())].into_iter().chain(optimizer);
@@ -231,13 +233,13 @@ impl Trained {
     }
 }
 
-/// Tokens of which nine in ten follow from the one before by one rule. Documents begin anywhere.
-fn following(random: &mut Random, sequences: usize, length: usize, vocabulary: usize) -> Batch {
+/// Tokens of which nine in ten are a function of the previous one. Documents start at random positions.
+fn predictable_batch(random: &mut Random, sequences: usize, length: usize, vocabulary: usize) -> Batch {
     let (mut inputs, mut targets, mut starts) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..sequences {
         let (mut token, mut start) = (random.below(vocabulary), 0);
         for position in 0..length {
-            if random.below(DOCUMENT) == 0 {
+            if random.below(DOCUMENT_TOKENS) == 0 {
                 start = position as i32;
             }
             starts.push(start);
@@ -252,10 +254,10 @@ fn following(random: &mut Random, sequences: usize, length: usize, vocabulary: u
     Batch { inputs, targets, document_starts, sequence_length: length, target_count, target_bytes: None }
 }
 
-/// A folder of its own, gone when dropped.
-struct Folder(PathBuf);
+/// A temporary directory, deleted when dropped.
+struct TemporaryDirectory(PathBuf);
 
-impl Folder {
+impl TemporaryDirectory {
     fn new() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("transformer-candle-gpu-check-{}", Random::seed_from_now()));
         fs::create_dir_all(&path).map_err(TrainerError::io("create", &path))?;
@@ -263,9 +265,9 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TemporaryDirectory {
     fn drop(&mut self) {
-        // What cannot be removed is a few megabytes in the system's folder for such things.
+        // Failing to delete leaves a few megabytes in the system's temporary directory.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -275,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_that_stays_has_learned_nothing() {
+    fn a_constant_loss_fails() {
         assert!(learned(CheckRow::new("", ""), &[4.0, 3.0]).failure.is_none());
         let failure = learned(CheckRow::new("", ""), &[4.0, 3.99]).failure.unwrap();
         assert_eq!(failure, "the loss went from 4 to 3.99");
@@ -283,22 +285,22 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_device_learns_whatever_the_seed() {
+    fn a_correct_device_learns_with_any_seed() {
         for seed in 0..100 {
-            let task = Task::new(Size::Small, seed).unwrap();
-            let way = Way { precision: Precision::Fp32, micro_batch: task.sequences, graphs: false };
-            let losses = task.train(&DeviceUnderTest::new(Device::Cpu), 1, way).unwrap().losses;
+            let case = TrainingCase::new(Size::Small, seed).unwrap();
+            let settings = RunSettings { precision: Precision::Fp32, micro_batch: case.sequences, graphs: false };
+            let losses = case.train(&DeviceUnderTest::new(Device::Cpu), 1, settings).unwrap().losses;
             let (first, last) = (losses[0], losses[losses.len() - 1]);
-            assert!(f64::from(last) < 0.98 * LEARNED * f64::from(first), "seed {seed}: {first} to {last}");
+            assert!(f64::from(last) < 0.98 * LEARNED_RATIO * f64::from(first), "seed {seed}: {first} to {last}");
         }
     }
 
     #[test]
-    fn most_tokens_follow_from_the_one_before() {
-        let batch = following(&mut Random::new(1), 3, 200, 64);
+    fn nine_of_ten_tokens_are_predictable() {
+        let batch = predictable_batch(&mut Random::new(1), 3, 200, 64);
         let follows = |(&input, &target): (&u32, &i32)| (5 * input + 3) % 64 == target as u32;
-        let share = batch.inputs.iter().zip(&batch.targets).filter(|&pair| follows(pair)).count() as f64 / 600.0;
-        assert!((0.85..0.96).contains(&share), "{share}");
+        let fraction = batch.inputs.iter().zip(&batch.targets).filter(|&pair| follows(pair)).count() as f64 / 600.0;
+        assert!((0.85..0.96).contains(&fraction), "{fraction}");
         assert!((0..600).all(|at| at % 200 == 199 || batch.targets[at] as u32 == batch.inputs[at + 1]));
         let starts = batch.document_starts.unwrap();
         let begun = (0..600).filter(|&at| at % 200 > 0 && starts[at] as usize == at % 200).count();

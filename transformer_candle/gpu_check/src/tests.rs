@@ -24,7 +24,7 @@ fn failures(device: &DeviceUnderTest) -> Vec<String> {
     reports.iter().flat_map(failed).collect()
 }
 
-/// The checks that fail when the last bits of an element of what is so named are changed in a run.
+/// The checks that fail if the bits `flip` of an element of the named result are flipped in a run.
 fn failures_of(what: &'static str, run: usize, flip: u32) -> Vec<String> {
     failures(&DeviceUnderTest::tampered(Device::Cpu, move |name, of_run, memory| {
         if name == what && of_run == run {
@@ -40,7 +40,7 @@ fn a_cpu_passes_every_check_against_itself() {
 }
 
 #[test]
-fn a_wrong_gradient_of_one_layer_fails_that_parameter_and_the_comparisons_of_bits() {
+fn a_wrong_gradient_fails_that_parameter() {
     let failed = failures_of("layers.1.down", 1, 0x4000_0000);
     for check in ["model fp32: down", "model fp32, twice", "model bf16: down", "model bf16, recompute block"] {
         assert!(failed.iter().any(|failed| failed == check), "{check}: {failed:?}");
@@ -49,26 +49,26 @@ fn a_wrong_gradient_of_one_layer_fails_that_parameter_and_the_comparisons_of_bit
 }
 
 #[test]
-fn one_bit_of_a_second_run_fails_what_is_run_twice() {
+fn one_flipped_bit_in_a_second_run_fails() {
     assert_eq!(failures_of("input_gradient", 2, 1), ["block fp32, twice", "block bf16, twice"]);
 }
 
 #[test]
-fn one_bit_of_a_recomputed_gradient_fails_both_ways_to_recompute() {
+fn one_flipped_bit_in_recomputed_gradients_fails() {
     let recomputed = |precision: &str, what: &str| format!("model {precision}, recompute {what}");
     let expected = ["fp32", "bf16"].map(|precision| ["selective", "block"].map(|what| recomputed(precision, what)));
     assert_eq!(failures_of("embed_tokens", 3, 1), expected.concat());
 }
 
 #[test]
-fn one_bit_of_the_weights_of_any_second_run_fails_the_comparison_with_the_first() {
+fn one_flipped_bit_in_final_weights_fails() {
     assert_eq!(failures_of("weights", 2, 1), ["training bf16, twice"]);
     assert_eq!(failures_of("second_moment", 3, 1), ["training bf16, without graphs"]);
     assert_eq!(failures_of("master_remainder", 4, 1), ["training bf16, saved after 1 steps"]);
 }
 
 #[test]
-fn a_loss_that_is_off_fails_the_comparison_of_the_curves() {
+fn a_wrong_loss_fails_the_curve_comparison() {
     let failed = failures_of("losses", 1, 0x0010_0000);
     for check in ["training fp32: losses", "training bf16: losses", "training bf16, micro-batches of 1"] {
         assert!(failed.iter().any(|failed| failed == check), "{check}: {failed:?}");
@@ -77,20 +77,20 @@ fn a_loss_that_is_off_fails_the_comparison_of_the_curves() {
 }
 
 #[test]
-fn a_wrong_element_of_one_operation_fails_its_case_alone() {
+fn a_wrong_element_fails_its_case_only() {
     assert_eq!(failures_of("swiglu::backward bf16: gate_up", 1, 0x4000), ["swiglu::backward bf16"]);
     assert_eq!(failures_of("adamw::step bf16: master", 2, 0x4000), ["adamw::step bf16", "adamw::step bf16"]);
 }
 
 #[test]
-fn what_is_asked_for_is_checked_and_no_more() {
+fn only_requested_parts_are_checked() {
     let reports = check(&DeviceUnderTest::new(Device::Cpu), Size::Small, &[Part::Training], 1, &mut |_| ());
     let [CheckReport { part: Part::Training, rows, .. }] = &reports[..] else { panic!("{reports:?}") };
     assert!(!rows.is_empty() && rows.iter().all(|row| row.check.starts_with("training")));
 }
 
 #[test]
-fn a_part_is_told_when_it_ends_and_what_trains_comes_first() {
+fn parts_are_reported_in_order_of_importance() {
     let mut seen = Vec::new();
     // Whatever order they are asked for in.
     let only = [Part::Memory, Part::Gradients, Part::Training];
@@ -111,7 +111,7 @@ fn a_part_is_told_when_it_ends_and_what_trains_comes_first() {
 }
 
 #[test]
-fn a_seed_is_every_part_s_so_that_one_can_be_repeated_alone() {
+fn one_part_can_be_repeated_with_its_seed() {
     let rows = |only: &[Part]| {
         let reports = check(&DeviceUnderTest::new(Device::Cpu), Size::Small, only, 7, &mut |_| ());
         let rows = reports.into_iter().filter(|report| report.part == Part::Training).flat_map(|report| report.rows);

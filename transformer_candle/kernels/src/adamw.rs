@@ -12,7 +12,7 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::cuda::{self, Value};
+use crate::cuda::{self, KernelArg};
 use crate::{Buffer, Result, cpu};
 
 pub use crate::optimizer_settings::{
@@ -49,11 +49,11 @@ pub fn step(state: AdamWState<'_>, grad: &Buffer, scalars: &Buffer, settings: &A
     }
     let elements = weight.elements();
     let state = cuda::adamw::State {
-        weight: Value::from(&*weight),
-        low_bits: low_bits.as_deref().map(Value::from),
-        grad: Value::from(grad),
-        moments: [&*first_moment, &*second_moment].map(Value::from),
-        scalars: Value::from(scalars),
+        weight: KernelArg::from(&*weight),
+        low_bits: low_bits.as_deref().map(KernelArg::from),
+        grad: KernelArg::from(grad),
+        moments: [&*first_moment, &*second_moment].map(KernelArg::from),
+        scalars: KernelArg::from(scalars),
     };
     let cpu = |access: &Access<'_>| {
         let scalars = scalars.slice::<f32>(access);
@@ -72,7 +72,7 @@ pub fn step(state: AdamWState<'_>, grad: &Buffer, scalars: &Buffer, settings: &A
         }
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::adamw::step(&state, settings, weight_decay, elements)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::adamw::step(&state, settings, weight_decay, elements)))
 }
 
 /// The plain version.

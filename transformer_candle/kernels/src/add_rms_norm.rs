@@ -7,7 +7,7 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::cuda::{self, Value};
+use crate::cuda::{self, KernelArg};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, Result, cpu};
 
@@ -26,7 +26,7 @@ pub fn forward(
         .input("weight_D", weight_D, dtype, &[d])
         .output("normed_ND", normed_ND, dtype, &[n, d])
         .output("inv_rms_N", inv_rms_N, DType::F32, &[n]);
-    let [x, weight, normed, inv_rms] = [x_ND, weight_D, &*normed_ND, &*inv_rms_N].map(Value::from);
+    let [x, weight, normed, inv_rms] = [x_ND, weight_D, &*normed_ND, &*inv_rms_N].map(KernelArg::from);
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "x_ND", dtype, E => {
             let (x, weight) = (x_ND.slice::<E>(access), weight_D.slice(access));
@@ -35,7 +35,7 @@ pub fn forward(
         })
     };
     arguments
-        .run(cpu, |gpu| cuda::perform(gpu, &cuda::add_rms_norm::forward(x, weight, epsilon, [normed, inv_rms], [n, d])))
+        .run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::forward(x, weight, epsilon, [normed, inv_rms], [n, d])))
 }
 
 /// Writes `sum = x + output` and its norm; saves `inv_rms`.
@@ -57,8 +57,8 @@ pub fn forward_add(
         .output("sum_ND", sum_ND, dtype, &[n, d])
         .output("normed_ND", normed_ND, dtype, &[n, d])
         .output("inv_rms_N", inv_rms_N, DType::F32, &[n]);
-    let [x, output, weight] = [x_ND, output_ND, weight_D].map(Value::from);
-    let outputs = [&*sum_ND, &*normed_ND, &*inv_rms_N].map(Value::from);
+    let [x, output, weight] = [x_ND, output_ND, weight_D].map(KernelArg::from);
+    let outputs = [&*sum_ND, &*normed_ND, &*inv_rms_N].map(KernelArg::from);
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "x_ND", dtype, E => {
             let (x, output, weight) = (x_ND.slice::<E>(access), output_ND.slice(access), weight_D.slice(access));
@@ -67,9 +67,8 @@ pub fn forward_add(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| {
-        cuda::perform(gpu, &cuda::add_rms_norm::forward_add([x, output], weight, epsilon, outputs, [n, d]))
-    })
+    arguments
+        .run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::forward_add([x, output], weight, epsilon, outputs, [n, d])))
 }
 
 /// The norm again from what forward saved, bit for bit what it wrote.
@@ -81,7 +80,7 @@ pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_
         .input("weight_D", weight_D, dtype, &[d])
         .input("inv_rms_N", inv_rms_N, DType::F32, &[n])
         .output("normed_ND", normed_ND, dtype, &[n, d]);
-    let [sum, weight, inv_rms, normed] = [sum_ND, weight_D, inv_rms_N, &*normed_ND].map(Value::from);
+    let [sum, weight, inv_rms, normed] = [sum_ND, weight_D, inv_rms_N, &*normed_ND].map(KernelArg::from);
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "sum_ND", dtype, E => {
             let (sum, weight) = (sum_ND.slice::<E>(access), weight_D.slice(access));
@@ -89,7 +88,7 @@ pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::add_rms_norm::normalize([sum, weight, inv_rms], normed, [n, d])))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::normalize([sum, weight, inv_rms], normed, [n, d])))
 }
 
 /// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32) the weight's. (`dsum` comes in
@@ -116,9 +115,9 @@ pub fn backward(
         .output("dsum_ND", dsum_ND, dtype, &[n, d])
         .output("dweight_D", dweight_D, DType::F32, &[d])
         .workspace(workspace, workspace_elements(n, d, sum_ND.device().kind()));
-    let saved = [sum_ND, weight_D, inv_rms_N].map(Value::from);
-    let (dnormed, outputs) = (Value::from(dnormed_ND), [&*dsum_ND, &*dweight_D].map(Value::from));
-    let partials = Value::from(&*workspace);
+    let saved = [sum_ND, weight_D, inv_rms_N].map(KernelArg::from);
+    let (dnormed, outputs) = (KernelArg::from(dnormed_ND), [&*dsum_ND, &*dweight_D].map(KernelArg::from));
+    let partials = KernelArg::from(&*workspace);
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "sum_ND", dtype, E => {
             let saved = cpu::add_rms_norm::Saved {
@@ -131,8 +130,7 @@ pub fn backward(
             Ok(())
         })
     };
-    arguments
-        .run(cpu, |gpu| cuda::perform(gpu, &cuda::add_rms_norm::backward(saved, dnormed, outputs, partials, [n, d])))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::backward(saved, dnormed, outputs, partials, [n, d])))
 }
 
 /// Elements of F32 workspace for [`backward`] of N rows of D: the weight's gradient of each group of rows.

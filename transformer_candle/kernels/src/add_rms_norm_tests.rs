@@ -74,7 +74,7 @@ proptest! {
 }
 
 #[test]
-fn more_rows_than_blocks_of_the_weights_gradient_match_the_reference() {
+fn many_rows_match_the_reference() {
     matches_reference(2500, 6, DType::F32);
     matches_reference(2500, 6, DType::BF16);
     assert!(workspace_elements(1 << 20, 1024, DeviceKind::Cpu) <= 64 * 1024);

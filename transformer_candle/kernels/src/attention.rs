@@ -12,7 +12,7 @@ use candle_core::DType;
 
 use crate::access::{Access, Arguments};
 use crate::cpu::attention::CallShape;
-use crate::cuda::{self, Value};
+use crate::cuda::{self, KernelArg};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, HeadLayout, Result, cpu};
 
@@ -51,8 +51,8 @@ pub fn forward(
         .output("out_NHE", out_NHE, dtype, &[n, heads.query_width()])
         .output("lse_BHT", lse_BHT, DType::F32, &[batch, heads.heads, sequence_length])
         .workspace(workspace, forward_workspace_elements(shape, qkv_NP.device().kind()));
-    let (qkv, documents) = (Value::from(qkv_NP), documents_N.map(Value::from));
-    let outputs = [Value::from(&*out_NHE), Value::from(&*lse_BHT)];
+    let (qkv, documents) = (KernelArg::from(qkv_NP), documents_N.map(KernelArg::from));
+    let outputs = [KernelArg::from(&*out_NHE), KernelArg::from(&*lse_BHT)];
     let cpu = |access: &Access<'_>| {
         let shape = CallShape::whole(shape);
         let documents = documents_N.map(|documents| documents.slice(access));
@@ -63,7 +63,7 @@ pub fn forward(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::attention::forward(qkv, documents, outputs, shape)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::attention::forward(qkv, documents, outputs, shape)))
 }
 
 /// Writes every element of `dqkv` from what [`forward`] read and wrote and the gradient of its output. All F32 or all
@@ -88,8 +88,8 @@ pub fn backward(
         .input("dout_NHE", dout_NHE, dtype, &[n, heads.query_width()])
         .output("dqkv_NP", dqkv_NP, dtype, &[n, heads.packed_width()])
         .workspace(workspace, backward_workspace_elements(shape, qkv_NP.device().kind()));
-    let [qkv, out, lse, dout] = [qkv_NP, out_NHE, lse_BHT, dout_NHE].map(Value::from);
-    let (documents, [dqkv, delta]) = (documents_N.map(Value::from), [&*dqkv_NP, &*workspace].map(Value::from));
+    let [qkv, out, lse, dout] = [qkv_NP, out_NHE, lse_BHT, dout_NHE].map(KernelArg::from);
+    let (documents, [dqkv, delta]) = (documents_N.map(KernelArg::from), [&*dqkv_NP, &*workspace].map(KernelArg::from));
     let cpu = |access: &Access<'_>| {
         let shape = CallShape::whole(shape);
         with_element!(OPERATION, "qkv_NP", dtype, E => {
@@ -106,7 +106,7 @@ pub fn backward(
     };
     arguments.run(cpu, |gpu| {
         let saved = cuda::attention::Saved { qkv, documents, out, lse, dout };
-        cuda::perform(gpu, &cuda::attention::backward(&saved, dqkv, delta, shape))
+        cuda::run(gpu, &cuda::attention::backward(&saved, dqkv, delta, shape))
     })
 }
 
@@ -135,8 +135,8 @@ pub fn decode(
         .require(past.checked_add(new).is_some_and(|end| end <= capacity), || {
             format!("{new} tokens after {past} do not fit a cache of {capacity}")
         });
-    let [qkv, keys, values] = [qkv_SP, &*keys_CKE, &*values_CKE].map(Value::from);
-    let outputs = [&*out_SHE, &*workspace].map(Value::from);
+    let [qkv, keys, values] = [qkv_SP, &*keys_CKE, &*values_CKE].map(KernelArg::from);
+    let outputs = [&*out_SHE, &*workspace].map(KernelArg::from);
     let cpu = |access: &Access<'_>| {
         let shape = CallShape { layout: *layout, batch: 1, length: new, past };
         with_element!(OPERATION, "qkv_SP", dtype, E => {
@@ -148,7 +148,7 @@ pub fn decode(
     };
     arguments.run(cpu, |gpu| {
         let cache = cuda::attention::Cache { keys, values, past };
-        cuda::perform(gpu, &cuda::attention::decode(qkv, cache, outputs, layout, new))
+        cuda::run(gpu, &cuda::attention::decode(qkv, cache, outputs, layout, new))
     })
 }
 

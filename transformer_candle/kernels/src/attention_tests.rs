@@ -266,7 +266,7 @@ fn a_prompt_then_single_tokens_give_the_rows_of_forward() {
 }
 
 #[test]
-fn what_is_not_a_number_shows_from_there_on_and_in_no_other_sequence() {
+fn nan_spreads_only_causally_within_its_sequence() {
     let [mut qkv, dout] = inputs(&LAYOUT, 2 * 10);
     qkv[4 * LAYOUT.packed_width()..5 * LAYOUT.packed_width()].fill(f64::NAN);
     let [out, _, dqkv] = run(&qkv, &dout, &LAYOUT, 2, DType::F32);

@@ -7,7 +7,7 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::cuda::{self, Value};
+use crate::cuda::{self, KernelArg};
 use crate::element::not_an_element;
 use crate::{Buffer, Error, Result, cpu};
 
@@ -23,7 +23,7 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
         to,
         source.shape(),
     );
-    let (input, output, elements) = (Value::from(source), Value::from(&*target), source.elements());
+    let (input, output, elements) = (KernelArg::from(source), KernelArg::from(&*target), source.elements());
     let cpu = |access: &Access<'_>| {
         match (from, to) {
             (DType::F32, DType::BF16) => {
@@ -37,8 +37,8 @@ pub fn forward(source: &Buffer, target: &mut Buffer) -> Result<()> {
         Ok(())
     };
     arguments.run(cpu, |gpu| match (from, to) {
-        (DType::F32, DType::BF16) => cuda::perform(gpu, &cuda::cast::narrow(input, output, elements)),
-        (DType::BF16, DType::F32) => cuda::perform(gpu, &cuda::cast::widen(input, output, elements)),
+        (DType::F32, DType::BF16) => cuda::run(gpu, &cuda::cast::narrow(input, output, elements)),
+        (DType::BF16, DType::F32) => cuda::run(gpu, &cuda::cast::widen(input, output, elements)),
         _ => Err(not_castable(from, to)),
     })
 }
@@ -49,12 +49,12 @@ pub fn split_master(master: &Buffer, weight: &mut Buffer, low_bits: &mut Buffer)
         .input("master", master, DType::F32, master.shape())
         .output("weight", weight, DType::BF16, master.shape())
         .output("low_bits", low_bits, DType::I16, master.shape());
-    let (values, elements) = ([master, &*weight, &*low_bits].map(Value::from), master.elements());
+    let (values, elements) = ([master, &*weight, &*low_bits].map(KernelArg::from), master.elements());
     let cpu = |access: &Access<'_>| {
         cpu::cast::split(master.slice(access), weight.slice_mut(access), low_bits.slice_mut(access));
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::cast::split(values, elements)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::cast::split(values, elements)))
 }
 
 /// Joins the two halves to the F32 master, bit for bit as it was split.
@@ -63,12 +63,12 @@ pub fn join_master(weight: &Buffer, low_bits: &Buffer, master: &mut Buffer) -> R
         .input("weight", weight, DType::BF16, master.shape())
         .input("low_bits", low_bits, DType::I16, master.shape())
         .output("master", master, DType::F32, master.shape());
-    let (values, elements) = ([weight, low_bits, &*master].map(Value::from), master.elements());
+    let (values, elements) = ([weight, low_bits, &*master].map(KernelArg::from), master.elements());
     let cpu = |access: &Access<'_>| {
         cpu::cast::join(weight.slice(access), low_bits.slice(access), master.slice_mut(access));
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::cast::join(values, elements)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::cast::join(values, elements)))
 }
 
 fn not_castable(from: DType, to: DType) -> Error {

@@ -5,7 +5,7 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::cuda::{self, Value};
+use crate::cuda::{self, KernelArg};
 use crate::element::with_element;
 use crate::{Buffer, DeviceKind, Error, Result, cpu};
 
@@ -20,7 +20,7 @@ pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result
         .input("table_VD", table_VD, dtype, &[v, d])
         .input("ids_N", ids_N, DType::U32, &[n])
         .output("out_ND", out_ND, dtype, &[n, d]);
-    let (table, ids, out) = (table_VD.into(), ids_N.into(), Value::from(&*out_ND));
+    let (table, ids, out) = (table_VD.into(), ids_N.into(), KernelArg::from(&*out_ND));
     let cpu = |access: &Access<'_>| {
         let ids = checked_ids("embedding::forward", ids_N.slice(access), v)?;
         with_element!("embedding::forward", "table_VD", dtype, E => {
@@ -28,7 +28,7 @@ pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::embedding::forward(table, ids, out, [n, v, d])))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::embedding::forward(table, ids, out, [n, v, d])))
 }
 
 /// `dtable_VD[ids_N[n]] += dout_ND[n]` in F32, for each row of the table in the order of the tokens. `dout_ND` is F32 or
@@ -43,7 +43,7 @@ pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, worksp
         .input("dout_ND", dout_ND, dtype, &[n, d])
         .output("dtable_VD", dtable_VD, DType::F32, &[v, d])
         .workspace(workspace, workspace_elements(n, dout_ND.device().kind()));
-    let (ids, dout, dtable) = (ids_N.into(), dout_ND.into(), Value::from(&*dtable_VD));
+    let (ids, dout, dtable) = (ids_N.into(), dout_ND.into(), KernelArg::from(&*dtable_VD));
     let chains = cuda::embedding::chains(workspace, n);
     let cpu = |access: &Access<'_>| {
         let ids = checked_ids("embedding::backward", ids_N.slice(access), v)?;
@@ -52,7 +52,7 @@ pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, worksp
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::embedding::backward(ids, dout, dtable, chains, [n, v, d])))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::embedding::backward(ids, dout, dtable, chains, [n, v, d])))
 }
 
 /// Elements of F32 workspace that [`backward`] needs for this many tokens.

@@ -3,7 +3,7 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::cuda::{self, Value};
+use crate::cuda::{self, KernelArg};
 use crate::{Buffer, DeviceKind, Result, adamw, cpu};
 
 /// `norm_1 = sqrt(sum of squares of grads)`, summed in f64 over pieces of fixed size. All F32.
@@ -12,13 +12,13 @@ pub fn forward(grads: &Buffer, norm_1: &mut Buffer, workspace: &mut Buffer) -> R
         .input("grads", grads, DType::F32, grads.shape())
         .output("norm_1", norm_1, DType::F32, &[1])
         .workspace(workspace, workspace_elements(grads.elements(), grads.device().kind()));
-    let (values, elements) = ([grads, &*norm_1, &*workspace].map(Value::from), grads.elements());
+    let (values, elements) = ([grads, &*norm_1, &*workspace].map(KernelArg::from), grads.elements());
     let cpu = |access: &Access<'_>| {
         let partials = workspace.slice_mut(access);
         norm_1.slice_mut(access)[0] = cpu::grad_norm::forward(grads.slice(access), partials);
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::grad_norm::forward(values, elements)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::grad_norm::forward(values, elements)))
 }
 
 /// Elements of F32 workspace that [`forward`] needs for this many gradients: one per 16 thousand.
@@ -39,7 +39,7 @@ pub fn clip(norm_1: &Buffer, max_grad_norm: Option<f32>, scalars: &mut Buffer) -
         DType::F32,
         &[adamw::SCALARS],
     );
-    let (norm, flags) = (Value::from(norm_1), Value::from(&*scalars));
+    let (norm, flags) = (KernelArg::from(norm_1), KernelArg::from(&*scalars));
     let cpu = |access: &Access<'_>| {
         let norm = norm_1.slice::<f32>(access)[0];
         let scalars = scalars.slice_mut(access);
@@ -47,7 +47,7 @@ pub fn clip(norm_1: &Buffer, max_grad_norm: Option<f32>, scalars: &mut Buffer) -
         scalars[adamw::APPLY] = if norm.is_finite() { 1.0 } else { 0.0 };
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::grad_norm::clip(norm, max_grad_norm, flags)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::grad_norm::clip(norm, max_grad_norm, flags)))
 }
 
 /// The plain version.

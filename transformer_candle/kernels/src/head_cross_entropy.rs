@@ -106,7 +106,7 @@ pub fn forward_backward(
     };
     let cuda = |gpu: &cuda::Cuda| {
         let requests = cuda::head_cross_entropy::forward_backward(&requested, &gradients);
-        cuda::perform(gpu, &requests)
+        cuda::run(gpu, &requests)
     };
     arguments.run(cpu, cuda)?;
     if n == 0 && write_mode == WriteMode::Overwrite {
@@ -135,7 +135,7 @@ pub fn forward(
         workspace,
         sizes,
     );
-    let losses = cuda::Value::from(&*losses_N);
+    let losses = cuda::KernelArg::from(&*losses_N);
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "hidden_ND", dtype, E => {
             let inputs = sliced::<E>(OPERATION, inputs, sizes, access)?;
@@ -144,7 +144,7 @@ pub fn forward(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::head_cross_entropy::forward(&requested, losses)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::head_cross_entropy::forward(&requested, losses)))
 }
 
 /// W for so large a vocabulary (padded to multiples of 64). On a CPU rows do not lie a power of two apart, where they
@@ -156,7 +156,7 @@ pub fn logits_width(vocabulary: usize, device: DeviceKind) -> usize {
     }
 }
 
-/// Elements of F32 workspace for logits of C rows and weights of so many columns and (padded) rows.
+/// Elements of F32 workspace for logits of C rows and a weight of D columns and V (padded) rows.
 pub fn workspace_elements(chunk_rows: usize, hidden_size: usize, vocabulary: usize, device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cpu => cpu::head_cross_entropy::workspace_elements(chunk_rows, hidden_size, vocabulary),

@@ -36,7 +36,7 @@ impl Case {
         }
     }
 
-    /// loss, dhidden, dweight and every token's loss, with chunks of so many rows.
+    /// loss, dhidden, dweight and every token's loss, with chunks of `rows` rows.
     fn run(&self, rows: usize, dtype: DType) -> Result<[Buffer; 4]> {
         self.run_in(&[rows, self.sizes[3]], dtype)
     }

@@ -17,7 +17,7 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::cuda::{self, Value};
+use crate::cuda::{self, KernelArg};
 use crate::element::with_element;
 use crate::optimizer_settings::{APPLY, CLIP_SCALE, LEARNING_RATE, SCALARS};
 use crate::{Buffer, DeviceKind, Error, Result, cpu};
@@ -49,7 +49,7 @@ pub fn accumulate_momentum(
         .input("grad", grad, DType::F32, shape)
         .output("update", update, dtype, shape)
         .input("scalars", scalars, DType::F32, &[SCALARS]);
-    let (values, elements) = ([&*momentum, grad, &*update, scalars].map(Value::from), momentum.elements());
+    let (values, elements) = ([&*momentum, grad, &*update, scalars].map(KernelArg::from), momentum.elements());
     let cpu = |access: &Access<'_>| {
         let scalars = scalars.slice::<f32>(access);
         with_element!("muon::accumulate_momentum", "update", dtype, E => {
@@ -62,7 +62,7 @@ pub fn accumulate_momentum(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::muon::accumulate_momentum(values, settings, elements)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::muon::accumulate_momentum(values, settings, elements)))
 }
 
 /// What [`orthogonalize`] works in. For `[B, M, N]` with S = min(M, N): elements of the update's type but for
@@ -108,7 +108,7 @@ pub fn orthogonalize(update_BMN: &mut Buffer, scratch: Scratch<'_>, polynomials:
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::muon::orthogonalize(&matrices, sizes, polynomials)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::muon::orthogonalize(&matrices, sizes, polynomials)))
 }
 
 /// Elements of F32 workspace that [`orthogonalize`] needs for `[B, M, N]`.
@@ -140,10 +140,10 @@ pub fn step(
     }
     let (scale, elements) = (update_scale(shape) as f32, weight.elements());
     let state = cuda::muon::State {
-        weight: Value::from(&*weight),
-        low_bits: low_bits.as_deref().map(Value::from),
-        update: Value::from(update),
-        scalars: Value::from(scalars),
+        weight: KernelArg::from(&*weight),
+        low_bits: low_bits.as_deref().map(KernelArg::from),
+        update: KernelArg::from(update),
+        scalars: KernelArg::from(scalars),
     };
     let cpu = |access: &Access<'_>| {
         let scalars = scalars.slice::<f32>(access);
@@ -161,7 +161,7 @@ pub fn step(
         }
         Ok(())
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::muon::step(&state, scale, weight_decay, elements)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::muon::step(&state, scale, weight_decay, elements)))
 }
 
 /// The plain version.

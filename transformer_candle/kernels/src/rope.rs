@@ -6,7 +6,7 @@
 use candle_core::DType;
 
 use crate::access::{Access, Arguments};
-use crate::cuda::{self, Value};
+use crate::cuda::{self, KernelArg};
 use crate::element::with_element;
 use crate::{Buffer, Device, Error, HeadLayout, Result, cpu};
 
@@ -82,7 +82,7 @@ fn rotate(
         .require(sequence_length > 0 && rows.is_multiple_of(sequence_length), || {
             format!("{rows} rows are not whole sequences of {sequence_length}")
         });
-    let (qkv, angles) = (Value::from(&*qkv_NP), [&tables.cos_TE2, &tables.sin_TE2].map(Value::from));
+    let (qkv, angles) = (KernelArg::from(&*qkv_NP), [&tables.cos_TE2, &tables.sin_TE2].map(KernelArg::from));
     let rotation = cuda::rope::Rotation { rows, sequence_length, first_position, direction };
     let cpu = |access: &Access<'_>| {
         with_element!(operation, "qkv_NP", dtype, E => {
@@ -95,7 +95,7 @@ fn rotate(
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::rope::rotate(qkv, layout, angles, rotation)))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::rope::rotate(qkv, layout, angles, rotation)))
 }
 
 /// The operation in the plainest terms, with the tables' angles computed where they are needed.

@@ -4,7 +4,7 @@
 //! Legend: N tokens, I intermediate size, 2I a row `[gate | up]`.
 
 use crate::access::{Access, Arguments};
-use crate::cuda::{self, Value};
+use crate::cuda::{self, KernelArg};
 use crate::element::with_element;
 use crate::{Buffer, Result, cpu};
 
@@ -17,14 +17,14 @@ pub fn forward(gate_up_N2I: &Buffer, out_NI: &mut Buffer) -> Result<()> {
         dtype,
         &[n, i],
     );
-    let (gate_up, out) = (Value::from(gate_up_N2I), Value::from(&*out_NI));
+    let (gate_up, out) = (KernelArg::from(gate_up_N2I), KernelArg::from(&*out_NI));
     let cpu = |access: &Access<'_>| {
         with_element!("swiglu::forward", "out_NI", dtype, E => {
             cpu::swiglu::forward::<E>(gate_up_N2I.slice(access), out_NI.slice_mut(access), i);
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::swiglu::forward(gate_up, out, [n, i])))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::swiglu::forward(gate_up, out, [n, i])))
 }
 
 /// Turns gate and up into their gradients, of which nothing but their values is needed. Both F32 or both BF16.
@@ -38,14 +38,14 @@ pub fn backward(gate_up_N2I: &mut Buffer, dout_NI: &Buffer) -> Result<()> {
         dtype,
         &[n, 2 * i],
     );
-    let (gate_up, dout) = (Value::from(&*gate_up_N2I), Value::from(dout_NI));
+    let (gate_up, dout) = (KernelArg::from(&*gate_up_N2I), KernelArg::from(dout_NI));
     let cpu = |access: &Access<'_>| {
         with_element!("swiglu::backward", "dout_NI", dtype, E => {
             cpu::swiglu::backward::<E>(gate_up_N2I.slice_mut(access), dout_NI.slice(access), i);
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::swiglu::backward(gate_up, dout, [n, i])))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::swiglu::backward(gate_up, dout, [n, i])))
 }
 
 /// [`backward`], and the output again in place of its gradient, bit for bit as [`forward`] wrote it: `out_NI` comes in with the
@@ -59,14 +59,14 @@ pub fn backward_recomputing(gate_up_N2I: &mut Buffer, out_NI: &mut Buffer) -> Re
         dtype,
         &[n, 2 * i],
     );
-    let (gate_up, out) = (Value::from(&*gate_up_N2I), Value::from(&*out_NI));
+    let (gate_up, out) = (KernelArg::from(&*gate_up_N2I), KernelArg::from(&*out_NI));
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "out_NI", dtype, E => {
             cpu::swiglu::backward_recomputing::<E>(gate_up_N2I.slice_mut(access), out_NI.slice_mut(access), i);
             Ok(())
         })
     };
-    arguments.run(cpu, |gpu| cuda::perform(gpu, &cuda::swiglu::backward_recomputing(gate_up, out, [n, i])))
+    arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::swiglu::backward_recomputing(gate_up, out, [n, i])))
 }
 
 /// N, I of the tensor that has them; every argument is then checked against these.

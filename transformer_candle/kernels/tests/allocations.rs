@@ -65,7 +65,7 @@ fn operations_allocate_nothing() {
         for dtype in [DType::F32, DType::BF16] {
             rows(dtype);
             heads(dtype);
-            products(dtype);
+            gemms(dtype);
         }
     });
 }
@@ -139,7 +139,7 @@ fn rows(dtype: DType) {
     assert_none("swiglu's gradient", || swiglu::backward(&mut gate_up, &dy));
 }
 
-fn products(dtype: DType) {
+fn gemms(dtype: DType) {
     const N: usize = 300;
     const D: usize = 96;
     const V: usize = 1100;

@@ -60,7 +60,7 @@ fn the_first_call_and_the_next_equal_the_cpus() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn a_choice_is_recalled_on_the_gpu_and_library_it_was_made_with() {
+fn algorithms_are_recalled_on_the_same_gpu_and_library() {
     let (one, other) = (Device::cuda(0).unwrap(), Device::cuda(0).unwrap());
     let (one, other_gpu) = ((one.as_cuda().unwrap(), &one), other.as_cuda().unwrap());
     all([133, 48, 80], DType::BF16, one.1);
@@ -139,13 +139,13 @@ fn a_product_has_the_same_bits_every_time() {
 #[ignore = "needs a GPU"]
 fn the_gpus_speed_is_a_number() {
     let gpu = Device::cuda(0).unwrap();
-    let flops = gpu.as_cuda().unwrap().measure_product_flops(256).unwrap();
+    let flops = gpu.as_cuda().unwrap().measure_gemm_flops(256).unwrap();
     assert!(flops.is_finite() && flops > 0.0, "{flops}");
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn a_product_is_replayed_and_one_that_was_never_run_cannot_be_recorded() {
+fn gemms_replay_and_must_run_before_capture() {
     let gpu = Device::cuda(0).unwrap();
     let operands = |n: usize| {
         let (x, w) = (whole(1, n * 16), whole(2, 8 * 16));

@@ -272,7 +272,7 @@ type Attempt<'a> = Box<dyn FnMut() -> kernels::Result<()> + 'a>;
 
 #[test]
 #[ignore = "needs a GPU"]
-fn what_a_graph_cannot_repeat_is_refused_and_the_stream_goes_on() {
+fn unsupported_capture_is_refused() {
     let device = gpu();
     let mut buffer = zeros(&[4], &device);
     let upload = std::cell::RefCell::new(Upload::<f32>::new(zeros(&[4], &device), Some(zeros(&[4], &device))).unwrap());

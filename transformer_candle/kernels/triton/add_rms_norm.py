@@ -119,7 +119,7 @@ def add_rms_norm_weight(partials, dweight, parts, width, ROWS: tl.constexpr, BLO
     tl.store(dweight + column, tl.load(dweight + column, mask=inside, other=0.0) + total_D, mask=inside)
 
 
-# `add_rms_norm_weight`: 32 columns of f32 are one 128-byte line of memory per row, and no more than that, because there
+# `add_rms_norm_weight`: 32 columns of f32 are one 128-byte line of memory per row, and not more, because there
 # are only D / 32 programs; 128 rows give the 128 threads 8 loads of 16 bytes each.
 # The others hold a row in registers, so BLOCK is the width rounded up to a power of two; wider rows take more warps, so
 # that a thread has 8 to 16 columns.

@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-# Before Triton is imported: the environment of whoever builds must not change what is compiled.
+# Before Triton is imported: the caller's environment must not change what is compiled.
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ.pop("TRITON_DEFAULT_FP_FUSION", None)

@@ -24,7 +24,7 @@ pub struct Backbone {
     pub final_norm: Norm,
     /// What every pass has in common.
     pub settings: PassSettings,
-    /// What every layer writes anew.
+    /// Buffers that every layer overwrites.
     pub scratch: Scratch,
 }
 

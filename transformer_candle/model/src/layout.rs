@@ -66,7 +66,7 @@ pub struct ParameterLayout {
 struct Cursor([usize; KINDS]);
 
 impl Cursor {
-    fn place(&mut self, spec: ParameterSpec) -> Parameter {
+    fn advance(&mut self, spec: ParameterSpec) -> Parameter {
         let next = &mut self.0[spec.kind as usize];
         let offset = *next;
         *next += aligned_elements(&spec);
@@ -90,7 +90,7 @@ impl ParameterLayout {
             start
         });
         let mut cursor = Cursor(kind_starts);
-        let parameters = specs.into_iter().map(|spec| cursor.place(spec)).collect();
+        let parameters = specs.into_iter().map(|spec| cursor.advance(spec)).collect();
         Self { shape: shape.clone(), parameters, kind_starts, elements }
     }
 
@@ -109,7 +109,7 @@ impl ParameterLayout {
     pub fn weights(&self, values: &Buffer, gradients: Option<&Buffer>) -> Result<Parameters<Weight>> {
         let mut cursor = Cursor(self.kind_starts);
         Parameters::build(&self.shape, |spec| {
-            let Parameter { spec, offset } = cursor.place(spec);
+            let Parameter { spec, offset } = cursor.advance(spec);
             Ok(Weight {
                 values: values.view(offset, &spec.shape)?,
                 gradient: gradients.map(|gradients| gradients.view(offset, &spec.shape)).transpose()?,

@@ -19,7 +19,7 @@ pub struct PassSettings {
     pub recompute: ActivationRecompute,
 }
 
-/// Buffers that every layer writes anew.
+/// Buffers that every layer overwrites.
 #[derive(Clone, Debug)]
 pub struct Scratch {
     /// The output of the last attention or MLP, which the next norm adds to the residual stream.
@@ -67,7 +67,7 @@ pub struct Pass<'a> {
     /// What the backward pass does with the gradients of matrices; those of norms and of the embedding are always added
     /// to.
     pub write_mode: WriteMode,
-    /// Buffers that every layer writes anew.
+    /// Buffers that every layer overwrites.
     pub scratch: &'a mut Scratch,
 }
 

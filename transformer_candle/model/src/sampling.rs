@@ -1,11 +1,11 @@
-//! The next token from its logits: greedy, or drawn after temperature, top-k and top-p.
+//! Sampling of the next token from its logits: greedy, or by temperature, top-k and top-p.
 
 use std::cmp::Ordering;
 
 use crate::initialization::mix;
 use crate::{Error, Result};
 
-/// How the next token is chosen. Filters apply in the order of `transformers`: temperature, top-k, top-p.
+/// Settings of sampling. Filters apply in the order of `transformers`: temperature, top-k, top-p.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct SamplingSettings {
@@ -24,12 +24,12 @@ pub struct SamplingSettings {
 }
 
 impl SamplingSettings {
-    /// The most likely token, always.
+    /// Always the most likely token.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
     }
 
-    /// Whether each setting lies in its range.
+    /// Refuses settings outside their range.
     pub fn check(&self) -> Result<()> {
         let refuse = |key, value, expected| Err(Error::Sampling { key, value, expected });
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {

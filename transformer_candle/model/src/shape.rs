@@ -5,7 +5,7 @@ use run_config::ModelConfig;
 
 use crate::parameters::{self, ParameterSpec};
 
-/// Rows of the embedding and the head are padded to a multiple of this, so that matrix products keep to whole tiles.
+/// Rows of the embedding and the head are padded to a multiple of this, so that GEMMs have whole tiles.
 const VOCABULARY_MULTIPLE: usize = 64;
 
 /// The sizes of a Llama-style decoder.
@@ -128,7 +128,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_design_s_model_has_the_parameters_and_flops_that_the_design_says() {
+    fn parameters_and_flops_match_the_design() {
         let shape = one_billion();
         assert_eq!(shape.padded_vocab_size, 50_048);
         assert_eq!(shape.parameter_count(), 1_318_832_128);

@@ -1,4 +1,4 @@
-//! Arguments as Python hands them over, and the way from there into Rust and back.
+//! Conversion of Python's arguments, and calls into Rust with panics caught and the GIL released.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,32 +9,31 @@ use training::TrainerError as RustTrainerError;
 
 use crate::errors::{TrainerError, raised};
 
-/// An integer that one of Rust's types holds. Others raise a `ValueError` that says what is possible, as the `OverflowError` of
-/// `PyO3` does not.
+/// An integer argument. Out of range it raises a `ValueError` that states the range, which `PyO3`'s `OverflowError` does not.
 #[derive(Clone, Copy)]
 pub struct Integer<T>(pub T);
 
-/// The range of an integer type.
-pub trait Range: Display {
-    /// The least.
-    const LEAST: Self;
-    /// The most.
-    const MOST: Self;
+/// An integer type with its limits.
+pub trait Bounded: Display {
+    /// The smallest value.
+    const MIN: Self;
+    /// The largest value.
+    const MAX: Self;
 }
 
-macro_rules! range {
+macro_rules! bounded {
     ($($integer:ty),*) => {
-        $(impl Range for $integer {
-            const LEAST: Self = Self::MIN;
-            const MOST: Self = Self::MAX;
+        $(impl Bounded for $integer {
+            const MIN: Self = <$integer>::MIN;
+            const MAX: Self = <$integer>::MAX;
         })*
     };
 }
-range!(u32, u64, usize);
+bounded!(u32, u64, usize);
 
 impl<'a, 'py, T> FromPyObject<'a, 'py> for Integer<T>
 where
-    T: Range + FromPyObject<'a, 'py, Error = PyErr>,
+    T: Bounded + FromPyObject<'a, 'py, Error = PyErr>,
 {
     type Error = PyErr;
 
@@ -43,13 +42,13 @@ where
             if !error.is_instance_of::<PyOverflowError>(argument.py()) {
                 return error;
             }
-            let (least, most) = (T::LEAST, T::MOST);
-            PyValueError::new_err(format!("an integer is out of range: it must be from {least} to {most}"))
+            let (min, max) = (T::MIN, T::MAX);
+            PyValueError::new_err(format!("an integer is out of range: it must be from {min} to {max}"))
         })
     }
 }
 
-/// The same for an argument with a default, which a signature shows only of plain types: `from_py_with = integer`.
+/// The same for an argument of a plain type, whose default a signature can show: `from_py_with = integer`.
 pub fn integer<'py, T>(argument: &Bound<'py, PyAny>) -> PyResult<T>
 where
     Integer<T>: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
@@ -57,38 +56,38 @@ where
     argument.extract::<Integer<T>>().map(|integer| integer.0)
 }
 
-/// Works; a panic, which is a bug, becomes an error too.
-pub fn caught<T, E: Into<RustTrainerError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
+/// Runs `work`, with errors and panics (bugs) as a [`CallError`].
+pub fn caught<T, E: Into<RustTrainerError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, CallError> {
     match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(done) => done.map_err(|error| Failure::Error(Box::new(error.into()))),
+        Ok(done) => done.map_err(|error| CallError::Error(Box::new(error.into()))),
         Err(panic) => {
             let reason = panic.downcast_ref::<String>().map(String::as_str);
             let reason = reason.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-            Err(Failure::Panic(reason.to_owned()))
+            Err(CallError::Panic(reason.to_owned()))
         }
     }
 }
 
-/// Why a call ends without a value.
-pub enum Failure {
-    /// As the trainer says.
+/// Why a call from Python failed.
+pub enum CallError {
+    /// An error of the trainer.
     Error(Box<RustTrainerError>),
-    /// A bug, with its message.
+    /// A panic, which is a bug, with its message.
     Panic(String),
 }
 
-impl From<Failure> for PyErr {
-    fn from(failure: Failure) -> Self {
+impl From<CallError> for PyErr {
+    fn from(failure: CallError) -> Self {
         match failure {
-            Failure::Error(error) => raised(*error),
-            Failure::Panic(reason) => TrainerError::new_err(format!(
+            CallError::Error(error) => raised(*error),
+            CallError::Panic(reason) => TrainerError::new_err(format!(
                 "internal error: {reason}. This is a bug in transformer_candle; please report it"
             )),
         }
     }
 }
 
-/// Works without the GIL.
+/// Runs `work` without the GIL.
 pub fn detached<T, E>(py: Python<'_>, work: impl FnOnce() -> Result<T, E> + Send) -> PyResult<T>
 where
     T: Send,

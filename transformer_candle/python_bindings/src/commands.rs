@@ -1,4 +1,4 @@
-//! The commands of the trainer's program, under the name `orchestrate`: the same declarations and the same functions.
+//! The trainer's commands, run by `orchestrate` through the same declarations and functions.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,14 +9,14 @@ use training::TrainerError;
 use training::commands::{self, Output};
 use training::stop::StopSignal;
 
-use crate::arguments::Failure;
+use crate::arguments::CallError;
 use crate::errors::raised;
 use crate::json;
 use crate::lock::RunLock;
-use crate::signals::listening;
+use crate::signals::forwarding_signals;
 
-/// Run a command of the trainer's program, and return its exit code: 130 and 143 where Ctrl-C and SIGTERM have stopped a
-/// training run that was saved.
+/// Run a command of the trainer's program, and return its exit code: 130 or 143 if Ctrl-C or SIGTERM stopped a training run
+/// that was saved.
 #[pyfunction]
 #[pyo3(signature = (words, write, is_terminal = false, lock = None))]
 pub fn run_command(
@@ -30,10 +30,10 @@ pub fn run_command(
     let lock = lock.and_then(RunLock::shared);
     let mut output = Stream { write, is_terminal };
     let stop = StopSignal::new();
-    // A stop is no exception here: the exit code or the error tells it.
-    let (outcome, _) = listening(py, &stop, || commands::run(words, lock, &mut output, &stop));
+    // A stop raises no exception here: the exit code or the error reports it.
+    let (outcome, _) = forwarding_signals(py, &stop, || commands::run(words, lock, &mut output, &stop));
     match (outcome, stop.requested()) {
-        (Err(Failure::Error(error)), Some(signal)) if error.is_interruption() => {
+        (Err(CallError::Error(error)), Some(signal)) if error.is_interruption() => {
             Err(raised(TrainerError::Interrupted(signal)))
         }
         (outcome, _) => Ok(outcome?),
@@ -46,7 +46,7 @@ pub fn declared_commands(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     json::to_python(py, &commands::declared())
 }
 
-/// A function of Python that writes a text and raises an `OSError` where it cannot.
+/// A Python function that writes text and raises an `OSError` on failure.
 struct Stream {
     write: Py<PyAny>,
     is_terminal: bool,

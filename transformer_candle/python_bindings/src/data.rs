@@ -56,7 +56,7 @@ impl DataSource {
         let streaming = StreamingConfig { config, revision, text_column, ..StreamingConfig::new(dataset, split) };
         let hub = HubSettings::from_environment().with_run_config(&DataConfig::default());
         let waits = hub.retries.clone();
-        let signals = Signals::telling(on_wait, move || waits.longest());
+        let signals = Signals::with_callback(on_wait, move || waits.longest());
         let cancel = signals.cancel_token();
         signals.run(py, || dataset::DataSource::streaming(&streaming, hub, &cancel)).map(Self::new)
     }
@@ -90,7 +90,7 @@ impl DataSource {
     #[pyo3(signature = (max_samples = None, on_wait = None))]
     fn documents(&self, max_samples: Option<Integer<u64>>, on_wait: Option<Py<PyAny>>) -> Documents {
         let waiting = self.mixture.clone();
-        let signals = Signals::telling(on_wait, move || waiting.retry_status());
+        let signals = Signals::with_callback(on_wait, move || waiting.retry_status());
         let mixture = self.mixture.cancelled_by(&signals.cancel_token());
         let documents = dataset::Documents::open(mixture, max_samples.map(|most| most.0));
         Documents { documents: Mutex::new(documents), signals }

@@ -16,15 +16,15 @@ use crate::signals::interruptible;
 use crate::values::value_class;
 
 value_class! {
-    /// A continued text.
+    /// A prompt with its completion.
     Completion(training::completion::Completion) {
-        /// The text that was continued.
+        /// The prompt.
         prompt: String,
-        /// What the model wrote.
+        /// The generated text.
         completion: String,
-        /// The same as token ids.
+        /// The generated token ids.
         tokens: Vec<u32>,
-        /// Tokens written over the seconds they took.
+        /// Generated tokens per second.
         tokens_per_second: f64,
     }
 
@@ -66,7 +66,7 @@ pub fn generate(
     interruptible(py, &stop, || command::run(&options, &stop)).map(Completion)
 }
 
-/// Return the logits behind each token, `[tokens, vocabulary]` in f32.
+/// Return the logits after each token, `[tokens, vocabulary]` in f32.
 #[pyfunction]
 #[pyo3(signature = (checkpoint, tokens, *, device = "auto"))]
 pub fn logits<'py>(

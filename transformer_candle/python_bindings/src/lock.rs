@@ -1,4 +1,4 @@
-//! The run directory's lock, for whoever writes into it before the trainer does.
+//! The run directory's lock, for a process that writes into it before the trainer does.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;

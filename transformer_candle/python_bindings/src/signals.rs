@@ -1,4 +1,4 @@
-//! Python's signals while Rust works: what a handler raises ends the work and comes out of the call.
+//! Python's signals during long calls: an exception raised by a signal handler cancels the work and is raised by the call.
 
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -14,13 +14,13 @@ use training::TrainerError;
 use training::progress::WaitMessages;
 use training::stop::{Signal, StopSignal};
 
-use crate::arguments::{Failure, caught, detached};
+use crate::arguments::{CallError, caught, detached};
 
-/// How often signals are looked for.
+/// How often signals are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What the work of a call waits for, if it does.
-type FindWaiting = Box<dyn Fn() -> Option<RetryStatus> + Send + Sync>;
+/// Returns the retry that the work of a call is waiting for, if any.
+type FindRetry = Box<dyn Fn() -> Option<RetryStatus> + Send + Sync>;
 
 /// Signals as seen by work that polls a [`CancelToken`] on the thread that called. Clones share it.
 #[derive(Clone, Default)]
@@ -28,35 +28,39 @@ pub struct Signals(Arc<State>);
 
 #[derive(Default)]
 struct State {
-    /// What a handler raised.
+    /// The exception that a handler raised.
     raised: Mutex<Option<PyErr>>,
-    /// The thread in [`Signals::run`]: no other one may wait for the interpreter, which may be ending.
+    /// The thread in [`Signals::run`]: no other thread may wait for the interpreter, which may be shutting down.
     caller: Mutex<Option<ThreadId>>,
     polled: Mutex<Option<Instant>>,
-    waits: Option<Waits>,
+    waits: Option<RetryCallback>,
 }
 
-/// Who hears what the work waits for.
-struct Waits {
-    find: FindWaiting,
+/// The callback that is told of retries.
+struct RetryCallback {
+    find: FindRetry,
     messages: WaitMessages,
     on_wait: Py<PyAny>,
 }
 
 impl Signals {
-    /// `on_wait`, where there is one, is called with a line about what the work waits for.
-    pub fn telling(on_wait: Option<Py<PyAny>>, find: impl Fn() -> Option<RetryStatus> + Send + Sync + 'static) -> Self {
-        let waits = on_wait.map(|on_wait| Waits { find: Box::new(find), messages: WaitMessages::default(), on_wait });
+    /// `on_wait`, if given, is called with one line about each retry that the work is waiting for.
+    pub fn with_callback(
+        on_wait: Option<Py<PyAny>>,
+        find: impl Fn() -> Option<RetryStatus> + Send + Sync + 'static,
+    ) -> Self {
+        let waits =
+            on_wait.map(|on_wait| RetryCallback { find: Box::new(find), messages: WaitMessages::default(), on_wait });
         Self(Arc::new(State { waits, ..State::default() }))
     }
 
-    /// What the work polls.
+    /// The token that the work polls.
     pub fn cancel_token(&self) -> CancelToken {
         let signals = self.clone();
         CancelToken::when(move || signals.are_raised())
     }
 
-    /// Works without the GIL, on this thread.
+    /// Runs `work` without the GIL, on this thread.
     pub fn run<T: Send, E: Into<TrainerError> + Send>(
         &self,
         py: Python<'_>,
@@ -72,8 +76,8 @@ impl Signals {
 
     fn are_raised(&self) -> bool {
         if self.is_due() {
-            let heard = Python::attach(|py| self.hear(py));
-            if let Err(error) = heard {
+            let polled = Python::attach(|py| self.poll(py));
+            if let Err(error) = polled {
                 *lock(&self.0.raised) = Some(error);
             }
         }
@@ -91,7 +95,7 @@ impl Signals {
         due
     }
 
-    fn hear(&self, py: Python<'_>) -> PyResult<()> {
+    fn poll(&self, py: Python<'_>) -> PyResult<()> {
         py.check_signals()?;
         let line = self.0.waits.as_ref().and_then(|waits| Some((waits, waits.messages.line((waits.find)().as_ref())?)));
         if let Some((waits, line)) = line {
@@ -101,24 +105,24 @@ impl Signals {
     }
 }
 
-/// Works on a thread of its own while this one, where Python delivers signals, hands them on to the stop flag. What a
-/// handler raised comes beside the result.
-pub fn listening<T: Send>(
+/// Runs `work` on another thread while this one, where Python delivers signals, forwards them to the stop signal. Returns the
+/// result and the exception that a handler raised.
+pub fn forwarding_signals<T: Send>(
     py: Python<'_>,
     stop: &StopSignal,
     work: impl FnOnce() -> training::Result<T> + Send,
-) -> (Result<T, Failure>, Option<PyErr>) {
+) -> (Result<T, CallError>, Option<PyErr>) {
     let mut interrupted = None;
-    let listen = || {
+    let wait = || {
         thread::scope(|scope| {
             let (sender, done) = sync_channel::<()>(0);
             let work = move || {
-                let _until_dropped = sender;
+                let _dropped_at_the_end = sender;
                 caught(work)
             };
             let worker = match thread::Builder::new().spawn_scoped(scope, work) {
                 Ok(worker) => worker,
-                Err(error) => return Err(Failure::Error(Box::new(not_started(&error)))),
+                Err(error) => return Err(CallError::Error(Box::new(not_started(&error)))),
             };
             while done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 Python::attach(|py| {
@@ -128,10 +132,10 @@ pub fn listening<T: Send>(
                     }
                 });
             }
-            worker.join().unwrap_or_else(|_| Err(Failure::Panic("a panic in a panic".to_owned())))
+            worker.join().unwrap_or_else(|_| Err(CallError::Panic("a panic in a panic".to_owned())))
         })
     };
-    let result = py.detach(listen);
+    let result = py.detach(wait);
     (result, interrupted)
 }
 
@@ -142,21 +146,21 @@ fn signal_of(py: Python<'_>, raised: &PyErr) -> Signal {
     if is_interrupt || raised.is_instance_of::<PyKeyboardInterrupt>(py) { Signal::Interrupt } else { Signal::Terminate }
 }
 
-/// Works as [`listening`] does and raises what a handler raised.
+/// [`forwarding_signals`], but an exception raised by a handler is raised.
 pub fn interruptible<T: Send>(
     py: Python<'_>,
     stop: &StopSignal,
     work: impl FnOnce() -> training::Result<T> + Send,
 ) -> PyResult<T> {
     py.check_signals()?;
-    let (result, interrupted) = listening(py, stop, work);
+    let (result, interrupted) = forwarding_signals(py, stop, work);
     stop.clear();
     interrupted.map_or_else(|| Ok(result?), Err)
 }
 
 fn not_started(error: &io::Error) -> TrainerError {
     TrainerError::Request(format!(
-        "the system does not start a thread to work on: {error}. Raise the limit of processes (ulimit -u)"
+        "the system cannot start a thread: {error}. Raise the limit of processes (ulimit -u)"
     ))
 }
 

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::config::RunConfig;
 use crate::json;
-use crate::of_process::OfProcess;
+use crate::process_owned::ProcessOwned;
 use crate::signals::Signals;
 
 type Pair<'py> = (Bound<'py, PyAny>, Bound<'py, PyArray2<i32>>);
@@ -18,7 +18,7 @@ type Pair<'py> = (Bound<'py, PyAny>, Bound<'py, PyArray2<i32>>);
 /// The batches of a run, one optimizer step's sequences at a time.
 #[pyclass(module = "orchestrator._native")]
 pub struct TokenStream {
-    stream: Mutex<OfProcess<dataset::TokenStream>>,
+    stream: Mutex<ProcessOwned<dataset::TokenStream>>,
     sequences: usize,
     signals: Signals,
 }
@@ -38,7 +38,7 @@ impl TokenStream {
             let mixture = Mixture::from_run(run, &HubSettings::from_environment(), &cancel)?;
             dataset::TokenStream::open(mixture, &StreamSettings::from_run(run), &tokenizer, cursor)
         });
-        let stream = Mutex::new(OfProcess::new(opened?));
+        let stream = Mutex::new(ProcessOwned::new(opened?));
         Ok(Self { stream, sequences: run.config.data.sequences_per_step, signals })
     }
 

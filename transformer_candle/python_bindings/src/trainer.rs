@@ -17,8 +17,8 @@ use crate::arguments::{detached, integer};
 use crate::config::RunConfig;
 use crate::evaluation::EvaluationReport;
 use crate::generation::Completion;
-use crate::of_process::OfProcess;
 use crate::plan::MemoryPlan;
+use crate::process_owned::ProcessOwned;
 use crate::signals::interruptible;
 use crate::values::value_class;
 
@@ -61,7 +61,7 @@ value_class! {
 /// A model in training. Iterating takes one optimizer step a turn.
 #[pyclass(module = "orchestrator._native")]
 pub struct Trainer {
-    trainer: Mutex<OfProcess<training::trainer::Trainer>>,
+    trainer: Mutex<ProcessOwned<training::trainer::Trainer>>,
     /// Raised while a signal ends a call.
     stop: StopSignal,
 }
@@ -76,14 +76,14 @@ impl Trainer {
         let (hub, stop) = (HubSettings::from_environment(), StopSignal::new());
         let make = || training::trainer::Trainer::start(run()?, options, &hub, &stop);
         let trainer = interruptible(py, &stop, make)?;
-        Ok(Self { trainer: Mutex::new(OfProcess::new(trainer)), stop })
+        Ok(Self { trainer: Mutex::new(ProcessOwned::new(trainer)), stop })
     }
 
     fn inner(&mut self) -> &mut training::trainer::Trainer {
         self.owned().unthreaded()
     }
 
-    fn owned(&mut self) -> &mut OfProcess<training::trainer::Trainer> {
+    fn owned(&mut self) -> &mut ProcessOwned<training::trainer::Trainer> {
         self.trainer.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,9 +1,9 @@
-//! Values of the trainer as classes of Python.
+//! Python classes around values of the trainer.
 
 use crate::json;
 
-/// Defines a frozen class around a value: a read-only attribute per field that is listed, and `to_dict`, which has all of
-/// them as JSON would. Methods of its own may follow.
+/// Defines a frozen class around a value, with a read-only attribute per listed field and `to_dict`, which returns all
+/// fields as in JSON. Further methods may follow.
 macro_rules! value_class {
     (
         $(#[$about:meta])*
@@ -28,11 +28,11 @@ macro_rules! value_class {
                 $(#[$text])*
                 #[getter]
                 fn $field(&self) -> $type {
-                    $crate::values::Attribute::attribute(&self.0.$field)
+                    $crate::values::ToPython::to_python_value(&self.0.$field)
                 }
             )*
 
-            /// Everything as plain values.
+            /// Return all fields as plain values.
             fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 $crate::json::to_python(py, &self.0)
             }
@@ -43,20 +43,20 @@ macro_rules! value_class {
 }
 pub(crate) use value_class;
 
-/// A field as Python gets it.
-pub trait Attribute<T> {
+/// Conversion of a field to the type of its Python attribute.
+pub trait ToPython<T> {
     /// The attribute's value.
-    fn attribute(&self) -> T;
+    fn to_python_value(&self) -> T;
 }
 
-impl<T: Clone> Attribute<T> for T {
-    fn attribute(&self) -> T {
+impl<T: Clone> ToPython<T> for T {
+    fn to_python_value(&self) -> T {
         self.clone()
     }
 }
 
-impl Attribute<f64> for f32 {
-    fn attribute(&self) -> f64 {
+impl ToPython<f64> for f32 {
+    fn to_python_value(&self) -> f64 {
         json::shortest(*self)
     }
 }

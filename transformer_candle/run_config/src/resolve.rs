@@ -280,7 +280,7 @@ mod tests {
     use crate::RunConfig;
 
     #[test]
-    fn without_a_named_tokenizer_the_one_trained_for_the_experiment_is_taken() {
+    fn the_default_tokenizer_is_the_experiments() {
         let folder = tempfile::tempdir().unwrap();
         let trained = folder.path().join("tokenizers/e1/tokenizer.json");
         std::fs::create_dir_all(trained.parent().unwrap()).unwrap();

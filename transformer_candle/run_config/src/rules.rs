@@ -60,7 +60,7 @@ impl Rules<'_> {
             return;
         }
         let message = format!(
-            "makes heads of {width} / {heads} = {}, which is odd, but rotary positions turn pairs",
+            "gives a head size of {width} / {heads} = {}, which is odd, but rotary positions turn pairs",
             width / heads
         );
         let problem = Problem::new("model.hidden_size", message).suggest("choose an even size, best 64 or 128");

@@ -14,7 +14,7 @@ pub struct StreamingConfig {
     pub dataset: String,
     /// The split, such as `train`.
     pub split: String,
-    /// Train on the first so many documents in listing order, again and again; `None`: on all.
+    /// Train on this many documents only, the first in listing order, repeatedly; `None`: on all.
     pub max_samples: Option<u64>,
     /// Documents handed on at a time.
     pub stream_batch_size: usize,

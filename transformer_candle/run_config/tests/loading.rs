@@ -159,7 +159,7 @@ fn a_vocabulary_smaller_than_the_tokenizer_is_refused() {
 }
 
 #[test]
-fn what_is_wrong_in_the_folder_is_reported_with_what_is_wrong_in_the_file() {
+fn folder_and_file_problems_are_reported_together() {
     let (folder, config) = streaming_run("smoke_cpu");
     write(&folder, "bpe.json", "{\"model\": {}}");
     write(&folder, "special_tokens.txt", "[1]");
@@ -179,7 +179,7 @@ fn what_is_wrong_in_the_folder_is_reported_with_what_is_wrong_in_the_file() {
 }
 
 #[test]
-fn a_mixture_beside_a_streaming_config_is_refused_and_alone_is_enough() {
+fn a_mixture_excludes_a_streaming_config() {
     let (folder, config) = streaming_run("smoke_cpu");
     let mixture = ["data.mixture=[{dataset: a/b, weight: 7}, {shards: [more/*.txt], weight: 3}]"];
     let error = load(&config, &mixture).unwrap_err().to_string();

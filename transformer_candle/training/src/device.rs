@@ -65,7 +65,7 @@ pub fn select_for_training(run: &mut ResolvedRun) -> Result<DeviceSelection> {
     Ok(DeviceSelection { device, notes: decision.note.into_iter().collect() })
 }
 
-/// Chooses and opens the device that a trained model is used on, for which it needs so many bytes. With `auto` a GPU that has not so
+/// Chooses and opens the device that a trained model is used on, for which it needs `bytes` bytes. With `auto` a GPU that has not so
 /// much left, beside a training for example, is left alone.
 ///
 /// # Errors
@@ -263,9 +263,12 @@ mod tests {
     fn an_unused_gpu_is_explained() {
         let (device, note) = decided(&without(true), Auto, None);
         assert_eq!((device, note.unwrap().ends_with(MISSING)), (Cpu, true));
-        let (device, note) = decided(&machine(&["RTX 5090"]), Auto, Some("takes heads of 32 to 128"));
+        let (device, note) = decided(&machine(&["RTX 5090"]), Auto, Some("supports head sizes 32 to 128"));
         assert_eq!(device, Cpu);
-        assert_eq!(note.unwrap(), "on the CPU: there is RTX 5090, and for this model a GPU takes heads of 32 to 128");
+        assert_eq!(
+            note.unwrap(),
+            "on the CPU: there is RTX 5090, and for this model a GPU supports head sizes 32 to 128"
+        );
         let (device, note) = decided(&old(), Auto, None);
         assert_eq!((device, note.unwrap().contains("Tesla T4 has compute capability 7.5")), (Cpu, true));
     }
@@ -279,7 +282,8 @@ mod tests {
         );
         assert_eq!(refused(&without(true), Cuda(0), None), format!("the device asked for is cuda:0: {MISSING}"));
         assert!(
-            refused(&two, Cuda(0), Some("takes heads of 32 to 128")).contains("a GPU takes heads of 32 to 128. Change")
+            refused(&two, Cuda(0), Some("supports head sizes 32 to 128"))
+                .contains("a GPU supports head sizes 32 to 128. Change")
         );
         assert!(refused(&old(), Cuda(0), None).contains("Tesla T4 has compute capability 7.5"));
     }

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_trainer_is_refused_with_the_owners_process_and_host() {
+    fn a_second_trainer_is_refused_with_the_owner() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         let held = RunLock::acquire(&run).unwrap();

@@ -1,4 +1,4 @@
-//! The threads that compute on a CPU, and how operations start there without delay.
+//! The thread pools of a CPU, and running operations on their threads without a hand-over.
 
 use std::env;
 use std::error::Error;
@@ -11,29 +11,29 @@ use run_config::RunConfig;
 
 use crate::error::{Result, TrainerError};
 
-/// Threads for each core at most. More of them than cores only wait for each other: an operation ends with its slowest thread.
+/// The most threads per core. More threads than cores only wait for each other: an operation ends with its slowest thread.
 const MOST_PER_CORE: usize = 8;
-/// Threads that any machine is allowed, so that a run of a larger one can be looked at on a small one.
+/// Threads allowed on any machine, so that a run of a larger machine can be reproduced on a small one.
 const ALWAYS_ALLOWED: usize = 64;
-/// Pools of so many threads: ours, and those of the two libraries that encode text.
+/// Thread pools of `threads` threads: ours, and those of the two libraries that encode text.
 const POOLS: usize = 3;
-/// As `data.num_workers` has it.
+/// `data.num_workers`.
 const MOST_WORKERS: usize = 256;
-/// Threads that wait for data, for signals, for the Hub.
+/// Threads that wait for data, signals and the Hub.
 const SINGLE_THREADS: usize = 8;
 
-/// Refuses far more threads than this machine has cores, and to begin where the system would not start those that follow: the
-/// libraries that start some of them have no other way out than a panic.
+/// Refuses far more threads than this machine has cores, and a system that cannot start them: the libraries that start some
+/// of them would panic.
 ///
 /// # Errors
-/// [`TrainerError::Request`] says who asks for so many, or that there is no room for them.
+/// [`TrainerError::Request`] names the setting that asks for too many threads, or says that the system cannot start them.
 pub fn check(configured: Option<usize>, workers: usize) -> Result<()> {
     let threads = Threads::wanted(configured)?;
     let needed = POOLS * threads.number + workers.min(MOST_WORKERS) + SINGLE_THREADS;
     start_and_end(needed).map_err(|error| threads.not_started(needed, &error.to_string()))
 }
 
-/// Starts threads, all of them before the first one ends.
+/// Starts threads, all before the first one ends.
 fn start_and_end(number: usize) -> io::Result<()> {
     let gate = Mutex::new(());
     thread::scope(|scope| {
@@ -56,7 +56,7 @@ pub(crate) fn from_config(config: &RunConfig) -> Result<ThreadPool> {
     builder.thread_name(|index| format!("trainer-{index}")).build().map_err(|error| threads.refused(&error))
 }
 
-/// Starts the threads that [`in_pool`] computes with outside of a trainer, once for the process.
+/// Starts the threads of [`in_pool`] outside of a trainer, once per process.
 ///
 /// # Errors
 /// As [`from_config`].
@@ -72,13 +72,13 @@ pub(crate) fn start() -> Result<()> {
     started.clone().map_err(TrainerError::Request)
 }
 
-/// Runs a body on a thread of the current rayon pool. From outside, each operation would hand its work to one of the pool's
-/// threads and wait for it to wake up.
+/// Runs a body on a thread of the current rayon pool. From outside the pool, each operation would wait for
+/// one of its threads to wake up.
 pub(crate) fn in_pool<R: Send>(body: impl FnOnce() -> R + Send) -> R {
     rayon::scope(|_| body())
 }
 
-/// How many threads, and who says so.
+/// The number of threads, and the setting it comes from.
 struct Threads {
     number: usize,
     origin: &'static str,

@@ -52,13 +52,13 @@ impl RunFolder {
             _ => false,
         };
         if moved {
-            return Err(TrainerError::Moved { directory: self.path.clone(), now: self.place() });
+            return Err(TrainerError::Moved { directory: self.path.clone(), now: self.current_path() });
         }
         Ok(())
     }
 
     /// Where the directory is now, where the system tells.
-    fn place(&self) -> Option<PathBuf> {
+    fn current_path(&self) -> Option<PathBuf> {
         use std::os::fd::AsRawFd;
         let place = fs::read_link(format!("/proc/self/fd/{}", self.opened.as_raw_fd())).ok()?;
         place.is_dir().then_some(place)

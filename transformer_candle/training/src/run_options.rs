@@ -9,7 +9,7 @@ use crate::{lock::RunLock, progress::ProgressMode};
 /// What a caller decides about a run besides its config.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// Resume from a checkpoint instead of starting anew.
+    /// Resume from a checkpoint instead of starting from scratch.
     pub resume: Option<ResumeFrom>,
     /// Resume with the config's micro-batch, accumulation and recompute mode instead of the checkpoint's.
     pub rebatch: bool,

@@ -1,16 +1,15 @@
-//! The edge to the terminal: text that cannot control the terminal that shows it, and output whose failing ends nothing.
+//! Terminal output: control characters are escaped, and a failing write does not stop the program.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-/// Text in which what a terminal would obey is written out, an escape character as `\u{1b}`.
+/// Text with terminal control characters escaped, such as ESC as `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     replaced(text, is_control, |text, character| write!(text, "{}", character.escape_unicode()))
 }
 
-/// JSON in which these characters, and all that are not ASCII, are written as JSON's own escapes: they stand in its strings
-/// only, and it stays the same value in whatever encoding it is written.
+/// JSON in which these characters and all non-ASCII ones are JSON escapes: the same value in any encoding.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
     let is_escaped = |character: char| is_control(character) || !character.is_ascii();
     replaced(json, is_escaped, |text, character| {
@@ -18,14 +17,14 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
     })
 }
 
-/// A line on stdout. A reader that went away is no reason to stop what the program does.
+/// Prints a line on stdout. A closed pipe does not stop the program.
 pub fn print_line(line: &str) {
     let mut stdout = io::stdout().lock();
     let _ = writeln!(stdout, "{}", escaped(line)).and_then(|()| stdout.flush());
 }
 
-/// Whether a terminal obeys this character: control characters other than newline and tab, line and paragraph separators, what
-/// reverses the direction of text. `python/orchestrator/terminal.py` has the same list.
+/// Whether a character controls the terminal: control characters other than newline and tab, line and paragraph separators,
+/// bidirectional overrides. `python/orchestrator/terminal.py` has the same list.
 fn is_control(character: char) -> bool {
     matches!(
         character,
@@ -53,7 +52,7 @@ fn replaced(
     Cow::Owned(safe)
 }
 
-/// Stderr for logs: each event escaped, and a stderr that is closed or full no failure.
+/// Stderr for logs: each event is escaped, and write errors are ignored.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogWriter;
 

@@ -1,4 +1,4 @@
-//! A model and its tokenizer, read from a checkpoint and ready to be asked.
+//! A model and its tokenizer, loaded from a checkpoint for inference.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::pool::{self, in_pool};
 use crate::stop::StopSignal;
 use crate::{Result, TrainerError};
 
-/// The token that ends a text where a tokenizer's files name none.
+/// The end-of-text token if a tokenizer's files name none.
 const USUAL_END_OF_TEXT: &str = "<|endoftext|>";
 
 /// A trained model in memory.
@@ -60,8 +60,8 @@ impl TrainedModel {
     }
 
     /// Continues a prompt by at most `max_tokens` tokens, up to the end of the text or of the model's context. An
-    /// empty prompt starts a new text. `on_text` gets the text as it grows, whole characters at a time, and may break
-    /// off.
+    /// empty prompt starts a new text. `on_text` receives the text as it grows, whole characters at a time, and may
+    /// cancel.
     pub fn complete(
         &self,
         prompt: &str,
@@ -80,7 +80,7 @@ impl TrainedModel {
         in_pool(|| complete(&mut generator, tokenizer, &request, on_text))
     }
 
-    /// The logits behind each of these tokens, one row of `vocab_size` per token, unless the signal is raised meanwhile.
+    /// The logits after each of these tokens, one row of `vocab_size` per token, unless the signal is raised meanwhile.
     pub fn logits(&self, tokens: &[u32], stop: &StopSignal) -> Result<Vec<Vec<f32>>> {
         let mut generator = generator(&self.shape, &self.weights, tokens.len())?;
         let mut row = |&token: &u32| {
@@ -96,7 +96,7 @@ pub(crate) fn load_tokenizer(directory: &Path) -> Result<Tokenizer> {
     Ok(Tokenizer::load(&directory.join("tokenizer.json"), &[end_of_text_of(directory)])?)
 }
 
-/// The name of the token that ends a text, from `tokenizer_config.json`: a string, or an object with its content.
+/// The end-of-text token, from `tokenizer_config.json`: a string, or an object with its content.
 fn end_of_text_of(directory: &Path) -> String {
     let config = regular_file::read(&directory.join("tokenizer_config.json")).ok();
     let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());

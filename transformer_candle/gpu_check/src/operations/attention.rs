@@ -1,17 +1,17 @@
-//! Attention: whole sequences forward and backward, and new tokens behind a cache.
+//! Attention: whole sequences forward and backward, and decoding with a KV cache.
 
 use kernels::attention::{AttentionShape, Saved};
 use kernels::{Buffer, DType, Device, DeviceKind, HeadLayout, attention};
 
-use super::{BF16_ATTENTION, EXACT, F32, Inputs};
+use super::{BF16_ATTENTION, EXACT, F32, InputGenerator};
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;
 use training::Result;
 
-/// Sequences, their positions, and the heads.
+/// Batch size, sequence length and heads.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct AttentionCase {
     batch: usize,
     length: usize,
     layout: HeadLayout,
@@ -19,7 +19,7 @@ struct Sizes {
     packed: bool,
 }
 
-impl Sizes {
+impl AttentionCase {
     const fn new(batch: usize, length: usize, heads: usize, kv_heads: usize, head_size: usize) -> Self {
         Self { batch, length, layout: HeadLayout { heads, kv_heads, head_size }, packed: false }
     }
@@ -43,21 +43,24 @@ impl Sizes {
     }
 }
 
-const SMALL: [Sizes; 3] =
-    [Sizes::new(1, 33, 2, 1, 32), Sizes::new(1, 20, 1, 1, 40), Sizes::new(1, 33, 1, 1, 32).packed()];
-const FULL: [Sizes; 9] = [
-    Sizes::new(2, 33, 2, 1, 32),
-    Sizes::new(1, 130, 6, 2, 40),
-    Sizes::new(1, 1, 4, 4, 64),
-    Sizes::new(2, 300, 4, 1, 96),
-    Sizes::new(1, 777, 24, 8, 64),
-    Sizes::new(1, 1000, 16, 4, 128),
-    Sizes::new(1, 2048, 32, 8, 64),
-    Sizes::new(2, 301, 4, 1, 64).packed(),
-    Sizes::new(1, 900, 4, 2, 128).packed(),
+const SMALL: [AttentionCase; 3] = [
+    AttentionCase::new(1, 33, 2, 1, 32),
+    AttentionCase::new(1, 20, 1, 1, 40),
+    AttentionCase::new(1, 33, 1, 1, 32).packed(),
+];
+const FULL: [AttentionCase; 9] = [
+    AttentionCase::new(2, 33, 2, 1, 32),
+    AttentionCase::new(1, 130, 6, 2, 40),
+    AttentionCase::new(1, 1, 4, 4, 64),
+    AttentionCase::new(2, 300, 4, 1, 96),
+    AttentionCase::new(1, 777, 24, 8, 64),
+    AttentionCase::new(1, 1000, 16, 4, 128),
+    AttentionCase::new(1, 2048, 32, 8, 64),
+    AttentionCase::new(2, 301, 4, 1, 64).packed(),
+    AttentionCase::new(1, 900, 4, 2, 128).packed(),
 ];
 
-pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
+pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
     let list = match size {
         Size::Small => SMALL.as_slice(),
         Size::Full => &FULL,
@@ -68,21 +71,21 @@ pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case
     }
     for sizes in list.iter().filter(|sizes| !sizes.packed) {
         visit(&decode(inputs, *sizes, 0))?;
-        // One new token, then a few, behind a cache that is filled that far.
-        visit(&decode(inputs, Sizes { length: 1, ..*sizes }, sizes.length))?;
-        visit(&decode(inputs, Sizes { length: 3, ..*sizes }, sizes.length))?;
-        // Behind so many that the keys are split.
-        visit(&decode(inputs, Sizes { length: 3, ..*sizes }, sizes.length + 200))?;
+        // One new token, then three, after a cache of `length` tokens.
+        visit(&decode(inputs, AttentionCase { length: 1, ..*sizes }, sizes.length))?;
+        visit(&decode(inputs, AttentionCase { length: 3, ..*sizes }, sizes.length))?;
+        // After enough tokens that the keys are split over programs.
+        visit(&decode(inputs, AttentionCase { length: 3, ..*sizes }, sizes.length + 200))?;
     }
     Ok(())
 }
 
-fn bound(inputs: &Inputs) -> f64 {
+fn bound(inputs: &InputGenerator) -> f64 {
     if inputs.dtype == DType::BF16 { BF16_ATTENTION } else { F32 }
 }
 
-/// Where each token's document begins within its sequence. Read only where sequences are packed.
-fn documents(inputs: &mut Inputs, sizes: Sizes) -> BufferContents {
+/// The position of the first token of each token's document. Read only if sequences are packed.
+fn documents(inputs: &mut InputGenerator, sizes: AttentionCase) -> BufferContents {
     let mut bits = Vec::with_capacity(sizes.tokens());
     for _ in 0..sizes.batch {
         let mut first = 0;
@@ -96,8 +99,8 @@ fn documents(inputs: &mut Inputs, sizes: Sizes) -> BufferContents {
     BufferContents { dtype: DType::I32, bits }
 }
 
-fn forward(inputs: &mut Inputs, sizes: Sizes) -> Case {
-    let (Sizes { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
+fn forward(inputs: &mut InputGenerator, sizes: AttentionCase) -> Case {
+    let (AttentionCase { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
     let (qkv, out) = ([sizes.tokens(), layout.packed_width()], [sizes.tokens(), layout.query_width()]);
     Case::new(inputs.name("attention::forward"), sizes.text())
         .input("qkv", &qkv, inputs.numbers(&qkv))
@@ -111,8 +114,8 @@ fn forward(inputs: &mut Inputs, sizes: Sizes) -> Case {
         })
 }
 
-fn backward(inputs: &mut Inputs, sizes: Sizes) -> Result<Case> {
-    let (Sizes { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
+fn backward(inputs: &mut InputGenerator, sizes: AttentionCase) -> Result<Case> {
+    let (AttentionCase { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
     let (wide, narrow) = ([sizes.tokens(), layout.packed_width()], [sizes.tokens(), layout.query_width()]);
     let (qkv, documents) = (inputs.numbers(&wide), documents(inputs, sizes));
     let [out, lse] = saved(&qkv, &documents, sizes, inputs.dtype)?;
@@ -132,25 +135,30 @@ fn backward(inputs: &mut Inputs, sizes: Sizes) -> Result<Case> {
 }
 
 /// What the forward pass saves, computed in F32 on the CPU.
-fn saved(qkv: &BufferContents, documents: &BufferContents, sizes: Sizes, dtype: DType) -> Result<[BufferContents; 2]> {
-    let (Sizes { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
+fn saved(
+    qkv: &BufferContents,
+    documents: &BufferContents,
+    sizes: AttentionCase,
+    dtype: DType,
+) -> Result<[BufferContents; 2]> {
+    let (AttentionCase { batch, length, layout, packed }, shape) = (sizes, sizes.shape());
     let zeros = |shape: &[usize]| Buffer::zeros(shape, DType::F32, &Device::Cpu);
     let mut wide = zeros(&[sizes.tokens(), layout.packed_width()])?;
     qkv.widened().write_to(&mut wide)?;
-    let mut begins = Buffer::zeros(&[sizes.tokens()], DType::I32, &Device::Cpu)?;
-    documents.write_to(&mut begins)?;
-    let begins = packed.then_some(&begins);
+    let mut document_starts = Buffer::zeros(&[sizes.tokens()], DType::I32, &Device::Cpu)?;
+    documents.write_to(&mut document_starts)?;
+    let document_starts = packed.then_some(&document_starts);
     let (mut out, mut lse) = (zeros(&[sizes.tokens(), layout.query_width()])?, zeros(&[batch, layout.heads, length])?);
     let needed = attention::forward_workspace_elements(&shape, DeviceKind::Cpu);
-    attention::forward(&wide, begins, &shape, &mut out, &mut lse, &mut zeros(&[needed])?)?;
+    attention::forward(&wide, document_starts, &shape, &mut out, &mut lse, &mut zeros(&[needed])?)?;
     Ok([BufferContents::from_numbers(out.read_f32()?, dtype), BufferContents::read(&lse)?])
 }
 
-fn decode(inputs: &mut Inputs, sizes: Sizes, past: usize) -> Case {
-    let Sizes { length: new, layout, .. } = sizes;
+fn decode(inputs: &mut InputGenerator, sizes: AttentionCase, past: usize) -> Case {
+    let AttentionCase { length: new, layout, .. } = sizes;
     let (qkv, out) = ([new, layout.packed_width()], [new, layout.query_width()]);
     let cache = [past + new + 5, layout.key_width()];
-    let text = Sizes { batch: 1, ..sizes }.text();
+    let text = AttentionCase { batch: 1, ..sizes }.text();
     Case::new(inputs.name("attention::decode"), format!("{text} after {past}"))
         .input("qkv", &qkv, inputs.numbers(&qkv))
         .updated("keys", &cache, inputs.numbers(&cache), EXACT)

@@ -1,9 +1,9 @@
-//! Matrix products, and the head with its loss.
+//! Linear layers, and the head with its loss.
 
-use kernels::head_cross_entropy::{Gradients, Inputs as HeadInputs};
+use kernels::head_cross_entropy::{Gradients, Inputs};
 use kernels::{DType, WriteMode, head_cross_entropy, linear};
 
-use super::{BF16, F32, F32_SUM, Inputs};
+use super::{BF16, F32, F32_SUM, InputGenerator};
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;
@@ -19,8 +19,8 @@ struct Head {
     c: usize,
 }
 
-pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
-    let (products, heads) = match size {
+pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
+    let (linear_sizes, heads) = match size {
         Size::Small => (vec![[5, 64, 48]], vec![Head { n: 9, d: 64, v: 128, vocab_size: 71, c: 4 }]),
         Size::Full => (
             vec![[37, 80, 48], [1000, 1536, 2560], [2048, 2048, 3072], [2048, 2048, 16_384], [2048, 8192, 2048]],
@@ -30,12 +30,12 @@ pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case
             ],
         ),
     };
-    for sizes in products {
+    for sizes in linear_sizes {
         visit(&forward(inputs, sizes))?;
         visit(&backward_input(inputs, sizes))?;
         visit(&backward_weight(inputs, sizes))?;
     }
-    // What is trained at the largest sizes is BF16; in F32 the host alone would be busy with them for a minute.
+    // The largest models are trained in BF16; in F32 the CPU reference alone would take a minute.
     let (dtype, largest) = (inputs.dtype, 1 << 14);
     for head in heads.into_iter().filter(|head| dtype == DType::BF16 || head.v <= largest) {
         visit(&losses(inputs, head))?;
@@ -44,12 +44,12 @@ pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case
     Ok(())
 }
 
-fn product(inputs: &Inputs, operation: &str, [n, i, o]: [usize; 3]) -> Case {
+fn linear_case(inputs: &InputGenerator, operation: &str, [n, i, o]: [usize; 3]) -> Case {
     Case::new(inputs.name(operation), format!("{n} x {i} -> {o}"))
 }
 
-fn forward(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
-    product(inputs, "linear::forward", sizes)
+fn forward(inputs: &mut InputGenerator, sizes @ [n, i, o]: [usize; 3]) -> Case {
+    linear_case(inputs, "linear::forward", sizes)
         .input("x", &[n, i], inputs.numbers(&[n, i]))
         .input("w", &[o, i], inputs.numbers(&[o, i]))
         .output("y", &[n, o], inputs.dtype, inputs.bound())
@@ -57,8 +57,8 @@ fn forward(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
         .call(|[x, w, y, workspace]| linear::forward(x, w, y, workspace))
 }
 
-fn backward_input(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
-    product(inputs, "linear::backward_input", sizes)
+fn backward_input(inputs: &mut InputGenerator, sizes @ [n, i, o]: [usize; 3]) -> Case {
+    linear_case(inputs, "linear::backward_input", sizes)
         .input("dy", &[n, o], inputs.numbers(&[n, o]))
         .input("w", &[o, i], inputs.numbers(&[o, i]))
         .output("dx", &[n, i], inputs.dtype, inputs.bound())
@@ -66,8 +66,8 @@ fn backward_input(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
         .call(|[dy, w, dx, workspace]| linear::backward_input(dy, w, dx, workspace))
 }
 
-fn backward_weight(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
-    product(inputs, "linear::backward_weight", sizes)
+fn backward_weight(inputs: &mut InputGenerator, sizes @ [n, i, o]: [usize; 3]) -> Case {
+    linear_case(inputs, "linear::backward_weight", sizes)
         .input("dy", &[n, o], inputs.numbers(&[n, o]))
         .input("x", &[n, i], inputs.numbers(&[n, i]))
         .updated("dw", &[o, i], inputs.f32(&[o, i]), F32_SUM)
@@ -76,9 +76,9 @@ fn backward_weight(inputs: &mut Inputs, sizes @ [n, i, o]: [usize; 3]) -> Case {
 }
 
 impl Head {
-    fn case(self, inputs: &mut Inputs, operation: &str) -> Case {
+    fn case(self, inputs: &mut InputGenerator, operation: &str) -> Case {
         let Self { n, d, v, vocab_size, c } = self;
-        let target = |inputs: &mut Inputs| match inputs.random.below(5) {
+        let target = |inputs: &mut InputGenerator| match inputs.random.below(5) {
             0 => head_cross_entropy::IGNORED_TARGET.cast_unsigned(),
             _ => inputs.random.below(vocab_size) as u32,
         };
@@ -92,19 +92,19 @@ impl Head {
     }
 }
 
-/// The logits are F32 sums of exact products, and everything after them is F32.
-fn losses(inputs: &mut Inputs, head: Head) -> Case {
+/// The logits are F32 sums of exact products; everything after them is F32.
+fn losses(inputs: &mut InputGenerator, head: Head) -> Case {
     head.case(inputs, "head_cross_entropy::forward").output("losses", &[head.n], DType::F32, F32_SUM).call(
         move |[hidden, weight, targets, logits, workspace, losses]| {
             let inputs =
-                HeadInputs { hidden_ND: hidden, weight_VD: weight, targets_N: targets, vocab_size: head.vocab_size };
+                Inputs { hidden_ND: hidden, weight_VD: weight, targets_N: targets, vocab_size: head.vocab_size };
             head_cross_entropy::forward(&inputs, losses, logits, workspace)
         },
     )
 }
 
-/// The gradients are products of the logits' gradients, which BF16 rounds.
-fn loss_and_gradients(inputs: &mut Inputs, head: Head) -> Case {
+/// The gradients are GEMMs of the logits' gradients, which are rounded to BF16.
+fn loss_and_gradients(inputs: &mut InputGenerator, head: Head) -> Case {
     let Head { n, d, v, vocab_size, .. } = head;
     let weight_bound = if inputs.dtype == DType::BF16 { BF16 } else { F32 };
     let scale = BufferContents::from_numbers([1.0 / n as f32], DType::F32);
@@ -114,7 +114,7 @@ fn loss_and_gradients(inputs: &mut Inputs, head: Head) -> Case {
         .output("dhidden", &[n, d], inputs.dtype, inputs.bound())
         .updated("dweight", &[v, d], BufferContents::from_numbers(vec![0.0; v * d], DType::F32), weight_bound)
         .call(move |[hidden, weight, targets, logits, workspace, scale, loss, dhidden, dweight]| {
-            let inputs = HeadInputs { hidden_ND: hidden, weight_VD: weight, targets_N: targets, vocab_size };
+            let inputs = Inputs { hidden_ND: hidden, weight_VD: weight, targets_N: targets, vocab_size };
             let gradients = Gradients { dhidden_ND: dhidden, dweight_VD: dweight, write_mode: WriteMode::Accumulate };
             head_cross_entropy::forward_backward(&inputs, scale, loss, gradients, logits, workspace)
         })

@@ -3,7 +3,7 @@
 use kernels::cast::reference::split;
 use kernels::{DType, adamw, cast, muon};
 
-use super::{EXACT, F32_POINTWISE, F32_SUM, Inputs};
+use super::{EXACT, F32_POINTWISE, F32_SUM, InputGenerator};
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;
@@ -14,7 +14,7 @@ const WEIGHT_DECAY: f32 = 0.1;
 /// Five iterations in BF16 multiply rounding errors along small singular values by up to 3.4 each.
 const BF16_ITERATIONS: f64 = 6e-2;
 
-pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
+pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
     let batches: &[[usize; 3]] = match size {
         Size::Small => &[[2, 32, 48], [1, 48, 32]],
         Size::Full => &[[2, 32, 48], [3, 1024, 512], [12, 512, 2048], [2, 2048, 2048], [2, 5632, 2048]],
@@ -31,7 +31,7 @@ pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case
     Ok(())
 }
 
-fn orthogonalize(inputs: &mut Inputs, sizes @ [b, m, n]: [usize; 3], polynomials: muon::Polynomials) -> Case {
+fn orthogonalize(inputs: &mut InputGenerator, sizes @ [b, m, n]: [usize; 3], polynomials: muon::Polynomials) -> Case {
     let (dtype, short) = (inputs.dtype, m.min(n));
     let bound = if dtype == DType::BF16 { BF16_ITERATIONS } else { F32_SUM };
     let update = inputs.numbers(&sizes);
@@ -55,11 +55,11 @@ fn described(shape: &[usize], applied: bool) -> String {
     format!("{} x {}{}", shape[0], shape[1], if applied { "" } else { ", not applied" })
 }
 
-fn accumulate_momentum(inputs: &mut Inputs, shape: &[usize], applied: bool) -> Case {
+fn accumulate_momentum(inputs: &mut InputGenerator, shape: &[usize], applied: bool) -> Case {
     let bound = if applied { F32_POINTWISE } else { EXACT };
     let (momentum, grad) = (inputs.f32(shape), inputs.f32(shape));
     Case::new(inputs.name("muon::accumulate_momentum"), described(shape, applied))
-        .in_its_types()
+        .in_given_types()
         .updated("momentum", shape, momentum, bound)
         .input("grad", shape, grad)
         .output("update", shape, inputs.dtype, inputs.bound())
@@ -68,11 +68,11 @@ fn accumulate_momentum(inputs: &mut Inputs, shape: &[usize], applied: bool) -> C
 }
 
 /// One step. Beside BF16 weights the F32 number of weight and low bits is compared.
-fn step(inputs: &mut Inputs, shape: &[usize], applied: bool) -> Case {
+fn step(inputs: &mut InputGenerator, shape: &[usize], applied: bool) -> Case {
     let bound = if applied { F32_POINTWISE } else { EXACT };
     let (update, master) = (inputs.numbers(shape), inputs.random.numbers(shape.iter().product()));
     let case = Case::new(inputs.name("muon::step"), described(shape, applied))
-        .in_its_types()
+        .in_given_types()
         .input("update", shape, update)
         .input("scalars", &[adamw::SCALARS], scalars(applied));
     if inputs.dtype == DType::F32 {

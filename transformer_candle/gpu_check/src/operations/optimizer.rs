@@ -4,7 +4,7 @@ use kernels::adamw::AdamWState;
 use kernels::cast::reference::split;
 use kernels::{DType, adamw, cast, grad_norm};
 
-use super::{EXACT, F32, F32_POINTWISE, Inputs};
+use super::{EXACT, F32, F32_POINTWISE, InputGenerator};
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;
@@ -13,7 +13,7 @@ use training::Result;
 const SETTINGS: adamw::AdamW = adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
 const WEIGHT_DECAY: f32 = 0.1;
 
-pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
+pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
     let elements = match size {
         Size::Small => vec![1003],
         Size::Full => vec![1003, 1 << 16, 5_000_003],
@@ -34,7 +34,7 @@ pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case
     Ok(())
 }
 
-fn norm(inputs: &mut Inputs, elements: usize) -> Case {
+fn norm(inputs: &mut InputGenerator, elements: usize) -> Case {
     Case::new("grad_norm::forward f32", elements.to_string())
         .input("grads", &[elements], inputs.f32(&[elements]))
         .output("norm", &[1], DType::F32, F32)
@@ -53,7 +53,7 @@ fn clip(norm: f32) -> Case {
 }
 
 /// One step. Beside BF16 weights what counts is the F32 number of weight and low bits.
-fn step(inputs: &mut Inputs, elements: usize, applied: bool) -> Case {
+fn step(inputs: &mut InputGenerator, elements: usize, applied: bool) -> Case {
     let shape = [elements];
     let scalars = [0.01, 0.19, 0.0975, 0.5, if applied { 1.0 } else { 0.0 }];
     let bound = if applied { F32_POINTWISE } else { EXACT };
@@ -62,7 +62,7 @@ fn step(inputs: &mut Inputs, elements: usize, applied: bool) -> Case {
     let (grad, first, master) = (inputs.f32(&shape), inputs.f32(&shape), inputs.random.numbers(elements));
     let sizes = if applied { elements.to_string() } else { format!("{elements}, not applied") };
     let case = Case::new(inputs.name("adamw::step"), sizes)
-        .in_its_types()
+        .in_given_types()
         .input("grad", &shape, grad)
         .updated("first_moment", &shape, first, bound)
         .updated("second_moment", &shape, second, bound)

@@ -3,7 +3,7 @@
 use kernels::rope::RopeTables;
 use kernels::{DType, Device, HeadLayout, add_rms_norm, cast, embedding, rope, swiglu};
 
-use super::{EXACT, F32, Inputs};
+use super::{EXACT, F32, InputGenerator};
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;
@@ -11,7 +11,7 @@ use training::Result;
 
 const EPSILON: f32 = 1e-5;
 
-pub(super) fn visit(size: Size, inputs: &mut Inputs, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
+pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnMut(&Case) -> Result<()>) -> Result<()> {
     let (hidden, wide, ids, heads) = match size {
         Size::Small => (vec![[7, 64]], vec![[7, 48]], vec![[11, 64, 32]], vec![([2, 1, 32], 2, 5, 0)]),
         Size::Full => (
@@ -49,7 +49,7 @@ fn sizes([n, d]: [usize; 2]) -> String {
     format!("{n} x {d}")
 }
 
-fn embedding_forward(inputs: &mut Inputs, [n, v, d]: [usize; 3]) -> Case {
+fn embedding_forward(inputs: &mut InputGenerator, [n, v, d]: [usize; 3]) -> Case {
     Case::new(inputs.name("embedding::forward"), format!("{n} of {v} x {d}"))
         .input("table", &[v, d], inputs.numbers(&[v, d]))
         .input("ids", &[n], inputs.ids(n, v))
@@ -57,7 +57,7 @@ fn embedding_forward(inputs: &mut Inputs, [n, v, d]: [usize; 3]) -> Case {
         .call(|[table, ids, out]| embedding::forward(table, ids, out))
 }
 
-fn embedding_backward(inputs: &mut Inputs, [n, v, d]: [usize; 3]) -> Case {
+fn embedding_backward(inputs: &mut InputGenerator, [n, v, d]: [usize; 3]) -> Case {
     Case::new(inputs.name("embedding::backward"), format!("{n} of {v} x {d}"))
         .input("ids", &[n], inputs.ids(n, v))
         .input("dout", &[n, d], inputs.numbers(&[n, d]))
@@ -66,7 +66,7 @@ fn embedding_backward(inputs: &mut Inputs, [n, v, d]: [usize; 3]) -> Case {
         .call(|[ids, dout, dtable, workspace]| embedding::backward(ids, dout, dtable, workspace))
 }
 
-fn norm(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
+fn norm(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
     Case::new(inputs.name("add_rms_norm::forward"), sizes([n, d]))
         .input("x", &[n, d], inputs.numbers(&[n, d]))
         .input("weight", &[d], inputs.numbers(&[d]))
@@ -75,7 +75,7 @@ fn norm(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
         .call(|[x, weight, normed, inv_rms]| add_rms_norm::forward(x, weight, EPSILON, normed, inv_rms))
 }
 
-fn norm_of_sum(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
+fn norm_of_sum(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
     // The norm is taken of the rounded sum, so that its statistics carry that rounding.
     Case::new(inputs.name("add_rms_norm::forward_add"), sizes([n, d]))
         .input("x", &[n, d], inputs.numbers(&[n, d]))
@@ -90,7 +90,7 @@ fn norm_of_sum(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
 }
 
 /// A sum with the statistics that the forward pass would have saved.
-fn saved(inputs: &mut Inputs, [n, d]: [usize; 2]) -> [BufferContents; 2] {
+fn saved(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> [BufferContents; 2] {
     let sum = inputs.numbers(&[n, d]);
     let inv_rms = |row: &[f32]| {
         let squares: f64 = row.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
@@ -100,7 +100,7 @@ fn saved(inputs: &mut Inputs, [n, d]: [usize; 2]) -> [BufferContents; 2] {
     [sum, BufferContents::from_numbers(statistics, DType::F32)]
 }
 
-fn normalize(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
+fn normalize(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
     let [sum, inv_rms] = saved(inputs, [n, d]);
     Case::new(inputs.name("add_rms_norm::normalize"), sizes([n, d]))
         .input("sum", &[n, d], sum)
@@ -110,7 +110,7 @@ fn normalize(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
         .call(|[sum, weight, inv_rms, normed]| add_rms_norm::normalize(sum, weight, inv_rms, normed))
 }
 
-fn norm_backward(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
+fn norm_backward(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
     let [sum, inv_rms] = saved(inputs, [n, d]);
     Case::new(inputs.name("add_rms_norm::backward"), sizes([n, d]))
         .input("sum", &[n, d], sum)
@@ -126,7 +126,7 @@ fn norm_backward(inputs: &mut Inputs, [n, d]: [usize; 2]) -> Case {
 }
 
 fn rotation(
-    inputs: &mut Inputs,
+    inputs: &mut InputGenerator,
     [heads, kv_heads, head_size]: [usize; 3],
     batch: usize,
     length: usize,
@@ -153,14 +153,14 @@ fn rotation(
         }))
 }
 
-fn swiglu_forward(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
+fn swiglu_forward(inputs: &mut InputGenerator, [n, i]: [usize; 2]) -> Case {
     Case::new(inputs.name("swiglu::forward"), sizes([n, i]))
         .input("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]))
         .output("out", &[n, i], inputs.dtype, inputs.bound())
         .call(|[gate_up, out]| swiglu::forward(gate_up, out))
 }
 
-fn swiglu_backward(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
+fn swiglu_backward(inputs: &mut InputGenerator, [n, i]: [usize; 2]) -> Case {
     Case::new(inputs.name("swiglu::backward"), sizes([n, i]))
         .updated("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]), inputs.bound())
         .input("dout", &[n, i], inputs.numbers(&[n, i]))
@@ -168,7 +168,7 @@ fn swiglu_backward(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
 }
 
 /// The output comes in as its gradient.
-fn swiglu_backward_recomputing(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case {
+fn swiglu_backward_recomputing(inputs: &mut InputGenerator, [n, i]: [usize; 2]) -> Case {
     Case::new(inputs.name("swiglu::backward_recomputing"), sizes([n, i]))
         .updated("gate_up", &[n, 2 * i], inputs.numbers(&[n, 2 * i]), inputs.bound())
         .updated("out", &[n, i], inputs.numbers(&[n, i]), inputs.bound())
@@ -176,7 +176,7 @@ fn swiglu_backward_recomputing(inputs: &mut Inputs, [n, i]: [usize; 2]) -> Case 
 }
 
 /// A copy and a buffer set to zero.
-fn copy(inputs: &mut Inputs, shape: [usize; 2]) -> Case {
+fn copy(inputs: &mut InputGenerator, shape: [usize; 2]) -> Case {
     Case::new(inputs.name("Buffer::copy_from, zero"), sizes(shape))
         .input("source", &shape, inputs.numbers(&shape))
         .output("copy", &shape, inputs.dtype, EXACT)
@@ -188,18 +188,18 @@ fn copy(inputs: &mut Inputs, shape: [usize; 2]) -> Case {
 }
 
 /// To the other float type, and for F32 the halves of a master weight and the whole again.
-fn cast(inputs: &mut Inputs, shape: [usize; 2]) -> Case {
+fn cast(inputs: &mut InputGenerator, shape: [usize; 2]) -> Case {
     let source = inputs.numbers(&shape);
     let (name, sizes) = (inputs.name("cast"), sizes(shape));
     if inputs.dtype == DType::BF16 {
         return Case::new(name, sizes)
-            .in_its_types()
+            .in_given_types()
             .input("source", &shape, source)
             .output("wide", &shape, DType::F32, EXACT)
             .call(|[source, wide]| cast::forward(source, wide));
     }
     Case::new(name, sizes)
-        .in_its_types()
+        .in_given_types()
         .input("source", &shape, source)
         .output("narrow", &shape, DType::BF16, EXACT)
         .output("weight", &shape, DType::BF16, EXACT)

@@ -57,7 +57,7 @@ fn linear_map(sizes: &Sizes, meter: &Meter<'_>, map: &LinearMap) -> Result<()> {
 fn decode(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let head = LinearMap { name: "head", inputs: sizes.d, outputs: sizes.v };
     let maps = (0..sizes.layers).flat_map(|_| sizes.linear_maps()).chain([head]);
-    let mut products = maps
+    let mut gemvs = maps
         .map(|map| {
             let LinearMap { inputs: i, outputs: o, .. } = map;
             let workspace = workspace(linear::workspace_elements(1, i, o, DeviceKind::Cpu))?;
@@ -66,8 +66,8 @@ fn decode(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let weights = sizes.matmul_weights();
     let work = Work { flops: 2 * weights, bytes: meter.element_size() * weights };
-    meter.row("decode: products of a token", 0, work, || {
-        products.iter_mut().try_for_each(|(x, w, y, workspace)| linear::forward(x, w, y, workspace))
+    meter.row("decode: GEMVs per token", 0, work, || {
+        gemvs.iter_mut().try_for_each(|(x, w, y, workspace)| linear::forward(x, w, y, workspace))
     })
 }
 
@@ -80,12 +80,12 @@ fn attend(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let (qkv_NP, dout_NA) = (filled(&[n, p], meter.dtype)?, filled(&[n, a], meter.dtype)?);
     let (mut out_NA, mut dqkv_NP) = (zeros(&[n, a], meter.dtype)?, zeros(&[n, p], meter.dtype)?);
     let mut lse_BHT = zeros(&[batch, heads.heads, length], DType::F32)?;
-    let product = n * length * a;
-    let work = Work { flops: 2 * product, bytes: size * n * (p + a) };
+    let causal = n * length * a;
+    let work = Work { flops: 2 * causal, bytes: size * n * (p + a) };
     meter.row("attention: forward", 0, work, || {
         attention::forward(&qkv_NP, None, &shape, &mut out_NA, &mut lse_BHT, &mut workspace)
     })?;
-    let work = Work { flops: 7 * product, bytes: size * n * (3 * p + 3 * a) };
+    let work = Work { flops: 7 * causal, bytes: size * n * (3 * p + 3 * a) };
     meter.row("attention: both", layers, work, || {
         attention::forward(&qkv_NP, None, &shape, &mut out_NA, &mut lse_BHT, &mut workspace)?;
         let saved = attention::Saved { qkv_NP: &qkv_NP, documents_N: None, out_NHE: &out_NA, lse_BHT: &lse_BHT };

@@ -8,7 +8,7 @@ use crate::Element;
 
 /// Partial sums of a row, the same number for every vector width.
 const PARTIAL: usize = 32;
-/// Blocks of rows at most, each with its own partial weight gradient.
+/// Axis of rows at most, each with its own partial weight gradient.
 const BLOCKS: usize = 64;
 /// Rows of a block, at least.
 const BLOCK_ROWS: usize = 32;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use candle_core::{DType, Tensor};
 
-use super::request::Launch;
-use super::{Gpu, Matmul, Memory, PoolMemory, Value};
+use super::launch::KernelLaunch;
+use super::{Gpu, KernelArg, Matmul, Memory, PoolMemory};
 use crate::{Error, Result};
 
 /// The answer to every request for a GPU.
@@ -115,7 +115,7 @@ impl Cuda {
     }
 
     /// The BF16 GEMMs' floating-point operations a second.
-    pub fn measure_product_flops(&self, _size: usize) -> Result<f64> {
+    pub fn measure_gemm_flops(&self, _size: usize) -> Result<f64> {
         match self.0 {}
     }
 
@@ -151,7 +151,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    pub(crate) fn kernel(&self, _launch: &Launch) -> Result<Kernel<'_>> {
+    pub(crate) fn kernel(&self, _launch: &KernelLaunch) -> Result<Kernel<'_>> {
         match self.0 {}
     }
 
@@ -181,7 +181,7 @@ impl Kernel<'_> {
         match *self.0 {}
     }
 
-    pub(crate) fn launch(&self, _grid: [usize; 3], _values: &[Value]) -> Result<()> {
+    pub(crate) fn launch(&self, _grid: [usize; 3], _values: &[KernelArg]) -> Result<()> {
         match *self.0 {}
     }
 }

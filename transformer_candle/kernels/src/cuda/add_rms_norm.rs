@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 
-use super::Value;
-use super::request::{Blocks, Request, variant};
+use super::KernelArg;
+use super::launch::{Axis, Launch, variant};
 
 /// Row lengths that kernels are compiled for; each takes shorter rows too.
 const WIDTHS: [usize; 4] = [1024, 2048, 4096, 8192];
@@ -12,50 +12,50 @@ const PROGRAMS: usize = 512;
 
 /// See [`crate::add_rms_norm::forward`].
 pub(crate) fn forward(
-    x: Value,
-    weight: Value,
+    x: KernelArg,
+    weight: KernelArg,
     epsilon: f32,
-    [normed, inv_rms]: [Value; 2],
+    [normed, inv_rms]: [KernelArg; 2],
     [n, d]: [usize; 2],
-) -> [Request; 1] {
-    let values = [x, weight, normed, inv_rms, Value::count(d), Value::F32(epsilon)];
-    [Request::launch("add_rms_norm_forward", &wide(x.dtype(), d), rows(n), values)]
+) -> [Launch; 1] {
+    let values = [x, weight, normed, inv_rms, KernelArg::count(d), KernelArg::F32(epsilon)];
+    [Launch::kernel("add_rms_norm_forward", &wide(x.dtype(), d), rows(n), values)]
 }
 
 /// See [`crate::add_rms_norm::forward_add`]; outputs are the sum, its norm and the inverse of its root mean square.
 pub(crate) fn forward_add(
-    [x, branch]: [Value; 2],
-    weight: Value,
+    [x, branch]: [KernelArg; 2],
+    weight: KernelArg,
     epsilon: f32,
-    [sum, normed, inv_rms]: [Value; 3],
+    [sum, normed, inv_rms]: [KernelArg; 3],
     [n, d]: [usize; 2],
-) -> [Request; 1] {
-    let values = [x, branch, weight, sum, normed, inv_rms, Value::count(d), Value::F32(epsilon)];
-    [Request::launch("add_rms_norm_forward_add", &wide(x.dtype(), d), rows(n), values)]
+) -> [Launch; 1] {
+    let values = [x, branch, weight, sum, normed, inv_rms, KernelArg::count(d), KernelArg::F32(epsilon)];
+    [Launch::kernel("add_rms_norm_forward_add", &wide(x.dtype(), d), rows(n), values)]
 }
 
 /// See [`crate::add_rms_norm::normalize`].
-pub(crate) fn normalize([sum, weight, inv_rms]: [Value; 3], normed: Value, [n, d]: [usize; 2]) -> [Request; 1] {
-    let grid = [Blocks::Count(n), Blocks::Of(d, "BLOCK"), Blocks::ONE];
-    let values = [sum, weight, inv_rms, normed, Value::count(d)];
-    [Request::launch("add_rms_norm_normalize", variant(sum.dtype()), grid, values)]
+pub(crate) fn normalize([sum, weight, inv_rms]: [KernelArg; 3], normed: KernelArg, [n, d]: [usize; 2]) -> [Launch; 1] {
+    let grid = [Axis::Blocks(n), Axis::Elements(d, "BLOCK"), Axis::ONE];
+    let values = [sum, weight, inv_rms, normed, KernelArg::count(d)];
+    [Launch::kernel("add_rms_norm_normalize", variant(sum.dtype()), grid, values)]
 }
 
 /// See [`crate::add_rms_norm::backward`]; saved are the sum, the weight and `inv_rms`.
 pub(crate) fn backward(
-    [sum, weight, inv_rms]: [Value; 3],
-    dnormed: Value,
-    [dsum, dweight]: [Value; 2],
-    workspace: Value,
+    [sum, weight, inv_rms]: [KernelArg; 3],
+    dnormed: KernelArg,
+    [dsum, dweight]: [KernelArg; 2],
+    workspace: KernelArg,
     [n, d]: [usize; 2],
-) -> [Request; 2] {
-    let (programs, width) = (programs(n), Value::count(d));
-    let values = [sum, weight, inv_rms, dnormed, dsum, workspace, Value::count(n), width];
-    let columns = [Blocks::Of(d, "BLOCK"), Blocks::ONE, Blocks::ONE];
-    let partials = [workspace, dweight, Value::count(programs), width];
+) -> [Launch; 2] {
+    let (programs, width) = (programs(n), KernelArg::count(d));
+    let values = [sum, weight, inv_rms, dnormed, dsum, workspace, KernelArg::count(n), width];
+    let columns = [Axis::Elements(d, "BLOCK"), Axis::ONE, Axis::ONE];
+    let partials = [workspace, dweight, KernelArg::count(programs), width];
     [
-        Request::launch("add_rms_norm_backward", &wide(sum.dtype(), d), rows(programs), values),
-        Request::launch("add_rms_norm_weight", "f32", columns, partials),
+        Launch::kernel("add_rms_norm_backward", &wide(sum.dtype(), d), rows(programs), values),
+        Launch::kernel("add_rms_norm_weight", "f32", columns, partials),
     ]
 }
 
@@ -74,6 +74,6 @@ fn wide(dtype: DType, d: usize) -> String {
     format!("{}.h{width}", variant(dtype))
 }
 
-fn rows(n: usize) -> [Blocks; 3] {
-    [Blocks::Count(n), Blocks::ONE, Blocks::ONE]
+fn rows(n: usize) -> [Axis; 3] {
+    [Axis::Blocks(n), Axis::ONE, Axis::ONE]
 }

@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 
-use super::Value;
-use super::request::{Blocks, Request, variant};
+use super::KernelArg;
+use super::launch::{Axis, Launch, variant};
 use crate::HeadLayout;
 use crate::heads::AttentionShape;
 
@@ -13,7 +13,7 @@ const COLUMNS: [usize; 3] = [32, 64, 128];
 const EIGHT: usize = 8;
 /// Rows of a block of the kernels `attention_decode*`, their `BLOCK_M`.
 pub(super) const DECODE_ROWS: usize = 16;
-/// Blocks that keep a GPU busy while it decodes: about two for each of 132 to 170 processors. Not measured.
+/// Axis that keep a GPU busy while it decodes: about two for each of 132 to 170 processors. Not measured.
 const DECODE_BLOCKS: usize = 256;
 /// Keys below which a block of its own is not worth its launch and its part in the reduction. Not measured.
 const KEYS_WORTH_A_SPLIT: usize = 64;
@@ -23,37 +23,37 @@ pub(super) const MOST_SPLITS: usize = 64;
 /// What [`backward`] reads.
 #[derive(Clone, Copy)]
 pub(crate) struct Saved {
-    pub(crate) qkv: Value,
-    pub(crate) documents: Option<Value>,
-    pub(crate) out: Value,
-    pub(crate) lse: Value,
-    pub(crate) dout: Value,
+    pub(crate) qkv: KernelArg,
+    pub(crate) documents: Option<KernelArg>,
+    pub(crate) out: KernelArg,
+    pub(crate) lse: KernelArg,
+    pub(crate) dout: KernelArg,
 }
 
 /// Where [`decode`] appends.
 #[derive(Clone, Copy)]
 pub(crate) struct Cache {
-    pub(crate) keys: Value,
-    pub(crate) values: Value,
+    pub(crate) keys: KernelArg,
+    pub(crate) values: KernelArg,
     /// Tokens that are there.
     pub(crate) past: usize,
 }
 
 /// See [`crate::attention::forward`].
 pub(crate) fn forward(
-    qkv: Value,
-    documents: Option<Value>,
-    [out, lse]: [Value; 2],
+    qkv: KernelArg,
+    documents: Option<KernelArg>,
+    [out, lse]: [KernelArg; 2],
     shape: &AttentionShape,
-) -> [Request; 1] {
+) -> [Launch; 1] {
     let values = [qkv, or_null(documents), out, lse];
     let grid = grid(shape, shape.heads.heads, "BLOCK_M");
-    [Request::launch("attention_forward", &whole_variant(shape, qkv, documents), grid, behind(&values, shape))]
+    [Launch::kernel("attention_forward", &whole_variant(shape, qkv, documents), grid, behind(&values, shape))]
 }
 
 /// See [`crate::attention::backward`]. `statistics` are 2 * B * H * T elements of workspace: of every row, the sum of `dout * out`
 /// and the log-sum-exp in base 2.
-pub(crate) fn backward(saved: &Saved, dqkv: Value, statistics: Value, shape: &AttentionShape) -> [Request; 2] {
+pub(crate) fn backward(saved: &Saved, dqkv: KernelArg, statistics: KernelArg, shape: &AttentionShape) -> [Launch; 2] {
     let &Saved { qkv, documents, out, lse, dout } = saved;
     let kernel = whole_variant(shape, qkv, documents);
     let documents = or_null(documents);
@@ -61,56 +61,56 @@ pub(crate) fn backward(saved: &Saved, dqkv: Value, statistics: Value, shape: &At
     let keys = behind(&[qkv, documents, dout, dqkv, statistics], shape);
     let HeadLayout { heads, kv_heads, .. } = shape.heads;
     [
-        Request::launch("attention_backward_queries", &kernel, grid(shape, heads, "BLOCK_M"), queries),
-        Request::launch("attention_backward_keys", &kernel, grid(shape, kv_heads, "BLOCK_L"), keys),
+        Launch::kernel("attention_backward_queries", &kernel, grid(shape, heads, "BLOCK_M"), queries),
+        Launch::kernel("attention_backward_keys", &kernel, grid(shape, kv_heads, "BLOCK_L"), keys),
     ]
 }
 
 /// See [`crate::attention::decode`]; `new` is S. `workspace` has [`decode_workspace_elements`].
 pub(crate) fn decode(
-    qkv: Value,
+    qkv: KernelArg,
     cache: Cache,
-    [out, workspace]: [Value; 2],
+    [out, workspace]: [KernelArg; 2],
     layout: &HeadLayout,
     new: usize,
-) -> Vec<Request> {
+) -> Vec<Launch> {
     let Cache { keys, values, past } = cache;
     let splits = splits(layout, new, past + new);
-    let ([count, past], [heads, kv_heads, eights]) = ([new, past].map(Value::count), counts(layout));
+    let ([count, past], [heads, kv_heads, eights]) = ([new, past].map(KernelArg::count), counts(layout));
     let append = [qkv, keys, values, past, heads, kv_heads, eights];
     let numbers = [count, past, heads, kv_heads, eights, scale(layout)];
-    let tiles = Blocks::Of(new * layout.group_size(), "BLOCK_M");
+    let tiles = Axis::Elements(new * layout.group_size(), "BLOCK_M");
     let dtype = variant(qkv.dtype());
     let kernel = format!("{dtype}.{}", columns(layout.head_size, false));
-    let append = Request::launch("attention_append", dtype, [Blocks::Count(new), Blocks::ONE, Blocks::ONE], append);
+    let append = Launch::kernel("attention_append", dtype, [Axis::Blocks(new), Axis::ONE, Axis::ONE], append);
     if splits == 1 {
-        let grid = [Blocks::Count(layout.kv_heads), tiles, Blocks::ONE];
+        let grid = [Axis::Blocks(layout.kv_heads), tiles, Axis::ONE];
         let attend = [&[qkv, keys, values, out], &numbers[..]].concat();
-        return vec![append, Request::launch("attention_decode", &kernel, grid, attend)];
+        return vec![append, Launch::kernel("attention_decode", &kernel, grid, attend)];
     }
     let rows = new * layout.heads;
     let row_max = workspace.skip_elements(splits * rows * layout.head_size);
     let partial = [workspace, row_max, row_max.skip_elements(splits * rows)];
-    let grid = [Blocks::Count(layout.kv_heads), tiles, Blocks::Count(splits)];
+    let grid = [Axis::Blocks(layout.kv_heads), tiles, Axis::Blocks(splits)];
     let split = [&[qkv, keys, values], &partial[..], &numbers].concat();
-    let reduce = [&partial[..], &[out, Value::count(splits), eights]].concat();
+    let reduce = [&partial[..], &[out, KernelArg::count(splits), eights]].concat();
     let reduced = format!("{dtype}.{}", columns(layout.head_size, false).trim_end_matches('m'));
     vec![
         append,
-        Request::launch("attention_decode_split", &kernel, grid, split),
-        Request::launch("attention_decode_reduce", &reduced, [Blocks::Count(rows), Blocks::ONE, Blocks::ONE], reduce),
+        Launch::kernel("attention_decode_split", &kernel, grid, split),
+        Launch::kernel("attention_decode_reduce", &reduced, [Axis::Blocks(rows), Axis::ONE, Axis::ONE], reduce),
     ]
 }
 
 /// Splits of the keys in which `new` tokens attend to `length`, themselves included: as many as give the GPU [`DECODE_BLOCKS`], and
-/// no more than have keys worth a block. It follows from the sizes alone, so that every GPU adds in the same order.
+/// limited by the number of keys per split. It follows from the sizes alone, so that every GPU adds in the same order.
 fn splits(layout: &HeadLayout, new: usize, length: usize) -> usize {
     let blocks = layout.kv_heads * (new * layout.group_size()).div_ceil(DECODE_ROWS);
     let wanted = DECODE_BLOCKS / blocks.max(1);
     wanted.min(length / KEYS_WORTH_A_SPLIT).clamp(1, MOST_SPLITS)
 }
 
-/// Elements of F32 workspace for [`decode`] of at most so many new tokens: of every row in every split its sums and its largest
+/// Elements of F32 workspace for [`decode`] of at most `new_tokens` tokens: of every row in every split its sums and its largest
 /// score, where there is more than one split. Then all blocks together have at most [`DECODE_ROWS`] rows each.
 pub(crate) fn decode_workspace_elements(layout: &HeadLayout, new: usize) -> usize {
     let rows = (DECODE_BLOCKS * DECODE_ROWS).min(MOST_SPLITS * new * layout.heads);
@@ -118,33 +118,33 @@ pub(crate) fn decode_workspace_elements(layout: &HeadLayout, new: usize) -> usiz
 }
 
 /// The name of a kernel over whole sequences.
-fn whole_variant(shape: &AttentionShape, qkv: Value, documents: Option<Value>) -> String {
+fn whole_variant(shape: &AttentionShape, qkv: KernelArg, documents: Option<KernelArg>) -> String {
     let columns = columns(shape.heads.head_size, qkv.dtype() == DType::BF16);
     let documents = if documents.is_some() { ".documents" } else { "" };
     format!("{}.{columns}{documents}", variant(qkv.dtype()))
 }
 
 /// Every head of every sequence along x, tiles of positions along y.
-fn grid(shape: &AttentionShape, heads: usize, tile: &'static str) -> [Blocks; 3] {
-    [Blocks::Count(shape.batch * heads), Blocks::Of(shape.sequence_length, tile), Blocks::ONE]
+fn grid(shape: &AttentionShape, heads: usize, tile: &'static str) -> [Axis; 3] {
+    [Axis::Blocks(shape.batch * heads), Axis::Elements(shape.sequence_length, tile), Axis::ONE]
 }
 
 /// The buffers, and behind them the sizes.
-fn behind(buffers: &[Value], shape: &AttentionShape) -> Vec<Value> {
-    [buffers, &[Value::count(shape.sequence_length)], &counts(&shape.heads), &[scale(&shape.heads)]].concat()
+fn behind(buffers: &[KernelArg], shape: &AttentionShape) -> Vec<KernelArg> {
+    [buffers, &[KernelArg::count(shape.sequence_length)], &counts(&shape.heads), &[scale(&shape.heads)]].concat()
 }
 
-fn counts(layout: &HeadLayout) -> [Value; 3] {
-    [layout.heads, layout.kv_heads, layout.head_size / EIGHT].map(Value::count)
+fn counts(layout: &HeadLayout) -> [KernelArg; 3] {
+    [layout.heads, layout.kv_heads, layout.head_size / EIGHT].map(KernelArg::count)
 }
 
-fn scale(layout: &HeadLayout) -> Value {
-    Value::F32((1.0 / (layout.head_size as f64).sqrt()) as f32)
+fn scale(layout: &HeadLayout) -> KernelArg {
+    KernelArg::F32((1.0 / (layout.head_size as f64).sqrt()) as f32)
 }
 
 /// Kernels without documents do not look at theirs.
-fn or_null(documents: Option<Value>) -> Value {
-    documents.unwrap_or(Value::Pointer { address: 0, dtype: DType::I32 })
+fn or_null(documents: Option<KernelArg>) -> KernelArg {
+    documents.unwrap_or(KernelArg::Pointer { address: 0, dtype: DType::I32 })
 }
 
 /// How kernels' names call a head size: the columns of the tiles it fits in, and whether some are masked. Beside the smallest, tiles

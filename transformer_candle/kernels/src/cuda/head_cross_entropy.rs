@@ -3,8 +3,8 @@
 //! Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk. The workspace is the GEMMs', then the F64 sum of the losses,
 //! then the losses of a chunk.
 
-use super::request::{Blocks, Request, variant};
-use super::{Matmul, Operand, Value, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
+use super::launch::{Axis, Launch, variant};
+use super::{KernelArg, Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 use crate::head_sizes::HeadSizes;
 use crate::{Buffer, WriteMode};
 
@@ -16,9 +16,9 @@ const TOTAL: usize = 4;
 pub(crate) struct Inputs {
     hidden: Operand,
     weight: Operand,
-    targets: Value,
+    targets: KernelArg,
     logits: Operand,
-    workspace: Value,
+    workspace: KernelArg,
     gemm_workspace: Workspace,
     sizes: HeadSizes,
 }
@@ -26,8 +26,8 @@ pub(crate) struct Inputs {
 /// What training reads and writes beside.
 #[derive(Clone, Copy)]
 pub(crate) struct Gradients {
-    pub(crate) scale: Value,
-    pub(crate) loss: Value,
+    pub(crate) scale: KernelArg,
+    pub(crate) loss: KernelArg,
     pub(crate) dhidden: Operand,
     pub(crate) dweight: Operand,
     pub(crate) write_mode: WriteMode,
@@ -41,7 +41,7 @@ struct Chunk {
 }
 
 /// See [`crate::head_cross_entropy::forward_backward`]. A row's gradient takes the place of its logits: in bf16 the first half of it.
-pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Request> {
+pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Launch> {
     let HeadSizes { n, d, v, .. } = inputs.sizes;
     let &Gradients { scale, loss, dhidden, dweight, write_mode } = gradients;
     let &Inputs { hidden, weight, gemm_workspace, .. } = inputs;
@@ -50,24 +50,24 @@ pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Re
     let losses = total.skip_elements(TOTAL);
     let each = |chunk: Chunk| {
         let Chunk { start, rows } = chunk;
-        let [is_first, is_last] = [start == 0, start + rows == n].map(|yes| Value::I32(i32::from(yes)));
-        let sum = [losses, Value::count(rows), total, scale, loss, is_first, is_last];
+        let [is_first, is_last] = [start == 0, start + rows == n].map(|yes| KernelArg::I32(i32::from(yes)));
+        let sum = [losses, KernelArg::count(rows), total, scale, loss, is_first, is_last];
         let values = [scale, losses, dlogits.into()];
         let dweight = Matmul::set(dweight, [v, d, rows], dlogits.transposed(), hidden.skip_rows(start), gemm_workspace);
         let write_mode = if start == 0 { write_mode } else { WriteMode::Accumulate };
         [
             inputs.logits(chunk),
             inputs.losses("head_cross_entropy_gradients", variant(hidden.dtype), chunk, &values),
-            Request::launch("head_cross_entropy_total", "f32", [Blocks::ONE; 3], sum),
-            Request::Multiply(Matmul::set(dhidden.skip_rows(start), [rows, d, v], dlogits, weight, gemm_workspace)),
-            Request::Multiply(Matmul { write_mode, ..dweight }),
+            Launch::kernel("head_cross_entropy_total", "f32", [Axis::ONE; 3], sum),
+            Launch::Gemm(Matmul::set(dhidden.skip_rows(start), [rows, d, v], dlogits, weight, gemm_workspace)),
+            Launch::Gemm(Matmul { write_mode, ..dweight }),
         ]
     };
     inputs.chunks().flat_map(each).collect()
 }
 
 /// See [`crate::head_cross_entropy::forward`].
-pub(crate) fn forward(inputs: &Inputs, losses: Value) -> Vec<Request> {
+pub(crate) fn forward(inputs: &Inputs, losses: KernelArg) -> Vec<Launch> {
     let each = |chunk: Chunk| {
         let losses = losses.skip_elements(chunk.start);
         [inputs.logits(chunk), inputs.losses("head_cross_entropy_losses", "f32", chunk, &[losses])]
@@ -105,29 +105,23 @@ impl Inputs {
     }
 
     /// The logits of a chunk.
-    fn logits(&self, Chunk { start, rows }: Chunk) -> Request {
+    fn logits(&self, Chunk { start, rows }: Chunk) -> Launch {
         let (HeadSizes { d, v, .. }, weight) = (self.sizes, self.weight.transposed());
-        Request::Multiply(Matmul::set(
-            self.logits,
-            [rows, v, d],
-            self.hidden.skip_rows(start),
-            weight,
-            self.gemm_workspace,
-        ))
+        Launch::Gemm(Matmul::set(self.logits, [rows, v, d], self.hidden.skip_rows(start), weight, self.gemm_workspace))
     }
 
     /// A kernel over the rows of a chunk's logits: losses, or gradients beside; what it takes between targets and sizes.
-    fn losses(&self, function: &str, variant: &str, Chunk { start, rows }: Chunk, between: &[Value]) -> Request {
+    fn losses(&self, function: &str, variant: &str, Chunk { start, rows }: Chunk, between: &[KernelArg]) -> Launch {
         let HeadSizes { v, vocab_size, .. } = self.sizes;
         let mut values = vec![self.logits.into(), self.targets.skip_elements(start)];
         values.extend(between);
-        values.extend([vocab_size, v].map(Value::count));
-        Request::launch(function, variant, [Blocks::Count(rows), Blocks::ONE, Blocks::ONE], values)
+        values.extend([vocab_size, v].map(KernelArg::count));
+        Launch::kernel(function, variant, [Axis::Blocks(rows), Axis::ONE, Axis::ONE], values)
     }
 }
 
 /// The first element of a matrix.
-impl From<Operand> for Value {
+impl From<Operand> for KernelArg {
     fn from(operand: Operand) -> Self {
         Self::Pointer { address: operand.address, dtype: operand.dtype }
     }

@@ -1,64 +1,139 @@
-//! Kernel arguments, in the types of the manifest.
+//! The launches of an operation: a list that depends on sizes and addresses only, so that a graph can replay it and a test can
+//! check it against the kernels' manifest without a GPU.
 
 use candle_core::DType;
 
-use crate::Buffer;
+use super::{Cuda, KernelArg, Matmul};
+use crate::Result;
 
-/// An argument of a launch. The launcher compares each with the manifest: its type, and whether it is a multiple of 16 (bytes of an
-/// address, units of an integer) as the kernel was compiled to assume.
+/// One launch on the compute stream.
+#[derive(Clone, Debug)]
+pub(crate) enum Launch {
+    /// A kernel of ours.
+    Kernel(KernelLaunch),
+    /// A GEMM of cuBLASLt.
+    Gemm(Matmul),
+}
+
+/// A kernel by its name in the manifest, its grid and its arguments.
+#[derive(Clone, Debug)]
+pub(crate) struct KernelLaunch {
+    pub(crate) kernel: String,
+    pub(crate) grid: [Axis; 3],
+    pub(crate) values: Vec<KernelArg>,
+}
+
+/// The size of the grid along one axis.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Value {
-    /// The first element of a buffer.
-    Pointer {
-        /// On the GPU.
-        address: usize,
-        /// The element type.
-        dtype: DType,
-    },
-    I32(i32),
-    F32(f32),
+pub(crate) enum Axis {
+    /// A number of blocks.
+    Blocks(usize),
+    /// Blocks for a number of elements, with the kernel's constant of this name as elements per block.
+    Elements(usize, &'static str),
 }
 
-impl From<&Buffer> for Value {
-    fn from(buffer: &Buffer) -> Self {
-        Self::Pointer { address: buffer.address(), dtype: buffer.dtype() }
+impl Launch {
+    /// The kernel `<function>.<variant>`.
+    pub(crate) fn kernel(function: &str, variant: &str, grid: [Axis; 3], values: impl Into<Vec<KernelArg>>) -> Self {
+        Self::Kernel(KernelLaunch { kernel: format!("{function}.{variant}"), grid, values: values.into() })
     }
 }
 
-impl From<&mut Buffer> for Value {
-    fn from(buffer: &mut Buffer) -> Self {
-        Self::from(&*buffer)
-    }
-}
+impl Axis {
+    /// One block, along an unused axis.
+    pub(crate) const ONE: Self = Self::Blocks(1);
 
-impl Value {
-    /// Part of a buffer of another type, such as integers in an F32 workspace: from its element `offset` on.
-    pub(crate) fn reinterpreted(buffer: &Buffer, offset: usize, dtype: DType) -> Self {
-        let address = buffer.address() + offset * buffer.dtype().size_in_bytes();
-        Self::Pointer { address, dtype }
-    }
-
-    /// The pointer `offset` elements further on.
-    pub(crate) fn skip_elements(self, offset: usize) -> Self {
+    fn count(self, constant: impl Fn(&str) -> usize) -> usize {
         match self {
-            Self::Pointer { address, dtype } => {
-                Self::Pointer { address: address + offset * dtype.size_in_bytes(), dtype }
+            Self::Blocks(count) => count,
+            Self::Elements(things, name) => things.div_ceil(constant(name)),
+        }
+    }
+}
+
+impl KernelLaunch {
+    /// The key of the choice among a kernel's variants: its name, what the grid covers, and its integers, such as
+    /// `attention_forward.bf16.e64 256x2048x1 2048 32 8 8`.
+    pub(crate) fn shape(&self) -> String {
+        let covered = self.grid.map(|blocks| match blocks {
+            Axis::Blocks(things) | Axis::Elements(things, _) => things.to_string(),
+        });
+        let mut text = format!("{} {}", self.kernel, covered.join("x"));
+        for value in &self.values {
+            if let KernelArg::I32(number) = value {
+                text.push(' ');
+                text.push_str(&number.to_string());
             }
-            Self::I32(_) | Self::F32(_) => self,
         }
+        text
     }
 
-    /// A count. Kernels count in 32 bits; a larger one gives a grid that cannot be launched.
-    pub(crate) fn count(things: usize) -> Self {
-        Self::I32(i32::try_from(things).unwrap_or(i32::MAX))
+    /// The grid, for a kernel with these constants.
+    pub(crate) fn blocks(&self, constant: impl Fn(&str) -> usize) -> [usize; 3] {
+        self.grid.map(|blocks| blocks.count(&constant))
+    }
+}
+
+/// Runs launches in order on the compute stream.
+pub(crate) fn run(cuda: &Cuda, launches: &[Launch]) -> Result<()> {
+    for launch in launches {
+        match launch {
+            Launch::Gemm(matmul) => cuda.multiply(matmul)?,
+            Launch::Kernel(kernel_launch) => {
+                let kernel = cuda.kernel(kernel_launch)?;
+                kernel.launch(kernel_launch.blocks(|name| kernel.constant(name)), &kernel_launch.values)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The name of an element type in kernel names.
+pub(crate) fn variant(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::BF16 => "bf16",
+        other => other.as_str(),
+    }
+}
+
+/// The most elements of a flat buffer per launch: kernels index with 32 bits.
+const RANGE: usize = 1 << 30;
+
+/// The ranges of a flat buffer that are launched separately: first element and number of elements.
+pub(crate) fn ranges(elements: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..elements).step_by(RANGE).map(move |start| (start, RANGE.min(elements - start)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_cover_a_buffer_of_any_length() {
+        let lengths = |elements: usize| ranges(elements).collect::<Vec<_>>();
+        assert_eq!(lengths(0), []);
+        assert_eq!(lengths(5), [(0, 5)]);
+        assert_eq!(lengths(RANGE), [(0, RANGE)]);
+        assert_eq!(lengths(2 * RANGE + 3), [(0, RANGE), (RANGE, RANGE), (2 * RANGE, 3)]);
     }
 
-    /// The element type of a pointer, or the type of a number.
-    pub(crate) fn dtype(self) -> DType {
-        match self {
-            Self::Pointer { dtype, .. } => dtype,
-            Self::I32(_) => DType::I32,
-            Self::F32(_) => DType::F32,
-        }
+    #[test]
+    fn a_launch_is_named_by_kernel_grid_and_integers() {
+        let grid = [Axis::Blocks(7), Axis::Elements(1025, "BLOCK"), Axis::ONE];
+        let pointer = KernelArg::Pointer { address: 16, dtype: DType::F32 };
+        let launch = KernelLaunch {
+            kernel: "scale.bf16".to_owned(),
+            grid,
+            values: vec![KernelArg::I32(1025), pointer, KernelArg::F32(0.5), KernelArg::I32(8)],
+        };
+        assert_eq!(launch.shape(), "scale.bf16 7x1025x1 1025 8");
+    }
+
+    #[test]
+    fn the_grid_follows_the_kernels_constants() {
+        let grid = [Axis::Blocks(7), Axis::Elements(1025, "BLOCK"), Axis::Elements(0, "BLOCK")];
+        let launch = KernelLaunch { kernel: String::new(), grid, values: Vec::new() };
+        assert_eq!(launch.blocks(|name| if name == "BLOCK" { 1024 } else { 0 }), [7, 2, 0]);
     }
 }

@@ -35,7 +35,7 @@ pub fn refusal(sizes: &ModelSizes) -> Option<String> {
     if !HEAD_SIZES.contains(&head_size) || !head_size.is_multiple_of(HEAD_SIZE_MULTIPLE) {
         let (least, most) = HEAD_SIZES.into_inner();
         return Some(format!(
-            "takes heads of {least} to {most} in steps of {HEAD_SIZE_MULTIPLE}, and hidden_size / num_attention_heads is \
+            "supports head sizes {least} to {most} in steps of {HEAD_SIZE_MULTIPLE}, and hidden_size / num_attention_heads is \
              {head_size}"
         ));
     }

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use candle_core::DType;
 use serde::Deserialize;
 
-use super::Value;
+use super::KernelArg;
 
 /// Threads of a warp, on every GPU.
 const WARP: u32 = 32;
-/// Blocks along x, y and z that a launch can have (CUDA C++ programming guide, technical specifications per compute capability).
+/// Axis along x, y and z that a launch can have (CUDA C++ programming guide, technical specifications per compute capability).
 const LARGEST_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
 /// Pointers that Triton appends to a kernel's arguments, for scratch memory that none of ours has: `build.py` sees to that.
 const SCRATCH_POINTERS: usize = 2;
@@ -71,7 +71,7 @@ enum Kind {
 
 /// A launch that keeps every promise.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Launch {
+pub(super) struct CheckedLaunch {
     pub(super) grid: [u32; 3],
     /// Threads of a block.
     pub(super) threads: u32,
@@ -136,7 +136,7 @@ impl Entry {
     ///
     /// # Errors
     /// A sentence on the first promise that would be broken.
-    pub(super) fn check(&self, grid: [usize; 3], values: &[Value]) -> Result<Option<Launch>, String> {
+    pub(super) fn check(&self, grid: [usize; 3], values: &[KernelArg]) -> Result<Option<CheckedLaunch>, String> {
         if values.len() != self.arguments.len() {
             return Err(format!("it takes {} arguments, {} were given", self.arguments.len(), values.len()));
         }
@@ -148,22 +148,22 @@ impl Entry {
                 return Err(format!("{size} blocks along {axis} are more than the {limit} that a launch can have"));
             }
         }
-        let launch = Launch { grid: grid.map(|size| size as u32), threads: self.num_warps * WARP, words };
+        let launch = CheckedLaunch { grid: grid.map(|size| size as u32), threads: self.num_warps * WARP, words };
         Ok(grid.iter().all(|&size| size > 0).then_some(launch))
     }
 }
 
 impl Argument {
     /// The value in the low bytes of a word.
-    fn word(&self, value: Value) -> Result<u64, String> {
+    fn word(&self, value: KernelArg) -> Result<u64, String> {
         let name = &self.name;
         if Kind::from_value(value) != Some(self.kind) {
             return Err(format!("`{name}` is {:?}, {value:?} was given", self.kind));
         }
         let word = match value {
-            Value::Pointer { address, .. } => address as u64,
-            Value::I32(number) => u64::from(number.cast_unsigned()),
-            Value::F32(number) => u64::from(number.to_bits()),
+            KernelArg::Pointer { address, .. } => address as u64,
+            KernelArg::I32(number) => u64::from(number.cast_unsigned()),
+            KernelArg::F32(number) => u64::from(number.to_bits()),
         };
         if self.divisible_by_16 && !word.is_multiple_of(16) {
             return Err(format!("`{name}` must be a multiple of 16, {value:?} was given"));
@@ -173,16 +173,16 @@ impl Argument {
 }
 
 impl Kind {
-    fn from_value(value: Value) -> Option<Self> {
+    fn from_value(value: KernelArg) -> Option<Self> {
         match value {
-            Value::Pointer { dtype: DType::F32, .. } => Some(Self::F32Pointer),
-            Value::Pointer { dtype: DType::BF16, .. } => Some(Self::BF16Pointer),
-            Value::Pointer { dtype: DType::U32, .. } => Some(Self::U32Pointer),
-            Value::Pointer { dtype: DType::I32, .. } => Some(Self::I32Pointer),
-            Value::Pointer { dtype: DType::I16, .. } => Some(Self::I16Pointer),
-            Value::Pointer { .. } => None,
-            Value::I32(_) => Some(Self::I32),
-            Value::F32(_) => Some(Self::F32),
+            KernelArg::Pointer { dtype: DType::F32, .. } => Some(Self::F32Pointer),
+            KernelArg::Pointer { dtype: DType::BF16, .. } => Some(Self::BF16Pointer),
+            KernelArg::Pointer { dtype: DType::U32, .. } => Some(Self::U32Pointer),
+            KernelArg::Pointer { dtype: DType::I32, .. } => Some(Self::I32Pointer),
+            KernelArg::Pointer { dtype: DType::I16, .. } => Some(Self::I16Pointer),
+            KernelArg::Pointer { .. } => None,
+            KernelArg::I32(_) => Some(Self::I32),
+            KernelArg::F32(_) => Some(Self::F32),
         }
     }
 }
@@ -212,8 +212,8 @@ mod tests {
         Manifest::for_gpu(SAMPLE, (8, 0)).unwrap().remove("scale.bf16").unwrap().remove(0)
     }
 
-    fn pointer(address: usize, dtype: DType) -> Value {
-        Value::Pointer { address, dtype }
+    fn pointer(address: usize, dtype: DType) -> KernelArg {
+        KernelArg::Pointer { address, dtype }
     }
 
     #[test]
@@ -244,10 +244,11 @@ mod tests {
 
     #[test]
     fn a_launch_is_put_into_words_with_the_scratch_pointers_behind() {
-        let values = [pointer(0x1230, DType::BF16), pointer(0x11, DType::F32), Value::I32(-16), Value::F32(1.0)];
+        let values =
+            [pointer(0x1230, DType::BF16), pointer(0x11, DType::F32), KernelArg::I32(-16), KernelArg::F32(1.0)];
         let launch = scale().check([5, 1, 2], &values).unwrap().unwrap();
         let words = vec![0x1230, 0x11, 0xffff_fff0, 0x3f80_0000, 0, 0];
-        assert_eq!(launch, Launch { grid: [5, 1, 2], threads: 128, words });
+        assert_eq!(launch, CheckedLaunch { grid: [5, 1, 2], threads: 128, words });
         assert_eq!(scale().check([5, 0, 1], &values), Ok(None), "nothing to do");
     }
 
@@ -260,8 +261,8 @@ mod tests {
 
     #[test]
     fn a_broken_promise_is_refused_in_a_sentence() {
-        let good = [pointer(0x1230, DType::BF16), pointer(0x11, DType::F32), Value::I32(16), Value::F32(1.0)];
-        let refusal = |change: &dyn Fn(&mut Vec<Value>), grid| {
+        let good = [pointer(0x1230, DType::BF16), pointer(0x11, DType::F32), KernelArg::I32(16), KernelArg::F32(1.0)];
+        let refusal = |change: &dyn Fn(&mut Vec<KernelArg>), grid| {
             let mut values = good.to_vec();
             change(&mut values);
             scale().check(grid, &values).unwrap_err()
@@ -273,10 +274,10 @@ mod tests {
         let odd = refusal(&|values| values[0] = pointer(0x1238, DType::BF16), one);
         assert!(odd.starts_with("`x` must be a multiple of 16, "), "{odd}");
         assert_eq!(
-            refusal(&|values| values[2] = Value::I32(17), one),
+            refusal(&|values| values[2] = KernelArg::I32(17), one),
             "`n` must be a multiple of 16, I32(17) was given"
         );
-        assert!(refusal(&|values| values[3] = Value::I32(16), one).starts_with("`by` is F32"));
+        assert!(refusal(&|values| values[3] = KernelArg::I32(16), one).starts_with("`by` is F32"));
         assert!(refusal(&|values| values[0] = pointer(16, DType::F64), one).starts_with("`x` is BF16Pointer"));
         assert!(refusal(&|_| (), [1, 65_536, 1]).starts_with("65536 blocks along y"));
         assert!(refusal(&|_| (), [1 << 31, 1, 1]).starts_with("2147483648 blocks along x"));

@@ -102,7 +102,7 @@ impl From<&mut Buffer> for Operand {
 }
 
 impl Operand {
-    /// Without the first so many stored rows.
+    /// The matrix without its first `rows` stored rows.
     pub(crate) fn skip_rows(self, rows: usize) -> Self {
         let skipped = rows * self.stride;
         let address = self.address + skipped * self.dtype.size_in_bytes();

@@ -185,7 +185,7 @@ fn an_alignment_is_never_more_than_the_address_has() {
 }
 
 #[test]
-fn a_product_outside_of_its_buffers_or_of_mixed_types_is_refused() {
+fn invalid_gemm_operands_are_refused() {
     let (x, w, y) = (zeros(&[4, 3], DType::F32), zeros(&[5, 3], DType::F32), zeros(&[4, 5], DType::F32));
     let space = workspace(crate::linear::workspace_elements(4, 3, 5, DeviceKind::Cuda));
     let matmul = |x: Operand| {

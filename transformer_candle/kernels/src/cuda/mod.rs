@@ -8,6 +8,7 @@
 
 pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;
+mod argument;
 pub(crate) mod attention;
 pub(crate) mod cast;
 pub(crate) mod embedding;
@@ -25,7 +26,6 @@ mod matmul_algorithm;
 #[cfg(any(test, feature = "cuda"))]
 mod matmul_shape;
 pub(crate) mod muon;
-mod request;
 pub(crate) mod rope;
 #[cfg(any(test, feature = "cuda"))]
 mod search_path;
@@ -37,12 +37,12 @@ mod runtime;
 #[cfg(feature = "cuda")]
 mod runtime;
 
+pub(crate) use argument::KernelArg;
 pub use gpu::{Gpu, Memory, PoolMemory};
-pub(crate) use launch::Value;
+pub(crate) use launch::run;
 pub(crate) use matmul::{Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
-pub(crate) use request::perform;
 pub use runtime::{Cuda, probe};
 pub(crate) use runtime::{DeviceToHost, Event, Graph, HostToDevice};
 
 #[cfg(test)]
-mod request_tests;
+mod launch_tests;

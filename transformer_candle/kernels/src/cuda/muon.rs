@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 
-use super::request::{Blocks, Request, ranges, variant};
-use super::{Matmul, Operand, Value, WORKSPACE_ELEMENTS, Workspace};
+use super::launch::{Axis, Launch, ranges, variant};
+use super::{KernelArg, Matmul, Operand, WORKSPACE_ELEMENTS, Workspace};
 use crate::optimizer_settings::{Muon, Polynomials};
 
 /// Elements of a matrix whose squares one program adds: the kernels' constant PIECE.
@@ -12,15 +12,15 @@ const PIECE: usize = 1 << 15;
 const PARTIAL: usize = 2;
 
 /// See [`crate::muon::accumulate_momentum`]. Values: momentum, gradient, update, scalars.
-pub(crate) fn accumulate_momentum(values: [Value; 4], settings: &Muon, elements: usize) -> Vec<Request> {
+pub(crate) fn accumulate_momentum(values: [KernelArg; 4], settings: &Muon, elements: usize) -> Vec<Launch> {
     let [momentum, grad, update, scalars] = values;
-    let constants = [settings.momentum, 1.0 - settings.momentum].map(|number| Value::F32(number as f32));
+    let constants = [settings.momentum, 1.0 - settings.momentum].map(|number| KernelArg::F32(number as f32));
     let part = |(start, length): (usize, usize)| {
         let mut values = [momentum, grad, update].map(|value| value.skip_elements(start)).to_vec();
         values.push(scalars);
         values.extend(constants);
-        values.push(Value::count(length));
-        Request::launch("muon_momentum", variant(update.dtype()), over(length, "BLOCK", 1), values)
+        values.push(KernelArg::count(length));
+        Launch::kernel("muon_momentum", variant(update.dtype()), over(length, "BLOCK", 1), values)
     };
     ranges(elements).map(part).collect()
 }
@@ -40,7 +40,7 @@ pub(crate) struct Matrices {
 }
 
 /// See [`crate::muon::orthogonalize`].
-pub(crate) fn orthogonalize(matrices: &Matrices, sizes: [usize; 3], polynomials: Polynomials) -> Vec<Request> {
+pub(crate) fn orthogonalize(matrices: &Matrices, sizes: [usize; 3], polynomials: Polynomials) -> Vec<Launch> {
     let &Matrices { update, other, gram, polynomial, workspace } = matrices;
     let [batch, m, n] = sizes;
     let (short, elements) = (m.min(n), m * n);
@@ -49,41 +49,41 @@ pub(crate) fn orthogonalize(matrices: &Matrices, sizes: [usize; 3], polynomials:
     }
     let dtype = variant(update.dtype);
     let multiply = |c: Operand, sizes, a: Operand, b: Operand| {
-        Request::Multiply(Matmul { batch, ..Matmul::set(c, sizes, a, b, workspace) })
+        Launch::Gemm(Matmul { batch, ..Matmul::set(c, sizes, a, b, workspace) })
     };
-    let mut requests = normalize(matrices, batch, elements);
+    let mut launches = normalize(matrices, batch, elements);
     // An odd number of iterations from `other` on ends in `update`.
     let (mut x, mut next) = (other, update);
     for coefficients in polynomials.coefficients() {
         // A = X X^T of a wide matrix, X^T X of a tall one: [S, S] either way.
         let (left, right) = if m <= n { (x, x.transposed()) } else { (x.transposed(), x) };
-        requests.push(multiply(gram, [short, short, m.max(n)], left, right));
-        requests.push(multiply(polynomial, [short; 3], gram, gram));
-        let mut values = vec![pointer(gram), pointer(polynomial), Value::count(short)];
-        values.extend(coefficients.map(Value::F32));
-        values.push(Value::count(short * short));
-        requests.push(Request::launch("muon_polynomial", dtype, over(short * short, "BLOCK", batch), values));
+        launches.push(multiply(gram, [short, short, m.max(n)], left, right));
+        launches.push(multiply(polynomial, [short; 3], gram, gram));
+        let mut values = vec![pointer(gram), pointer(polynomial), KernelArg::count(short)];
+        values.extend(coefficients.map(KernelArg::F32));
+        values.push(KernelArg::count(short * short));
+        launches.push(Launch::kernel("muon_polynomial", dtype, over(short * short, "BLOCK", batch), values));
         let (left, right) = if m <= n { (polynomial, x) } else { (x, polynomial) };
-        requests.push(multiply(next, [m, n, short], left, right));
+        launches.push(multiply(next, [m, n, short], left, right));
         std::mem::swap(&mut x, &mut next);
     }
-    requests
+    launches
 }
 
 /// `other = update / max(|update|, 1e-7)` of every matrix.
-fn normalize(matrices: &Matrices, batch: usize, elements: usize) -> Vec<Request> {
+fn normalize(matrices: &Matrices, batch: usize, elements: usize) -> Vec<Launch> {
     let &Matrices { update, other, workspace, .. } = matrices;
-    let (dtype, grid, count) = (variant(update.dtype), over(elements, "PIECE", batch), Value::count(elements));
-    let partials = Value::Pointer { address: workspace.address, dtype: DType::F32 };
+    let (dtype, grid, count) = (variant(update.dtype), over(elements, "PIECE", batch), KernelArg::count(elements));
+    let partials = KernelArg::Pointer { address: workspace.address, dtype: DType::F32 };
     let [update, other] = [update, other].map(pointer);
     vec![
-        Request::launch("muon_squares", dtype, grid, [update, partials, count]),
-        Request::launch("muon_normalize", dtype, grid, [update, other, partials, count]),
+        Launch::kernel("muon_squares", dtype, grid, [update, partials, count]),
+        Launch::kernel("muon_normalize", dtype, grid, [update, other, partials, count]),
     ]
 }
 
-fn pointer(operand: Operand) -> Value {
-    Value::Pointer { address: operand.address, dtype: operand.dtype }
+fn pointer(operand: Operand) -> KernelArg {
+    KernelArg::Pointer { address: operand.address, dtype: operand.dtype }
 }
 
 /// F32 elements: what a GEMM needs, or before the first one the partial sums.
@@ -94,24 +94,24 @@ pub(crate) fn workspace_elements([batch, m, n]: [usize; 3]) -> usize {
 /// What [`step`] reads and writes.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
-    pub(crate) weight: Value,
-    pub(crate) low_bits: Option<Value>,
-    pub(crate) update: Value,
-    pub(crate) scalars: Value,
+    pub(crate) weight: KernelArg,
+    pub(crate) low_bits: Option<KernelArg>,
+    pub(crate) update: KernelArg,
+    pub(crate) scalars: KernelArg,
 }
 
 /// See [`crate::muon::step`]. The update is multiplied by `scale` and the learning rate.
-pub(crate) fn step(state: &State, scale: f32, weight_decay: f32, elements: usize) -> Vec<Request> {
+pub(crate) fn step(state: &State, scale: f32, weight_decay: f32, elements: usize) -> Vec<Launch> {
     let part = |(start, length): (usize, usize)| {
         let flat = [Some(state.weight), state.low_bits, Some(state.update)].into_iter().flatten();
-        let mut values: Vec<Value> = flat.map(|value| value.skip_elements(start)).collect();
-        values.extend([state.scalars, Value::F32(scale), Value::F32(weight_decay), Value::count(length)]);
-        Request::launch("muon_step", variant(state.weight.dtype()), over(length, "BLOCK", 1), values)
+        let mut values: Vec<KernelArg> = flat.map(|value| value.skip_elements(start)).collect();
+        values.extend([state.scalars, KernelArg::F32(scale), KernelArg::F32(weight_decay), KernelArg::count(length)]);
+        Launch::kernel("muon_step", variant(state.weight.dtype()), over(length, "BLOCK", 1), values)
     };
     ranges(elements).map(part).collect()
 }
 
-/// A grid over the elements of a matrix, so many to a program as its constant of this name says, and over a batch.
-fn over(elements: usize, constant: &'static str, batch: usize) -> [Blocks; 3] {
-    [Blocks::Of(elements, constant), Blocks::Count(batch), Blocks::ONE]
+/// A grid over the elements of a matrix, `constant` elements per program, and over a batch.
+fn over(elements: usize, constant: &'static str, batch: usize) -> [Axis; 3] {
+    [Axis::Elements(elements, constant), Axis::Blocks(batch), Axis::ONE]
 }

@@ -1,7 +1,7 @@
 //! Rotary position embedding on a GPU.
 
-use super::Value;
-use super::request::{Blocks, Request, variant};
+use super::KernelArg;
+use super::launch::{Axis, Launch, variant};
 use crate::HeadLayout;
 
 /// Head sizes with their own kernel.
@@ -21,15 +21,20 @@ pub(crate) struct Rotation {
 }
 
 /// See [`crate::rope::forward`].
-pub(crate) fn rotate(qkv: Value, layout: &HeadLayout, [cos, sin]: [Value; 2], rotation: Rotation) -> [Request; 1] {
+pub(crate) fn rotate(
+    qkv: KernelArg,
+    layout: &HeadLayout,
+    [cos, sin]: [KernelArg; 2],
+    rotation: Rotation,
+) -> [Launch; 1] {
     let Rotation { rows, sequence_length, first_position, direction } = rotation;
     let &HeadLayout { heads, kv_heads, head_size } = layout;
     let rotated = heads + kv_heads;
     let is_masked = !EXACT.contains(&head_size) && head_size < MASKED && head_size.is_multiple_of(EIGHT);
     let size = if is_masked { format!("{MASKED}m") } else { head_size.to_string() };
     let [rows_, length, first, rotated_, all, eights] =
-        [rows, sequence_length, first_position, rotated, rotated + kv_heads, head_size / EIGHT].map(Value::count);
-    let values = [qkv, cos, sin, rows_, length, first, rotated_, all, eights, Value::F32(direction)];
-    let grid = [Blocks::Of(rows * rotated, "HEADS"), Blocks::ONE, Blocks::ONE];
-    [Request::launch("rope_rotate", &format!("{}.e{size}", variant(qkv.dtype())), grid, values)]
+        [rows, sequence_length, first_position, rotated, rotated + kv_heads, head_size / EIGHT].map(KernelArg::count);
+    let values = [qkv, cos, sin, rows_, length, first, rotated_, all, eights, KernelArg::F32(direction)];
+    let grid = [Axis::Elements(rows * rotated, "HEADS"), Axis::ONE, Axis::ONE];
+    [Launch::kernel("rope_rotate", &format!("{}.e{size}", variant(qkv.dtype())), grid, values)]
 }

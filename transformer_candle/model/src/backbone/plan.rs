@@ -139,7 +139,7 @@ impl BackbonePlan {
     }
 }
 
-/// At most so many rows of a buffer, from the first on.
+/// At most the first `rows` rows of a buffer.
 fn first_rows(buffer: &Buffer, rows: usize) -> Result<Buffer> {
     let mut shape = buffer.shape().to_vec();
     shape[0] = shape[0].min(rows);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_billion_parameters_save_the_gigabytes_that_the_design_says() {
+    fn saved_activations_at_1b_match_the_design() {
         assert!((saved(ActivationRecompute::None) - 3.10).abs() < 0.03, "{}", saved(ActivationRecompute::None));
         assert!((saved(ActivationRecompute::Selective) - 2.10).abs() < 0.03);
         assert!((0.1..0.3).contains(&saved(ActivationRecompute::Block)));

@@ -18,13 +18,13 @@ struct Chunks {
     elements: usize,
 }
 
-/// At 50 GB/s and 430 GFLOP/s the head's gradient, read and written once a chunk, takes 1 % of the products' time.
+/// At 50 GB/s and 430 GFLOP/s the head's gradient, read and written once per chunk, takes 1 % of the GEMMs' time.
 const CPU_CHUNKS: Chunks = Chunks { rows: 1024, elements: 1 << 25 };
 
-/// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three products of 2 C V
-/// D operations each. On a GPU of F operations and B bytes a second that is 8 F / (6 C B) of the products' time,
+/// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three GEMMs of 2 C V
+/// D FLOPs each. On a GPU of F FLOP/s and B bytes/s that is 8 F / (6 C B) of the GEMMs' time,
 /// whatever V and D are: with the 117 operations a byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is
-/// 7.3 % of the 1.3 B model's operations, so C = 2048 costs the step half a percent where the products hide nothing of
+/// 7.3 % of the 1.3 B model's FLOPs, so C = 2048 costs the step half a percent if the GEMMs hide nothing of
 /// it, and 410 MB of f32 logits; twice as many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki
 /// takes fewer rows.
 const CUDA_CHUNKS: Chunks = Chunks { rows: 2048, elements: 1 << 27 };

@@ -5,7 +5,7 @@ use model::ModelShape;
 use crate::models::{self, Batch, plain, relative_error, tiny, widened};
 
 #[test]
-fn micro_batches_add_up_to_the_batch_however_their_targets_are_spread() {
+fn micro_batch_gradients_sum_to_the_batch() {
     let (shape, t) = (tiny(true), 11);
     // The third micro-batch has no target at all.
     let micro: Vec<Batch> =
@@ -54,7 +54,7 @@ fn a_new_sum_has_nothing_of_the_one_before() {
 }
 
 #[test]
-fn the_loss_is_the_sum_of_the_targets_losses_that_evaluation_finds() {
+fn training_loss_sums_evaluation_losses() {
     let (shape, batch, t) = (tiny(false), 3, 9);
     let data = Batch::drawn(&shape, batch * t, 0.3, 5);
     let (inputs, targets) = data.buffers();

@@ -40,7 +40,7 @@ fn steps_prefill_and_candle_s_whole_pass_give_the_same_logits() {
 }
 
 #[test]
-fn a_prompt_of_several_passes_has_the_losses_that_evaluation_finds() {
+fn long_prompts_have_the_losses_of_evaluation() {
     let shape = ModelShape { max_position_embeddings: 300, ..tiny(true) };
     let mut data = Batch::drawn(&shape, 290, 0.0, 23);
     data.targets.rotate_left(1);
@@ -70,7 +70,7 @@ fn bf16_weights_generate_too() {
 }
 
 #[test]
-fn greedy_generation_follows_the_largest_logit_and_stops_where_it_should() {
+fn greedy_generation_takes_the_largest_logit_and_stops() {
     let shape = tiny(true);
     let prompt = tokens(&shape, 5);
     let mut reference = generator(&shape, 24);
@@ -100,7 +100,7 @@ fn greedy_generation_follows_the_largest_logit_and_stops_where_it_should() {
 }
 
 #[test]
-fn generation_ends_with_the_context_and_longer_prompts_are_refused() {
+fn generation_stops_at_the_context_length() {
     let shape = tiny(true);
     let mut generator = generator(&shape, usize::MAX);
     let prompt = tokens(&shape, 20);

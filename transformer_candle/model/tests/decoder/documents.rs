@@ -29,7 +29,7 @@ fn alone(batch: &Batch) -> Vec<Batch> {
 }
 
 #[test]
-fn the_documents_of_a_sequence_have_the_losses_and_gradients_that_they_have_alone() {
+fn packed_documents_match_separate_ones() {
     for tied in [true, false] {
         let (shape, batch) = (tiny(tied), packed(3));
         let documents = alone(&batch);

@@ -98,7 +98,7 @@ fn refusal(change: impl FnOnce(&mut HashMap<String, (Dtype, Vec<usize>, Vec<u8>)
 }
 
 #[test]
-fn a_tensor_that_is_missing_strange_or_of_another_kind_is_named() {
+fn bad_tensors_are_named() {
     let name = "model.layers.1.mlp.down_proj.weight";
     let missing = refusal(|tensors| drop(tensors.remove(name)));
     assert!(missing.contains(name) && missing.contains("missing"), "{missing}");

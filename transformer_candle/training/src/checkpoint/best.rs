@@ -1,4 +1,4 @@
-//! The best checkpoints in a folder of their own, for runs that ask for one (`runtime.evaluation.best.directory`).
+//! Copies of the best checkpoints in a separate folder (`runtime.evaluation.best.directory`).
 
 use std::fs;
 use std::path::Path;
@@ -6,12 +6,11 @@ use std::path::Path;
 use super::files;
 use super::list::{PruneResult, by_loss, list, mark_best};
 use super::manifest::Manifest;
-use super::staging::{put_in_place, remove_leftovers, sync_folder, temporary_path};
+use super::staging::{publish, remove_leftovers, sync_folder, temporary_path};
 use crate::error::checkpoint::{Result, failed};
 
-/// Puts a saved checkpoint also into `best_directory`, names it the best there, and keeps the `max_keep` with the
-/// lowest held-out loss. The files are hard links where the file system has them, so that they take no room of their
-/// own.
+/// Copies a saved checkpoint into `best_directory`, marks it as the best there, and keeps the `max_keep` with the lowest
+/// held-out loss. Files are hard links where the file system supports them, which need no space.
 pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -> Result<PruneResult> {
     fs::create_dir_all(best_directory).map_err(failed("create", best_directory))?;
     let mut pruned = PruneResult { unremovable: remove_leftovers(best_directory)?, ..PruneResult::default() };
@@ -24,7 +23,7 @@ pub fn keep_best_in(best_directory: &Path, checkpoint: &Path, max_keep: usize) -
     }
     sync_folder(&staging)?;
     let place = best_directory.join(&name);
-    put_in_place(&staging, &place)?;
+    publish(&staging, &place)?;
     sync_folder(best_directory)?;
     mark_best(best_directory, &place)?;
     let kept = list(best_directory)?;

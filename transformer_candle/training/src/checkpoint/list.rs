@@ -37,7 +37,7 @@ impl CheckpointEntry {
         Some(Self { name, step, path: path.to_owned() })
     }
 
-    /// Bytes of all its files, as its manifest has them. Content is not read.
+    /// Bytes of all its files according to its manifest. Their content is not read.
     pub fn bytes(&self) -> Result<u64> {
         Manifest::load(&self.path).map(|manifest| manifest.total_bytes())
     }
@@ -45,8 +45,8 @@ impl CheckpointEntry {
 
 /// Where a resume starts.
 #[derive(Debug)]
-pub struct NewestIntact {
-    /// The checkpoint, every byte of which has been read.
+pub struct NewestCheckpoint {
+    /// The checkpoint, of which every byte has been verified.
     pub checkpoint: Checkpoint,
     /// Newer checkpoints that were skipped because they are corrupted.
     pub corrupted: Vec<CorruptedCheckpoint>,
@@ -67,9 +67,9 @@ pub fn list(directory: &Path) -> Result<Vec<CheckpointEntry>> {
     Ok(found)
 }
 
-/// The newest intact checkpoint. `latest` says which one is newest: those beyond it belong to a future that a resume from an
-/// earlier checkpoint abandoned, and are taken only when no other one is intact. `cancel` ends reading them.
-pub fn newest_intact(directory: &Path, cancel: &CancelToken) -> Result<NewestIntact> {
+/// The newest intact checkpoint. `latest` says which one is newest: later ones were abandoned by a resume from an
+/// earlier checkpoint, and are used only if no other one is intact. `cancel` stops the verification.
+pub fn newest_intact(directory: &Path, cancel: &CancelToken) -> Result<NewestCheckpoint> {
     let mut candidates = list(directory)?;
     if candidates.is_empty() {
         return Err(CheckpointError::Absent { directory: directory.to_owned() });
@@ -79,7 +79,7 @@ pub fn newest_intact(directory: &Path, cancel: &CancelToken) -> Result<NewestInt
     let mut corrupted = Vec::new();
     for CheckpointEntry { name, path, .. } in candidates.into_iter().rev() {
         match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verified(cancel)) {
-            Ok(checkpoint) => return Ok(NewestIntact { checkpoint, corrupted }),
+            Ok(checkpoint) => return Ok(NewestCheckpoint { checkpoint, corrupted }),
             Err(CheckpointError::Corrupted { reason, .. } | CheckpointError::Mismatch { reason, .. }) => {
                 corrupted.push(CorruptedCheckpoint { name, reason });
             }
@@ -91,17 +91,17 @@ pub fn newest_intact(directory: &Path, cancel: &CancelToken) -> Result<NewestInt
     Err(CheckpointError::NoneIntact { directory: directory.to_owned(), corrupted })
 }
 
-/// The checkpoint that `latest` names, if that one is there.
+/// The checkpoint that `latest` names, if it exists.
 pub fn latest(directory: &Path) -> Option<PathBuf> {
     pointed_to(directory, LATEST)
 }
 
-/// The checkpoint that `best` names, if that one is there.
+/// The checkpoint that `best` names, if it exists.
 pub fn best(directory: &Path) -> Option<PathBuf> {
     pointed_to(directory, BEST)
 }
 
-/// Names a saved checkpoint the best one.
+/// Marks a saved checkpoint as the best one.
 pub fn mark_best(directory: &Path, checkpoint: &Path) -> Result<()> {
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
     replace_text(directory, BEST, &format!("{name}\n"))
@@ -135,8 +135,8 @@ impl PruneResult {
 }
 
 /// Removes all but the `keep_newest` newest checkpoints, the `keep_best` with the lowest held-out loss and the one
-/// that `best` names. Those beyond `latest` belong to an abandoned future and do not count as newest. What
-/// cannot be removed stays.
+/// that `best` names. Those after `latest` were abandoned and do not count as newest. What cannot be
+/// removed stays.
 pub fn prune(directory: &Path, keep_newest: usize, keep_best: usize) -> Result<PruneResult> {
     let mut pruned = PruneResult { unremovable: remove_leftovers(directory)?, ..PruneResult::default() };
     let checkpoints = list(directory)?;

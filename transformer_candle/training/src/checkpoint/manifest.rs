@@ -1,7 +1,6 @@
 //! `MANIFEST.json`: size and SHA-256 of every file of a checkpoint, and of itself.
 //!
-//! The manifest is written in one canonical form and ends with the hash of what stands before it, so that no byte of it
-//! can change unnoticed, not even a blank.
+//! The manifest has one canonical form and ends with its own hash, so that every changed byte is noticed, even a space.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,7 +18,7 @@ use crate::error::checkpoint::{CheckpointError, Result, failed};
 /// Bytes read or written at a time.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// What one file must be.
+/// The expected size and hash of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileRecord {
@@ -33,7 +32,7 @@ pub struct FileRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The step that was saved.
+    /// The step of the checkpoint.
     pub step: u64,
     /// Every file but this one, by name.
     pub files: BTreeMap<String, FileRecord>,
@@ -49,12 +48,12 @@ impl Manifest {
         manifest
     }
 
-    /// The canonical text.
+    /// The manifest in canonical form.
     pub fn to_bytes(&self) -> Vec<u8> {
         pretty(self)
     }
 
-    /// Reads the manifest of a checkpoint and proves that it is the one written there.
+    /// Reads the manifest of a checkpoint and verifies its own hash.
     pub fn load(directory: &Path) -> Result<Self> {
         let path = directory.join(MANIFEST);
         let bytes = regular_file::read(&path).map_err(|error| unreadable(directory, MANIFEST, error))?;
@@ -78,7 +77,7 @@ impl Manifest {
         self.files.values().map(|file| file.bytes).sum()
     }
 
-    /// Reads a small file whole and proves its content.
+    /// Reads a whole small file and verifies its content.
     pub fn read(&self, directory: &Path, name: &str) -> Result<Vec<u8>> {
         let mut file = self.open(directory, name, &CancelToken::new())?;
         let mut bytes = Vec::new();
@@ -96,7 +95,7 @@ impl Manifest {
         VerifiedFile::open(directory, name, Some(record.clone()), cancel)
     }
 
-    /// Proves size and content of every file.
+    /// Verifies size and content of every file.
     pub fn verify_files(&self, directory: &Path, cancel: &CancelToken) -> Result<()> {
         // Sizes first: they reveal a truncated file before gigabytes are read.
         for name in self.files.keys() {
@@ -109,7 +108,7 @@ impl Manifest {
     }
 }
 
-/// Why a file of a checkpoint cannot be read: it is not what was written there, or the system refuses.
+/// Why a file of a checkpoint cannot be read: it is corrupted, or an I/O error.
 fn unreadable(directory: &Path, name: &str, error: io::Error) -> CheckpointError {
     match error.kind() {
         ErrorKind::NotFound => CheckpointError::corrupted(directory, format!("{name} is missing")),
@@ -159,7 +158,7 @@ impl VerifiedFile {
         self.bytes
     }
 
-    /// Reads what is left and compares the hash of everything read with the manifest's.
+    /// Reads the rest of the file and compares its hash with the manifest's.
     pub fn finish(mut self) -> Result<()> {
         let path = self.directory.join(&self.name);
         let mut piece = vec![0; PIECE_BYTES];
@@ -190,7 +189,7 @@ impl Read for VerifiedFile {
     }
 }
 
-/// Hashes and counts what goes through to the writer below.
+/// Hashes and counts the bytes passed to the inner writer.
 pub(super) struct HashingWriter<W> {
     inner: W,
     hasher: Sha256,

@@ -27,7 +27,7 @@ mod tokenizer_files;
 pub use crate::error::checkpoint::{CheckpointError, CorruptedCheckpoint, Result};
 pub use best::keep_best_in;
 pub use files::MANIFEST as MANIFEST_FILE_NAME;
-pub use list::{CheckpointEntry, NewestIntact, PruneResult, best, latest, list, mark_best, newest_intact, prune};
+pub use list::{CheckpointEntry, NewestCheckpoint, PruneResult, best, latest, list, mark_best, newest_intact, prune};
 pub use manifest::{FileRecord, Manifest};
 pub use reader::{Checkpoint, StoredModel};
 pub use save::{CheckpointContents, expected_bytes, save, step_name};

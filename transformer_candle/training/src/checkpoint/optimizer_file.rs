@@ -1,4 +1,4 @@
-//! `optimizer.safetensors`: the optimizer's state under the parameters' names, exact to the bit.
+//! `optimizer.safetensors`: the optimizer's state under the parameters' names, bit for bit.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -22,7 +22,7 @@ fn ranges<'a>(shape: &ModelShape, state: &'a [StateTensor]) -> Vec<NamedRange<'a
     state.iter().flat_map(of_state).collect()
 }
 
-/// Bytes of payload; the header adds about 150 per tensor.
+/// Bytes of the tensors' data; the header adds about 150 per tensor.
 pub(super) fn payload_bytes<'a>(shape: &ModelShape, state: impl Iterator<Item = &'a StateLayout>) -> u64 {
     let parameters = hugging_face::hf_tensors(shape);
     let elements = |layout: &StateLayout| {

@@ -1,4 +1,4 @@
-//! Reading a checkpoint back: the manifest once, and every other byte checked against it.
+//! Reads a checkpoint: the manifest once, and every other file verified against it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use super::{TrainerState, files, optimizer_file};
 use crate::engine::StateTensor;
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error};
 
-/// Of bf16.
+/// Bytes per bf16 element.
 const SMALLEST_PARAMETER_BYTES: u64 = 2;
 
-/// What a model directory holds, before its weights are read.
+/// Metadata of a model directory, without its weights.
 #[derive(Debug, Clone)]
 pub struct StoredModel {
     /// The model's sizes.
@@ -28,11 +28,11 @@ pub struct StoredModel {
 }
 
 /// A directory that is open for reading: a checkpoint, or any Llama model in one safetensors file. A file that a manifest lists is
-/// refused unless it has the size and the SHA-256 that were written.
+/// refused if its size or SHA-256 differs.
 #[derive(Debug)]
 pub struct Checkpoint {
     directory: PathBuf,
-    /// None in a model directory that is no checkpoint.
+    /// `None` in a model directory that is not a checkpoint.
     manifest: Option<Manifest>,
 }
 
@@ -49,7 +49,7 @@ impl Checkpoint {
         Ok(Self { directory: directory.to_owned(), manifest })
     }
 
-    /// Where it is.
+    /// The directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -64,10 +64,10 @@ impl Checkpoint {
             .ok_or_else(|| CheckpointError::corrupted(&self.directory, format!("{} is missing", files::MANIFEST)))
     }
 
-    /// Reads every file to its end, unless `cancel` says to stop.
+    /// Verifies every file, unless cancelled.
     ///
     /// # Errors
-    /// [`CheckpointError::Corrupted`] names the first file that is not what was written.
+    /// [`CheckpointError::Corrupted`] names the first corrupted file.
     pub fn verified(self, cancel: &CancelToken) -> Result<Self> {
         self.manifest()?.verify_files(&self.directory, cancel)?;
         Ok(self)
@@ -78,7 +78,7 @@ impl Checkpoint {
         TrainerState::from_bytes(&self.directory, &self.manifest()?.read(&self.directory, files::STATE)?)
     }
 
-    /// The file of its tokenizer, which is as it was written.
+    /// The verified file of its tokenizer.
     pub fn tokenizer(&self) -> Result<PathBuf> {
         self.manifest()?.read(&self.directory, files::TOKENIZER)?;
         Ok(self.directory.join(files::TOKENIZER))
@@ -99,7 +99,7 @@ impl Checkpoint {
         Ok(StoredModel { shape, precision, end_of_text })
     }
 
-    /// Fills a flat buffer with the weights, unless `cancel` says to stop. On an error it holds part of them.
+    /// Reads the weights into a flat buffer, unless cancelled. On an error the buffer holds part of them.
     pub fn weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
         let mut file = self.open_file(files::MODEL, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::MODEL));
@@ -107,7 +107,7 @@ impl Checkpoint {
         verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
     }
 
-    /// Fills the optimizer's state, unless `cancel` says to stop. On an error it holds part of it.
+    /// Reads the optimizer's state, unless cancelled. On an error the buffers hold part of it.
     pub fn optimizer(&self, shape: &ModelShape, state: &mut [StateTensor], cancel: &CancelToken) -> Result<()> {
         let mut file = self.manifest()?.open(&self.directory, files::OPTIMIZER, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::OPTIMIZER));
@@ -123,7 +123,7 @@ impl Checkpoint {
     }
 }
 
-/// Refuses a config that describes more parameters than the file beside it can hold, before anything is made for them.
+/// Refuses a config with more parameters than its weights file can hold, before allocating.
 fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
     let described = shape.parameter_count();
     match fs::metadata(directory.join(files::MODEL)) {
@@ -143,7 +143,7 @@ fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
     }
 }
 
-/// A file that is not what was written is corrupted, whatever else its content led to.
+/// Verifies the file even if parsing failed: corruption is the cause to report.
 fn verified<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
     file.finish()?;
     read

@@ -1,4 +1,4 @@
-//! Saving: everything of a run in one directory, all of it or nothing.
+//! Saves a checkpoint as one directory, written atomically.
 
 use std::fs;
 use std::io::{self, Write};
@@ -14,16 +14,16 @@ use super::{TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error, is_full};
 
-/// What a checkpoint is made of. The buffers are flat, laid out as `model::parameters` says.
+/// The contents of a checkpoint. The buffers are flat, laid out as `model::parameters` says.
 #[derive(Debug)]
 pub struct CheckpointContents<'a> {
     /// The model's sizes.
     pub shape: &'a ModelShape,
-    /// The policy it is trained with.
+    /// The precision policy it is trained with.
     pub precision: Precision,
-    /// F32, or BF16 beside the low bits of its master weights.
+    /// The weights: F32, or BF16 with the low bits of the master weights in the optimizer's state.
     pub weights: &'a Buffer,
-    /// What the optimizer keeps from step to step.
+    /// The optimizer's state tensors.
     pub optimizer: &'a [StateTensor],
     /// The tokenizer the model was trained with.
     pub tokenizer: &'a TokenizerFiles,
@@ -31,7 +31,7 @@ pub struct CheckpointContents<'a> {
     pub state: &'a TrainerState,
 }
 
-/// Room for headers and the small JSON files.
+/// Bytes reserved for headers and the small JSON files.
 const SMALL_FILES_BYTES: u64 = 1 << 18;
 
 /// The name of a step's directory: `step-00001000`.
@@ -39,8 +39,8 @@ pub fn step_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// Saves a checkpoint into the folder of checkpoints and makes it the latest. It is there whole when this returns,
-/// durable, and not at all when this fails; a corrupted checkpoint of the same step is replaced.
+/// Saves a checkpoint into the folder of checkpoints and makes it the latest. It is complete and durable when this
+/// returns, and absent if this fails; a corrupted checkpoint of the same step is replaced.
 pub fn save(directory: &Path, contents: &CheckpointContents) -> Result<PathBuf> {
     save_through(directory, contents, &create_file)
 }
@@ -107,7 +107,7 @@ pub fn expected_bytes<'a>(shape: &ModelShape, weights: DType, optimizer: impl It
     shape.parameter_count() * weights.size_in_bytes() as u64 + optimizer_file::payload_bytes(shape, optimizer)
 }
 
-/// What this user may still write there; none where the system does not say.
+/// Bytes that this user may still write there; `None` if the system does not report them.
 fn free_bytes(directory: &Path) -> Option<u64> {
     let system = rustix::fs::statvfs(directory).ok()?;
     Some(system.f_bavail * system.f_frsize)

@@ -1,8 +1,8 @@
-//! A directory that is written under a staging name and put in its place atomically.
+//! A staging directory that is renamed to its final name atomically.
 //!
-//! `.step-00001000.tmp-4242/` takes the files; each is hashed on its way and fsynced; then the folder is fsynced,
-//! renamed to `step-00001000/` and its parent fsynced. Whatever instant the process dies at, a reader finds either
-//! nothing of it or all of it.
+//! Files are written into `.step-00001000.tmp-4242/`, hashed while written, and fsynced; then the folder is fsynced,
+//! renamed to `step-00001000/` and its parent fsynced. If the process dies at any instant, a reader finds either
+//! no directory or a complete one.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use super::manifest::{FileRecord, HashingWriter, Manifest, PIECE_BYTES};
 use crate::atomic_file::{self, staged_name, staging_path};
 use crate::error::checkpoint::{CheckpointError, Result, failed};
 
-/// Where a checkpoint's bytes go: a file, or in tests a disk that fills up.
+/// The writer of a checkpoint's file; tests replace it by a disk that fills up.
 pub(super) trait Sink: Write {
     /// Makes the content durable.
     fn sync(&mut self) -> io::Result<()>;
@@ -29,12 +29,12 @@ impl Sink for File {
 /// Creates a file of a checkpoint.
 pub(super) type Create<'a> = &'a dyn Fn(&Path) -> io::Result<Box<dyn Sink>>;
 
-/// Creates files of the real disk.
+/// Creates files on disk.
 pub(super) fn create_file(path: &Path) -> io::Result<Box<dyn Sink>> {
     Ok(Box::new(File::create_new(path)?))
 }
 
-/// A checkpoint that is being written. Dropped without [`StagingDirectory::commit`], it leaves nothing behind.
+/// A checkpoint that is being written; deleted if dropped without [`StagingDirectory::commit`].
 pub(super) struct StagingDirectory<'a> {
     parent: PathBuf,
     name: String,
@@ -58,7 +58,7 @@ impl<'a> StagingDirectory<'a> {
         })
     }
 
-    /// Writes one file; `fill` gives its content.
+    /// Writes one file with the content that `fill` writes.
     pub(super) fn file(&mut self, name: &str, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
         let path = self.folder.join(name);
         let sink = (self.create)(&path).map_err(failed("create", &path))?;
@@ -71,19 +71,19 @@ impl<'a> StagingDirectory<'a> {
         Ok(())
     }
 
-    /// Writes one file whose content is at hand.
+    /// Writes one file from a byte slice.
     pub(super) fn bytes(&mut self, name: &str, content: &[u8]) -> Result<()> {
         let path = self.folder.join(name);
         self.file(name, |writer| writer.write_all(content).map_err(failed("write", &path)))
     }
 
-    /// Writes the manifest and puts the directory in its place.
+    /// Writes the manifest and renames the directory to its final name.
     pub(super) fn commit(mut self, step: u64) -> Result<PathBuf> {
         let manifest = Manifest::new(step, std::mem::take(&mut self.files));
         self.bytes(files::MANIFEST, &manifest.to_bytes())?;
         sync_folder(&self.folder)?;
         let place = self.parent.join(&self.name);
-        put_in_place(&self.folder, &place)?;
+        publish(&self.folder, &place)?;
         self.committed = true;
         sync_folder(&self.parent)?;
         Ok(place)
@@ -99,9 +99,9 @@ impl Drop for StagingDirectory<'_> {
     }
 }
 
-/// Renames a folder; one that stands there already (a corrupted one, or the same step again) is swapped and removed. If that
-/// cannot be, it stays under the staging name, of which pruning tells.
-pub(super) fn put_in_place(folder: &Path, place: &Path) -> Result<()> {
+/// Renames the staging directory to its final name. An existing directory of that name (corrupted, or the same step again) is
+/// swapped with it and removed; if it cannot be removed it keeps the staging name, which pruning reports.
+pub(super) fn publish(folder: &Path, place: &Path) -> Result<()> {
     if place.exists() {
         exchange(folder, place).map_err(failed("replace", place))?;
         let _ = fs::remove_dir_all(folder);
@@ -125,7 +125,7 @@ fn exchange(folder: &Path, place: &Path) -> io::Result<()> {
     exchange_in_three(folder, place)
 }
 
-/// For file systems that cannot swap two names at once.
+/// The fallback for file systems without an atomic swap.
 fn exchange_in_three(folder: &Path, place: &Path) -> io::Result<()> {
     let old = folder.with_extension(format!("tmp-{}-old", std::process::id()));
     fs::rename(place, &old)?;
@@ -133,14 +133,13 @@ fn exchange_in_three(folder: &Path, place: &Path) -> io::Result<()> {
     fs::rename(&old, folder)
 }
 
-/// Replaces a small text file in one step: a reader finds the old text or the new one.
+/// Replaces a small text file atomically: a reader finds the old content or the new one.
 pub(super) fn replace_text(parent: &Path, name: &str, text: &str) -> Result<()> {
     let path = parent.join(name);
     atomic_file::replace(&path, text.as_bytes()).map_err(failed("write", &path))
 }
 
-/// Removes a checkpoint's folder so that no reader ever sees half of it. One that the system does not let go, and that
-/// has lost nothing, keeps its name.
+/// Removes a checkpoint's directory so that no reader finds part of it. If no file could be removed it keeps its name.
 pub(super) fn remove_folder(parent: &Path, name: &str) -> Result<()> {
     let path = parent.join(name);
     let staging = temporary_path(parent, name);
@@ -154,7 +153,7 @@ pub(super) fn remove_folder(parent: &Path, name: &str) -> Result<()> {
     })
 }
 
-/// Whether files of a checkpoint are gone. Of one that cannot be looked into, none could be removed.
+/// Whether any file of a checkpoint is missing. In an unreadable directory none could have been removed.
 fn has_lost_files(checkpoint: &Path) -> bool {
     match Manifest::load(checkpoint) {
         Ok(manifest) => manifest.files.keys().any(|name| !checkpoint.join(name).exists()),
@@ -163,7 +162,7 @@ fn has_lost_files(checkpoint: &Path) -> bool {
     }
 }
 
-/// Removes staging directories of killed writers; returns the errors. The run's lock excludes concurrent writers.
+/// Removes the staging directories of killed writers; returns the errors. The run's lock excludes concurrent writers.
 pub(super) fn remove_leftovers(parent: &Path) -> Result<Vec<CheckpointError>> {
     let mut left = Vec::new();
     for entry in fs::read_dir(parent).map_err(failed("read", parent))? {

@@ -12,7 +12,7 @@ use super::files::pretty;
 use crate::config_fingerprint::ConfigFingerprint;
 use crate::error::checkpoint::{CheckpointError, Result};
 
-/// The one format this program writes and reads.
+/// The format version that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// The trainer's state at a checkpoint. It holds neither time nor host name: the same run writes the same bytes (on a GPU, with

@@ -11,7 +11,7 @@ use super::list::list;
 use super::reader::Checkpoint;
 use crate::error::checkpoint::{Result, failed};
 
-/// Where a checkpoint has its tokenizer.
+/// The path of a checkpoint's tokenizer.
 pub fn tokenizer_in(checkpoint: &Path) -> PathBuf {
     checkpoint.join(files::TOKENIZER)
 }
@@ -22,8 +22,8 @@ pub fn newest_tokenizer(directory: &Path) -> Option<PathBuf> {
     list(directory).ok()?.into_iter().rev().find_map(|listed| intact(&listed.path).ok())
 }
 
-/// The tokenizer as it was when the run started. Kept in memory, so that every checkpoint holds what the model was
-/// trained with, whatever happens to the files meanwhile.
+/// The tokenizer as it was when the run started. Kept in memory, so that every checkpoint holds the tokenizer of
+/// the training run even if the files change meanwhile.
 #[derive(Debug, Clone)]
 pub struct TokenizerFiles {
     files: Vec<(&'static str, Vec<u8>)>,

@@ -38,7 +38,7 @@ pub struct BenchOptions {
     /// Optimizer steps to measure, after one to warm up.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// Begin no step that would end so many seconds after the command's start; at least one is measured.
+    /// Start no step that would end later than this many seconds after the command's start; at least one is measured.
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: Option<u32>,
     /// Where to compute: auto, cpu, cuda or cuda:N. [default: the config's runtime.device]
@@ -191,7 +191,7 @@ fn free_bytes(cuda: &Cuda) -> Result<u64> {
 /// FLOPs per second of a BF16 GEMM at least as large as the config's.
 fn gemm_flops(cuda: &Cuda, config: &RunConfig) -> Result<f64> {
     let size = (4 * config.model.hidden_size).next_power_of_two().min(MAX_GEMM_SIZE);
-    Ok(cuda.measure_product_flops(size)?)
+    Ok(cuda.measure_gemm_flops(size)?)
 }
 
 /// A trainer without data, checkpoints and metrics.
@@ -252,7 +252,7 @@ impl Bench {
     }
 }
 
-/// Steps of so many seconds for the pass that measures operations one by one: few short ones say little.
+/// Seconds of steps in the pass that times operations one by one: a few short steps are not representative.
 fn steps_to_measure(seconds: f64) -> u32 {
     let [least, most] = MEASURED_STEPS;
     (MEASURED_SECONDS / seconds).clamp(least, most) as u32

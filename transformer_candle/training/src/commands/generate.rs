@@ -64,7 +64,7 @@ impl Prompt {
 
 /// Continues the text, unless the signal is raised meanwhile.
 pub fn run(options: &GenerateOptions, stop: &StopSignal) -> Result<Completion> {
-    Prepared::from(options, stop)?.complete(options, stop, |_| Ok(()))
+    Generator::open(options, stop)?.complete(options, stop, |_| Ok(()))
 }
 
 pub(super) fn main(options: &GenerateOptions, output: &mut dyn Output, stop: &StopSignal) -> Result<u8> {
@@ -72,7 +72,7 @@ pub(super) fn main(options: &GenerateOptions, output: &mut dyn Output, stop: &St
         output.print_json(&run(options, stop)?)?;
         return Ok(0);
     }
-    let Prepared { model, prompt } = Prepared::from(options, stop)?;
+    let Generator { model, prompt } = Generator::open(options, stop)?;
     // The prompt is printed with the first text behind it: before that the model may still refuse it.
     let mut due = Some(prompt.as_str());
     let mut printed = Ok(());
@@ -87,14 +87,14 @@ pub(super) fn main(options: &GenerateOptions, output: &mut dyn Output, stop: &St
     Ok(0)
 }
 
-/// Everything that can be wrong with a request is found before the first token.
-struct Prepared {
+/// The model and the prompt of a request, both checked before the first token.
+struct Generator {
     model: TrainedModel,
     prompt: String,
 }
 
-impl Prepared {
-    fn from(options: &GenerateOptions, stop: &StopSignal) -> Result<Self> {
+impl Generator {
+    fn open(options: &GenerateOptions, stop: &StopSignal) -> Result<Self> {
         options.sampling.check().map_err(|error| TrainerError::Request(error.to_string()))?;
         let prompt = options.prompt.read()?;
         let cancel = stop.cancel_token();

@@ -143,7 +143,7 @@ impl fmt::Display for DataReport {
     }
 }
 
-/// Whether the data had ended at the checkpoint: the run takes so many epochs, and nothing of them is left.
+/// Whether the data was exhausted at the checkpoint: the epochs of the run are complete.
 fn ended(run: &ResolvedRun, state: &TrainerState, data: &DataPlan, cancel: &CancelToken) -> Result<bool> {
     if run.config.scheduler.total_epochs.is_none() {
         return Ok(false);

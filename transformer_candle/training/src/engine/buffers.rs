@@ -1,4 +1,4 @@
-//! Every buffer that training or evaluating takes, as a memory plan.
+//! The memory plan of training and evaluation: every buffer.
 
 use kernels::{DeviceKind, memory::Plan};
 use model::{Decoder, DecoderPlan, DecoderSettings, ModelShape};
@@ -35,7 +35,7 @@ impl RunBuffers {
     }
 }
 
-/// Every buffer of an evaluation by itself: neither gradients nor an optimizer, and nothing kept for a backward pass.
+/// Every buffer of a stand-alone evaluation, without gradients, optimizer and saved activations.
 #[derive(Debug)]
 pub struct EvaluationBuffers {
     /// Every buffer.
@@ -56,7 +56,7 @@ impl EvaluationBuffers {
     }
 }
 
-/// The decoder's buffers and those its micro-batches come in.
+/// The buffers of the decoder and of its micro-batches.
 fn forward_buffers(
     config: &RunConfig,
     shape: &ModelShape,

@@ -1,4 +1,4 @@
-//! The batch of an optimizer step, cut into micro-batches that fit in memory and uploaded to the device.
+//! Splits the batch of an optimizer step into micro-batches and uploads them to the device.
 //!
 //! Legend: N tokens of a micro-batch.
 
@@ -29,7 +29,7 @@ pub struct MicroBatchPlan {
     vocab_size: usize,
 }
 
-/// What a micro-batch consists of.
+/// The contents of a micro-batch.
 #[derive(Clone, Copy, Debug)]
 struct Columns {
     inputs: BufferId,
@@ -38,7 +38,7 @@ struct Columns {
 }
 
 impl MicroBatchPlan {
-    /// Adds the buffers of micro-batches of so many tokens.
+    /// Adds the buffers of a micro-batch of `tokens` tokens to the plan.
     pub fn add_to(plan: &mut Plan, tokens: usize, packing: Packing, vocab_size: usize, device: DeviceKind) -> Self {
         let mut columns = |name: &str| {
             let mut add = |column, dtype| plan.add(format!("{column}{name}"), Category::Batch, dtype, &[tokens]);
@@ -63,17 +63,17 @@ pub struct MicroBatch {
     inputs_N: Buffer,
     /// The token after each, I32, [`IGNORED_TARGET`] where there is none.
     targets_N: Buffer,
-    /// Where in its sequence each one's document begins, I32, if documents are kept apart.
+    /// The position of the first token of each token's document, I32, if documents are masked.
     documents_N: Option<Buffer>,
     sequences: usize,
     vocab_size: usize,
     slots: [Slot; SLOTS],
-    /// Slots whose copies are under way, the oldest first.
+    /// Slots with copies in flight, oldest first.
     in_flight: VecDeque<usize>,
     next: usize,
 }
 
-/// One of the two uploads that alternate.
+/// One of the two upload slots.
 struct Slot {
     inputs: Upload<u32>,
     targets: Upload<i32>,
@@ -106,7 +106,7 @@ impl MicroBatch {
         })
     }
 
-    /// Sequences at a time.
+    /// Sequences per micro-batch.
     pub fn sequences(&self) -> usize {
         self.sequences
     }
@@ -120,7 +120,7 @@ impl MicroBatch {
     /// Starts to copy some sequences to the device; at most one micro-batch may be ahead of the one that is worked on. What the
     /// sequences leave free of it has no targets.
     ///
-    /// Tokens are checked here, once: a GPU could not refuse them later.
+    /// Token ids are checked here, since a GPU kernel cannot report them.
     pub(super) fn send(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {
         let tokens = sequences.start * batch.sequence_length..sequences.end * batch.sequence_length;
         let (inputs, targets) = (&batch.inputs[tokens.clone()], &batch.targets[tokens.clone()]);
@@ -147,7 +147,7 @@ impl MicroBatch {
         Ok(())
     }
 
-    /// Makes the micro-batch that was sent first the one that the device works on next.
+    /// Makes the oldest sent micro-batch the current one.
     pub(super) fn receive(&mut self) -> Result<()> {
         let slot = self.in_flight.pop_front().expect("what is received was sent before");
         let Slot { inputs, targets, documents } = &mut self.slots[slot];

@@ -119,7 +119,7 @@ enum BoundRule {
     Muon(MuonGroup),
 }
 
-/// What one optimizer step did.
+/// The result of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepOutcome {
     /// What [`Decoder::loss`] has accumulated.

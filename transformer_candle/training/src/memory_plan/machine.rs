@@ -19,7 +19,7 @@ pub(super) struct AvailableMemory {
 /// Address space that a thread reserves, hardly any of which it uses: the arena of glibc's allocator, and a stack.
 const ADDRESS_SPACE_PER_THREAD: u64 = (64 + 2) << 20;
 
-/// The least of what bounds a process that will start so many threads; none where the system does not tell.
+/// The smallest memory limit of a process that will start `threads` threads; `None` if the system does not report one.
 pub(super) fn available_memory(threads: usize) -> Option<AvailableMemory> {
     let [address_space, data] = [Resource::As, Resource::Data].map(|limit| getrlimit(limit).current);
     available_under(Path::new("/"), &limits(address_space, data, threads))

@@ -37,13 +37,13 @@ impl MetricsWriter {
         self.sinks.iter_mut().for_each(|sink| sink.record(record));
     }
 
-    /// Makes everything written durable, as far as the disk takes it. Called before a checkpoint, so that no checkpoint
+    /// Makes everything written durable, as far as the disk has space. Called before a checkpoint, so that no checkpoint
     /// outlives the metrics that led to it.
     pub fn flush(&mut self) {
         self.sinks.iter_mut().for_each(|sink| sink.flush());
     }
 
-    /// What a person should know since this was last asked, one sentence each.
+    /// Notes for the user since the last call, one sentence each.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.sinks.iter_mut().flat_map(|sink| sink.take_notices()).collect()
     }

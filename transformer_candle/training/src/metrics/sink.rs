@@ -4,8 +4,8 @@ use std::{fmt::Debug, path::Path};
 
 use crate::{Result, report::Record};
 
-/// Takes a run's records in the order of its steps. A record has left the process when the call returns, so that a kill loses
-/// nothing; only what a full disk does not take waits for room.
+/// Receives a run's records in step order. A record has left the process when the call returns, so that a kill loses nothing;
+/// only records that a full disk refuses are buffered.
 pub(super) trait MetricsSink: Debug + Send {
     /// Opens the sink of a run at its file or folder. `rewind_to` keeps what was recorded up to that step, for a resume; without it
     /// the sink starts empty.
@@ -16,9 +16,9 @@ pub(super) trait MetricsSink: Debug + Send {
     /// Appends a record.
     fn record(&mut self, record: &Record);
 
-    /// Makes everything recorded durable, as far as the disk takes it.
+    /// Makes everything recorded durable, as far as the disk has space.
     fn flush(&mut self);
 
-    /// What a person should know since this was last asked, one sentence each.
+    /// Notes for the user since the last call, one sentence each.
     fn take_notices(&mut self) -> Vec<String>;
 }

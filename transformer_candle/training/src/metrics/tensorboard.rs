@@ -1,7 +1,7 @@
-//! `tensorboard/`: one event file a run, in the format TensorBoard itself reads.
+//! `tensorboard/`: one event file per run, in TensorBoard's format.
 //!
-//! A resume writes a file of its own with the events it keeps and removes the earlier ones: TensorBoard, also one
-//! that is looking, then shows each step once.
+//! A resume writes a new file with the events it keeps and removes the earlier ones, so that TensorBoard shows each step
+//! once, also if it is running meanwhile.
 
 use std::collections::HashSet;
 use std::fs;
@@ -24,7 +24,7 @@ pub(super) struct EventFile {
 }
 
 impl MetricsSink for EventFile {
-    /// Opens a run's events with those up to a step in it, or empty. Other runs may have theirs in the same folder.
+    /// Opens a run's event file with the events up to a step, or empty. Other runs may have files in the same folder.
     fn open(folder: &Path, run: &str, rewind_to: Option<u64>) -> Result<Self> {
         fs::create_dir_all(folder).map_err(TrainerError::io("create", folder))?;
         atomic_file::remove_leftovers(folder, |name| is_leftover(name, run));
@@ -43,7 +43,7 @@ impl MetricsSink for EventFile {
         Ok(Self { file })
     }
 
-    /// Appends an event with every known curve of the record.
+    /// Appends an event with all curves of the record whose values are known.
     fn record(&mut self, record: &Record) {
         let summary = Summary { value: curves(record) };
         let event = Event { wall_time: now(), step: record.step as i64, what: Some(EventPayload::Summary(summary)) };
@@ -86,7 +86,7 @@ fn event_files(folder: &Path, run: &str) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Whether a name is that of a file that a killed writer of this run left; `rewound` is what earlier versions called it.
+/// Whether a name is that of a file left by a killed writer of this run (`rewound` in earlier versions).
 fn is_leftover(name: &str, run: &str) -> bool {
     staged_name(name).is_some_and(|name| name == "rewound" || is_event_file(name, run))
 }
@@ -95,7 +95,7 @@ fn is_event_file(name: &str, run: &str) -> bool {
     name.starts_with("events.out.tfevents.") && name.ends_with(&format!(".{run}"))
 }
 
-/// The events up to a step, each once, however many files hold it.
+/// The events up to a step, without duplicates from several files.
 fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
     let mut seen = HashSet::new();
     let mut events = Vec::new();
@@ -135,7 +135,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-/// What TensorBoard would show: (step, tags) of every event of a folder.
+/// (step, tags) of every event of a folder, as TensorBoard shows them.
 #[cfg(test)]
 pub(super) fn steps_and_tags(folder: &Path) -> Vec<(i64, Vec<String>)> {
     let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -6,7 +6,7 @@
 
 use prost::Message;
 
-/// One line of TensorBoard's log.
+/// One record of TensorBoard's event file.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Event {
     /// Seconds since 1970.
@@ -19,7 +19,7 @@ pub(super) struct Event {
     pub(super) what: Option<EventPayload>,
 }
 
-/// What an event tells.
+/// The content of an event.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub(super) enum EventPayload {
     /// `brain.Event:2`, the first record of a file.

@@ -1,4 +1,4 @@
-//! What one evaluation found.
+//! The result of one evaluation.
 
 use serde::{Serialize, Serializer};
 
@@ -7,7 +7,7 @@ use super::scalar::{ComponentRecord, Record, Scalar};
 /// TensorBoard's tag of the held-out loss; of a mixture's component with its name appended.
 const LOSS_TAG: &str = "loss/validation";
 
-/// What one evaluation found.
+/// The result of one evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvaluationReport {
     /// Optimizer steps taken before it.
@@ -16,32 +16,32 @@ pub struct EvaluationReport {
     pub loss: f64,
     /// `exp(loss)`.
     pub perplexity: f64,
-    /// Nats of all targets over the bytes of their text, in bits. None where the tokenizer's tokens have no length in
-    /// bytes.
+    /// Bits per byte: the loss of all targets over the bytes of their text. `None` if the tokenizer's tokens have no length
+    /// in bytes.
     pub bits_per_byte: Option<f64>,
     /// Target tokens evaluated.
     pub tokens: u64,
-    /// Of a mixture, what was found on each component's held-out text; the numbers above weigh them by their shares.
+    /// The results of each component of a mixture; the numbers above are their means by mixture weight.
     pub components: Vec<ComponentEvaluation>,
 }
 
-/// What one evaluation found on the held-out text of a component.
+/// The result on the held-out text of one mixture component.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ComponentEvaluation {
     /// The data set's name, or the patterns.
     pub name: String,
     /// The component's weight, of 1.
     pub share: f64,
-    /// As for the whole.
+    /// As in [`EvaluationReport`].
     pub loss: f64,
-    /// As for the whole.
+    /// As in [`EvaluationReport`].
     pub bits_per_byte: Option<f64>,
-    /// As for the whole.
+    /// As in [`EvaluationReport`].
     pub tokens: u64,
 }
 
 impl EvaluationReport {
-    /// Every number that is logged of an evaluation, but the step and the components' numbers.
+    /// The logged numbers of an evaluation, without the step and the components' numbers.
     pub fn scalars(&self) -> Vec<Scalar> {
         vec![
             Scalar::curve("loss", LOSS_TAG, self.loss),
@@ -51,7 +51,7 @@ impl EvaluationReport {
         ]
     }
 
-    /// What sinks are given.
+    /// The record that metrics sinks receive.
     pub fn record(&self) -> Record {
         let components = self.components.iter().map(ComponentEvaluation::component).collect();
         Record { kind: "evaluation", step: self.step, scalars: self.scalars(), components }

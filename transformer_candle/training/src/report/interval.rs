@@ -1,6 +1,6 @@
 //! Which steps are logged.
 
-/// The one rule for when: the first step, every `log_every_n_steps`th and the last. Metrics and plain progress lines both ask it.
+/// Whether a step is logged: the first, every `log_every_n_steps`th and the last. Metrics and plain progress lines use it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogInterval {
     every: u64,
@@ -8,7 +8,7 @@ pub(crate) struct LogInterval {
 }
 
 impl LogInterval {
-    /// `last_step` is the one that the run ends with, where that is known beforehand.
+    /// `last_step` is the final step of the run, if known beforehand.
     pub(crate) fn new(every: u64, last_step: Option<u64>) -> Self {
         Self { every: every.max(1), last_step }
     }

@@ -1,4 +1,4 @@
-//! The numbers of a report under the names that they are logged with.
+//! The numbers of a report with their names in metrics and TensorBoard.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -57,9 +57,9 @@ impl Serialize for Number {
 pub struct Scalar {
     /// Its key in `metrics.jsonl`, `--json` and Python.
     pub key: &'static str,
-    /// Its tag in TensorBoard; none for what is no curve.
+    /// Its tag in TensorBoard; `None` if it is not drawn.
     pub tag: Option<&'static str>,
-    /// None where it is not known, as a CPU's MFU.
+    /// `None` if unknown, such as MFU on a CPU.
     pub value: Option<Number>,
 }
 
@@ -69,17 +69,17 @@ impl Scalar {
         Self { key, tag: Some(tag), value: Some(value.into()) }
     }
 
-    /// A curve with gaps where the number is not known.
+    /// A curve with gaps where the number is unknown.
     pub(super) fn optional_curve(key: &'static str, tag: &'static str, value: Option<f64>) -> Self {
         Self { key, tag: Some(tag), value: value.map(Number::F64) }
     }
 
-    /// A number that is no curve.
+    /// A number that TensorBoard does not draw.
     pub(super) fn plain(key: &'static str, value: impl Into<Number>) -> Self {
         Self { key, tag: None, value: Some(value.into()) }
     }
 
-    /// A number that is no curve, and not always known.
+    /// A number that TensorBoard does not draw, if known.
     pub(super) fn optional_plain(key: &'static str, value: Option<f64>) -> Self {
         Self { key, tag: None, value: value.map(Number::F64) }
     }
@@ -94,7 +94,7 @@ pub struct ComponentRecord {
     pub scalars: Vec<Scalar>,
 }
 
-/// What every sink is given of a report. Serialized it is the report's fields, in their order.
+/// The record of a report for every sink. It serializes as the report's fields, in their order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     /// `train` or `evaluation`.

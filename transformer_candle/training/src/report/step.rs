@@ -1,10 +1,10 @@
-//! What one optimizer step did.
+//! The result of one optimizer step.
 
 use serde::{Serialize, Serializer};
 
 use super::scalar::{Record, Scalar};
 
-/// What one optimizer step did.
+/// The result of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     /// Optimizer steps taken, this one included.
@@ -17,20 +17,20 @@ pub struct StepReport {
     pub grad_norm: f32,
     /// Target tokens trained on since the run began.
     pub tokens: u64,
-    /// Target tokens of this step over its seconds.
+    /// Target tokens per second of this step.
     pub tokens_per_second: f64,
     /// Model FLOPs over the GPU's nominal BF16 peak, dense; none where no peak is known, as on a CPU.
     pub mfu: Option<f64>,
     /// Wall time of the step.
     pub step_seconds: f64,
-    /// Part of it spent waiting for data.
+    /// Seconds of it spent waiting for data.
     pub data_wait_seconds: f64,
     /// Bytes of the planned buffers: what `plan` printed and the trainer allocated.
     pub memory_bytes: u64,
 }
 
 impl StepReport {
-    /// Every number that is logged of a step, but the step itself.
+    /// The logged numbers of a step, without the step itself.
     pub fn scalars(&self) -> Vec<Scalar> {
         vec![
             Scalar::curve("loss", "loss/train", self.loss),
@@ -45,7 +45,7 @@ impl StepReport {
         ]
     }
 
-    /// What sinks are given.
+    /// The record that metrics sinks receive.
     pub fn record(&self) -> Record {
         Record { kind: "train", step: self.step, scalars: self.scalars(), components: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! What a trainer does between its steps: judge the weights as they are, keep them, let them write.
+//! What a trainer does between steps: evaluate, save checkpoints, generate text.
 
 use std::{
     ops::ControlFlow,
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Trainer {
-    /// Evaluates the weights as they are on the held-out text. None where that has not one target.
+    /// Evaluates the current weights on the held-out text. `None` if it has no target.
     pub fn evaluate(&mut self) -> Result<Option<EvaluationReport>> {
         self.evaluate_unless(&StopSignal::new())
     }
@@ -43,7 +43,7 @@ impl Trainer {
         Ok(Some(report))
     }
 
-    /// Writes a checkpoint of the weights as they are, and removes old ones as the config has it.
+    /// Saves a checkpoint of the current weights, and prunes old ones as configured.
     pub fn save(&mut self) -> Result<PathBuf> {
         self.folder.check()?;
         self.metrics.flush();
@@ -65,8 +65,8 @@ impl Trainer {
         Ok(path)
     }
 
-    /// Names the latest checkpoint the best if it is, and removes those that the config does not keep. Doing it again changes
-    /// nothing, so that a resume can do what a kill kept the run from.
+    /// Marks the latest checkpoint as the best if it is, and prunes old ones as configured. Idempotent, so that a resume can
+    /// complete what a kill interrupted.
     pub(super) fn mark_best_and_prune(&mut self, latest: &Path) -> Result<()> {
         let runtime = &self.run.config.runtime;
         let best = &runtime.evaluation.best;
@@ -91,7 +91,7 @@ impl Trainer {
         }
     }
 
-    /// Continues a prompt with the weights as they are; an empty prompt starts a new text.
+    /// Continues a prompt with the current weights; an empty prompt starts a new text.
     pub fn generate(&self, prompt: &str, max_tokens: usize, settings: &SamplingSettings) -> Result<Completion> {
         self.generate_unless(prompt, max_tokens, settings, &StopSignal::new())
     }

@@ -1,4 +1,4 @@
-//! Where a run's tokens come from: its tokenizer, its stream, and the text it is judged on.
+//! A run's data: its tokenizer, its token stream, and its held-out text.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use run_config::ResolvedRun;
 use crate::checkpoint::TrainerState;
 use crate::error::{Result, TrainerError};
 
-/// What a run reads, found but not opened.
+/// A run's data sources, listed but not opened.
 pub(crate) struct DataPlan {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) mixture: Mixture,
     pub(crate) settings: StreamSettings,
 }
 
-/// Everything a trainer reads.
+/// The open data of a trainer.
 pub(super) struct Data {
     pub(super) tokenizer: Tokenizer,
     pub(super) stream: TokenStream,
@@ -26,7 +26,7 @@ pub(super) struct Data {
 }
 
 impl DataPlan {
-    /// Loads the tokenizer and lists the files, unless `cancel` says to stop.
+    /// Loads the tokenizer and lists the files, unless cancelled.
     pub(crate) fn new(run: &ResolvedRun, vocab_size: usize, hub: &HubSettings, cancel: &CancelToken) -> Result<Self> {
         let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
         let tokenizer = Tokenizer::load(path, &run.special_tokens)?;
@@ -40,8 +40,8 @@ impl DataPlan {
         Ok(Self { tokenizer, mixture: Mixture::from_run(run, hub, cancel)?, settings: StreamSettings::from_run(run) })
     }
 
-    /// Opens the stream, where a checkpoint left it if there is one; and the held-out text if the run will evaluate, so that
-    /// it cannot fail on that hours later. A text too small to hold out a part of it is trained on without evaluation.
+    /// Opens the stream, at a checkpoint's position if there is one, and the held-out text if the run will evaluate, so that
+    /// errors appear at once and not hours later. A data set too small for a held-out part is trained on without evaluation.
     pub(super) fn open(self, run: &mut ResolvedRun, cursor: Option<Cursor>, notes: &mut Vec<String>) -> Result<Data> {
         let Self { tokenizer, mixture, settings } = self;
         notes.extend(mixture.notes());
@@ -60,7 +60,7 @@ impl DataPlan {
     }
 }
 
-/// Where a checkpoint left the stream.
+/// The stream's position in a checkpoint.
 pub(crate) fn cursor_of(state: &TrainerState) -> Result<Cursor> {
     serde_json::from_value(state.cursor.clone()).map_err(|error| {
         TrainerError::Request(format!(
@@ -72,7 +72,7 @@ pub(crate) fn cursor_of(state: &TrainerState) -> Result<Cursor> {
 }
 
 impl Data {
-    /// The texts that training never sees, opened when they are first asked for.
+    /// The held-out text, opened on first use.
     pub(super) fn held_out(&mut self, run: &ResolvedRun) -> Result<&mut [HeldOut]> {
         if self.held_out.is_empty() {
             self.held_out = HeldOut::from_run(run, self.stream.mixture(), &self.tokenizer)?;

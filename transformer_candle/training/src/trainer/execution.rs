@@ -1,5 +1,5 @@
 //! How a step is computed (micro-batch, accumulation, recompute mode), carried from a checkpoint to the run that resumes it:
-//! with another split the sums of gradients round differently, and the weights are no longer those of an uninterrupted run.
+//! with another split the sums of gradients round differently, and the weights would differ from an uninterrupted run's.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(super) fn from_plan(plan: &MemoryPlan) -> Execution {
     }
 }
 
-/// Has a resumed run compute its steps as the checkpoint's run did, and returns what a person should know where it does not.
+/// Makes a resumed run compute its steps as the checkpoint's run did, and returns a note for the user if it cannot.
 ///
 /// `batch_size: auto` becomes the checkpoint's micro-batch, whatever memory is free. A run whose `data.sequences_per_step` was
 /// changed takes other steps anyway, and only what the config leaves open is kept.
@@ -55,7 +55,7 @@ pub(super) fn keep(run: &mut ResolvedRun, checkpoint: &Path, saved: Option<&Exec
     Ok(note)
 }
 
-/// What a run that was asked to change its batching should say of it.
+/// The note of a run whose batching was changed on request.
 pub(super) fn changed(plan: &MemoryPlan, saved: Option<&Execution>) -> Option<String> {
     let (was, is) = (saved?, from_plan(plan));
     (*was != is).then(|| {
@@ -74,7 +74,7 @@ fn described(execution: &Execution) -> String {
     format!("{micro_batch} x {gradient_accumulation_steps} sequences with activation_recompute {recompute}")
 }
 
-/// The keys in which the config asks for another way than the checkpoint's.
+/// The config keys that differ from the checkpoint's.
 fn changes(run: &ResolvedRun, saved: &Execution) -> Vec<Change> {
     let change = |key: &str, was, is| (was != is).then(|| Change { key: key.to_owned(), was, is });
     let micro_batch = match run.config.data.batch_size {

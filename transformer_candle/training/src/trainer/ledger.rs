@@ -15,13 +15,13 @@ use crate::{
 /// The ledger's name in a run directory.
 pub const LEDGER: &str = "ledger.jsonl";
 
-/// The ledger of a run in training. It never stops the run: while it cannot be written its lines are buffered and checkpoints
+/// The ledger of a training run. It never stops the run: while it cannot be written its lines are buffered and checkpoints
 /// store no head; when the buffer is full the ledger ends and training continues.
 pub(super) struct RunLedger {
-    /// None once it has lost a line.
+    /// `None` once it has lost a line.
     ledger: Option<Ledger>,
     notices: Vec<String>,
-    /// Where the run was cut, if the ledger led there: it has the windows begun there already.
+    /// The resume position, if the ledger contains it: it lists the windows opened there already.
     cut: Option<Cursor>,
 }
 
@@ -46,7 +46,7 @@ impl RunLedger {
             return Ok(Self::new(create()?, None));
         };
         let refusal = match &state.ledger {
-            None => "the checkpoint vouches for none".to_owned(),
+            None => "the checkpoint records none".to_owned(),
             Some(head) => match Ledger::open(&path, head, cancel) {
                 Ok(ledger) => return Ok(Self::new(ledger, Some(cursor.clone()))),
                 Err(DataError::Interrupted) => return Err(DataError::Interrupted.into()),
@@ -54,7 +54,7 @@ impl RunLedger {
             },
         };
         let step = state.step;
-        notes.push(format!("the ledger begins anew at step {step}, earlier steps can no longer be proven: {refusal}"));
+        notes.push(format!("the ledger restarts at step {step}; earlier steps can no longer be proven: {refusal}"));
         let mut ledger = Self::new(create()?, None);
         ledger.write(|ledger| ledger.append(&LedgerRecord::Begin(BeginRecord::new(step, cursor))));
         Ok(ledger)
@@ -64,7 +64,7 @@ impl RunLedger {
         Self { ledger: Some(ledger), notices: Vec::new(), cut }
     }
 
-    /// Writes down a step that took `batch` from one position to another, and the windows that it was the first to take from.
+    /// Records a step that read `batch` between two positions, and the windows it opened.
     pub(super) fn step<'a>(
         &mut self,
         step: u64,
@@ -81,12 +81,12 @@ impl RunLedger {
         });
     }
 
-    /// The head of everything written so far; none until it is on disk.
+    /// The hash of everything written so far; `None` until it is on disk.
     pub(super) fn head(&mut self) -> Option<LedgerHead> {
         self.ledger.as_mut()?.sync()
     }
 
-    /// What a person should know since this was last asked, one sentence each.
+    /// Notes for the user since the last call, one sentence each.
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         let file_notices = self.ledger.as_mut().map_or_else(Vec::new, Ledger::take_notices);
         self.notices.drain(..).chain(file_notices).collect()

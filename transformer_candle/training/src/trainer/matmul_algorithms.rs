@@ -4,14 +4,14 @@ use kernels::{Device, cuda::Cuda};
 
 use crate::{checkpoint::MatmulAlgorithms, error::Result};
 
-/// The algorithms that a device has chosen so far; none on a CPU, which has one only.
+/// The algorithms that a device has chosen so far; `None` on a CPU, which has only one.
 pub(super) fn capture(device: &Device) -> Option<MatmulAlgorithms> {
     let capture = |gpu: &Cuda| MatmulAlgorithms { fingerprint: gpu.fingerprint(), choices: gpu.choices() };
     device.as_cuda().map(capture)
 }
 
-/// Makes a device use the checkpoint's algorithms. Returns a note for the user where it cannot, so that the resumed run is not
-/// bit-identical to an uninterrupted one.
+/// Makes a device use the checkpoint's algorithms. Returns a note for the user if it cannot, in which case the resumed run is
+/// not bitwise equal to an uninterrupted one.
 pub(super) fn restore(device: &Device, saved: Option<&MatmulAlgorithms>) -> Result<Option<String>> {
     let current = device.as_cuda().map(Cuda::fingerprint);
     if let Some(note) = device_change_note(saved.map(|saved| saved.fingerprint.as_str()), current.as_deref()) {

@@ -1,4 +1,4 @@
-//! From a resolved run to a trainer that can take its next step: everything is checked before anything is written.
+//! Builds a trainer from a resolved run: everything is checked before anything is written.
 
 use std::{
     collections::HashSet,
@@ -146,7 +146,7 @@ impl Trainer {
     }
 }
 
-/// The weights, and what the optimizer keeps beside them, as they are before the first step or at a checkpoint.
+/// Initializes weights and optimizer state, or loads them from a checkpoint.
 fn fill(
     engine: &mut Engine,
     shape: &ModelShape,
@@ -165,7 +165,7 @@ fn fill(
     })
 }
 
-/// Plans the run as its checkpoint's was computed, or as the config says, and writes the micro-batch into the config.
+/// Plans the run with its checkpoint's execution or the config's, and writes the micro-batch into the config.
 fn plan(
     run: &mut ResolvedRun,
     device: &Device,
@@ -243,7 +243,7 @@ fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
     }
 }
 
-/// A checkpoint of another folder is no checkpoint of this run.
+/// Refuses a checkpoint of another run.
 fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
     let directory = resumed?.directory().canonicalize().ok()?;
     let path = run.config.runtime.checkpoint.directory.as_deref()?.join(directory.file_name()?);

@@ -17,7 +17,7 @@
 //! if the result is bf16 as well.
 //!
 //! Results depend on the operands and the CPU's instructions alone: an element of `out` is one sum over K in ascending order, begun
-//! anew with every block of K (a GEMV adds several such sums). Threads share out tiles, never a sum.
+//! again for every block of K (a GEMV adds several such sums). Threads share out tiles, never a sum.
 
 mod bf16_kernel;
 mod gemv;

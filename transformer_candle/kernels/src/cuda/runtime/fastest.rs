@@ -11,7 +11,7 @@ const SAMPLES: usize = 3;
 /// A sample of short work is several runs of it, so that the events' resolution of half a microsecond does not decide.
 const SAMPLE_MILLISECONDS: f32 = 0.1;
 const MOST_RUNS_IN_A_SAMPLE: f32 = 5.0;
-/// Candidates that once took so many times as long as the fastest are not timed again.
+/// A candidate that is slower than the fastest by this factor is not timed again.
 const HOPELESS: f32 = 1.5;
 
 /// What timing a candidate gave, in milliseconds of the GPU.
@@ -61,7 +61,7 @@ impl Cuda {
         Ok(Some(Timed { milliseconds, spent: 2.0 * once + (SAMPLES * runs) as f32 * milliseconds }))
     }
 
-    /// Milliseconds that a run takes: the median of so many samples, each of so many runs one after the other.
+    /// Milliseconds per run: the median over samples of several consecutive runs each.
     pub(super) fn time(&self, samples: usize, runs: usize, run: impl Fn() -> Result<()>) -> Result<f32> {
         let mut marks = vec![self.mark()?];
         for _ in 0..samples {

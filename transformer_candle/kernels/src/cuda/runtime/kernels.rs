@@ -10,9 +10,9 @@ use candle_core::cuda_backend::cudarc::driver::{CudaContext, result};
 use super::Cuda;
 use super::failure::Context as _;
 use super::module::{Function, Module};
-use crate::cuda::Value;
+use crate::cuda::KernelArg;
+use crate::cuda::launch::KernelLaunch;
 use crate::cuda::manifest::{Entry, Manifest};
-use crate::cuda::request::Launch;
 use crate::{Error, Result};
 
 /// The text of the manifest and of every PTX file that it lists, by name.
@@ -79,7 +79,7 @@ impl Slot {
 
 impl Cuda {
     /// The kernel of a launch. If it has several variants, the first launch of a shape times them and waits for the GPU.
-    pub(crate) fn kernel(&self, launch: &Launch) -> Result<Kernel<'_>> {
+    pub(crate) fn kernel(&self, launch: &KernelLaunch) -> Result<Kernel<'_>> {
         let name = &launch.kernel;
         let Some(variants) = self.0.kernels.slots.get(name) else {
             let call = format!("looking up the kernel `{name}`");
@@ -116,7 +116,7 @@ impl Kernel<'_> {
     ///
     /// # Errors
     /// If the values do not match the manifest, or the driver refuses. Nothing was launched then.
-    pub(crate) fn launch(&self, grid: [usize; 3], values: &[Value]) -> Result<()> {
+    pub(crate) fn launch(&self, grid: [usize; 3], values: &[KernelArg]) -> Result<()> {
         let (ordinal, name) = (self.cuda.ordinal(), &self.entry.name);
         let call = format_args!("cuLaunchKernel of `{name}`");
         let checked = self.entry.check(grid, values);

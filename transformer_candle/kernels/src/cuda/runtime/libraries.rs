@@ -30,7 +30,7 @@ const LIBRARIES: [Wanted; 3] = [
     Wanted { name: "curand", function: "curandCreateGenerator", remedy: EXTRA },
 ];
 
-/// Loads the driver and the libraries, from wherever they are, so that whoever asks the loader for them finds them loaded; looks once
+/// Loads the driver and the libraries, from wherever they are installed, so that later launches to the loader find them loaded; runs once
 /// in a program's life.
 ///
 /// # Errors

@@ -80,7 +80,7 @@ impl Cuda {
     /// Computes as another run did that this is to repeat. Before the first step: what was recorded into a graph stays.
     ///
     /// Returns the shapes and launches whose choice this GPU, this version of the library or this program does not have; they are
-    /// searched anew.
+    /// searched again.
     ///
     /// # Errors
     /// [`Error::Cuda`] if the GPU cannot be used at all.

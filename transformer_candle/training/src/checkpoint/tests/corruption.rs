@@ -1,4 +1,4 @@
-//! Not one changed byte goes unnoticed.
+//! Every changed byte of a checkpoint is noticed.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Full disks, failing disks and kills: what was there stays, what was not whole is not there.
+//! Full disks, failing disks and kills leave old checkpoints intact and no partial ones.
 
 use std::cell::Cell;
 use std::env;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::checkpoint::staging::{Sink, create_file};
 
-/// A disk with so many bytes left, and what it says when they are used up.
+/// A disk with a number of bytes left, and its error when they are used up.
 struct FullingDisk {
     inner: Box<dyn Sink>,
     left: Rc<Cell<usize>>,

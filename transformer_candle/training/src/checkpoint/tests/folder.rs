@@ -1,4 +1,4 @@
-//! The folder of checkpoints: pointers, choice, removal.
+//! The folder of checkpoints: `latest` and `best`, choice on resume, pruning.
 
 use super::*;
 

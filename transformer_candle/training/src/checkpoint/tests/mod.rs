@@ -1,4 +1,4 @@
-//! Checkpoints of a tiny model whose every number tells the step it was saved at.
+//! Checkpoints of a tiny model whose values encode the step.
 
 mod corruption;
 mod crash;
@@ -67,7 +67,7 @@ impl Tiny {
         }
     }
 
-    /// With numbers that no other step has.
+    /// With values unique to a step.
     fn at(precision: Precision, step: u64) -> Self {
         let mut tiny = Self::zeros(precision);
         let elements = tiny.weights.elements();
@@ -139,9 +139,9 @@ fn verify(checkpoint: &Path, cancel: &CancelToken) -> Result<Checkpoint> {
     Checkpoint::open(checkpoint)?.verified(cancel)
 }
 
-/// The newest intact checkpoint of a folder, and those that were passed over.
+/// The newest intact checkpoint of a folder, and the corrupted ones that were skipped.
 fn newest(folder: &Path) -> (PathBuf, Vec<CorruptedCheckpoint>) {
-    let NewestIntact { checkpoint, corrupted } = newest_intact(folder, &CancelToken::new()).unwrap();
+    let NewestCheckpoint { checkpoint, corrupted } = newest_intact(folder, &CancelToken::new()).unwrap();
     (checkpoint.directory().to_owned(), corrupted)
 }
 

@@ -1,4 +1,4 @@
-//! What is saved comes back, and is what `transformers` reads.
+//! Saved state is restored bitwise, and `transformers` reads it.
 
 use super::*;
 

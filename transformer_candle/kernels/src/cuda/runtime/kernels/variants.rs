@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::super::Cuda;
 use super::Slot;
-use crate::cuda::request::Launch;
+use crate::cuda::launch::KernelLaunch;
 use crate::{Error, Result};
 
-/// The variants chosen so far, by [`Launch::shape`].
+/// The variants chosen so far, by [`KernelLaunch::shape`].
 #[derive(Default)]
 pub(super) struct Choices(Mutex<HashMap<String, usize>>);
 
@@ -22,7 +22,7 @@ impl Choices {
 
 impl Cuda {
     /// The index of the variant that a launch takes.
-    pub(super) fn variant(&self, launch: &Launch, variants: &[Slot]) -> Result<usize> {
+    pub(super) fn variant(&self, launch: &KernelLaunch, variants: &[Slot]) -> Result<usize> {
         let shape = launch.shape();
         if let Some(&variant) = self.0.kernels.choices.locked().get(&shape) {
             return Ok(variant);

@@ -47,7 +47,7 @@ impl Descriptors {
         })
     }
 
-    /// What the library would use, the likely fastest first, at most so many.
+    /// The algorithms that the library's heuristic proposes, fastest first, at most `count`.
     pub(super) fn candidates(&self, library: cublasLtHandle_t, shape: &Shape, most: usize) -> Result<Vec<Algorithm>> {
         let preference = Preference::for_alignments(&shape.column_major())?;
         let mut found = vec![MaybeUninit::<cublasLtMatmulHeuristicResult_t>::uninit(); most];

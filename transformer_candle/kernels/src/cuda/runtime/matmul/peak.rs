@@ -9,7 +9,7 @@ use crate::cuda::{Matmul, Operand, WORKSPACE_ELEMENTS, Workspace};
 use crate::{Buffer, Device, Result, bf16};
 
 /// GEMMs of 8192^3 in a sample take some 50 ms on a fast GPU: long enough for its clocks to settle.
-const PRODUCTS_IN_A_SAMPLE: usize = 10;
+const GEMMS_PER_SAMPLE: usize = 10;
 const SAMPLES: usize = 5;
 
 impl Cuda {
@@ -18,7 +18,7 @@ impl Cuda {
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`] where that is not free; [`crate::Error::Cuda`].
-    pub fn measure_product_flops(&self, size: usize) -> Result<f64> {
+    pub fn measure_gemm_flops(&self, size: usize) -> Result<f64> {
         let device = Device::Cuda(self.clone());
         let square = |dtype| Buffer::zeros(&[size, size], dtype, &device);
         let (mut x, mut w, y) = (square(DType::BF16)?, square(DType::BF16)?, square(DType::BF16)?);
@@ -32,7 +32,7 @@ impl Cuda {
             Matmul::set(Operand::from(&y), [size; 3], Operand::from(&x), Operand::from(&w).transposed(), space);
         self.multiply(&matmul)?;
         let choice = self.choice(Shape::new(&matmul), &matmul)?;
-        let milliseconds = self.time(SAMPLES, PRODUCTS_IN_A_SAMPLE, || {
+        let milliseconds = self.time(SAMPLES, GEMMS_PER_SAMPLE, || {
             let launched = self.launch_matmul(&matmul, &choice.descriptors, &choice.algorithm, 1.0);
             launched.during(self.ordinal(), "cublasLtMatmul while it is timed")
         })?;

@@ -1,4 +1,4 @@
-//! Values whose threads a forked child does not have.
+//! Guards values with threads of their own against use in a forked child.
 
 use std::{mem, process};
 
@@ -6,30 +6,30 @@ use pyo3::PyResult;
 
 use crate::errors::TrainerError;
 
-/// A value that only the process that made it can use. In a child, waiting for one of its threads would never end: not even
-/// dropping it is tried there.
-pub struct OfProcess<T> {
-    /// None only while it is dropped.
+/// A value that only the process that created it can use. A forked child has none of its threads, so waiting for one would
+/// never end: there, the value is not even dropped.
+pub struct ProcessOwned<T> {
+    /// `None` only while dropping.
     value: Option<T>,
     process: u32,
 }
 
-impl<T> OfProcess<T> {
+impl<T> ProcessOwned<T> {
     pub fn new(value: T) -> Self {
         Self { value: Some(value), process: process::id() }
     }
 
-    /// The value, where it is used without its threads.
+    /// The value, for uses that need none of its threads.
     pub fn unthreaded(&mut self) -> &mut T {
-        self.value.as_mut().expect("the value is there until it is dropped")
+        self.value.as_mut().expect("the value exists until it is dropped")
     }
 
     /// The value, unless this process is a child of the one that made it.
     pub fn usable(&mut self, name: &str) -> PyResult<&mut T> {
-        let (made_in, here) = (self.process, process::id());
-        if made_in != here {
+        let (creator, here) = (self.process, process::id());
+        if creator != here {
             return Err(TrainerError::new_err(format!(
-                "this {name} was made by process {made_in}, and process {here}, forked from it, has none of its threads: \
+                "this {name} was made by process {creator}, and process {here}, forked from it, has none of its threads: \
                  make a {name} of its own there, or start the process with the method `spawn`"
             )));
         }
@@ -37,7 +37,7 @@ impl<T> OfProcess<T> {
     }
 }
 
-impl<T> Drop for OfProcess<T> {
+impl<T> Drop for ProcessOwned<T> {
     fn drop(&mut self) {
         if self.process != process::id() {
             mem::forget(self.value.take());

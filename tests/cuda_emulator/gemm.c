@@ -1,4 +1,4 @@
-/* The products themselves: D = alpha op(A) op(B) + beta D, accumulated in F32. */
+/* The GEMMs themselves: D = alpha op(A) op(B) + beta D, accumulated in F32. */
 #define _GNU_SOURCE
 #include "blas_lt.h"
 
@@ -15,7 +15,7 @@
 
 struct multiplying {
     struct operation operation;
-    struct product product;
+    struct gemm gemm;
 };
 
 static uint64_t size_of(int type) {
@@ -74,10 +74,10 @@ WIDEST static void add_scaled(float *restrict sum, const float *restrict column,
 }
 
 /* sum_m += op(A)[:, p] op(B)[p, column] over p = first, first + step, ... < end. */
-static void accumulate(float *sum, const struct product *product, const float *a, const float *b, uint64_t first, uint64_t end,
+static void accumulate(float *sum, const struct gemm *gemm, const float *a, const float *b, uint64_t first, uint64_t end,
                        uint64_t step) {
     for (uint64_t p = first; p < end; p += step)
-        add_scaled(sum, a + p * product->m, b[p], product->m);
+        add_scaled(sum, a + p * gemm->m, b[p], gemm->m);
 }
 
 /* In place, whoever comes first adds first. */
@@ -88,41 +88,41 @@ static bool second_comes_first(void) {
 }
 
 /* One GEMM of a batch. */
-static CUresult multiply_one(const struct product *product, void *workspace) {
-    uint64_t m = product->m, k = product->k, middle = k / 2;
-    float *a = unpack(product->a, &product->layout_a, product->description.transposed_a);
-    float *b = unpack(product->b, &product->layout_b, product->description.transposed_b);
-    char *c = memory_at(product->c, extent(&product->layout_c));
+static CUresult multiply_one(const struct gemm *gemm, void *workspace) {
+    uint64_t m = gemm->m, k = gemm->k, middle = k / 2;
+    float *a = unpack(gemm->a, &gemm->layout_a, gemm->description.transposed_a);
+    float *b = unpack(gemm->b, &gemm->layout_b, gemm->description.transposed_b);
+    char *c = memory_at(gemm->c, extent(&gemm->layout_c));
     CUresult result = !a || !b || !c || !workspace ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
-    if (!result && (is_zero(a, m * k) || is_zero(b, k * product->n)))
-        counters.products_of_zeros++;
+    if (!result && (is_zero(a, m * k) || is_zero(b, k * gemm->n)))
+        counters.gemms_of_zeros++;
     float *one = malloc(m * sizeof *one), *other = malloc(m * sizeof *other);
-    for (uint64_t column = 0; !result && column < product->n; column++) {
+    for (uint64_t column = 0; !result && column < gemm->n; column++) {
         const float *factors = b + column * k;
         memset(one, 0, m * sizeof *one);
         memset(other, 0, m * sizeof *other);
-        switch (product->way->summation) {
+        switch (gemm->kernel->summation) {
         case ALL_AT_ONCE:
-            accumulate(one, product, a, factors, 0, k, 1);
+            accumulate(one, gemm, a, factors, 0, k, 1);
             break;
         case EVEN_AND_ODD:
-            accumulate(one, product, a, factors, 0, k, 2);
-            accumulate(other, product, a, factors, 1, k, 2);
+            accumulate(one, gemm, a, factors, 0, k, 2);
+            accumulate(other, gemm, a, factors, 1, k, 2);
             break;
         case TWO_HALVES:
         case TWO_HALVES_IN_ANY_ORDER:
-            accumulate(one, product, a, factors, 0, middle, 1);
-            accumulate(other, product, a, factors, middle, k, 1);
+            accumulate(one, gemm, a, factors, 0, middle, 1);
+            accumulate(other, gemm, a, factors, middle, k, 1);
         }
-        bool swapped = product->way->summation == TWO_HALVES_IN_ANY_ORDER && second_comes_first();
+        bool swapped = gemm->kernel->summation == TWO_HALVES_IN_ANY_ORDER && second_comes_first();
         for (uint64_t row = 0; row < m; row++) {
-            int type = product->layout_c.type;
-            char *at = c + (column * (uint64_t)product->layout_c.leading_dimension + row) * size_of(type);
-            float before = product->beta == 0 ? 0 : product->beta * load(at, type);
-            if (product->way->summation == TWO_HALVES_IN_ANY_ORDER)
-                store(at, type, before + product->alpha * (swapped ? other : one)[row] + product->alpha * (swapped ? one : other)[row]);
+            int type = gemm->layout_c.type;
+            char *at = c + (column * (uint64_t)gemm->layout_c.leading_dimension + row) * size_of(type);
+            float before = gemm->beta == 0 ? 0 : gemm->beta * load(at, type);
+            if (gemm->kernel->summation == TWO_HALVES_IN_ANY_ORDER)
+                store(at, type, before + gemm->alpha * (swapped ? other : one)[row] + gemm->alpha * (swapped ? one : other)[row]);
             else
-                store(at, type, product->alpha * (one[row] + other[row]) + before);
+                store(at, type, gemm->alpha * (one[row] + other[row]) + before);
         }
     }
     free(a);
@@ -132,9 +132,9 @@ static CUresult multiply_one(const struct product *product, void *workspace) {
     return result;
 }
 
-static CUresult run_product(struct operation *operation) {
-    struct product one = ((struct multiplying *)operation)->product;
-    uint64_t scratch = product_workspace(one.way, &one);
+static CUresult run_gemm(struct operation *operation) {
+    struct gemm one = ((struct multiplying *)operation)->gemm;
+    uint64_t scratch = gemm_workspace(one.kernel, &one);
     void *workspace = scratch ? memory_at(one.workspace, scratch) : &one;
     CUresult result = CUDA_SUCCESS;
     for (uint64_t index = 0; !result && index < one.batch; index++) {
@@ -147,32 +147,32 @@ static CUresult run_product(struct operation *operation) {
     if (!result && scratch)
         memset(workspace, 0xff, scratch);
     if (operation_is_replayed())
-        counters.products_in_graphs++;
+        counters.gemms_in_graphs++;
     return result;
 }
 
-uint64_t product_workspace(const struct way *way, const struct product *product) {
-    return way->summation == TWO_HALVES ? 2 * product->batch * product->m * product->n * sizeof(float) : 0;
+uint64_t gemm_workspace(const struct gemm_kernel *kernel, const struct gemm *gemm) {
+    return kernel->summation == TWO_HALVES ? 2 * gemm->batch * gemm->m * gemm->n * sizeof(float) : 0;
 }
 
-/* A made-up speed, the same in every run with the same CUDA_EMULATOR_TIMING: which way is the fastest depends on the shape and on
- * that number, as on a real GPU on the day. The way that gives different sums each time is always the fastest. */
-static double nanoseconds(const struct product *product) {
+/* A made-up speed, the same in every run with the same CUDA_EMULATOR_TIMING: which kernel is the fastest depends on the shape and on
+ * that number, as on a real GPU on the day. The kernel with different sums each time is always the fastest. */
+static double nanoseconds(const struct gemm *gemm) {
     const char *seed = getenv("CUDA_EMULATOR_TIMING");
     uint64_t hash = seed ? strtoull(seed, NULL, 0) : 0;
-    uint64_t parts[] = {product->batch * product->m, product->n, product->k, (uint64_t)product->way->id};
+    uint64_t parts[] = {gemm->batch * gemm->m, gemm->n, gemm->k, (uint64_t)gemm->kernel->id};
     for (size_t index = 0; index < sizeof parts / sizeof *parts; index++)
         hash = (hash ^ parts[index]) * 0x9e3779b97f4a7c15ull, hash ^= hash >> 29;
-    double operations = 2.0 * (double)product->batch * (double)product->m * (double)product->n * (double)product->k;
-    double slower = product->way->summation == TWO_HALVES_IN_ANY_ORDER ? 0.5 : 1 + (double)(hash % 1000) / 1000;
+    double operations = 2.0 * (double)gemm->batch * (double)gemm->m * (double)gemm->n * (double)gemm->k;
+    double slower = gemm->kernel->summation == TWO_HALVES_IN_ANY_ORDER ? 0.5 : 1 + (double)(hash % 1000) / 1000;
     return (4000 + operations / 1e5) * slower;
 }
 
-int product_submit(const struct product *product, CUstream stream) {
+int gemm_submit(const struct gemm *gemm, CUstream stream) {
     LOCKED;
-    counters.products++;
-    struct multiplying *multiplying = operation_new(sizeof *multiplying, "product", run_product, nanoseconds(product));
+    counters.gemms++;
+    struct multiplying *multiplying = operation_new(sizeof *multiplying, "gemm", run_gemm, nanoseconds(gemm));
     multiplying->operation.computes = true;
-    multiplying->product = *product;
+    multiplying->gemm = *gemm;
     return stream_submit(stream, multiplying) ? EXECUTION_FAILED : SUCCESS;
 }

@@ -1,13 +1,13 @@
-//! What operations ask of a GPU, held to the manifest for every kind of GPU: kernels that were compiled, as many arguments of the
-//! right types, promises kept, grids that can be launched; GEMMs whose matrices lie within their buffers.
+//! Checks the launches of every operation against the manifest for every kind of GPU: kernels that exist, argument counts and types,
+//! alignment, launchable grids; GEMMs whose matrices lie within their buffers.
 
 use std::collections::HashMap;
 
 use candle_core::DType;
 
 use super::head_cross_entropy::{Gradients, Inputs};
+use super::launch::Launch;
 use super::manifest::{Entry, Manifest};
-use super::request::Request;
 use super::*;
 use crate::attention::AttentionShape;
 use crate::head_sizes::HeadSizes;
@@ -22,27 +22,27 @@ fn kernels() -> [HashMap<String, Vec<Entry>>; 4] {
     [(8, 0), (8, 6), (9, 0), (12, 0)].map(|capability| Manifest::for_gpu(&text, capability).unwrap())
 }
 
-/// The kernels' names, the GEMMs counted, after everything asked for was found to be possible.
+/// The names of the launched kernels and GEMMs, each checked against the manifest of every kind of GPU.
 #[track_caller]
-fn asked(requests: &[Request]) -> Vec<String> {
+fn checked(launches: &[Launch]) -> Vec<String> {
     let mut names = Vec::new();
     for kernels in kernels() {
         names.clear();
-        for request in requests {
-            match request {
-                Request::Multiply(matmul) => {
+        for launch in launches {
+            match launch {
+                Launch::Gemm(matmul) => {
                     matmul.check().unwrap();
-                    names.push("multiply".to_owned());
+                    names.push("gemm".to_owned());
                 }
-                Request::Launch(launch) => {
-                    let variants = kernels.get(&launch.kernel).unwrap_or_else(|| panic!("no kernel {}", launch.kernel));
+                Launch::Kernel(kernel) => {
+                    let variants = kernels.get(&kernel.kernel).unwrap_or_else(|| panic!("no kernel {}", kernel.kernel));
                     for entry in variants {
-                        let grid = launch.blocks(|name| entry.constant(name).unwrap());
-                        if let Err(problem) = entry.check(grid, &launch.values) {
+                        let grid = kernel.blocks(|name| entry.constant(name).unwrap());
+                        if let Err(problem) = entry.check(grid, &kernel.values) {
                             panic!("{}: {problem}", entry.file);
                         }
                     }
-                    names.push(launch.kernel.clone());
+                    names.push(kernel.kernel.clone());
                 }
             }
         }
@@ -50,11 +50,11 @@ fn asked(requests: &[Request]) -> Vec<String> {
     names
 }
 
-fn value(shape: &[usize], dtype: DType) -> Value {
-    Value::from(&zeros(shape, dtype))
+fn value(shape: &[usize], dtype: DType) -> KernelArg {
+    KernelArg::from(&zeros(shape, dtype))
 }
 
-fn rows<const N: usize>(n: usize, width: usize, dtype: DType) -> [Value; N] {
+fn rows<const N: usize>(n: usize, width: usize, dtype: DType) -> [KernelArg; N] {
     [(); N].map(|()| value(&[n, width], dtype))
 }
 
@@ -63,36 +63,36 @@ fn constant(kernel: &str, name: &str) -> usize {
 }
 
 #[test]
-fn embedding_asks_for_what_was_compiled() {
+fn embedding_launches_compiled_kernels() {
     for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
         let [table, out] = rows(7, 48, dtype);
         let (ids, dtable) = (value(&[7], DType::U32), value(&[7, 48], DType::F32));
         let forward = embedding::forward(table, ids, out, [7, 7, 48]);
-        assert_eq!(asked(&forward), [format!("embedding_forward.{suffix}")]);
+        assert_eq!(checked(&forward), [format!("embedding_forward.{suffix}")]);
         let space = zeros(&[crate::embedding::workspace_elements(7, DeviceKind::Cuda)], DType::F32);
         let backward = embedding::backward(ids, out, dtable, embedding::chains(&space, 7), [7, 7, 48]);
-        assert_eq!(asked(&backward), ["embedding_chain.u32".to_owned(), format!("embedding_backward.{suffix}")]);
+        assert_eq!(checked(&backward), ["embedding_chain.u32".to_owned(), format!("embedding_backward.{suffix}")]);
     }
 }
 
 #[test]
-fn a_norm_of_any_width_that_validates_has_its_kernels() {
+fn norms_of_every_supported_width_have_kernels() {
     let widths = [(16, 1024), (1024, 1024), (1040, 2048), (2064, 4096), (4112, 8192), (8192, 8192)];
     for ((d, wide), dtype) in widths.into_iter().flat_map(|width| DTYPES.map(|dtype| (width, dtype))) {
         let [x, branch, sum, normed] = rows(3, d, dtype);
         let (weight, inv_rms) = (value(&[d], dtype), value(&[3], DType::F32));
         let suffix = if dtype == DType::F32 { "f32" } else { "bf16" };
         let forward = add_rms_norm::forward(x, weight, 1e-5, [normed, inv_rms], [3, d]);
-        assert_eq!(asked(&forward), [format!("add_rms_norm_forward.{suffix}.h{wide}")]);
+        assert_eq!(checked(&forward), [format!("add_rms_norm_forward.{suffix}.h{wide}")]);
         let forward = add_rms_norm::forward_add([x, branch], weight, 1e-5, [sum, normed, inv_rms], [3, d]);
-        assert_eq!(asked(&forward), [format!("add_rms_norm_forward_add.{suffix}.h{wide}")]);
+        assert_eq!(checked(&forward), [format!("add_rms_norm_forward_add.{suffix}.h{wide}")]);
         let again = add_rms_norm::normalize([sum, weight, inv_rms], normed, [3, d]);
-        assert_eq!(asked(&again), [format!("add_rms_norm_normalize.{suffix}")]);
+        assert_eq!(checked(&again), [format!("add_rms_norm_normalize.{suffix}")]);
         let partials = value(&[crate::add_rms_norm::workspace_elements(3, d, DeviceKind::Cuda)], DType::F32);
         let outputs = [x, value(&[d], DType::F32)];
         let backward = add_rms_norm::backward([sum, weight, inv_rms], normed, outputs, partials, [3, d]);
         let names = [format!("add_rms_norm_backward.{suffix}.h{wide}"), "add_rms_norm_weight.f32".to_owned()];
-        assert_eq!(asked(&backward), names);
+        assert_eq!(checked(&backward), names);
     }
 }
 
@@ -103,14 +103,14 @@ fn the_norms_workspace_is_bounded() {
 }
 
 #[test]
-fn heads_of_any_size_that_validates_turn() {
+fn rope_supports_every_valid_head_size() {
     let variants = [(32, "e32"), (40, "e128m"), (64, "e64"), (72, "e128m"), (96, "e128m"), (128, "e128")];
     for ((head_size, variant), dtype) in variants.into_iter().flat_map(|one| DTYPES.map(|dtype| (one, dtype))) {
         let layout = HeadLayout { heads: 3, kv_heads: 1, head_size };
         let [qkv] = rows(6, layout.packed_width(), dtype);
         let places = rope::Rotation { rows: 6, sequence_length: 3, first_position: 2, direction: -1.0 };
         let suffix = if dtype == DType::F32 { "f32" } else { "bf16" };
-        let names = asked(&rope::rotate(qkv, &layout, rows(5, head_size / 2, DType::F32), places));
+        let names = checked(&rope::rotate(qkv, &layout, rows(5, head_size / 2, DType::F32), places));
         assert_eq!(names, [format!("rope_rotate.{suffix}.{variant}")]);
     }
 }
@@ -131,15 +131,15 @@ fn attention_names(dtype: DType, head_size: usize, has_documents: bool) -> [Vec<
     let saved = attention::Saved { qkv, documents, out, lse, dout };
     let cache = attention::Cache { keys, values, past: 100 };
     [
-        asked(&attention::forward(qkv, documents, [out, lse], &shape)),
-        asked(&attention::backward(&saved, dqkv, statistics, &shape)),
-        asked(&attention::decode(qkv, cache, [out, space], &layout, n)),
-        asked(&attention::decode(qkv, attention::Cache { past: 600, ..cache }, [out, space], &layout, 1)),
+        checked(&attention::forward(qkv, documents, [out, lse], &shape)),
+        checked(&attention::backward(&saved, dqkv, statistics, &shape)),
+        checked(&attention::decode(qkv, cache, [out, space], &layout, n)),
+        checked(&attention::decode(qkv, attention::Cache { past: 600, ..cache }, [out, space], &layout, 1)),
     ]
 }
 
 #[test]
-fn heads_of_any_size_that_validates_attend() {
+fn attention_supports_every_valid_head_size() {
     for head_size in (32..=128usize).step_by(8) {
         let columns = head_size.next_power_of_two();
         let masked = if head_size == 32 { "e32".to_owned() } else { format!("e{columns}m") };
@@ -179,9 +179,9 @@ fn attention_covers_every_head_and_position_once() {
         let cache = attention::Cache { keys: out, values: out, past };
         attention::decode(qkv, cache, [out, lse], &layout, new)
     };
-    let blocks = |request: &Request| {
-        let Request::Launch(launch) = request else { panic!("{request:?}") };
-        launch.blocks(|_| 64)
+    let blocks = |launch: &Launch| {
+        let Launch::Kernel(kernel) = launch else { panic!("{launch:?}") };
+        kernel.blocks(|_| 64)
     };
     assert_eq!([&forward, &queries, &keys].map(blocks), [[18, 5, 1], [18, 5, 1], [6, 5, 1]]);
     assert_eq!(decode(7, 900).iter().map(blocks).collect::<Vec<_>>(), [[900, 1, 1], [2, 43, 1]]);
@@ -202,14 +202,14 @@ fn decoding_counts_rows_and_splits_as_its_kernels_do() {
 }
 
 #[test]
-fn swiglu_asks_for_what_was_compiled() {
+fn swiglu_launches_compiled_kernels() {
     for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
         let ([gate_up], [out]) = (rows(3, 96, dtype), rows(3, 48, dtype));
-        assert_eq!(asked(&swiglu::forward(gate_up, out, [3, 48])), [format!("swiglu_forward.{suffix}")]);
+        assert_eq!(checked(&swiglu::forward(gate_up, out, [3, 48])), [format!("swiglu_forward.{suffix}")]);
         let backward = swiglu::backward(gate_up, out, [3, 48]);
-        assert_eq!(asked(&backward), [format!("swiglu_backward.{suffix}")]);
+        assert_eq!(checked(&backward), [format!("swiglu_backward.{suffix}")]);
         let backward = swiglu::backward_recomputing(gate_up, out, [3, 48]);
-        assert_eq!(asked(&backward), [format!("swiglu_backward_recomputing.{suffix}")]);
+        assert_eq!(checked(&backward), [format!("swiglu_backward_recomputing.{suffix}")]);
     }
 }
 
@@ -226,15 +226,15 @@ fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] 
     let write_mode = WriteMode::Overwrite;
     let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into(), write_mode };
     let training = head_cross_entropy::forward_backward(&inputs, &gradients);
-    [asked(&training), asked(&head_cross_entropy::forward(&inputs, losses))]
+    [checked(&training), checked(&head_cross_entropy::forward(&inputs, losses))]
 }
 
 #[test]
-fn the_head_asks_for_every_chunk() {
+fn the_head_launches_every_chunk() {
     for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
         let gradients = format!("head_cross_entropy_gradients.{suffix}");
-        let chunk = ["multiply", &gradients, "head_cross_entropy_total.f32", "multiply", "multiply"];
-        let losses = ["multiply", "head_cross_entropy_losses.f32"];
+        let chunk = ["gemm", &gradients, "head_cross_entropy_total.f32", "gemm", "gemm"];
+        let losses = ["gemm", "head_cross_entropy_losses.f32"];
         for (c, chunks) in [(7, 1), (3, 3), (100, 1)] {
             let [training, evaluation] = head([7, 32, 64, 50, c], dtype);
             assert_eq!(training, chunk.repeat(chunks), "{c}");
@@ -254,15 +254,15 @@ fn the_parts_of_the_heads_workspace_do_not_overlap() {
 }
 
 #[test]
-fn a_norm_of_gradients_is_taken_in_pieces_of_the_size_that_the_workspace_counts() {
+fn grad_norm_pieces_match_its_workspace() {
     let (grads, norm) = (zeros(&[100_003], DType::F32), value(&[1], DType::F32));
     let partials = value(&[crate::grad_norm::workspace_elements(100_003, DeviceKind::Cuda)], DType::F32);
-    let names = asked(&grad_norm::forward([(&grads).into(), norm, partials], 100_003));
+    let names = checked(&grad_norm::forward([(&grads).into(), norm, partials], 100_003));
     assert_eq!(names, ["grad_norm_squares.f32", "grad_norm_total.f32"]);
     let piece = constant("grad_norm_squares.f32", "PIECE");
     let elements = |pieces: usize| crate::grad_norm::workspace_elements(pieces * piece, DeviceKind::Cuda);
     assert_eq!([elements(0), elements(1), elements(5)], [0, 2, 10]);
-    assert_eq!(asked(&grad_norm::clip(norm, Some(1.0), value(&[5], DType::F32))), ["grad_norm_clip.f32"]);
+    assert_eq!(checked(&grad_norm::clip(norm, Some(1.0), value(&[5], DType::F32))), ["grad_norm_clip.f32"]);
 }
 
 #[test]
@@ -283,24 +283,28 @@ fn adamw_state(dtype: DType) -> adamw::State {
 }
 
 #[test]
-fn a_step_asks_for_what_was_compiled() {
+fn adamw_launches_compiled_kernels() {
     let settings = crate::adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
     for (dtype, kernel) in DTYPES.into_iter().zip(["adamw_step.f32", "adamw_step.bf16"]) {
         let state = adamw_state(dtype);
-        assert_eq!(asked(&adamw::step(&state, &settings, 0.1, 4001)), [kernel]);
-        assert_eq!(asked(&adamw::step(&state, &settings, 0.1, (1 << 31) + 64)), [kernel; 3], "more than 2^31 elements");
+        assert_eq!(checked(&adamw::step(&state, &settings, 0.1, 4001)), [kernel]);
+        assert_eq!(
+            checked(&adamw::step(&state, &settings, 0.1, (1 << 31) + 64)),
+            [kernel; 3],
+            "more than 2^31 elements"
+        );
     }
 }
 
 #[test]
-fn muon_asks_for_what_was_compiled() {
+fn muon_launches_compiled_kernels() {
     let settings = crate::muon::Muon { momentum: 0.95, polynomials: crate::muon::Polynomials::Quintic };
     for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
         let adamw::State { weight, low_bits, grad, scalars, .. } = adamw_state(dtype);
         let momentum = muon::accumulate_momentum([grad, grad, weight, scalars], &settings, 4001);
-        assert_eq!(asked(&momentum), [format!("muon_momentum.{suffix}")]);
+        assert_eq!(checked(&momentum), [format!("muon_momentum.{suffix}")]);
         let state = muon::State { weight, low_bits, update: weight, scalars };
-        assert_eq!(asked(&muon::step(&state, 0.2, 0.1, 4001)), [format!("muon_step.{suffix}")]);
+        assert_eq!(checked(&muon::step(&state, 0.2, 0.1, 4001)), [format!("muon_step.{suffix}")]);
 
         for (sizes, short) in [([3, 16, 48], 16), ([3, 48, 16], 16), ([1, 32, 32], 32), ([0, 16, 16], 16)] {
             let [update, other] = [(); 2].map(|()| zeros(&sizes, dtype));
@@ -313,12 +317,12 @@ fn muon_asks_for_what_was_compiled() {
                 polynomial: (&polynomial).into(),
                 workspace: Workspace::from_buffer(&workspace),
             };
-            let requests = muon::orthogonalize(&matrices, sizes, settings.polynomials);
+            let launches = muon::orthogonalize(&matrices, sizes, settings.polynomials);
             let [squares, normalize, polynomial] =
                 ["squares", "normalize", "polynomial"].map(|pass| format!("muon_{pass}.{suffix}"));
-            let iterations = ["multiply", "multiply", &polynomial, "multiply"].repeat(5);
+            let iterations = ["gemm", "gemm", &polynomial, "gemm"].repeat(5);
             let expected = [vec![&*squares, &*normalize], iterations].concat();
-            assert_eq!(asked(&requests), if sizes[0] == 0 { vec![] } else { expected });
+            assert_eq!(checked(&launches), if sizes[0] == 0 { vec![] } else { expected });
         }
         for kernel in ["squares", "normalize"] {
             assert_eq!(constant(&format!("muon_{kernel}.{suffix}"), "PIECE"), 1 << 15, "what the workspace counts by");
@@ -327,28 +331,28 @@ fn muon_asks_for_what_was_compiled() {
 }
 
 #[test]
-fn a_flat_buffer_goes_on_where_the_launch_before_ended() {
+fn launches_of_a_flat_buffer_are_contiguous() {
     let state = adamw_state(DType::BF16);
     let settings = crate::adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
-    let requests = adamw::step(&state, &settings, 0.1, (1 << 30) + 5);
-    let places = |request: &Request| match request {
-        Request::Launch(launch) => [0, 1, 2].map(|index| match launch.values[index] {
-            Value::Pointer { address, .. } => address,
-            Value::I32(_) | Value::F32(_) => unreachable!("buffers come first"),
+    let launches = adamw::step(&state, &settings, 0.1, (1 << 30) + 5);
+    let addresses = |launch: &Launch| match launch {
+        Launch::Kernel(kernel) => [0, 1, 2].map(|index| match kernel.values[index] {
+            KernelArg::Pointer { address, .. } => address,
+            KernelArg::I32(_) | KernelArg::F32(_) => unreachable!("buffers come first"),
         }),
-        Request::Multiply(_) => unreachable!("a step has no matmuls"),
+        Launch::Gemm(_) => unreachable!("a step has no matmuls"),
     };
-    let (first, second) = (places(&requests[0]), places(&requests[1]));
+    let (first, second) = (addresses(&launches[0]), addresses(&launches[1]));
     let bytes = [0, 1, 2].map(|index| second[index] - first[index]);
     assert_eq!(bytes, [2 << 30, 2 << 30, 4 << 30]);
 }
 
 #[test]
-fn casts_ask_for_what_was_compiled() {
+fn casts_launch_compiled_kernels() {
     let [wide, master] = [(); 2].map(|()| value(&[77], DType::F32));
-    let (narrow, remainder) = (value(&[77], DType::BF16), value(&[77], DType::I16));
-    assert_eq!(asked(&cast::narrow(wide, narrow, 77)), ["cast_narrow.bf16"]);
-    assert_eq!(asked(&cast::widen(narrow, wide, 77)), ["cast_widen.f32"]);
-    assert_eq!(asked(&cast::split([master, narrow, remainder], 77)), ["cast_split.bf16"]);
-    assert_eq!(asked(&cast::join([narrow, remainder, master], 77)), ["cast_join.f32"]);
+    let (narrow, low_bits) = (value(&[77], DType::BF16), value(&[77], DType::I16));
+    assert_eq!(checked(&cast::narrow(wide, narrow, 77)), ["cast_narrow.bf16"]);
+    assert_eq!(checked(&cast::widen(narrow, wide, 77)), ["cast_widen.f32"]);
+    assert_eq!(checked(&cast::split([master, narrow, low_bits], 77)), ["cast_split.bf16"]);
+    assert_eq!(checked(&cast::join([narrow, low_bits, master], 77)), ["cast_join.f32"]);
 }

@@ -112,8 +112,8 @@ TYPES = [(F32, F32), (BF16, F32), (BF16, BF16)]
 
 
 @pytest.mark.parametrize(("operands", "result"), TYPES)
-@pytest.mark.parametrize(("transposed_a", "transposed_b"), list(itertools.product([False, True], repeat=2)))
-def test_a_product_is_what_numpy_says(
+@pytest.mark.parametrize(("transposed_a", "transposed_b"), list(itertools.gemm([False, True], repeat=2)))
+def test_gemms_agree_with_numpy(
     emulator: Emulator, operands: int, result: int, transposed_a: bool, transposed_b: bool
 ) -> None:
     m, n, k = 24, 9, 40
@@ -132,7 +132,7 @@ def test_a_product_is_what_numpy_says(
         outputs = []
         algorithms = library.proposals(description, layouts)
         assert len(algorithms) == 3
-        for beta, algorithm in itertools.product((0.0, 1.0), algorithms):
+        for beta, algorithm in itertools.gemm((0.0, 1.0), algorithms):
             c = cuda.upload(stored[2].tobytes())
             assert library.multiply(description, layouts, [a, b, c], algorithm, beta, workspace, 1 << 20) == SUCCESS
             outputs.append(cuda.read(c, stored[2].nbytes))
@@ -142,9 +142,9 @@ def test_a_product_is_what_numpy_says(
     a, b, before = (
         matrix.values(data.tobytes()) for matrix, data in zip((matrix_a, matrix_b, matrix_c), stored, strict=True)
     )
-    product = (a.T if transposed_a else a) @ (b.T if transposed_b else b)
+    gemm = (a.T if transposed_a else a) @ (b.T if transposed_b else b)
     for index, output in enumerate(outputs):
-        expected = product + (before if index >= 3 else 0)
+        expected = gemm + (before if index >= 3 else 0)
         # bf16 keeps 8 bits; sums of 40 products in F32 differ by their order.
         np.testing.assert_allclose(matrix_c.values(output), expected, rtol=2**-8 if result == BF16 else 1e-5, atol=1e-4)
     if result == F32:
