@@ -1,4 +1,5 @@
-//! `gpu-check` on the command line: rows as they are made, and a verdict; or with `--json` a line per part, and the rows to stderr.
+//! `gpu-check` on the command line: rows as they are made, and a verdict; or with `--json` a line per part, and the
+//! rows to stderr.
 
 use clap::Args;
 use gpu_check::{CheckProgress, CheckReport, Part, Size, heading, verdict};

@@ -1,5 +1,5 @@
-//! The program `transformer-candle`: what each command takes and does is in `training::commands` and `gpu_check`; here they are put
-//! on one command line.
+//! The program `transformer-candle`: what each command takes and does is in `training::commands` and `gpu_check`; here
+//! they are put on one command line.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -32,8 +32,8 @@
 //!
 //! **Randomness.** `key(purpose, numbers, name)` is the first eight bytes, little-endian, of SHA-256 over the purpose,
 //! a zero byte, the count of the numbers and the numbers (each as eight bytes, little-endian) and the name. A
-//! permutation by a key is a Fisher-Yates shuffle from the last item down, drawing from `SplitMix64` with the key as its
-//! state; draws below a bound use Lemire's method with rejection (`permutation`).
+//! permutation by a key is a Fisher-Yates shuffle from the last item down, drawing from `SplitMix64` with the key as
+//! its state; draws below a bound use Lemire's method with rejection (`permutation`).
 //!
 //! **Each component**, independently of the others:
 //!

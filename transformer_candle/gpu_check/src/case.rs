@@ -1,8 +1,8 @@
 //! One call of an operation on two devices: its arguments, what it may write, and the tolerance of its results.
 //!
-//! Every argument is allocated between guards, outputs and workspaces are filled with a poison value, and the call is made twice:
-//! so a case also finds elements left unwritten, out-of-bounds writes, writes into an input, and results that differ from
-//! run to run.
+//! Every argument is allocated between guards, outputs and workspaces are filled with a poison value, and the call is
+//! made twice: so a case also finds elements left unwritten, out-of-bounds writes, writes into an input, and results
+//! that differ from run to run.
 
 use kernels::{Buffer, DType, Device, DeviceKind};
 
@@ -12,9 +12,9 @@ use training::{Result, TrainerError};
 
 /// Elements before and behind every argument. A multiple of 256 bytes of any type, so that arguments stay aligned.
 const GUARD: usize = 128;
-/// The tolerance of one element as a multiple of the tolerance of the whole tensor, relative to the element and to the RMS of
-/// its row and tensor: rounding errors are normally distributed, so no correct result comes near, and one wrong element
-/// among millions is still found.
+/// The tolerance of one element as a multiple of the tolerance of the whole tensor, relative to the element and to the
+/// RMS of its row and tensor: rounding errors are normally distributed, so no correct result comes near, and one wrong
+/// element among millions is still found.
 const ELEMENT_FACTOR: f64 = 16.0;
 
 /// How an argument takes part in the call.

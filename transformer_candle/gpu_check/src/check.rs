@@ -22,8 +22,9 @@ pub enum CheckProgress<'a> {
     Part(&'a CheckReport),
 }
 
-/// Checks a GPU, and calls `on_progress` with each row and each part once it is complete. An empty list means all parts; without a seed
-/// the random inputs differ each time. An error of the GPU fails the part in which it occurs, and ends it.
+/// Checks a GPU, and calls `on_progress` with each row and each part once it is complete. An empty list means all
+/// parts; without a seed the random inputs differ each time. An error of the GPU fails the part in which it occurs, and
+/// ends it.
 ///
 /// # Errors
 /// [`TrainerError::Request`] if there is no such GPU.

@@ -6,7 +6,8 @@ use kernels::{Buffer, DType, Device, Element, bf16};
 
 use training::Result;
 
-/// Changes contents after they were read, given their name and the number of the run (from 1), to test that checks fail.
+/// Changes contents after they were read, given their name and the number of the run (from 1), to test that checks
+/// fail.
 type Tamper = dyn Fn(&str, usize, &mut [u32]) + Send + Sync;
 
 /// The device that is compared with the CPU.

@@ -62,7 +62,8 @@ pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &
 /// A computation, given a device, the number of the run, a type, and whether BF16 inputs are widened to F32.
 type Compute<'a> = dyn Fn(&DeviceUnderTest, usize, DType, bool) -> Result<NamedBits> + 'a;
 
-/// Runs a computation on both devices, twice on the one under test, and adds a row per kind of result. Returns the results of the first run.
+/// Runs a computation on both devices, twice on the one under test, and adds a row per kind of result. Returns the
+/// results of the first run.
 fn compare(
     name: &str,
     sizes: &str,

@@ -1,5 +1,5 @@
-//! GPU memory: planned against used bytes, the limit, and that steps after the first allocate nothing. At full size also the
-//! speed of the operations, since the model of a billion parameters is loaded.
+//! GPU memory: planned against used bytes, the limit, and that steps after the first allocate nothing. At full size
+//! also the speed of the operations, since the model of a billion parameters is loaded.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,7 +37,8 @@ struct MemoryUse {
     /// Used before anything was allocated: by the context and its libraries, and by other programs.
     at_opening: u64,
     planned: u64,
-    /// Free before and after the plan was allocated, and after the first and the last step. Other programs may change it at any time.
+    /// Free before and after the plan was allocated, and after the first and the last step. Other programs may change
+    /// it at any time.
     before: u64,
     allocated: u64,
     first_step: u64,
@@ -137,7 +138,8 @@ fn rows(memory_use: &MemoryUse, sizes: &str) -> Vec<CheckRow> {
     ]
 }
 
-/// Requires that steps neither allocate nor free memory: measured by the process's own pool, which other programs do not change.
+/// Requires that steps neither allocate nor free memory: measured by the process's own pool, which other programs do
+/// not change.
 fn no_allocation(row: CheckRow, pool: [Option<PoolMemory>; 2]) -> CheckRow {
     let [Some(first), Some(last)] = pool else { return row.note("not known: the driver keeps no memory pool") };
     let held = |of: PoolMemory| format!("{} bytes used and {} reserved", of.used, of.reserved);

@@ -1,4 +1,5 @@
-//! Every operation of crate `kernels` against its CPU version in F32: forward and backward, F32 and BF16, at odd sizes and those of real models.
+//! Every operation of crate `kernels` against its CPU version in F32: forward and backward, F32 and BF16, at odd sizes
+//! and those of real models.
 //!
 //! The bounds, on ‖ours - exact‖ / ‖exact‖, follow from where an operation rounds:
 
@@ -21,7 +22,8 @@ const EXACT: f64 = 0.0;
 const F32: f64 = 2e-5;
 /// F32 element by element, without sums: a division and a square root, each off by a few ULP.
 const F32_POINTWISE: f64 = 1e-6;
-/// F32 sums of exact products of BF16 numbers. Tensor cores truncate where others round: 2e-5 for sums of 8192, times five.
+/// F32 sums of exact products of BF16 numbers. Tensor cores truncate where others round: 2e-5 for sums of 8192, times
+/// five.
 const F32_SUM: f64 = 1e-4;
 /// A result rounded once to BF16 is off by 2^-8 at most and by 1.7e-3 in the mean; two roundings in a row by 2.4e-3.
 const BF16: f64 = 4e-3;

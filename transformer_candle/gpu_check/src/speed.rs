@@ -1,5 +1,5 @@
-//! The speed of a step's operations on a GPU, from their FLOPs and bytes as `docs/decisions` counts them for the roofline.
-//! Printed without a verdict: a GPU may be busy, hot or slow.
+//! The speed of a step's operations on a GPU, from their FLOPs and bytes as `docs/decisions` counts them for the
+//! roofline. Printed without a verdict: a GPU may be busy, hot or slow.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -119,7 +119,8 @@ mod tests {
         let (shape, tokens) = (shape(), 16_384);
         let costs = costs(&shape, tokens, 8192);
         let all: f64 = costs.values().map(|cost| cost.flops).sum();
-        // Apart from padding, and from the scores that attention's backward pass recomputes: 5 GEMMs, of which the model counts 4.
+        // Apart from padding, and from the scores that attention's backward pass recomputes: 5 GEMMs, of which the
+        // model counts 4.
         let scores = costs["attention::backward"].flops / 5.0;
         let counted = shape.flops_per_token(2048) * tokens as f64;
         assert!(((all - scores) / counted - 1.0).abs() < 2e-4, "{all:e} {scores:e} {counted:e}");

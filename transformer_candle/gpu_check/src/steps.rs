@@ -18,7 +18,8 @@ use training::memory_plan;
 use training::stop::StopSignal;
 use training::{Result, TrainerError};
 
-/// The tolerance of F32 losses. `AdamW` magnifies differences: where a gradient is nearly zero, its sign decides the update.
+/// The tolerance of F32 losses. `AdamW` magnifies differences: where a gradient is nearly zero, its sign decides the
+/// update.
 const F32: f64 = 1e-3;
 /// The tolerance in BF16 is the CPU's BF16 error times this,
 const BF16_FACTOR: f64 = 2.0;

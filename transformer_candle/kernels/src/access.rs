@@ -26,7 +26,8 @@ struct Argument {
     bytes: Range<usize>,
 }
 
-/// Given to the CPU body of [`Arguments::run`]: the arguments' storages are locked, and no output overlaps another argument.
+/// Given to the CPU body of [`Arguments::run`]: the arguments' storages are locked, and no output overlaps another
+/// argument.
 pub(crate) struct Access<'a> {
     list: &'a [Argument],
 }
@@ -98,8 +99,9 @@ impl Arguments {
         self
     }
 
-    /// Runs the operation on the device of its arguments: the CPU version with every storage involved locked, or the CUDA version,
-    /// which takes addresses: a GPU's operations run in stream order and are launched by one thread at a time.
+    /// Runs the operation on the device of its arguments: the CPU version with every storage involved locked, or the
+    /// CUDA version, which takes addresses: a GPU's operations run in stream order and are launched by one thread at a
+    /// time.
     pub(crate) fn run<R>(
         mut self,
         cpu: impl FnOnce(&Access<'_>) -> Result<R>,
@@ -176,18 +178,18 @@ impl Buffer {
     /// The elements of an argument of the call.
     pub(crate) fn slice<'a, T: Scalar>(&'a self, access: &'a Access<'_>) -> &'a [T] {
         let address = access.address_of::<T>(self, false);
-        // SAFETY: the address comes from `Vec::as_mut_ptr` of the storage, is aligned for T (the storage's element type, as
-        // T::DTYPE == dtype) and is followed by `elements` initialised elements that the view's construction found inside
-        // of the storage. The storage lives as long as `self`; `access` holds its lock, and no output of the call
-        // overlaps this argument, so it is not written while the slice lives.
+        // SAFETY: the address comes from `Vec::as_mut_ptr` of the storage, is aligned for T (the storage's element
+        // type, as T::DTYPE == dtype) and is followed by `elements` initialised elements that the view's construction
+        // found inside of the storage. The storage lives as long as `self`; `access` holds its lock, and no output of
+        // the call overlaps this argument, so it is not written while the slice lives.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), self.elements()) }
     }
 
     /// The elements of an output of the call.
     pub(crate) fn slice_mut<'a, T: Scalar>(&'a mut self, access: &'a Access<'_>) -> &'a mut [T] {
         let address = access.address_of::<T>(self, true);
-        // SAFETY: as in `slice`; and as an output of the call it overlaps no other argument, its storage's lock is held for
-        // writing, and `&mut self` keeps a second slice of it from being made.
+        // SAFETY: as in `slice`; and as an output of the call it overlaps no other argument, its storage's lock is held
+        // for writing, and `&mut self` keeps a second slice of it from being made.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), self.elements()) }
     }
 }

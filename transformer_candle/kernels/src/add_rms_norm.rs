@@ -1,8 +1,10 @@
-//! Residual add and root-mean-square norm (Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467):
-//! `sum = x + output`, `normed = sum * inv_rms * weight` with `inv_rms = 1 / sqrt(mean(sum^2) + epsilon)`.
+//! Residual add and root-mean-square norm (Zhang and Sennrich, "Root Mean Square Layer Normalization",
+//! arXiv:1910.07467): `sum = x + output`, `normed = sum * inv_rms * weight` with `inv_rms = 1 / sqrt(mean(sum^2) +
+//! epsilon)`.
 //!
-//! Legend: N tokens, D hidden size. Rows are F32 or BF16, the weight likewise; statistics and sums are F32. In BF16 the sum
-//! is rounded first and the norm is taken of the rounded sum, so that [`normalize`] and [`backward`] see what forward saw.
+//! Legend: N tokens, D hidden size. Rows are F32 or BF16, the weight likewise; statistics and sums are F32. In BF16 the
+//! sum is rounded first and the norm is taken of the rounded sum, so that [`normalize`] and [`backward`] see what
+//! forward saw.
 
 use candle_core::DType;
 
@@ -91,11 +93,11 @@ pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_
     arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::normalize([sum, weight, inv_rms], normed, [n, d])))
 }
 
-/// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32) the weight's. (`dsum` comes in
-/// with what reaches the sum past the norm; both summands then have `dsum` as their gradient.)
+/// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32) the weight's. (`dsum`
+/// comes in with what reaches the sum past the norm; both summands then have `dsum` as their gradient.)
 ///
-/// With y = dnormed * weight: `dsum += inv_rms * (y - sum * inv_rms^2 * mean(y * sum))`,
-/// `dweight += sum over n of dnormed * sum * inv_rms`.
+/// With y = dnormed * weight: `dsum += inv_rms * (y - sum * inv_rms^2 * mean(y * sum))`, `dweight += sum over n of
+/// dnormed * sum * inv_rms`.
 pub fn backward(
     sum_ND: &Buffer,
     weight_D: &Buffer,

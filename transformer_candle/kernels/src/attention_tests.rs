@@ -1,4 +1,5 @@
-//! Attention against its plain version, `PyTorch`, Candle's autograd and finite differences; decoding against all at once.
+//! Attention against its plain version, `PyTorch`, Candle's autograd and finite differences; decoding against all at
+//! once.
 
 use candle_core::{Device, Tensor, Var};
 use proptest::prelude::*;
@@ -72,7 +73,8 @@ fn packed_matches_reference(layout: &HeadLayout, documents: Option<&[i32]>, batc
     assert_within(&dqkv, &exact_dqkv, 8e-3);
 }
 
-/// For every token, where its document begins, from the documents' lengths; the last one of each sequence is cut where it ends.
+/// For every token, where its document begins, from the documents' lengths; the last one of each sequence is cut where
+/// it ends.
 fn documents(sequences: &[Vec<usize>], length: usize) -> Vec<i32> {
     let mut begins = Vec::new();
     for lengths in sequences {

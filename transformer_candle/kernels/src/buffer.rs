@@ -11,10 +11,10 @@ use crate::{Device, Element, Error, Result, bf16};
 
 /// A contiguous view of a Candle tensor's storage. Views and clones share memory.
 ///
-/// An operation takes its outputs as `&mut Buffer` and refuses an output that overlaps another argument. While it runs it
-/// holds Candle's locks of the storages involved, so that buffers may be shared between threads: operations on the same
-/// storage wait for one another. Two threads that share buffers need a rayon pool each: a worker that waits inside of one
-/// operation may otherwise pick up the other, which waits for the first.
+/// An operation takes its outputs as `&mut Buffer` and refuses an output that overlaps another argument. While it runs
+/// it holds Candle's locks of the storages involved, so that buffers may be shared between threads: operations on the
+/// same storage wait for one another. Two threads that share buffers need a rayon pool each: a worker that waits inside
+/// of one operation may otherwise pick up the other, which waits for the first.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     tensor: Tensor,
@@ -179,7 +179,8 @@ impl Buffer {
         self.storage
     }
 
-    /// The address of its first element on its device. Buffers of one device that are alive together share memory if they share it.
+    /// The address of its first element on its device. Buffers of one device that are alive together share memory if
+    /// they share it.
     pub fn address(&self) -> usize {
         self.address
     }
@@ -245,8 +246,8 @@ pub(crate) fn as_scalars_mut<T: Scalar>(bytes: &mut [u8]) -> &mut [T] {
 /// Bytes of a line of a processor's caches: 64 on x86 and most of ARM, half a line on Apple's.
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// Zeroed CPU memory whose pages the system has not yet allocated; Candle would write zeros of bf16. It begins at a cache line, so that
-/// no vector crosses one.
+/// Zeroed CPU memory whose pages the system has not yet allocated; Candle would write zeros of bf16. It begins at a
+/// cache line, so that no vector crosses one.
 fn untouched_zeros(shape: &[usize], dtype: DType) -> Result<Tensor> {
     let device = &candle_core::Device::Cpu;
     let elements: usize = shape.iter().product();
@@ -270,7 +271,8 @@ fn unknown(operation: &'static str, actual: DType) -> Error {
     Error::DType { operation, argument: "buffer", expected: "F32, BF16, U32, I32 or I16", actual }
 }
 
-/// The address of the tensor's first element in CPU memory, which stays while the storage lives: Candle never resizes it.
+/// The address of the tensor's first element in CPU memory, which stays while the storage lives: Candle never resizes
+/// it.
 fn cpu_address(tensor: &Tensor) -> Result<usize> {
     struct Address(std::cell::Cell<usize>);
     impl InplaceOp1 for Address {

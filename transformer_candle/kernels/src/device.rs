@@ -56,8 +56,8 @@ impl Device {
         self.as_cuda().map_or(Ok(()), Cuda::synchronize)
     }
 
-    /// Whether two handles mean the same device. A GPU opened twice is two devices: each has a stream of its own, and nothing orders
-    /// what the two do with one buffer.
+    /// Whether two handles mean the same device. A GPU opened twice is two devices: each has a stream of its own, and
+    /// nothing orders what the two do with one buffer.
     pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Cpu, Self::Cpu) => true,

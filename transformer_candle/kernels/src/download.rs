@@ -6,8 +6,8 @@ use crate::buffer::as_scalars;
 use crate::cuda::DeviceToHost;
 use crate::{Buffer, Device, Error, Result, Scalar};
 
-/// A copy of a buffer in stream order: [`Download::start`] enqueues it, [`Download::values`] waits for it and not for operations
-/// launched afterwards.
+/// A copy of a buffer in stream order: [`Download::start`] enqueues it, [`Download::values`] waits for it and not for
+/// operations launched afterwards.
 ///
 /// ```
 /// use kernels::{Buffer, DType, Device, Download};

@@ -1,5 +1,5 @@
-//! The element types: what a buffer holds ([`Scalar`]), what activations and weights are made of ([`Element`]), and what
-//! the plain references compute in ([`Real`]).
+//! The element types: what a buffer holds ([`Scalar`]), what activations and weights are made of ([`Element`]), and
+//! what the plain references compute in ([`Real`]).
 
 use candle_core::{DType, WithDType};
 use half::bf16;

@@ -11,8 +11,8 @@ use crate::{Buffer, DeviceKind, Error, Result, cpu};
 
 /// `out_ND[n] = table_VD[ids_N[n]]`. Table and output are of one element type, F32 or BF16; ids are U32.
 ///
-/// An id that is not below V is [`Error::OutOfRange`] on the CPU. A GPU cannot say so before it is done: the token's row is NaN
-/// there, which shows in the loss, and keeps the optimizer from taking the step.
+/// An id that is not below V is [`Error::OutOfRange`] on the CPU. A GPU cannot say so before it is done: the token's
+/// row is NaN there, which shows in the loss, and keeps the optimizer from taking the step.
 pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result<()> {
     let (n, [v, d]) = (ids_N.elements(), size(table_VD));
     let dtype = table_VD.dtype();
@@ -31,8 +31,8 @@ pub fn forward(table_VD: &Buffer, ids_N: &Buffer, out_ND: &mut Buffer) -> Result
     arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::embedding::forward(table, ids, out, [n, v, d])))
 }
 
-/// `dtable_VD[ids_N[n]] += dout_ND[n]` in F32, for each row of the table in the order of the tokens. `dout_ND` is F32 or
-/// BF16.
+/// `dtable_VD[ids_N[n]] += dout_ND[n]` in F32, for each row of the table in the order of the tokens. `dout_ND` is F32
+/// or BF16.
 ///
 /// An id that is not below V is [`Error::OutOfRange`] on the CPU; a GPU leaves its gradient out.
 pub fn backward(ids_N: &Buffer, dout_ND: &Buffer, dtable_VD: &mut Buffer, workspace: &mut Buffer) -> Result<()> {

@@ -7,8 +7,8 @@ use candle_core::DType;
 /// The result of every function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation refused its arguments. Nothing has been written when one of these is returned, except where a variant
-/// says otherwise.
+/// Why an operation refused its arguments. Nothing has been written when one of these is returned, except where a
+/// variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

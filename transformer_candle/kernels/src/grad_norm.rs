@@ -29,9 +29,8 @@ pub fn workspace_elements(elements: usize, device: DeviceKind) -> usize {
     }
 }
 
-/// Writes what clipping needs into the optimizer's scalars (see [`adamw`]): `CLIP_SCALE = min(1, max_grad_norm / (norm +
-/// 1e-6))` as `torch.nn.utils.clip_grad_norm_` has it (1 without a maximum), and `APPLY` = 1, or 0 if the norm is not
-/// finite.
+/// Writes two of the optimizer's scalars (see [`adamw`]): `CLIP_SCALE = min(1, max_grad_norm / (norm + 1e-6))`, as in
+/// `torch.nn.utils.clip_grad_norm_` (1 without a maximum), and `APPLY` = 1, or 0 if the norm is not finite.
 pub fn clip(norm_1: &Buffer, max_grad_norm: Option<f32>, scalars: &mut Buffer) -> Result<()> {
     let arguments = Arguments::new("grad_norm::clip").input("norm_1", norm_1, DType::F32, &[1]).output(
         "scalars",

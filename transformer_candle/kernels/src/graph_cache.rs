@@ -40,15 +40,16 @@ impl GraphCache {
         Self { eager: true, ..Self::default() }
     }
 
-    /// Runs `body` at the first call with `key`, which loads kernels and selects GEMM algorithms; at the second captures it as a
-    /// graph and replays that; from the third replays the graph without calling `body`.
+    /// Runs `body` at the first call with `key`, which loads kernels and selects GEMM algorithms; at the second
+    /// captures it as a graph and replays that; from the third replays the graph without calling `body`.
     ///
-    /// A key identifies one sequence of operations on the same buffers with the same scalar arguments; what changes between
-    /// replays has to be in buffers. A captured graph keeps its buffers' memory alive. During [`timing::measure`] nothing is
-    /// captured or replayed.
+    /// A key identifies one sequence of operations on the same buffers with the same scalar arguments; what changes
+    /// between replays has to be in buffers. A captured graph keeps its buffers' memory alive. During
+    /// [`timing::measure`] nothing is captured or replayed.
     ///
-    /// While it is captured, `body` must launch from this thread only, allocate nothing and copy nothing between host and GPU,
-    /// and no other thread may free the last handle of a buffer of this GPU: the free would be captured as well.
+    /// While it is captured, `body` must launch from this thread only, allocate nothing and copy nothing between host
+    /// and GPU, and no other thread may free the last handle of a buffer of this GPU: the free would be captured as
+    /// well.
     ///
     /// # Errors
     /// Those of `body` and of the driver. After an error the key counts as unseen.

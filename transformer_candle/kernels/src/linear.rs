@@ -2,9 +2,9 @@
 //!
 //! Legend: N tokens, I inputs, O outputs. Weights are stored [O, I]; transposes are strides, never copies.
 //!
-//! On the CPU operands are packed into the workspace block by block, and sums are in f32 whatever the operands are; two bf16 operands
-//! are multiplied as such where the CPU can.
-//! On a GPU they run in cuBLASLt, accumulated in f32 whatever the operands are.
+//! On the CPU operands are packed into the workspace block by block, and sums are in f32 whatever the operands are; two
+//! bf16 operands are multiplied as such where the CPU can. On a GPU they run in cuBLASLt, accumulated in f32 whatever
+//! the operands are.
 
 use candle_core::DType;
 

@@ -138,8 +138,8 @@ impl Plan {
         categories.into_iter().map(|category| (category, self.bytes_of(category))).collect()
     }
 
-    /// Allocates every buffer, all zero. Buffers of one element type are one allocation: on a CPU only large ones lie in huge pages,
-    /// on a GPU the driver rounds each one up and no plan counts what lies between them.
+    /// Allocates every buffer, all zero. Buffers of one element type are one allocation: on a CPU only large ones lie
+    /// in huge pages, on a GPU the driver rounds each one up and no plan counts what lies between them.
     ///
     /// # Errors
     /// On a GPU without room for all of them, [`crate::Error::OutOfMemory`] before the first is allocated.

@@ -1,5 +1,5 @@
-//! Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al., arXiv:2502.16982): momentum SGD whose update
-//! of a matrix is orthogonalised: its singular values are moved to about one.
+//! Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al., arXiv:2502.16982): momentum SGD whose
+//! update of a matrix is orthogonalised: its singular values are moved to about one.
 //!
 //! For a weight W [M, N] with gradient G and S = min(M, N):
 //! ```text

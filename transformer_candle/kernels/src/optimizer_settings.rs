@@ -41,8 +41,8 @@ pub struct Muon {
 pub enum Polynomials {
     /// One quintic five times, as `torch.optim.Muon`: singular values end between 0.68 and 1.13.
     Quintic,
-    /// Minimax quintics ("Polar Express", Amsel et al., arXiv:2505.16932): each has the least greatest distance to one on
-    /// the interval that the one before leaves of [1e-3, 1]. Singular values end between 0.86 and 1.14.
+    /// Minimax quintics ("Polar Express", Amsel et al., arXiv:2505.16932): each has the least greatest distance to one
+    /// on the interval that the one before leaves of [1e-3, 1]. Singular values end between 0.86 and 1.14.
     PolarExpress,
 }
 
@@ -51,8 +51,8 @@ impl Polynomials {
     pub fn coefficients(self) -> [[f32; 3]; ITERATIONS] {
         match self {
             Self::Quintic => [[3.4445, -4.7750, 2.0315]; ITERATIONS],
-            // By Remez's algorithm. The argument of all but the last is divided by 1.02, as bf16 may leave singular values
-            // above one, where a minimax polynomial grows steeply.
+            // By Remez's algorithm. The argument of all but the last is divided by 1.02, as bf16 may leave singular
+            // values above one, where a minimax polynomial grows steeply.
             Self::PolarExpress => [
                 [8.304_244, -23.659_9, 16.873_11],
                 [4.102_223_4, -2.930_337_2, 0.525_976_3],

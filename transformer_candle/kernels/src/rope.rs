@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al., "`RoFormer`", arXiv:2104.09864) of the query and key heads of packed QKV rows, in
-//! place, in Hugging Face's "rotate half" convention: element j of a head is rotated together with element j + E/2.
+//! Rotary position embedding (Su et al., "`RoFormer`", arXiv:2104.09864) of the query and key heads of packed QKV rows,
+//! in place, in Hugging Face's "rotate half" convention: element j of a head is rotated together with element j + E/2.
 //!
 //! Legend: N tokens, T positions, H query heads, K key/value heads, E head size, E2 = E / 2, P = (H + 2K) * E.
 

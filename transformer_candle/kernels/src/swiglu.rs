@@ -1,5 +1,5 @@
-//! `SwiGLU`: `silu(gate) * up` on the packed output of the gate/up projection (Shazeer, "GLU Variants Improve Transformer",
-//! arXiv:2002.05202), and its gradient.
+//! `SwiGLU`: `silu(gate) * up` on the packed output of the gate/up projection (Shazeer, "GLU Variants Improve
+//! Transformer", arXiv:2002.05202), and its gradient.
 //!
 //! Legend: N tokens, I intermediate size, 2I a row `[gate | up]`.
 

@@ -101,7 +101,8 @@ pub(crate) fn dot(values: &[f64], weights: &[f64]) -> f64 {
     values.iter().zip(weights).map(|(a, b)| a * b).sum()
 }
 
-/// Runs a test's computation in pools of 1, 2 and 4 threads and fails unless the buffers it returns are bitwise the same.
+/// Runs a test's computation in pools of 1, 2 and 4 threads and fails unless the buffers it returns are bitwise the
+/// same.
 #[track_caller]
 pub(crate) fn assert_same_at_any_thread_count(compute: impl Fn() -> Vec<Buffer> + Sync) {
     let run = |threads: usize| -> Vec<Vec<u32>> {

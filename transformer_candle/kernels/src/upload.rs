@@ -7,11 +7,12 @@ use crate::buffer::as_scalars_mut;
 use crate::cuda::HostToDevice;
 use crate::{Buffer, Device, Error, Result, Scalar};
 
-/// Host memory to fill, and the buffer that it goes to: [`Upload::stage`], [`Upload::send`], [`Upload::receive`], in turn.
+/// Host memory to fill, and the buffer that it goes to: [`Upload::stage`], [`Upload::send`], [`Upload::receive`], in
+/// turn.
 ///
-/// On a GPU the memory is pinned and `send` returns at once: a second stream copies to the staging buffer, beside whatever the GPU
-/// computes, and `receive` makes the computation wait for it. Of two uploads to one target, one travels while the
-/// other's values are computed with.
+/// On a GPU the memory is pinned and `send` returns at once: a second stream copies to the staging buffer, beside
+/// whatever the GPU computes, and `receive` makes the computation wait for it. Of two uploads to one target, one
+/// travels while the other's values are computed with.
 ///
 /// ```
 /// use kernels::{Buffer, DType, Device, Upload};
@@ -43,7 +44,8 @@ impl<T: Scalar> fmt::Debug for Upload<T> {
 }
 
 impl<T: Scalar> Upload<T> {
-    /// To a buffer of `T`; on a GPU by way of a staging buffer of the same shape that nothing else uses. On a CPU `staging` has no use.
+    /// To a buffer of `T`; on a GPU by way of a staging buffer of the same shape that nothing else uses. On a CPU
+    /// `staging` has no use.
     pub fn new(target: Buffer, staging: Option<Buffer>) -> Result<Self> {
         check::<T>("target", &target, target.shape())?;
         let from = match target.device() {

@@ -1,4 +1,5 @@
-//! A training step allocates nothing: the operations write into given buffers and take their scratch from the workspace.
+//! A training step allocates nothing: the operations write into given buffers and take their scratch from the
+//! workspace.
 
 // A global allocator that counts needs `unsafe`.
 #![allow(unsafe_code, non_snake_case)]

@@ -1,5 +1,5 @@
-//! The linear map on a GPU beside the CPU's, and the choice of algorithms. A GPU, or the emulated driver of `tests/cuda_emulator`:
-//! `cargo test -p kernels --features cuda --test matmul_on_a_gpu -- --ignored`.
+//! The linear map on a GPU beside the CPU's, and the choice of algorithms. A GPU, or the emulated driver of
+//! `tests/cuda_emulator`: `cargo test -p kernels --features cuda --test matmul_on_a_gpu -- --ignored`.
 
 #![cfg(feature = "cuda")]
 #![allow(non_snake_case, clippy::unwrap_used, clippy::float_cmp)]

@@ -51,7 +51,8 @@ impl Default for SamplingSettings {
 
 /// The token chosen from its logits; a pure function of (logits, settings, index), where `index` counts the draws.
 ///
-/// Of equal logits the lower id counts as more likely; a logit that is not a number is never chosen while there is another.
+/// Of equal logits the lower id counts as more likely; a logit that is not a number is never chosen while there is
+/// another.
 pub fn sample(logits: &[f32], settings: &SamplingSettings, index: u64) -> u32 {
     let mut tokens: Vec<Token> = (0..).zip(logits.iter().map(|&logit| rank_key(logit))).collect();
     let Some((best, largest)) = tokens.iter().copied().reduce(|best, next| if next.1 > best.1 { next } else { best })
@@ -95,8 +96,8 @@ fn keep_nucleus(tokens: &mut Vec<Token>, top_p: f64) {
         return;
     }
     let all: f64 = tokens.iter().map(|(_, weight)| weight).sum();
-    // Half of what may be left out, in equal parts: the tokens below one are not needed, and most of a large vocabulary's
-    // are there. Only the others need to be put in order.
+    // Half of what may be left out, in equal parts: the tokens below one are not needed, and most of a large
+    // vocabulary's are there. Only the others need to be put in order.
     let least = 0.5 * (1.0 - top_p) * all / tokens.len() as f64;
     tokens.retain(|&(_, weight)| weight >= least);
     tokens.sort_unstable_by(likelier);

@@ -1,5 +1,5 @@
-//! Safetensors files of flat buffers: named ranges of them, written and read in pieces, so that no second copy of a model
-//! is ever in memory. The `safetensors` crate makes and checks the header; numbers are little-endian.
+//! Safetensors files of flat buffers: named ranges of them, written and read in pieces, so that no second copy of a
+//! model is ever in memory. The `safetensors` crate makes and checks the header; numbers are little-endian.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
@@ -15,8 +15,8 @@ use crate::{Error, Result};
 /// Elements moved at a time on a CPU: 256 KiB of f32 stay in the processor's cache.
 const CPU_PIECE: usize = 1 << 16;
 
-/// Elements moved at a time from or to a GPU: 4 MiB of f32, so that a copy's own time, some ten microseconds, is a few percent of
-/// what its bytes take. The host never holds more than one piece.
+/// Elements moved at a time from or to a GPU: 4 MiB of f32, so that a copy's own time, some ten microseconds, is a few
+/// percent of what its bytes take. The host never holds more than one piece.
 const CUDA_PIECE: usize = 1 << 20;
 
 /// The longest header that is read, as the format itself limits it.
@@ -141,8 +141,8 @@ fn header(tensors: &[(Dtype, NamedRange)]) -> Vec<u8> {
 
 /// Fills the ranges from a file of `file_bytes` that holds exactly these tensors, in any order.
 ///
-/// Names, shapes and types are compared before the first number is written: a file that is refused leaves the buffers as
-/// they were. `path` is for messages only.
+/// Names, shapes and types are compared before the first number is written: a file that is refused leaves the buffers
+/// as they were. `path` is for messages only.
 pub fn read(
     reader: &mut dyn Read,
     file_bytes: u64,

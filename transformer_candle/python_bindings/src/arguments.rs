@@ -9,7 +9,8 @@ use training::TrainerError as RustTrainerError;
 
 use crate::errors::{TrainerError, raised};
 
-/// An integer argument. Out of range it raises a `ValueError` that states the range, which `PyO3`'s `OverflowError` does not.
+/// An integer argument. Out of range it raises a `ValueError` that states the range, which `PyO3`'s `OverflowError`
+/// does not.
 #[derive(Clone, Copy)]
 pub struct Integer<T>(pub T);
 

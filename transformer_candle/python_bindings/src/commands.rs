@@ -15,8 +15,8 @@ use crate::json;
 use crate::lock::RunLock;
 use crate::signals::forwarding_signals;
 
-/// Run a command of the trainer's program, and return its exit code: 130 or 143 if Ctrl-C or SIGTERM stopped a training run
-/// that was saved.
+/// Run a command of the trainer's program, and return its exit code: 130 or 143 if Ctrl-C or SIGTERM stopped a training
+/// run that was saved.
 #[pyfunction]
 #[pyo3(signature = (words, write, is_terminal = false, lock = None))]
 pub fn run_command(

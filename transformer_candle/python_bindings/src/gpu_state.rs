@@ -26,8 +26,8 @@ const SLOWDOWNS: [(ThrottleReasons, &str); 8] = [
     (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display_clock_setting"),
 ];
 
-/// What NVML says of the GPU with this UUID (`Gpu.uuid`), as a dictionary; None for what the GPU does not tell. The library is
-/// opened at run time and only here.
+/// What NVML says of the GPU with this UUID (`Gpu.uuid`), as a dictionary; None for what the GPU does not tell. The
+/// library is opened at run time and only here.
 #[pyfunction]
 pub fn gpu_state<'py>(py: Python<'py>, uuid: &str) -> PyResult<Bound<'py, PyAny>> {
     let state = detached(py, || state_of(uuid).map_err(|error| refused(&error)))?;
@@ -74,7 +74,8 @@ fn slowed_by(gpu: &Device<'_>) -> Option<Vec<&'static str>> {
     Some(SLOWDOWNS.iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, name)| *name).collect())
 }
 
-/// Process ids and the bytes that each holds, this process left out; bytes are None where the driver keeps them to itself.
+/// Process ids and the bytes that each holds, this process left out; bytes are None where the driver keeps them to
+/// itself.
 fn other_processes(gpu: &Device<'_>) -> Option<Vec<Value>> {
     let (computing, drawing) =
         (gpu.running_compute_processes().ok()?, gpu.running_graphics_processes().unwrap_or_default());

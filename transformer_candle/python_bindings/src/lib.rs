@@ -1,4 +1,5 @@
-//! The trainer as the Python extension `orchestrator._native`: arguments in, values and exceptions out, no logic of its own.
+//! The trainer as the Python extension `orchestrator._native`: arguments in, values and exceptions out, no logic of its
+//! own.
 //!
 //! Long work runs without the GIL and ends when a signal handler raises something.
 

@@ -66,7 +66,8 @@ pub fn device_of(argument: &str) -> PyResult<Device> {
     argument.parse().map_err(|problem| ConfigError::new_err(format!("the device is {argument:?}, but {problem}")))
 }
 
-/// Refuse more threads than this machine can use or the system starts: `threads`, else `RAYON_NUM_THREADS`, and `workers` that read.
+/// Refuse more threads than this machine can use or the system starts: `threads`, else `RAYON_NUM_THREADS`, and
+/// `workers` that read.
 #[pyfunction]
 pub fn check_threads(py: Python<'_>, threads: Option<Integer<usize>>, workers: Integer<usize>) -> PyResult<()> {
     detached(py, || training::pool::check(threads.map(|threads| threads.0), workers.0))

@@ -6,8 +6,8 @@ use pyo3::PyResult;
 
 use crate::errors::TrainerError;
 
-/// A value that only the process that created it can use. A forked child has none of its threads, so waiting for one would
-/// never end: there, the value is not even dropped.
+/// A value that only the process that created it can use. A forked child has none of its threads, so waiting for one
+/// would never end: there, the value is not even dropped.
 pub struct ProcessOwned<T> {
     /// `None` only while dropping.
     value: Option<T>,

@@ -1,4 +1,5 @@
-//! Python's signals during long calls: an exception raised by a signal handler cancels the work and is raised by the call.
+//! Python's signals during long calls: an exception raised by a signal handler cancels the work and is raised by the
+//! call.
 
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -105,8 +106,8 @@ impl Signals {
     }
 }
 
-/// Runs `work` on another thread while this one, where Python delivers signals, forwards them to the stop signal. Returns the
-/// result and the exception that a handler raised.
+/// Runs `work` on another thread while this one, where Python delivers signals, forwards them to the stop signal.
+/// Returns the result and the exception that a handler raised.
 pub fn forwarding_signals<T: Send>(
     py: Python<'_>,
     stop: &StopSignal,

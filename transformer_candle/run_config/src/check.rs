@@ -129,8 +129,8 @@ impl Findings {
     }
 }
 
-/// What stands for an item that was refused, so that the others keep their places and can be checked: its required keys,
-/// which are numbers.
+/// What stands for an item that was refused, so that the others keep their places and can be checked: its required
+/// keys, which are numbers.
 fn placeholder(item: &Value) -> Value {
     schema::required(item).map(|key| (key, 1)).collect()
 }

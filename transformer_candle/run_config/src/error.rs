@@ -20,8 +20,8 @@ pub struct Problem {
     pub path: String,
     /// What is wrong, with the offending value.
     pub message: String,
-    /// The option of the command line that the value was given by, where it was: `--override`, or a flag that stands for the
-    /// key.
+    /// The option of the command line that the value was given by, where it was: `--override`, or a flag that stands
+    /// for the key.
     pub given_by: Option<String>,
     /// The way out, where there is a definite one.
     pub suggestion: Option<String>,
@@ -68,8 +68,8 @@ impl ConfigError {
         Self { file: file.map(Path::to_path_buf), problems }
     }
 
-    /// The same error for a command line on which flags stand for keys: `flags` names the flag of a key, such as `--seed`
-    /// for `runtime.seed`, and a problem of that key is said to be given by it.
+    /// The same error for a command line on which flags stand for keys: `flags` names the flag of a key, such as
+    /// `--seed` for `runtime.seed`, and a problem of that key is said to be given by it.
     #[must_use]
     pub fn naming(mut self, flags: &BTreeMap<String, String>) -> Self {
         for problem in &mut self.problems {

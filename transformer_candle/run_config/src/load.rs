@@ -21,8 +21,8 @@ impl RunConfig {
         finish(run, problems)
     }
 
-    /// Like [`RunConfig::load`], for a run that has checkpoints: where its tokenizer's file is gone, that of a checkpoint takes its
-    /// place, and a note says so.
+    /// Like [`RunConfig::load`], for a run that has checkpoints: where its tokenizer's file is gone, that of a
+    /// checkpoint takes its place, and a note says so.
     pub fn load_with_checkpoint(
         path: &Path,
         overrides: &[String],

@@ -55,8 +55,9 @@ impl Default for OptimizerConfig {
 pub enum Algorithm {
     /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
     AdamW,
-    /// Muon (Jordan et al., 2024) for the projections of the decoder blocks, `AdamW` for embedding, head and norms. Its updates
-    /// are scaled to the size of `AdamW`'s (Liu et al., 2025), so that learning rate and weight decay serve both.
+    /// Muon (Jordan et al., 2024) for the projections of the decoder blocks, `AdamW` for embedding, head and norms. Its
+    /// updates are scaled to the size of `AdamW`'s (Liu et al., 2025), so that learning rate and weight decay serve
+    /// both.
     Muon,
 }
 

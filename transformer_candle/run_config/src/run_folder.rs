@@ -1,5 +1,5 @@
-//! `resolved_config.json`: the config as it is trained, in the run's own folder. The folder may be moved or copied, so paths
-//! inside it are written relative to it, and read against wherever it lies.
+//! `resolved_config.json`: the config as it is trained, in the run's own folder. The folder may be moved or copied, so
+//! paths inside it are written relative to it, and read against wherever it lies.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Files that are replaced in one step: a reader finds the old content or the new one, whatever instant the process dies
-//! at. A symbolic link in a file's place is replaced itself; what it points to stays as it is.
+//! Files that are replaced in one step: a reader finds the old content or the new one, whatever instant the process
+//! dies at. A symbolic link in a file's place is replaced itself; what it points to stays as it is.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};

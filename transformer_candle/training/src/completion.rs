@@ -50,7 +50,8 @@ pub struct CompletionRequest<'a> {
     pub settings: &'a SamplingSettings,
 }
 
-/// Continues tokens with any generator, such as a running trainer's. `on_text` gets the text as it grows, and may end it.
+/// Continues tokens with any generator, such as a running trainer's. `on_text` gets the text as it grows, and may end
+/// it.
 pub fn complete(
     generator: &mut Generator,
     tokenizer: &Tokenizer,

@@ -1,5 +1,5 @@
-//! The fingerprint of a run's configuration: the settings that must not change on resume, because the shape of the weights or
-//! the order of the data depends on them.
+//! The fingerprint of a run's configuration: the settings that must not change on resume, because the shape of the
+//! weights or the order of the data depends on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -77,7 +77,8 @@ pub fn pin_revisions(run: &mut ResolvedRun, sources: &[SourceDescription]) {
     }
 }
 
-/// Computes a run's fingerprint from the model's shape, the precision and everything that determines the order of its data.
+/// Computes a run's fingerprint from the model's shape, the precision and everything that determines the order of its
+/// data.
 pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescription]) -> ConfigFingerprint {
     let RunConfig { model, data, optimizer, runtime, .. } = &run.config;
     let mut fingerprint = ConfigFingerprint::new();

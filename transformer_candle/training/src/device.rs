@@ -46,8 +46,8 @@ pub fn open(asked: run_config::Device) -> Result<Device> {
     open_decided(decision.device)
 }
 
-/// Chooses and opens the device that a run is trained on, holds it to `runtime.memory_limit` and `runtime.deterministic`, and writes it
-/// into the config.
+/// Chooses and opens the device that a run is trained on, holds it to `runtime.memory_limit` and
+/// `runtime.deterministic`, and writes it into the config.
 ///
 /// # Errors
 /// [`TrainerError::Request`] if a GPU is named that is not there, or that does not take the model.
@@ -65,8 +65,8 @@ pub fn select_for_training(run: &mut ResolvedRun) -> Result<DeviceSelection> {
     Ok(DeviceSelection { device, notes: decision.note.into_iter().collect() })
 }
 
-/// Chooses and opens the device that a trained model is used on, for which it needs `bytes` bytes. With `auto` a GPU that has not so
-/// much left, beside a training for example, is left alone.
+/// Chooses and opens the device that a trained model is used on, for which it needs `bytes` bytes. With `auto` a GPU
+/// that has not so much left, beside a training for example, is left alone.
 ///
 /// # Errors
 /// As [`select_for_training`].

@@ -1,6 +1,8 @@
-//! What computes a step: decoder, optimizer and micro-batch over the planned buffers, without data, checkpoints and metrics.
+//! What computes a step: decoder, optimizer and micro-batch over the planned buffers, without data, checkpoints and
+//! metrics.
 //!
-//! A step asks for everything it needs and waits once, at its end, for three numbers (docs/decisions/011-one-wait-per-step.md).
+//! A step asks for everything it needs and waits once, at its end, for three numbers
+//! (docs/decisions/011-one-wait-per-step.md).
 
 mod buffers;
 mod micro_batch;
@@ -63,8 +65,8 @@ impl Engine {
         })
     }
 
-    /// Fills the weights as a run of this seed begins with, and warms up. Zeros would do neither for measuring nor for choosing
-    /// algorithms: a GPU computes them faster.
+    /// Fills the weights as a run of this seed begins with, and warms up. Zeros would do neither for measuring nor for
+    /// choosing algorithms: a GPU computes them faster.
     pub fn initialize(&mut self, seed: u64) -> Result<()> {
         let Self { pool, decoder, optimizer, .. } = self;
         let shape = decoder.shape().clone();
@@ -72,8 +74,8 @@ impl Engine {
         self.warm_up()
     }
 
-    /// Runs on a GPU everything that a step and an evaluation run, so that kernels are loaded and the fastest algorithm of each matmul is
-    /// found before the first step is measured. Weights and optimizer stay as they are.
+    /// Runs on a GPU everything that a step and an evaluation run, so that kernels are loaded and the fastest algorithm
+    /// of each matmul is found before the first step is measured. Weights and optimizer stay as they are.
     pub fn warm_up(&mut self) -> Result<()> {
         if self.device.as_cuda().is_none() {
             return Ok(());
@@ -89,7 +91,8 @@ impl Engine {
         })
     }
 
-    /// Forward, backward and update. None if the signal was raised before the last micro-batch: then the weights are as before.
+    /// Forward, backward and update. None if the signal was raised before the last micro-batch: then the weights are as
+    /// before.
     pub fn step(
         &mut self,
         batch: &Batch,

@@ -169,7 +169,8 @@ impl TrainerError {
         code as u8
     }
 
-    /// An error of the model, messages from what was asked of it: a prompt or settings that it refuses end with exit code 2.
+    /// An error of the model, messages from what was asked of it: a prompt or settings that it refuses end with exit
+    /// code 2.
     pub(crate) fn from_request(error: model::Error) -> Self {
         match error {
             model::Error::ContextFull { .. } | model::Error::UnknownToken { .. } | model::Error::Sampling { .. } => {

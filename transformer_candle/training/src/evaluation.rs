@@ -1,4 +1,5 @@
-//! Evaluation on held-out text: mean loss per token, perplexity, and bits per byte, which is comparable between tokenizers.
+//! Evaluation on held-out text: mean loss per token, perplexity, and bits per byte, which is comparable between
+//! tokenizers.
 
 use dataset::{DataError, HeldOut};
 use model::Decoder;
@@ -18,8 +19,8 @@ struct Totals {
     bytes: Option<u64>,
 }
 
-/// Evaluates the first `max_sequences` held-out sequences, split by weight between a mixture's components; always the same
-/// ones. None if there are no targets or the stop signal is raised.
+/// Evaluates the first `max_sequences` held-out sequences, split by weight between a mixture's components; always the
+/// same ones. None if there are no targets or the stop signal is raised.
 pub(crate) fn evaluate(
     decoder: &mut Decoder,
     micro_batch: &mut MicroBatch,
@@ -85,8 +86,8 @@ fn report(step: u64, all: &[Totals], components: Vec<ComponentEvaluation>) -> Ev
     EvaluationReport { step, loss, perplexity: loss.exp(), bits_per_byte, tokens, components }
 }
 
-/// Nats per token and bits per byte of the mixture: each part's means are weighted by its mixture weight, not by the number of
-/// tokens evaluated.
+/// Nats per token and bits per byte of the mixture: each part's means are weighted by its mixture weight, not by the
+/// number of tokens evaluated.
 fn means(parts: &[Totals]) -> (f64, Option<f64>) {
     let total_weight: f64 = parts.iter().map(|part| part.weight).sum();
     let per_token = |sum: &dyn Fn(&Totals) -> f64| {

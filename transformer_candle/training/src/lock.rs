@@ -1,5 +1,5 @@
-//! Locks a run directory for one trainer. The lock is an advisory `flock`, which the system releases when the process ends; the
-//! file's content is only used in the error message.
+//! Locks a run directory for one trainer. The lock is an advisory `flock`, which the system releases when the process
+//! ends; the file's content is only used in the error message.
 
 use std::{
     fs::{self, File, Metadata, OpenOptions, TryLockError},
@@ -38,8 +38,8 @@ pub struct RunLock {
 impl RunLock {
     /// Takes the lock of `run_directory`, which is created if it does not exist.
     ///
-    /// A program that holds the lock can pass it on by giving the trainer the locked file as standard input: the lock belongs to
-    /// the open file and is held without interruption until both programs have ended.
+    /// A program that holds the lock can pass it on by giving the trainer the locked file as standard input: the lock
+    /// belongs to the open file and is held without interruption until both programs have ended.
     ///
     /// # Errors
     /// [`TrainerError::Locked`] with the owner's process id and host; [`TrainerError::Request`] where no file can be written.

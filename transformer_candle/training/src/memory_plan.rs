@@ -1,7 +1,7 @@
 //! Everything a run will hold in memory, computed from its config alone.
 //!
-//! The buffers listed here are the ones that the trainer allocates before its first step: it has no other list. So a run
-//! that cannot fit is refused before it starts, and told what would.
+//! The buffers listed here are the ones that the trainer allocates before its first step: it has no other list. So a
+//! run that cannot fit is refused before it starts, and told what would.
 
 mod allocate;
 mod budget;
@@ -76,8 +76,8 @@ pub struct MemoryPlan {
     pub saving_bytes: u64,
     /// The part of a step's FLOPs that are the optimizer's GEMMs; none with `AdamW`, which has none.
     pub optimizer_share: Option<f64>,
-    /// How long the run takes at a speed that follows from this machine's CPU, or from a GPU's peak for runs that are meant for
-    /// one; none for a trainer on a CPU, which need not guess.
+    /// How long the run takes at a speed that follows from this machine's CPU, or from a GPU's peak for runs that are
+    /// meant for one; none for a trainer on a CPU, which need not guess.
     pub estimate: Option<Estimate>,
     /// Why the run does not fit and what would; none if it fits or the budget is unknown.
     pub shortage: Option<Shortage>,
@@ -93,10 +93,11 @@ pub struct CategoryBytes {
 }
 
 impl MemoryPlan {
-    /// The plan of a run where it would be trained: on the GPU that `runtime.device` names or finds, against what that has
-    /// free; else on an RTX 5090 that is assumed, if the run is meant for a GPU or would take this machine months; else on this
-    /// machine's CPU. `runtime.memory_limit` holds everywhere. `batch_size: auto` becomes the largest micro-batch that fits and
-    /// divides `sequences_per_step`, or one sequence if none does. A plan is made whether it fits or not: see
+    /// The plan of a run where it would be trained: on the GPU that `runtime.device` names or finds, against what that
+    /// has free; else on an RTX 5090 that is assumed, if the run is meant for a GPU or would take this machine months;
+    /// else on this machine's CPU. `runtime.memory_limit` holds everywhere. `batch_size: auto` becomes the largest
+    /// micro-batch that fits and divides `sequences_per_step`, or one sequence if none does. A plan is made whether it
+    /// fits or not: see
     /// [`MemoryPlan::check`].
     ///
     /// # Errors
@@ -107,7 +108,8 @@ impl MemoryPlan {
         Self::for_gpus(&run.config, &gpus.unwrap_or_default(), GpuMemory::measure, CpuSpeed::measure)
     }
 
-    /// Like [`MemoryPlan::new`] for a device at hand, and never more than it has free: what a trainer may allocate here.
+    /// Like [`MemoryPlan::new`] for a device at hand, and never more than it has free: what a trainer may allocate
+    /// here.
     ///
     /// # Errors
     /// As [`MemoryPlan::new`], and when a GPU does not tell its memory.

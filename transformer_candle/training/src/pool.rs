@@ -11,7 +11,8 @@ use run_config::RunConfig;
 
 use crate::error::{Result, TrainerError};
 
-/// The most threads per core. More threads than cores only wait for each other: an operation ends with its slowest thread.
+/// The most threads per core. More threads than cores only wait for each other: an operation ends with its slowest
+/// thread.
 const MOST_PER_CORE: usize = 8;
 /// Threads allowed on any machine, so that a run of a larger machine can be reproduced on a small one.
 const ALWAYS_ALLOWED: usize = 64;
@@ -22,8 +23,8 @@ const MOST_WORKERS: usize = 256;
 /// Threads that wait for data, signals and the Hub.
 const SINGLE_THREADS: usize = 8;
 
-/// Refuses far more threads than this machine has cores, and a system that cannot start them: the libraries that start some
-/// of them would panic.
+/// Refuses far more threads than this machine has cores, and a system that cannot start them: the libraries that start
+/// some of them would panic.
 ///
 /// # Errors
 /// [`TrainerError::Request`] names the setting that asks for too many threads, or says that the system cannot start them.

@@ -111,8 +111,8 @@ impl Progress {
         }
     }
 
-    /// Shows why training waits for data. Call it repeatedly during the wait: the live line follows each call, plain lines are
-    /// printed when the reason changes and once a minute.
+    /// Shows why training waits for data. Call it repeatedly during the wait: the live line follows each call, plain
+    /// lines are printed when the reason changes and once a minute.
     pub fn data_wait(&self, waiting: &RetryStatus) {
         match &self.sink {
             Sink::Live(bar) => bar.set_message(escaped(&waiting.to_string()).into_owned()),

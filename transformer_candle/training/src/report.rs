@@ -1,7 +1,7 @@
 //! What a run reports: plain data, and for each report the one list of the numbers that are logged.
 //!
-//! A metric is added as a field of [`StepReport`] or [`EvaluationReport`] and a line of its `scalars`: every metrics sink, the
-//! Python API and `--json` read that list.
+//! A metric is added as a field of [`StepReport`] or [`EvaluationReport`] and a line of its `scalars`: every metrics
+//! sink, the Python API and `--json` read that list.
 
 mod evaluation;
 mod interval;

@@ -1,6 +1,7 @@
 //! A run from its first step to its last: steps, evaluations, checkpoints, progress, and an orderly stop.
 //!
-//! The binary and the Python bindings both call [`run_training`], so a config and a seed give the same losses either way.
+//! The binary and the Python bindings both call [`run_training`], so a config and a seed give the same losses either
+//! way.
 
 use dataset::hub::HubSettings;
 use run_config::ResolvedRun;
@@ -33,12 +34,12 @@ impl RunOutcome {
     }
 }
 
-/// Trains until the last step, `max_steps`, or the stop signal. Saves a checkpoint in each case, also when the data can no
-/// longer be read.
+/// Trains until the last step, `max_steps`, or the stop signal. Saves a checkpoint in each case, also when the data can
+/// no longer be read.
 ///
 /// # Errors
-/// Anything that prevents the run from starting or continuing; an interruption ([`TrainerError::is_interruption`]) if the stop
-/// signal arrives before training starts, when there is nothing to save.
+/// Anything that prevents the run from starting or continuing; an interruption ([`TrainerError::is_interruption`]) if
+/// the stop signal arrives before training starts, when there is nothing to save.
 pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSignal) -> Result<RunOutcome> {
     if let Some(device) = options.device {
         run.config.runtime.device = device;

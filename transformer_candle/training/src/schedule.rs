@@ -1,10 +1,10 @@
 //! The learning rate of every step, a pure function of the step's number.
 //!
-//! Steps count from 1. With a warm-up of W steps and T steps in all, the rate rises in a straight line to its peak at step
-//! max(W, 1) and falls to `min_lr` at step T. These are PyTorch's `LinearLR(start_factor=1/W, total_iters=W-1)` followed from
-//! step W on by `CosineAnnealingLR(T_max=T-W, eta_min=min_lr)` or `LinearLR(1, min_lr/peak, T-W)`.
-//! WSD (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395) holds the peak and falls in a straight line over the last D
-//! steps.
+//! Steps count from 1. With a warm-up of W steps and T steps in all, the rate rises in a straight line to its peak at
+//! step max(W, 1) and falls to `min_lr` at step T. These are PyTorch's `LinearLR(start_factor=1/W, total_iters=W-1)`
+//! followed from step W on by `CosineAnnealingLR(T_max=T-W, eta_min=min_lr)` or `LinearLR(1, min_lr/peak, T-W)`. WSD
+//! (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395) holds the peak and falls in a straight line over the last
+//! D steps.
 
 use std::f64::consts::PI;
 

@@ -1,4 +1,5 @@
-//! Graceful shutdown: Ctrl-C, SIGTERM and SIGHUP set a flag that the training loop checks; a second Ctrl-C exits immediately.
+//! Graceful shutdown: Ctrl-C, SIGTERM and SIGHUP set a flag that the training loop checks; a second Ctrl-C exits
+//! immediately.
 
 use std::{
     fs, io,
@@ -74,8 +75,8 @@ impl StopSignal {
         }
     }
 
-    /// Handles SIGINT, SIGTERM and, unless it is ignored (`nohup`), SIGHUP until the returned guard is dropped. The first
-    /// signal sets the flag; a second SIGINT exits immediately with 130, without saving.
+    /// Handles SIGINT, SIGTERM and, unless it is ignored (`nohup`), SIGHUP until the returned guard is dropped. The
+    /// first signal sets the flag; a second SIGINT exits immediately with 130, without saving.
     ///
     /// # Errors
     /// The system refuses to install a handler.
@@ -97,7 +98,8 @@ impl StopSignal {
     }
 }
 
-/// Ignores SIGXFSZ: a write beyond the file size limit (`ulimit -f`) then fails with an error instead of ending the process.
+/// Ignores SIGXFSZ: a write beyond the file size limit (`ulimit -f`) then fails with an error instead of ending the
+/// process.
 ///
 /// # Errors
 /// The system refuses to install a handler.

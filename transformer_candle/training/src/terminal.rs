@@ -23,8 +23,8 @@ pub fn print_line(line: &str) {
     let _ = writeln!(stdout, "{}", escaped(line)).and_then(|()| stdout.flush());
 }
 
-/// Whether a character controls the terminal: control characters other than newline and tab, line and paragraph separators,
-/// bidirectional overrides. `python/orchestrator/terminal.py` has the same list.
+/// Whether a character controls the terminal: control characters other than newline and tab, line and paragraph
+/// separators, bidirectional overrides. `python/orchestrator/terminal.py` has the same list.
 fn is_control(character: char) -> bool {
     matches!(
         character,

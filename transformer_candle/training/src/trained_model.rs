@@ -34,9 +34,9 @@ pub struct TrainedModel {
 }
 
 impl TrainedModel {
-    /// Reads a model directory: a checkpoint, or any Llama model with its tokenizer in Hugging Face's format. Its weights go to the device
-    /// asked for; with `auto` to a GPU that takes the model and has room for it, else they stay on the CPU. `cancel` ends
-    /// reading them.
+    /// Reads a model directory: a checkpoint, or any Llama model with its tokenizer in Hugging Face's format. Its
+    /// weights go to the device asked for; with `auto` to a GPU that takes the model and has room for it, else they
+    /// stay on the CPU. `cancel` ends reading them.
     pub fn open(directory: &Path, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
         pool::start()?;
         let checkpoint = Checkpoint::open(directory)?;

@@ -1,8 +1,8 @@
 //! The trainer: one optimizer step per call, over buffers that are all allocated before the first.
 //!
-//! A step takes its sequences from the stream, cuts them into micro-batches, adds up their gradients, clips, updates. Every
-//! number of it is a pure function of the config, the seed and the data: threads, restarts and the program that calls do
-//! not enter.
+//! A step takes its sequences from the stream, cuts them into micro-batches, adds up their gradients, clips, updates.
+//! Every number of it is a pure function of the config, the seed and the data: threads, restarts and the program that
+//! calls do not enter.
 
 mod between_steps;
 mod data;
@@ -104,8 +104,8 @@ impl Trainer {
         }
     }
 
-    /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data, `on_wait`
-    /// hears again and again for what, if the Hub or the network fails.
+    /// Takes one optimizer step unless the signal is raised before its last micro-batch. While the step waits for data,
+    /// `on_wait` hears again and again for what, if the Hub or the network fails.
     pub fn step_unless(&mut self, stop: &StopSignal, on_wait: &dyn Fn(&RetryStatus)) -> Result<Step> {
         self.folder.check()?;
         if self.is_finished() {

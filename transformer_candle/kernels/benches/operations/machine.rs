@@ -19,7 +19,8 @@ const TRAFFIC: usize = 1 << 28;
 /// Working sets in bytes: in a core's cache, in the shared cache, and in main memory.
 const WORKING_SETS: [usize; 3] = [1 << 20, 1 << 24, 1 << 28];
 
-/// Reading a working set, copying one half of it to the other, and changing it in place. What is read and written counts twice.
+/// Reading a working set, copying one half of it to the other, and changing it in place. What is read and written
+/// counts twice.
 #[derive(Serialize)]
 struct Bandwidth {
     working_set_bytes: usize,

@@ -35,7 +35,8 @@ struct Row<'a> {
     per_step: usize,
     flops: usize,
     bytes: usize,
-    /// Milliseconds that the bytes take at the machine's bandwidth: from main memory, and from the cache that holds as many.
+    /// Milliseconds that the bytes take at the machine's bandwidth: from main memory, and from the cache that holds as
+    /// many.
     memory_milliseconds: f64,
     cache_milliseconds: f64,
     /// GFLOP/s where the processor's peak bounds the operation, GB/s where its memory does.

@@ -1,6 +1,7 @@
 //! The rows: the operations of a training step, and the matmuls per generated token.
 //!
-//! Legend: N tokens, D hidden, I intermediate, V vocabulary, P packed QKV width, A = H * E attention width, C rows of logits.
+//! Legend: N tokens, D hidden, I intermediate, V vocabulary, P packed QKV width, A = H * E attention width, C rows of
+//! logits.
 
 use kernels::attention::AttentionShape;
 use kernels::{

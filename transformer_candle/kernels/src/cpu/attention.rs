@@ -8,8 +8,8 @@
 //!     out     = rescale out + V^T p                                 tile GEMM
 //!   out /= row_sum     lse = row_max + ln(row_sum)
 //! ```
-//! A tile's matrices are transposed, with query rows as columns: `scores_CL` for C keys and L query rows. Maxima and sums then run down
-//! columns: full vectors at a time, without shuffles, and in the same order for every vector width.
+//! A tile's matrices are transposed, with query rows as columns: `scores_CL` for C keys and L query rows. Maxima and
+//! sums then run down columns: full vectors at a time, without shuffles, and in the same order for every vector width.
 //!
 //! Threads take tiles one after the other, each with its own scratch; a tile's result does not depend on the thread.
 
@@ -137,7 +137,8 @@ impl<E: Element> WithSimd for ForwardTile<'_, E> {
         // The gathered rows are no longer needed: their memory becomes the output.
         let out_EL = rows_LE;
         out_EL.fill(0.0);
-        // The least number and not -inf: for a row whose first KV tiles are all masked, e^(-inf - row_max) has to be 0, not NaN.
+        // The least number and not -inf: for a row whose first KV tiles are all masked, e^(-inf - row_max) has to be 0,
+        // not NaN.
         softmax.row_max.fill(f32::MIN);
         softmax.row_sum.fill(0.0);
         for first in (tile.first_key(self.documents)..tile.keys()).step_by(KV_TILE) {

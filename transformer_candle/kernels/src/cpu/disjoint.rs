@@ -23,7 +23,8 @@ impl<'a, T> Disjoint<'a, T> {
     /// While the part lives, no other part that overlaps it does.
     #[allow(clippy::mut_from_ref)] // what the safety condition is about
     pub(crate) unsafe fn part(&self, start: usize, count: usize) -> &mut [T] {
-        // SAFETY: inside of the slice, which is borrowed mutably as long as `self` lives; unshared as the caller promises.
+        // SAFETY: inside of the slice, which is borrowed mutably as long as `self` lives; unshared as the caller
+        // promises.
         unsafe { std::slice::from_raw_parts_mut(self.address(start, count), count) }
     }
 

@@ -1,5 +1,5 @@
-//! Head and cross-entropy over chunks of rows. Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk, W elements from
-//! row to row of logits.
+//! Head and cross-entropy over chunks of rows. Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk, W
+//! elements from row to row of logits.
 
 use rayon::prelude::*;
 

@@ -3,8 +3,8 @@
 /// Bytes of a huge page on x86-64, and by default on ARM.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Advises the kernel to back this memory, which must not have been written to yet, with huge pages. Without effect where there are
-/// none or they are disabled.
+/// Advises the kernel to back this memory, which must not have been written to yet, with huge pages. Without effect
+/// where there are none or they are disabled.
 #[cfg(target_os = "linux")]
 pub(crate) fn advise(address: usize, bytes: usize) {
     use rustix::mm::{Advice, madvise};

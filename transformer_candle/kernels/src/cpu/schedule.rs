@@ -16,8 +16,9 @@ pub(super) fn rows_per_task(width: usize) -> usize {
 /// Parts that the tasks are divided into, one per thread; further threads share parts.
 const PARTS: usize = 64;
 
-/// Runs tasks `0..all`, each thread with its own `size` elements of `scratch`; no more threads are used than it has room for. Threads
-/// take ranges of at most `longest` tasks, a multiple of `unit`: a range is a number of full units, or a part of one.
+/// Runs tasks `0..all`, each thread with its own `size` elements of `scratch`; no more threads are used than it has
+/// room for. Threads take ranges of at most `longest` tasks, a multiple of `unit`: a range is a number of full units,
+/// or a part of one.
 pub(crate) fn run_tasks(
     all: usize,
     unit: usize,
@@ -37,8 +38,9 @@ pub(crate) fn run_tasks(
     });
 }
 
-/// The ranges that threads take: long ones first, single tasks at the end, so that all threads finish together. A thread starts with
-/// its own part, the same for the same number of tasks: what it wrote in the previous call is in its cache.
+/// The ranges that threads take: long ones first, single tasks at the end, so that all threads finish together. A
+/// thread starts with its own part, the same for the same number of tasks: what it wrote in the previous call is in its
+/// cache.
 struct Queue {
     /// Tasks taken of each part.
     taken: [AtomicUsize; PARTS],

@@ -2,7 +2,8 @@
 
 pub(crate) const SIDE: usize = 16;
 
-/// Writes the transpose of the tile at the start of `source` to the start of `target`; rows are `from` and `to` elements apart.
+/// Writes the transpose of the tile at the start of `source` to the start of `target`; rows are `from` and `to`
+/// elements apart.
 #[inline(always)]
 pub(crate) fn transpose(source: &[f32], from: usize, target: &mut [f32], to: usize) {
     assert!(source.len() >= (SIDE - 1) * from + SIDE && target.len() >= (SIDE - 1) * to + SIDE);
@@ -14,7 +15,8 @@ pub(crate) fn transpose(source: &[f32], from: usize, target: &mut [f32], to: usi
     plain(source, from, target, to);
 }
 
-/// Rows of the target are written in order: where they overlap (`to` below [`SIDE`], in narrow panels), the later one remains.
+/// Rows of the target are written in order: where they overlap (`to` below [`SIDE`], in narrow panels), the later one
+/// remains.
 fn plain(source: &[f32], from: usize, target: &mut [f32], to: usize) {
     for column in 0..SIDE {
         for row in 0..SIDE {

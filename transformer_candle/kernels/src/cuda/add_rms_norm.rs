@@ -7,7 +7,8 @@ use super::launch::{Axis, Launch, variant};
 
 /// Row lengths that kernels are compiled for; each takes shorter rows too.
 const WIDTHS: [usize; 4] = [1024, 2048, 4096, 8192];
-/// Programs of the backward pass, at most, each with a row of partial sums: enough to fill every GPU, and their sums fit the L2 cache.
+/// Programs of the backward pass, at most, each with a row of partial sums: enough to fill every GPU, and their sums
+/// fit the L2 cache.
 const PROGRAMS: usize = 512;
 
 /// See [`crate::add_rms_norm::forward`].

@@ -4,8 +4,8 @@ use candle_core::DType;
 
 use crate::Buffer;
 
-/// An argument of a launch. The launcher compares each with the manifest: its type, and whether it is a multiple of 16 (bytes of an
-/// address, units of an integer) as the kernel was compiled to assume.
+/// An argument of a launch. The launcher compares each with the manifest: its type, and whether it is a multiple of 16
+/// (bytes of an address, units of an integer) as the kernel was compiled to assume.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KernelArg {
     /// The first element of a buffer.

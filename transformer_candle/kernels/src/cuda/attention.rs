@@ -51,8 +51,8 @@ pub(crate) fn forward(
     [Launch::kernel("attention_forward", &whole_variant(shape, qkv, documents), grid, behind(&values, shape))]
 }
 
-/// See [`crate::attention::backward`]. `statistics` are 2 * B * H * T elements of workspace: of every row, the sum of `dout * out`
-/// and the log-sum-exp in base 2.
+/// See [`crate::attention::backward`]. `statistics` are 2 * B * H * T elements of workspace: of every row, the sum of
+/// `dout * out` and the log-sum-exp in base 2.
 pub(crate) fn backward(saved: &Saved, dqkv: KernelArg, statistics: KernelArg, shape: &AttentionShape) -> [Launch; 2] {
     let &Saved { qkv, documents, out, lse, dout } = saved;
     let kernel = whole_variant(shape, qkv, documents);
@@ -102,16 +102,18 @@ pub(crate) fn decode(
     ]
 }
 
-/// Splits of the keys in which `new` tokens attend to `length`, themselves included: as many as give the GPU [`DECODE_BLOCKS`], and
-/// limited by the number of keys per split. It follows from the sizes alone, so that every GPU adds in the same order.
+/// Splits of the keys in which `new` tokens attend to `length`, themselves included: as many as give the GPU
+/// [`DECODE_BLOCKS`], and limited by the number of keys per split. It follows from the sizes alone, so that every GPU
+/// adds in the same order.
 fn splits(layout: &HeadLayout, new: usize, length: usize) -> usize {
     let blocks = layout.kv_heads * (new * layout.group_size()).div_ceil(DECODE_ROWS);
     let wanted = DECODE_BLOCKS / blocks.max(1);
     wanted.min(length / KEYS_WORTH_A_SPLIT).clamp(1, MOST_SPLITS)
 }
 
-/// Elements of F32 workspace for [`decode`] of at most `new_tokens` tokens: of every row in every split its sums and its largest
-/// score, where there is more than one split. Then all blocks together have at most [`DECODE_ROWS`] rows each.
+/// Elements of F32 workspace for [`decode`] of at most `new_tokens` tokens: of every row in every split its sums and
+/// its largest score, where there is more than one split. Then all blocks together have at most [`DECODE_ROWS`] rows
+/// each.
 pub(crate) fn decode_workspace_elements(layout: &HeadLayout, new: usize) -> usize {
     let rows = (DECODE_BLOCKS * DECODE_ROWS).min(MOST_SPLITS * new * layout.heads);
     rows * (layout.head_size + 2)
@@ -147,8 +149,9 @@ fn or_null(documents: Option<KernelArg>) -> KernelArg {
     documents.unwrap_or(KernelArg::Pointer { address: 0, dtype: DType::I32 })
 }
 
-/// How kernels' names call a head size: the columns of the tiles it fits in, and whether some are masked. Beside the smallest, tiles
-/// without masks are there only where `exact` says so. A size that no tile takes gets a name that no kernel has.
+/// How kernels' names call a head size: the columns of the tiles it fits in, and whether some are masked. Beside the
+/// smallest, tiles without masks are there only where `exact` says so. A size that no tile takes gets a name that no
+/// kernel has.
 fn columns(head_size: usize, exact: bool) -> String {
     let fitting = COLUMNS.into_iter().find(|&columns| head_size <= columns);
     match fitting {

@@ -11,7 +11,8 @@ pub(crate) fn forward(table: KernelArg, ids: KernelArg, out: KernelArg, [n, v, d
     [Launch::kernel("embedding_forward", variant(out.dtype()), grid(n, d), values)]
 }
 
-/// See [`crate::embedding::backward`]. The workspace takes, for each token, whether it is the first one of its id, and the next one.
+/// See [`crate::embedding::backward`]. The workspace takes, for each token, whether it is the first one of its id, and
+/// the next one.
 pub(crate) fn backward(
     ids: KernelArg,
     dout: KernelArg,

@@ -7,7 +7,8 @@ pub struct Gpu {
     pub ordinal: usize,
     /// The name that the driver reports, such as `NVIDIA GeForce RTX 5090`.
     pub name: String,
-    /// The driver's identifier, by which NVML knows it as well: `GPU-` (`MIG-` for a slice of one) and 32 hexadecimal digits.
+    /// The driver's identifier, by which NVML knows it as well: `GPU-` (`MIG-` for a slice of one) and 32 hexadecimal
+    /// digits.
     pub uuid: String,
     /// Its memory, in bytes.
     pub total_bytes: u64,
@@ -57,18 +58,19 @@ impl Gpu {
         })
     }
 
-    /// Nominal BF16 operations a second of dense GEMMs with F32 accumulation, without sparsity; None for a GPU not listed.
+    /// Nominal BF16 operations a second of dense GEMMs with F32 accumulation, without sparsity; None for a GPU not
+    /// listed.
     pub fn nominal_bf16_flops(&self) -> Option<f64> {
         nominal_bf16_flops(&self.name)
     }
 }
 
-/// By what the driver calls the GPU. The first entry counts that the name contains as whole words, so that longer names come first;
-/// a laptop's GPU and a MIG slice share their names with a faster one, and have no peak.
+/// By what the driver calls the GPU. The first entry counts that the name contains as whole words, so that longer names
+/// come first; a laptop's GPU and a MIG slice share their names with a faster one, and have no peak.
 ///
-/// Sources, all NVIDIA's: the data sheets of the data centre and workstation GPUs (the dense number, half of the sparse one), and the
-/// tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor TFLOPS with FP32 Accumulate",
-/// dense), which for `GeForce` is 512 x multiprocessors x boost clock.
+/// Sources, all NVIDIA's: the data sheets of the data centre and workstation GPUs (the dense number, half of the sparse
+/// one), and the tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor
+/// TFLOPS with FP32 Accumulate", dense), which for `GeForce` is 512 x multiprocessors x boost clock.
 fn nominal_bf16_flops(name: &str) -> Option<f64> {
     const TERAFLOPS: [(&str, f64); 34] = [
         ("RTX 5090 D", 209.5),

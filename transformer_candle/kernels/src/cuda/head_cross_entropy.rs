@@ -1,7 +1,7 @@
 //! Head and cross-entropy on a GPU: for every chunk of rows the logits, their losses and gradients, and two more GEMMs.
 //!
-//! Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk. The workspace is the GEMMs', then the F64 sum of the losses,
-//! then the losses of a chunk.
+//! Legend: N tokens, D hidden, V padded vocabulary, C rows of a chunk. The workspace is the GEMMs', then the F64 sum of
+//! the losses, then the losses of a chunk.
 
 use super::launch::{Axis, Launch, variant};
 use super::{KernelArg, Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
@@ -40,7 +40,8 @@ struct Chunk {
     rows: usize,
 }
 
-/// See [`crate::head_cross_entropy::forward_backward`]. A row's gradient takes the place of its logits: in bf16 the first half of it.
+/// See [`crate::head_cross_entropy::forward_backward`]. A row's gradient takes the place of its logits: in bf16 the
+/// first half of it.
 pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Launch> {
     let HeadSizes { n, d, v, .. } = inputs.sizes;
     let &Gradients { scale, loss, dhidden, dweight, write_mode } = gradients;
@@ -110,7 +111,8 @@ impl Inputs {
         Launch::Gemm(Matmul::set(self.logits, [rows, v, d], self.hidden.skip_rows(start), weight, self.gemm_workspace))
     }
 
-    /// A kernel over the rows of a chunk's logits: losses, or gradients beside; what it takes between targets and sizes.
+    /// A kernel over the rows of a chunk's logits: losses, or gradients beside; what it takes between targets and
+    /// sizes.
     fn losses(&self, function: &str, variant: &str, Chunk { start, rows }: Chunk, between: &[KernelArg]) -> Launch {
         let HeadSizes { v, vocab_size, .. } = self.sizes;
         let mut values = vec![self.logits.into(), self.targets.skip_elements(start)];

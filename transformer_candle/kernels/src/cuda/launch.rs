@@ -1,5 +1,5 @@
-//! The launches of an operation: a list that depends on sizes and addresses only, so that a graph can replay it and a test can
-//! check it against the kernels' manifest without a GPU.
+//! The launches of an operation: a list that depends on sizes and addresses only, so that a graph can replay it and a
+//! test can check it against the kernels' manifest without a GPU.
 
 use candle_core::DType;
 

@@ -1,5 +1,5 @@
-//! Checks the launches of every operation against the manifest for every kind of GPU: kernels that exist, argument counts and types,
-//! alignment, launchable grids; GEMMs whose matrices lie within their buffers.
+//! Checks the launches of every operation against the manifest for every kind of GPU: kernels that exist, argument
+//! counts and types, alignment, launchable grids; GEMMs whose matrices lie within their buffers.
 
 use std::collections::HashMap;
 

@@ -41,14 +41,14 @@ pub fn refusal(sizes: &ModelSizes) -> Option<String> {
     }
     if hidden_size > MAX_HIDDEN_SIZE || !hidden_size.is_multiple_of(ROW_MULTIPLE) {
         return Some(format!(
-            "takes a hidden_size up to {MAX_HIDDEN_SIZE} in steps of {ROW_MULTIPLE}, and it is {hidden_size}"
+            "supports a hidden_size up to {MAX_HIDDEN_SIZE} in steps of {ROW_MULTIPLE}, and it is {hidden_size}"
         ));
     }
     if !intermediate_size.is_multiple_of(ROW_MULTIPLE) {
-        return Some(format!("takes an intermediate_size in steps of {ROW_MULTIPLE}, and it is {intermediate_size}"));
+        return Some(format!("supports an intermediate_size in steps of {ROW_MULTIPLE}, and it is {intermediate_size}"));
     }
     if positions > MAX_POSITIONS {
-        return Some(format!("takes sequences of up to {MAX_POSITIONS} positions, and they have {positions}"));
+        return Some(format!("supports sequences of up to {MAX_POSITIONS} positions, and they have {positions}"));
     }
     None
 }
@@ -79,7 +79,7 @@ mod tests {
     fn unsupported_sizes_are_refused_with_the_number() {
         let refused = |sizes: ModelSizes, number: &str| {
             let clause = refusal(&sizes).unwrap();
-            assert!(clause.starts_with("takes ") && clause.ends_with(number), "{clause}");
+            assert!(clause.starts_with("supports ") && clause.ends_with(number), "{clause}");
         };
         refused(with_head_size(24), "24");
         refused(with_head_size(136), "136");

@@ -9,9 +9,11 @@ use super::KernelArg;
 
 /// Threads of a warp, on every GPU.
 const WARP: u32 = 32;
-/// Axis along x, y and z that a launch can have (CUDA C++ programming guide, technical specifications per compute capability).
+/// Axis along x, y and z that a launch can have (CUDA C++ programming guide, technical specifications per compute
+/// capability).
 const LARGEST_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
-/// Pointers that Triton appends to a kernel's arguments, for scratch memory that none of ours has: `build.py` sees to that.
+/// Pointers that Triton appends to a kernel's arguments, for scratch memory that none of ours has: `build.py` sees to
+/// that.
 const SCRATCH_POINTERS: usize = 2;
 
 /// `ptx/manifest.json`.
@@ -26,7 +28,8 @@ pub(super) struct Entry {
     /// `<operation>_<direction>.<dtype>[.<variant>]`.
     pub(super) name: String,
     family: String,
-    /// The name of an alternative to the kernel of this name and family, to be chosen by measuring; none is the declared one.
+    /// The name of an alternative to the kernel of this name and family, to be chosen by measuring; none is the
+    /// declared one.
     #[serde(default)]
     candidate: Option<String>,
     /// Where its PTX is, relative to the manifest.
@@ -84,8 +87,8 @@ const _: () = assert!(cfg!(target_endian = "little"));
 
 /// Families that run on a GPU, the best first.
 ///
-/// `sm_90a` is for Hopper only; `sm_80_small` has tiles for the 99 KB of shared memory that the GPUs for desktops and workstations
-/// let a block have; the driver translates `sm_80` for every later GPU.
+/// `sm_90a` is for Hopper only; `sm_80_small` has tiles for the 99 KB of shared memory that the GPUs for desktops and
+/// workstations let a block have; the driver translates `sm_80` for every later GPU.
 fn families(compute_capability: (u32, u32)) -> &'static [&'static str] {
     match compute_capability {
         (9, 0) => &["sm_90a", "sm_80"],

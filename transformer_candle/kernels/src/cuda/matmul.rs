@@ -4,14 +4,14 @@ use candle_core::DType;
 
 use crate::{Buffer, Error, Result, WriteMode};
 
-/// Elements of the F32 workspace that every GEMM brings along: 32 MiB, as much as the library asks for on Hopper and Blackwell,
-/// and what it takes to begin at a multiple of 256 bytes.
+/// Elements of the F32 workspace that every GEMM brings along: 32 MiB, as much as the library asks for on Hopper and
+/// Blackwell, and what it takes to begin at a multiple of 256 bytes.
 pub(crate) const WORKSPACE_ELEMENTS: usize = Workspace::elements_for(WORKSPACE_BYTES / size_of::<f32>());
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_ALIGNMENT: usize = 256;
 
-/// `c = a b` or `c += a b` of row-major matrices, a [m, k], b [k, n], c [m, n], either operand stored transposed; or a batch
-/// of such, whose matrices are stored one after the other.
+/// `c = a b` or `c += a b` of row-major matrices, a [m, k], b [k, n], c [m, n], either operand stored transposed; or a
+/// batch of such, whose matrices are stored one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matmul {
     /// Rows of the result.
@@ -64,8 +64,8 @@ impl Matmul {
         Self { m, n, k, batch: 1, a, b, c, write_mode: WriteMode::Overwrite, workspace }
     }
 
-    /// That the three matrices lie within their buffers, that their element types go together and the workspace is large enough:
-    /// from here on there are only addresses.
+    /// That the three matrices lie within their buffers, that their element types go together and the workspace is
+    /// large enough: from here on there are only addresses.
     pub(crate) fn check(&self) -> Result<()> {
         let Self { m, n, k, batch, a, b, c, .. } = *self;
         let fits = a.holds(batch, m, k) && b.holds(batch, k, n) && c.holds(batch, m, n) && !c.transposed;
@@ -134,7 +134,8 @@ impl Workspace {
         elements + WORKSPACE_ALIGNMENT / size_of::<f32>()
     }
 
-    /// All of an F32 buffer from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are left wherever it lies.
+    /// All of an F32 buffer from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are left
+    /// wherever it lies.
     pub(crate) fn from_buffer(buffer: &Buffer) -> Self {
         let end = buffer.address() + buffer.elements() * buffer.dtype().size_in_bytes();
         let address = buffer.address().next_multiple_of(WORKSPACE_ALIGNMENT);

@@ -11,9 +11,9 @@ use crate::WriteMode;
 /// Rows that generation passes through a model together, at most.
 const FEW_ROWS: usize = 128;
 
-/// A GEMM without its addresses. Its text names the choice of an algorithm:
-/// `8192x16384x2048 a bf16 2048 @256, b bf16 2048 transposed @256, c bf16 16384 @256`, with `c +=` where the result is added; sizes
-/// are m x n x k, of a batch of 3 `3*m x n x k`, the numbers a matrix's stride in elements and its alignment in bytes.
+/// A GEMM without its addresses. Its text names the choice of an algorithm: `8192x16384x2048 a bf16 2048 @256, b bf16
+/// 2048 transposed @256, c bf16 16384 @256`, with `c +=` where the result is added; sizes are m x n x k, of a batch of
+/// 3 `3*m x n x k`, the numbers a matrix's stride in elements and its alignment in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) sizes: [usize; 3],
@@ -63,15 +63,15 @@ impl Shape {
         Self { sizes: [m, n, k], batch, a, b, c, write_mode }
     }
 
-    /// Whether it is y = x W^T of at most [`FEW_ROWS`]. Reading W takes most of its time, whatever the algorithm, and generation asks
-    /// for another shape with every length of a prompt.
+    /// Whether it is y = x W^T of at most [`FEW_ROWS`]. Reading W takes most of its time, whatever the algorithm, and
+    /// generation asks for another shape with every length of a prompt.
     pub(crate) fn is_linear_of_few_rows(&self) -> bool {
         let is_linear = !self.a.transposed && self.b.transposed && self.write_mode == WriteMode::Overwrite;
         is_linear && self.sizes[0] <= FEW_ROWS
     }
 
-    /// A row-major matrix is the transpose of the column-major one in the same memory, and c^T = b^T a^T: the operands change
-    /// places and nothing moves.
+    /// A row-major matrix is the transpose of the column-major one in the same memory, and c^T = b^T a^T: the operands
+    /// change places and nothing moves.
     pub(crate) fn column_major(&self) -> ColumnMajorMatmul {
         let ([m, n, k], batch) = (self.sizes, self.batch);
         ColumnMajorMatmul {
@@ -98,8 +98,9 @@ impl Layout {
     }
 }
 
-/// What the library is promised of an address: 256 bytes, as allocations have; else 16, the widest access to memory there is; else
-/// what is true. Three steps and not every power of two, so that the layers of a model share their choices.
+/// What the library is promised of an address: 256 bytes, as allocations have; else 16, the widest access to memory
+/// there is; else what is true. Three steps and not every power of two, so that the layers of a model share their
+/// choices.
 fn alignment(address: usize) -> u32 {
     match 1 << address.trailing_zeros().min(8) {
         256 => 256,

@@ -8,7 +8,8 @@ use crate::linear::reference;
 use crate::testing::*;
 use crate::{Buffer, DeviceKind};
 
-/// What the library does with three pieces of memory, for each matrix of a batch: `result = left right` or `result += left right`.
+/// What the library does with three pieces of memory, for each matrix of a batch: `result = left right` or `result +=
+/// left right`.
 fn library(matmul: ColumnMajorMatmul, left: &[f64], right: &[f64], result: &mut [f64], write_mode: WriteMode) {
     let ColumnMajorMatmul { left: l, right: r, result: out } = matmul;
     assert!(l.batch == out.batch && r.batch == out.batch);

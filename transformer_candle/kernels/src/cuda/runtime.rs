@@ -1,7 +1,7 @@
 //! An open GPU: context, streams, kernels, GEMMs.
 //!
-//! Everything that reads or writes a buffer runs on one compute stream, in the order of the calls of all threads. A second stream copies
-//! from pinned host memory to staging buffers that no operation uses (`pinned.rs`).
+//! Everything that reads or writes a buffer runs on one compute stream, in the order of the calls of all threads. A
+//! second stream copies from pinned host memory to staging buffers that no operation uses (`pinned.rs`).
 
 mod event;
 mod failure;
@@ -68,13 +68,15 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Self> {
         let refuse = |reason| Error::NoCuda { ordinal, reason };
         let gpu = choose(probe().map_err(refuse)?, ordinal).map_err(refuse)?;
-        // Candle opens the same context, but reports less about a failure. Kept until then, as dropping the last owner closes a context.
+        // Candle opens the same context, but reports less about a failure. Kept until then, as dropping the last owner
+        // closes a context.
         let _first = CudaContext::new(ordinal)
             .map_err(|error| refuse(format!("it does not open: {}", failure::sentence(error))))?;
         let candle = CudaDevice::new_with_stream(ordinal);
         let candle = candle.map_err(|error| refuse(format!("its libraries do not start: {}", first_line(&error))))?;
-        // SAFETY: the events would order the uses of a tensor on several streams. All tensors of this device are used on the compute
-        // stream only, except the staging buffer of a `HostToDevice`, which orders its two streams with its own events.
+        // SAFETY: the events would order the uses of a tensor on several streams. All tensors of this device are used
+        // on the compute stream only, except the staging buffer of a `HostToDevice`, which orders its two streams with
+        // its own events.
         unsafe { candle.disable_event_tracking() };
         let stream = candle.cuda_stream();
         let context = Arc::clone(stream.context());
@@ -133,8 +135,8 @@ impl Cuda {
         format!("{}, driver {module}CUDA {cuda}, cuBLASLt {library}", self.name())
     }
 
-    /// Disables timing: the declared kernel variant and the first GEMM algorithm offered are used, so that fresh runs have equal bits.
-    /// Earlier or recalled choices stay.
+    /// Disables timing: the declared kernel variant and the first GEMM algorithm offered are used, so that fresh runs
+    /// have equal bits. Earlier or recalled choices stay.
     pub fn set_deterministic(&self, is_deterministic: bool) {
         self.0.is_deterministic.store(is_deterministic, Ordering::Relaxed);
     }

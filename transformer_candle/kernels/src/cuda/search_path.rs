@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// What a library's file may be called, in the order in which cudarc, below Candle, asks the loader: the one without a version,
-/// which belongs to a toolkit, comes first.
+/// What a library's file may be called, in the order in which cudarc, below Candle, asks the loader: the one without a
+/// version, which belongs to a toolkit, comes first.
 pub(super) fn file_names(library: &str) -> Vec<String> {
     let versions = VERSIONS.iter().map(|version| format!("lib{library}.so.{version}"));
     std::iter::once(format!("lib{library}.so")).chain(versions).collect()
@@ -13,11 +13,11 @@ pub(super) fn file_names(library: &str) -> Vec<String> {
 /// The newest first: CUDA 13 and 12 (cuBLAS), 10 (cuRAND of either), 1 (the driver).
 pub(super) const VERSIONS: [&str; 6] = ["13", "12", "11", "10", "9", "1"];
 
-/// Folders that exist, the most particular first: toolkits that the environment names, the wheels of virtual environments and of
-/// the user, toolkits in the usual places, the driver's own folders.
+/// Folders that exist, the most particular first: toolkits that the environment names, the wheels of virtual
+/// environments and of the user, toolkits in the usual places, the driver's own folders.
 ///
-/// `variable` reads the environment; `executable` is this program, which in a virtual environment has libraries of its own; `root` is
-/// where the file system begins.
+/// `variable` reads the environment; `executable` is this program, which in a virtual environment has libraries of its
+/// own; `root` is where the file system begins.
 pub(super) fn folders(
     variable: impl Fn(&str) -> Option<OsString>,
     executable: Option<&Path>,
@@ -44,7 +44,8 @@ pub(super) fn folders(
     folders
 }
 
-/// Arch's toolkit, and the driver's own library under WSL2, on NixOS, and in containers whose host mounts it (Google's Kubernetes).
+/// Arch's toolkit, and the driver's own library under WSL2, on NixOS, and in containers whose host mounts it (Google's
+/// Kubernetes).
 const SYSTEM_FOLDERS: [&str; 5] =
     ["opt/cuda/lib64", "usr/lib/wsl/lib", "run/opengl-driver/lib", "usr/local/nvidia/lib64", "usr/local/nvidia/lib"];
 
@@ -54,8 +55,8 @@ fn own_environment(executable: &Path) -> Option<PathBuf> {
     environment.join("pyvenv.cfg").is_file().then(|| environment.to_owned())
 }
 
-/// `lib/python3.*/site-packages/nvidia/*/lib`, where NVIDIA's wheels put their libraries: `cu13` has all of CUDA 13, the wheels for
-/// CUDA 12 have a folder each.
+/// `lib/python3.*/site-packages/nvidia/*/lib`, where NVIDIA's wheels put their libraries: `cu13` has all of CUDA 13,
+/// the wheels for CUDA 12 have a folder each.
 fn wheel_folders(environment: &Path) -> Vec<PathBuf> {
     let pythons = entries(&environment.join("lib")).into_iter().filter(|folder| name(folder).starts_with("python"));
     libraries_of(pythons.flat_map(|python| entries(&python.join("site-packages").join("nvidia"))))

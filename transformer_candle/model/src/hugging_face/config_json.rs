@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 use crate::shape::padded;
 use crate::{Error, ModelShape, Precision, Result};
 
-/// The `config.json` of a model. Transformers 5 reads `dtype` and `rope_parameters`, 4 reads `torch_dtype` and `rope_theta`.
+/// The `config.json` of a model. Transformers 5 reads `dtype` and `rope_parameters`, 4 reads `torch_dtype` and
+/// `rope_theta`.
 pub fn config_json(
     shape: &ModelShape,
     precision: Precision,

@@ -112,7 +112,8 @@ fn bf16_gradients_err_no_more_than_pytorch_s_own() {
         let theirs = |name: &str| fixture.reals(&format!("bf16.error.{name}"))[0];
         let mut ratios = Vec::new();
         for (name, error) in &ours {
-            // A tensor's error is one draw of rounding noise; all tensors together say whether ours is the larger noise.
+            // A tensor's error is one draw of rounding noise; all tensors together say whether ours is the larger
+            // noise.
             let ratio = error / theirs(name);
             assert!(ratio <= 1.25, "{name}, {of}: {error:.2e} against {:.2e}", theirs(name));
             ratios.push(ratio);

@@ -1,5 +1,5 @@
-//! The decoder against its oracles (`PyTorch`'s numbers, Candle's autograd) and against itself: other recompute modes, other
-//! micro-batches, other numbers of threads, a cache.
+//! The decoder against its oracles (`PyTorch`'s numbers, Candle's autograd) and against itself: other recompute modes,
+//! other micro-batches, other numbers of threads, a cache.
 
 #![allow(non_snake_case, clippy::unwrap_used)]
 

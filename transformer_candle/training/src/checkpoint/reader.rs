@@ -27,8 +27,8 @@ pub struct StoredModel {
     pub end_of_text: Option<u32>,
 }
 
-/// A directory that is open for reading: a checkpoint, or any Llama model in one safetensors file. A file that a manifest lists is
-/// refused if its size or SHA-256 differs.
+/// A directory that is open for reading: a checkpoint, or any Llama model in one safetensors file. A file that a
+/// manifest lists is refused if its size or SHA-256 differs.
 #[derive(Debug)]
 pub struct Checkpoint {
     directory: PathBuf,

@@ -99,8 +99,8 @@ impl Drop for StagingDirectory<'_> {
     }
 }
 
-/// Renames the staging directory to its final name. An existing directory of that name (corrupted, or the same step again) is
-/// swapped with it and removed; if it cannot be removed it keeps the staging name, which pruning reports.
+/// Renames the staging directory to its final name. An existing directory of that name (corrupted, or the same step
+/// again) is swapped with it and removed; if it cannot be removed it keeps the staging name, which pruning reports.
 pub(super) fn publish(folder: &Path, place: &Path) -> Result<()> {
     if place.exists() {
         exchange(folder, place).map_err(failed("replace", place))?;

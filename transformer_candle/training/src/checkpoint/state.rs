@@ -15,8 +15,8 @@ use crate::error::checkpoint::{CheckpointError, Result};
 /// The format version that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// The trainer's state at a checkpoint. It holds neither time nor host name: the same run writes the same bytes (on a GPU, with
-/// the same GEMM algorithms).
+/// The trainer's state at a checkpoint. It holds neither time nor host name: the same run writes the same bytes (on a
+/// GPU, with the same GEMM algorithms).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerState {
@@ -67,8 +67,8 @@ impl Execution {
     }
 }
 
-/// The GEMM algorithm and kernel variants that a GPU chose by timing them. Each rounds differently: resuming is bit-exact only
-/// with the same choices.
+/// The GEMM algorithm and kernel variants that a GPU chose by timing them. Each rounds differently: resuming is
+/// bit-exact only with the same choices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MatmulAlgorithms {

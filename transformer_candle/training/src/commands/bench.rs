@@ -1,5 +1,5 @@
-//! `bench`: how fast a config trains on this machine, on synthetic tokens, and where the time goes. Needs neither tokenizer nor
-//! data.
+//! `bench`: how fast a config trains on this machine, on synthetic tokens, and where the time goes. Needs neither
+//! tokenizer nor data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -76,9 +76,9 @@ pub struct BenchReport {
     pub micro_batch: u64,
     /// Tokens of an optimizer step.
     pub tokens_per_step: u64,
-    /// Milliseconds of an optimizer step, and of its parts, which [`StepPart`] names. The step is measured as it is trained; the parts in a
-    /// pass of their own, one operation after the other, and left out where the budget has no step left for it. `other` is the rest of
-    /// the step: negative where operations overlap in it.
+    /// Milliseconds of an optimizer step, and of its parts, which [`StepPart`] names. The step is measured as it is
+    /// trained; the parts in a pass of their own, one operation after the other, and left out where the budget has no
+    /// step left for it. `other` is the rest of the step: negative where operations overlap in it.
     pub milliseconds: BTreeMap<&'static str, f64>,
 }
 
@@ -222,8 +222,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Steps as they are trained, after one to warm up: how many, and the mean. They leave time for those that run operation by
-    /// operation.
+    /// Steps as they are trained, after one to warm up: how many, and the mean. They leave time for those that run
+    /// operation by operation.
     fn step_seconds(&mut self, steps: u32, budget: TimeBudget) -> Result<(u32, f64)> {
         self.step()?;
         let started = Instant::now();

@@ -1,5 +1,5 @@
-//! The commands: what each one takes and does is in its file. They are plain functions over plain options, so that Python calls
-//! the same ones; a program puts them on a command line and runs them with [`program::run`].
+//! The commands: what each one takes and does is in its file. They are plain functions over plain options, so that
+//! Python calls the same ones; a program puts them on a command line and runs them with [`program::run`].
 
 pub mod arguments;
 pub mod bench;
@@ -59,8 +59,8 @@ struct CommandLine {
     command: Command,
 }
 
-/// Runs the command that `words` say, the first of which is the program's name, and returns its exit code. Its answer goes
-/// to `output`, its log to stderr.
+/// Runs the command that `words` say, the first of which is the program's name, and returns its exit code. Its answer
+/// goes to `output`, its log to stderr.
 ///
 /// `lock` is the run directory's, where the caller has taken it already and the command is `train`.
 ///

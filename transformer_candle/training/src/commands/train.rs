@@ -30,8 +30,8 @@ pub struct TrainOptions {
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     #[arg(value_parser = PathBufValueParser::new().map(resume_from))]
     pub resume: Option<ResumeFrom>,
-    /// With --resume: compute steps as the config says (micro-batch, accumulation, recompute mode), not as the checkpoint's run did.
-    /// The weights then agree with those of an uninterrupted run up to rounding only.
+    /// With --resume: compute steps as the config says (micro-batch, accumulation, recompute mode), not as the
+    /// checkpoint's run did. The weights then agree with those of an uninterrupted run up to rounding only.
     #[arg(long)]
     pub rebatch: bool,
     /// Where to compute: auto, cpu, cuda or cuda:N. [default: the config's runtime.device]
@@ -56,7 +56,8 @@ pub fn run(
     run_training(resolved, &RunOptions { resume, rebatch, lock, max_steps, device, progress }, stop)
 }
 
-/// Reads a config for a new run, or for one that is resumed: a tokenizer whose file is gone is taken from the checkpoint.
+/// Reads a config for a new run, or for one that is resumed: a tokenizer whose file is gone is taken from the
+/// checkpoint.
 pub fn load(config: &Path, overrides: &[String], resume: Option<&ResumeFrom>) -> Result<ResolvedRun> {
     let Some(from) = resume else { return Ok(RunConfig::load(config, overrides)?) };
     let tokenizer = |folder: &Path| match from {

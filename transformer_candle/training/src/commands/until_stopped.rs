@@ -15,8 +15,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a command may take to stop by itself: during compute and disk I/O it does not check for signals.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Runs a command that ends with [`TrainerError::Interrupted`] soon after a signal. A command that saves before it stops
-/// ([`StopSignal::set_saves_on_stop`]) may take any time; the process of any other exits after [`GRACE`].
+/// Runs a command that ends with [`TrainerError::Interrupted`] soon after a signal. A command that saves before it
+/// stops ([`StopSignal::set_saves_on_stop`]) may take any time; the process of any other exits after [`GRACE`].
 pub(super) fn until_stopped(command: impl FnOnce(&StopSignal) -> Result<u8>) -> Result<u8> {
     let stop = StopSignal::new();
     let handlers = stop.listen().map_err(TrainerError::io("listen for", "signals"))?;

@@ -117,8 +117,8 @@ impl MicroBatch {
         (0..all).step_by(step).map(move |start| start..all.min(start + step))
     }
 
-    /// Starts to copy some sequences to the device; at most one micro-batch may be ahead of the one that is worked on. What the
-    /// sequences leave free of it has no targets.
+    /// Starts to copy some sequences to the device; at most one micro-batch may be ahead of the one that is worked on.
+    /// What the sequences leave free of it has no targets.
     ///
     /// Token ids are checked here, since a GPU kernel cannot report them.
     pub(super) fn send(&mut self, batch: &Batch, sequences: Range<usize>) -> Result<()> {

@@ -175,7 +175,8 @@ impl Optimizer {
         Ok(self.scalars_upload.receive()?)
     }
 
-    /// Updates the weights with the gradients that `decoder` has accumulated, which stay as they are: the next step begins with
+    /// Updates the weights with the gradients that `decoder` has accumulated, which stay as they are: the next step
+    /// begins with
     /// [`Decoder::begin_accumulation`]. Waits for nothing.
     pub fn update(&mut self, decoder: &mut Decoder) -> Result<()> {
         grad_norm::forward(decoder.gradients(), &mut self.norm, &mut self.workspace)?;

@@ -1,6 +1,7 @@
 //! What the programs tell the shell.
 
-/// The exit codes of the programs: README.md has them in a table, and `python/orchestrator/command_error.py` for Python.
+/// The exit codes of the programs: README.md has them in a table, and `python/orchestrator/command_error.py` for
+/// Python.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitCode {

@@ -37,7 +37,8 @@ pub struct Shortage {
     pub asked: MemoryRequirement,
     /// What there is.
     pub budget: Budget,
-    /// The largest micro-batch for each way to recompute that saves no less than the one asked for. Empty if nothing fits.
+    /// The largest micro-batch for each way to recompute that saves no less than the one asked for. Empty if nothing
+    /// fits.
     pub fits: Vec<MemoryRequirement>,
     /// What one sequence at a time needs, everything recomputed.
     pub smallest: MemoryRequirement,

@@ -20,7 +20,8 @@ pub fn allocate(config: &RunConfig, shape: &ModelShape, settings: EngineSettings
     Engine::bind(config, settings, &buffers, &arena, device)
 }
 
-/// What to tell a run whose device refused the buffers although they fitted the plan: something else took the memory meanwhile.
+/// What to tell a run whose device refused the buffers although they fitted the plan: something else took the memory
+/// meanwhile.
 fn does_not_fit(
     error: kernels::Error,
     config: &RunConfig,

@@ -21,12 +21,14 @@ pub const RTX_5090: ByteSize = ByteSize(32_122 << 20);
 const USABLE_GPU_FRACTION: f64 = 0.98;
 /// What a CUDA context with its libraries takes of a GPU, assumed; what is free on an open GPU is measured beside it.
 const CUDA_CONTEXT_BYTES: u64 = 600_000_000;
-/// Left free of what an open GPU has free: CUDA graphs, kernels loaded later, and a little for whatever else draws on it.
+/// Left free of what an open GPU has free: CUDA graphs, kernels loaded later, and a little for whatever else draws on
+/// it.
 const GPU_MARGIN_BYTES: u64 = 256 << 20;
 /// What the program takes on a CPU besides its planned buffers: code, tokenizer, threads.
 const HOST_BASE_BYTES: u64 = 256 << 20;
 
-/// What a program takes that loads a model and asks it: threads and what they reserve. Code and tokenizer are there already.
+/// What a program takes that loads a model and asks it: threads and what they reserve. Code and tokenizer are there
+/// already.
 const PROGRAM_BYTES: u64 = 64 << 20;
 
 /// Threads that a program has besides those that compute and those that read.
@@ -49,8 +51,8 @@ pub fn require_room(needed: u64, device: &Device, purpose: impl FnOnce() -> Stri
     }
 }
 
-/// What a plan may take of a device: `runtime.memory_limit` where it is given, and never more than a GPU that is there has; on a
-/// CPU without a limit what this machine has free. None where the system does not tell.
+/// What a plan may take of a device: `runtime.memory_limit` where it is given, and never more than a GPU that is there
+/// has; on a CPU without a limit what this machine has free. None where the system does not tell.
 pub(super) fn planned(config: &RunConfig, target: &PlanTarget) -> Option<Budget> {
     match (config.runtime.memory_limit, target) {
         (Some(limit), PlanTarget::Cpu(_)) => Some(Budget::from_limit(limit)),

@@ -9,8 +9,8 @@ use crate::{
     error::{Budget, MemoryRequirement, Shortage},
 };
 
-/// Most tokens per micro-batch of `auto` on a CPU: matmuls reach full speed well below, and the choice does not depend on the
-/// memory of larger machines.
+/// Most tokens per micro-batch of `auto` on a CPU: matmuls reach full speed well below, and the choice does not depend
+/// on the memory of larger machines.
 const TOKENS_OF_CPU_MICRO_BATCH: usize = 8192;
 
 /// From the fastest to the most frugal.

@@ -24,8 +24,8 @@ pub(super) enum PlanTarget {
 }
 
 impl PlanTarget {
-    /// Where a run is meant to be trained: the GPU that it names or finds, one that is assumed if it is meant for a GPU and
-    /// there is none here, else the CPU.
+    /// Where a run is meant to be trained: the GPU that it names or finds, one that is assumed if it is meant for a GPU
+    /// and there is none here, else the CPU.
     ///
     /// # Errors
     /// [`TrainerError::Request`] where the run names a GPU and its model needs a CPU.

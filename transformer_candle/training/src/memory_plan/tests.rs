@@ -237,7 +237,8 @@ fn a_gpu_plan_includes_the_staging_buffers() {
         let setting = plan_of(&run).unwrap().engine_settings(device);
         RunBuffers::new(&run.config, &shape, setting).plan.bytes_of(kernels::memory::Category::Batch)
     };
-    // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a GPU also two pairs and a scale on their way.
+    // Ids and targets of 4 sequences of 2048 tokens, and the loss's scale; on a GPU also two pairs and a scale on their
+    // way.
     let of = |packing| [DeviceKind::Cpu, DeviceKind::Cuda].map(|device| batch(packing, device));
     assert_eq!(of("data.packing=concat"), [65_536 + 4, 3 * 65_536 + 8]);
     // And where each one's document begins.

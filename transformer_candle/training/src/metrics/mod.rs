@@ -37,8 +37,8 @@ impl MetricsWriter {
         self.sinks.iter_mut().for_each(|sink| sink.record(record));
     }
 
-    /// Makes everything written durable, as far as the disk has space. Called before a checkpoint, so that no checkpoint
-    /// outlives the metrics that led to it.
+    /// Makes everything written durable, as far as the disk has space. Called before a checkpoint, so that no
+    /// checkpoint outlives the metrics that led to it.
     pub fn flush(&mut self) {
         self.sinks.iter_mut().for_each(|sink| sink.flush());
     }

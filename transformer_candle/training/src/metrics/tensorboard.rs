@@ -1,7 +1,7 @@
 //! `tensorboard/`: one event file per run, in TensorBoard's format.
 //!
-//! A resume writes a new file with the events it keeps and removes the earlier ones, so that TensorBoard shows each step
-//! once, also if it is running meanwhile.
+//! A resume writes a new file with the events it keeps and removes the earlier ones, so that TensorBoard shows each
+//! step once, also if it is running meanwhile.
 
 use std::collections::HashSet;
 use std::fs;

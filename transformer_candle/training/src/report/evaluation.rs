@@ -16,8 +16,8 @@ pub struct EvaluationReport {
     pub loss: f64,
     /// `exp(loss)`.
     pub perplexity: f64,
-    /// Bits per byte: the loss of all targets over the bytes of their text. `None` if the tokenizer's tokens have no length
-    /// in bytes.
+    /// Bits per byte: the loss of all targets over the bytes of their text. `None` if the tokenizer's tokens have no
+    /// length in bytes.
     pub bits_per_byte: Option<f64>,
     /// Target tokens evaluated.
     pub tokens: u64,

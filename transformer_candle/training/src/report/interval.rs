@@ -1,6 +1,7 @@
 //! Which steps are logged.
 
-/// Whether a step is logged: the first, every `log_every_n_steps`th and the last. Metrics and plain progress lines use it.
+/// Whether a step is logged: the first, every `log_every_n_steps`th and the last. Metrics and plain progress lines use
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogInterval {
     every: u64,

@@ -65,8 +65,8 @@ impl Trainer {
         Ok(path)
     }
 
-    /// Marks the latest checkpoint as the best if it is, and prunes old ones as configured. Idempotent, so that a resume can
-    /// complete what a kill interrupted.
+    /// Marks the latest checkpoint as the best if it is, and prunes old ones as configured. Idempotent, so that a
+    /// resume can complete what a kill interrupted.
     pub(super) fn mark_best_and_prune(&mut self, latest: &Path) -> Result<()> {
         let runtime = &self.run.config.runtime;
         let best = &runtime.evaluation.best;

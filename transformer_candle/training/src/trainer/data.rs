@@ -40,8 +40,9 @@ impl DataPlan {
         Ok(Self { tokenizer, mixture: Mixture::from_run(run, hub, cancel)?, settings: StreamSettings::from_run(run) })
     }
 
-    /// Opens the stream, at a checkpoint's position if there is one, and the held-out text if the run will evaluate, so that
-    /// errors appear at once and not hours later. A data set too small for a held-out part is trained on without evaluation.
+    /// Opens the stream, at a checkpoint's position if there is one, and the held-out text if the run will evaluate, so
+    /// that errors appear at once and not hours later. A data set too small for a held-out part is trained on without
+    /// evaluation.
     pub(super) fn open(self, run: &mut ResolvedRun, cursor: Option<Cursor>, notes: &mut Vec<String>) -> Result<Data> {
         let Self { tokenizer, mixture, settings } = self;
         notes.extend(mixture.notes());

@@ -1,5 +1,6 @@
-//! How a step is computed (micro-batch, accumulation, recompute mode), carried from a checkpoint to the run that resumes it:
-//! with another split the sums of gradients round differently, and the weights would differ from an uninterrupted run's.
+//! How a step is computed (micro-batch, accumulation, recompute mode), carried from a checkpoint to the run that
+//! resumes it: with another split the sums of gradients round differently, and the weights would differ from an
+//! uninterrupted run's.
 
 use std::path::Path;
 
@@ -24,8 +25,8 @@ pub(super) fn from_plan(plan: &MemoryPlan) -> Execution {
 
 /// Makes a resumed run compute its steps as the checkpoint's run did, and returns a note for the user if it cannot.
 ///
-/// `batch_size: auto` becomes the checkpoint's micro-batch, whatever memory is free. A run whose `data.sequences_per_step` was
-/// changed takes other steps anyway, and only what the config leaves open is kept.
+/// `batch_size: auto` becomes the checkpoint's micro-batch, whatever memory is free. A run whose
+/// `data.sequences_per_step` was changed takes other steps anyway, and only what the config leaves open is kept.
 ///
 /// # Errors
 /// [`TrainerError::RebatchedOnResume`] if the config names another micro-batch or recompute mode.

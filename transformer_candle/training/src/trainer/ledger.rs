@@ -15,8 +15,8 @@ use crate::{
 /// The ledger's name in a run directory.
 pub const LEDGER: &str = "ledger.jsonl";
 
-/// The ledger of a training run. It never stops the run: while it cannot be written its lines are buffered and checkpoints
-/// store no head; when the buffer is full the ledger ends and training continues.
+/// The ledger of a training run. It never stops the run: while it cannot be written its lines are buffered and
+/// checkpoints store no head; when the buffer is full the ledger ends and training continues.
 pub(super) struct RunLedger {
     /// `None` once it has lost a line.
     ledger: Option<Ledger>,

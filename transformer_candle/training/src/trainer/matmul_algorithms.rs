@@ -10,8 +10,8 @@ pub(super) fn capture(device: &Device) -> Option<MatmulAlgorithms> {
     device.as_cuda().map(capture)
 }
 
-/// Makes a device use the checkpoint's algorithms. Returns a note for the user if it cannot, in which case the resumed run is
-/// not bitwise equal to an uninterrupted one.
+/// Makes a device use the checkpoint's algorithms. Returns a note for the user if it cannot, in which case the resumed
+/// run is not bitwise equal to an uninterrupted one.
 pub(super) fn restore(device: &Device, saved: Option<&MatmulAlgorithms>) -> Result<Option<String>> {
     let current = device.as_cuda().map(Cuda::fingerprint);
     if let Some(note) = device_change_note(saved.map(|saved| saved.fingerprint.as_str()), current.as_deref()) {
@@ -31,8 +31,8 @@ pub(super) fn restore(device: &Device, saved: Option<&MatmulAlgorithms>) -> Resu
     }))
 }
 
-/// The note for a run that resumes on another device than its checkpoint's; none where the device is the same. `None` stands
-/// for a CPU.
+/// The note for a run that resumes on another device than its checkpoint's; none where the device is the same. `None`
+/// stands for a CPU.
 fn device_change_note(was: Option<&str>, is: Option<&str>) -> Option<String> {
     (was != is).then(|| {
         let named = |device: Option<&str>| device.unwrap_or("a CPU").to_owned();

@@ -53,13 +53,14 @@ impl Trainer {
         Self::start(run, &RunOptions::default(), &HubSettings::from_environment(), &StopSignal::new())
     }
 
-    /// A trainer that resumes at a checkpoint, bit for bit as if it had never stopped: also its micro-batch, accumulation and
-    /// recompute mode are the checkpoint's, unless `rebatch` takes the config's.
+    /// A trainer that resumes at a checkpoint, bit for bit as if it had never stopped: also its micro-batch,
+    /// accumulation and recompute mode are the checkpoint's, unless `rebatch` takes the config's.
     ///
     /// # Errors
     /// As [`Trainer::new`]; [`TrainerError::Checkpoint`] if there is no intact checkpoint to resume from;
     /// [`TrainerError::ChangedOnResume`] and [`TrainerError::RebatchedOnResume`] if a key of the config differs that training
-    /// cannot be resumed with; [`TrainerError::OutOfMemoryOnResume`] if the checkpoint's micro-batch does not fit any more.
+    /// cannot be resumed with; [`TrainerError::OutOfMemoryOnResume`] if the checkpoint's micro-batch does not fit any
+    /// more.
     pub fn resume(run: ResolvedRun, from: &ResumeFrom, rebatch: bool) -> Result<Self> {
         let options = RunOptions { resume: Some(from.clone()), rebatch, ..RunOptions::default() };
         Self::start(run, &options, &HubSettings::from_environment(), &StopSignal::new())

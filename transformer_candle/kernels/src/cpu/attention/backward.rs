@@ -7,9 +7,9 @@
 //!     ds  = p (dp - delta)
 //!     dk += scale ds^T q      dq += scale ds k
 //! ```
-//! Every query tile adds to dk and dv, so the tiles of a key/value head are divided among at most [`TASKS`] tasks, each with its own f32
-//! accumulators. A head with one task writes them directly; else those of a head's tasks are added in a fixed order afterwards. The
-//! division depends on the call's sizes, never on the threads.
+//! Every query tile adds to dk and dv, so the tiles of a key/value head are divided among at most [`TASKS`] tasks, each
+//! with its own f32 accumulators. A head with one task writes them directly; else those of a head's tasks are added in
+//! a fixed order afterwards. The division depends on the call's sizes, never on the threads.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Query tiles: which query rows a tile has, which keys they attend to, and how rows are gathered and scattered.
 //!
-//! Grouped-query attention: the G = H / K query heads of a key/value head are interleaved, row r being head r % G of the group at
-//! position r / G. A KV tile then serves the whole group at once, and keys and values are not repeated.
+//! Grouped-query attention: the G = H / K query heads of a key/value head are interleaved, row r being head r % G of
+//! the group at position r / G. A KV tile then serves the whole group at once, and keys and values are not repeated.
 
 use super::super::disjoint::Disjoint;
 use super::super::transpose::{SIDE, transpose as square};
@@ -142,8 +142,8 @@ impl QueryTile {
         })
     }
 
-    /// Writes the columns of `values_EL` (padded to multiples of [`SIDE`]), each times its row's factor, to the rows' heads
-    /// among tokens of `token_width` elements.
+    /// Writes the columns of `values_EL` (padded to multiples of [`SIDE`]), each times its row's factor, to the rows'
+    /// heads among tokens of `token_width` elements.
     ///
     /// # Safety
     /// No other task accesses these heads.

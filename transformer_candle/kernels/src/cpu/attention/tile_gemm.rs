@@ -1,7 +1,7 @@
 //! The GEMMs of attention tiles, at most 64 x 128 x 128: f32, one thread, operands in L1 and unpacked.
 //!
-//! Two vectors of columns by 8 rows (4 without AVX-512) are accumulated in registers over all of K. Parts above the causal mask are
-//! skipped: half of the work of a tile on the diagonal.
+//! Two vectors of columns by 8 rows (4 without AVX-512) are accumulated in registers over all of K. Parts above the
+//! causal mask are skipped: half of the work of a tile on the diagonal.
 
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ pub(super) enum Start<'a> {
     Scaled(&'a [f32]),
 }
 
-/// Which matrix of the GEMM has keys as rows and query rows as columns, and so a causal mask. What the mask excludes is skipped, except
-/// within register tiles that it cuts through.
+/// Which matrix of the GEMM has keys as rows and query rows as columns, and so a causal mask. What the mask excludes is
+/// skipped, except within register tiles that it cuts through.
 #[derive(Clone, Copy)]
 pub(super) enum Causal {
     /// The output: masked elements are left as they were.
@@ -33,8 +33,8 @@ pub(super) enum Causal {
     Right(CausalMask),
 }
 
-/// `out_MN = start + left_MK right_KN` for `[m, n, k]`, n a multiple of [`COLUMNS`]. Every element is one sum over k in ascending
-/// order, for every vector width.
+/// `out_MN = start + left_MK right_KN` for `[m, n, k]`, n a multiple of [`COLUMNS`]. Every element is one sum over k in
+/// ascending order, for every vector width.
 #[inline(always)]
 pub(super) fn tile_gemm<S: Simd>(
     simd: S,

@@ -1,4 +1,5 @@
-//! The micro-kernel of bf16 operands: AVX-512's dot product of two bf16 pairs per lane, twice the FLOPs of an f32 multiply-add.
+//! The micro-kernel of bf16 operands: AVX-512's dot product of two bf16 pairs per lane, twice the FLOPs of an f32
+//! multiply-add.
 
 pub(super) use imp::Bf16Kernel;
 

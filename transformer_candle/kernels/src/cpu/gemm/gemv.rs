@@ -8,7 +8,8 @@ use crate::cpu::simd::{total, vectorised};
 
 /// Columns of `out` per task.
 const PIECE: usize = 64;
-/// Independent accumulators: two AVX-512 vectors. The fewer instructions per cache line, the further ahead the CPU prefetches.
+/// Independent accumulators: two AVX-512 vectors. The fewer instructions per cache line, the further ahead the CPU
+/// prefetches.
 const ACCUMULATORS: usize = 32;
 
 /// `out_N = a_K b_KN`, where `b` is the transpose of a row-major matrix.

@@ -1,7 +1,7 @@
 //! The loops around the micro-kernel, see the parent module.
 //!
-//! All threads pack a block of B together. Then each takes A blocks until none is left, packs them into memory of its own unless they
-//! can be read in place, and multiplies them with the whole B block.
+//! All threads pack a block of B together. Then each takes A blocks until none is left, packs them into memory of its
+//! own unless they can be read in place, and multiplies them with the whole B block.
 
 use std::ops::Range;
 
@@ -159,7 +159,8 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         let threads = rayon::current_num_threads();
         let panels = Panels::new::<T>(self.a.rows, threads);
         let (tall, wide) = (panels.count, self.columns.div_ceil(T::NR));
-        // Few panels are divided by columns as well, so that every thread has work, unless each group would pack its panel again.
+        // Few panels are divided by columns as well, so that every thread has work, unless each group would pack its
+        // panel again.
         let fewest_groups = if ABlock::is_in_place::<T, A>(self.a) { COLUMN_GROUPS } else { 1 };
         let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
         let fitting = (A_BLOCK_WORDS / (T::MR * self.words)).min(A_BLOCKS_ROWS / T::MR / threads);

@@ -1,8 +1,8 @@
 //! Micro-kernels: an MR x NR tile of `out`, accumulated in registers over KC words.
 //!
-//! With AVX-512, 14 x 2 vectors of 16 f32 are 28 accumulators; two registers hold the words of B and one, broadcast, that of A: 31 of 32.
-//! Each step loads 2 vectors and 14 scalars for 28 multiply-adds, so that the multiply-add ports are the limit. With 16 registers (AVX2)
-//! 6 x 2 are 12 + 2 + 1.
+//! With AVX-512, 14 x 2 vectors of 16 f32 are 28 accumulators; two registers hold the words of B and one, broadcast,
+//! that of A: 31 of 32. Each step loads 2 vectors and 14 scalars for 28 multiply-adds, so that the multiply-add ports
+//! are the limit. With 16 registers (AVX2) 6 x 2 are 12 + 2 + 1.
 
 use pulp::{Simd, WithSimd};
 
@@ -12,7 +12,8 @@ use crate::Element;
 /// Elements of the largest tile.
 pub(super) const MAX_TILE: usize = 512;
 
-/// KC: words of K in a panel at most. A panel of B, KC x 32 words, is 128 KiB and comes from L2; longer ones would leave it.
+/// KC: words of K in a panel at most. A panel of B, KC x 32 words, is 128 KiB and comes from L2; longer ones would
+/// leave it.
 pub(super) const KC_WORDS: usize = 1024;
 /// Words from row to row of packed rows: at a power of two apart all rows would map to the same cache sets.
 pub(super) const ROW_STRIDE: usize = KC_WORDS + 16;
@@ -36,7 +37,8 @@ pub(super) trait MicroKernel: Copy + Send + Sync {
     /// The rows that a tile of this many is computed with: those of a compiled variant, at least as many.
     fn height(rows: usize) -> usize;
 
-    /// `tile[i * NR + j]` = sum over `words` of `a(word, i) * b(word, j)`, for [`MicroKernel::height`] of `rows` rows i.
+    /// `tile[i * NR + j]` = sum over `words` of `a(word, i) * b(word, j)`, for [`MicroKernel::height`] of `rows` rows
+    /// i.
     fn multiply(self, rows: usize, words: usize, a: impl AOperand, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]);
 }
 
@@ -100,7 +102,8 @@ impl<A: AOperand, const R: usize, const V: usize> WithSimd for F32Tile<'_, A, R,
                 }
             }
         }
-        // Loops over constant bounds are unrolled: only then does the compiler keep the accumulators in registers until here.
+        // Loops over constant bounds are unrolled: only then does the compiler keep the accumulators in registers until
+        // here.
         let rows: &mut [[S::f32s; V]; R] =
             S::as_mut_simd_f32s(self.tile).0.as_chunks_mut().0.first_chunk_mut().expect("there is room for a tile");
         for i in 0..R {

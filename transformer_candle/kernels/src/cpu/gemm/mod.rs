@@ -10,14 +10,15 @@
 //!           micro-kernel: MR x NR accumulators in registers += MR words of A times NR words of B, KC times
 //! ```
 //! [`loops`] has the nest, [`pack`] packs, [`operand`] reads an operand in place where packing would gain nothing, the micro-kernels
-//! are [`micro_kernel`] (f32) and [`bf16_kernel`] (AVX-512 BF16), [`output`] writes a tile. One row times a matrix is a GEMV ([`gemv`]).
+//! are [`micro_kernel`] (f32) and [`bf16_kernel`] (AVX-512 BF16), [`output`] writes a tile. One row times a matrix is a
+//! GEMV ([`gemv`]).
 //!
-//! Packed operands consist of 32-bit *words*: one f32, or for bf16 dot products two successive elements of K. Two bf16 operands use
-//! the bf16 micro-kernel where the CPU has one, else they are widened to f32; an f32 operand beside a bf16 one is rounded to bf16 only
-//! if the result is bf16 as well.
+//! Packed operands consist of 32-bit *words*: one f32, or for bf16 dot products two successive elements of K. Two bf16
+//! operands use the bf16 micro-kernel where the CPU has one, else they are widened to f32; an f32 operand beside a bf16
+//! one is rounded to bf16 only if the result is bf16 as well.
 //!
-//! Results depend on the operands and the CPU's instructions alone: an element of `out` is one sum over K in ascending order, begun
-//! again for every block of K (a GEMV adds several such sums). Threads share out tiles, never a sum.
+//! Results depend on the operands and the CPU's instructions alone: an element of `out` is one sum over K in ascending
+//! order, begun again for every block of K (a GEMV adds several such sums). Threads share out tiles, never a sum.
 
 mod bf16_kernel;
 mod gemv;
@@ -85,8 +86,8 @@ pub(crate) fn multiply<A: Element, B: Element, O: Element>(
     multiply_accumulate(a, b, out, stride, WriteMode::Overwrite, workspace);
 }
 
-/// `out_MN = a_MK b_KN` or `out_MN += a_MK b_KN`, with the fastest micro-kernel of this CPU. The rows of `out` lie `stride` elements
-/// apart.
+/// `out_MN = a_MK b_KN` or `out_MN += a_MK b_KN`, with the fastest micro-kernel of this CPU. The rows of `out` lie
+/// `stride` elements apart.
 pub(crate) fn multiply_accumulate<A: Element, B: Element, O: Element>(
     a: Matrix<'_, A>,
     b: Matrix<'_, B>,

@@ -1,4 +1,5 @@
-//! Operands as the micro-kernel reads them: packed, or in place where the matrix has the same words and caches can hold its rows.
+//! Operands as the micro-kernel reads them: packed, or in place where the matrix has the same words and caches can hold
+//! its rows.
 //!
 //! A tile may have more rows or columns than the operand: these are computed from any values and not written.
 
@@ -71,7 +72,8 @@ impl AOperand for RowOperand<'_> {
     }
 }
 
-/// Words of several rows of A, or columns of B, side by side for each word of K: a packed panel, or a column-major matrix.
+/// Words of several rows of A, or columns of B, side by side for each word of K: a packed panel, or a column-major
+/// matrix.
 #[derive(Clone, Copy)]
 pub(super) struct PanelOperand<'a> {
     pub(super) words: &'a [f32],
@@ -80,7 +82,8 @@ pub(super) struct PanelOperand<'a> {
 }
 
 impl<'a> PanelOperand<'a> {
-    /// A transposed matrix in place, if its elements are words as they are and caches can hold it. Its panels must be full.
+    /// A transposed matrix in place, if its elements are words as they are and caches can hold it. Its panels must be
+    /// full.
     pub(super) fn in_place<E: Element>(matrix: Matrix<'a, E>, kr: usize) -> Option<Self> {
         let words = as_words(matrix, kr).filter(|_| kr == 1 && matrix.transposed)?;
         let stride = matrix.stride;

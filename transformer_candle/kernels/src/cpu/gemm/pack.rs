@@ -1,7 +1,7 @@
 //! Packing: panels in which the words that the micro-kernel reads together are contiguous.
 //!
-//! A word holds KR elements of K; elements beyond the matrix are zero. The columns of B are the rows of its transpose. Full vectors are
-//! written wherever there is room: what extends too far is overwritten by what follows, or not read.
+//! A word holds KR elements of K; elements beyond the matrix are zero. The columns of B are the rows of its transpose.
+//! Full vectors are written wherever there is room: what extends too far is overwritten by what follows, or not read.
 
 use std::ops::Range;
 
@@ -12,8 +12,8 @@ use crate::Element;
 use crate::cpu::simd::prefetch;
 use crate::cpu::transpose::{SIDE, transpose};
 
-/// Words of K that are packed for all panels before the next ones, so that every panel reads a cache line of the matrix while it is in
-/// L1: 32 rows 1 KiB apart (or an odd multiple) fill it.
+/// Words of K that are packed for all panels before the next ones, so that every panel reads a cache line of the matrix
+/// while it is in L1: 32 rows 1 KiB apart (or an odd multiple) fill it.
 const K_BATCH: usize = 32;
 
 /// Rows of A divided into panels as equal as possible.
@@ -89,7 +89,8 @@ fn pack_squares<T: MicroKernel, E: Element>(matrix: Matrix<'_, E>, panel: &mut [
     }
 }
 
-/// Packs these rows of a matrix with contiguous columns into panels `panel[word * width + row]`, `panel_stride` words apart.
+/// Packs these rows of a matrix with contiguous columns into panels `panel[word * width + row]`, `panel_stride` words
+/// apart.
 #[inline(always)]
 pub(super) fn pack_columns<T: MicroKernel, E: Element>(
     matrix: Matrix<'_, E>,

@@ -1,11 +1,12 @@
-//! The fastest of several ways to do one piece of work, timed where it will run: algorithms of a GEMM, variants of a kernel.
+//! The fastest of several ways to do one piece of work, timed where it will run: algorithms of a GEMM, variants of a
+//! kernel.
 
 use super::Cuda;
 use crate::Result;
 use crate::cuda::matmul_algorithm::{best, median};
 
-/// GPU time after which no other candidate is timed; a model has about a dozen shapes. What the driver takes to compile a kernel when it is
-/// loaded, often as long, does not count: the first candidate would use up the time of the others.
+/// GPU time after which no other candidate is timed; a model has about a dozen shapes. What the driver takes to compile
+/// a kernel when it is loaded, often as long, does not count: the first candidate would use up the time of the others.
 const SEARCH_MILLISECONDS: f32 = 350.0;
 const SAMPLES: usize = 3;
 /// A sample of short work is several runs of it, so that the events' resolution of half a microsecond does not decide.
@@ -24,8 +25,8 @@ struct Timed {
 }
 
 impl Cuda {
-    /// The fastest of `count` candidates, of which those in front are preferred; the first that runs where the device is
-    /// deterministic; none if none runs. `run` asks the stream for a candidate, and fails where that is refused.
+    /// The fastest of `count` candidates, of which those in front are preferred; the first that runs where the device
+    /// is deterministic; none if none runs. `run` asks the stream for a candidate, and fails where that is refused.
     pub(super) fn fastest(&self, count: usize, run: impl Fn(usize) -> Result<()>) -> Result<Option<usize>> {
         if self.is_deterministic() {
             return Ok((0..count).find(|&candidate| run(candidate).is_ok()));

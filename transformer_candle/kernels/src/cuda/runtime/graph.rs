@@ -19,7 +19,8 @@ pub(crate) struct Graph {
     _tensors: HashMap<usize, Tensor>,
 }
 
-// SAFETY: a graph may move between threads but not be used by two at once: `launch` takes `&mut self`, and only `drop` uses it besides.
+// SAFETY: a graph may move between threads but not be used by two at once: `launch` takes `&mut self`, and only `drop`
+// uses it besides.
 unsafe impl Send for Graph {}
 
 impl Cuda {
@@ -86,8 +87,8 @@ struct Capture<'a> {
 
 impl<'a> Capture<'a> {
     fn begin(cuda: &'a Cuda) -> Result<Self> {
-        // The driver then refuses allocations and waits to this thread only; other threads may query the memory in use, for example.
-        // They cannot use this stream, which is locked.
+        // The driver then refuses allocations and waits to this thread only; other threads may query the memory in use,
+        // for example. They cannot use this stream, which is locked.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         cuda.stream().begin_capture(mode).during(cuda.ordinal(), "cuStreamBeginCapture")?;
         *cuda.captured() = Some(HashMap::new());

@@ -62,7 +62,8 @@ impl Slot {
         let text = text.expect("every file that the manifest lists is embedded");
         let function = Module::load(context, file, text)?.function(&self.entry.symbol)?;
         if *shared_bytes > USUAL_SHARED_BYTES {
-            // The largest shared memory carve-out, so that as many blocks fit on a multiprocessor as the kernel was tuned for.
+            // The largest shared memory carve-out, so that as many blocks fit on a multiprocessor as the kernel was
+            // tuned for.
             let attributes = [
                 (Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes.cast_signed()),
                 (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
@@ -78,7 +79,8 @@ impl Slot {
 }
 
 impl Cuda {
-    /// The kernel of a launch. If it has several variants, the first launch of a shape times them and waits for the GPU.
+    /// The kernel of a launch. If it has several variants, the first launch of a shape times them and waits for the
+    /// GPU.
     pub(crate) fn kernel(&self, launch: &KernelLaunch) -> Result<Kernel<'_>> {
         let name = &launch.kernel;
         let Some(variants) = self.0.kernels.slots.get(name) else {
@@ -128,9 +130,10 @@ impl Kernel<'_> {
         let mut arguments: Vec<*mut c_void> = words.map(|word| std::ptr::from_mut(word).cast()).collect();
         let [x, y, z] = launch.grid;
         self.cuda.enter()?;
-        // SAFETY: the context is the thread's and the function was loaded into it. There are as many arguments as the kernel has, each
-        // of its type and followed by at least that type's bytes, which the driver copies before it returns. The addresses are of
-        // buffers that the operation checked (`access.rs`) for shape, type and overlap, and that are freed on this stream, so later.
+        // SAFETY: the context is the thread's and the function was loaded into it. There are as many arguments as the
+        // kernel has, each of its type and followed by at least that type's bytes, which the driver copies before it
+        // returns. The addresses are of buffers that the operation checked (`access.rs`) for shape, type and overlap,
+        // and that are freed on this stream, so later.
         unsafe {
             let stream = self.cuda.stream().cu_stream();
             let shared = self.entry.shared_bytes;

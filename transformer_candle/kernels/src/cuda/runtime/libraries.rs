@@ -30,8 +30,8 @@ const LIBRARIES: [Wanted; 3] = [
     Wanted { name: "curand", function: "curandCreateGenerator", remedy: EXTRA },
 ];
 
-/// Loads the driver and the libraries, from wherever they are installed, so that later launches to the loader find them loaded; runs once
-/// in a program's life.
+/// Loads the driver and the libraries, from wherever they are installed, so that later launches to the loader find them
+/// loaded; runs once in a program's life.
 ///
 /// # Errors
 /// A sentence on what is missing or too old, and the way out.
@@ -54,8 +54,8 @@ fn load_all() -> Result<(), String> {
     versions::check()
 }
 
-/// Loads a library for the rest of the program's life: what the loader finds by name, or else the first file in one of the folders
-/// that can be used with a driver for CUDA `driver`; none while that is looked for.
+/// Loads a library for the rest of the program's life: what the loader finds by name, or else the first file in one of
+/// the folders that can be used with a driver for CUDA `driver`; none while that is looked for.
 ///
 /// # Errors
 /// What is wrong with the file that is there; none if there is no file.
@@ -78,7 +78,8 @@ fn load_one(library: &Wanted, folders: &[PathBuf], driver: Option<i32>) -> Resul
         if !path.is_file() {
             continue;
         }
-        // Such a one is not even opened: libcublas passes on what libcublasLt answers, which may be another's, loaded before.
+        // Such a one is not even opened: libcublas passes on what libcublasLt answers, which may be another's, loaded
+        // before.
         let too_new = driver.and_then(|driver| versions::named_too_new(library, version, driver));
         match too_new.map_or_else(|| usable(&path.to_string_lossy()), Err) {
             // Loaded by its whole path, it is what the loader then takes for its name (the file's SONAME).

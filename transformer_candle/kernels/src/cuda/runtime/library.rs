@@ -8,8 +8,8 @@ use crate::Result;
 /// Owns a handle of cuBLASLt, made in the context that was current.
 pub(super) struct Library(sys::cublasLtHandle_t);
 
-// SAFETY: cuBLASLt's functions may be called from several threads with one handle ("the cuBLASLt library is thread-safe", cuBLAS
-// documentation, 3.1.1), and the handle is destroyed only once nobody has it any more.
+// SAFETY: cuBLASLt's functions may be called from several threads with one handle ("the cuBLASLt library is
+// thread-safe", cuBLAS documentation, 3.1.1), and the handle is destroyed only once nobody has it any more.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
@@ -26,7 +26,8 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: the handle came from `create_handle` and is destroyed here only. A failure while closing has nobody to tell.
+        // SAFETY: the handle came from `create_handle` and is destroyed here only. A failure while closing has nobody
+        // to tell.
         let _ = unsafe { result::destroy_handle(self.0) };
     }
 }

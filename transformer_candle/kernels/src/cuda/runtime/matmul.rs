@@ -1,10 +1,11 @@
 //! GEMMs by cuBLASLt.
 //!
-//! The library has several algorithms for a GEMM; the first time one of a [`Shape`] is asked for, they are timed on its operands
-//! (`matmul/search.rs`) and the choice stays. Choices go into a checkpoint: a sum in another order rounds differently, so a run is
-//! repeated bit by bit only with the same algorithms. What the library promises for that (cuBLAS documentation, "Results
-//! reproducibility"): one version gives the same bits in every run on GPUs of one architecture with equally many multiprocessors,
-//! where one stream or a workspace of the caller's own is used; both are so here.
+//! The library has several algorithms for a GEMM; the first time one of a [`Shape`] is asked for, they are timed on its
+//! operands (`matmul/search.rs`) and the choice stays. Choices go into a checkpoint: a sum in another order rounds
+//! differently, so a run is repeated bit by bit only with the same algorithms. What the library promises for that
+//! (cuBLAS documentation, "Results reproducibility"): one version gives the same bits in every run on GPUs of one
+//! architecture with equally many multiprocessors, where one stream or a workspace of the caller's own is used; both
+//! are so here.
 
 mod descriptors;
 mod peak;
@@ -52,7 +53,8 @@ impl MatmulAlgorithms {
 }
 
 impl Cuda {
-    /// Computes a GEMM on the stream. The first of its shape waits for the GPU, while the library's algorithms are timed.
+    /// Computes a GEMM on the stream. The first of its shape waits for the GPU, while the library's algorithms are
+    /// timed.
     pub(crate) fn multiply(&self, matmul: &Matmul) -> Result<()> {
         matmul.check()?;
         let shape = Shape::new(matmul);
@@ -65,8 +67,8 @@ impl Cuda {
             .during(self.ordinal(), format_args!("cublasLtMatmul for {shape}"))
     }
 
-    /// What was found by timing so far, the algorithm of each shape of a GEMM and the variant of each launch that has several:
-    /// opaque texts, which [`Cuda::recall_choices`] takes.
+    /// What was found by timing so far, the algorithm of each shape of a GEMM and the variant of each launch that has
+    /// several: opaque texts, which [`Cuda::recall_choices`] takes.
     pub fn choices(&self) -> BTreeMap<String, String> {
         let origin = self.matmul_origin();
         let text = |(shape, choice): (&Shape, &Arc<Choice>)| {
@@ -79,8 +81,8 @@ impl Cuda {
 
     /// Computes as another run did that this is to repeat. Before the first step: what was recorded into a graph stays.
     ///
-    /// Returns the shapes and launches whose choice this GPU, this version of the library or this program does not have; they are
-    /// searched again.
+    /// Returns the shapes and launches whose choice this GPU, this version of the library or this program does not
+    /// have; they are searched again.
     ///
     /// # Errors
     /// [`Error::Cuda`] if the GPU cannot be used at all.
@@ -153,9 +155,10 @@ impl Cuda {
         let pointer = |address: usize| ptr::without_provenance_mut::<c_void>(address);
         let algorithm = sys::cublasLtMatmulAlgo_t { data: *algorithm };
         let Descriptors { operation, left, right, result: output } = descriptors;
-        // SAFETY: `Matmul::check` found the three matrices inside of their buffers and the workspace as large as the algorithm may
-        // need; the operation that asked keeps the buffers alive, and memory is freed in the stream's order. The descriptors say how
-        // they lie (`Shape::column_major`) and outlive the call. Scales are read during the call.
+        // SAFETY: `Matmul::check` found the three matrices inside of their buffers and the workspace as large as the
+        // algorithm may need; the operation that asked keeps the buffers alive, and memory is freed in the stream's
+        // order. The descriptors say how they lie (`Shape::column_major`) and outlive the call. Scales are read during
+        // the call.
         unsafe {
             result::matmul(
                 self.library(),

@@ -18,7 +18,8 @@ use crate::{Error, Result};
 /// The stream-ordered memory pool, if the driver has one.
 pub(super) struct Pool(Option<sys::CUmemoryPool>);
 
-// SAFETY: the driver's functions on pools may be called from any thread, and a device's default pool lives as long as its context.
+// SAFETY: the driver's functions on pools may be called from any thread, and a device's default pool lives as long as
+// its context.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
@@ -64,21 +65,22 @@ impl Cuda {
         Ok(Memory { free: free as u64 + reserved.saturating_sub(used), total: total as u64 })
     }
 
-    /// Exact memory of this process's buffers; none if the driver has no pool. Freed memory counts until the stream has reached the
-    /// free.
+    /// Exact memory of this process's buffers; none if the driver has no pool. Freed memory counts until the stream has
+    /// reached the free.
     pub fn pool_memory(&self) -> Result<Option<PoolMemory>> {
         let known = self.0.pool.0.is_some();
         let (used, reserved) = self.pool()?;
         Ok(known.then_some(PoolMemory { used, reserved }))
     }
 
-    /// Limits the memory of this program, context and libraries included: allocations beyond fail as if the GPU had no more.
+    /// Limits the memory of this program, context and libraries included: allocations beyond fail as if the GPU had no
+    /// more.
     pub fn set_memory_limit(&self, bytes: u64) {
         *self.0.memory_limit.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(bytes);
     }
 
-    /// Refuses an allocation that exceeds the limit or the free memory. Waits for the stream before refusing, as memory freed in stream
-    /// order is in use until then.
+    /// Refuses an allocation that exceeds the limit or the free memory. Waits for the stream before refusing, as memory
+    /// freed in stream order is in use until then.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -185,7 +187,8 @@ impl Cuda {
             return Ok(());
         }
         self.enter()?;
-        // SAFETY: the bytes are those of a buffer of this device, which the caller keeps; it is freed on this stream, so later.
+        // SAFETY: the bytes are those of a buffer of this device, which the caller keeps; it is freed on this stream,
+        // so later.
         unsafe { result::memset_d8_async(address as u64, 0, bytes, self.stream().cu_stream()) }
             .during(self.ordinal(), format_args!("cuMemsetD8Async of {bytes} bytes"))
     }
@@ -208,8 +211,8 @@ impl Cuda {
         }
         self.refuse_while_capturing("a copy from the host")?;
         self.enter()?;
-        // SAFETY: the target as in `zero`. The source is borrowed until the stream has been waited for below, also where the driver
-        // reads pageable memory by itself and returns before it has done so.
+        // SAFETY: the target as in `zero`. The source is borrowed until the stream has been waited for below, also
+        // where the driver reads pageable memory by itself and returns before it has done so.
         unsafe { result::memcpy_htod_async(address as u64, bytes, self.stream().cu_stream()) }
             .during(self.ordinal(), format_args!("cuMemcpyHtoDAsync of {} bytes", bytes.len()))?;
         self.synchronize()

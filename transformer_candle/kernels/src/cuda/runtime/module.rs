@@ -22,7 +22,8 @@ pub(super) struct Module {
     context: Arc<CudaContext>,
 }
 
-// SAFETY: the driver's functions on modules may be called from any thread, and the module is unloaded only once nobody has it any more.
+// SAFETY: the driver's functions on modules may be called from any thread, and the module is unloaded only once nobody
+// has it any more.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
@@ -34,14 +35,15 @@ pub(super) struct Function {
     _module: Module,
 }
 
-// SAFETY: as for `Module`; launching changes nothing in a function, and its attributes are set before anybody shares it.
+// SAFETY: as for `Module`; launching changes nothing in a function, and its attributes are set before anybody shares
+// it.
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
 impl Module {
-    /// Has the driver compile a PTX text for the GPU, or take what it compiled before from its cache on disk. The context is the calling
-    /// thread's.
+    /// Has the driver compile a PTX text for the GPU, or take what it compiled before from its cache on disk. The
+    /// context is the calling thread's.
     ///
     /// # Errors
     /// [`Error::Cuda`] with what the driver's compiler says about the text; [`Error::NoCuda`] where that compiler is missing.
@@ -97,8 +99,8 @@ fn load_data(image: &CStr) -> Result<sys::CUmodule, (DriverError, String)> {
     // The driver takes a number in the place of a pointer, and writes there how much of the buffer it filled.
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut::<c_void>(LOG_BYTES)];
     let mut handle = ptr::null_mut();
-    // SAFETY: the context is the thread's. The text ends with a zero. There are as many values as options, each of its option's type; the
-    // driver writes the log during the call, and not beyond its size.
+    // SAFETY: the context is the thread's. The text ends with a zero. There are as many values as options, each of its
+    // option's type; the driver writes the log during the call, and not beyond its size.
     let status = unsafe {
         let count = options.len() as u32;
         sys::cuModuleLoadDataEx(

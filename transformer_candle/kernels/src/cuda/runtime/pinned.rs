@@ -38,7 +38,8 @@ impl Pinned {
     /// # Safety
     /// No copy from or to the memory is in progress.
     unsafe fn slice_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `memory` is followed by `bytes` initialised bytes owned by this value, and the caller guarantees that no copy uses them.
+        // SAFETY: `memory` is followed by `bytes` initialised bytes owned by this value, and the caller guarantees that
+        // no copy uses them.
         unsafe { std::slice::from_raw_parts_mut(self.memory, self.bytes) }
     }
 }
@@ -46,7 +47,8 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.cuda.enter().is_ok() {
-            // SAFETY: it came from `malloc_host`, is freed only here, and no copy uses it. Drop cannot report a failure.
+            // SAFETY: it came from `malloc_host`, is freed only here, and no copy uses it. Drop cannot report a
+            // failure.
             let _ = unsafe { result::free_host(self.memory.cast()) };
         }
     }
@@ -57,8 +59,8 @@ fn event(cuda: &Cuda) -> Result<CudaEvent> {
     cuda.0.context.new_event(None).during(cuda.ordinal(), "cuEventCreate")
 }
 
-/// An event that host threads wait for without polling, as the data loader needs the cores. cudarc accepts one flag only, so that it
-/// also records the time.
+/// An event that host threads wait for without polling, as the data loader needs the cores. cudarc accepts one flag
+/// only, so that it also records the time.
 fn blocking_event(cuda: &Cuda) -> Result<CudaEvent> {
     let event = cuda.0.context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC));
     event.during(cuda.ordinal(), "cuEventCreate")
@@ -66,9 +68,9 @@ fn blocking_event(cuda: &Cuda) -> Result<CudaEvent> {
 
 /// A copy to the GPU that overlaps with the compute stream.
 ///
-/// The host fills the pinned memory. The copy stream waits for the event `consumed`, copies to the staging buffer and records `copied`.
-/// The compute stream waits for `copied`, copies from the staging buffer to the target and records `consumed`. The host waits for
-/// `copied` before it fills the memory again. Nothing else uses the staging buffer.
+/// The host fills the pinned memory. The copy stream waits for the event `consumed`, copies to the staging buffer and
+/// records `copied`. The compute stream waits for `copied`, copies from the staging buffer to the target and records
+/// `consumed`. The host waits for `copied` before it fills the memory again. Nothing else uses the staging buffer.
 pub(crate) struct HostToDevice {
     memory: Pinned,
     copied: CudaEvent,
@@ -99,8 +101,8 @@ impl HostToDevice {
         copies.wait(&self.consumed).during(ordinal, "cuStreamWaitEvent")?;
         if *bytes > 0 {
             cuda.enter()?;
-            // SAFETY: `stage` and `drop` wait for the copy before the memory is written or freed. The staging buffer is written only
-            // here, after the compute stream has consumed its content, and outlives this value.
+            // SAFETY: `stage` and `drop` wait for the copy before the memory is written or freed. The staging buffer is
+            // written only here, after the compute stream has consumed its content, and outlives this value.
             unsafe {
                 let bytes = std::slice::from_raw_parts(*memory, *bytes);
                 result::memcpy_htod_async(staging as u64, bytes, copies.cu_stream())
@@ -124,8 +126,8 @@ impl HostToDevice {
 
 impl Drop for HostToDevice {
     fn drop(&mut self) {
-        // The copy uses the pinned memory and the staging buffer, which are freed next. If waiting fails the context is lost, and
-        // nothing is copied any more.
+        // The copy uses the pinned memory and the staging buffer, which are freed next. If waiting fails the context is
+        // lost, and nothing is copied any more.
         let _ = self.copied.synchronize();
     }
 }
@@ -154,8 +156,8 @@ impl DeviceToHost {
         let memory = unsafe { self.memory.slice_mut() };
         if !memory.is_empty() {
             let bytes = memory.len();
-            // SAFETY: the source is a live buffer that is freed on this stream, hence after the copy; `bytes`, `start` and `drop` wait
-            // for the copy before the memory is read or freed.
+            // SAFETY: the source is a live buffer that is freed on this stream, hence after the copy; `bytes`, `start`
+            // and `drop` wait for the copy before the memory is read or freed.
             unsafe { result::memcpy_dtoh_async(memory, source as u64, stream.cu_stream()) }
                 .during(ordinal, format_args!("cuMemcpyDtoHAsync of {bytes} bytes"))?;
         }

@@ -3,8 +3,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// A reentrant mutex. An operation is several launches that share scratch memory, and a capture takes every launch on the stream: no
-/// other thread may launch in between.
+/// A reentrant mutex. An operation is several launches that share scratch memory, and a capture takes every launch on
+/// the stream: no other thread may launch in between.
 #[derive(Default)]
 pub(super) struct StreamLock {
     holder: Mutex<Holder>,

@@ -1,7 +1,7 @@
 //! Which rule updates which parameters, and the state that the rules keep.
 //!
-//! A new algorithm is a variant of [`Algorithm`] that divides the parameters into groups, a variant of [`UpdateRule`] that lists its
-//! state, and an arm of the optimizer's update. Plan, checkpoints and `gpu-check` read the list.
+//! A new algorithm is a variant of [`Algorithm`] that divides the parameters into groups, a variant of [`UpdateRule`]
+//! that lists its state, and an arm of the optimizer's update. Plan, checkpoints and `gpu-check` read the list.
 
 use std::ops::Range;
 
@@ -117,8 +117,8 @@ impl UpdateRule {
     }
 }
 
-/// Every tensor of state that these groups need, in the order in which they are saved. One that several groups keep is one tensor, from
-/// the first one's first element to the last one's last.
+/// Every tensor of state that these groups need, in the order in which they are saved. One that several groups keep is
+/// one tensor, from the first one's first element to the last one's last.
 pub(super) fn state_layouts(groups: &[ParameterGroup], elements: usize, precision: Precision) -> Vec<StateLayout> {
     let mut layouts: Vec<StateLayout> = Vec::new();
     for ParameterGroup { range, rule, .. } in groups {

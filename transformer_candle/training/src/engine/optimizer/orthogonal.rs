@@ -1,7 +1,8 @@
-//! Muon's update of a group: the group's matrices in batches of one shape, and the buffers that a batch is orthogonalised in.
+//! Muon's update of a group: the group's matrices in batches of one shape, and the buffers that a batch is
+//! orthogonalised in.
 //!
-//! A matrix is a tensor as it is on disk: query, key, value, gate and up are orthogonalised each by itself, though they are packed in
-//! memory.
+//! A matrix is a tensor as it is on disk: query, key, value, gate and up are orthogonalised each by itself, though they
+//! are packed in memory.
 
 use kernels::{
     Buffer, DType, DeviceKind,
@@ -37,8 +38,8 @@ fn footprint([m, n]: [usize; 2]) -> usize {
     m * n + m.min(n).pow(2)
 }
 
-/// The projections of the decoder blocks, shape by shape. A CPU computes one matrix after the other. On a GPU a batch takes no more
-/// memory than the largest matrix: its GEMMs fill the GPU alone, those of smaller ones together.
+/// The projections of the decoder blocks, shape by shape. A CPU computes one matrix after the other. On a GPU a batch
+/// takes no more memory than the largest matrix: its GEMMs fill the GPU alone, those of smaller ones together.
 fn batches(layout: &ParameterLayout, device: DeviceKind) -> Vec<MatrixBatch> {
     let projections = layout.by_offset().filter(|parameter| parameter.spec.kind == ParameterKind::Projection);
     let mut by_shape: Vec<MatrixBatch> = Vec::new();
@@ -61,8 +62,8 @@ fn batches(layout: &ParameterLayout, device: DeviceKind) -> Vec<MatrixBatch> {
     by_shape.into_iter().flat_map(divide).collect()
 }
 
-/// FLOPs of one step of Muon for these parameters: 5 iterations of two GEMMs [S, S, L] and one [S, S, S] per matrix, where S is the
-/// smaller and L the larger of its sizes.
+/// FLOPs of one step of Muon for these parameters: 5 iterations of two GEMMs [S, S, L] and one [S, S, S] per matrix,
+/// where S is the smaller and L the larger of its sizes.
 pub(crate) fn flops(layout: &ParameterLayout) -> f64 {
     let of_batch = |batch: &MatrixBatch| {
         let (short, long) = (batch.shape[0].min(batch.shape[1]) as f64, batch.shape[0].max(batch.shape[1]) as f64);

@@ -21,7 +21,8 @@ pub struct StateLayout {
 }
 
 impl StateLayout {
-    /// Where the state of a parameter with these elements of the flat weights begins in this tensor; none where it has none of it.
+    /// Where the state of a parameter with these elements of the flat weights begins in this tensor; none where it has
+    /// none of it.
     pub fn offset_of(&self, elements: &Range<usize>) -> Option<usize> {
         let covers = self.range.start <= elements.start && elements.end <= self.range.end;
         covers.then(|| elements.start - self.range.start)

@@ -1,5 +1,5 @@
-//! Which of a kernel's variants a launch takes: timed on the launch's own operands, kept and recalled as the algorithms of GEMMs are
-//! (`matmul.rs`), for variants add in different orders too.
+//! Which of a kernel's variants a launch takes: timed on the launch's own operands, kept and recalled as the algorithms
+//! of GEMMs are (`matmul.rs`), for variants add in different orders too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -9,7 +9,8 @@ use super::{Wanted, dotted, load_one};
 
 const DRIVER: Wanted = Wanted { name: "cuda", function: "cuInit", remedy: "install a driver of the line 580 or newer" };
 
-/// The oldest driver: of CUDA 12.8, which is the line 570. Its functions are all that is called, and it takes the kernels' PTX.
+/// The oldest driver: of CUDA 12.8, which is the line 570. Its functions are all that is called, and it takes the
+/// kernels' PTX.
 const OLDEST: i32 = 12_080;
 
 /// Loads the driver, and returns the version of CUDA that it is for.
@@ -37,14 +38,15 @@ pub(in super::super) fn version() -> Result<i32, CUresult> {
     }
 }
 
-/// Why a library that is called libcuda is not the driver, if it is a stub. cudarc asks for `libcuda.so` before `libcuda.so.1`, and a
-/// toolkit's `lib64/stubs` in `LD_LIBRARY_PATH` has the former.
+/// Why a library that is called libcuda is not the driver, if it is a stub. cudarc asks for `libcuda.so` before
+/// `libcuda.so.1`, and a toolkit's `lib64/stubs` in `LD_LIBRARY_PATH` has the former.
 pub(super) fn stub(library: &Library) -> Option<String> {
     // SAFETY: the type is that of `cuInit` in libcuda and in its stub alike.
     let initialise = unsafe { library.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit") }.ok()?;
     let file = file_of(*initialise as usize);
     let in_stubs = file.as_deref().and_then(Path::parent).is_some_and(|folder| folder.ends_with("stubs"));
-    // SAFETY: may be called at any time and any number of times. What else it may say is asked for when the GPUs are listed.
+    // SAFETY: may be called at any time and any number of times. What else it may say is asked for when the GPUs are
+    // listed.
     let is_stub = in_stubs || unsafe { initialise(0) } == CUresult::CUDA_ERROR_STUB_LIBRARY as i32;
     is_stub.then(|| {
         let file = file.map_or_else(String::new, |file| format!(" ({})", file.display()));

@@ -13,8 +13,9 @@ const GEMMS_PER_SAMPLE: usize = 10;
 const SAMPLES: usize = 5;
 
 impl Cuda {
-    /// Floating-point operations a second of the BF16 GEMM y = x W^T of square matrices, accumulated in f32, in this moment. A size of
-    /// 8192 shows a GPU's best. Takes 6 bytes times the square of the size, and 32 MiB, while it runs.
+    /// Floating-point operations a second of the BF16 GEMM y = x W^T of square matrices, accumulated in f32, in this
+    /// moment. A size of 8192 shows a GPU's best. Takes 6 bytes times the square of the size, and 32 MiB, while it
+    /// runs.
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`] where that is not free; [`crate::Error::Cuda`].
@@ -40,7 +41,8 @@ impl Cuda {
     }
 }
 
-/// Numbers evenly spread over [-1, 1), the same 2^20 over and over: zeros would take less power, and so let a GPU clock higher.
+/// Numbers evenly spread over [-1, 1), the same 2^20 over and over: zeros would take less power, and so let a GPU clock
+/// higher.
 fn fill(buffer: &mut Buffer, seed: u64) -> Result<()> {
     let total = buffer.elements();
     let mut state = seed;

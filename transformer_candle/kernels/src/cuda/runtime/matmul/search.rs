@@ -9,13 +9,14 @@ use crate::cuda::matmul_algorithm::Algorithm;
 use crate::cuda::matmul_shape::Shape;
 use crate::{Error, Result, WriteMode};
 
-/// Candidates asked for. The library orders them by its own model of the GPU; the best is seldom behind the first dozen.
+/// Candidates asked for. The library orders them by its own model of the GPU; the best is seldom behind the first
+/// dozen.
 const CANDIDATES: usize = 16;
 
 impl Cuda {
     /// The fastest algorithm for this GEMM, or for few rows the first that the library offers. Overwrites what the GEMM
-    /// overwrites. What it adds to is left as it is: sums are multiplied by the smallest normal number meanwhile, which no gradient
-    /// above 1e-30 shows.
+    /// overwrites. What it adds to is left as it is: sums are multiplied by the smallest normal number meanwhile, which
+    /// no gradient above 1e-30 shows.
     pub(super) fn search(&self, shape: &Shape, matmul: &Matmul) -> Result<Choice> {
         let during = |call: &str| format!("{call} for {shape}");
         let descriptors = Descriptors::new(shape).during(self.ordinal(), during("cublasLtMatmulDescCreate"))?;
