@@ -143,6 +143,7 @@ impl GradientCase {
             tie_embeddings: size == Size::Small,
             // Large enough that every layer contributes to the gradients.
             init_std: 1.0 / (hidden_size as f64).sqrt(),
+            base_hidden_size: None,
         };
         Self { shape, batch, sequence_length, seed }
     }
@@ -247,6 +248,7 @@ impl GradientCase {
             recompute,
             device: device.device.kind(),
             training: true,
+            z_loss: 0.0,
         };
         let mut plan = Plan::new();
         let planned = Decoder::plan(&self.shape, &settings, &mut plan);

@@ -10,6 +10,10 @@
 //! loss     = log(sum_v exp(logit_v)) - logit_t
 //! dlogit_v = scale (softmax_v - [v = t])
 //! ```
+//! A z-loss (Chowdhery et al., "`PaLM`", arXiv:2204.02311, section 5) of coefficient z adds `z lse^2` per token to what is
+//! minimised, `lse = log(sum_v exp(logit_v))`, which keeps logits from drifting: `dlogit_v` gains `scale 2 z lse softmax_v`.
+//! The loss that is returned stays the cross-entropy.
+//!
 //! The logits are F32 whatever the weights are: C rows cost little, and their rounding would reach every gradient.
 //! Their gradient overwrites them. Beside weights in BF16 a GPU rounds it on the way, like every operand of a
 //! GEMM there; a CPU that multiplies BF16 does for `dhidden`, which is BF16 itself, and not for `dweight`.
@@ -47,6 +51,8 @@ pub struct Gradients<'a> {
     pub dweight_VD: &'a mut Buffer,
     /// Which of the two.
     pub write_mode: WriteMode,
+    /// Coefficient of the z-loss; 0 for none.
+    pub z_loss: f32,
 }
 
 /// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND`, and writes or adds to
@@ -65,7 +71,7 @@ pub fn forward_backward(
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "head_cross_entropy::forward_backward";
-    let Gradients { dhidden_ND, dweight_VD, write_mode } = gradients;
+    let Gradients { dhidden_ND, dweight_VD, write_mode, z_loss } = gradients;
     let (sizes, dtype) = (HeadSizes::new(inputs, logits_CW), inputs.hidden_ND.dtype());
     let HeadSizes { n, d, v, .. } = sizes;
     let arguments = sizes
@@ -87,6 +93,7 @@ pub fn forward_backward(
         dhidden: (&*dhidden_ND).into(),
         dweight: (&*dweight_VD).into(),
         write_mode,
+        z_loss,
     };
     let cpu = |access: &Access<'_>| {
         let scale = scale_1.slice::<f32>(access)[0];
@@ -96,6 +103,7 @@ pub fn forward_backward(
                 dhidden: dhidden_ND.slice_mut(access),
                 dweight: dweight_VD.slice_mut(access),
                 write_mode,
+                z_loss,
             };
             let (logits, workspace) = (logits_CW.slice_mut(access), workspace.slice_mut(access));
             let loss = cpu::head_cross_entropy::forward_backward(&inputs, scale, gradients, logits, workspace);
@@ -232,13 +240,13 @@ pub mod reference {
         hidden_ND.chunks(d).zip(targets_N).map(loss).collect()
     }
 
-    /// The gradients of `scale * sum(losses)` with respect to `hidden_ND` and `weight_VD`.
+    /// The gradients of `scale * sum(losses + z_loss * lse^2)` with respect to `hidden_ND` and `weight_VD`.
     pub fn gradients<R: Real>(
         hidden_ND: &[R],
         weight_VD: &[R],
         targets_N: &[i32],
         d: usize,
-        scale: R,
+        [scale, z_loss]: [R; 2],
     ) -> (Vec<R>, Vec<R>) {
         let mut dhidden_ND = vec![R::ZERO; hidden_ND.len()];
         let mut dweight_VD = vec![R::ZERO; weight_VD.len()];
@@ -248,7 +256,7 @@ pub mod reference {
             let normalizer = log_sum_exp(&logits);
             for (v, &logit) in logits.iter().enumerate() {
                 let hit = if v == target as usize { R::ONE } else { R::ZERO };
-                let dlogit = scale * ((logit - normalizer).exp() - hit);
+                let dlogit = scale * ((logit - normalizer).exp() * (R::ONE + (z_loss + z_loss) * normalizer) - hit);
                 for k in 0..d {
                     dhidden[k] += dlogit * weight_VD[v * d + k];
                     dweight_VD[v * d + k] += dlogit * hidden[k];

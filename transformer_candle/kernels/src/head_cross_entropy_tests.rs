@@ -13,6 +13,7 @@ struct Case {
     weight: Vec<f64>,
     targets: Vec<i32>,
     scale: f64,
+    z_loss: f64,
 }
 
 impl Case {
@@ -21,7 +22,14 @@ impl Case {
             if n % 5 == 2 { IGNORED_TARGET } else { (n * 7919 % vocab_size) as i32 }
         };
         let weight = numbers(2, v * d).into_iter().map(|value| 2.0 * value).collect();
-        Self { sizes, hidden: numbers(1, n * d), weight, targets: (0..n).map(target).collect(), scale: 0.25 }
+        Self {
+            sizes,
+            hidden: numbers(1, n * d),
+            weight,
+            targets: (0..n).map(target).collect(),
+            scale: 0.25,
+            z_loss: 0.0,
+        }
     }
 
     fn golden() -> Self {
@@ -33,6 +41,7 @@ impl Case {
             weight: golden.values("weight_VD"),
             targets: golden.integers("targets_N").iter().map(|&target| target as i32).collect(),
             scale: golden.values("scale")[0],
+            z_loss: 0.0,
         }
     }
 
@@ -53,8 +62,8 @@ impl Case {
         // What is there is written over, the padding's rows too.
         let mut dweight = buffer(&vec![f64::NAN; v * d], &[v, d], DType::F32);
         let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size };
-        let gradients =
-            Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, write_mode: WriteMode::Overwrite };
+        let (write_mode, z_loss) = (WriteMode::Overwrite, self.z_loss as f32);
+        let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, write_mode, z_loss };
         let scale = buffer(&[self.scale], &[1], DType::F32);
         forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space)?;
         forward(&inputs, &mut losses, &mut logits, &mut space)?;
@@ -66,7 +75,8 @@ impl Case {
         let [_, d, vocab_size, v] = self.sizes;
         let weight = &self.weight[..vocab_size * d];
         let losses = reference::losses(&self.hidden, weight, &self.targets, d);
-        let (dhidden, mut dweight) = reference::gradients(&self.hidden, weight, &self.targets, d, self.scale);
+        let (dhidden, mut dweight) =
+            reference::gradients(&self.hidden, weight, &self.targets, d, [self.scale, self.z_loss]);
         dweight.resize(v * d, 0.0);
         [vec![self.scale * losses.iter().sum::<f64>()], dhidden, dweight, losses]
     }
@@ -85,8 +95,9 @@ proptest! {
     #[test]
     fn any_shape_matches_the_reference(
         n in 1usize..40, d in 1usize..30, vocab_size in 1usize..90, padding in 0usize..20, rows in 1usize..50,
+        z_loss in prop::sample::select(vec![0.0, 1e-3]),
     ) {
-        Case::new([n, d, vocab_size, vocab_size + padding]).matches_reference(rows);
+        Case { z_loss, ..Case::new([n, d, vocab_size, vocab_size + padding]) }.matches_reference(rows);
     }
 }
 
@@ -122,7 +133,7 @@ fn f32_matches_pytorch() {
 
 #[test]
 fn f32_matches_candle_autograd() {
-    let mut case = Case::new([12, 9, 31, 31]);
+    let mut case = Case { z_loss: 0.01, ..Case::new([12, 9, 31, 31]) };
     case.targets.iter_mut().filter(|target| **target < 0).for_each(|target| *target = 5);
     let [n, d, v, _] = case.sizes;
     let leaf = |values: &[f64], shape: [usize; 2]| {
@@ -132,9 +143,11 @@ fn f32_matches_candle_autograd() {
     let targets: Vec<u32> = case.targets.iter().map(|&target| target as u32).collect();
     let picked = Tensor::from_vec(targets, (n, 1), &Device::Cpu).unwrap();
     let logits = hidden.matmul(&weight.t().unwrap()).unwrap();
-    let losses = (logits.log_sum_exp(1).unwrap() - logits.gather(&picked, 1).unwrap().squeeze(1).unwrap()).unwrap();
+    let log_sum_exp = logits.log_sum_exp(1).unwrap();
+    let losses = (&log_sum_exp - logits.gather(&picked, 1).unwrap().squeeze(1).unwrap()).unwrap();
     let loss = (losses.sum_all().unwrap() * case.scale).unwrap();
-    let gradients = loss.backward().unwrap();
+    let z_loss = (log_sum_exp.sqr().unwrap().sum_all().unwrap() * (case.scale * case.z_loss)).unwrap();
+    let gradients = (&loss + z_loss).unwrap().backward().unwrap();
     let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
 
     let [ours, dhidden, dweight, each] = case.run(5, DType::F32).unwrap();
@@ -165,7 +178,8 @@ fn loss_and_weight_gradient_accumulate() {
         (workspace(32).reshaped(&[2, 16]).unwrap(), workspace(workspace_elements(2, 4, 16, DeviceKind::Cpu)));
     let targets = integers(&case.targets);
     let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size: 11 };
-    let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, write_mode: WriteMode::Accumulate };
+    let write_mode = WriteMode::Accumulate;
+    let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, write_mode, z_loss: 0.0 };
     let scale = buffer(&[0.25], &[1], DType::F32);
     forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space).unwrap();
     let [expected_loss, _, expected, _] = case.expected();
@@ -232,7 +246,8 @@ fn gradients_in_the_memory_of_the_values_are_refused() {
     let (mut loss, mut dweight) = (zeros(&[1], DType::F32), zeros(&[8, 3], DType::F32));
     let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size: 8 };
     let (mut same, mut logits) = (hidden.clone(), zeros(&[2, 8], DType::F32));
-    let gradients = Gradients { dhidden_ND: &mut same, dweight_VD: &mut dweight, write_mode: WriteMode::Overwrite };
+    let write_mode = WriteMode::Overwrite;
+    let gradients = Gradients { dhidden_ND: &mut same, dweight_VD: &mut dweight, write_mode, z_loss: 0.0 };
     let (scale, mut space) =
         (buffer(&[1.0], &[1], DType::F32), workspace(workspace_elements(2, 3, 8, DeviceKind::Cpu)));
     let error = forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space).unwrap_err();

@@ -166,6 +166,7 @@ fn gemms(dtype: DType) {
             dhidden_ND: &mut dx,
             dweight_VD: &mut dweight,
             write_mode: WriteMode::Overwrite,
+            z_loss: 0.0,
         };
         head_cross_entropy::forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut workspace)
     });

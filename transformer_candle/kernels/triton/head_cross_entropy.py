@@ -1,7 +1,9 @@
 """Softmax cross-entropy on a chunk of logits, with the logits' gradient written over them.
 
     lse = log sum over v < vocab_size of exp(logit_v)          loss = lse - logit_target
-    dlogit_v = scale * (exp(logit_v - lse) - (1 if v is the target else 0))
+    dlogit_v = scale * (exp(logit_v - lse) * (1 + 2 z_loss lse) - (1 if v is the target else 0))
+
+A z-loss z_loss * lse^2 is minimised with the loss and not part of it; see `head_cross_entropy.rs`.
 
 The head computes its logits a chunk of C rows at a time, so that [N, V] never exists; `scale` is 1 / number of targets
 of the whole step. One program per row, grid (C), two passes:
@@ -76,7 +78,9 @@ def head_cross_entropy_losses(logits, targets, losses, vocab_size, width, BLOCK:
 
 
 @triton.jit
-def head_cross_entropy_gradients(logits, targets, scale, losses, dlogits, vocab_size, width, BLOCK: tl.constexpr):
+def head_cross_entropy_gradients(
+    logits, targets, scale, z_loss, losses, dlogits, vocab_size, width, BLOCK: tl.constexpr
+):
     """Losses and gradients, in place: `dlogits` is the memory of `logits`. Grid: (C).
 
     A bf16 row begins where its f32 row does and fills the first half of it. No logit is overwritten before it is read:
@@ -93,8 +97,9 @@ def head_cross_entropy_gradients(logits, targets, scale, losses, dlogits, vocab_
     loss = row_loss(target_logit, row_max, row_sum, target, vocab_size)
     tl.store(losses + index, loss)
     loss_scale = tl.load(scale)
+    z_factor = 1.0 + 2.0 * z_loss * (row_max + tl.log(row_sum))
     # A loss of NaN (an invalid target, a logit of NaN or +inf) makes the whole row's gradient NaN.
-    probability_scale = tl.where(loss == loss, loss_scale / row_sum, float("nan"))
+    probability_scale = tl.where(loss == loss, loss_scale * z_factor / row_sum, float("nan"))
     is_narrower: tl.constexpr = dlogits.dtype.element_ty != logits.dtype.element_ty
     drow = dlogits + index * (2 * width if is_narrower else width)
     for start in range(0, width, BLOCK):
@@ -170,6 +175,7 @@ KERNELS += [
             "logits": "*fp32:16",
             "targets": "*i32",
             "scale": "*fp32",
+            "z_loss": "fp32",
             "losses": "*fp32",
             "dlogits": pointer,
             "vocab_size": "i32",

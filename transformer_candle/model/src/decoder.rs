@@ -31,6 +31,8 @@ pub struct Decoder {
     scale: Option<f32>,
     /// What the next micro-batch does with the gradients of matrices.
     write_mode: WriteMode,
+    /// Coefficient of the z-loss.
+    z_loss: f32,
     /// The CUDA graphs of [`Decoder::forward_backward`], once its launches are captured.
     graphs: GraphCache,
 }
@@ -106,12 +108,12 @@ impl Decoder {
 
     /// Loss and head: leaves the gradient of the backbone's output where its backward pass reads it.
     fn head_forward_backward(&mut self, targets_N: &Buffer) -> Result<()> {
-        let Self { backbone: Backbone { final_norm, scratch, .. }, head, shape, loss_1, logits_CW, .. } = self;
+        let Self { backbone: Backbone { final_norm, scratch, .. }, head, shape, loss_1, logits_CW, z_loss, .. } = self;
         let ((scratch, workspace), (weight_VD, dweight_VD)) = (scratch.backward()?, head.with_gradient()?);
         let (hidden_ND, vocab_size) = (&final_norm.values.normed_ND, shape.vocab_size);
         let (dhidden_ND, write_mode) = (&mut scratch.dnormed_ND, self.write_mode);
         let inputs = head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size };
-        let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, write_mode };
+        let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, write_mode, z_loss: *z_loss };
         Ok(head_cross_entropy::forward_backward(&inputs, &self.scale_1, loss_1, gradients, logits_CW, workspace)?)
     }
 

@@ -116,6 +116,23 @@ mod tests {
     }
 
     #[test]
+    fn matrices_shrink_with_the_width_from_the_base_on() {
+        let wide = ModelShape { hidden_size: 128, ..tiny(false) };
+        let deviations = |base_hidden_size| {
+            let shape = ModelShape { base_hidden_size, ..wide.clone() };
+            let weights = filled(&shape, 7, DType::F32);
+            ["model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight", "lm_head.weight"].map(|name| {
+                let values = tensor(&shape, &weights, name);
+                (values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / values.len() as f64).sqrt()
+            })
+        };
+        let (plain, transferred) = (deviations(None), deviations(Some(32)));
+        for ((one, other), factor) in plain.into_iter().zip(transferred).zip([1.0, 0.5, 0.25]) {
+            assert!((other / one - factor).abs() < 1e-6, "{one} {other}");
+        }
+    }
+
+    #[test]
     fn values_depend_on_seed_and_name_and_on_nothing_else() {
         let (shape, untied) = (tiny(true), tiny(false));
         let larger = ModelShape { vocab_size: 150, padded_vocab_size: 192, ..tiny(true) };

@@ -117,6 +117,11 @@ impl ParameterLayout {
         })
     }
 
+    /// See [`ModelShape::width_ratio`].
+    pub fn width_ratio(&self) -> f64 {
+        self.shape.width_ratio()
+    }
+
     /// Elements of a flat buffer, the few between parameters included.
     pub fn elements(&self) -> usize {
         self.elements

@@ -18,6 +18,7 @@
 //!     precision: Precision::Fp32,
 //!     recompute: ActivationRecompute::None,
 //!     training: true,
+//!     z_loss: 0.0,
 //!     device: DeviceKind::Cpu,
 //! };
 //! let mut plan = Plan::new();

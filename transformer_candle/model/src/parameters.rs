@@ -151,13 +151,13 @@ impl<T: Clone> Parameters<T> {
     /// the flat buffers.
     pub fn build<E>(shape: &ModelShape, mut add: impl FnMut(ParameterSpec) -> Result<T, E>) -> Result<Self, E> {
         let ModelShape { hidden_size: d, padded_vocab_size: v, vocab_size, tie_embeddings, .. } = *shape;
-        let table = |name: &str, tensor: &str| {
-            ParameterSpec::matrix(name.to_owned(), [v, d], shape.init_std, [(format!("{tensor}.weight"), vocab_size)])
+        let table = |name: &str, tensor: &str, std| {
+            ParameterSpec::matrix(name.to_owned(), [v, d], std, [(format!("{tensor}.weight"), vocab_size)])
         };
         let embed_tokens = add(ParameterSpec {
             kind: ParameterKind::NormOrEmbedding,
             in_matmul: tie_embeddings,
-            ..table("embed_tokens", "model.embed_tokens")
+            ..table("embed_tokens", "model.embed_tokens", shape.init_std)
         })?;
         Ok(Self {
             blocks: (0..shape.num_layers)
@@ -167,7 +167,9 @@ impl<T: Clone> Parameters<T> {
             head: if tie_embeddings {
                 embed_tokens.clone()
             } else {
-                add(ParameterSpec { kind: ParameterKind::Head, ..table("lm_head", "lm_head") })?
+                // The logits of the first step stay of one size at any width.
+                let std = shape.init_std * shape.width_ratio();
+                add(ParameterSpec { kind: ParameterKind::Head, ..table("lm_head", "lm_head", std) })?
             },
             embed_tokens,
         })
@@ -180,7 +182,9 @@ impl<T> BlockParameters<T> {
         layer: usize,
         add: &mut impl FnMut(ParameterSpec) -> Result<T, E>,
     ) -> Result<Self, E> {
-        let ModelShape { hidden_size: d, intermediate_size: i, init_std: std, .. } = *shape;
+        let ModelShape { hidden_size: d, intermediate_size: i, .. } = *shape;
+        // Sums over twice the inputs are of one size if their weights are smaller by sqrt(2).
+        let std = shape.init_std * shape.width_ratio().sqrt();
         let heads = shape.heads();
         let (p, a, k) = (heads.packed_width(), heads.query_width(), heads.key_width());
         // What adds to the residual stream is scaled down, so that the stream's variance does not grow with the layers.

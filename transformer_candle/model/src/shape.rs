@@ -35,8 +35,10 @@ pub struct ModelShape {
     pub norm_epsilon: f64,
     /// Whether the head is the embedding matrix.
     pub tie_embeddings: bool,
-    /// Standard deviation of the initial weights.
+    /// Standard deviation of the initial weights; of the matrices' at `base_hidden_size`.
     pub init_std: f64,
+    /// The hidden size that initialisation and learning rates were tuned at; none to use them as they are.
+    pub base_hidden_size: Option<usize>,
 }
 
 impl ModelShape {
@@ -56,7 +58,14 @@ impl ModelShape {
             norm_epsilon: config.norm_epsilon,
             tie_embeddings: config.tie_embeddings,
             init_std: config.init_std,
+            base_hidden_size: config.base_hidden_size,
         }
+    }
+
+    /// `base_hidden_size / hidden_size`, by powers of which initial values and learning rates of the matrices scale; 1
+    /// without a base.
+    pub fn width_ratio(&self) -> f64 {
+        self.base_hidden_size.map_or(1.0, |base| base as f64 / self.hidden_size as f64)
     }
 
     /// How the heads lie in a packed QKV row.
@@ -106,6 +115,7 @@ pub(crate) mod tests {
             norm_epsilon: 1e-5,
             tie_embeddings: true,
             init_std: 0.02,
+            base_hidden_size: None,
         }
     }
 
@@ -123,6 +133,7 @@ pub(crate) mod tests {
             max_position_embeddings: 24,
             tie_embeddings,
             init_std: 0.2,
+            base_hidden_size: None,
             ..one_billion()
         }
     }

@@ -23,9 +23,17 @@ fn allocations(batch: usize, precision: Precision, recompute: ActivationRecomput
         norm_epsilon: 1e-5,
         tie_embeddings: true,
         init_std: 0.02,
+        base_hidden_size: None,
     };
-    let settings =
-        DecoderSettings { batch, sequence_length: 128, precision, recompute, training: true, device: DeviceKind::Cpu };
+    let settings = DecoderSettings {
+        batch,
+        sequence_length: 128,
+        precision,
+        recompute,
+        training: true,
+        z_loss: 0.0,
+        device: DeviceKind::Cpu,
+    };
     let mut plan = Plan::new();
     let planned = Decoder::plan(&shape, &settings, &mut plan);
     let mut decoder = planned.bind(&plan.allocate(&Device::Cpu).unwrap()).unwrap();

@@ -47,6 +47,13 @@ pub struct ModelConfig {
     /// for projections that write to the residual stream.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub init_std: f64,
+    /// Hidden size at which `optimizer.learning_rate` and `init_std` were tuned, to use them at another
+    /// one (the widths of μP, Yang et al., 2022, without multipliers in the forward pass). With r =
+    /// `base_hidden_size / hidden_size`: initial projections are scaled by sqrt(r) and the head by r;
+    /// `AdamW`'s learning rate by r for projections and head, Muon's by sqrt(r); embedding and norms
+    /// stay. Needs `tie_embeddings: false`. Default: no scaling.
+    #[schemars(range(min = 2, max = 65_536))]
+    pub base_hidden_size: Option<usize>,
 }
 
 impl Default for ModelConfig {
@@ -63,6 +70,7 @@ impl Default for ModelConfig {
             norm_epsilon: 1e-5,
             tie_embeddings: true,
             init_std: 0.02,
+            base_hidden_size: None,
         }
     }
 }

@@ -30,6 +30,11 @@ pub struct OptimizerConfig {
     /// Gradients with a larger global norm are scaled down to this one. `null`: no clipping.
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub max_grad_norm: Option<f64>,
+    /// Coefficient of the z-loss, the squared log-sum-exp of each token's logits (`PaLM`, Chowdhery et al.,
+    /// 2022): it keeps logits from drifting, which bf16 would round coarsely. 1e-4 is usual; 0 is none. The
+    /// reported loss stays the cross-entropy.
+    #[schemars(range(min = 0, max = 1))]
+    pub z_loss: f64,
     /// Settings of `algorithm: muon`.
     pub muon: MuonConfig,
 }
@@ -44,6 +49,7 @@ impl Default for OptimizerConfig {
             beta2: 0.95,
             epsilon: 1e-8,
             max_grad_norm: Some(1.0),
+            z_loss: 0.0,
             muon: MuonConfig::default(),
         }
     }

@@ -25,6 +25,8 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.warmup_ends();
     rules.decay_fits();
     rules.rates_in_order();
+    rules.transferred_models_are_untied();
+    rules.batch_warmup_starts_small();
 }
 
 struct Rules<'a> {
@@ -210,6 +212,25 @@ impl Rules<'_> {
         let keys = ["strategy", "warmup_steps", "total_steps", "decay_steps", "decay_fraction"]
             .map(|key| format!("scheduler.{key}"));
         self.report(&keys.each_ref().map(String::as_str), problem);
+    }
+
+    fn transferred_models_are_untied(&mut self) {
+        let model = &self.config.model;
+        if model.base_hidden_size.is_none() || !model.tie_embeddings {
+            return;
+        }
+        let message = "needs model.tie_embeddings: false: a tied table would scale as an embedding and as a head";
+        let problem = Problem::new("model.base_hidden_size", message).suggest("untie it, or leave the key out");
+        self.report(&["model.base_hidden_size", "model.tie_embeddings"], problem);
+    }
+
+    fn batch_warmup_starts_small(&mut self) {
+        let (first, all) = (self.config.scheduler.batch_warmup_start, self.config.data.sequences_per_step);
+        let Some(first) = first.filter(|first| *first > all) else { return };
+        let message = format!("is {first}, more than data.sequences_per_step {all}");
+        let problem =
+            Problem::new("scheduler.batch_warmup_start", message).suggest(format!("{} is usual", all.div_ceil(8)));
+        self.report(&["scheduler.batch_warmup_start", "data.sequences_per_step"], problem);
     }
 
     fn rates_in_order(&mut self) {

@@ -34,6 +34,15 @@ pub struct SchedulerConfig {
     /// Fraction of all steps that is the final decay of `wsd`, unless `decay_steps` is given.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub decay_fraction: f64,
+    /// Optimizer steps over which the sequences per step grow linearly from `batch_warmup_start` to
+    /// `data.sequences_per_step`: small batches learn as much per token while the loss falls fast
+    /// (Brown et al., 2020). 0: every step has `data.sequences_per_step`.
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub batch_warmup_steps: u64,
+    /// Sequences of the first step of the batch-size warm-up. Default: an eighth of
+    /// `data.sequences_per_step`, rounded up.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub batch_warmup_start: Option<usize>,
 }
 
 impl Default for SchedulerConfig {
@@ -46,6 +55,8 @@ impl Default for SchedulerConfig {
             min_lr: 3e-5,
             decay_steps: None,
             decay_fraction: 0.2,
+            batch_warmup_steps: 0,
+            batch_warmup_start: None,
         }
     }
 }

@@ -5,7 +5,7 @@
 use run_config::{Format, RunConfig, presets};
 
 /// Key of the smoke config, a value it may not have, and a word that the message must hold.
-const BAD_VALUES: [(&str, &str, &str); 106] = [
+const BAD_VALUES: [(&str, &str, &str); 110] = [
     ("model.vocab_size", "0", "from 1"),
     ("model.vocab_size", "1e9", "16777216"),
     ("model.vocab_size", "many", "integer"),
@@ -92,6 +92,8 @@ const BAD_VALUES: [(&str, &str, &str); 106] = [
     ("optimizer.beta2", "-0.5", "at least 0"),
     ("optimizer.epsilon", "0", "greater than 0"),
     ("optimizer.max_grad_norm", "0", "null for none"),
+    ("optimizer.z_loss", "-0.1", "from 0"),
+    ("model.base_hidden_size", "256", "tie_embeddings: false"),
     ("scheduler.strategy", "cosin", "did you mean `cosine`"),
     ("scheduler.strategy", "linear_warmup", "did you mean `linear`"),
     ("scheduler.warmup_steps", "-1", "from 0"),
@@ -101,6 +103,8 @@ const BAD_VALUES: [(&str, &str, &str); 106] = [
     ("scheduler.total_epochs", "2", "total_steps"),
     ("scheduler.min_lr", "0.5", "more than"),
     ("scheduler.decay_fraction", "0", "greater than 0"),
+    ("scheduler.batch_warmup_steps", "-1", "from 0"),
+    ("scheduler.batch_warmup_start", "5000", "more than data.sequences_per_step"),
     ("scheduler.max_lr", "1e-3", "optimizer.learning_rate"),
     ("runtime.device", "gpu", "cuda:N"),
     ("runtime.device", "cuda:x", "cuda:N"),

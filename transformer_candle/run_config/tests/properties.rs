@@ -40,6 +40,7 @@ fn model() -> impl Strategy<Value = ModelConfig> {
             norm_epsilon: epsilon,
             tie_embeddings,
             init_std: std,
+            base_hidden_size: (!tie_embeddings).then_some(64),
         },
     )
 }
@@ -124,6 +125,8 @@ fn optimizer_and_scheduler() -> impl Strategy<Value = (OptimizerConfig, Schedule
                 min_lr: optimizer.0 * share,
                 decay_steps: decay.then_some(1),
                 decay_fraction,
+                batch_warmup_steps: total_steps.unwrap_or(0) % 1000,
+                batch_warmup_start: decay.then_some(1),
             };
             let (learning_rate, weight_decay, beta1, beta2, epsilon, max_grad_norm) = optimizer;
             (

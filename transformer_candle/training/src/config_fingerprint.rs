@@ -83,10 +83,9 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     let RunConfig { model, data, optimizer, runtime, .. } = &run.config;
     let mut fingerprint = ConfigFingerprint::new();
     let Value::Object(sizes) = json!(model) else { unreachable!("a struct is an object") };
-    // `init_std` does not matter after step 0.
-    fingerprint.extend(
-        sizes.into_iter().filter(|(key, _)| key != "init_std").map(|(key, value)| (format!("model.{key}"), value)),
-    );
+    // Initialisation does not matter after step 0, and learning rates may change.
+    let sizes = sizes.into_iter().filter(|(key, _)| key != "init_std" && key != "base_hidden_size");
+    fingerprint.extend(sizes.map(|(key, value)| (format!("model.{key}"), value)));
     let mut add = |key: &str, value: Value| fingerprint.insert(key.to_owned(), value);
     add(ALGORITHM, json!(optimizer.algorithm));
     add("runtime.precision", json!(runtime.precision));

@@ -32,6 +32,7 @@ use crate::{
     device::{self, GpuMemory},
     engine::{EngineSettings, RunBuffers, model_shape},
     error::{Result, TrainerError},
+    schedule::sequences_at,
 };
 
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
@@ -58,6 +59,8 @@ pub struct MemoryPlan {
     pub sequences_per_step: u64,
     /// Tokens of an optimizer step.
     pub tokens_per_step: u64,
+    /// Sequences of the first optimizer step, and the steps over which they grow, if the batch size warms up.
+    pub batch_warmup: Option<(u64, u64)>,
     /// Optimizer steps of the run, where the config says how many.
     pub total_steps: Option<u64>,
     /// Tokens of the run.
@@ -153,6 +156,8 @@ impl MemoryPlan {
             gradient_accumulation_steps: (data.sequences_per_step / micro_batch) as u64,
             sequences_per_step: data.sequences_per_step as u64,
             tokens_per_step: data.tokens_per_step() as u64,
+            batch_warmup: (config.scheduler.batch_warmup_steps > 0)
+                .then(|| (sequences_at(config, 1) as u64, config.scheduler.batch_warmup_steps)),
             total_steps: config.scheduler.total_steps,
             total_tokens: work.total_tokens,
             bytes: plan.bytes(),

@@ -1,4 +1,4 @@
-//! The learning rate of every step, a pure function of the step's number.
+//! The learning rate and the batch size of every step, pure functions of the step's number.
 //!
 //! Steps count from 1. With a warm-up of W steps and T steps in all, the rate rises in a straight line to its peak at
 //! step max(W, 1) and falls to `min_lr` at step T. These are PyTorch's `LinearLR(start_factor=1/W, total_iters=W-1)`
@@ -60,6 +60,24 @@ impl LearningRate {
     }
 }
 
+/// The sequences of optimizer step `step`, counted from 1: they grow linearly in the batch-size warm-up.
+pub fn sequences_at(config: &RunConfig, step: u64) -> usize {
+    let (scheduler, all) = (&config.scheduler, config.data.sequences_per_step);
+    let first = scheduler.batch_warmup_start.unwrap_or(all.div_ceil(8));
+    if step > scheduler.batch_warmup_steps {
+        return all;
+    }
+    let grown = (all - first) as u128 * u128::from(step - 1) / u128::from(scheduler.batch_warmup_steps);
+    first + grown as usize
+}
+
+/// The tokens of the first `steps` optimizer steps, if the data suffices.
+pub fn tokens_of(config: &RunConfig, steps: u64) -> u64 {
+    let warm_up = steps.min(config.scheduler.batch_warmup_steps);
+    let growing: u64 = (1..=warm_up).map(|step| sequences_at(config, step) as u64).sum();
+    (growing + (steps - warm_up) * config.data.sequences_per_step as u64) * config.data.sequence_length as u64
+}
+
 #[cfg(test)]
 // Where a schedule says "the peak" it means that very number.
 #[allow(clippy::float_cmp)]
@@ -119,6 +137,19 @@ mod tests {
         config.scheduler.total_epochs = Some(2);
         let rate = LearningRate::new(&config);
         assert_eq!(rate.at(1_000_000_000), config.optimizer.learning_rate);
+    }
+
+    #[test]
+    fn the_batch_grows_linearly_to_its_full_size() {
+        let mut config = RunConfig::default();
+        config.data.sequences_per_step = 16;
+        assert_eq!((sequences_at(&config, 1), tokens_of(&config, 10)), (16, 160 * config.data.sequence_length as u64));
+        config.scheduler.batch_warmup_steps = 7;
+        let sizes: Vec<_> = (1..=9).map(|step| sequences_at(&config, step)).collect();
+        assert_eq!(sizes, [2, 4, 6, 8, 10, 12, 14, 16, 16]);
+        assert_eq!(tokens_of(&config, 9), 88 * config.data.sequence_length as u64);
+        config.scheduler.batch_warmup_start = Some(16);
+        assert_eq!(sequences_at(&config, 1), 16);
     }
 
     proptest! {

@@ -39,7 +39,7 @@ use crate::{
     metrics::MetricsWriter,
     report::{LogInterval, StepReport},
     run_folder::RunFolder,
-    schedule::LearningRate,
+    schedule::{self, LearningRate},
     stop::StopSignal,
 };
 
@@ -112,7 +112,7 @@ impl Trainer {
             return Ok(Step::Finished);
         }
         let (started, waited) = (Instant::now(), self.data.stream.data_wait().as_secs_f64());
-        let wanted = self.run.config.data.sequences_per_step;
+        let wanted = schedule::sequences_at(&self.run.config, self.position.step + 1);
         let mixture = self.data.stream.mixture().clone();
         let interrupted = || {
             mixture.retry_status().iter().for_each(on_wait);

@@ -46,8 +46,15 @@ impl Golden {
         let ids = file.tensor("training.input_ids").unwrap();
         let [batch, sequence_length] = *ids.shape().last_chunk::<2>().unwrap();
         let recompute = ActivationRecompute::None;
-        let settings =
-            DecoderSettings { batch, sequence_length, precision, recompute, training: true, device: DeviceKind::Cpu };
+        let settings = DecoderSettings {
+            batch,
+            sequence_length,
+            precision,
+            recompute,
+            training: true,
+            z_loss: 0.0,
+            device: DeviceKind::Cpu,
+        };
         let mut plan = Plan::new();
         let decoder = Decoder::plan(&self.shape, &settings, &mut plan);
         let optimizer = OptimizerPlan::add_to(&mut plan, decoder.layout(), config, precision, DeviceKind::Cpu);
@@ -131,8 +138,10 @@ fn muon_updates_each_projection_by_itself_and_adamw_the_rest() {
     };
     let settings = muon::Muon { momentum: config.muon.momentum, polynomials: muon::Polynomials::Quintic };
     let adamw = adamw::AdamW { beta1: config.beta1, beta2: config.beta2, epsilon: config.epsilon };
-    for name in ["model_tied", "model_untied"] {
-        let golden = Golden::load(name);
+    for (name, base_hidden_size) in [("model_tied", None), ("model_untied", None), ("model_untied", Some(16))] {
+        let mut golden = Golden::load(name);
+        golden.shape.base_hidden_size = base_hidden_size;
+        let ratio = golden.shape.width_ratio();
         let (mut decoder, mut optimizer) = golden.start_with(Precision::Fp32, &config);
         let tensors = hf_tensors(&golden.shape);
         let values = |buffer: &Buffer| -> Vec<f64> { buffer.read_f32().unwrap().into_iter().map(f64::from).collect() };
@@ -144,12 +153,18 @@ fn muon_updates_each_projection_by_itself_and_adamw_the_rest() {
             decoder.gradients_mut().write(&gradients).unwrap();
             optimizer.step(&mut decoder, step as u64, 1e-2).unwrap();
             let correction = |beta: f64| 1.0 - beta.powi(step as i32);
-            let rate = f64::from(1e-2_f32);
-            let scalars = [rate, correction(adamw.beta1), correction(adamw.beta2), 1.0, 1.0];
+            let scalars = |scale: f64| {
+                [f64::from((1e-2 * scale) as f32), correction(adamw.beta1), correction(adamw.beta2), 1.0, 1.0]
+            };
             for tensor in &tensors {
                 let range = tensor.offset..tensor.offset + tensor.elements;
                 let gradient: Vec<f64> = gradients[range.clone()].iter().map(|&value| f64::from(value)).collect();
-                let decay = f64::from(DECAY);
+                let scale = match tensor.name.as_str() {
+                    name if name.ends_with("_proj.weight") => ratio.sqrt(),
+                    "lm_head.weight" => ratio,
+                    _ => 1.0,
+                };
+                let (scalars, decay) = (scalars(scale), f64::from(DECAY) / scale);
                 if tensor.name.ends_with("_proj.weight") {
                     let shape = [tensor.shape[0], tensor.shape[1]];
                     let state = (&mut expected[range.clone()], &mut first[range]);

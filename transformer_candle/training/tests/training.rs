@@ -105,6 +105,40 @@ fn document_packing_keeps_targets_and_changes_losses() {
 }
 
 #[test]
+fn the_batch_warm_up_resumes_bitwise_within_it() {
+    let workshop = Workshop::new();
+    let overrides = [
+        "data.batch_size=2",
+        "data.sequences_per_step=8",
+        "scheduler.batch_warmup_steps=8",
+        "scheduler.batch_warmup_start=1",
+    ];
+    train(&workshop, "straight", &overrides, &QUIET);
+    train(&workshop, "resumed", &overrides, &RunOptions { max_steps: Some(5), ..QUIET });
+    train(&workshop, "resumed", &overrides, &resume(None));
+    for file in ["model.safetensors", "optimizer.safetensors", "trainer_state.json"] {
+        assert!(workshop.saved("straight", 10, file) == workshop.saved("resumed", 10, file), "{file}");
+    }
+    let metrics = workshop.metrics("straight", "train");
+    let tokens: Vec<u64> = metrics.iter().map(|line| line["tokens"].as_u64().unwrap()).collect();
+    // A window's last sequence may have fewer targets.
+    let sequences = tokens.iter().scan(0, |before, &now| Some((now - std::mem::replace(before, now)).div_ceil(32)));
+    assert_eq!(sequences.collect::<Vec<_>>(), [1, 1, 2, 3, 4, 5, 6, 7, 8, 8]);
+}
+
+#[test]
+fn a_z_loss_changes_weights_and_not_the_reported_loss() {
+    let workshop = Workshop::new();
+    train(&workshop, "without", &[], &QUIET);
+    train(&workshop, "with", &["optimizer.z_loss=0.1"], &QUIET);
+    let (without, with) = (workshop.losses("without", "train"), workshop.losses("with", "train"));
+    assert_eq!(without[0], with[0]);
+    assert_ne!(without[9], with[9]);
+    let initial = 260_f64.ln();
+    assert!(with.iter().all(|(_, loss)| loss.parse::<f64>().unwrap() < initial + 0.2), "{with:?}");
+}
+
+#[test]
 fn muon_learns_and_another_algorithm_is_refused_on_resume() {
     let workshop = Workshop::new();
     let muon = ["optimizer.algorithm=muon", "scheduler.total_steps=60"];

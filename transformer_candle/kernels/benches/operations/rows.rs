@@ -187,7 +187,7 @@ fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
         let (hidden_ND, weight_VD, targets_N) = (&hidden_ND, &weight_VD, &targets_N);
         let inputs = head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size: v };
         let (dhidden_ND, dweight_VD, write_mode) = (&mut dhidden_ND, &mut dweight_VD, WriteMode::Overwrite);
-        let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, write_mode };
+        let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, write_mode, z_loss: 0.0 };
         head_cross_entropy::forward_backward(&inputs, &scale_1, &mut loss_1, gradients, &mut logits_CW, &mut workspace)
     })
 }

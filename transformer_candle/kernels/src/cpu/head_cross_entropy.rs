@@ -18,11 +18,12 @@ pub(crate) struct Inputs<'a, E> {
     pub(crate) sizes: HeadSizes,
 }
 
-/// The gradients' buffers; `write_mode` is `dweight`'s.
+/// The gradients' buffers; `write_mode` is `dweight`'s, `z_loss` the coefficient of lse^2.
 pub(crate) struct Gradients<'a, E> {
     pub(crate) dhidden: &'a mut [E],
     pub(crate) dweight: &'a mut [f32],
     pub(crate) write_mode: WriteMode,
+    pub(crate) z_loss: f32,
 }
 
 /// Writes the gradients times `scale` and returns the sum of the losses.
@@ -34,7 +35,7 @@ pub(crate) fn forward_backward<E: Element>(
     workspace: &mut [f32],
 ) -> f64 {
     let &Inputs { hidden, weight, targets, sizes: HeadSizes { d, vocab_size, c, w, .. } } = inputs;
-    let Gradients { dhidden, dweight, mut write_mode } = gradients;
+    let Gradients { dhidden, dweight, mut write_mode, z_loss } = gradients;
     let (losses, workspace) = workspace.split_at_mut(2 * c);
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
     let (dweight, padding) = dweight.split_at_mut(vocab_size * d);
@@ -49,10 +50,8 @@ pub(crate) fn forward_backward<E: Element>(
         let each = logits.par_chunks_mut(w).zip(losses.par_chunks_mut(2)).zip(targets);
         each.for_each(|((logits, loss), &target)| {
             let logits = &mut logits[..vocab_size];
-            store(
-                loss,
-                if target == IGNORED_TARGET { ignore(logits) } else { gradient(logits, target as usize, scale) },
-            );
+            let ignored = target == IGNORED_TARGET;
+            store(loss, if ignored { ignore(logits) } else { gradient(logits, target as usize, [scale, z_loss]) });
         });
         total += losses[..2 * rows].chunks(2).map(load).sum::<f64>();
         let dlogits = Matrix::strided(logits, rows, vocab_size, w);
@@ -92,9 +91,12 @@ fn ignore(logits: &mut [f32]) -> f64 {
 }
 
 /// Overwrites a row's logits with their gradient and returns its loss.
-fn gradient(logits: &mut [f32], target: usize, scale: f32) -> f64 {
+fn gradient(logits: &mut [f32], target: usize, [scale, z_loss]: [f32; 2]) -> f64 {
+    let target_logit = f64::from(logits[target]);
     let (loss, sum) = exponentials(logits, target);
-    let scale_over_sum = (f64::from(scale) / sum) as f32;
+    // The softmax's factor: of the cross-entropy, and of the z-loss by the row's log-sum-exp.
+    let z_factor = 1.0 + 2.0 * f64::from(z_loss) * (loss + target_logit);
+    let scale_over_sum = (f64::from(scale) * z_factor / sum) as f32;
     vectorised(
         #[inline(always)]
         || {

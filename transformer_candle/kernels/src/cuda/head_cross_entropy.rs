@@ -31,6 +31,7 @@ pub(crate) struct Gradients {
     pub(crate) dhidden: Operand,
     pub(crate) dweight: Operand,
     pub(crate) write_mode: WriteMode,
+    pub(crate) z_loss: f32,
 }
 
 /// Some rows, from `start` on.
@@ -44,7 +45,7 @@ struct Chunk {
 /// first half of it.
 pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<Launch> {
     let HeadSizes { n, d, v, .. } = inputs.sizes;
-    let &Gradients { scale, loss, dhidden, dweight, write_mode } = gradients;
+    let &Gradients { scale, loss, dhidden, dweight, write_mode, z_loss } = gradients;
     let &Inputs { hidden, weight, gemm_workspace, .. } = inputs;
     let dlogits = inputs.logits.reinterpreted(hidden.dtype);
     let total = inputs.workspace.skip_elements(WORKSPACE_ELEMENTS);
@@ -53,7 +54,7 @@ pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<La
         let Chunk { start, rows } = chunk;
         let [is_first, is_last] = [start == 0, start + rows == n].map(|yes| KernelArg::I32(i32::from(yes)));
         let sum = [losses, KernelArg::count(rows), total, scale, loss, is_first, is_last];
-        let values = [scale, losses, dlogits.into()];
+        let values = [scale, KernelArg::F32(z_loss), losses, dlogits.into()];
         let dweight = Matmul::set(dweight, [v, d, rows], dlogits.transposed(), hidden.skip_rows(start), gemm_workspace);
         let write_mode = if start == 0 { write_mode } else { WriteMode::Accumulate };
         [

@@ -224,7 +224,8 @@ fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] 
     let inputs = Inputs::new([&hidden, &weight], &targets, &logits, &workspace, sizes);
     let [scale, loss] = [(); 2].map(|()| value(&[1], DType::F32));
     let write_mode = WriteMode::Overwrite;
-    let gradients = Gradients { scale, loss, dhidden: (&dhidden).into(), dweight: (&dweight).into(), write_mode };
+    let (dhidden, dweight) = ((&dhidden).into(), (&dweight).into());
+    let gradients = Gradients { scale, loss, dhidden, dweight, write_mode, z_loss: 1e-4 };
     let training = head_cross_entropy::forward_backward(&inputs, &gradients);
     [checked(&training), checked(&head_cross_entropy::forward(&inputs, losses))]
 }

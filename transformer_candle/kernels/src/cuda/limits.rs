@@ -45,7 +45,9 @@ pub fn refusal(sizes: &ModelSizes) -> Option<String> {
         ));
     }
     if !intermediate_size.is_multiple_of(ROW_MULTIPLE) {
-        return Some(format!("supports an intermediate_size in steps of {ROW_MULTIPLE}, and it is {intermediate_size}"));
+        return Some(format!(
+            "supports an intermediate_size in steps of {ROW_MULTIPLE}, and it is {intermediate_size}"
+        ));
     }
     if positions > MAX_POSITIONS {
         return Some(format!("supports sequences of up to {MAX_POSITIONS} positions, and they have {positions}"));

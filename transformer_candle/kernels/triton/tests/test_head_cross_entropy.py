@@ -27,12 +27,12 @@ def losses_of(logits, targets):
     return torch.nn.functional.cross_entropy(logits, targets.long(), reduction="none")
 
 
-def gradients(logits, targets, scale, vocab_size, dtype):
+def gradients(logits, targets, scale, vocab_size, dtype, z_loss=0.0):
     """The kernel's losses, and its gradients written over the logits."""
     kernel = by_name(KERNELS, f"head_cross_entropy_gradients.{dtype}")
     rows, width = logits.shape
     losses, dlogits = workspace(rows), logits.view(DTYPES[dtype])
-    launch(kernel, [rows], logits, targets, torch.tensor([scale]), losses, dlogits, vocab_size, width)
+    launch(kernel, [rows], logits, targets, torch.tensor([scale]), z_loss, losses, dlogits, vocab_size, width)
     return losses, dlogits[:, :width]
 
 
@@ -51,6 +51,18 @@ def test_losses_and_gradients_match_pytorch(rows, vocab_size, width, dtype):
     assert_near(dlogits[:, :vocab_size], leaf.grad)
     assert not dlogits[:, vocab_size:].any()
     assert rows <= 2 or not dlogits[2].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_z_loss_changes_gradients_only(dtype):
+    logits, targets = chunk(7, 9001, 9024)
+    leaf = exact(logits[:, :9001])
+    expected = losses_of(leaf, targets)
+    counted = targets != IGNORED.value
+    (0.25 * (expected + 0.01 * leaf.logsumexp(1) ** 2)[counted].sum()).backward()
+    losses, dlogits = gradients(logits, targets, 0.25, 9001, dtype, z_loss=0.01)
+    assert_near(losses, expected, 1e-6)
+    assert_near(dlogits[:, :9001], leaf.grad)
 
 
 def test_extreme_logits_stay_finite():

@@ -29,8 +29,8 @@ const CPU_CHUNKS: Chunks = Chunks { rows: 1024, elements: 1 << 25 };
 /// takes fewer rows.
 const CUDA_CHUNKS: Chunks = Chunks { rows: 2048, elements: 1 << 27 };
 
-/// What decides a decoder's memory beside its shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The settings of a decoder beside its shape.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecoderSettings {
     /// Sequences of a micro-batch, B.
     pub batch: usize,
@@ -44,6 +44,8 @@ pub struct DecoderSettings {
     pub device: DeviceKind,
     /// Whether gradients can be computed, or losses only.
     pub training: bool,
+    /// Coefficient of the z-loss (see [`head_cross_entropy`]); 0 for none.
+    pub z_loss: f32,
 }
 
 /// The element type that a precision stands for.
@@ -140,6 +142,7 @@ impl DecoderPlan {
             scale: None,
             // All that was allocated is zero.
             write_mode: WriteMode::Accumulate,
+            z_loss: self.settings.z_loss,
             graphs: GraphCache::default(),
         })
     }
@@ -168,6 +171,7 @@ mod tests {
             recompute: ActivationRecompute::Selective,
             device: DeviceKind::Cuda,
             training,
+            z_loss: 0.0,
         };
         let mut plan = Plan::new();
         Decoder::plan(&one_billion(), &settings, &mut plan);

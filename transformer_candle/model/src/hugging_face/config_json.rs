@@ -127,6 +127,7 @@ pub fn shape_from_config_json(value: &Value) -> Result<ModelShape> {
         norm_epsilon: config.rms_norm_eps,
         tie_embeddings: config.tie_word_embeddings,
         init_std: config.initializer_range,
+        base_hidden_size: None,
     })
 }
 

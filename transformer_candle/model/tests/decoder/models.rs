@@ -23,13 +23,22 @@ pub fn tiny(tie_embeddings: bool) -> ModelShape {
         norm_epsilon: 1e-5,
         tie_embeddings,
         init_std: 0.02,
+        base_hidden_size: None,
     }
 }
 
 /// F32, nothing recomputed.
 pub fn plain(batch: usize, sequence_length: usize) -> DecoderSettings {
     let (precision, recompute) = (Precision::Fp32, ActivationRecompute::None);
-    DecoderSettings { batch, sequence_length, precision, recompute, training: true, device: DeviceKind::Cpu }
+    DecoderSettings {
+        batch,
+        sequence_length,
+        precision,
+        recompute,
+        training: true,
+        z_loss: 0.0,
+        device: DeviceKind::Cpu,
+    }
 }
 
 /// A repeatable stream of numbers in [-1, 1).

@@ -71,6 +71,7 @@ fn forward_buffers(
         recompute: settings.activation_recompute,
         training,
         device: settings.device,
+        z_loss: config.optimizer.z_loss as f32,
     };
     let decoder = Decoder::plan(shape, &decoder_settings, plan);
     let tokens = settings.micro_batch * config.data.sequence_length;

@@ -64,7 +64,7 @@ impl OptimizerPlan {
             UpdateRule::AdamW(_) => None,
         });
         let workspace = grad_norm::workspace_elements(elements, device);
-        let scalars = [adamw::SCALARS];
+        let scalars = [groups.len() * adamw::SCALARS];
         Self {
             algorithm,
             max_grad_norm: config.max_grad_norm.map(|norm| norm as f32),
@@ -93,7 +93,6 @@ pub struct Optimizer {
     max_grad_norm: Option<f32>,
     groups: Vec<BoundGroup>,
     state: Vec<StateTensor>,
-    scalars: Buffer,
     scalars_upload: Upload<f32>,
     norm: Buffer,
     outcome: Buffer,
@@ -104,7 +103,10 @@ pub struct Optimizer {
 /// A parameter group with views of its range of every buffer.
 #[derive(Debug)]
 struct BoundGroup {
+    learning_rate_scale: f64,
     weight_decay: f32,
+    /// The step's numbers, see [`adamw`].
+    scalars: Buffer,
     weights: Buffer,
     /// Of the f32 master weights, beside bf16 weights.
     low_bits: Option<Buffer>,
@@ -138,16 +140,18 @@ impl Optimizer {
         let state: Vec<StateTensor> = plan.state.iter().map(bound).collect();
         let muon =
             |flat: &FlatBuffers<'_>| plan.muon.as_ref().map(|muon| MuonGroup::bind(muon, arena, flat)).transpose();
-        let groups = plan.groups.iter().map(|group| BoundGroup::bind(group, decoder, &state, muon));
         let (scalars, outcome) = (arena.buffer(plan.scalars), arena.buffer(plan.outcome));
+        let groups = plan.groups.iter().enumerate().map(|(index, group)| {
+            let scalars = scalars.view(index * adamw::SCALARS, &[adamw::SCALARS])?;
+            BoundGroup::bind(group, scalars, decoder, &state, muon)
+        });
         let staging = plan.scalars_staging.map(|id| arena.buffer(id));
         Ok(Self {
             algorithm: plan.algorithm,
             max_grad_norm: plan.max_grad_norm,
             groups: groups.collect::<kernels::Result<_>>()?,
             state,
-            scalars_upload: Upload::new(scalars.clone(), staging)?,
-            scalars,
+            scalars_upload: Upload::new(scalars, staging)?,
             norm: arena.buffer(plan.norm),
             outcome_download: Download::new(outcome.clone())?,
             outcome,
@@ -166,11 +170,13 @@ impl Optimizer {
     pub fn prepare(&mut self, step: u64, learning_rate: f64) -> Result<()> {
         let &adamw::AdamW { beta1, beta2, .. } = self.algorithm.adamw();
         let correction = |beta: f64| (1.0 - beta.powf(step as f64)) as f32;
-        let scalars = self.scalars_upload.stage()?;
-        scalars.fill(0.0);
-        scalars[adamw::LEARNING_RATE] = learning_rate as f32;
-        scalars[adamw::BIAS_CORRECTION1] = correction(beta1);
-        scalars[adamw::BIAS_CORRECTION2] = correction(beta2);
+        let staged = self.scalars_upload.stage()?;
+        staged.fill(0.0);
+        for (scalars, group) in staged.chunks_exact_mut(adamw::SCALARS).zip(&self.groups) {
+            scalars[adamw::LEARNING_RATE] = (learning_rate * group.learning_rate_scale) as f32;
+            scalars[adamw::BIAS_CORRECTION1] = correction(beta1);
+            scalars[adamw::BIAS_CORRECTION2] = correction(beta2);
+        }
         self.scalars_upload.send()?;
         Ok(self.scalars_upload.receive()?)
     }
@@ -180,13 +186,15 @@ impl Optimizer {
     /// [`Decoder::begin_accumulation`]. Waits for nothing.
     pub fn update(&mut self, decoder: &mut Decoder) -> Result<()> {
         grad_norm::forward(decoder.gradients(), &mut self.norm, &mut self.workspace)?;
-        grad_norm::clip(&self.norm, self.max_grad_norm, &mut self.scalars)?;
-        Ok(self.groups.iter_mut().try_for_each(|group| group.update(&self.scalars))?)
+        Ok(self.groups.iter_mut().try_for_each(|group| {
+            grad_norm::clip(&self.norm, self.max_grad_norm, &mut group.scalars)?;
+            group.update()
+        })?)
     }
 
     /// What the step did: on a GPU the one wait of a step, for three numbers that are copied as one.
     pub fn outcome(&mut self, decoder: &Decoder) -> Result<StepOutcome> {
-        let apply = self.scalars.view(adamw::APPLY, &[1])?;
+        let apply = self.groups[0].scalars.view(adamw::APPLY, &[1])?;
         for (place, number) in [(LOSS, decoder.loss()), (GRAD_NORM, &self.norm), (APPLIED, &apply)] {
             self.outcome.view(place, &[1])?.copy_from(number)?;
         }
@@ -216,18 +224,21 @@ impl BoundGroup {
     /// A group over these weights; `muon` binds the matrices of one that Muon updates.
     fn bind(
         group: &ParameterGroup,
+        scalars: Buffer,
         decoder: &Decoder,
         state: &[StateTensor],
         muon: impl FnOnce(&FlatBuffers<'_>) -> kernels::Result<Option<MuonGroup>>,
     ) -> kernels::Result<Self> {
-        let ParameterGroup { range, rule, weight_decay } = group;
+        let ParameterGroup { range, rule, learning_rate_scale, weight_decay } = group;
         let flat = |buffer: &Buffer| buffer.view(range.start, &[range.len()]);
         let find = |name: &str| state.iter().find(|tensor| tensor.layout.name == name);
         let kept = |name| find(name).expect("the plan has the state of every rule").view(range);
         let (weights, gradients) = (flat(decoder.weights())?, flat(decoder.gradients())?);
         let low_bits = find(MASTER_LOW_BITS).map(|tensor| tensor.view(range)).transpose()?;
         Ok(Self {
+            learning_rate_scale: *learning_rate_scale,
             weight_decay: *weight_decay,
+            scalars,
             rule: match *rule {
                 UpdateRule::AdamW(settings) => BoundRule::AdamW {
                     settings,
@@ -247,7 +258,8 @@ impl BoundGroup {
         })
     }
 
-    fn update(&mut self, scalars: &Buffer) -> kernels::Result<()> {
+    fn update(&mut self) -> kernels::Result<()> {
+        let scalars = &self.scalars;
         match &mut self.rule {
             BoundRule::AdamW { settings, first_moment, second_moment } => {
                 let (weight, low_bits) = (&mut self.weights, self.low_bits.as_mut());

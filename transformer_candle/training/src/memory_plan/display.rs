@@ -53,14 +53,16 @@ impl MemoryPlan {
     }
 
     fn step(&self) -> String {
+        let warm_up = |(first, steps)| format!("; {first} sequences in the first step, all after {}", grouped(steps));
         format!(
-            "{} tokens: {} sequences of {}, as {} x {} (batch x accumulation), activation_recompute: {}",
+            "{} tokens: {} sequences of {}, as {} x {} (batch x accumulation), activation_recompute: {}{}",
             grouped(self.tokens_per_step),
             grouped(self.sequences_per_step),
             grouped(self.sequence_length),
             self.micro_batch,
             self.gradient_accumulation_steps,
-            recompute(self.activation_recompute)
+            recompute(self.activation_recompute),
+            self.batch_warmup.map(warm_up).unwrap_or_default()
         )
     }
 

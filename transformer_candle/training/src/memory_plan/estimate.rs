@@ -9,6 +9,7 @@ use crate::{
     device::GpuMemory,
     engine::{model_shape, muon_flops},
     error::Result,
+    schedule,
 };
 
 /// Nominal FLOPs per second of an RTX 5090, bf16 with f32 accumulation.
@@ -54,7 +55,7 @@ impl Workload {
             Algorithm::Muon => muon_flops(&ParameterLayout::new(&shape)),
         };
         let optimizer_flops_per_token = optimizer_flops / tokens_per_step as f64;
-        let total_tokens = config.scheduler.total_steps.map(|steps| steps * tokens_per_step);
+        let total_tokens = config.scheduler.total_steps.map(|steps| schedule::tokens_of(config, steps));
         Ok(Self { flops_per_token, optimizer_flops_per_token, total_tokens })
     }
 

@@ -60,19 +60,24 @@ impl Algorithm {
 
     /// The parameters' groups, which cover the flat buffers from their first element to their last. None is empty.
     pub fn groups(&self, layout: &ParameterLayout) -> Vec<ParameterGroup> {
-        let (decayed, all) = (layout.decayed_elements(), layout.elements());
-        let group = |range, rule, weight_decay| ParameterGroup { range, rule, weight_decay };
+        let (decayed, all, ratio) = (layout.decayed_elements(), layout.elements(), layout.width_ratio());
+        let group = |range, rule, learning_rate_scale, weight_decay| {
+            let weight_decay = (f64::from(weight_decay) / learning_rate_scale) as f32;
+            ParameterGroup { range, rule, learning_rate_scale, weight_decay }
+        };
         let groups = match *self {
             Self::AdamW { settings, weight_decay } => {
                 let rule = UpdateRule::AdamW(settings);
-                vec![group(0..decayed, rule, weight_decay), group(decayed..all, rule, 0.0)]
+                vec![group(0..decayed, rule, ratio, weight_decay), group(decayed..all, rule, 1.0, 0.0)]
             }
             Self::Muon { settings, adamw, weight_decay } => {
                 let (muon, adamw) = (UpdateRule::Muon(settings), UpdateRule::AdamW(adamw));
                 vec![
-                    group(layout.range(ParameterKind::Projection), muon, weight_decay),
-                    group(layout.range(ParameterKind::Head), adamw, weight_decay),
-                    group(decayed..all, adamw, 0.0),
+                    // The spectral norm of an update of Muon grows with the root of the width, of one of AdamW with
+                    // the width.
+                    group(layout.range(ParameterKind::Projection), muon, ratio.sqrt(), weight_decay),
+                    group(layout.range(ParameterKind::Head), adamw, ratio, weight_decay),
+                    group(decayed..all, adamw, 1.0, 0.0),
                 ]
             }
         };
@@ -94,7 +99,9 @@ pub struct ParameterGroup {
     pub range: Range<usize>,
     /// How a gradient changes them.
     pub rule: UpdateRule,
-    /// Decoupled, multiplied by the learning rate.
+    /// Multiplies the learning rate of every step (`model.base_hidden_size`).
+    pub learning_rate_scale: f64,
+    /// Decoupled, multiplied by the scaled learning rate: that much more as the rate is scaled down.
     pub weight_decay: f32,
 }
 
@@ -183,7 +190,7 @@ mod tests {
     #[test]
     fn state_spans_exactly_the_groups_that_use_it() {
         let rule = UpdateRule::AdamW(adamw::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 });
-        let group = |range| ParameterGroup { range, rule, weight_decay: 0.0 };
+        let group = |range| ParameterGroup { range, rule, learning_rate_scale: 1.0, weight_decay: 0.0 };
         let state = state_layouts(&[group(10..30), group(30..40)], 50, Precision::Fp32);
         assert!(state.iter().all(|layout| layout.range == (10..40)));
         assert_eq!(state[0].offset_of(&(12..20)), Some(2));
