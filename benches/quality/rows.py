@@ -1,0 +1,88 @@
+"""The rows of the quality bench: one training run each, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RATES = {"adamw": (5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 8e-3), "muon": (1e-3, 2e-3, 3e-3, 5e-3, 8e-3, 1.2e-2)}
+"""Peak learning rates of the sweep."""
+STEPS = 976
+QUARTER = STEPS // 4
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run: a config of this folder, and what the row changes in it."""
+
+    name: str
+    config: str
+    overrides: tuple[str, ...]
+    seed: int = 1
+
+    def changed(self, suffix: str, *overrides: str) -> Row:
+        """The same run with further keys."""
+        return replace(self, name=f"{self.name}-{suffix}", overrides=(*self.overrides, *overrides))
+
+    def with_seed(self, seed: int) -> Row:
+        """The same run from other initial weights, on other data."""
+        return self if seed == self.seed else replace(self, name=f"{self.name}-seed{seed}", seed=seed)
+
+
+def sweep(algorithm: str, config: str = "10m") -> list[Row]:
+    """One row per learning rate, at one seed."""
+    return [
+        Row(
+            f"{config}-{algorithm}-{rate:g}",
+            config,
+            (f"optimizer.algorithm={algorithm}", f"optimizer.learning_rate={rate:g}"),
+        )
+        for rate in RATES[algorithm]
+    ]
+
+
+def after_sweep(adamw: Row, muon: Row) -> list[Row]:
+    """Everything that follows the sweep, by its winners."""
+    half = muon.changed("half", f"scheduler.total_steps={STEPS // 2}", "scheduler.warmup_steps=24")
+    recipe = [
+        muon.changed("cosine", "scheduler.strategy=cosine"),
+        muon.changed("min-lr", f"scheduler.min_lr={0.1 * rate_of(muon):g}"),
+        muon.changed("polar-express", "optimizer.muon.polynomials=polar_express"),
+        muon.changed("z-loss", "optimizer.z_loss=1e-4"),
+        muon.changed("batch-warmup", "scheduler.batch_warmup_steps=122", "scheduler.batch_warmup_start=4"),
+    ]
+    larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (adamw, muon)]
+    seeds = [row.with_seed(seed) for seed in SEEDS for row in (adamw, half, muon)]
+    return [*seeds, *recipe, *larger]
+
+
+def rate_of(row: Row) -> float:
+    """The row's peak learning rate."""
+    key = "optimizer.learning_rate="
+    return float(next(override for override in row.overrides if override.startswith(key)).removeprefix(key))
+
+
+def transfer(is_scaled: bool) -> list[Row]:
+    """AdamW's rate at two widths, with rates and initial values scaled by the width or not, a quarter long."""
+    widths = {128: (344, 2, 1), 512: (1376, 8, 2)}
+    rows = []
+    for width, (intermediate, heads, kv_heads) in widths.items():
+        sizes = (
+            f"model.hidden_size={width}", f"model.intermediate_size={intermediate}", "model.num_layers=4",
+            f"model.num_attention_heads={heads}", f"model.num_key_value_heads={kv_heads}",
+            f"scheduler.total_steps={QUARTER}", "scheduler.warmup_steps=24",
+        )  # fmt: skip
+        scaled = ("model.base_hidden_size=128",) if is_scaled else ()
+        for rate in (1e-3, 2e-3, 4e-3, 8e-3):
+            name = f"width{width}-{'scaled' if is_scaled else 'plain'}-{rate:g}"
+            rows.append(Row(name, "10m", (*sizes, *scaled, f"optimizer.learning_rate={rate:g}")))
+    return rows
+
+
+def better_half(rows: list[Row], loss: Callable[[Row], float]) -> list[Row]:
+    """The rows with the lower losses."""
+    return sorted(rows, key=loss)[: len(rows) // 2]
