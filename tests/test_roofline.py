@@ -48,6 +48,17 @@ def test_launches_sum_to_mfu_plus_recomputed_scores() -> None:
     assert flops("attention") == pytest.approx(tokens * attention * 7 / 6, rel=1e-12)
 
 
+def test_muon_takes_at_most_6_percent_of_a_step() -> None:
+    muon = replace(MODEL, optimizer="muon")
+    launches = [launch for launch in roofline.step(muon, 4, 2048) if launch.part == "optimizer"]
+    tokens = MODEL.sequences_per_step * MODEL.sequence
+    share = sum(launch.count * launch.flops for launch in launches) / (tokens * MODEL.flops_per_token)
+    assert share == pytest.approx(0.049 / (1 - 0.049), rel=0.02), "as `plan` counts"
+    gpu = GPUS["rtx5090"]
+    adamw, ours = (roofline.total(model, gpu, 4, 2048).seconds for model in (MODEL, muon))
+    assert 0.04 < ours / adamw - 1 < 0.06
+
+
 def test_no_launch_exceeds_compute_or_bandwidth_peak() -> None:
     for gpu in GPUS.values():
         for launch in roofline.step(MODEL, 4, 2048):

@@ -54,6 +54,7 @@ class Model:
     vocabulary: int = 50_048
     sequence: int = 2048
     sequences_per_step: int = 64
+    optimizer: str = "adamw"
 
     @property
     def head_size(self) -> int:
@@ -144,6 +145,30 @@ def head(model: Model, tokens: int, chunk: int) -> Iterator[Launch]:
     yield gemm("head dW", part, v, d, chunk, chunks, 4, True)
 
 
+def adamw(weights: int) -> Launch:
+    """Reads gradient, weight, low bits of the master weight and two moments; writes all but the gradient."""
+    return Launch("optimizer", "AdamW", 1, 0.0, (4 + 12 + 12) * weights, per_step=True)
+
+
+def muon(model: Model) -> Iterator[Launch]:
+    """Muon for the matrices of the blocks, with 5 iterations of 3 GEMMs; AdamW for the rest."""
+    part, d, i, layers = "optimizer", model.hidden, model.intermediate, model.layers
+    matrices = layers * model.block_weights
+    # Gradient and momentum are read, momentum and the bf16 update written; then the update is read for its norm, and
+    # read and written to divide by it.
+    yield Launch(part, "Muon momentum and norm", 1, 0.0, (4 + 8 + 2 + 2 + 4) * matrices, per_step=True)
+    kv = model.kv_heads * model.head_size
+    for name, rows, columns, count in [("q, o", d, d, 2), ("k, v", kv, d, 2), ("gate, up, down", i, d, 3)]:
+        short, long, times = min(rows, columns), max(rows, columns), 5 * count * layers
+        sizes = {"X X^T": (short, short, long), "A A": (short, short, short), "B X": (short, long, short)}
+        for kind, (m, n, k) in sizes.items():
+            # The polynomial's lower term is added by beta = 1.
+            launch = gemm(f"Muon {name}: {kind}", part, m, n, k, times, 2, accumulates=kind != "X X^T")
+            yield replace(launch, per_step=True)
+    yield Launch(part, "Muon step", 1, 0.0, (2 + 4 + 4) * matrices, per_step=True)
+    yield adamw(model.parameters - matrices)
+
+
 def step(model: Model, micro_batch: int, chunk: int) -> list[Launch]:
     """The launches of a micro-batch, and of the optimizer in a step."""
     tokens, d = micro_batch * model.sequence, model.hidden
@@ -156,8 +181,7 @@ def step(model: Model, micro_batch: int, chunk: int) -> list[Launch]:
     weights = model.parameters
     optimizer = [
         Launch("optimizer", "norm of the gradients", 1, 0.0, 4 * weights, per_step=True),
-        # Reads gradient, weight, low bits of the master weight and two moments; writes all but the gradient.
-        Launch("optimizer", "AdamW", 1, 0.0, (4 + 12 + 12) * weights, per_step=True),
+        *(muon(model) if model.optimizer == "muon" else [adamw(weights)]),
         Launch("optimizer", "gradients to zero", 1, 0.0, 4 * weights, per_step=True),
     ]
     return [*block(model, tokens), *head(model, tokens, chunk), *ends, *optimizer]
@@ -320,10 +344,11 @@ def main() -> None:
     parser.add_argument("--gpu", choices=GPUS, default="rtx5090")
     parser.add_argument("--micro-batch", type=int, default=4, metavar="B")
     parser.add_argument("--chunk", type=int, default=2048, metavar="ROWS", help="rows of logits per chunk")
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     parser.add_argument("--section", choices=SECTIONS, help="print only this section")
     arguments = parser.parse_args()
     chosen = [arguments.section] if arguments.section else list(SECTIONS)
-    model, gpu = Model(), GPUS[arguments.gpu]
+    model, gpu = Model(optimizer=arguments.optimizer), GPUS[arguments.gpu]
     print("\n\n".join(SECTIONS[name](model, gpu, arguments.micro_batch, arguments.chunk) for name in chosen))
 
 
