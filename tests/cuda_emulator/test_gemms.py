@@ -112,7 +112,7 @@ TYPES = [(F32, F32), (BF16, F32), (BF16, BF16)]
 
 
 @pytest.mark.parametrize(("operands", "result"), TYPES)
-@pytest.mark.parametrize(("transposed_a", "transposed_b"), list(itertools.gemm([False, True], repeat=2)))
+@pytest.mark.parametrize(("transposed_a", "transposed_b"), list(itertools.product([False, True], repeat=2)))
 def test_gemms_agree_with_numpy(
     emulator: Emulator, operands: int, result: int, transposed_a: bool, transposed_b: bool
 ) -> None:
@@ -132,7 +132,7 @@ def test_gemms_agree_with_numpy(
         outputs = []
         algorithms = library.proposals(description, layouts)
         assert len(algorithms) == 3
-        for beta, algorithm in itertools.gemm((0.0, 1.0), algorithms):
+        for beta, algorithm in itertools.product((0.0, 1.0), algorithms):
             c = cuda.upload(stored[2].tobytes())
             assert library.multiply(description, layouts, [a, b, c], algorithm, beta, workspace, 1 << 20) == SUCCESS
             outputs.append(cuda.read(c, stored[2].nbytes))

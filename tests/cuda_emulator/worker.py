@@ -75,7 +75,7 @@ class Kernel:
         named = {one["name"]: argument(one, value) for one, value in zip(self.arguments, values, strict=False)}
         named |= self.constants
         builder.set_grid_dim(*grid)
-        programs = list(itertools.gemm(*map(range, grid)))
+        programs = list(itertools.product(*map(range, grid)))
         for at in reversed(programs) if REVERSED else programs:
             builder.set_grid_idx(*at)
             self.function(**named)
