@@ -16,7 +16,7 @@ CUDA := export CARGO_BUILD_BUILD_DIR="$(TARGET)" CARGO_TARGET_DIR="$(TARGET)/cud
 	environment="$$(PYTHON=$(PYTHON) tools/cuda/toolchain.sh "$(TARGET)/cuda-toolchain")" && eval "$$environment" &&
 STAND_IN := environment="$$(tools/cuda/stand_in.sh "$(TARGET)/cuda-emulated/libraries")" && eval "$$environment" &&
 
-.PHONY: help demo test build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data audit lock wheel binaries clean
+.PHONY: help demo test build cuda cuda-emulated lint format ci oracle check-kernels check-cuda learning-proof bench bench-cpu bench-data bench-quality audit lock wheel binaries clean
 .NOTPARALLEL:
 
 help:
@@ -115,6 +115,12 @@ bench-data: $(ORACLE)/.bench build
 	PYTHONPATH=tests $(ORACLE)/bin/python benches/data/run.py --root "$(BENCH_TEXT)"
 	PYTHONPATH=tests $(ORACLE)/bin/python benches/data/mixing.py
 	PYTHONPATH=tests $(ORACLE)/bin/python benches/data/memory.py --root "$(BENCH_TEXT)"
+
+# Loss against tokens and seconds, row by row, for hours: it can be killed, and resumes. QUALITY keeps the runs.
+QUALITY ?= $(TARGET)/bench-quality
+bench-quality: $(ORACLE)/.extension build
+	mkdir -p "$(QUALITY)"
+	$(ORACLE)/bin/python benches/quality/run.py --root "$(QUALITY)"
 
 # cargo-deny is compiled from source for some minutes, which is why CI does not run it.
 audit: $(VENV)/.dev

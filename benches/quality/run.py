@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import text
 from rows import QUARTER, RATES, Row, after_sweep, better_half, sweep, transfer
@@ -62,7 +63,7 @@ class Bench:
         if max_steps is None:
             self.write_result(row)
 
-    def metrics(self, row: Row) -> list[dict[str, object]]:
+    def metrics(self, row: Row) -> list[dict[str, Any]]:
         file = self.root / "runs" / row.name / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

@@ -33,7 +33,7 @@ def prepare(folder: Path) -> str:
                 continue
             line = json.dumps({"text": text}) + "\n"
             digest.update(line.encode())
-            held_out = int.from_bytes(hashlib.sha256(name.encode()).digest()) % HELD_OUT == 0
+            held_out = int.from_bytes(hashlib.sha256(name.encode()).digest(), "big") % HELD_OUT == 0
             (validation if held_out else train).write(line)
     recorded.write_text(digest.hexdigest()[:16])
     return recorded.read_text()

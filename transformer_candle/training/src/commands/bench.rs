@@ -109,7 +109,7 @@ pub enum StepPart {
     HeadAndLoss,
     /// Norms, rotation, `SwiGLU`, embedding, copies: what only moves bytes.
     NormAndPointwise,
-    /// Norm of the gradients, `AdamW`, and setting the gradients to zero.
+    /// Norm of the gradients, `AdamW` and Muon, and setting the gradients to zero.
     Optimizer,
 }
 
@@ -122,7 +122,7 @@ impl StepPart {
             Some("attention") => Self::Attention,
             Some("linear") => Self::Gemm,
             Some("head_cross_entropy") => Self::HeadAndLoss,
-            Some("adamw" | "grad_norm") => Self::Optimizer,
+            Some("adamw" | "muon" | "grad_norm") => Self::Optimizer,
             // Mostly the gradients, 4 bytes per parameter.
             _ if operation == "Buffer::zero" => Self::Optimizer,
             _ => Self::NormAndPointwise,
@@ -288,6 +288,7 @@ mod tests {
             ("Buffer::write", StepPart::NormAndPointwise),
             ("Buffer::zero", StepPart::Optimizer),
             ("grad_norm::clip", StepPart::Optimizer),
+            ("muon::orthogonalize", StepPart::Optimizer),
         ] {
             assert_eq!(StepPart::from_operation(operation), part, "{operation}");
         }
