@@ -40,12 +40,13 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Bench:
     return run.Bench(tmp_path / "bench", TRAINER)
 
 
-def test_every_row_is_a_valid_config() -> None:
+def test_every_row_is_a_valid_config(bench: run.Bench) -> None:
     known = list(run.known_rows().values())
     known += rows.after_sweep(rows.sweep("adamw")[2], rows.sweep("muon")[2])
     assert len({row.name for row in known}) == len(set(known))
     for row in known:
-        RunConfig.load(str(run.HERE / f"{row.config}.yaml"), overrides=["model.vocab_size=4096", *row.overrides])
+        overrides = [flag.removeprefix("--override=") for flag in bench.overrides(row)]
+        RunConfig.load(str(run.HERE / f"{row.config}.yaml"), overrides=overrides)
 
 
 def test_a_stopped_row_resumes_and_gets_a_result(bench: run.Bench) -> None:
