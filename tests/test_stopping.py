@@ -136,9 +136,9 @@ def test_a_command_that_computes_is_ended(workspace: Workspace, number: signal.S
 COMPILED = """
 import hashlib
 import sys
-from orchestrator.signals import Stopped, answered
+from orchestrator.signals import Stopped, stoppable
 try:
-    with answered():
+    with stoppable():
         print("ready", flush=True)
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 except Stopped as stopped:
@@ -148,7 +148,7 @@ except Stopped as stopped:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_compiled_code_that_hears_nothing_is_ended(workspace: Workspace, number: signal.Signals) -> None:
+def test_a_signal_ends_compiled_code_that_ignores_it(workspace: Workspace, number: signal.Signals) -> None:
     process = workspace.start(workspace.python, "-c", COMPILED)
     assert process.stdout
     assert process.stdout.readline() == "ready\n"

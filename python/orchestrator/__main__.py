@@ -11,22 +11,22 @@ from types import FrameType
 
 
 def main() -> None:
-    """Run the command; Ctrl-C while it is still being imported ends it in a sentence."""
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heard:
-        signal.signal(signal.SIGINT, _stop_at_once)
+    """Run the command; Ctrl-C during its imports ends it with one sentence."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, _exit_at_once)
     from orchestrator import cli
 
-    if heard:
+    if is_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         cli.main()
     except KeyboardInterrupt:
-        _stop_at_once()
+        _exit_at_once()
 
 
-def _stop_at_once(_number: int = signal.SIGINT, _frame: FrameType | None = None) -> None:
-    """End without unwinding, as an exception in the middle of an import would be told in its own way."""
+def _exit_at_once(_number: int = signal.SIGINT, _frame: FrameType | None = None) -> None:
+    """Exit without unwinding: an exception in the middle of an import would print a traceback."""
     try:
         os.write(2, b"orchestrate: stopped by Ctrl-C\n")
     finally:

@@ -1,4 +1,4 @@
-"""What no option takes, checked in one place: nothing at all, bytes that are not UTF-8, integers beyond 64 bits."""
+"""Rejects values that no option accepts: empty ones, bytes that are not UTF-8, integers beyond 64 bits."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 else:
     Parser = object
 
-LARGEST = 2**64 - 1
-# An empty prompt starts a new text.
+MAX_INTEGER = 2**64 - 1
+# An empty prompt generates from the start of a text.
 MAY_BE_EMPTY = {"prompt"}
 
 
 class _Checked(Parser):
-    """What is parsed only after a look at the values."""
+    """A parser that checks the values first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Check what was typed, then parse it."""
-        _check_typed(self, ctx, args)
+        """Check the arguments, then parse them."""
+        _check_text(self, ctx, args)
         rest = super().parse_args(ctx, args)
-        _check_sizes(self, ctx)
+        _check_integers(self, ctx)
         return rest
 
 
 class Command(_Checked, TyperCommand):
-    """A command that refuses values which no option takes."""
+    """A command whose values are checked."""
 
 
 class Group(_Checked, TyperGroup):
-    """The same for the command that holds the others."""
+    """A command with subcommands, whose values are checked."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C ends it in a sentence."""
+        """Run the command; Ctrl-C ends it with one sentence."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
@@ -46,15 +46,15 @@ class Group(_Checked, TyperGroup):
 
 
 def stopped() -> CommandError:
-    """Return the error of a command that Ctrl-C has ended."""
+    """Return the error of a command that Ctrl-C ended."""
     return CommandError("stopped by Ctrl-C", ExitCode.INTERRUPTED)
 
 
-def _check_typed(command: Parser, ctx: Any, args: list[str]) -> None:
-    """Look at the words as they were typed: a `Path` of nothing is the current folder."""
-    typed, _, _ = command.make_parser(ctx).parse_args(args=list(args))
+def _check_text(command: Parser, ctx: Any, args: list[str]) -> None:
+    """Check the arguments as strings: an empty `Path` would be the current folder."""
+    strings, _, _ = command.make_parser(ctx).parse_args(args=list(args))
     for parameter in command.get_params(ctx):
-        for value in _values(typed.get(parameter.name)):
+        for value in _values(strings.get(parameter.name)):
             if not isinstance(value, str):
                 continue
             if not value.strip() and parameter.name not in MAY_BE_EMPTY:
@@ -66,11 +66,11 @@ def _check_typed(command: Parser, ctx: Any, args: list[str]) -> None:
                 raise CommandError(f"{_name(parameter)} {value!r} is not UTF-8: give it, or the file, another name")
 
 
-def _check_sizes(command: Parser, ctx: Any) -> None:
+def _check_integers(command: Parser, ctx: Any) -> None:
     for parameter in command.get_params(ctx):
         for value in _values(ctx.params.get(parameter.name)):
-            if isinstance(value, int) and abs(value) > LARGEST:
-                raise CommandError(f"{_name(parameter)} {value} is too large: at most {LARGEST} is possible")
+            if isinstance(value, int) and abs(value) > MAX_INTEGER:
+                raise CommandError(f"{_name(parameter)} {value} is too large: at most {MAX_INTEGER} is possible")
 
 
 def _values(value: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from orchestrator.arguments import Command, Group, stopped
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.options import ConfigFlag, parameter, takes, trainer_command
 from orchestrator.settings import Launch, LaunchMode, Preset, Settings, takes_settings
-from orchestrator.signals import Stopped, answered
+from orchestrator.signals import Stopped, stoppable
 
 app = typer.Typer(
     name="orchestrate",
@@ -114,7 +114,7 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        with answered():
+        with stoppable():
             return int(app(arguments, prog_name="orchestrate", standalone_mode=False) or ExitCode.DONE)
     except Stopped as end:
         return _complain(str(end), end.code)
@@ -128,16 +128,16 @@ def _run(arguments: list[str]) -> int:
         return _complain(str(error), ExitCode.UNEXPECTED)
     except SystemExit:
         raise
-    except BaseException as error:  # a library's panic is no Exception
+    except BaseException as error:  # PyO3's PanicException is not an Exception
         return _complain(*_explained(error))
 
 
 def _explained(error: BaseException) -> tuple[str, int]:
-    """Return the message and exit code of what the trainer raised, or name the place of a bug."""
+    """Return the message and exit code of what the trainer raised, or of a bug with its file and line."""
     if isinstance(error, _native.TrainerError):
         return str(error), error.exit_code
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(place.filename).name}:{place.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(frame.filename).name}:{frame.lineno}"
     return f"a bug, please report it: {type(error).__name__} at {where}: {error}", ExitCode.UNEXPECTED
 
 
@@ -147,7 +147,7 @@ def _complain(message: str, code: int) -> int:
 
 
 def _with_resume_values(arguments: list[str]) -> list[str]:
-    """Give a bare `--resume` its value; Typer's options have one always or never."""
+    """Give a bare `--resume` its value: Typer has no options whose value may be left out."""
     filled = []
     for here, following in zip(arguments, [*arguments[1:], None], strict=True):
         bare = here == "--resume" and (following is None or following.startswith("-") or following in COMMANDS)

@@ -18,7 +18,7 @@ from orchestrator import _native, terminal
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.options import trainer_command
 from orchestrator.settings import Launch
-from orchestrator.signals import unwatched
+from orchestrator.signals import without_timeout
 
 PROGRAM = "transformer-candle"
 # Files of the driver on Linux and in WSL.
@@ -153,7 +153,7 @@ def _handling(handler: signal._HANDLER) -> Iterator[None]:
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     before = {number: signal.signal(number, handler) for number in FORWARDED if number not in ignored}
     try:
-        with unwatched():
+        with without_timeout():
             yield
     finally:
         for number, former in before.items():

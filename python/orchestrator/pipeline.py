@@ -44,7 +44,7 @@ def run(settings: Settings) -> int:
         return _resume(settings, place, roots)
     base = base_config.choose(settings)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
-    with _native.RunLock(place.folder.absolute()) as lock, signals.at_end(lock.release):
+    with _native.RunLock(place.folder.absolute()) as lock, signals.on_forced_exit(lock.release):
         _refuse_an_earlier_run(place, base, settings)
         source = _open_source(settings, base)
         ready = _prepare_tokenizer(settings, place, base, source)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: they end the command with a sentence, whatever it is doing."""
+"""Ctrl-C and SIGTERM end a command with one sentence, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
-GRACE = 0.5
-"""Seconds that the interpreter has to answer; compiled code may keep it from seeing a signal."""
+HANDLER_TIMEOUT = 0.5
+"""Seconds the interpreter has to run a signal handler before the process exits; compiled code may delay it forever."""
 
 
-_at_end: list[Callable[[], None]] = []
+_exit_callbacks: list[Callable[[], None]] = []
 
 
 class Stopped(BaseException):
-    """A signal asked the command to end. No `Exception`, so that nobody takes it for a failure of their own."""
+    """A signal asked the command to end. Not an `Exception`, so that no `except Exception` catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {NAMES[signal.Signals(number)]}")
@@ -28,21 +28,21 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def answered() -> Iterator[None]:
-    """Raise `Stopped` where a signal finds the block; end the process where that is not heard. Main thread only."""
+def stoppable() -> Iterator[None]:
+    """Raise `Stopped` in the block when a signal arrives; exit if the handler cannot run. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard, wakeup = socket.socketpair()
+    receiver, wakeup = socket.socketpair()
     wakeup.setblocking(False)
-    left = threading.Event()
-    threading.Thread(target=_end_unless_left, args=(heard, left), daemon=True).start()
+    finished = threading.Event()
+    threading.Thread(target=_exit_on_timeout, args=(receiver, finished), daemon=True).start()
     handlers = {number: signal.signal(number, _stop) for number in NAMES}
     former = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
-        left.set()
+        finished.set()
         signal.set_wakeup_fd(former)
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -50,8 +50,8 @@ def answered() -> Iterator[None]:
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
-    """Let the block take its time to answer signals, as one that saves does."""
+def without_timeout() -> Iterator[None]:
+    """Disable the timeout of `stoppable` in the block, which may take long to end, as saving does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -63,31 +63,31 @@ def unwatched() -> Iterator[None]:
 
 
 @contextmanager
-def at_end(call: Callable[[], None]) -> Iterator[None]:
-    """Call it where a signal ends the process within the block without unwinding it."""
-    _at_end.append(call)
+def on_forced_exit(call: Callable[[], None]) -> Iterator[None]:
+    """Call `call` if the timeout of `stoppable` exits the process within the block."""
+    _exit_callbacks.append(call)
     try:
         yield
     finally:
-        _at_end.remove(call)
+        _exit_callbacks.remove(call)
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     raise Stopped(number)
 
 
-def _end_unless_left(heard: socket.socket, left: threading.Event) -> None:
-    """Wait for the numbers of signals, which arrive whatever the interpreter is doing."""
-    with heard:
-        while number := heard.recv(1):
-            if number[0] in NAMES and not left.wait(GRACE):
-                _end(Stopped(number[0]))
+def _exit_on_timeout(receiver: socket.socket, finished: threading.Event) -> None:
+    """Exit if the block does not end in time after a signal, whose number C code writes to the socket."""
+    with receiver:
+        while number := receiver.recv(1):
+            if number[0] in NAMES and not finished.wait(HANDLER_TIMEOUT):
+                _exit(Stopped(number[0]))
 
 
-def _end(stopped: Stopped) -> None:
-    """End the process as it is, with what was printed; a bar had hidden the cursor."""
+def _exit(stopped: Stopped) -> None:
+    """Exit without unwinding, after flushing the output and showing the cursor, which a progress bar hides."""
     print("\x1b[?25h" if sys.stdout.isatty() else "", end="", flush=True)
     print(f"orchestrate: {stopped}", file=sys.stderr, flush=True)
-    for call in _at_end:
+    for call in _exit_callbacks:
         call()
     os._exit(stopped.code)
