@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workspace import REPOSITORY
-
-sys.path.insert(0, str(REPOSITORY / "benches" / "gpu"))
-
 import session
+from workspace import REPOSITORY
 
 SESSION = REPOSITORY / "benches" / "gpu" / "session.py"
 CAPPED = {

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestrator import RunConfig
-from workspace import REPOSITORY, TRAINER
-
-sys.path.insert(0, str(REPOSITORY / "benches" / "quality"))
-
 import report
 import rows
 import run
-from fake_hub.fineweb import documents
-from rows import Row
-
-TINY = (
-    "model.hidden_size=32", "model.intermediate_size=48", "model.num_layers=1", "model.num_attention_heads=2",
-    "data.sequence_length=32", "data.sequences_per_step=4", "scheduler.total_steps=6", "scheduler.warmup_steps=1",
-    "runtime.evaluation.every_n_steps=2", "runtime.checkpoint.every_n_steps=2", "runtime.evaluation.max_batches=1",
-)  # fmt: skip
+from orchestrator import RunConfig
+from quality import TINY, small_bench
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Bench:
-    texts = list(documents())[:300]
-    packages = tmp_path / "packages"
-    for index, content in enumerate(texts):
-        path = packages / "library" / f"module{index}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(packages))
-    monkeypatch.setattr(run, "VOCABULARY", 384)
-    return run.Bench(tmp_path / "bench", TRAINER)
+    return small_bench(tmp_path, monkeypatch)
 
 
 def test_every_row_is_a_valid_config(bench: run.Bench) -> None:
@@ -45,21 +24,24 @@ def test_every_row_is_a_valid_config(bench: run.Bench) -> None:
     known += rows.after_sweep(rows.sweep("adamw")[2], rows.sweep("muon")[2])
     assert len({row.name for row in known}) == len(set(known))
     for row in known:
-        overrides = [flag.removeprefix("--override=") for flag in bench.overrides(row)]
-        RunConfig.load(str(run.HERE / f"{row.config}.yaml"), overrides=overrides)
+        RunConfig.load(run.HERE / f"{row.config}.yaml", overrides=bench.overrides(row))
 
 
 def test_a_stopped_row_resumes_and_gets_a_result(bench: run.Bench) -> None:
-    row = Row("tiny", "10m", TINY)
-    bench.train(row, 2)
-    assert [step for step, *_ in bench.curve(row)] == [2]
-    bench.train(row)
-    result = json.loads((bench.root / "results" / "tiny.json").read_text())
+    bench.train(TINY, 2)
+    assert [step for step, *_ in bench.curve(TINY)] == [2]
+    partial = bench.result("tiny")
+    assert partial
+    assert not partial["complete"]
+    bench.train(TINY)
+    result = json.loads((bench.results / "tiny.json").read_text())
+    assert result["complete"]
+    assert result["curve"][0][3] == partial["curve"][0][3]
     assert [step for step, *_ in result["curve"]] == [2, 4, 6]
-    assert result["loss"] == bench.loss(row)
+    assert result["loss"] == bench.loss(TINY)
     assert result["bits_per_byte"] > 0
     assert result["text"] == bench.text
-    assert "| tiny |" in report.table(report.load(bench.root))
+    assert "| tiny |" in report.table(report.load(bench.results))
 
 
 def test_held_out_files_are_not_trained_on(bench: run.Bench) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 
 import pytest
-from workspace import REPOSITORY
-
-sys.path.insert(0, str(REPOSITORY / "benches" / "gpu"))
-
 import roofline
 from roofline import GPUS, Model
+from workspace import REPOSITORY
 
 DOCUMENT = REPOSITORY / "docs" / "decisions" / "012-roofline-of-a-32-gb-gpu.md"
 MODEL = Model()

@@ -132,14 +132,15 @@ class Trainer:
         torch.manual_seed(0)
         with device:
             model = Llama(shape, recompute)
+        self.names = [name for name, _ in model.named_parameters()]
         self.masters = [parameter.detach().clone() for parameter in model.parameters()]
-        model = model.to(dtype)
+        model = self.module = model.to(dtype)
         self.weights = list(model.parameters())
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = torch.zeros_like(master)
             weight.register_post_accumulate_grad_hook(accumulate_into(master))
         # As in our trainer: only matrices decay, except the embedding (and so a tied head).
-        named = list(zip((name for name, _ in model.named_parameters()), self.masters, strict=True))
+        named = list(zip(self.names, self.masters, strict=True))
         decayed = [master for name, master in named if master.dim() == 2 and not name.startswith("embedding")]
         others = [master for name, master in named if master.dim() != 2 or name.startswith("embedding")]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -173,6 +174,13 @@ class Trainer:
     def zero_grad(self) -> None:
         """Sets the f32 gradients to zero."""
         torch._foreach_zero_([master.grad for master in self.masters])
+
+    @torch.no_grad()
+    def load(self, values: dict[str, Tensor]) -> None:
+        """Sets the weights by their names."""
+        for name, weight, master in zip(self.names, self.weights, self.masters, strict=True):
+            master.copy_(values[name])
+            weight.copy_(master)
 
 
 def accumulate_into(master: Tensor) -> Callable[[Tensor], None]:

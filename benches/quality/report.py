@@ -1,6 +1,6 @@
-"""Prints the tables of docs/leaderboard.md from the results of a bench.
+"""Prints the tables of docs/leaderboard.md from the results of the quality bench.
 
-    python benches/quality/report.py --root DIR
+    python benches/quality/report.py [--results DIR] [--reference ROW]
 
 With --reference: the fraction of that row's tokens and seconds after which each row stays below its final loss,
 by linear interpolation between evaluations. The loss falls most in the decay at the end of a run, so only shorter
@@ -19,8 +19,9 @@ from typing import Any
 Result = dict[str, Any]
 
 
-def load(root: Path) -> dict[str, Result]:
-    files = sorted((root / "results").glob("*.json"))
+def load(folder: Path) -> dict[str, Result]:
+    """The results of a folder by the names of their rows."""
+    files = sorted(folder.glob("*.json"))
     return {result["row"]: result for result in (json.loads(file.read_text()) for file in files)}
 
 
@@ -38,7 +39,7 @@ def reached(result: Result, loss: float) -> tuple[float, float] | None:
 
 
 def table(results: dict[str, Result]) -> str:
-    """Markdown: every row, the lowest loss first."""
+    """Markdown: the rows, the lowest loss first; a row that was dropped before its end has fewer tokens."""
     lines = [
         "| row | parameters | tokens | FLOPs | seconds | loss | bits per byte | commit |",
         "|---|--:|--:|--:|--:|--:|--:|---|",
@@ -77,10 +78,10 @@ def seeds(results: dict[str, Result]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="what run.py wrote")
     parser.add_argument("--reference", help="the row to compare with")
     arguments = parser.parse_args()
-    results = load(arguments.root)
+    results = load(arguments.results)
     parts = [table(results), seeds(results)]
     if arguments.reference:
         parts.append(compare(results, arguments.reference))

@@ -1,10 +1,11 @@
-"""Trains the rows of the quality bench, and writes a result for each that is complete.
+"""Trains the rows of the quality bench, and writes a result for each into `results/` beside this file.
 
     .venv-oracle/bin/python benches/quality/run.py --root DIR              the whole bench, row by row
     .venv-oracle/bin/python benches/quality/run.py --root DIR ROW...       these rows
-    .venv-oracle/bin/python benches/quality/run.py --root DIR --list      what is complete
+    .venv-oracle/bin/python benches/quality/run.py --root DIR --list       every row's result
 
-It can be killed at any time and started again: a row resumes from its checkpoint, a complete one is not repeated.
+It can be killed at any time and started again: a row resumes from its checkpoint, a complete one is not repeated. To
+repeat everything, write the results elsewhere with --results.
 """
 
 from __future__ import annotations
@@ -14,23 +15,29 @@ import json
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import text
+from report import load
 from rows import QUARTER, RATES, Row, after_sweep, better_half, sweep, transfer
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 BUILT = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "release" / "transformer-candle"
+RESULTS = HERE / "results"
 VOCABULARY = 4096
+
+Curve = list[tuple[int, int, float, float]]
+"""Step, tokens, seconds of training and held-out loss at each evaluation. Seconds are tokens times `quiet_time`."""
 
 
 class Bench:
-    """The folder of a bench: text, tokenizer, one run directory and one result per row."""
+    """A folder with the bench's text, tokenizer and one run directory per row, and a folder of results."""
 
-    def __init__(self, root: Path, program: Path) -> None:
-        self.root, self.program = root, program
+    def __init__(self, root: Path, program: Path, results: Path = RESULTS) -> None:
+        self.root, self.program, self.results = root, program, results
         self.text = text.prepare(root / "text")
         self.tokenizer = root / "artifacts" / "tokenizer" / "quality" / "tokenizer.json"
         if not self.tokenizer.exists():
@@ -39,76 +46,104 @@ class Bench:
             subprocess.run([Path(sys.executable).parent / "orchestrate", *flags], cwd=root, check=True)
 
     def overrides(self, row: Row) -> list[str]:
+        """The keys that a row sets, as `KEY=VALUE`."""
         texts = self.root / "text"
-        keys = [
+        return [
             f"tokenizer.tokenizer_json={self.tokenizer}", f"data.train_shards=[{texts / 'train.jsonl'}]",
             f"data.validation_shards=[{texts / 'validation.jsonl'}]", f"runtime.seed={row.seed}", *row.overrides,
         ]  # fmt: skip
-        return [f"--override={key}" for key in keys]
+
+    def write_config(self, row: Row, folder: Path) -> Path:
+        """Writes a row's config file into the folder of a run."""
+        config = folder / "config.yaml"
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write_text((HERE / f"{row.config}.yaml").read_text())
+        return config
+
+    def flags(self, row: Row) -> list[str]:
+        """The trainer's flags for a row, whose config file is written."""
+        config = self.write_config(row, self.root / "runs" / row.name)
+        return [f"--config={config}", *[f"--override={key}" for key in self.overrides(row)]]
+
+    def held_out_texts(self) -> list[str]:
+        """The texts of the evaluation, in order."""
+        lines = (self.root / "text" / "validation.jsonl").read_text().splitlines()
+        return [json.loads(line)["text"] for line in lines]
 
     def train(self, row: Row, max_steps: int | None = None) -> None:
-        """Trains a row up to a step, or to its end."""
-        folder = self.root / "runs" / row.name
-        if (self.root / "results" / f"{row.name}.json").exists():
+        """Trains a row up to a step, or to its end, and writes its result."""
+        result = self.result(row.name)
+        if result and (result["complete"] or (max_steps and result["curve"][-1][0] >= max_steps)):
             return
-        if max_steps and any(step >= max_steps for step, *_ in self.curve(row)):
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        config = folder / "config.yaml"
-        config.write_text((HERE / f"{row.config}.yaml").read_text())
-        command = [str(self.program), "train", f"--config={config}", *self.overrides(row)]
-        command += ["--resume"] * (folder / "checkpoints" / "latest").exists()
+        command = [str(self.program), "train", *self.flags(row)]
+        command += ["--resume"] * (self.root / "runs" / row.name / "checkpoints" / "latest").exists()
         command += [f"--max-steps={max_steps}"] * bool(max_steps)
         subprocess.run(command, check=True)
-        if max_steps is None:
-            self.write_result(row)
+        last = [record for record in self.metrics(row) if record["kind"] == "evaluation"][-1]
+        self.write_result(row, row.name, self.curve(row), last["bits_per_byte"], complete=max_steps is None)
 
     def metrics(self, row: Row) -> list[dict[str, Any]]:
         file = self.root / "runs" / row.name / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def curve(self, row: Row) -> list[tuple[int, int, float, float]]:
-        """Step, tokens, seconds of training and held-out loss at each evaluation."""
-        points, tokens, seconds = [], 0, 0.0
+    def curve(self, row: Row) -> Curve:
+        """The held-out loss of a run so far."""
+        evaluations, steps, tokens = [], [], 0
         for record in self.metrics(row):
             if record["kind"] == "train":
-                tokens, seconds = record["tokens"], seconds + record["step_seconds"]
+                steps.append(record["step_seconds"] / (record["tokens"] - tokens))
+                tokens = record["tokens"]
             else:
-                points.append((record["step"], tokens, seconds, record["loss"]))
-        return points
+                evaluations.append((record["step"], tokens, record["loss"]))
+        per_token = quiet_time(steps)
+        return [(step, tokens, tokens * per_token, loss) for step, tokens, loss in evaluations]
 
-    def write_result(self, row: Row) -> None:
-        last = [record for record in self.metrics(row) if record["kind"] == "evaluation"][-1]
-        plan = [str(self.program), "plan", f"--config={self.root / 'runs' / row.name / 'config.yaml'}", "--json"]
-        planned = json.loads(subprocess.run([*plan, *self.overrides(row)], capture_output=True, check=True).stdout)
+    def result(self, name: str) -> dict[str, Any] | None:
+        """The result of a row so far. Ends the program if the row was trained on another text."""
+        path = self.results / f"{name}.json"
+        result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+        if result and result["text"] != self.text:
+            sys.exit(f"{path} is of text {result['text']}, this bench's is {self.text}: give another --results folder")
+        return result
+
+    def write_result(self, row: Row, name: str, curve: Curve, bits_per_byte: float | None, complete: bool) -> None:
+        """Writes the result `name` of a run of `row`, with its curve."""
+        plan = [str(self.program), "plan", *self.flags(row), "--json"]
+        planned = json.loads(subprocess.run(plan, capture_output=True, check=True).stdout)
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
-        curve = self.curve(row)
+        _, tokens, seconds, loss = curve[-1]
         result = {
-            "row": row.name, "config": row.config, "overrides": row.overrides, "seed": row.seed, "text": self.text,
-            "commit": commit.stdout.strip(), "parameters": planned["parameters"], "tokens": curve[-1][1],
-            "seconds": round(curve[-1][2], 1), "flops": planned["flops_per_token"] * curve[-1][1],
-            "loss": last["loss"], "bits_per_byte": last["bits_per_byte"], "curve": curve,
+            "row": name, "complete": complete, "config": row.config, "overrides": row.overrides, "seed": row.seed,
+            "text": self.text, "commit": commit.stdout.strip(), "parameters": planned["parameters"], "tokens": tokens,
+            "seconds": round(seconds, 1), "flops": planned["flops_per_token"] * tokens, "loss": loss,
+            "bits_per_byte": bits_per_byte, "curve": curve,
         }  # fmt: skip
-        (self.root / "results").mkdir(exist_ok=True)
-        (self.root / "results" / f"{row.name}.json").write_text(json.dumps(result) + "\n")
+        self.results.mkdir(exist_ok=True)
+        (self.results / f"{name}.json").write_text(json.dumps(result) + "\n")
 
     def loss(self, row: Row, step: int | None = None) -> float:
-        """The held-out loss at a step, or at the end."""
-        return next(loss for at, _, _, loss in reversed(self.curve(row)) if step is None or at == step)
+        """The held-out loss of a row with a result, at a step or at the end."""
+        result = self.result(row.name)
+        assert result is not None
+        curve: Curve = result["curve"]
+        return next(loss for at, _, _, loss in reversed(curve) if step is None or at == step)
 
     def train_everything(self) -> None:
         """The sweeps by successive halving, then the rows of their winners, then the widths."""
-        winners = []
-        for algorithm in RATES:
-            rows = sweep(algorithm)
-            for row in rows:
-                self.train(row, QUARTER)
-            rows = better_half(rows, lambda row: self.loss(row, QUARTER))
-            for row in rows:
-                self.train(row)
-            winners.append(min(rows, key=self.loss))
-        for row in [*after_sweep(*winners), *transfer(False), *transfer(True)]:
+        sweeps = [sweep(algorithm) for algorithm in RATES]
+        for row in chain(*sweeps):
+            self.train(row, QUARTER)
+        finalists = [better_half(rows, lambda row: self.loss(row, QUARTER)) for rows in sweeps]
+        for row in chain(*finalists):
             self.train(row)
+        adamw, muon = [min(rows, key=self.loss) for rows in finalists]
+        for row in [*after_sweep(adamw, muon), *transfer(False), *transfer(True)]:
+            self.train(row)
+
+
+def quiet_time(seconds: list[float]) -> float:
+    """The 10th percentile: what a step takes when the machine does nothing else."""
+    return sorted(seconds)[len(seconds) // 10]
 
 
 def known_rows() -> dict[str, Row]:
@@ -120,16 +155,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW")
     parser.add_argument("--root", type=Path, required=True, help="the folder of the bench, kept from run to run")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
     parser.add_argument("--program", type=Path, default=BUILT, help="the trainer; `make build` makes it")
-    parser.add_argument("--list", action="store_true", help="print what is complete")
+    parser.add_argument("--list", action="store_true", help="print every row's result")
     arguments = parser.parse_args()
-    bench = Bench(arguments.root.resolve(), arguments.program.resolve())
+    bench = Bench(arguments.root.resolve(), arguments.program.resolve(), arguments.results.resolve())
     if arguments.list:
-        for file in sorted((bench.root / "results").glob("*.json")):
-            result = json.loads(file.read_text())
-            print(
-                f"{result['row']:<40} {result['loss']:.4f} {result['tokens']:>11,} tokens {result['seconds']:>8,.0f} s"
-            )
+        for name, result in load(bench.results).items():
+            print(f"{name:<40} {result['loss']:.4f} {result['tokens']:>11,} tokens {result['seconds']:>8,.0f} s")
         return
     known = known_rows()
     if unknown := [name for name in arguments.rows if name not in known]:

@@ -13,12 +13,9 @@ import orchestrator
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
-from workspace import REPOSITORY, TINY_MODEL, TRAINER, Workspace
-
-sys.path.insert(0, str(REPOSITORY / "benches" / "gpu"))
-
+from peer import load_checkpoint
 from torch_llama import Shape, Trainer, plain_yaml, read_shape, shape_of
+from workspace import REPOSITORY, TINY_MODEL, TRAINER, Workspace
 
 PRESETS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 TINY = Shape(
@@ -38,27 +35,6 @@ PEER_SETTINGS = (
 
 def trainer(shape: Shape = TINY, recompute: bool = False, dtype: torch.dtype = torch.bfloat16) -> Trainer:
     return Trainer(shape, torch.device("cpu"), compiled=False, recompute=recompute, attention="flash", dtype=dtype)
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """A checkpoint's weights by the names that torch_llama.py has for them."""
-    stored = load_file(checkpoint / "model.safetensors")
-    joined = {
-        "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
-        "out": ["self_attn.o_proj"],
-        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
-        "down": ["mlp.down_proj"],
-        "norms.0": ["input_layernorm"],
-        "norms.1": ["post_attention_layernorm"],
-    }
-    whole = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-    found = {f"{ours}.weight": stored[f"{name}.weight"] for ours, name in whole.items() if f"{name}.weight" in stored}
-    layers = {name.split(".")[2] for name in stored if name.startswith("model.layers.")}
-    for layer in layers:
-        for ours, names in joined.items():
-            parts = [stored[f"model.layers.{layer}.{name}.weight"] for name in names]
-            found[f"blocks.{layer}.{ours}.weight"] = torch.cat(parts)
-    return found
 
 
 @pytest.mark.parametrize("config", [path for path in PRESETS if "rtx5090" in path.stem], ids=lambda path: path.stem)
@@ -85,14 +61,11 @@ def test_in_fp32_it_takes_the_very_steps_that_the_trainer_takes(workspace: Works
     workspace.orchestrate(*flags, "--input", workspace.write_text(), "--experiment=same").succeeded()
     config = orchestrator.RunConfig.load(workspace.run_folder("same") / "training.yaml")
     ours = orchestrator.Trainer(config)
-    start = weights(Path(ours.save()))
+    start = load_checkpoint(Path(ours.save()))
 
     values = config.to_dict()
     theirs = trainer(shape_of(values["model"], values["data"]), dtype=torch.float32)
-    names = [name for name, _ in theirs.model.named_parameters()]
-    for name, weight, master in zip(names, theirs.weights, theirs.masters, strict=True):
-        master.copy_(start[name])
-        weight.data.copy_(master)
+    theirs.load(start)
     norms = []
     for report, (inputs, targets) in zip(ours, orchestrator.TokenStream(config), strict=False):
         theirs.tokens = torch.stack([torch.from_numpy(inputs), torch.from_numpy(targets)]).long()
@@ -101,9 +74,9 @@ def test_in_fp32_it_takes_the_very_steps_that_the_trainer_takes(workspace: Works
     assert len(norms) == 4
     assert min(norms) < 1.0 < max(norms), "clipping takes part, and changes what AdamW does"
 
-    end = weights(Path(ours.save()))
-    assert sorted(names) == sorted(end)
-    for name, master in zip(names, theirs.masters, strict=True):
+    end = load_checkpoint(Path(ours.save()))
+    assert sorted(theirs.names) == sorted(end)
+    for name, master in zip(theirs.names, theirs.masters, strict=True):
         assert (master - end[name]).norm() < 2e-3 * (end[name] - start[name]).norm(), name
 
 

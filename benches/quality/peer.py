@@ -1,0 +1,226 @@
+"""Trains one row of the quality bench in PyTorch: same initial weights, batches, schedule and held-out text.
+
+    PYTHONPATH=benches/gpu .venv-oracle/bin/python benches/quality/peer.py --root DIR ROW [--fp8]
+
+The model is that of benches/gpu/torch_llama.py, with bf16 weights and f32 master weights. The result is named
+ROW-pytorch. With --fp8 it is named ROW-pytorch-fp8: the GEMMs of the blocks get operands rounded to fp8 with one scale
+per tensor, e4m3 for activations and weights, e5m2 for gradients. It can be killed and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from orchestrator import RunConfig, TokenStream
+from orchestrator import Trainer as OurTrainer
+from rows import Row
+from run import BUILT, RESULTS, Bench, Curve, known_rows, quiet_time
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch_llama import Trainer, shape_of
+from transformers import PreTrainedTokenizerFast
+
+MAX_VALUE = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+
+
+def load_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """The weights of a Hugging Face Llama directory by the names of `Llama`'s parameters."""
+    stored = load_file(folder / "model.safetensors")
+    joined = {
+        "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
+        "out": ["self_attn.o_proj"],
+        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "down": ["mlp.down_proj"],
+        "norms.0": ["input_layernorm"],
+        "norms.1": ["post_attention_layernorm"],
+    }
+    whole = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+    found = {f"{ours}.weight": stored[f"{name}.weight"] for ours, name in whole.items() if f"{name}.weight" in stored}
+    for layer in {name.split(".")[2] for name in stored if name.startswith("model.layers.")}:
+        for ours, names in joined.items():
+            parts = [stored[f"model.layers.{layer}.{name}.weight"] for name in names]
+            found[f"blocks.{layer}.{ours}.weight"] = torch.cat(parts)
+    return found
+
+
+class Fp8Linear(torch.autograd.Function):
+    """`x @ weight.T` with fp8 operands, in the forward pass and in both GEMMs of the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return fp8_matmul(x, weight.T)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        rows = gradients[0].flatten(0, -2)
+        to_weight = fp8_matmul(rows.T, x.flatten(0, -2), torch.float8_e5m2)
+        return fp8_matmul(gradients[0], weight, torch.float8_e5m2), to_weight
+
+
+def fp8_matmul(left: Tensor, right: Tensor, left_dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+    """`left @ right` of operands rounded to fp8, `right` to e4m3. Every fp8 number is exact in bf16."""
+    left_values, left_scale = to_fp8(left, left_dtype)
+    right_values, right_scale = to_fp8(right, torch.float8_e4m3fn)
+    return ((left_values @ right_values) * (left_scale * right_scale)).to(left.dtype)
+
+
+def to_fp8(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rounds to fp8 with one scale for the tensor; returns the values in the tensor's own dtype, and the scale."""
+    scale = values.abs().amax().float().clamp(min=1e-30) / MAX_VALUE[dtype]
+    return (values.float() / scale).to(dtype).to(values.dtype), scale
+
+
+def use_fp8(blocks: nn.Module) -> None:
+    """Let the linear layers compute with fp8 operands."""
+    for layer in blocks.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = lambda x, weight=layer.weight: Fp8Linear.apply(x, weight)
+
+
+class Peer:
+    """A row's run in PyTorch. Its state is saved at every evaluation."""
+
+    def __init__(self, bench: Bench, row: Row, fp8: bool = False) -> None:
+        self.bench, self.row = bench, row
+        self.name = f"{row.name}-pytorch" + "-fp8" * fp8
+        folder = bench.root / "runs" / self.name
+        config = RunConfig.load(bench.write_config(row, folder), overrides=bench.overrides(row))
+        values = config.to_dict()
+        self.settings, self.data, self.runtime = values["optimizer"], values["data"], values["runtime"]
+        self.scheduler = values["scheduler"]
+        if self.settings["algorithm"] != "adamw" or self.scheduler["strategy"] != "wsd":
+            sys.exit(f"{row.name}: PyTorch's rows are trained by AdamW on a WSD schedule")
+        dtype = torch.bfloat16 if self.runtime["precision"] == "bf16" else torch.float32
+        shape = shape_of(values["model"], self.data)
+        self.trainer = Trainer(shape, torch.device("cpu"), False, False, "flash", dtype)
+        for group in self.trainer.optimizer.param_groups:
+            group["betas"] = (self.settings["beta1"], self.settings["beta2"])
+            group["eps"] = self.settings["epsilon"]
+            group["weight_decay"] = self.settings["weight_decay"] if group["weight_decay"] else 0.0
+        self.held_out = self.read_held_out()
+        self.saved = folder / "state.pt"
+        self.step, self.losses = 0, list[tuple[int, float]]()
+        self.step_seconds = list[float]()
+        if self.saved.exists():
+            self.restore(config)
+        else:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            ours = OurTrainer(config)
+            evaluation = ours.evaluate()
+            assert evaluation
+            assert evaluation.bits_per_byte
+            self.bits_per_nat = evaluation.bits_per_byte / evaluation.loss
+            self.trainer.load(load_checkpoint(Path(ours.save())))
+            self.stream = TokenStream(config)
+        if fp8:
+            use_fp8(self.trainer.module.blocks)
+
+    def read_held_out(self) -> Tensor:
+        """Tokens [2, sequences, length] of the evaluation: inputs and targets, packed as the trainer packs them."""
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(self.bench.tokenizer))
+        end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+        count = self.runtime["evaluation"]["max_batches"] * self.data["sequences_per_step"]
+        length = self.data["sequence_length"]
+        tokens = [end]
+        for text in self.bench.held_out_texts():
+            tokens += [*tokenizer(text).input_ids, end]
+            if len(tokens) > count * length:
+                break
+        count = min(count, (len(tokens) - 1) // length)
+        ids = torch.tensor(tokens[: count * length + 1])
+        return torch.stack([ids[:-1], ids[1:]]).view(2, count, length)
+
+    def learning_rate(self, step: int) -> float:
+        """Warm-up, stable and decay phases; steps count from 1."""
+        peak, total, warmup = (
+            self.settings["learning_rate"],
+            self.scheduler["total_steps"],
+            self.scheduler["warmup_steps"],
+        )
+        decay = round(self.scheduler["decay_fraction"] * total)
+        into_decay = max(0, step - (total - decay)) / decay
+        return peak * min(1.0, step / max(warmup, 1)) + (self.scheduler["min_lr"] - peak) * into_decay
+
+    def train(self, max_steps: int | None = None) -> None:
+        """Trains to the end, or for `max_steps` steps, and writes the result."""
+        every, total = self.runtime["evaluation"]["every_n_steps"], self.scheduler["total_steps"]
+        end = min(total, self.step + (max_steps or total))
+        for inputs, targets in self.stream:
+            started = time.perf_counter()
+            self.step += 1
+            self.trainer.tokens = torch.stack([torch.from_numpy(inputs), torch.from_numpy(targets)]).long()
+            for group in self.trainer.optimizer.param_groups:
+                group["lr"] = self.learning_rate(self.step)
+            loss, _ = self.trainer.step(self.data["batch_size"])
+            self.step_seconds.append(time.perf_counter() - started)
+            if self.step % every == 0 or self.step == end:
+                self.losses.append((self.step, self.evaluate()))
+                print(f"{self.name} step {self.step} loss {loss:.4f} held out {self.losses[-1][1]:.4f}", flush=True)
+                self.save()
+            if self.step == end:
+                break
+        bits = self.losses[-1][1] * self.bits_per_nat
+        self.bench.write_result(self.row, self.name, self.curve(), bits, complete=self.step == total)
+
+    def curve(self) -> Curve:
+        """The held-out loss so far."""
+        per_step = self.trainer.tokens[0].numel()
+        seconds = quiet_time(self.step_seconds)
+        return [(step, step * per_step, step * seconds, loss) for step, loss in self.losses]
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Mean loss over the held-out text, nats per token."""
+        inputs, targets = self.held_out
+        size = self.data["batch_size"]
+        batches = zip(inputs.split(size), targets.split(size), strict=True)
+        return sum(self.trainer.module(*batch).item() for batch in batches) / targets.numel()
+
+    def save(self) -> None:
+        """Replaces the saved state atomically."""
+        state = {
+            "masters": self.trainer.masters, "optimizer": self.trainer.optimizer.state_dict(), "step": self.step,
+            "step_seconds": self.step_seconds, "losses": self.losses, "stream": self.stream.state(),
+            "bits_per_nat": self.bits_per_nat,
+        }  # fmt: skip
+        staging = self.saved.with_suffix(".staging")
+        torch.save(state, staging)
+        staging.replace(self.saved)
+
+    def restore(self, config: RunConfig) -> None:
+        """Continues from the saved state."""
+        state = torch.load(self.saved)
+        self.trainer.load(dict(zip(self.trainer.names, state["masters"], strict=True)))
+        self.trainer.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.step_seconds, self.losses = state["step"], state["step_seconds"], state["losses"]
+        self.bits_per_nat = state["bits_per_nat"]
+        self.stream = TokenStream(config, state["stream"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("row", metavar="ROW")
+    parser.add_argument("--fp8", action="store_true", help="round the operands of the blocks' GEMMs to fp8")
+    parser.add_argument("--root", type=Path, required=True, help="the folder of the bench, kept from run to run")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    known = known_rows()
+    if arguments.row not in known:
+        sys.exit(f"no such row: {arguments.row}. There are: {', '.join(known)}")
+    torch.set_num_threads(arguments.threads)
+    bench = Bench(arguments.root.resolve(), BUILT, arguments.results.resolve())
+    Peer(bench, known[arguments.row], arguments.fp8).train()
+
+
+if __name__ == "__main__":
+    main()
