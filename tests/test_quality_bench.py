@@ -12,6 +12,7 @@ import rows
 import run
 from orchestrator import RunConfig
 from quality import TINY, small_bench
+from workspace import REPOSITORY
 
 
 @pytest.fixture
@@ -57,5 +58,27 @@ def test_held_out_files_are_not_trained_on(bench: run.Bench) -> None:
 def test_a_loss_counts_as_reached_when_it_stays_below() -> None:
     curve = [[1, 100, 1.0, 5.0], [2, 200, 2.0, 3.0], [3, 300, 3.0, 4.5], [4, 400, 4.0, 3.5]]
     result: dict[str, Any] = {"curve": curve}
-    assert report.reached(result, 4.0) == (350.0, 3.5)
+    assert report.reached(result, 4.0) == 350.0
     assert report.reached(result, 3.4) is None
+
+
+def test_seconds_come_from_one_measurement_of_both_optimizers() -> None:
+    def result(algorithm: str, curve: list[list[float]]) -> dict[str, Any]:
+        *_, (_, tokens, seconds, loss) = curve
+        return {
+            "row": f"10m-{algorithm}", "config": "10m", "overrides": [f"optimizer.algorithm={algorithm}"],
+            "curve": curve, "tokens": tokens, "seconds": seconds, "loss": loss,
+        }  # fmt: skip
+
+    results = {
+        "10m-adamw": result("adamw", [[1, 100, 9.0, 5.0], [2, 200, 9.9, 3.0]]),
+        "10m-muon": result("muon", [[1, 100, 1.0, 3.0], [2, 200, 2.0, 2.5]]),
+    }
+    lines = report.compare(results, {"10m-adamw": 0.01, "10m-muon": 0.012}).splitlines()
+    assert lines[2:] == ["| 10m-adamw | 1.00 | 1.00 |", "| 10m-muon | 0.50 | 0.60 |"]
+
+
+def test_the_leaderboard_shows_the_results() -> None:
+    document = (REPOSITORY / "docs" / "leaderboard.md").read_text()
+    tables = "\n\n".join(report.sections(report.load(run.RESULTS), report.load_speed(run.RESULTS)))
+    assert document == report.rewrite(document, tables), "run benches/quality/report.py --write docs/leaderboard.md"

@@ -1,66 +1,86 @@
 """Prints the tables of docs/leaderboard.md from the results of the quality bench.
 
-    python benches/quality/report.py [--results DIR] [--reference ROW]
+    python benches/quality/report.py [--results DIR] [--write FILE]
 
-With --reference: the fraction of that row's tokens and seconds after which each row stays below its final loss,
-by linear interpolation between evaluations. The loss falls most in the decay at the end of a run, so only shorter
-runs, the rows that end in `half`, say what fewer tokens reach.
+With --write it replaces the tables of FILE, which stand between two comments.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 Result = dict[str, Any]
+SPEED = "speed.json"
+BEGIN, END = "<!-- tables of report.py -->", "<!-- end of the tables -->"
 
 
 def load(folder: Path) -> dict[str, Result]:
     """The results of a folder by the names of their rows."""
-    files = sorted(folder.glob("*.json"))
+    files = sorted(path for path in folder.glob("*.json") if path.name != SPEED)
     return {result["row"]: result for result in (json.loads(file.read_text()) for file in files)}
 
 
-def reached(result: Result, loss: float) -> tuple[float, float] | None:
-    """Tokens and seconds after which the held-out loss stays at or below `loss`."""
+def load_speed(folder: Path) -> dict[str, float]:
+    """Seconds per token by config and optimizer; empty if they are not measured."""
+    path = folder / SPEED
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def reached(result: Result, loss: float) -> float | None:
+    """Tokens after which the held-out loss stays at or below `loss`."""
     point = None
     curve = [(0, 0, 0.0, float("inf")), *result["curve"]]
-    for (_, tokens, seconds, before), (_, next_tokens, next_seconds, after) in pairwise(curve):
+    for (_, tokens, _, before), (_, next_tokens, _, after) in pairwise(curve):
         if after > loss:
             point = None
         elif point is None:
             part = 1.0 if before == float("inf") else (before - loss) / (before - after)
-            point = (tokens + part * (next_tokens - tokens), seconds + part * (next_seconds - seconds))
+            point = tokens + part * (next_tokens - tokens)
     return point
 
 
+def seconds_per_token(result: Result, speed: dict[str, float]) -> float:
+    """The time per token of the result's config and optimizer, all measured in one run."""
+    algorithm = next(key.partition("=")[2] for key in result["overrides"] if key.startswith("optimizer.algorithm="))
+    return speed[f"{result['config']}-{algorithm}"]
+
+
 def table(results: dict[str, Result]) -> str:
-    """Markdown: the rows, the lowest loss first; a row that was dropped before its end has fewer tokens."""
+    """Markdown: the rows, the lowest loss first."""
     lines = [
-        "| row | parameters | tokens | FLOPs | seconds | loss | bits per byte | commit |",
-        "|---|--:|--:|--:|--:|--:|--:|---|",
+        "| row | parameters | tokens | FLOPs | seconds | loss | bits per byte | commit | machine |",
+        "|---|--:|--:|--:|--:|--:|--:|---|---|",
     ]
     for result in sorted(results.values(), key=lambda result: (result["config"], result["loss"])):
         lines.append(
             f"| {result['row']} | {result['parameters'] / 1e6:.1f} M | {result['tokens'] / 1e6:.2f} M "
             f"| {result['flops']:.2e} | {result['seconds']:,.0f} | {result['loss']:.4f} "
-            f"| {result['bits_per_byte']:.4f} | {result['commit']} |"
+            f"| {result['bits_per_byte']:.4f} | {result['commit']} | {result['machine']} |"
         )
     return "\n".join(lines)
 
 
-def compare(results: dict[str, Result], reference: str) -> str:
-    """Markdown: what of the reference's tokens and seconds each row of its config needs for the reference's loss."""
-    base = results[reference]
-    lines = [f"| to {reference}'s {base['loss']:.4f} | of its tokens | of its seconds |", "|---|--:|--:|"]
+def compare(results: dict[str, Result], speed: dict[str, float]) -> str:
+    """Markdown: what of the tokens and seconds of the best AdamW row at 10 M parameters our rows need for its loss.
+
+    By linear interpolation between evaluations. The loss falls most in the decay at the end of a run, so only shorter
+    runs, the rows whose names end in `half`, say what fewer tokens reach.
+    """
+    references = [result for name, result in results.items() if name.startswith("10m-adamw")]
+    base = min(references, key=lambda result: result["loss"])
+    lines = [f"| to {base['row']}'s {base['loss']:.4f} | of its tokens | of its seconds |", "|---|--:|--:|"]
     for name, result in results.items():
-        if result["config"] == base["config"] and (point := reached(result, base["loss"])):
-            tokens, seconds = point
-            lines.append(f"| {name} | {tokens / base['tokens']:.2f} | {seconds / base['seconds']:.2f} |")
+        tokens = reached(result, base["loss"])
+        if tokens and result["config"] == base["config"] and "-pytorch" not in name:
+            ratio = tokens / base["tokens"]
+            seconds = ratio * seconds_per_token(result, speed) / seconds_per_token(base, speed)
+            lines.append(f"| {name} | {ratio:.2f} | {seconds:.2f} |")
     return "\n".join(lines)
 
 
@@ -76,16 +96,37 @@ def seeds(results: dict[str, Result]) -> str:
     return "\n".join(lines)
 
 
+def sections(results: dict[str, Result], speed: dict[str, float]) -> Iterator[str]:
+    """Markdown: every table that there are results for."""
+    complete = {name: result for name, result in results.items() if result["complete"]}
+    dropped = {name: result for name, result in results.items() if not result["complete"]}
+    if complete:
+        yield "### Complete rows\n\n" + table(complete)
+    if any("-seed" in name for name in complete):
+        yield "### Seeds\n\n" + seeds(complete)
+    if speed and any(name.startswith("10m-adamw") for name in complete):
+        yield "### Tokens and seconds to AdamW's loss\n\n" + compare(complete, speed)
+    if dropped:
+        yield "### Stopped early\n\n" + table(dropped)
+
+
+def rewrite(document: str, tables: str) -> str:
+    """The document with its tables replaced."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}\n\n{tables}\n\n{end}{after}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="what run.py wrote")
-    parser.add_argument("--reference", help="the row to compare with")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="the document to write the tables into")
     arguments = parser.parse_args()
-    results = load(arguments.results)
-    parts = [table(results), seeds(results)]
-    if arguments.reference:
-        parts.append(compare(results, arguments.reference))
-    print("\n\n".join(parts))
+    tables = "\n\n".join(sections(load(arguments.results), load_speed(arguments.results)))
+    if arguments.write:
+        arguments.write.write_text(rewrite(arguments.write.read_text(), tables))
+    else:
+        print(tables)
 
 
 if __name__ == "__main__":

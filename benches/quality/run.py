@@ -3,6 +3,7 @@
     .venv-oracle/bin/python benches/quality/run.py --root DIR              the whole bench, row by row
     .venv-oracle/bin/python benches/quality/run.py --root DIR ROW...       these rows
     .venv-oracle/bin/python benches/quality/run.py --root DIR --list       every row's result
+    .venv-oracle/bin/python benches/quality/run.py --root DIR --speed      the time per token of AdamW and Muon
 
 It can be killed at any time and started again: a row resumes from its checkpoint, a complete one is not repeated. To
 repeat everything, write the results elsewhere with --results.
@@ -17,10 +18,11 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import text
-from report import load
+from report import SPEED, load
 from rows import QUARTER, RATES, Row, after_sweep, better_half, sweep, transfer
 
 HERE = Path(__file__).resolve().parent
@@ -114,12 +116,25 @@ class Bench:
         _, tokens, seconds, loss = curve[-1]
         result = {
             "row": name, "complete": complete, "config": row.config, "overrides": row.overrides, "seed": row.seed,
-            "text": self.text, "commit": commit.stdout.strip(), "parameters": planned["parameters"], "tokens": tokens,
-            "seconds": round(seconds, 1), "flops": planned["flops_per_token"] * tokens, "loss": loss,
-            "bits_per_byte": bits_per_byte, "curve": curve,
+            "text": self.text, "commit": commit.stdout.strip(), "machine": machine(), "loss": loss,
+            "bits_per_byte": bits_per_byte, "parameters": planned["parameters"], "tokens": tokens,
+            "seconds": round(seconds, 1), "flops": planned["flops_per_token"] * tokens, "curve": curve,
         }  # fmt: skip
         self.results.mkdir(exist_ok=True)
         (self.results / f"{name}.json").write_text(json.dumps(result) + "\n")
+
+    def measure_speed(self, rounds: int = 5, steps: int = 3) -> None:
+        """Writes seconds per token of each config with each optimizer, the medians of interleaved rounds."""
+        measured: dict[str, list[float]] = {}
+        for _ in range(rounds):
+            for config in ("10m", "25m"):
+                for algorithm in RATES:
+                    bench = [str(self.program), "bench", *self.flags(sweep(algorithm, config)[0]), f"--steps={steps}"]
+                    done = json.loads(subprocess.run(bench, capture_output=True, check=True).stdout)
+                    measured.setdefault(f"{config}-{algorithm}", []).append(1 / done["tokens_per_second"])
+        speed = {name: median(values) for name, values in measured.items()}
+        self.results.mkdir(exist_ok=True)
+        (self.results / SPEED).write_text(json.dumps({"machine": machine(), **speed}, indent=1) + "\n")
 
     def loss(self, row: Row, step: int | None = None) -> float:
         """The held-out loss of a row with a result, at a step or at the end."""
@@ -141,6 +156,14 @@ class Bench:
             self.train(row)
 
 
+def machine() -> str:
+    """The CPU, its cores and its widest vectors."""
+    text = Path("/proc/cpuinfo").read_text()
+    model = next((line.split(": ")[1] for line in text.splitlines() if line.startswith("model name")), "CPU")
+    vectors = next((name for name in ("avx512_bf16", "avx512f", "avx2") if name in text), "no AVX2")
+    return f"{model}, {os.cpu_count()} cores, {vectors}"
+
+
 def quiet_time(seconds: list[float]) -> float:
     """The 10th percentile: what a step takes when the machine does nothing else."""
     return sorted(seconds)[len(seconds) // 10]
@@ -158,11 +181,15 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
     parser.add_argument("--program", type=Path, default=BUILT, help="the trainer; `make build` makes it")
     parser.add_argument("--list", action="store_true", help="print every row's result")
+    parser.add_argument("--speed", action="store_true", help="measure the time per token; leave the machine alone")
     arguments = parser.parse_args()
     bench = Bench(arguments.root.resolve(), arguments.program.resolve(), arguments.results.resolve())
     if arguments.list:
         for name, result in load(bench.results).items():
             print(f"{name:<40} {result['loss']:.4f} {result['tokens']:>11,} tokens {result['seconds']:>8,.0f} s")
+        return
+    if arguments.speed:
+        bench.measure_speed()
         return
     known = known_rows()
     if unknown := [name for name in arguments.rows if name not in known]:
