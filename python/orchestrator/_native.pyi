@@ -530,7 +530,9 @@ def parse_config(
     file: _Path | None = None,
     flags: dict[str, str] = ...,
 ) -> dict[str, Any]:
-    """Check a config's text with overrides, and return every key with its value. No file is looked at.
+    """Check a config's text with overrides, and return every key with its value.
+
+    No file is looked at but the `config.json` of `model.init_from`.
 
     Args:
         text: The config.

@@ -44,8 +44,10 @@ class BaseConfig:
 
     @property
     def tokenizer_json(self) -> Path | None:
-        """The tokenizer that the config names."""
-        named = self.values["tokenizer"]["tokenizer_json"]
+        """The tokenizer that the config names, or that of the model that training starts from."""
+        named, model = self.values["tokenizer"]["tokenizer_json"], self.values["model"]["init_from"]
+        if named is None and model is not None:
+            return Path(model) / "tokenizer.json"
         return Path(named) if named else None
 
     @property
@@ -90,6 +92,11 @@ def choose(settings: Settings) -> BaseConfig:
         values = _native.parse_config(text, kind, overrides, settings.config, flags)
         return BaseConfig(values, shown(settings.config), is_preset=False)
     name = settings.preset or _default_preset(settings)
+    if settings.init_from is not None:
+        # Of a preset's model nothing is left: the keys that are empty are the pretrained model's.
+        overrides = [
+            f"model.{key}=null" for key in _native.json_schema()["properties"]["model"]["properties"]
+        ] + overrides
     values = _native.parse_config(preset_text(name), "yaml", overrides, flags=flags)
     return BaseConfig(values, f"preset {name}", is_preset=True)
 
@@ -129,7 +136,8 @@ def complete(
     # Left out, they are the run's own: its copy of the tokenizer, and special_tokens.txt.
     values["tokenizer"].update(tokenizer_json=None, vocab=None, merges=None)
     # A config of the user's own that asks for a larger vocabulary than the tokenizer's gets it.
-    if base.is_preset or settings.vocab_size or base.vocab_size is None:
+    is_pretrained = values["model"]["init_from"] is not None
+    if not is_pretrained and (base.is_preset or settings.vocab_size or base.vocab_size is None):
         values["model"]["vocab_size"] = tokenizer.vocab_size
     if shards is not None:
         values["data"]["train_shards"] = shards

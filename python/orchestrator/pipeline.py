@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import _native, base_config, demo_data, launch, resume, run_files, signals, summary, tokenizer
+from orchestrator import (
+    _native,
+    base_config,
+    demo_data,
+    launch,
+    pretrained,
+    resume,
+    run_files,
+    signals,
+    summary,
+    tokenizer,
+)
 from orchestrator.base_config import BaseConfig
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import Place, Roots, shown
@@ -39,6 +50,8 @@ def run(settings: Settings) -> int:
     """Run the pipeline and return the exit code. Nothing is written before every flag has been checked."""
     roots = Roots.from_environment()
     _check_conflicts(settings)
+    if settings.init_from is not None:
+        settings.keys["init_from"] = str(pretrained.locate(settings.init_from))
     place = _place(settings, roots)
     if settings.resume is not None:
         return _resume(settings, place, roots)
@@ -81,6 +94,9 @@ def _check_conflicts(settings: Settings) -> None:
         raise CommandError("--config and --preset both say what to start from: give one of them")
     if settings.skip_tokenizer and settings.force_retrain_tokenizer:
         raise CommandError("--skip-tokenizer and --force-retrain-tokenizer contradict each other: give one of them")
+    retrains = {"--vocab-size": settings.vocab_size, "--force-retrain-tokenizer": settings.force_retrain_tokenizer}
+    if settings.init_from is not None and (given := [flag for flag, value in retrains.items() if value]):
+        raise CommandError(f"--init-from trains on with the model's tokenizer: leave out {' and '.join(given)}")
     if settings.rebatch and settings.resume is None:
         raise CommandError("--rebatch changes how a resumed run computes its steps: give it with --resume")
     if settings.resume is not None and settings.launch is Launch.NONE:

@@ -34,6 +34,7 @@ CONFIG_FLAGS = (
     ConfigFlag("shuffle_buffer", "data.shuffle_buffer_size", DATA),
     ConfigFlag("packing", "data.packing", DATA),
     ConfigFlag("loader_workers", "data.num_workers", DATA),
+    ConfigFlag("init_from", "model.init_from", MODEL),
     ConfigFlag("hidden_size", "model.hidden_size", MODEL),
     ConfigFlag("intermediate_size", "model.intermediate_size", MODEL),
     ConfigFlag("layers", "model.num_layers", MODEL),
@@ -214,6 +215,11 @@ class Settings:
         """Return the flags that were typed as `key=value`, the explicit `--override`s last."""
         typed = [f"{flag.key}={_scalar(self.keys[flag.name])}" for flag in CONFIG_FLAGS if flag.name in self.keys]
         return typed + (self.override or [])
+
+    @property
+    def init_from(self) -> str | None:
+        """The model that training starts from."""
+        return self.keys.get("init_from")
 
     def flags_of_keys(self) -> dict[str, str]:
         """Return the flag of each key that one was typed for and no `--override` outranks."""

@@ -14,6 +14,7 @@ use model::pass::Pass;
 use model::{
     ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision, dtype_of, initialization,
 };
+use run_config::ModelConfig;
 
 use super::device_under_test::{BufferContents, DeviceUnderTest, Random, relative_error};
 use super::part::Size;
@@ -128,23 +129,19 @@ impl GradientCase {
         };
         let (num_attention_heads, num_key_value_heads) = if size == Size::Small { (2, 1) } else { (16, 4) };
         let (batch, sequence_length) = if size == Size::Small { (1, 32) } else { (2, 500) };
-        let shape = ModelShape {
-            vocab_size,
-            padded_vocab_size: vocab_size.next_multiple_of(64),
+        let config = ModelConfig {
             hidden_size,
             intermediate_size,
             num_layers,
             num_attention_heads,
             num_key_value_heads,
-            head_size: hidden_size / num_attention_heads,
             max_position_embeddings: sequence_length,
-            rope_theta: 10_000.0,
-            norm_epsilon: 1e-5,
             tie_embeddings: size == Size::Small,
             // Large enough that every layer contributes to the gradients.
             init_std: 1.0 / (hidden_size as f64).sqrt(),
-            base_hidden_size: None,
+            ..ModelConfig::default()
         };
+        let shape = ModelShape::new(&config, vocab_size);
         Self { shape, batch, sequence_length, seed }
     }
 

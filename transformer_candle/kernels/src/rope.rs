@@ -19,16 +19,58 @@ pub struct RopeTables {
     pub sin_TE2: Buffer,
 }
 
+/// The angle by which each pair of elements is turned from one position to the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Frequencies {
+    /// The base: pair j of a head of E elements has the frequency `theta^(-2j / E)`.
+    pub theta: f64,
+    /// How a context that was extended after pre-training scales them, if at all.
+    pub scaling: Option<Llama3Scaling>,
+}
+
+/// The scaling of Llama 3.1 and later ("The Llama 3 Herd of Models", arXiv:2407.21783, section 3.4.3): low frequencies
+/// are divided by `factor`, high ones stay, and those in between are interpolated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Llama3Scaling {
+    /// What low frequencies are divided by.
+    pub factor: f64,
+    /// Low frequencies turn less than this often in the original context.
+    pub low_freq_factor: f64,
+    /// High frequencies turn more than this often.
+    pub high_freq_factor: f64,
+    /// Positions of the original context.
+    pub original_context: f64,
+}
+
+impl Frequencies {
+    /// The unscaled frequencies of a base.
+    pub fn of_base(theta: f64) -> Self {
+        Self { theta, scaling: None }
+    }
+
+    /// Radians per position of pair `j` in heads of `head_size` elements.
+    pub fn radians(&self, j: usize, head_size: usize) -> f64 {
+        let frequency = self.theta.powf(-2.0 * j as f64 / head_size as f64);
+        let Some(Llama3Scaling { factor, low_freq_factor, high_freq_factor, original_context }) = self.scaling else {
+            return frequency;
+        };
+        let turns = original_context * frequency / std::f64::consts::TAU;
+        let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+        frequency * (kept + (1.0 - kept) / factor)
+    }
+}
+
 /// The tables of positions `0..positions`.
-pub fn tables(positions: usize, head_size: usize, theta: f64, device: &Device) -> Result<RopeTables> {
+pub fn tables(positions: usize, head_size: usize, frequencies: &Frequencies, device: &Device) -> Result<RopeTables> {
+    let theta = frequencies.theta;
     if head_size == 0 || !head_size.is_multiple_of(2) || !theta.is_finite() || theta <= 0.0 {
         let problem = format!("needs an even head size and a positive theta, given {head_size} and {theta}");
         return Err(Error::Invalid { operation: "rope::tables", problem });
     }
     let half = head_size / 2;
     let table = |function: fn(f64) -> f64| -> Result<Buffer> {
-        let frequency = |j: usize| theta.powf(-2.0 * j as f64 / head_size as f64);
-        let values = (0..positions).flat_map(|t| (0..half).map(move |j| function(t as f64 * frequency(j)) as f32));
+        let turn = |t: usize, j: usize| function(t as f64 * frequencies.radians(j, head_size)) as f32;
+        let values = (0..positions).flat_map(|t| (0..half).map(move |j| turn(t, j)));
         let mut table = Buffer::zeros(&[positions, half], DType::F32, device)?;
         table.write(&values.collect::<Vec<f32>>())?;
         Ok(table)

@@ -9,12 +9,13 @@ use crate::testing::*;
 type Operation = fn(&mut Buffer, &HeadLayout, &RopeTables, usize, usize) -> Result<()>;
 
 const THETA: f64 = 10_000.0;
+const BASE: Frequencies = Frequencies { theta: THETA, scaling: None };
 const LAYOUT: HeadLayout = HeadLayout { heads: 4, kv_heads: 2, head_size: 6 };
 
 fn run(operation: Operation, qkv: &[f64], layout: &HeadLayout, length: usize, first: usize, dtype: DType) -> Buffer {
     let width = layout.packed_width();
     let mut qkv = buffer(qkv, &[qkv.len() / width, width], dtype);
-    let tables = tables(first + length, layout.head_size, THETA, &Device::Cpu).unwrap();
+    let tables = tables(first + length, layout.head_size, &BASE, &Device::Cpu).unwrap();
     operation(&mut qkv, layout, &tables, length, first).unwrap();
     qkv
 }
@@ -97,7 +98,7 @@ fn the_number_of_threads_changes_no_bit() {
 fn values_are_untouched_and_backward_inverts_forward() {
     let qkv = numbers(1, 9 * LAYOUT.packed_width());
     let mut turned = run(forward, &qkv, &LAYOUT, 9, 0, DType::F32);
-    let tables = tables(9, 6, THETA, &Device::Cpu).unwrap();
+    let tables = tables(9, 6, &BASE, &Device::Cpu).unwrap();
     backward(&mut turned, &LAYOUT, &tables, 9, 0).unwrap();
     assert_within(&turned, &qkv, 1e-7);
     let values = |row: &[f32]| row[36..].to_vec();
@@ -107,14 +108,14 @@ fn values_are_untouched_and_backward_inverts_forward() {
 
 #[test]
 fn angles_of_far_positions_come_from_double_precision() {
-    let tables = tables(200_001, 4, 500_000.0, &Device::Cpu).unwrap();
+    let tables = tables(200_001, 4, &Frequencies::of_base(500_000.0), &Device::Cpu).unwrap();
     let last: [f32; 2] = tables.sin_TE2.read::<f32>().unwrap()[400_000..].try_into().unwrap();
     assert_eq!(last, [200_000f64.sin() as f32, (200_000.0 * 500_000f64.powf(-0.5)).sin() as f32]);
 }
 
 #[test]
 fn wrong_arguments_are_refused_by_name() {
-    let known = tables(8, 6, THETA, &Device::Cpu).unwrap();
+    let known = tables(8, 6, &BASE, &Device::Cpu).unwrap();
     let refused = |shape: &[usize], length, first| {
         forward(&mut zeros(shape, DType::F32), &LAYOUT, &known, length, first).unwrap_err().to_string()
     };
@@ -128,5 +129,28 @@ fn wrong_arguments_are_refused_by_name() {
     let own = RopeTables { cos_TE2: table.view(0, &[16, 3]).unwrap(), sin_TE2: zeros(&[16, 3], DType::F32) };
     let error = forward(&mut table.view(0, &[1, 48]).unwrap(), &LAYOUT, &own, 1, 0).unwrap_err();
     assert!(matches!(error, Error::Aliased { output: "qkv_NP", other: "cos_TE2", .. }), "{error}");
-    assert!(tables(8, 5, THETA, &Device::Cpu).is_err() && tables(8, 6, 0.0, &Device::Cpu).is_err());
+    assert!(
+        tables(8, 5, &BASE, &Device::Cpu).is_err() && tables(8, 6, &Frequencies::of_base(0.0), &Device::Cpu).is_err()
+    );
+}
+
+/// `ROPE_INIT_FUNCTIONS["llama3"]` of transformers 5.23, which computes in f32.
+#[test]
+fn scaled_frequencies_equal_those_of_transformers() {
+    let scaling = Llama3Scaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
+    let frequencies = Frequencies { theta: 500_000.0, scaling: Some(scaling) };
+    let expected = [
+        1.0,
+        0.193_922_758,
+        0.037_606_030_7,
+        0.007_292_665_08,
+        0.000_524_846_022,
+        3.428_102_35e-5,
+        6.647_869_67e-6,
+        1.289_173_16e-6,
+    ];
+    for (j, expected) in expected.into_iter().enumerate() {
+        let radians = frequencies.radians(j, 16);
+        assert!((radians / expected - 1.0_f64).abs() < 2e-6, "{j}: {radians} {expected}");
+    }
 }

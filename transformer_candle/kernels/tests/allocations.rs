@@ -181,7 +181,7 @@ fn heads(dtype: DType) {
     let mut lse = zeros(&[B, 4, T], DType::F32);
     let shape = AttentionShape { heads: layout, batch: B, sequence_length: T };
     let mut workspace = zeros(&[attention::workspace_elements(&shape, DeviceKind::Cpu)], DType::F32);
-    let tables = rope::tables(T, 32, 1e4, &Device::Cpu).unwrap();
+    let tables = rope::tables(T, 32, &rope::Frequencies::of_base(1e4), &Device::Cpu).unwrap();
     assert_none("rope", || rope::forward(&mut qkv, &layout, &tables, T, 0));
     assert_none("rope's gradient", || rope::backward(&mut dqkv, &layout, &tables, T, 0));
     assert_none("attention", || attention::forward(&qkv, None, &shape, &mut out, &mut lse, &mut workspace));

@@ -33,6 +33,22 @@ pub enum Error {
         /// What differs.
         problem: String,
     },
+    /// A model directory without readable weights.
+    #[error("{directory} has no weights that can be read: {problem}")]
+    NoWeights {
+        /// The directory.
+        directory: PathBuf,
+        /// Which file is missing.
+        problem: String,
+    },
+    /// Weights that nothing can be computed with.
+    #[error("{path}: tensor `{name}` holds numbers that are not finite (NaN or infinity)")]
+    NotFiniteWeights {
+        /// The safetensors file.
+        path: PathBuf,
+        /// The tensor's name in the file.
+        name: String,
+    },
     /// The bytes are no safetensors file.
     #[error("{path} is not a valid safetensors file: {problem}")]
     Malformed {

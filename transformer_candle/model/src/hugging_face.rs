@@ -5,6 +5,7 @@
 //! the vocabulary's padding is simply not stored.
 
 mod config_json;
+mod pretrained;
 mod weights;
 
 use std::fs::{self, File};
@@ -15,6 +16,7 @@ use kernels::{Buffer, DType};
 
 pub use crate::layout::HfTensor;
 pub use config_json::{config_json, generation_config_json, shape_from_config_json};
+pub use pretrained::PretrainedWeights;
 pub use weights::{read_weights, write_weights};
 
 use crate::error::failed;

@@ -30,17 +30,30 @@ pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Buffer, mut low_bits: O
         for offset in (tensor.offset..end).step_by(PIECE) {
             let elements = PIECE.min(end - offset);
             let values = values(initial, key, offset - tensor.offset, elements);
-            let mut master = staging.view(0, &[elements])?;
-            master.write(&values)?;
-            let mut target = weights.view(offset, &[elements])?;
-            match (&low_bits, weights.dtype()) {
-                (_, DType::F32) => target.copy_from(&master)?,
-                (Some(low_bits), _) => {
-                    cast::split_master(&master, &mut target, &mut low_bits.view(offset, &[elements])?)?;
-                }
-                (None, _) => cast::forward(&master, &mut target)?,
-            }
+            write_masters(&values, &staging, weights, low_bits.as_deref(), offset)?;
         }
+    }
+    Ok(())
+}
+
+/// Writes f32 values into flat weights from element `offset` on: as they are, or as bf16 weights and, if there are
+/// `low_bits`, those of their masters. `staging` has room for them.
+pub(crate) fn write_masters(
+    values: &[f32],
+    staging: &Buffer,
+    weights: &Buffer,
+    low_bits: Option<&Buffer>,
+    offset: usize,
+) -> Result<()> {
+    let mut master = staging.view(0, &[values.len()])?;
+    master.write(values)?;
+    let mut target = weights.view(offset, &[values.len()])?;
+    match (low_bits, weights.dtype()) {
+        (_, DType::F32) => target.copy_from(&master)?,
+        (Some(low_bits), _) => {
+            cast::split_master(&master, &mut target, &mut low_bits.view(offset, &[values.len()])?)?;
+        }
+        (None, _) => cast::forward(&master, &mut target)?,
     }
     Ok(())
 }

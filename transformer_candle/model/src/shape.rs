@@ -1,7 +1,8 @@
 //! The sizes of a model: everything that decides its parameters and its arithmetic.
 
 use kernels::HeadLayout;
-use run_config::ModelConfig;
+use kernels::rope::{Frequencies, Llama3Scaling};
+use run_config::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 
 use crate::parameters::{self, ParameterSpec};
 
@@ -11,6 +12,8 @@ const VOCABULARY_MULTIPLE: usize = 64;
 /// The sizes of a Llama-style decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelShape {
+    /// Which layers a block has, and what checkpoints are saved as.
+    pub architecture: Architecture,
     /// Token ids: rows of the embedding on disk.
     pub vocab_size: usize,
     /// Rows of the embedding in memory: `vocab_size` rounded up to a multiple of 64.
@@ -31,6 +34,8 @@ pub struct ModelShape {
     pub max_position_embeddings: usize,
     /// Base of the rotary embedding's wave lengths.
     pub rope_theta: f64,
+    /// Scaling of their frequencies.
+    pub rope_scaling: RopeScalingConfig,
     /// Added to the mean square inside of each norm.
     pub norm_epsilon: f64,
     /// Whether the head is the embedding matrix.
@@ -45,6 +50,7 @@ impl ModelShape {
     /// The shape that a validated config describes, with a vocabulary of `vocab_size` tokens.
     pub fn new(config: &ModelConfig, vocab_size: usize) -> Self {
         Self {
+            architecture: config.architecture,
             vocab_size,
             padded_vocab_size: padded(vocab_size),
             hidden_size: config.hidden_size,
@@ -55,6 +61,7 @@ impl ModelShape {
             head_size: config.head_size(),
             max_position_embeddings: config.max_position_embeddings,
             rope_theta: config.rope_theta,
+            rope_scaling: config.rope_scaling.clone(),
             norm_epsilon: config.norm_epsilon,
             tie_embeddings: config.tie_embeddings,
             init_std: config.init_std,
@@ -66,6 +73,14 @@ impl ModelShape {
     /// without a base.
     pub fn width_ratio(&self) -> f64 {
         self.base_hidden_size.map_or(1.0, |base| base as f64 / self.hidden_size as f64)
+    }
+
+    /// The frequencies of the rotary embedding.
+    pub fn rope_frequencies(&self) -> Frequencies {
+        let RopeScalingConfig { rope_type, factor, low_freq_factor, high_freq_factor, .. } = self.rope_scaling;
+        let original_context = self.rope_scaling.original_max_position_embeddings as f64;
+        let scaling = Llama3Scaling { factor, low_freq_factor, high_freq_factor, original_context };
+        Frequencies { theta: self.rope_theta, scaling: (rope_type == RopeType::Llama3).then_some(scaling) }
     }
 
     /// How the heads lie in a packed QKV row.
@@ -102,6 +117,7 @@ pub(crate) mod tests {
     /// `configs/rtx5090_1b.yaml`.
     pub(crate) fn one_billion() -> ModelShape {
         ModelShape {
+            architecture: Architecture::Llama,
             vocab_size: 50_000,
             padded_vocab_size: padded(50_000),
             hidden_size: 2048,
@@ -112,6 +128,7 @@ pub(crate) mod tests {
             head_size: 64,
             max_position_embeddings: 2048,
             rope_theta: 10_000.0,
+            rope_scaling: RopeScalingConfig::default(),
             norm_epsilon: 1e-5,
             tie_embeddings: true,
             init_std: 0.02,

@@ -1,7 +1,9 @@
 //! Safetensors files of flat buffers: named ranges of them, written and read in pieces, so that no second copy of a
 //! model is ever in memory. The `safetensors` crate makes and checks the header; numbers are little-endian.
 
-use std::collections::{BTreeMap, HashMap};
+mod header;
+
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::path::Path;
 
@@ -9,6 +11,7 @@ use kernels::{Buffer, DType, DeviceKind, Element, Scalar, bf16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
+pub(crate) use self::header::read_header;
 use crate::error::failed;
 use crate::{Error, Result};
 
@@ -18,9 +21,6 @@ const CPU_PIECE: usize = 1 << 16;
 /// Elements moved at a time from or to a GPU: 4 MiB of f32, so that a copy's own time, some ten microseconds, is a few
 /// percent of what its bytes take. The host never holds more than one piece.
 const CUDA_PIECE: usize = 1 << 20;
-
-/// The longest header that is read, as the format itself limits it.
-const LONGEST_HEADER: u64 = 100_000_000;
 
 /// A tensor of a file and the range of a flat buffer (F32, BF16 or I16) that holds it.
 #[derive(Clone, Debug)]
@@ -112,7 +112,9 @@ impl NamedRange<'_> {
 pub fn write(writer: &mut dyn Write, path: &Path, ranges: Vec<NamedRange>) -> Result<()> {
     let mut tensors = ranges.into_iter().map(|range| Ok((range.dtype()?, range))).collect::<Result<Vec<_>>>()?;
     tensors.sort_by(|(a_dtype, a), (b_dtype, b)| b_dtype.cmp(a_dtype).then_with(|| a.name.cmp(&b.name)));
-    writer.write_all(&header(&tensors)).map_err(failed("write", path))?;
+    let tensor =
+        |(dtype, range): &(Dtype, NamedRange)| (range.name.clone(), *dtype, range.shape.clone(), range.bytes());
+    writer.write_all(&header::header(tensors.iter().map(tensor))).map_err(failed("write", path))?;
     let mut bytes = Vec::new();
     for (dtype, range) in &tensors {
         match dtype {
@@ -122,21 +124,6 @@ pub fn write(writer: &mut dyn Write, path: &Path, ranges: Vec<NamedRange>) -> Re
         }
     }
     writer.flush().map_err(failed("write", path))
-}
-
-fn header(tensors: &[(Dtype, NamedRange)]) -> Vec<u8> {
-    let mut end = 0;
-    let infos = tensors.iter().map(|(dtype, range)| {
-        let start = end;
-        end += range.bytes();
-        (range.name.clone(), TensorInfo { dtype: *dtype, shape: range.shape.clone(), data_offsets: (start, end) })
-    });
-    // Transformers refuses a file that does not name its framework.
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), infos.collect()).expect("ranges laid end to end are a valid header");
-    let mut json = serde_json::to_vec(&metadata).expect("a header always serialises");
-    json.resize(json.len().next_multiple_of(8), b' ');
-    [(json.len() as u64).to_le_bytes().as_slice(), &json].concat()
 }
 
 /// Fills the ranges from a file of `file_bytes` that holds exactly these tensors, in any order.
@@ -162,27 +149,6 @@ pub fn read(
         }
     }
     Ok(())
-}
-
-fn read_header(reader: &mut dyn Read, file_bytes: u64, path: &Path) -> Result<Metadata> {
-    let malformed = |problem: String| Error::Malformed { path: path.to_owned(), problem };
-    let mut length = [0; 8];
-    let Some(behind_length) = file_bytes.checked_sub(length.len() as u64) else {
-        return Err(malformed(format!("it has {file_bytes} bytes")));
-    };
-    reader.read_exact(&mut length).map_err(failed("read", path))?;
-    let length = u64::from_le_bytes(length);
-    if length > LONGEST_HEADER.min(behind_length) {
-        return Err(malformed(format!("it claims a header of {length} bytes in a file of {file_bytes}")));
-    }
-    let mut json = vec![0; length as usize];
-    reader.read_exact(&mut json).map_err(failed("read", path))?;
-    let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| malformed(error.to_string()))?;
-    let (described, held) = (metadata.data_len() as u64, behind_length - length);
-    if described != held {
-        return Err(malformed(format!("its header describes {described} bytes of tensors, it holds {held}")));
-    }
-    Ok(metadata)
 }
 
 /// The ranges as their tensors follow one another in the file, with the types there.
@@ -251,6 +217,8 @@ numbers!(f32, bf16, i16);
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use kernels::Device;
     use safetensors::tensor::TensorView;
 

@@ -6,25 +6,20 @@ use allocation_counter::AllocationInfo;
 use kernels::memory::Plan;
 use kernels::{Buffer, DType, Device, DeviceKind};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision, initialization};
+use run_config::ModelConfig;
 
 /// Allocations of one step after another has gone before. With a single thread all of them are this thread's.
 fn allocations(batch: usize, precision: Precision, recompute: ActivationRecompute) -> AllocationInfo {
-    let shape = ModelShape {
-        vocab_size: 1000,
-        padded_vocab_size: 1024,
+    let config = ModelConfig {
         hidden_size: 128,
         intermediate_size: 256,
         num_layers: 4,
         num_attention_heads: 4,
         num_key_value_heads: 2,
-        head_size: 32,
         max_position_embeddings: 128,
-        rope_theta: 10_000.0,
-        norm_epsilon: 1e-5,
-        tie_embeddings: true,
-        init_std: 0.02,
-        base_hidden_size: None,
+        ..ModelConfig::default()
     };
+    let shape = ModelShape::new(&config, 1000);
     let settings = DecoderSettings {
         batch,
         sequence_length: 128,

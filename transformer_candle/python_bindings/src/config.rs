@@ -69,8 +69,8 @@ impl RunConfig {
     }
 }
 
-/// Check a config's text with overrides, and return every key with its value. No file is looked at. `flags` names the
-/// flags that overrides were typed as, by their keys.
+/// Check a config's text with overrides, and return every key with its value. No file is looked at but the
+/// `config.json` of `model.init_from`. `flags` names the flags that overrides were typed as, by their keys.
 #[pyfunction]
 #[pyo3(signature = (text, format = "yaml", overrides = Vec::new(), file = None, flags = BTreeMap::new()))]
 pub fn parse_config<'py>(

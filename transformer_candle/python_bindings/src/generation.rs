@@ -37,7 +37,7 @@ value_class! {
     }
 }
 
-/// Continue a text with a model: a checkpoint, a run's folder, or any Llama model in Hugging Face's format.
+/// Continue a text with a model: a checkpoint, a run's folder, or any model in Hugging Face's format that the decoder runs.
 #[pyfunction]
 #[pyo3(signature = (
     checkpoint, prompt, *, max_tokens = 128, temperature = 0.8, top_k = 0, top_p = 1.0, seed = 0, device = "auto"

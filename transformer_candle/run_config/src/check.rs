@@ -217,10 +217,10 @@ fn refusal(schema: &Value, value: &Value, path: &str) -> Problem {
 
 fn check_text(text: &str, path: &str) -> Result<(), Problem> {
     if text.trim().is_empty() {
-        return Err(Problem::new(path, "is an empty text").suggest("remove the key to leave it out"));
+        return Err(Problem::new(path, "is an empty string").suggest("remove the key to leave it out"));
     }
     if text.contains('\0') {
-        return Err(Problem::new(path, format!("is {text:?}, which holds a zero character")));
+        return Err(Problem::new(path, format!("is {text:?}, which contains a NUL character")));
     }
     Ok(())
 }
@@ -231,16 +231,15 @@ fn check_list(items: &[Value], path: &str) -> Result<(), Problem> {
         match item {
             Value::String(text) => check_text(text, &path)?,
             other => {
-                return Err(
-                    Problem::new(path, format!("is {}, but must be a text", shown(other))).suggest("put it in quotes")
-                );
+                return Err(Problem::new(path, format!("is {}, but must be a string", shown(other)))
+                    .suggest("put it in quotes"));
             }
         }
     }
     Ok(())
 }
 
-/// Says whether a text is valid, or what is expected.
+/// Returns an error that says what is expected if a string is invalid.
 type OwnFormat = fn(&str) -> Result<(), String>;
 
 /// The check of a format that a type of this crate defines; `None` for formats of JSON Schema
@@ -305,9 +304,9 @@ pub(crate) fn expectation(schema: &Value) -> String {
         return format!("a list, each item {}", expectation(item));
     }
     match (allows(schema, "array"), allows(schema, "string")) {
-        (true, true) => "a list of texts or the path of a file".to_owned(),
-        (true, false) => "a list of texts".to_owned(),
-        (false, true) => "a text".to_owned(),
+        (true, true) => "a list of strings or the path of a file".to_owned(),
+        (true, false) => "a list of strings".to_owned(),
+        (false, true) => "a string".to_owned(),
         _ if allows(schema, "boolean") => "true or false".to_owned(),
         _ if allows(schema, "integer") => format!("an integer{}", range(schema)),
         _ => format!("a number{}", range(schema)),

@@ -9,7 +9,7 @@ use crate::error::{ConfigError, Problem};
 use crate::format::{self, Format};
 use crate::resolve::{self, Surroundings};
 use crate::resolved_run::{CheckpointTokenizer, ResolvedRun};
-use crate::{RunConfig, fill, former_keys, guide, overrides, rules, run_folder, schema, yaml};
+use crate::{RunConfig, fill, former_keys, guide, init_from, overrides, rules, run_folder, schema, yaml};
 
 impl RunConfig {
     /// Reads a config file for training: applies the overrides (`a.b=v`), fills in what is left out
@@ -42,7 +42,7 @@ impl RunConfig {
     }
 
     /// Reads a config from text: overrides applied, what one key says about another filled in,
-    /// checked; no file is looked at.
+    /// checked; no file is looked at but the `config.json` of `model.init_from`.
     ///
     /// ```
     /// use run_config::{BatchSize, Format, RunConfig, presets};
@@ -55,7 +55,7 @@ impl RunConfig {
     /// ```
     pub fn parse(text: &str, format: Format, overrides: &[String]) -> Result<Self, ConfigError> {
         let document = format::parse(text, format).map_err(|problem| ConfigError::new(None, vec![problem]))?;
-        let draft = Draft::new(document, overrides).map_err(|problem| ConfigError::new(None, vec![problem]))?;
+        let draft = Draft::new(document, overrides, None).map_err(|problem| ConfigError::new(None, vec![problem]))?;
         if draft.findings.problems.is_empty() {
             Ok(draft.config)
         } else {
@@ -100,7 +100,8 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(document: Value, overrides: &[String]) -> Result<Self, Problem> {
+    /// `run_directory` is that of a config file.
+    fn new(document: Value, overrides: &[String], run_directory: Option<&Path>) -> Result<Self, Problem> {
         let mut document = match document {
             Value::Object(document) => document,
             Value::Null => Map::new(),
@@ -114,6 +115,7 @@ impl Draft {
         let (mut notes, mut problems) = (Vec::new(), Vec::new());
         let overridden = overrides::apply(&mut document, overrides, &mut problems);
         former_keys::translate(&mut document, &mut notes, &mut problems);
+        init_from::apply(&mut document, run_directory, &mut problems);
         let mut findings = check::check(&mut document);
         let mut config: RunConfig =
             serde_json::from_value(Value::Object(document)).map_err(|error| Problem::of_file(error.to_string()))?;
@@ -145,7 +147,7 @@ fn read(
     if config_path.ends_with(run_folder::RESOLVED_CONFIG) {
         run_folder::locate(&mut document, &run_directory);
     }
-    let mut draft = Draft::new(document, overrides).map_err(fatal)?;
+    let mut draft = Draft::new(document, overrides, Some(&run_directory)).map_err(fatal)?;
     if run_directory.to_str().is_none() {
         draft.findings.problems.push(Problem::of_file("lies in a folder whose name is not UTF-8").suggest("move it"));
         return Err(ConfigError::new(Some(path), draft.findings.problems));

@@ -1,5 +1,7 @@
 //! `model`: the shape of the network.
 
+use std::path::PathBuf;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +10,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
+    /// Folder of a pretrained model in Hugging Face's format whose weights training starts from. The other
+    /// keys of `model` and the tokenizer are then the model's unless given; those that shape its weights
+    /// must not differ. Default: weights drawn at random.
+    pub init_from: Option<PathBuf>,
+    /// The architecture that checkpoints are saved as, by `transformers`' name.
+    pub architecture: Architecture,
     /// Vocabulary size. Default: the tokenizer's. May be larger than the tokenizer's, not smaller. It
     /// is padded to a multiple of 64 in memory, not in checkpoints.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub vocab_size: Option<usize>,
-    /// Width of the residual stream. A multiple of `num_attention_heads`.
+    /// Width of the residual stream. A multiple of `num_attention_heads` unless `head_dim` is given.
     #[schemars(range(min = 2, max = 65_536))]
     pub hidden_size: usize,
     /// Width of the SwiGLU MLP. 8/3 of `hidden_size` has the parameters of a plain MLP of width
@@ -22,14 +30,17 @@ pub struct ModelConfig {
     /// Number of decoder blocks.
     #[schemars(range(min = 1, max = 1024))]
     pub num_layers: usize,
-    /// Number of query heads. The head size, `hidden_size / num_attention_heads`, must be even; every
-    /// GPU kernel supports 64 and 128.
+    /// Number of query heads.
     #[schemars(range(min = 1, max = 1024))]
     pub num_attention_heads: usize,
     /// Number of key/value heads, a divisor of `num_attention_heads`. Fewer make the KV cache and the
     /// QKV matrix smaller (grouped-query attention). Default: `num_attention_heads`.
     #[schemars(range(min = 1, max = 1024))]
     pub num_key_value_heads: usize,
+    /// Size of an attention head. It must be even; every GPU kernel supports 64 and 128. Default:
+    /// `hidden_size / num_attention_heads`.
+    #[schemars(range(min = 2, max = 65_536))]
+    pub head_dim: Option<usize>,
     /// Longest sequence that the model supports; stored in checkpoints. Default:
     /// `data.sequence_length`.
     #[schemars(range(min = 1, max = 1_048_576))]
@@ -37,6 +48,8 @@ pub struct ModelConfig {
     /// Base of the rotary angles. 10000 is Llama 2's; longer contexts use more (Llama 3: 500000).
     #[schemars(range(max = 1e12), extend("exclusiveMinimum" = 1))]
     pub rope_theta: f64,
+    /// Scaling of the rotary angles of models whose context was extended.
+    pub rope_scaling: RopeScalingConfig,
     /// Added to the mean square inside RMSNorm so that it never divides by zero.
     #[schemars(range(max = 0.1), extend("exclusiveMinimum" = 0))]
     pub norm_epsilon: f64,
@@ -59,14 +72,18 @@ pub struct ModelConfig {
 impl Default for ModelConfig {
     fn default() -> Self {
         Self {
+            init_from: None,
+            architecture: Architecture::Llama,
             vocab_size: None,
             hidden_size: 192,
             intermediate_size: 512,
             num_layers: 4,
             num_attention_heads: 6,
             num_key_value_heads: 2,
+            head_dim: None,
             max_position_embeddings: 256,
             rope_theta: 10_000.0,
+            rope_scaling: RopeScalingConfig::default(),
             norm_epsilon: 1e-5,
             tie_embeddings: true,
             init_std: 0.02,
@@ -78,6 +95,80 @@ impl Default for ModelConfig {
 impl ModelConfig {
     /// Size of an attention head.
     pub fn head_size(&self) -> usize {
-        self.hidden_size / self.num_attention_heads
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
     }
+}
+
+/// Architectures of decoders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Architecture {
+    /// `LlamaForCausalLM`.
+    Llama,
+    /// `MistralForCausalLM` without a sliding window: the layers of Llama.
+    Mistral,
+}
+
+impl Architecture {
+    /// Every architecture.
+    pub const ALL: [Self; 2] = [Self::Llama, Self::Mistral];
+
+    /// `model_type` in a `config.json`.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+        }
+    }
+
+    /// The class of `transformers`.
+    pub fn class_name(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+        }
+    }
+}
+
+/// Scaling of the rotary angles.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RopeScalingConfig {
+    /// How frequencies are scaled.
+    pub rope_type: RopeType,
+    /// Low frequencies are divided by it.
+    #[schemars(range(min = 1, max = 1e6))]
+    pub factor: f64,
+    /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are low frequencies.
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
+    pub low_freq_factor: f64,
+    /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are not scaled; those in
+    /// between are interpolated.
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
+    pub high_freq_factor: f64,
+    /// The context that the model had before it was extended.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub original_max_position_embeddings: usize,
+}
+
+impl Default for RopeScalingConfig {
+    fn default() -> Self {
+        Self {
+            rope_type: RopeType::Default,
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        }
+    }
+}
+
+/// Scalings of the rotary angles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RopeType {
+    /// No scaling; the other keys have no effect.
+    Default,
+    /// That of Llama 3.1 and later.
+    Llama3,
 }

@@ -42,7 +42,7 @@ fn split(text: &str) -> Result<(&str, Value), Problem> {
     }
     let value = format::parse(value, Format::Yaml).map_err(|problem| {
         Problem::new(key, format!("the value of the override {value:?} {}", problem.message))
-            .suggest("put a text in quotes")
+            .suggest("put a string in quotes")
     })?;
     Ok((key, value))
 }

@@ -110,6 +110,7 @@ fn make_paths_absolute(run: &mut ResolvedRun) {
         _ => None,
     };
     let paths = [
+        config.model.init_from.as_mut(),
         config.tokenizer.tokenizer_json.as_mut(),
         config.tokenizer.vocab.as_mut(),
         config.tokenizer.merges.as_mut(),
@@ -168,8 +169,9 @@ fn find_outputs(run: &mut ResolvedRun) {
     runtime.logging.tensorboard_directory.get_or_insert_with(|| run.run_directory.join(TENSORBOARD));
 }
 
-/// Takes the tokenizer that the config names, that lies beside its `vocab.json`, the run's own, the
-/// one that the streaming config names, or that was trained for the experiment.
+/// Takes the tokenizer that the config names, that lies beside its `vocab.json`, the run's own, that of
+/// the model that training starts from, the one that the streaming config names, or that was trained for
+/// the experiment.
 fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
     let tokenizer = &mut run.config.tokenizer;
     if tokenizer.tokenizer_json.is_some() {
@@ -184,6 +186,7 @@ fn find_tokenizer(run: &mut ResolvedRun, surroundings: &Surroundings) {
         .as_ref()
         .map(|vocab| vocab.with_file_name("tokenizer.json"))
         .or_else(|| Some(run.run_directory.join(OWN_TOKENIZER)).filter(|own| own.exists()))
+        .or_else(|| Some(run.config.model.init_from.as_ref()?.join("tokenizer.json")))
         .or_else(|| streaming?.tokenizer.clone())
         .or_else(|| trained.exists().then(|| whole(&trained)));
 }
@@ -217,7 +220,11 @@ fn find_vocab_size(
     match (run.config.model.vocab_size, vocabulary) {
         (Some(size), Some(vocabulary)) if size < vocabulary.size => {
             let message = format!("is {size}, less than the tokenizer's {}", vocabulary.size);
-            problems.push(Problem::new("model.vocab_size", message).suggest("leave it out to take the tokenizer's"));
+            let way_out = match run.config.model.init_from {
+                Some(_) => "train on with the tokenizer of the model",
+                None => "leave it out to take the tokenizer's",
+            };
+            problems.push(Problem::new("model.vocab_size", message).suggest(way_out));
         }
         (Some(_), _) => {}
         (None, Some(vocabulary)) => run.config.model.vocab_size = Some(vocabulary.size),
@@ -266,7 +273,8 @@ fn find_special_tokens(run: &mut ResolvedRun, vocabulary: Option<&Vocabulary>) -
 fn read_special_tokens(path: &Path) -> Result<Vec<String>, Problem> {
     let text = format::read_text(path, LARGEST_TOKEN_LIST)?;
     if text.trim_start().starts_with('[') {
-        let invalid = |error| Problem::of_file(format!("starts like a JSON array but is not one of texts: {error}"));
+        let invalid =
+            |error| Problem::of_file(format!("starts like a JSON array but is not an array of strings: {error}"));
         return serde_json::from_str(&text).map_err(invalid);
     }
     Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())

@@ -15,6 +15,7 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.heads_divide_width();
     rules.head_size_is_even();
     rules.groups_divide_heads();
+    rules.rope_frequencies_in_order();
     rules.sequence_fits_positions();
     rules.vocab_and_merges_together();
     rules.special_tokens_differ();
@@ -44,7 +45,7 @@ impl Rules<'_> {
 
     fn heads_divide_width(&mut self) {
         let (width, heads) = (self.config.model.hidden_size, self.config.model.num_attention_heads);
-        if width.is_multiple_of(heads) {
+        if self.config.model.head_dim.is_some() || width.is_multiple_of(heads) {
             return;
         }
         let even = (1..=width / 2).filter(|count| width.is_multiple_of(2 * count));
@@ -57,6 +58,14 @@ impl Rules<'_> {
     }
 
     fn head_size_is_even(&mut self) {
+        if let Some(size) = self.config.model.head_dim {
+            if !size.is_multiple_of(2) {
+                let message = format!("is {size}, which is odd, but rotary positions turn pairs");
+                let problem = Problem::new("model.head_dim", message).suggest("choose an even size, best 64 or 128");
+                self.report(&["model.head_dim"], problem);
+            }
+            return;
+        }
         let (width, heads) = (self.config.model.hidden_size, self.config.model.num_attention_heads);
         if !width.is_multiple_of(heads) || (width / heads).is_multiple_of(2) {
             return;
@@ -78,6 +87,17 @@ impl Rules<'_> {
         let problem = Problem::new("model.num_key_value_heads", message)
             .suggest(format!("{} would", near_divisor(heads, groups)));
         self.report(&["model.num_attention_heads", "model.num_key_value_heads"], problem);
+    }
+
+    fn rope_frequencies_in_order(&mut self) {
+        let scaling = &self.config.model.rope_scaling;
+        let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
+        if low < high {
+            return;
+        }
+        let keys = ["model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"];
+        let problem = Problem::new(keys[0], format!("is {low}, not less than high_freq_factor {high}"));
+        self.report(&keys, problem.suggest("lower it"));
     }
 
     fn sequence_fits_positions(&mut self) {

@@ -18,7 +18,8 @@ const CHECKPOINT_DIRECTORY: &str = "/runtime/checkpoint/directory";
 const TENSORBOARD_DIRECTORY: &str = "/runtime/logging/tensorboard_directory";
 
 /// Keys that hold a path or a list of paths and patterns, as JSON pointers.
-const PATHS: [&str; 10] = [
+const PATHS: [&str; 11] = [
+    "/model/init_from",
     "/tokenizer/tokenizer_json",
     "/tokenizer/vocab",
     "/tokenizer/merges",

@@ -1,4 +1,4 @@
-//! Reading values that a config may write as a number or as a text, such as `8` and `auto`.
+//! Reading values that a config may write as a number or as a string, such as `8` and `auto`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::Deserializer;
 use serde::de::{Error, Visitor};
 
-/// Reads a number or a text through the type's `FromStr`, so that each such type has one place that
+/// Reads a number or a string through the type's `FromStr`, so that each such type has one place that
 /// says what is valid.
 pub(crate) fn from_text<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
@@ -23,7 +23,7 @@ impl<T: FromStr<Err = String>> Visitor<'_> for NumberOrText<T> {
     type Value = T;
 
     fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        formatter.write_str("a number or a text")
+        formatter.write_str("a number or a string")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {

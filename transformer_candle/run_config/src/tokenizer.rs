@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct TokenizerConfig {
     /// The `tokenizer.json` of the Hugging Face tokenizers library. Default: the run's own,
-    /// `tokenizer/tokenizer.json` in its folder; else the one that `streaming_config.json` names, else
-    /// `artifacts/tokenizer/EXPERIMENT/tokenizer.json`.
+    /// `tokenizer/tokenizer.json` in its folder; else that of `model.init_from`; else the one that
+    /// `streaming_config.json` names, else `artifacts/tokenizer/EXPERIMENT/tokenizer.json`.
     pub tokenizer_json: Option<PathBuf>,
     /// `vocab.json` of a byte-level BPE, instead of `tokenizer_json`: the `tokenizer.json` in the same
     /// folder is read.

@@ -5,7 +5,7 @@
 use run_config::{Format, RunConfig, presets};
 
 /// Key of the smoke config, a value it may not have, and a word that the message must hold.
-const BAD_VALUES: [(&str, &str, &str); 110] = [
+const BAD_VALUES: [(&str, &str, &str); 115] = [
     ("model.vocab_size", "0", "from 1"),
     ("model.vocab_size", "1e9", "16777216"),
     ("model.vocab_size", "many", "integer"),
@@ -43,13 +43,13 @@ const BAD_VALUES: [(&str, &str, &str); 110] = [
     ("model.rope_mode", "off", "always on"),
     ("tokenizer.tokenizer_json", "\"\"", "empty"),
     ("tokenizer.tokenizer_json", "3", "quotes"),
-    ("tokenizer.tokenizer_json", "[a.json]", "a text"),
-    ("tokenizer.tokenizer_json", "\"a\\0b\"", "zero character"),
+    ("tokenizer.tokenizer_json", "[a.json]", "a string"),
+    ("tokenizer.tokenizer_json", "\"a\\0b\"", "NUL character"),
     ("tokenizer.special_tokens", "[a, 3]", "quotes"),
     ("tokenizer.special_tokens", "[a, a]", "twice"),
     ("tokenizer.special_tokens", "{a: 1}", "list"),
     ("data.train_shards", "corpus.txt", "write a list"),
-    ("data.train_shards", "[a.txt, null]", "must be a text"),
+    ("data.train_shards", "[a.txt, null]", "must be a string"),
     ("data.train_shards", "[a.txt, \" \"]", "empty"),
     ("data.mixture", "fineweb", "a list"),
     ("data.mixture", "[fineweb]", "a section with the keys dataset"),
@@ -78,7 +78,7 @@ const BAD_VALUES: [(&str, &str, &str); 110] = [
     ("data.sequences_per_step", "0", "from 1"),
     ("data.shuffle_buffer_size", "0", "from 1"),
     ("data.num_workers", "0", "from 1"),
-    ("data.cache_dir", "true", "a text"),
+    ("data.cache_dir", "true", "a string"),
     ("data.held_out_fraction", "0", "greater than 0"),
     ("data.held_out_fraction", "0.9", "at most 0.5"),
     ("optimizer.algorithm", "sgd", "adamw"),
@@ -93,6 +93,11 @@ const BAD_VALUES: [(&str, &str, &str); 110] = [
     ("optimizer.epsilon", "0", "greater than 0"),
     ("optimizer.max_grad_norm", "0", "null for none"),
     ("optimizer.z_loss", "-0.1", "from 0"),
+    ("model.head_dim", "33", "even size"),
+    ("model.architecture", "qwen", "one of `llama`"),
+    ("model.rope_scaling.low_freq_factor", "4.0", "not less than high_freq_factor"),
+    ("model.rope_scaling.factor", "0.5", "from 1"),
+    ("model.rope_scaling.rope_type", "yarn", "one of `default`, `llama3`"),
     ("model.base_hidden_size", "256", "tie_embeddings: false"),
     ("scheduler.strategy", "cosin", "did you mean `cosine`"),
     ("scheduler.strategy", "linear_warmup", "did you mean `linear`"),

@@ -97,7 +97,7 @@ fn a_wrong_override_is_named_as_one() {
     assert_snapshot!(complain("optimizer.learning_rate"), @r#"the config: --override: "optimizer.learning_rate" is not of the form section.key=value"#);
     assert_snapshot!(complain("optimizer=3"), @"the config: optimizer: is 3, but must be a section with keys such as `algorithm`, `learning_rate`, `weight_decay` (given by --override)");
     assert_snapshot!(complain("model.hidden_size.width=3"), @"the config: model.hidden_size.width: `hidden_size` is a value, it has no keys of its own");
-    assert_snapshot!(complain("tokenizer.tokenizer_json=@x"), @r#"the config: tokenizer.tokenizer_json: the value of the override "@x" is not valid YAML: unexpected character: `@' at line 1, column 1; put a text in quotes"#);
+    assert_snapshot!(complain("tokenizer.tokenizer_json=@x"), @r#"the config: tokenizer.tokenizer_json: the value of the override "@x" is not valid YAML: unexpected character: `@' at line 1, column 1; put a string in quotes"#);
     assert_snapshot!(complain("runtime.seed="), @"the config: runtime.seed: has an override without a value; write null to leave the key out");
     assert_snapshot!(complain("=3"), @r#"the config: --override: "=3" is not of the form section.key=value"#);
 }

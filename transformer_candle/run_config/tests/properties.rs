@@ -7,9 +7,10 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use run_config::{
-    ActivationRecompute, BatchSize, BestConfig, ByteSize, CheckpointConfig, DataConfig, Device, DivergenceGuardConfig,
-    EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, OptimizerConfig, Packing, Precision,
-    RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
+    ActivationRecompute, Architecture, BatchSize, BestConfig, ByteSize, CheckpointConfig, DataConfig, Device,
+    DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, OptimizerConfig,
+    Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens,
+    TimeSpan, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.
@@ -29,6 +30,7 @@ fn model() -> impl Strategy<Value = ModelConfig> {
             (groups, queries, half, intermediate_size, num_layers),
             (vocab_size, theta, epsilon, tie_embeddings, std),
         )| ModelConfig {
+            init_from: None,
             vocab_size,
             hidden_size: groups * queries * half * 2,
             intermediate_size,
@@ -37,6 +39,9 @@ fn model() -> impl Strategy<Value = ModelConfig> {
             num_key_value_heads: groups,
             max_position_embeddings: 4096,
             rope_theta: theta,
+            rope_scaling: RopeScalingConfig::default(),
+            architecture: if tie_embeddings { Architecture::Llama } else { Architecture::Mistral },
+            head_dim: tie_embeddings.then_some(2 * half),
             norm_epsilon: epsilon,
             tie_embeddings,
             init_std: std,

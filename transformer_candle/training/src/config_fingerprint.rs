@@ -7,7 +7,7 @@ use std::{
 };
 
 use dataset::SourceDescription;
-use run_config::{Algorithm, Packing, ResolvedRun, RunConfig};
+use run_config::{Algorithm, Architecture, Packing, ResolvedRun, RopeType, RunConfig};
 use serde_json::{Value, json};
 
 /// Config keys (plus the tokenizer's hash and the data's size or commit) with their values.
@@ -16,6 +16,7 @@ pub type ConfigFingerprint = BTreeMap<String, Value>;
 const REVISION: &str = "revision";
 const PACKING: &str = "data.packing";
 const MIXTURE: &str = "data.mixture";
+const ARCHITECTURE: &str = "model.architecture";
 const ALGORITHM: &str = "optimizer.algorithm";
 
 /// One key that differs.
@@ -40,6 +41,7 @@ fn default_value(key: &str) -> Value {
     match key {
         PACKING => json!(Packing::Concat),
         ALGORITHM => json!(Algorithm::AdamW),
+        ARCHITECTURE => json!(Architecture::Llama),
         _ => Value::Null,
     }
 }
@@ -83,8 +85,14 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     let RunConfig { model, data, optimizer, runtime, .. } = &run.config;
     let mut fingerprint = ConfigFingerprint::new();
     let Value::Object(sizes) = json!(model) else { unreachable!("a struct is an object") };
-    // Initialisation does not matter after step 0, and learning rates may change.
-    let sizes = sizes.into_iter().filter(|(key, _)| key != "init_std" && key != "base_hidden_size");
+    // Initialisation does not matter after step 0, and learning rates may change. Old checkpoints lack the keys whose
+    // values decide nothing in them.
+    let is_default = |key: &str| match key {
+        "head_dim" => model.head_size() * model.num_attention_heads == model.hidden_size,
+        "rope_scaling" => model.rope_scaling.rope_type == RopeType::Default,
+        key => ["init_from", "init_std", "base_hidden_size"].contains(&key),
+    };
+    let sizes = sizes.into_iter().filter(|(key, _)| !is_default(key));
     fingerprint.extend(sizes.map(|(key, value)| (format!("model.{key}"), value)));
     let mut add = |key: &str, value: Value| fingerprint.insert(key.to_owned(), value);
     add(ALGORITHM, json!(optimizer.algorithm));

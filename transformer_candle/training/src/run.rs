@@ -114,6 +114,8 @@ impl Session {
             let step = self.trainer.steps_done();
             if step > 0 {
                 self.evaluate_and_save_if_due(step, stop)?;
+            } else if self.trainer.run().config.model.init_from.is_some() && self.evaluate_every.is_some() {
+                self.evaluate(stop)?;
             }
             self.print_warnings();
             if let Some(signal) = stop.requested() {

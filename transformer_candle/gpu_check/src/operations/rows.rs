@@ -1,6 +1,6 @@
 //! Operations on rows: embedding, norm, rotation, `SwiGLU`, casts and copies.
 
-use kernels::rope::RopeTables;
+use kernels::rope::{Frequencies, RopeTables};
 use kernels::{DType, Device, HeadLayout, add_rms_norm, cast, embedding, rope, swiglu};
 
 use super::{EXACT, F32, InputGenerator};
@@ -136,7 +136,8 @@ fn rotation(
     let layout = HeadLayout { heads, kv_heads, head_size };
     let (positions, half) = (first + length, head_size / 2);
     let (shape, tables) = ([batch * length, layout.packed_width()], [positions, half]);
-    let RopeTables { cos_TE2: cos, sin_TE2: sin } = rope::tables(positions, head_size, 10_000.0, &Device::Cpu)?;
+    let RopeTables { cos_TE2: cos, sin_TE2: sin } =
+        rope::tables(positions, head_size, &Frequencies::of_base(10_000.0), &Device::Cpu)?;
     let (name, rotate) = if forward {
         ("rope::forward", rope::forward as fn(&mut _, &_, &_, _, _) -> _)
     } else {

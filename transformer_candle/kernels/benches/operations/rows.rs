@@ -127,7 +127,7 @@ fn norm(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
 /// Rotary embedding of queries and keys, there and back.
 fn rotate(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let &Sizes { length, n, ref heads, layers, .. } = sizes;
-    let tables = rope::tables(length, heads.head_size, ROPE_THETA, &Device::Cpu)?;
+    let tables = rope::tables(length, heads.head_size, &rope::Frequencies::of_base(ROPE_THETA), &Device::Cpu)?;
     let mut qkv_NP = filled(&[n, heads.packed_width()], meter.dtype)?;
     let turned = meter.element_size() * n * (heads.query_width() + heads.key_width());
     meter.row("rope: both", layers, Work { flops: 0, bytes: 4 * turned }, || {

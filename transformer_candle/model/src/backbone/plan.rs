@@ -132,7 +132,7 @@ impl BackbonePlan {
     pub(crate) fn bind_rope(&self, arena: &Arena) -> Result<RopeTables> {
         let (mut cos_TE2, mut sin_TE2) = (arena.buffer(self.rope.0), arena.buffer(self.rope.1));
         let (positions, device) = (cos_TE2.shape()[0], cos_TE2.device());
-        let tables = rope::tables(positions, self.shape.head_size, self.shape.rope_theta, device)?;
+        let tables = rope::tables(positions, self.shape.head_size, &self.shape.rope_frequencies(), device)?;
         cos_TE2.copy_from(&tables.cos_TE2)?;
         sin_TE2.copy_from(&tables.sin_TE2)?;
         Ok(RopeTables { cos_TE2, sin_TE2 })

@@ -37,7 +37,7 @@ fn ranges<'a>(shape: &ModelShape, weights: &'a Buffer) -> Vec<NamedRange<'a>> {
 }
 
 /// Zeroes what no tensor of the file holds.
-fn zero_between_tensors(shape: &ModelShape, weights: &mut Buffer) -> Result<()> {
+pub(super) fn zero_between_tensors(shape: &ModelShape, weights: &mut Buffer) -> Result<()> {
     let mut stored: Vec<_> = hf_tensors(shape).iter().map(|tensor| (tensor.offset, tensor.elements)).collect();
     stored.push((weights.elements(), 0));
     stored.sort_unstable();

@@ -11,3 +11,4 @@ mod documents;
 mod golden;
 mod hugging_face_files;
 mod models;
+mod pretrained_weights;

@@ -6,25 +6,22 @@ use kernels::memory::Plan;
 use kernels::{Buffer, DType, Device, DeviceKind, bf16};
 use model::hugging_face::hf_tensors;
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision};
+use run_config::ModelConfig;
 
 /// Grouped heads, heads wider than the residual stream together, and sizes that are no multiple of anything.
 pub fn tiny(tie_embeddings: bool) -> ModelShape {
-    ModelShape {
-        vocab_size: 71,
-        padded_vocab_size: 128,
+    let config = ModelConfig {
         hidden_size: 20,
         intermediate_size: 36,
         num_layers: 3,
         num_attention_heads: 4,
         num_key_value_heads: 2,
-        head_size: 6,
+        head_dim: Some(6),
         max_position_embeddings: 24,
-        rope_theta: 10_000.0,
-        norm_epsilon: 1e-5,
         tie_embeddings,
-        init_std: 0.02,
-        base_hidden_size: None,
-    }
+        ..ModelConfig::default()
+    };
+    ModelShape::new(&config, 71)
 }
 
 /// F32, nothing recomputed.

@@ -1,11 +1,13 @@
 //! Reads a checkpoint: the manifest once, and every other file verified against it.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use dataset::CancelToken;
 use kernels::Buffer;
-use model::{ModelShape, Precision, hugging_face};
+use model::hugging_face::{self, PretrainedWeights};
+use model::{ModelShape, Precision};
 use serde_json::Value;
 
 use super::manifest::{Manifest, VerifiedFile};
@@ -27,8 +29,8 @@ pub struct StoredModel {
     pub end_of_text: Option<u32>,
 }
 
-/// A directory that is open for reading: a checkpoint, or any Llama model in one safetensors file. A file that a
-/// manifest lists is refused if its size or SHA-256 differs.
+/// A directory that is open for reading: a checkpoint, or any model in Hugging Face's format that the decoder runs. A
+/// file that a manifest lists is refused if its size or SHA-256 differs.
 #[derive(Debug)]
 pub struct Checkpoint {
     directory: PathBuf,
@@ -101,10 +103,40 @@ impl Checkpoint {
 
     /// Reads the weights into a flat buffer, unless cancelled. On an error the buffer holds part of them.
     pub fn weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
+        if self.manifest.is_none() {
+            let stored = PretrainedWeights::open(&self.directory, shape);
+            let filled = stored.and_then(|stored| stored.read(weights, None, &|| cancel.is_cancelled()));
+            return self.unless_cancelled(filled, cancel);
+        }
         let mut file = self.open_file(files::MODEL, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::MODEL));
         let filled = hugging_face::read_weights(&mut file, bytes, &path, shape, weights);
         verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
+    }
+
+    /// Opens the weights for training to start from. Every number is read once, so that nothing has been allocated when
+    /// the weights are refused; unless cancelled.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Corrupted`] for files that are cut, differ from the manifest or hold numbers that are not
+    /// finite; [`CheckpointError::Mismatch`] if they are another model's.
+    pub fn pretrained_weights(&self, shape: &ModelShape, cancel: &CancelToken) -> Result<PretrainedWeights> {
+        let refused = |error| from_model_error(&self.directory, error);
+        if let Some(manifest) = &self.manifest {
+            let mut file = manifest.open(&self.directory, files::MODEL, cancel)?;
+            let copied = io::copy(&mut file, &mut io::sink());
+            verified(file, copied.map_err(failed("read", &self.directory.join(files::MODEL))))?;
+        }
+        let stored = PretrainedWeights::open(&self.directory, shape).map_err(refused)?;
+        self.unless_cancelled(stored.check_finite(&|| cancel.is_cancelled()), cancel)?;
+        Ok(stored)
+    }
+
+    fn unless_cancelled(&self, read: model::Result<()>, cancel: &CancelToken) -> Result<()> {
+        if cancel.is_cancelled() {
+            return Err(CheckpointError::Interrupted);
+        }
+        read.map_err(|error| from_model_error(&self.directory, error))
     }
 
     /// Reads the optimizer's state, unless cancelled. On an error the buffers hold part of it.

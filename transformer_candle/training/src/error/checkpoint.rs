@@ -140,7 +140,9 @@ pub(crate) fn from_model_error(directory: &Path, error: model::Error) -> Checkpo
     match error {
         model::Error::Io { action, path, source } => CheckpointError::Io { action, path, source },
         model::Error::Kernel(error) => error.into(),
-        model::Error::Malformed { .. } => CheckpointError::corrupted(directory, error.to_string()),
+        model::Error::Malformed { .. } | model::Error::NotFiniteWeights { .. } => {
+            CheckpointError::corrupted(directory, error.to_string())
+        }
         other => CheckpointError::mismatch(directory, other.to_string()),
     }
 }

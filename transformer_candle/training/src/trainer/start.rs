@@ -8,6 +8,7 @@ use std::{
 
 use dataset::{CancelToken, Cursor, Tokenizer, hub::HubSettings};
 use kernels::Device;
+use model::hugging_face::PretrainedWeights;
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
 
@@ -103,9 +104,15 @@ impl Trainer {
         }
         let data = data.open(&mut run, state.map(cursor_of).transpose()?, &mut notes)?;
 
+        let pretrained = pretrained_weights(&run, &shape, resumed.is_some(), &mut notes, &cancel)?;
         let mut engine = memory_plan::allocate(&run.config, &shape, plan.engine_settings(device.kind()), &device)?;
         stop.check()?;
-        fill(&mut engine, &shape, run.config.runtime.seed, resumed.as_ref(), &cancel)?;
+        let start = match (&resumed, &pretrained) {
+            (Some(resumed), _) => StartingPoint::Checkpoint(&resumed.checkpoint),
+            (None, Some(weights)) => StartingPoint::Pretrained(weights),
+            (None, None) => StartingPoint::Random { seed: run.config.runtime.seed },
+        };
+        fill(&mut engine, &shape, &start, &cancel)?;
         stop.check()?;
         if let Some(state) = state {
             notes.extend(matmul_algorithms::restore(&device, state.matmul_algorithms.as_ref())?);
@@ -147,23 +154,45 @@ impl Trainer {
     }
 }
 
-/// Initializes weights and optimizer state, or loads them from a checkpoint.
-fn fill(
-    engine: &mut Engine,
-    shape: &ModelShape,
-    seed: u64,
-    resumed: Option<&ResumePoint>,
-    cancel: &CancelToken,
-) -> Result<()> {
+/// Where the weights before the next step come from.
+enum StartingPoint<'a> {
+    Random { seed: u64 },
+    Pretrained(&'a PretrainedWeights),
+    Checkpoint(&'a Checkpoint),
+}
+
+/// Fills weights and optimizer state.
+fn fill(engine: &mut Engine, shape: &ModelShape, start: &StartingPoint, cancel: &CancelToken) -> Result<()> {
     let pool = engine.pool();
     let Engine { decoder, optimizer, .. } = engine;
-    pool.install(|| match resumed {
-        None => Ok(initialization::fill(shape, seed, decoder.weights_mut(), optimizer.low_bits_mut())?),
-        Some(ResumePoint { checkpoint, .. }) => {
+    pool.install(|| match start {
+        StartingPoint::Random { seed } => {
+            Ok(initialization::fill(shape, *seed, decoder.weights_mut(), optimizer.low_bits_mut())?)
+        }
+        StartingPoint::Pretrained(weights) => {
+            Ok(weights.read(decoder.weights_mut(), optimizer.low_bits_mut(), &|| cancel.is_cancelled())?)
+        }
+        StartingPoint::Checkpoint(checkpoint) => {
             checkpoint.weights(shape, decoder.weights_mut(), cancel)?;
             Ok(checkpoint.optimizer(shape, optimizer.state_mut(), cancel)?)
         }
     })
+}
+
+/// The checked weights of `model.init_from` for a new run; none for a resumed one.
+fn pretrained_weights(
+    run: &ResolvedRun,
+    shape: &ModelShape,
+    is_resumed: bool,
+    notes: &mut Vec<String>,
+    cancel: &CancelToken,
+) -> Result<Option<PretrainedWeights>> {
+    let Some(directory) = run.config.model.init_from.as_deref().filter(|_| !is_resumed) else {
+        return Ok(None);
+    };
+    let weights = Checkpoint::open(directory)?.pretrained_weights(shape, cancel)?;
+    notes.push(format!("training starts from the weights in {}", directory.display()));
+    Ok(Some(weights))
 }
 
 /// Plans the run with its checkpoint's execution or the config's, and writes the micro-batch into the config.

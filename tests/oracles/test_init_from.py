@@ -1,0 +1,182 @@
+"""Training from models that transformers made: the same logits, loss and gradients, and saved as what they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orchestrator
+import pytest
+import torch
+from fake_hub.fineweb import documents
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from workspace import Finished, Workspace
+
+SIZES = {
+    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.1, "vocab_size": 384,
+}  # fmt: skip
+LLAMA_3 = {
+    "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "llama_2": {"model_type": "llama"},
+    "llama_2_tied": {"model_type": "llama", "tie_word_embeddings": True, "num_key_value_heads": 4},
+    "llama_3": {"model_type": "llama", "head_dim": 16, "rope_parameters": LLAMA_3, "tie_word_embeddings": True},
+    "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+}
+SEQUENCE = 64
+EVALUATED = 8
+"""Sequences of an evaluation: two steps of four."""
+CONFIG = """
+model: {{init_from: {model}}}
+data: {{train_shards: [{text}], validation_shards: [{held_out}], sequence_length: 64,
+       batch_size: 2, gradient_accumulation_steps: 2, shuffle_buffer_size: 16}}
+optimizer: {{learning_rate: 1.0e-3, max_grad_norm: null, weight_decay: 0.0}}
+scheduler: {{strategy: constant, warmup_steps: 0, total_steps: 1}}
+runtime: {{device: cpu, precision: fp32, checkpoint: {{every_n_steps: 1}},
+          evaluation: {{every_n_steps: 1, max_batches: 2}}}}
+"""
+
+
+def write_tokenizer(text: Path, folder: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZES["vocab_size"], special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train([str(text)], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+
+
+def make_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Save a random model of transformers in several shards."""
+    torch.manual_seed(7)
+    settings = MODELS[name]
+    config = AutoConfig.for_model(**{**SIZES, "bos_token_id": 0, "eos_token_id": 0, **settings})
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder, max_shard_size="60KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    return folder
+
+
+@pytest.fixture
+def text(workspace: Workspace) -> Path:
+    """Documents to train on; ten others lie beside them, held out."""
+    texts = list(documents())[:200]
+    for name, part in (("train.jsonl", texts[10:]), ("held_out.jsonl", texts[:10])):
+        (workspace.root / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    return workspace.root / "train.jsonl"
+
+
+def held_out_loss(model: torch.nn.Module, folder: Path, text: Path) -> float:
+    """The loss of transformers' model on the held-out documents, cut in sequences."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = [tokenizer.eos_token_id]
+    for line in text.with_name("held_out.jsonl").read_text().splitlines():
+        tokens += [*tokenizer(json.loads(line)["text"]).input_ids, tokenizer.eos_token_id]
+    count = min(EVALUATED, (len(tokens) - 1) // SEQUENCE)
+    ids = torch.tensor(tokens[: count * SEQUENCE + 1])
+    with torch.no_grad():
+        logits = model(ids[:-1].view(count, SEQUENCE)).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[1:]).item()
+
+
+def run_config(workspace: Workspace, model: Path, text: Path, *overrides: str) -> orchestrator.RunConfig:
+    path = workspace.root / "run" / "training.yaml"
+    path.parent.mkdir()
+    path.write_text(CONFIG.format(model=model, text=text, held_out=text.with_name("held_out.jsonl")))
+    return orchestrator.RunConfig.load(path, overrides=list(overrides))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_starts_from_the_very_model(workspace: Workspace, text: Path, name: str) -> None:
+    folder = make_model(name, workspace.root / name)
+    write_tokenizer(text, folder)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = list(range(5, 105))
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens])).logits[0].numpy()
+    np.testing.assert_allclose(orchestrator.logits(folder, tokens, device="cpu"), expected, atol=1e-4)
+
+    config = run_config(workspace, folder, text)
+    inputs, targets = (torch.from_numpy(part).long() for part in next(orchestrator.TokenStream(config)))
+    loss = torch.nn.functional.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten())
+    loss.backward()
+    trainer = orchestrator.Trainer(config)
+    evaluation = trainer.evaluate()
+    assert evaluation
+    assert evaluation.loss == pytest.approx(held_out_loss(theirs, folder, text), abs=1e-4)
+    report = next(trainer)
+    assert report.loss == pytest.approx(loss.item(), abs=1e-4)
+
+    saved = trainer.save()
+    # Before clipping and without bias correction, the first moment is a tenth of the gradient.
+    moments = load_file(saved / "optimizer.safetensors")
+    gradients = {parameter: value.grad for parameter, value in theirs.named_parameters()}
+    for parameter, gradient in gradients.items():
+        found = 10 * moments[f"{parameter}.first_moment"]
+        assert (found - gradient).norm() < 1e-5 * gradient.norm() + 1e-9, parameter
+
+    again = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+    assert type(again) is type(theirs)
+    with torch.no_grad():
+        expected = again(torch.tensor([tokens])).logits[0].numpy()
+    np.testing.assert_allclose(orchestrator.logits(saved, tokens, device="cpu"), expected, atol=1e-4)
+
+
+def test_the_command_evaluates_before_the_first_step(workspace: Workspace, text: Path) -> None:
+    folder = make_model("llama_3", workspace.root / "model", torch.bfloat16)
+    write_tokenizer(text, folder)
+    config = Path(run_config(workspace, folder, text).path)
+    out = workspace.orchestrate("train", "--config", config, "--override=runtime.precision=bf16").succeeded().out
+    assert f"training starts from the weights in {folder}" in out
+    lines = (config.parent / "metrics.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])
+    assert (first["kind"], first["step"]) == ("evaluation", 0)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert first["loss"] == pytest.approx(held_out_loss(model, folder, text), rel=2e-3)
+
+    (folder / "config.json").unlink()
+    again = workspace.orchestrate("train", "--config", config, "--resume", "--override=runtime.precision=bf16")
+    again.succeeded()
+
+
+def test_what_does_not_fit_is_refused(workspace: Workspace, text: Path) -> None:
+    folder = make_model("llama_2", workspace.root / "model")
+    write_tokenizer(text, folder)
+    config = Path(run_config(workspace, folder, text).path)
+
+    def train(*flags: str) -> Finished:
+        return workspace.orchestrate("train", "--config", config, *flags)
+
+    train("--override=model.hidden_size=64").refused(2, "model.hidden_size: is 64, but the model in", "has 48")
+    train("--override=model.init_from=/nowhere").refused(2, "/nowhere/config.json: there is no such file")
+    original = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(original.replace('"llama"', '"gemma"'))
+    train().refused(2, "`model_type` is `gemma`", "`llama`, `mistral`")
+    (folder / "config.json").write_text(original.replace('"intermediate_size": 80', '"intermediate_size": 96'))
+    train().refused(2, "gate_proj.weight` has shape [80, 48], the model's has [96, 48]")
+    (folder / "config.json").write_text(original)
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-5])
+    train().refused(5, shard.name, "bytes of tensors")
+    shard.write_bytes(whole[:-4] + b"\x00\x00\xc0\x7f")
+    train().refused(5, shard.name, "not finite")
+    shard.unlink()
+    train().refused(2, f"{shard.name} is missing")
+    assert not (config.parent / "checkpoints").exists()
+    shard.write_bytes(whole)
+    train().succeeded()

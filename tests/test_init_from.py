@@ -1,0 +1,87 @@
+"""Continued pre-training: from a folder and from a repository of the Hub, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from fake_hub import FakeHub
+from workspace import TINY_MODEL, Workspace
+
+RUN = "--seq-len=32 --batch-size=2 --grad-accum=2 --steps=4 --log-every=1 --evaluate-every=4 --eval-batches=2".split()
+SETTINGS = [*RUN, "--preset=smoke_cpu", "--device=cpu", "--override=data.held_out_fraction=0.1"]
+
+
+@pytest.fixture
+def hub_root(tmp_path: Path) -> Path:
+    return tmp_path / "hub"
+
+
+def pretrain(workspace: Workspace) -> tuple[Path, Path]:
+    """The text and the last checkpoint of a short run."""
+    text = workspace.write_text()
+    flags = [*TINY_MODEL, f"--input={text}", "--steps=8", "--evaluate-every=8", "--experiment=first"]
+    workspace.orchestrate(*flags, "--override=data.held_out_fraction=0.1").succeeded()
+    return text, workspace.run_folder("first") / "checkpoints" / "step-00000008"
+
+
+def start(workspace: Workspace, text: Path, model: str | Path, *flags: str) -> list[str | Path]:
+    return ["--init-from", model, "--input", text, *SETTINGS, "--experiment=second", *flags]
+
+
+def test_a_run_starts_where_the_model_ended(workspace: Workspace) -> None:
+    text, checkpoint = pretrain(workspace)
+    out = workspace.orchestrate(*start(workspace, text, checkpoint)).succeeded().out
+    assert f"training starts from the weights in {checkpoint}" in out
+    (before,) = workspace.metrics("first", "evaluation")
+    after = workspace.metrics("second", "evaluation")
+    assert [row["step"] for row in after] == [0, 4]
+    assert after[0]["loss"] == before["loss"]
+    written = json.loads((workspace.run_folder("second") / "resolved_config.json").read_text())["model"]
+    assert (written["hidden_size"], written["num_layers"], written["vocab_size"]) == (32, 2, 384)
+
+    shutil.rmtree(checkpoint)
+    flags = ["--experiment=second", "--resume", "--steps=6"]
+    workspace.orchestrate(*flags).succeeded()
+    assert [row["step"] for row in workspace.metrics("second")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_repository_of_the_hub_is_downloaded_and_its_commit_pinned(hub_workspace: Workspace, hub: FakeHub) -> None:
+    workspace = hub_workspace
+    text, checkpoint = pretrain(workspace)
+    repository = hub.root / "models" / "owner" / "tiny-llama"
+    shutil.copytree(checkpoint, repository, ignore=shutil.ignore_patterns("optimizer*", "manifest*", "trainer*"))
+    (repository / "consolidated.safetensors").write_bytes(b"the same weights again")
+    workspace.orchestrate(*start(workspace, text, "owner/tiny-llama")).succeeded()
+    config = (workspace.run_folder("second") / "training.yaml").read_text()
+    (commit,) = {part.split("/")[0] for part in config.split("models--owner--tiny-llama/snapshots/")[1:]}
+    assert len(commit.strip()) == 40
+    assert not any("consolidated" in request.path for request in hub.requests)
+
+    offline = Workspace(workspace.root, {**workspace.extra_environment, "HF_HUB_OFFLINE": "1"})
+    offline.orchestrate(*start(workspace, text, "owner/tiny-llama", "--experiment=third")).succeeded()
+    unknown = workspace.orchestrate(*start(workspace, text, "owner/other", "--experiment=fourth"))
+    unknown.refused(2, "--init-from owner/other", "no such model on the Hub")
+    revision = workspace.orchestrate(*start(workspace, text, "owner/tiny-llama@v9", "--experiment=fourth"))
+    revision.refused(2, "has no revision 'v9'")
+    hub.faults.add("owner/tiny-llama", "500", count=1000)
+    down = workspace.orchestrate(*start(workspace, text, "owner/tiny-llama@" + "0" * 40, "--experiment=fourth"))
+    down.refused(3, "cannot be downloaded")
+    assert not workspace.run_folder("fourth").exists()
+
+
+def test_contradicting_flags_are_refused(workspace: Workspace) -> None:
+    text, checkpoint = pretrain(workspace)
+    refused = {
+        "--hidden-size=64": ("model.hidden_size: is 64, but the model in", "has 32", "--hidden-size"),
+        "--vocab-size=512": ("leave out --vocab-size",),
+        "--force-retrain-tokenizer": ("leave out --force-retrain-tokenizer",),
+    }
+    for flag, words in refused.items():
+        workspace.orchestrate(*start(workspace, text, checkpoint, flag)).refused(2, *words)
+    workspace.orchestrate(*start(workspace, text, "./nowhere")).refused(2, "--init-from ./nowhere", "no such folder")
+    (checkpoint / "model.safetensors").write_bytes(b"short")
+    workspace.orchestrate(*start(workspace, text, checkpoint)).refused(5, "corrupted")
+    assert not (workspace.run_folder("second") / "checkpoints").exists()

@@ -1,0 +1,355 @@
+//! Reads the `config.json` of a model in Hugging Face's format.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::Problem;
+use crate::model::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
+
+/// More than any model has, and few enough that no size computed from them overflows.
+const MAX_PARAMETERS: f64 = 1e15;
+const MAX_POSITIONS: usize = 1 << 30;
+
+/// The keys that decide the arithmetic, with the defaults of `transformers`; the others do not matter here.
+#[derive(Deserialize)]
+struct HuggingFaceConfig {
+    model_type: String,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    max_position_embeddings: usize,
+    rms_norm_eps: f64,
+    rope_theta: Option<f64>,
+    rope_parameters: Option<RopeParameters>,
+    rope_scaling: Option<RopeParameters>,
+    partial_rotary_factor: Option<f64>,
+    #[serde(default = "silu")]
+    hidden_act: String,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    #[serde(default = "usual_std")]
+    initializer_range: f64,
+    sliding_window: Option<usize>,
+    use_sliding_window: Option<bool>,
+    quantization_config: Option<Value>,
+}
+
+/// The rotary embedding: `rope_parameters` in transformers 5, `rope_scaling` in 4.
+#[derive(Deserialize, Clone)]
+struct RopeParameters {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    rope_theta: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    factor: Option<f64>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    original_max_position_embeddings: Option<usize>,
+}
+
+fn silu() -> String {
+    "silu".to_owned()
+}
+
+fn usual_std() -> f64 {
+    0.02
+}
+
+impl ModelConfig {
+    /// The model that a `config.json` describes, as `transformers` reads it.
+    ///
+    /// # Errors
+    /// A problem of the `config.json`'s key that is missing, or that asks for what the decoder does not have.
+    pub fn from_hugging_face(config: &Value) -> Result<Self, Problem> {
+        let config =
+            HuggingFaceConfig::deserialize(config).map_err(|error| Problem::new("(whole file)", error.to_string()))?;
+        config.check_sizes()?;
+        let architecture = config.architecture()?;
+        config.check_layers()?;
+        let (rope_theta, rope_scaling) = config.rope()?;
+        Ok(Self {
+            init_from: None,
+            architecture,
+            vocab_size: Some(config.vocab_size),
+            hidden_size: config.hidden_size,
+            intermediate_size: config.intermediate_size,
+            num_layers: config.num_hidden_layers,
+            num_attention_heads: config.num_attention_heads,
+            num_key_value_heads: config.kv_heads(),
+            head_dim: Some(config.head_size()),
+            max_position_embeddings: config.max_position_embeddings,
+            rope_theta,
+            rope_scaling,
+            norm_epsilon: config.rms_norm_eps,
+            tie_embeddings: config.tie_word_embeddings,
+            init_std: config.initializer_range,
+            base_hidden_size: None,
+        })
+    }
+}
+
+impl HuggingFaceConfig {
+    fn kv_heads(&self) -> usize {
+        self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+    }
+
+    fn head_size(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
+    }
+
+    fn check_sizes(&self) -> Result<(), Problem> {
+        let (heads, kv_heads) = (self.num_attention_heads, self.kv_heads());
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", heads),
+            ("num_key_value_heads", kv_heads),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        if let Some((key, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(Problem::new(*key, "is 0; it must be at least 1"));
+        }
+        if self.max_position_embeddings > MAX_POSITIONS {
+            let problem = format!("is {}; it must be at most {MAX_POSITIONS}", self.max_position_embeddings);
+            return Err(Problem::new("max_position_embeddings", problem));
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            let problem = format!("is {kv_heads}, which does not divide {heads} heads");
+            return Err(Problem::new("num_key_value_heads", problem));
+        }
+        let head_size = self.head_size();
+        if head_size == 0 || !head_size.is_multiple_of(2) {
+            return Err(Problem::new("head_dim", format!("is {head_size}; rotary embeddings need an even size")));
+        }
+        self.check_parameters()
+    }
+
+    /// Everything that is computed from the sizes is at most a small multiple of the parameters, and must not overflow.
+    fn check_parameters(&self) -> Result<(), Problem> {
+        let largest = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("head_dim", self.head_size()),
+        ];
+        let [vocab_size, hidden, intermediate, layers, heads, head_size] = largest.map(|(_, size)| size as f64);
+        let attention_widths = (2.0 * heads + 2.0 * self.kv_heads() as f64) * head_size;
+        let parameters = (layers * (attention_widths + 3.0 * intermediate + 2.0) + 2.0 * vocab_size) * hidden;
+        if parameters <= MAX_PARAMETERS {
+            return Ok(());
+        }
+        let (key, size) = largest.into_iter().max_by_key(|(_, size)| *size).unwrap_or_default();
+        let problem = format!("is {size}, which makes {parameters:.1e} parameters; no machine holds them");
+        Err(Problem::new(key, problem))
+    }
+
+    fn architecture(&self) -> Result<Architecture, Problem> {
+        let known = Architecture::ALL.into_iter().find(|architecture| architecture.model_type() == self.model_type);
+        known.ok_or_else(|| {
+            let names: Vec<_> = Architecture::ALL.iter().map(|known| format!("`{}`", known.model_type())).collect();
+            let problem = format!("is `{}`; the models that run here are {}", self.model_type, names.join(", "));
+            Problem::new("model_type", problem)
+        })
+    }
+
+    /// Refuses layers that the decoder does not have.
+    fn check_layers(&self) -> Result<(), Problem> {
+        if self.hidden_act != "silu" {
+            return Err(Problem::new("hidden_act", format!("is `{}`; only `silu` runs here", self.hidden_act)));
+        }
+        for (key, value) in [("attention_bias", self.attention_bias), ("mlp_bias", self.mlp_bias)] {
+            if value == Some(true) {
+                return Err(Problem::new(key, "is true; these biases do not run here"));
+            }
+        }
+        let is_used = self.use_sliding_window.unwrap_or(self.model_type == "mistral");
+        if let Some(window) = self.sliding_window.filter(|window| is_used && *window < self.max_position_embeddings) {
+            let problem = format!("is {window}; attention is not limited to a sliding window here");
+            return Err(Problem::new("sliding_window", problem));
+        }
+        if self.quantization_config.is_some() {
+            return Err(Problem::new("quantization_config", "is given; only unquantized weights are read"));
+        }
+        Ok(())
+    }
+
+    /// Base and scaling of the rotary embedding's frequencies.
+    fn rope(&self) -> Result<(f64, RopeScalingConfig), Problem> {
+        let (key, rope) = match (&self.rope_parameters, &self.rope_scaling) {
+            (Some(rope), _) => ("rope_parameters", Some(rope)),
+            (None, rope) => ("rope_scaling", rope.as_ref()),
+        };
+        let factor = rope.and_then(|rope| rope.partial_rotary_factor).or(self.partial_rotary_factor);
+        if let Some(factor) = factor.filter(|factor| (factor - 1.0).abs() > f64::EPSILON) {
+            return Err(Problem::new("partial_rotary_factor", format!("is {factor}; whole heads are rotated here")));
+        }
+        // Llama 2 was published before the key existed.
+        let theta = rope.and_then(|rope| rope.rope_theta).or(self.rope_theta).unwrap_or(10_000.0);
+        if !theta.is_finite() || theta <= 1.0 {
+            return Err(Problem::new("rope_theta", format!("is {theta}; it must be greater than 1")));
+        }
+        let scaling = match rope.map(|rope| (rope, rope.rope_type.as_deref().unwrap_or("default"))) {
+            None | Some((_, "default")) => RopeScalingConfig::default(),
+            Some((rope, "llama3")) => rope.llama3().ok_or_else(|| {
+                Problem::new(key, "is of type `llama3` but lacks a factor or original_max_position_embeddings")
+            })?,
+            Some((_, other)) => {
+                return Err(Problem::new(key, format!("is of type `{other}`; only `default` and `llama3` run here")));
+            }
+        };
+        let RopeScalingConfig { factor, low_freq_factor: low, high_freq_factor: high, .. } = scaling;
+        if !(factor >= 1.0 && low > 0.0 && low < high) {
+            let problem = format!(
+                "has factor {factor}, low_freq_factor {low} and high_freq_factor {high}; the factor must be at least 1 \
+                 and low_freq_factor between 0 and high_freq_factor"
+            );
+            return Err(Problem::new(key, problem));
+        }
+        Ok((theta, scaling))
+    }
+}
+
+impl RopeParameters {
+    fn llama3(&self) -> Option<RopeScalingConfig> {
+        Some(RopeScalingConfig {
+            rope_type: RopeType::Llama3,
+            factor: self.factor?,
+            low_freq_factor: self.low_freq_factor?,
+            high_freq_factor: self.high_freq_factor?,
+            original_max_position_embeddings: self.original_max_position_embeddings?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Llama 3.2 1B, as published.
+    fn llama3() -> Value {
+        json!({
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": false, "mlp_bias": false,
+            "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+            "max_position_embeddings": 131_072, "num_attention_heads": 32, "num_hidden_layers": 16,
+            "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+            "rope_scaling": {
+                "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3"
+            },
+            "tie_word_embeddings": true, "vocab_size": 128_256
+        })
+    }
+
+    fn changed(key: &str, value: Value) -> Result<ModelConfig, Problem> {
+        let mut config = llama3();
+        config[key] = value;
+        ModelConfig::from_hugging_face(&config)
+    }
+
+    #[test]
+    fn llama_3_is_read_with_its_frequency_scaling() {
+        let model = ModelConfig::from_hugging_face(&llama3()).unwrap();
+        assert_eq!((model.vocab_size, model.head_dim, model.num_key_value_heads), (Some(128_256), Some(64), 8));
+        let scaling = model.rope_scaling;
+        assert_eq!(scaling.rope_type, RopeType::Llama3);
+        assert_eq!((scaling.factor, scaling.original_max_position_embeddings), (32.0, 8192));
+    }
+
+    #[test]
+    fn absent_keys_have_the_defaults_of_transformers() {
+        let mut config = llama3();
+        for key in ["rope_scaling", "rope_theta", "head_dim", "num_key_value_heads", "attention_bias", "hidden_act"] {
+            config.as_object_mut().unwrap().remove(key);
+        }
+        let model = ModelConfig::from_hugging_face(&config).unwrap();
+        assert_eq!((model.rope_theta, model.head_dim, model.num_key_value_heads), (10_000.0, Some(64), 32));
+        assert_eq!(model.rope_scaling, RopeScalingConfig::default());
+    }
+
+    #[test]
+    fn transformers_5_spells_the_rotary_embedding_as_rope_parameters() {
+        let mut config = llama3();
+        let mut rope = config.as_object_mut().unwrap().remove("rope_scaling").unwrap();
+        rope["rope_theta"] = config.as_object_mut().unwrap().remove("rope_theta").unwrap();
+        config["rope_parameters"] = rope;
+        let as_published = ModelConfig::from_hugging_face(&llama3()).unwrap();
+        assert_eq!(ModelConfig::from_hugging_face(&config).unwrap(), as_published);
+    }
+
+    #[test]
+    fn mistral_is_read_unless_its_window_is_shorter_than_its_context() {
+        let mistral = |window: Value| {
+            let mut config = llama3();
+            config["model_type"] = json!("mistral");
+            config["sliding_window"] = window;
+            ModelConfig::from_hugging_face(&config)
+        };
+        assert_eq!(mistral(Value::Null).unwrap().architecture, Architecture::Mistral);
+        assert_eq!(mistral(json!(131_072)).unwrap().architecture, Architecture::Mistral);
+        assert_eq!(mistral(json!(4096)).unwrap_err().path, "sliding_window");
+    }
+
+    fn llama3_scaling(low: f64, high: f64) -> Value {
+        json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": low, "high_freq_factor": high,
+            "original_max_position_embeddings": 8192
+        })
+    }
+
+    #[test]
+    fn features_that_do_not_run_here_are_refused_by_their_key() {
+        let changes = [
+            ("model_type", json!("gpt2")),
+            ("hidden_act", json!("gelu")),
+            ("attention_bias", json!(true)),
+            ("mlp_bias", json!(true)),
+            ("num_key_value_heads", json!(3)),
+            ("num_attention_heads", json!(0)),
+            ("head_dim", json!(5)),
+            ("rope_theta", json!(0.5)),
+            ("partial_rotary_factor", json!(0.5)),
+            ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e4 })),
+            ("rope_scaling", json!({ "type": "linear", "factor": 2.0 })),
+            ("rope_scaling", json!({ "rope_type": "llama3", "factor": 2.0 })),
+            ("rope_scaling", llama3_scaling(4.0, 4.0)),
+            ("rope_scaling", llama3_scaling(f64::from(f32::MIN), 4.0)),
+            ("quantization_config", json!({ "bits": 4 })),
+        ];
+        for (key, value) in changes {
+            assert_eq!(changed(key, value).unwrap_err().path, key);
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_by_their_key() {
+        let keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"];
+        for (key, size) in keys.iter().flat_map(|key| [1_u64 << 40, 1 << 62, u64::MAX - 1].map(|size| (*key, size))) {
+            let problem = changed(key, json!(size)).unwrap_err();
+            assert_eq!(problem.path, key);
+            assert!(problem.message.contains(&format!("is {size}")), "{problem}");
+        }
+        let problem = changed("max_position_embeddings", json!(1_u64 << 50)).unwrap_err();
+        assert!(problem.message.contains("at most 1073741824"));
+    }
+
+    #[test]
+    fn a_missing_size_is_named() {
+        let mut config = llama3();
+        config.as_object_mut().unwrap().remove("rms_norm_eps");
+        assert!(ModelConfig::from_hugging_face(&config).unwrap_err().message.contains("rms_norm_eps"));
+    }
+}

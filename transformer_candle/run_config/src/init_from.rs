@@ -1,0 +1,81 @@
+//! `model.init_from`: the model's keys come from the `config.json` of the model that training starts from.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::ModelConfig;
+use crate::error::Problem;
+use crate::format;
+use crate::run_folder::RESOLVED_CONFIG;
+
+/// Most bytes of a `config.json`.
+const LARGEST_CONFIG_JSON: u64 = 16 << 20;
+
+/// Keys that may differ from the model's: they change what it computes, not the shape of its weights.
+const ADJUSTABLE: [&str; 4] = ["max_position_embeddings", "rope_theta", "rope_scaling", "norm_epsilon"];
+
+/// Keys of `model` that a pretrained model says nothing about.
+const OWN: [&str; 3] = ["init_from", "init_std", "base_hidden_size"];
+
+/// Fills the keys of `model` that the document leaves out from the model that it starts from, and reports those that
+/// contradict it. Where that model is gone, the run's own [`RESOLVED_CONFIG`] takes its place.
+pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Path>, problems: &mut Vec<Problem>) {
+    let Some(Value::Object(given)) = document.get_mut("model") else { return };
+    let Some(directory) = given.get("init_from").and_then(Value::as_str).map(|path| Path::new(path).to_owned()) else {
+        return;
+    };
+    let pretrained = match read(&directory) {
+        Ok(model) => model,
+        Err(problem) => match run_directory.and_then(former_model) {
+            Some(model) => model,
+            None => return problems.push(problem),
+        },
+    };
+    for (key, value) in pretrained {
+        match given.get(&key) {
+            _ if OWN.contains(&key.as_str()) => {}
+            None | Some(Value::Null) => {
+                given.insert(key, value);
+            }
+            Some(own) if ADJUSTABLE.contains(&key.as_str()) || equal(own, &value) => {}
+            Some(own) => {
+                let message = format!("is {own}, but the model in {} has {value}", directory.display());
+                problems.push(Problem::new(format!("model.{key}"), message).suggest("remove the key"));
+                given.insert(key, value);
+            }
+        }
+    }
+}
+
+fn read(directory: &Path) -> Result<Map<String, Value>, Problem> {
+    let path = directory.join("config.json");
+    let refused = |problem: Problem| {
+        let key = if problem.path.is_empty() { String::new() } else { format!("`{}` ", problem.path) };
+        Problem::new("model.init_from", format!("{}: {key}{}", path.display(), problem.message))
+            .suggest("name the folder of a Llama or Mistral model in Hugging Face's format")
+    };
+    let text = format::read_text(&path, LARGEST_CONFIG_JSON).map_err(refused)?;
+    let config = serde_json::from_str(&text).map_err(|error| refused(Problem::of_file(error.to_string())))?;
+    let model = ModelConfig::from_hugging_face(&config).map_err(refused)?;
+    Ok(as_map(serde_json::to_value(model).unwrap_or_default()))
+}
+
+/// The model of the run's own config, if it was started before.
+fn former_model(run_directory: &Path) -> Option<Map<String, Value>> {
+    let text = std::fs::read(run_directory.join(RESOLVED_CONFIG)).ok()?;
+    let mut config: Value = serde_json::from_slice(&text).ok()?;
+    Some(as_map(config.get_mut("model")?.take())).filter(|model| model.contains_key("hidden_size"))
+}
+
+fn as_map(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// Whether two values are the same one, however a number is written.
+fn equal(one: &Value, other: &Value) -> bool {
+    one == other || one.as_f64().is_some_and(|number| other.as_f64() == Some(number))
+}
