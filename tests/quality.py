@@ -24,7 +24,7 @@ TINY = Row(
 
 def small_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> run.Bench:
     """A bench on 300 small modules."""
-    package = folder / "packages" / "library"
+    package = folder / "packages" / "sympy"
     package.mkdir(parents=True)
     for index, content in enumerate(list(documents())[:300]):
         (package / f"module{index}.py").write_text(content)

@@ -54,13 +54,13 @@ def seconds_per_token(result: Result, speed: dict[str, float]) -> float:
 def table(results: dict[str, Result]) -> str:
     """Markdown: the rows, the lowest loss first."""
     lines = [
-        "| row | parameters | tokens | FLOPs | seconds | loss | bits per byte | commit | machine |",
-        "|---|--:|--:|--:|--:|--:|--:|---|---|",
+        "| row | parameters | tokens | FLOPs | loss | bits per byte | commit | machine |",
+        "|---|--:|--:|--:|--:|--:|---|---|",
     ]
     for result in sorted(results.values(), key=lambda result: (result["config"], result["loss"])):
         lines.append(
             f"| {result['row']} | {result['parameters'] / 1e6:.1f} M | {result['tokens'] / 1e6:.2f} M "
-            f"| {result['flops']:.2e} | {result['seconds']:,.0f} | {result['loss']:.4f} "
+            f"| {result['flops']:.2e} | {result['loss']:.4f} "
             f"| {result['bits_per_byte']:.4f} | {result['commit']} | {result['machine']} |"
         )
     return "\n".join(lines)

@@ -1,7 +1,8 @@
-"""The text of the quality bench: the Python sources of the hash-locked oracle environment, the same on every machine.
+"""The text of the quality bench: Python sources of the hash-locked oracle environment, the same on every machine.
 
-One JSON line per file with its text, in the order of the paths. Files whose path's SHA-256 is divisible by 100 are held
-out. The hash of both files is recorded beside them, and in every result.
+They are those of packages whose version does not depend on Python's. One JSON line per file with its text, in the order
+of the paths. Files whose path's SHA-256 is divisible by 100 are held out. The hash of both files is recorded beside
+them, and in every result.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sysconfig
 from pathlib import Path
 
 HELD_OUT = 100
+PACKAGES = ("huggingface_hub", "mpmath", "pygments", "sympy", "torch", "torchgen", "transformers")
 
 
 def prepare(folder: Path) -> str:
@@ -23,13 +25,14 @@ def prepare(folder: Path) -> str:
     packages = Path(sysconfig.get_path("purelib"))
     digest = hashlib.sha256()
     with (folder / "train.jsonl").open("w") as train, (folder / "validation.jsonl").open("w") as validation:
-        for path in sorted(packages.rglob("*.py"), key=lambda path: path.relative_to(packages).as_posix()):
+        paths = [path for package in PACKAGES for path in (packages / package).rglob("*.py")]
+        for path in sorted(paths, key=lambda path: path.relative_to(packages).as_posix()):
             name = path.relative_to(packages).as_posix()
             try:
                 text = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 continue  # a few test files of other encodings
-            if name.startswith("orchestrator/") or not text:
+            if not text:
                 continue
             line = json.dumps({"text": text}) + "\n"
             digest.update(line.encode())

@@ -86,8 +86,8 @@ pub fn parse_config<'py>(
         "json" => Format::Json,
         _ => Format::Yaml,
     };
-    let config = run_config::RunConfig::parse(text, format, &overrides)
-        .map_err(|error| raised(run_config::ConfigError { file, ..error.naming(&flags) }))?;
+    let config = run_config::RunConfig::parse_of_file(text, format, &overrides, file.as_deref())
+        .map_err(|error| raised(error.naming(&flags)))?;
     json::to_python(py, &config)
 }
 

@@ -54,12 +54,24 @@ impl RunConfig {
     /// # Ok::<(), run_config::ConfigError>(())
     /// ```
     pub fn parse(text: &str, format: Format, overrides: &[String]) -> Result<Self, ConfigError> {
-        let document = format::parse(text, format).map_err(|problem| ConfigError::new(None, vec![problem]))?;
-        let draft = Draft::new(document, overrides, None).map_err(|problem| ConfigError::new(None, vec![problem]))?;
+        Self::parse_of_file(text, format, overrides, None)
+    }
+
+    /// Like [`RunConfig::parse`], for the text of a config file: errors name it, and a pretrained model that is gone
+    /// is known from the run beside it.
+    pub fn parse_of_file(
+        text: &str,
+        format: Format,
+        overrides: &[String],
+        file: Option<&Path>,
+    ) -> Result<Self, ConfigError> {
+        let failed = |problem| ConfigError::new(file, vec![problem]);
+        let document = format::parse(text, format).map_err(failed)?;
+        let draft = Draft::new(document, overrides, file.and_then(Path::parent)).map_err(failed)?;
         if draft.findings.problems.is_empty() {
             Ok(draft.config)
         } else {
-            Err(ConfigError::new(None, draft.findings.problems))
+            Err(ConfigError::new(file, draft.findings.problems))
         }
     }
 
