@@ -52,7 +52,7 @@ def test_a_repository_of_the_hub_is_downloaded_and_its_commit_pinned(hub_workspa
     workspace = hub_workspace
     text, checkpoint = pretrain(workspace)
     repository = hub.root / "models" / "owner" / "tiny-llama"
-    shutil.copytree(checkpoint, repository, ignore=shutil.ignore_patterns("optimizer*", "manifest*", "trainer*"))
+    shutil.copytree(checkpoint, repository, ignore=shutil.ignore_patterns("optimizer*", "MANIFEST*", "trainer*"))
     (repository / "consolidated.safetensors").write_bytes(b"the same weights again")
     workspace.orchestrate(*start(workspace, text, "owner/tiny-llama")).succeeded()
     config = (workspace.run_folder("second") / "training.yaml").read_text()

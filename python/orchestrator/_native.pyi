@@ -43,6 +43,7 @@ __all__ = [
     "json_schema",
     "logits",
     "memory_plan",
+    "model_directory",
     "open_device",
     "parse_config",
     "presets",
@@ -515,6 +516,14 @@ def validate_data(run: _Path, replay: Sequence[int] = ...) -> DataReport:
 
 def logits(checkpoint: _Path, tokens: Sequence[int], *, device: str = "auto") -> NDArray[np.float32]:
     """Return the logits behind each token, `[tokens, vocabulary]`."""
+
+def model_directory(checkpoint: _Path | None = None, experiment: str | None = None) -> Path:
+    """Return the directory of a model; the files of a checkpoint are verified.
+
+    Args:
+        checkpoint: A checkpoint, a folder of checkpoints, a run's folder, or a model in Hugging Face's format.
+        experiment: Instead, an experiment, whose newest intact checkpoint is taken.
+    """
 
 def memory_plan(config: RunConfig) -> MemoryPlan:
     """Return what a run needs in memory, disk and arithmetic, before anything is allocated.

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -15,6 +15,7 @@ from typer.exceptions import Abort, TyperException
 from orchestrator import _native, terminal
 from orchestrator.arguments import Command, Group, stopped
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.export import Format, Type
 from orchestrator.options import ConfigFlag, parameter, takes, trainer_command
 from orchestrator.settings import Launch, LaunchMode, Preset, Settings, takes_settings
 from orchestrator.signals import Stopped, stoppable
@@ -90,6 +91,25 @@ def examine(device: str, **typed: Any) -> None:
     problems = [found.text for found in findings if found.verdict is doctor.Verdict.BAD]
     if problems:
         raise CommandError("\n".join(["this machine cannot train on what is asked:", *problems]))
+
+
+@app.command("export", cls=Command)
+def export(
+    experiment: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The newest intact checkpoint of an experiment.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A checkpoint, a run's folder, or a model in Hugging Face's format."),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="gguf: one file for llama.cpp, Ollama and LM Studio.")] = Format.GGUF,
+    type: Annotated[Type, typer.Option(help="The type of the matrices; q8_0 takes half of f16.")] = Type.F16,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: NAME-TYPE.gguf in this folder.")] = None,
+) -> None:
+    """Write a trained model in the format of another program."""
+    from orchestrator.export import run
+
+    run(checkpoint, experiment, format, type, out)
 
 
 def _add_trainer_command(name: str) -> None:

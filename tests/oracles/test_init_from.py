@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orchestrator
@@ -12,24 +11,10 @@ import pytest
 import torch
 from fake_hub.fineweb import documents
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from tiny_models import MODELS, make_model, write_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from workspace import Finished, Workspace
 
-SIZES = {
-    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.1, "vocab_size": 384,
-}  # fmt: skip
-LLAMA_3 = {
-    "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-MODELS: dict[str, dict[str, Any]] = {
-    "llama_2": {"model_type": "llama"},
-    "llama_2_tied": {"model_type": "llama", "tie_word_embeddings": True, "num_key_value_heads": 4},
-    "llama_3": {"model_type": "llama", "head_dim": 16, "rope_parameters": LLAMA_3, "tie_word_embeddings": True},
-    "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
-}
 SEQUENCE = 64
 EVALUATED = 8
 """Sequences of an evaluation: two steps of four."""
@@ -42,33 +27,6 @@ scheduler: {{strategy: constant, warmup_steps: 0, total_steps: 1}}
 runtime: {{device: cpu, precision: fp32, checkpoint: {{every_n_steps: 1}},
           evaluation: {{every_n_steps: 1, max_batches: 2}}}}
 """
-
-
-def write_tokenizer(text: Path, folder: Path) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=SIZES["vocab_size"], special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train([str(text)], trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
-
-
-def make_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """Save a random model of transformers in several shards."""
-    torch.manual_seed(7)
-    settings = MODELS[name]
-    config = AutoConfig.for_model(**{**SIZES, "bos_token_id": 0, "eos_token_id": 0, **settings})
-    model = AutoModelForCausalLM.from_config(config).to(dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.2 * torch.randn_like(parameter))
-    model.save_pretrained(folder, max_shard_size="60KB")
-    assert len(list(folder.glob("model-*.safetensors"))) > 1
-    return folder
 
 
 @pytest.fixture
@@ -161,13 +119,13 @@ def test_what_does_not_fit_is_refused(workspace: Workspace, text: Path) -> None:
     def train(*flags: str) -> Finished:
         return workspace.orchestrate("train", "--config", config, *flags)
 
-    train("--override=model.hidden_size=64").refused(2, "model.hidden_size: is 64, but the model in", "has 48")
+    train("--override=model.hidden_size=32").refused(2, "model.hidden_size: is 32, but the model in", "has 64")
     train("--override=model.init_from=/nowhere").refused(2, "/nowhere/config.json: there is no such file")
     original = (folder / "config.json").read_text()
     (folder / "config.json").write_text(original.replace('"llama"', '"gemma"'))
     train().refused(2, "`model_type` is `gemma`", "`llama`, `mistral`")
-    (folder / "config.json").write_text(original.replace('"intermediate_size": 80', '"intermediate_size": 96'))
-    train().refused(2, "gate_proj.weight` has shape [80, 48], the model's has [96, 48]")
+    (folder / "config.json").write_text(original.replace('"intermediate_size": 96', '"intermediate_size": 128'))
+    train().refused(2, "gate_proj.weight` has shape [96, 64], the model's has [128, 64]")
     (folder / "config.json").write_text(original)
     shard = sorted(folder.glob("model-*.safetensors"))[1]
     whole = shard.read_bytes()

@@ -17,6 +17,7 @@ mod gpu_state;
 mod json;
 mod lock;
 mod machine;
+mod model_directory;
 mod plan;
 mod process_owned;
 mod signals;
@@ -59,6 +60,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(machine::check_threads, module)?)?;
     module.add_function(wrap_pyfunction!(machine::environment, module)?)?;
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
+    module.add_function(wrap_pyfunction!(model_directory::model_directory, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
     module.add_function(wrap_pyfunction!(validate_data::validate_data, module)?)
 }

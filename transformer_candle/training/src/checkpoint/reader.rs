@@ -56,6 +56,11 @@ impl Checkpoint {
         &self.directory
     }
 
+    /// Whether it has a manifest, as a model of another program does not.
+    pub fn is_checkpoint(&self) -> bool {
+        self.manifest.is_some()
+    }
+
     /// The manifest.
     ///
     /// # Errors

@@ -1,0 +1,186 @@
+"""Writes a model directory as a GGUF file, which llama.cpp, Ollama and LM Studio load.
+
+Names of keys and tensors, and what llama.cpp expects in them: the specification of GGUF, and `gguf.constants`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator import gguf_tokenizer
+from orchestrator.command_error import CommandError
+from orchestrator.paths import shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.utility import LocalTensor, SafetensorsLocal
+    from numpy.typing import NDArray
+
+Type = Literal["f32", "f16", "bf16", "q8_0"]
+TYPES: dict[Type, str] = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+"""The types of matrices, by gguf's name of a file of them. Vectors are always f32."""
+
+OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+INNER = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+"""Hugging Face's names of a block's tensors, and GGUF's."""
+BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+ARCHITECTURES = {"llama": "llama", "mistral": "llama"}
+"""`model_type`, and the architecture that llama.cpp runs it as."""
+
+
+def write(model: Path, target: Path, kind: Type, name: str) -> None:
+    """Write the model in the directory `model` to the file `target`, complete or not at all.
+
+    Args:
+        model: A model directory in Hugging Face's format.
+        target: The file to write; an existing one is replaced.
+        kind: The type of the matrices.
+        name: What the model is called in the file.
+    """
+    import gguf
+
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    if config.get("model_type") not in ARCHITECTURES:
+        raise CommandError(f"{shown(model)} is of type {config.get('model_type')}, which is not exported to GGUF")
+    staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    writer = gguf.GGUFWriter(staging, ARCHITECTURES[config["model_type"]], use_temp_file=False)
+    try:
+        writer.add_name(name)
+        _add_sizes(writer, config)
+        writer.add_file_type(gguf.LlamaFileType[TYPES[kind]])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        gguf_tokenizer.add(writer, model, config["vocab_size"])
+        _write_tensors(writer, model, config, gguf.GGMLQuantizationType[kind.upper()])
+        staging.replace(target)
+    finally:
+        writer.close()
+        staging.unlink(missing_ok=True)
+
+
+def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    writer.add_rope_dimension_count(head_size)
+    writer.add_rope_freq_base(_rope(config)["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotary embedding's parameters, as transformers 5 or 4 spells them."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {"rope_theta": config.get("rope_theta", 10_000.0), **parameters}
+
+
+def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:
+    """Return what llama.cpp divides each frequency by: Llama 3's scaling; none if there is no scaling."""
+    import numpy as np
+
+    rope = _rope(config)
+    if rope.get("rope_type", "default") != "llama3":
+        return None
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    frequencies: NDArray[np.float64] = rope["rope_theta"] ** (-np.arange(0, size, 2, dtype=np.float64) / size)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    divisors: NDArray[np.float32] = (1.0 / (kept + (1.0 - kept) / rope["factor"])).astype(np.float32)
+    return divisors
+
+
+def _write_tensors(writer: GGUFWriter, model: Path, config: dict[str, Any], kind: GGMLQuantizationType) -> None:
+    """Write the tensors one after the other, so that one of them is in memory at a time."""
+    import gguf
+    import numpy as np
+
+    tensors = list(_tensors(model, config))
+    divisors = _rope_divisors(config)
+    if divisors is not None:
+        writer.add_tensor_info("rope_freqs.weight", divisors.shape, divisors.dtype, divisors.nbytes)
+    for name, stored in tensors:
+        own = _kind_of(stored, kind)
+        size = math.prod(gguf.quant_shape_to_byte_shape(stored.shape, own))
+        writer.add_tensor_info(name, stored.shape, np.dtype(np.float32), size, raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if divisors is not None:
+        writer.write_tensor_data(divisors)
+    for name, stored in tensors:
+        values = _values(stored)
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            is_query = name.endswith("attn_q.weight")
+            heads = config["num_attention_heads"]
+            values = _interleaved(values, heads if is_query else config.get("num_key_value_heads") or heads)
+        writer.write_tensor_data(gguf.quants.quantize(values, _kind_of(stored, kind)))
+
+
+def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, LocalTensor]]:
+    """Return the tensors of the safetensors files by GGUF's names."""
+    from gguf.utility import SafetensorsLocal
+
+    for path in sorted(model.glob("model*.safetensors")):
+        stored: SafetensorsLocal = SafetensorsLocal(path)
+        for name, tensor in stored.tensors.items():
+            block = BLOCK.fullmatch(name)
+            if block is not None and block[2] in INNER:
+                yield f"blk.{block[1]}.{INNER[block[2]]}.weight", tensor
+            elif name in OUTER and not (name == "lm_head.weight" and config.get("tie_word_embeddings")):
+                yield OUTER[name], tensor
+            elif name not in OUTER and "rotary_emb" not in name:
+                raise CommandError(f"{shown(path)} holds {name}, which GGUF has no place for in this architecture")
+
+
+def _kind_of(tensor: LocalTensor, kind: GGMLQuantizationType) -> GGMLQuantizationType:
+    """Return the type that a tensor is written in: vectors stay f32, and rows must be whole blocks."""
+    import gguf
+
+    if len(tensor.shape) == 1:
+        return gguf.GGMLQuantizationType.F32
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    return kind if tensor.shape[-1] % block == 0 else gguf.GGMLQuantizationType.F16
+
+
+def _values(tensor: LocalTensor) -> NDArray[np.float32]:
+    """Return a tensor's numbers as f32, which each of the types it is stored in widens to exactly."""
+    import numpy as np
+
+    stored = tensor.mmap_bytes()
+    values: NDArray[np.float32]
+    if tensor.dtype == "BF16":
+        values = (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = stored.view({"F32": "<f4", "F16": "<f2"}[tensor.dtype]).astype(np.float32)
+    shaped: NDArray[np.float32] = values.reshape(tensor.shape)
+    return shaped
+
+
+def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Reorder the rows of a head: llama.cpp rotates neighbours, Hugging Face's Llama the two halves."""
+    rows, columns = values.shape
+    halves = values.reshape(heads, 2, rows // heads // 2, columns)
+    interleaved: NDArray[np.float32] = halves.swapaxes(1, 2).reshape(rows, columns)
+    return interleaved

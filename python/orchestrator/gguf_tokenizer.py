@@ -1,0 +1,148 @@
+"""Writes a tokenizer.json into a GGUF file: tokens, merges or scores, and the name of its pre-tokenization."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.command_error import CommandError
+from orchestrator.paths import shown
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PRE_TOKENIZERS = {
+    # GPT-2's, which ByteLevel applies by itself.
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt-2",
+    rf"{WORDS}|\p{{N}}{{1,3}}|{OTHERS}": "llama-bpe",
+    rf"{WORDS}|\p{{N}}|{OTHERS}": "qwen2",
+}
+"""The expression that cuts text before BPE, and llama.cpp's name of it."""
+SPACE = "\u2581"
+
+
+def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
+    """Add the tokenizer of a model directory; ids that stand for no token are filled up to `vocab_size`."""
+    path = model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    kind = tokenizer["model"].get("type") or "BPE"
+    if kind != "BPE":
+        raise CommandError(f"{shown(path)} is a {kind} tokenizer; only BPE is exported to GGUF")
+    if tokenizer["model"].get("byte_fallback"):
+        _add_sentencepiece(writer, tokenizer, vocab_size)
+    else:
+        _add_byte_level(writer, tokenizer, vocab_size, path)
+    _add_special_tokens(writer, model, tokenizer)
+
+
+def _add_byte_level(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
+    expression = _expression(tokenizer.get("pre_tokenizer") or {})
+    if expression not in PRE_TOKENIZERS:
+        raise CommandError(f"{shown(path)} cuts text in a way that llama.cpp has no name for: {expression!r}")
+    tokens, types = _tokens(tokenizer, vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(PRE_TOKENIZERS[expression])
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in _merges(tokenizer)])
+
+
+def _add_sentencepiece(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int) -> None:
+    """Add a BPE with byte tokens: llama.cpp merges the pair with the highest score, so a score is minus the rank."""
+    from gguf import TokenType
+
+    tokens, types = _tokens(tokenizer, vocab_size)
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(_merges(tokenizer)):
+        left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+        ranks.setdefault(left + right, rank)
+    unknown = tokenizer["model"].get("unk_token")
+    for index, token in enumerate(tokens):
+        if token == unknown:
+            types[index] = TokenType.UNKNOWN
+        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            types[index] = TokenType.BYTE
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(ranks.get(token, 0)) for token in tokens])
+    writer.add_token_types(types)
+    writer.add_add_space_prefix(_adds_space(tokenizer))
+
+
+def _tokens(tokenizer: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
+    """Return every id's token and type."""
+    from gguf import TokenType
+
+    tokens, types = [f"[PAD{index}]" for index in range(vocab_size)], [int(TokenType.UNUSED)] * vocab_size
+    for token, index in tokenizer["model"]["vocab"].items():
+        tokens[index], types[index] = token, int(TokenType.NORMAL)
+    for added in tokenizer.get("added_tokens") or []:
+        kind = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+        tokens[added["id"]], types[added["id"]] = added["content"], int(kind)
+    return tokens, types
+
+
+def _merges(tokenizer: dict[str, Any]) -> list[Any]:
+    merges: list[Any] = tokenizer["model"]["merges"]
+    return merges
+
+
+def _expression(pre_tokenizer: dict[str, Any]) -> str:
+    """Return the expression that the text is cut by."""
+    parts = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
+    for part in parts:
+        if part.get("type") == "Split":
+            return str(part["pattern"].get("Regex") or part["pattern"])
+        if part.get("type") == "ByteLevel" and part.get("use_regex", True):
+            return next(iter(PRE_TOKENIZERS))
+    return json.dumps(pre_tokenizer)
+
+
+def _adds_space(tokenizer: dict[str, Any]) -> bool:
+    """Whether a text gets a space in front, by its normalizer or by its pre-tokenizer."""
+    normalizer, pre_tokenizer = tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {}
+    parts = normalizer.get("normalizers") or [normalizer]
+    prepends = any(part.get("type") == "Prepend" and part.get("prepend") == SPACE for part in parts)
+    return prepends or pre_tokenizer.get("prepend_scheme") in ("first", "always")
+
+
+def _add_special_tokens(writer: GGUFWriter, model: Path, tokenizer: dict[str, Any]) -> None:
+    settings = model / "tokenizer_config.json"
+    config = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+    ids = {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or []}
+    ids |= {token: index for token, index in tokenizer["model"]["vocab"].items() if token not in ids}
+    adders = {
+        "bos_token": writer.add_bos_token_id,
+        "eos_token": writer.add_eos_token_id,
+        "pad_token": writer.add_pad_token_id,
+        "unk_token": writer.add_unk_token_id,
+    }
+    for role, add_id in adders.items():
+        token = config.get(role)
+        name = token.get("content") if isinstance(token, dict) else token
+        if name in ids:
+            add_id(ids[name])
+    writer.add_add_bos_token(_adds_bos(config, tokenizer))
+    writer.add_add_eos_token(False)
+    template = model / "chat_template.jinja"
+    chat = template.read_text(encoding="utf-8") if template.exists() else config.get("chat_template")
+    if isinstance(chat, str):
+        writer.add_chat_template(chat)
+
+
+def _adds_bos(config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
+    """Whether texts begin with the BOS token: as tokenizer_config.json says, else the post-processor."""
+    if "add_bos_token" in config:
+        return bool(config["add_bos_token"])
+    name = config.get("bos_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    processor = tokenizer.get("post_processor") or {}
+    for part in processor.get("processors") or [processor]:
+        if part.get("type") == "TemplateProcessing":
+            first = part["single"][0].get("SpecialToken") or {}
+            return first.get("id") == name
+    return False

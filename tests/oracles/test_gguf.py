@@ -1,0 +1,185 @@
+"""Exported models in llama.cpp: the same tokens, the same greedy continuation, the same loss."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orchestrator
+import pytest
+import xllamacpp
+from fake_hub.fineweb import documents
+from tiny_models import MODELS, SIZES, make_model, write_tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+from workspace import Workspace
+
+CONFIG = """
+model: {{init_from: {model}}}
+data: {{train_shards: [{text}], sequence_length: 64, batch_size: 4, sequences_per_step: 8, shuffle_buffer_size: 64}}
+optimizer: {{learning_rate: 3.0e-3}}
+scheduler: {{strategy: cosine, warmup_steps: 5, total_steps: 60}}
+runtime: {{device: cpu, precision: fp32, checkpoint: {{every_n_steps: 60}}}}
+"""
+PROMPT = "def main(arguments):\n    return 12345 + len('caf\u00e9 \u4e2d\u6587') # it's\t\U0001f642\n"
+POSITIONS = 24
+
+
+class LlamaCpp:
+    """A server of llama.cpp in this process, on a free port, with an f32 cache and without flash attention."""
+
+    def __init__(self, file: Path) -> None:
+        settings = xllamacpp.CommonParams()
+        settings.model.path = str(file)
+        settings.n_gpu_layers, settings.n_ctx, settings.n_parallel = 0, 256, 1
+        settings.cpuparams.n_threads = 1
+        settings.warmup = False
+        settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        self.server = xllamacpp.Server(settings)
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        address, headers = self.server.listening_address + path, {"Content-Type": "application/json"}
+        request = urllib.request.Request(address, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
+
+    def tokenize(self, text: str) -> list[int]:
+        tokens: list[int] = self.post("/tokenize", content=text, add_special=False)["tokens"]
+        return tokens
+
+    def complete(self, tokens: list[int], count: int, probabilities: int) -> dict[str, Any]:
+        options = {"temperature": 0, "n_probs": probabilities, "return_tokens": True, "cache_prompt": False}
+        return self.post("/completion", prompt=tokens, n_predict=count, ignore_eos=True, **options)
+
+    def loss(self, tokens: list[int]) -> float:
+        """Mean over the tokens after the first, each from the log-probabilities of the whole vocabulary."""
+        total = 0.0
+        for end in range(1, len(tokens)):
+            (answer,) = self.complete(tokens[:end], 1, SIZES["vocab_size"])["completion_probabilities"]
+            total -= next(entry["logprob"] for entry in answer["top_logprobs"] if entry["id"] == tokens[end])
+        return total / (len(tokens) - 1)
+
+
+@contextmanager
+def llama_cpp(file: Path) -> Iterator[LlamaCpp]:
+    server = LlamaCpp(file)
+    try:
+        yield server
+    finally:
+        del server.server
+
+
+def trained(workspace: Workspace, name: str) -> Path:
+    """A checkpoint after 60 steps: in a random model tokens nearly tie."""
+    text = workspace.root / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": content}) + "\n" for content in list(documents())[:300]))
+    model = make_model(name, workspace.root / name)
+    write_tokenizer(text, model)
+    config = workspace.root / "run" / "training.yaml"
+    config.parent.mkdir()
+    config.write_text(CONFIG.format(model=model, text=text))
+    workspace.orchestrate("train", "--config", config).succeeded()
+    return config.parent / "checkpoints" / "step-00000060"
+
+
+def our_loss(checkpoint: Path, tokens: list[int]) -> float:
+    logits = orchestrator.logits(checkpoint, tokens[:-1], device="cpu").astype(np.float64)
+    maxima = logits.max(axis=1)
+    log_sums = maxima + np.log(np.exp(logits - maxima[:, None]).sum(axis=1))
+    return float(np.mean(log_sums - logits[np.arange(len(tokens) - 1), tokens[1:]]))
+
+
+def export(workspace: Workspace, checkpoint: Path, kind: str) -> Path:
+    file = workspace.root / f"{kind}.gguf"
+    flags = ["export", "--checkpoint", checkpoint, "--format=gguf", f"--type={kind}", "--out", file]
+    workspace.command(workspace.python, "-m", "orchestrator", *flags).succeeded()
+    return file
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_llama_cpp_computes_what_we_compute(workspace: Workspace, name: str) -> None:
+    checkpoint = trained(workspace, name)
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    ids = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    greedy = orchestrator.generate(checkpoint, PROMPT, max_tokens=40, temperature=0.0).tokens
+    loss = our_loss(checkpoint, ids[:POSITIONS])
+    with llama_cpp(export(workspace, checkpoint, "f32")) as server:
+        assert server.tokenize(PROMPT) == ids
+        theirs = server.complete(ids, 40, 1)["tokens"]
+        assert theirs[: len(greedy)] == greedy
+        assert len(greedy) == 40
+        assert server.loss(ids[:POSITIONS]) == pytest.approx(loss, abs=1e-5)
+    with llama_cpp(export(workspace, checkpoint, "q8_0")) as server:
+        assert server.loss(ids[:POSITIONS]) == pytest.approx(loss, rel=0.01)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("f16", 1e-3), ("bf16", 1e-2)])
+def test_half_precision_files_are_close(workspace: Workspace, kind: str, tolerance: float) -> None:
+    checkpoint = trained(workspace, "llama_3")
+    file = export(workspace, checkpoint, kind)
+    tokens = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode(PROMPT).ids[:POSITIONS]
+    with llama_cpp(file) as server:
+        found = server.loss(tokens)
+    assert not math.isnan(found)
+    assert found == pytest.approx(our_loss(checkpoint, tokens), rel=tolerance)
+
+
+def write_sentencepiece_like(texts: list[str], folder: Path, vocab_size: int) -> None:
+    """A tokenizer.json like Llama 2's: BPE over characters, spaces as U+2581, unknown characters as bytes."""
+    learner = Tokenizer(models.BPE())
+    learner.normalizer = normalizers.Replace(" ", "\u2581")
+    learner.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    learner.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size - 259, show_progress=False))
+    learned = json.loads(learner.to_str())["model"]
+    pieces = sorted(learned["vocab"], key=lambda piece: learned["vocab"][piece])
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    model = models.BPE(
+        {token: index for index, token in enumerate(tokens)}, [tuple(merge) for merge in learned["merges"]],
+        unk_token="<unk>", byte_fallback=True, fuse_unk=True,
+    )  # fmt: skip
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+
+
+def test_a_tokenizer_like_llama_2s_gives_the_same_tokens(workspace: Workspace) -> None:
+    texts = list(documents())[:300]
+    folder = make_model("llama_2", workspace.root / "model", vocab_size=700)
+    write_sentencepiece_like(texts, folder, 700)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with llama_cpp(export(workspace, folder, "f32")) as server:
+        for text in [*(text[:300] for text in texts[::30]), PROMPT, " two  spaces", "\u00e9\u4e2d\U0001f642\x07"]:
+            assert server.tokenize(text) == tokenizer.encode(text, add_special_tokens=False).ids, text
+
+
+def test_what_cannot_be_exported_is_refused(workspace: Workspace) -> None:
+    checkpoint = trained(workspace, "llama_2")
+
+    def refused(code: int, *words: str, flags: tuple[str, ...] = ()) -> None:
+        typed = ["export", "--checkpoint", checkpoint, "--out", workspace.root / "out.gguf", *flags]
+        workspace.command(workspace.python, "-m", "orchestrator", *typed).refused(code, *words)
+        assert not list(workspace.root.glob("*out.gguf*"))
+
+    refused(2, "there is no folder", flags=("--out=/nowhere/model.gguf",))
+    refused(2, "--experiment NAME or --checkpoint DIR", flags=("--experiment=first",))
+    tokenizer = checkpoint / "tokenizer.json"
+    weights = checkpoint / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    refused(5, "corrupted")
+    weights.write_bytes(whole)
+    (checkpoint / "MANIFEST.json").unlink()
+    changed = json.loads(tokenizer.read_text())
+    changed["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "[a-z]"}, "behavior": "Isolated", "invert": False}
+    tokenizer.write_text(json.dumps(changed))
+    refused(2, "llama.cpp has no name for")

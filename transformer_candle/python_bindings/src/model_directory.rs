@@ -1,0 +1,27 @@
+//! Finding the model that a command is about.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use training::checkpoint::Checkpoint;
+use training::commands::ModelSource;
+use training::stop::StopSignal;
+
+use crate::signals::interruptible;
+
+/// Return the directory of a checkpoint, of the newest intact one of a run or an experiment, or of any model in Hugging
+/// Face's format. The files of a checkpoint are verified.
+#[pyfunction]
+#[pyo3(signature = (checkpoint = None, experiment = None))]
+pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: Option<String>) -> PyResult<PathBuf> {
+    let stop = StopSignal::new();
+    let cancel = stop.cancel_token();
+    interruptible(py, &stop, || {
+        let directory = ModelSource { checkpoint, experiment }.directory(&cancel)?;
+        let found = Checkpoint::open(&directory)?;
+        if found.is_checkpoint() {
+            found.verified(&cancel)?;
+        }
+        Ok(directory)
+    })
+}
