@@ -5,8 +5,8 @@ use half::vec::HalfBitsVecExt;
 use rayon::prelude::*;
 
 use crate::access::{Access, Arguments};
-use crate::cpu::huge_pages;
 use crate::element::Scalar;
+use crate::huge_pages;
 use crate::{Device, Element, Error, Result, bf16};
 
 /// A contiguous view of a Candle tensor's storage. Views and clones share memory.

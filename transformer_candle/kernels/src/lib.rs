@@ -29,6 +29,7 @@ mod error;
 mod graph_cache;
 mod head_sizes;
 mod heads;
+mod huge_pages;
 mod master_weight;
 pub mod memory;
 mod optimizer_settings;

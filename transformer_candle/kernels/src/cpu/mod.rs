@@ -11,7 +11,6 @@ pub(crate) mod exp;
 pub(crate) mod gemm;
 pub(crate) mod grad_norm;
 pub(crate) mod head_cross_entropy;
-pub(crate) mod huge_pages;
 pub(crate) mod linear;
 pub(crate) mod muon;
 pub(crate) mod partials;
