@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+IGNORED = -100
+"""A target that is not trained on, as behind the last token of the data."""
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 # What `transformer-candle plan` subtracts from the memory of a GPU: 2 % for fragmentation, and bytes for the CUDA
 # context and libraries.
@@ -112,7 +114,7 @@ class Llama(nn.Module):
             else:
                 x = block(x, self.cos, self.sin)
         logits = self.head(self.norm(x)).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED)
 
 
 class Trainer:
@@ -153,10 +155,11 @@ class Trainer:
     def accumulate(self, micro_batch: int, count: int) -> Tensor:
         """Forward and backward of `count` micro-batches; their loss divided by the targets of a whole step."""
         total = torch.zeros((), device=self.device)
+        targets = (self.tokens[1] != IGNORED).sum()
         with self.kernel():
             for number in range(count):
                 rows = slice(number * micro_batch, (number + 1) * micro_batch)
-                loss = self.model(self.tokens[0, rows], self.tokens[1, rows]) / self.tokens[0].numel()
+                loss = self.model(self.tokens[0, rows], self.tokens[1, rows]) / targets
                 loss.backward()
                 total += loss.detach()
         return total

@@ -24,7 +24,7 @@ from rows import Row
 from run import BUILT, RESULTS, Bench, Curve, known_rows, quiet_time
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch_llama import Trainer, shape_of
+from torch_llama import IGNORED, Trainer, shape_of
 from transformers import PreTrainedTokenizerFast
 
 MAX_VALUE = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -108,7 +108,7 @@ class Peer:
             group["weight_decay"] = self.settings["weight_decay"] if group["weight_decay"] else 0.0
         self.held_out = self.read_held_out()
         self.saved = folder / "state.pt"
-        self.step, self.losses = 0, list[tuple[int, float]]()
+        self.step, self.tokens, self.losses = 0, 0, list[tuple[int, int, float]]()
         self.step_seconds = list[float]()
         if self.saved.exists():
             self.restore(config)
@@ -161,21 +161,21 @@ class Peer:
             for group in self.trainer.optimizer.param_groups:
                 group["lr"] = self.learning_rate(self.step)
             loss, _ = self.trainer.step(self.data["batch_size"])
+            self.tokens += int((targets != IGNORED).sum())
             self.step_seconds.append(time.perf_counter() - started)
             if self.step % every == 0 or self.step == end:
-                self.losses.append((self.step, self.evaluate()))
-                print(f"{self.name} step {self.step} loss {loss:.4f} held out {self.losses[-1][1]:.4f}", flush=True)
+                self.losses.append((self.step, self.tokens, self.evaluate()))
+                print(f"{self.name} step {self.step} loss {loss:.4f} held out {self.losses[-1][2]:.4f}", flush=True)
                 self.save()
             if self.step == end:
                 break
-        bits = self.losses[-1][1] * self.bits_per_nat
+        bits = self.losses[-1][2] * self.bits_per_nat
         self.bench.write_result(self.row, self.name, self.curve(), bits, complete=self.step == total)
 
     def curve(self) -> Curve:
         """The held-out loss so far."""
-        per_step = self.trainer.tokens[0].numel()
         seconds = quiet_time(self.step_seconds)
-        return [(step, step * per_step, step * seconds, loss) for step, loss in self.losses]
+        return [(step, tokens, step * seconds, loss) for step, tokens, loss in self.losses]
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -189,8 +189,8 @@ class Peer:
         """Replaces the saved state atomically."""
         state = {
             "masters": self.trainer.masters, "optimizer": self.trainer.optimizer.state_dict(), "step": self.step,
-            "step_seconds": self.step_seconds, "losses": self.losses, "stream": self.stream.state(),
-            "bits_per_nat": self.bits_per_nat,
+            "step_seconds": self.step_seconds, "losses": self.losses, "tokens": self.tokens,
+            "stream": self.stream.state(), "bits_per_nat": self.bits_per_nat,
         }  # fmt: skip
         staging = self.saved.with_suffix(".staging")
         torch.save(state, staging)
@@ -201,7 +201,8 @@ class Peer:
         state = torch.load(self.saved)
         self.trainer.load(dict(zip(self.trainer.names, state["masters"], strict=True)))
         self.trainer.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.step_seconds, self.losses = state["step"], state["step_seconds"], state["losses"]
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.step_seconds, self.losses = state["step_seconds"], state["losses"]
         self.bits_per_nat = state["bits_per_nat"]
         self.stream = TokenStream(config, state["stream"])
 

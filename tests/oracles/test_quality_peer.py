@@ -13,7 +13,8 @@ from peer import Peer
 from quality import TINY, small_bench
 
 ADAMW = replace(TINY, overrides=(*TINY.overrides, "optimizer.algorithm=adamw", "optimizer.learning_rate=1e-2"))
-FP32 = ADAMW.changed("fp32", "runtime.precision=fp32")
+# With windows of one document, data ends in the middle: a target is missing.
+FP32 = ADAMW.changed("fp32", "runtime.precision=fp32", "data.shuffle_buffer_size=1")
 
 
 @pytest.fixture
@@ -35,6 +36,7 @@ def test_a_row_in_pytorch_is_the_same_run(bench: run.Bench, row: run.Row, tolera
     assert theirs["bits_per_byte"] == pytest.approx(ours["bits_per_byte"], rel=tolerance)
     assert theirs["flops"] == ours["flops"]
     assert theirs["complete"]
+    assert (theirs["tokens"] < 6 * 4 * 32) or row is ADAMW
 
 
 def test_a_stopped_peer_resumes_bit_for_bit(bench: run.Bench) -> None:
@@ -83,4 +85,4 @@ def test_an_fp8_row_learns_about_as_much(bench: run.Bench) -> None:
     fp8.train()
     assert fp8.name == "tiny-pytorch-fp8"
     assert plain.losses[-1] != fp8.losses[-1]
-    assert fp8.losses[-1][1] == pytest.approx(plain.losses[-1][1], rel=0.01)
+    assert fp8.losses[-1][2] == pytest.approx(plain.losses[-1][2], rel=0.01)
