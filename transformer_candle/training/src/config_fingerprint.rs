@@ -85,9 +85,10 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     let RunConfig { model, data, optimizer, runtime, .. } = &run.config;
     let mut fingerprint = ConfigFingerprint::new();
     let Value::Object(sizes) = json!(model) else { unreachable!("a struct is an object") };
-    // Initialisation does not matter after step 0, and learning rates may change. Old checkpoints lack the keys whose
-    // values decide nothing in them.
+    // Initialisation does not matter after step 0, and learning rates may change. A key at its default is left out, so
+    // that checkpoints from before the key compare equal.
     let is_default = |key: &str| match key {
+        "architecture" => model.architecture == Architecture::Llama,
         "head_dim" => model.head_size() * model.num_attention_heads == model.hidden_size,
         "rope_scaling" => model.rope_scaling.rope_type == RopeType::Default,
         key => ["init_from", "init_std", "base_hidden_size"].contains(&key),
