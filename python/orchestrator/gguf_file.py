@@ -36,10 +36,11 @@ INNER = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
 }  # fmt: skip
 """Hugging Face's names of a block's tensors, and GGUF's."""
-BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-ARCHITECTURES = {"llama": "llama", "mistral": "llama"}
+BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """`model_type`, and the architecture that llama.cpp runs it as."""
 
 
@@ -55,10 +56,13 @@ def write(model: Path, target: Path, kind: Type, name: str) -> None:
     import gguf
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    if config.get("model_type") not in ARCHITECTURES:
+    architecture = ARCHITECTURES.get(config.get("model_type"))
+    if architecture is None:
         raise CommandError(f"{shown(model)} is of type {config.get('model_type')}, which is not exported to GGUF")
+    if architecture != "llama" and _rope_divisors(config) is not None:
+        raise CommandError(f"{shown(model)} scales its rotary angles, which llama.cpp does not do for {architecture}")
     staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
-    writer = gguf.GGUFWriter(staging, ARCHITECTURES[config["model_type"]], use_temp_file=False)
+    writer = gguf.GGUFWriter(staging, architecture, use_temp_file=False)
     try:
         writer.add_name(name)
         _add_sizes(writer, config)
@@ -131,7 +135,7 @@ def _write_tensors(writer: GGUFWriter, model: Path, config: dict[str, Any], kind
         writer.write_tensor_data(divisors)
     for name, stored in tensors:
         values = _values(stored)
-        if name.endswith(("attn_q.weight", "attn_k.weight")):
+        if writer.arch == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             is_query = name.endswith("attn_q.weight")
             heads = config["num_attention_heads"]
             values = _interleaved(values, heads if is_query else config.get("num_key_value_heads") or heads)
@@ -147,7 +151,7 @@ def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, LocalTe
         for name, tensor in stored.tensors.items():
             block = BLOCK.fullmatch(name)
             if block is not None and block[2] in INNER:
-                yield f"blk.{block[1]}.{INNER[block[2]]}.weight", tensor
+                yield f"blk.{block[1]}.{INNER[block[2]]}.{block[3]}", tensor
             elif name in OUTER and not (name == "lm_head.weight" and config.get("tie_word_embeddings")):
                 yield OUTER[name], tensor
             elif name not in OUTER and "rotary_emb" not in name:
@@ -179,7 +183,7 @@ def _values(tensor: LocalTensor) -> NDArray[np.float32]:
 
 
 def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Reorder the rows of a head: llama.cpp rotates neighbours, Hugging Face's Llama the two halves."""
+    """Reorder the rows of a head: in a Llama, llama.cpp rotates neighbours and Hugging Face the two halves."""
     rows, columns = values.shape
     halves = values.reshape(heads, 2, rows // heads // 2, columns)
     interleaved: NDArray[np.float32] = halves.swapaxes(1, 2).reshape(rows, columns)

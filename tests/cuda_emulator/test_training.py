@@ -46,7 +46,7 @@ def test_the_gpu_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: s
 
 
 @pytest.mark.parametrize(
-    "mistake", [{"break": "rope_rotate.bf16.e32"}, {"break": "add_rms_norm_weight.f32"}, {"forget_waits": 1}], ids=str
+    "mistake", [{"break": "rope_rotate.bf16.e32"}, {"break": "add_partial_sums.f32"}, {"forget_waits": 1}], ids=str
 )
 def test_a_mistake_would_show_in_that_comparison(runs: Runs, mistake: dict[str, Any]) -> None:
     """A kernel that is wrong, or a stream that does not wait for the other one's copy."""

@@ -9,6 +9,9 @@ intermediate, V padded vocabulary. `d<name>` is the gradient of a scalar with re
     add_rms_norm        x_ND branch_ND weight_D epsilon sum_ND normed_ND inv_rms_N; dnormed_ND dresidual_ND (gradient
                         that reaches the sum past the norm) dsum_ND (total) dweight_D; plain_normed_ND
                         plain_inv_rms_N (the norm of x_ND alone)
+    bias                y_NO bias_O sum_NO dy_NO dbias_O
+    qk_norm             heads_3 = [H, K, E], epsilon; projected_NP weight_2E (queries', then keys') qkv_NP dqkv_NP (the
+                        gradient of qkv_NP) dprojected_NP dweight_2E
     rope                heads_3 = [H, K, E], sequence_length, theta, first_position; qkv_NP rotated_NP drotated_NP
                         dqkv_NP; later_rotated_NP starts at first_position
     attention           heads_3, batch, sequence_length; qkv_NP out_NHE lse_BHT dout_NHE dqkv_NP (no RoPE inside)
@@ -84,6 +87,27 @@ def add_rms_norm() -> Tensors:
         "normed_ND": normed, "inv_rms_N": inv_rms, "dnormed_ND": dnormed, "dresidual_ND": dresidual,
         "dsum_ND": gradient(total) + dresidual, "dweight_D": gradient(weight),
         "plain_normed_ND": plain_normed, "plain_inv_rms_N": plain_inv_rms,
+    }  # fmt: skip
+
+
+def bias() -> Tensors:
+    y, weight, dy = draw(23, 18), leaf(draw(18)), draw(23, 18)
+    total = y + weight
+    total.backward(dy)
+    return {"y_NO": y, "bias_O": weight, "sum_NO": total, "dy_NO": dy, "dbias_O": gradient(weight)}
+
+
+def qk_norm() -> Tensors:
+    (h, k, e), epsilon = (6, 2, 10), 1e-5
+    projected, weight = leaf(draw(21, (h + 2 * k) * e)), leaf((1 + draw(2 * e, scale=0.1)).float().double())
+    query, key, values = projected.view(21, -1, e).split((h, k, k), 1)
+    normed = [F.rms_norm(x, (e,), w, epsilon) for x, w in zip((query, key), weight.split(e), strict=True)]
+    qkv, dqkv = torch.cat((*normed, values), 1).view(projected.shape), draw(*projected.shape)
+    qkv.backward(dqkv)
+    return {
+        "heads_3": torch.tensor((h, k, e)), "epsilon": number(epsilon), "projected_NP": projected,
+        "weight_2E": weight, "qkv_NP": qkv, "dqkv_NP": dqkv, "dprojected_NP": gradient(projected),
+        "dweight_2E": gradient(weight),
     }  # fmt: skip
 
 
@@ -246,8 +270,8 @@ def muon() -> Tensors:
 
 
 OPERATIONS = (
-    embedding, add_rms_norm, rope, attention, attention_documents, swiglu, linear, head_cross_entropy, grad_norm, adamw,
-    muon,
+    embedding, add_rms_norm, bias, qk_norm, rope, attention, attention_documents, swiglu, linear, head_cross_entropy,
+    grad_norm, adamw, muon,
 )  # fmt: skip
 
 

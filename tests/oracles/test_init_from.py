@@ -12,7 +12,7 @@ import torch
 from fake_hub.fineweb import documents
 from safetensors.torch import load_file
 from tiny_models import MODELS, make_model, write_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from workspace import Finished, Workspace
 
 SEQUENCE = 64
@@ -40,7 +40,8 @@ def text(workspace: Workspace) -> Path:
 
 def held_out_loss(model: torch.nn.Module, folder: Path, text: Path) -> float:
     """The loss of transformers' model on the held-out documents, cut in sequences."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # By the name of a model's architecture, AutoTokenizer would change how the tokenizer splits text.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     tokens = [tokenizer.eos_token_id]
     for line in text.with_name("held_out.jsonl").read_text().splitlines():
         tokens += [*tokenizer(json.loads(line)["text"]).input_ids, tokenizer.eos_token_id]
@@ -123,7 +124,7 @@ def test_what_does_not_fit_is_refused(workspace: Workspace, text: Path) -> None:
     train("--override=model.init_from=/nowhere").refused(2, "/nowhere/config.json: there is no such file")
     original = (folder / "config.json").read_text()
     (folder / "config.json").write_text(original.replace('"llama"', '"gemma"'))
-    train().refused(2, "`model_type` is `gemma`", "`llama`, `mistral`")
+    train().refused(2, "`model_type` is `gemma`", "`llama`, `mistral`, `qwen2`, `qwen3`")
     (folder / "config.json").write_text(original.replace('"intermediate_size": 96', '"intermediate_size": 128'))
     train().refused(2, "gate_proj.weight` has shape [96, 64], the model's has [128, 64]")
     (folder / "config.json").write_text(original)

@@ -1,4 +1,5 @@
-//! One decoder block and the whole model: values, loss and the gradient of every parameter.
+//! One decoder block and the whole model: values, loss and the gradient of every parameter. Of the architectures that
+//! have other layers than Llama, the whole model.
 //!
 //! In `fp32` the two devices differ by the order of sums. In `bf16` each rounds differently in every layer, so the
 //! exact gradient is the CPU's in F32 from the same inputs, and the tolerance is twice the CPU's own BF16 error, for
@@ -14,7 +15,7 @@ use model::pass::Pass;
 use model::{
     ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision, dtype_of, initialization,
 };
-use run_config::ModelConfig;
+use run_config::{Architecture, ModelConfig};
 
 use super::device_under_test::{BufferContents, DeviceUnderTest, Random, relative_error};
 use super::part::Size;
@@ -41,7 +42,7 @@ type NamedBits = Vec<(String, BufferContents)>;
 
 /// Checks a block and a model, in both precisions and all recompute settings.
 pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<()> {
-    let case = GradientCase::new(size, seed);
+    let case = GradientCase::new(size, seed, Architecture::Llama);
     for precision in [Precision::Fp32, Precision::Bf16] {
         let name = dtype_name(precision);
         let block = |device: &DeviceUnderTest, run, dtype, widened| case.block(device, run, dtype, widened);
@@ -55,6 +56,14 @@ pub(super) fn check(device: &DeviceUnderTest, size: Size, seed: u64, findings: &
             let recomputed = case.model(device, 3, dtype_of(precision), false, recompute)?;
             let row = CheckRow::new(format!("model {name}, recompute {what}"), case.sizes());
             findings.add(same(row, &without_recompute, &recomputed, "the run without recompute"));
+        }
+        for architecture in [Architecture::Qwen2, Architecture::Qwen3] {
+            let case = GradientCase::new(size, seed, architecture);
+            let model = |device: &DeviceUnderTest, run, dtype, widened| {
+                case.model(device, run, dtype, widened, ActivationRecompute::None)
+            };
+            let name = format!("{} {name}", architecture.model_type());
+            compare(&name, &case.sizes(), precision, device, findings, &model)?;
         }
     }
     Ok(())
@@ -122,7 +131,7 @@ fn same(row: CheckRow, one: &NamedBits, other: &NamedBits, what: &str) -> CheckR
 }
 
 impl GradientCase {
-    fn new(size: Size, seed: u64) -> Self {
+    fn new(size: Size, seed: u64, architecture: Architecture) -> Self {
         let (hidden_size, intermediate_size, vocab_size, num_layers) = match size {
             Size::Small => (64, 96, 71, 2),
             Size::Full => (1024, 2816, 5000, 3),
@@ -130,6 +139,7 @@ impl GradientCase {
         let (num_attention_heads, num_key_value_heads) = if size == Size::Small { (2, 1) } else { (16, 4) };
         let (batch, sequence_length) = if size == Size::Small { (1, 32) } else { (2, 500) };
         let config = ModelConfig {
+            architecture,
             hidden_size,
             intermediate_size,
             num_layers,
@@ -188,7 +198,7 @@ impl GradientCase {
         output_gradient.write_to(&mut pass.scratch.backward()?.0.dresidual_ND)?;
         block.backward(&mut pass)?;
         keep("input_gradient", &pass.scratch.backward()?.0.dresidual_ND)?;
-        let BlockParameters { qkv, attention_output, gate_up, down, attention_norm, mlp_norm } = parameters;
+        let BlockParameters { qkv, attention_output, gate_up, down, attention_norm, mlp_norm, .. } = parameters;
         let gradients = [
             ("attention_norm", attention_norm),
             ("qkv", qkv),

@@ -138,7 +138,7 @@ pub fn backward(
 /// Elements of F32 workspace for [`backward`] of N rows of D: the weight's gradient of each group of rows.
 pub fn workspace_elements(n: usize, d: usize, device: DeviceKind) -> usize {
     match device {
-        DeviceKind::Cpu => cpu::add_rms_norm::workspace_elements(n, d),
+        DeviceKind::Cpu => cpu::column_sums::workspace_elements(n, d),
         DeviceKind::Cuda => cuda::add_rms_norm::workspace_elements(n, d),
     }
 }

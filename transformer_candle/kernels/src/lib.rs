@@ -40,12 +40,14 @@ mod write_mode;
 pub mod adamw;
 pub mod add_rms_norm;
 pub mod attention;
+pub mod bias;
 pub mod cast;
 pub mod embedding;
 pub mod grad_norm;
 pub mod head_cross_entropy;
 pub mod linear;
 pub mod muon;
+pub mod qk_norm;
 pub mod rope;
 pub mod swiglu;
 

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kernels::adamw::AdamWState;
 use kernels::attention::AttentionShape;
 use kernels::{
-    Buffer, DType, Device, DeviceKind, HeadLayout, WriteMode, adamw, add_rms_norm, attention, cast, embedding,
-    grad_norm, head_cross_entropy, linear, muon, rope, swiglu,
+    Buffer, DType, Device, DeviceKind, HeadLayout, WriteMode, adamw, add_rms_norm, attention, bias, cast, embedding,
+    grad_norm, head_cross_entropy, linear, muon, qk_norm, rope, swiglu,
 };
 
 /// The largest allocation since it was last set to zero.
@@ -182,6 +182,15 @@ fn heads(dtype: DType) {
     let shape = AttentionShape { heads: layout, batch: B, sequence_length: T };
     let mut workspace = zeros(&[attention::workspace_elements(&shape, DeviceKind::Cpu)], DType::F32);
     let tables = rope::tables(T, 32, &rope::Frequencies::of_base(1e4), &Device::Cpu).unwrap();
+    let projected = zeros(&[B * T, layout.packed_width()], dtype);
+    let [(bias, mut dbias), (norm, mut dnorm)] =
+        [layout.packed_width(), 64].map(|size| (zeros(&[size], dtype), zeros(&[size], DType::F32)));
+    assert_none("bias", || bias::forward(&mut qkv, &bias));
+    assert_none("bias's gradient", || bias::backward(&dqkv, &mut dbias, &mut workspace));
+    assert_none("QK-norm", || qk_norm::forward(&projected, &norm, 1e-6, &layout, &mut qkv));
+    assert_none("QK-norm's gradient", || {
+        qk_norm::backward(&projected, &norm, 1e-6, &layout, &mut dqkv, &mut dnorm, &mut workspace)
+    });
     assert_none("rope", || rope::forward(&mut qkv, &layout, &tables, T, 0));
     assert_none("rope's gradient", || rope::backward(&mut dqkv, &layout, &tables, T, 0));
     assert_none("attention", || attention::forward(&qkv, None, &shape, &mut out, &mut lse, &mut workspace));

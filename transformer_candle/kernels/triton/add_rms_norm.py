@@ -6,13 +6,12 @@
     dweight += sum over rows of dnormed * total * rstd
 
 Forward is one program per row, the row in registers between its sum of squares and its scaling, so that it is read
-once. Backward's second sum is over rows, in two launches with a fixed order instead of atomics:
+once. Backward's second sum is over rows, in two launches (`partial_sums.py`):
 
-    add_rms_norm_backward    grid (parts)          add_rms_norm_weight    grid (D / BLOCK)
-      for row = part, part + parts, ... < N          for block of ROWS parts
-        dtotal[row] += ...                             sum over the block's rows
-        dweight += dnormed * total * rstd            dweight[columns] += sum
-      partials[part] = dweight
+    for row = part, part + parts, ... < N
+      dtotal[row] += ...
+      dweight += dnormed * total * rstd
+    partials[part] = dweight
 
 Legend: N rows of D columns. Arithmetic and statistics are f32. In bf16 `total` is rounded before its norm is taken, so
 that `normalize` (which recomputes `normed` during backward) and the gradient start from the values that forward used.
@@ -105,32 +104,9 @@ def add_rms_norm_backward(total, weight, inv_rms, dnormed, dtotal, partials, row
     tl.store(partials + tl.program_id(0).to(tl.int64) * width + column, dweight_D, mask=inside)
 
 
-@triton.jit
-def add_rms_norm_weight(partials, dweight, parts, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds the rows of `partials` to a block of columns of `dweight`, always in the same order. Grid: (D / BLOCK)."""
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    total_D = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, parts, ROWS):
-        row = start + tl.arange(0, ROWS)
-        offset = row[:, None] * width + column[None, :]
-        mask = (row < parts)[:, None] & inside[None, :]
-        total_D += tl.sum(tl.load(partials + offset, mask=mask, other=0.0), 0)
-    tl.store(dweight + column, tl.load(dweight + column, mask=inside, other=0.0) + total_D, mask=inside)
-
-
-# `add_rms_norm_weight`: 32 columns of f32 are one 128-byte line of memory per row, and not more, because there
-# are only D / 32 programs; 128 rows give the 128 threads 8 loads of 16 bytes each.
-# The others hold a row in registers, so BLOCK is the width rounded up to a power of two; wider rows take more warps, so
+# The kernels hold a row in registers, so BLOCK is the width rounded up to a power of two; wider rows take more warps, so
 # that a thread has 8 to 16 columns.
-KERNELS = [
-    Kernel(
-        "add_rms_norm_weight.f32",
-        add_rms_norm_weight,
-        arguments={"partials": "*fp32:16", "dweight": "*fp32:16", "parts": "i32", "width": "i32:16"},
-        constants={"ROWS": 128, "BLOCK": 32},
-    )
-]
+KERNELS = []
 ROW_STATISTIC, SIZES = {"inv_rms": "*fp32"}, {"width": "i32:16"}
 for dtype, pointer in (("bf16", "*bf16:16"), ("f32", "*fp32:16")):
     KERNELS.append(

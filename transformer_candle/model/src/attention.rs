@@ -2,13 +2,14 @@
 
 use kernels::attention::{AttentionShape, Saved as SavedAttention};
 use kernels::memory::BufferId;
-use kernels::{Buffer, DType, attention, linear, rope};
+use kernels::{Buffer, DType, attention, bias, linear, qk_norm, rope};
 
 use crate::activations::{ActivationSettings, BlockPlanner, Saved};
 use crate::linear::Linear;
 use crate::norm::{Norm, NormActivations};
 use crate::parameters::{BlockParameters, Weight};
 use crate::pass::{GradientScratch, Pass};
+use crate::qk_norm::QkNorm;
 use crate::{ModelShape, Result};
 
 /// What attention computes in the forward pass. `T` is a [`BufferId`] while planning and a [`Buffer`] afterwards.
@@ -16,6 +17,8 @@ use crate::{ModelShape, Result};
 pub(crate) struct AttentionActivations<T> {
     /// Of the norm.
     pub norm: NormActivations<T>,
+    /// Queries, keys and values as they were projected, where heads are normed.
+    pub projected_NP: Option<T>,
     /// Queries, keys (both rotated) and values.
     pub qkv_NP: T,
     /// Attention's output before its projection.
@@ -35,6 +38,8 @@ impl AttentionActivations<BufferId> {
                 inv_rms_N: planner.add("attention_inv_rms", Saved::BlockInput, DType::F32, &[n]),
                 normed_ND: planner.add_normed("attention_normed", &[n, d]),
             },
+            projected_NP: (shape.architecture.has_qk_norm())
+                .then(|| planner.add("projected", Saved::Inner, dtype, &[n, heads.packed_width()])),
             qkv_NP: planner.add("qkv", Saved::Inner, dtype, &[n, heads.packed_width()]),
             attended_NA: planner.add("attended", Saved::Inner, dtype, &[n, heads.query_width()]),
             log_sum_exp_BHT: planner.add(
@@ -52,6 +57,7 @@ impl<T> AttentionActivations<T> {
     pub(crate) fn try_map<U>(&self, of: &mut impl FnMut(&T) -> Result<U>) -> Result<AttentionActivations<U>> {
         Ok(AttentionActivations {
             norm: self.norm.try_map(of)?,
+            projected_NP: self.projected_NP.as_ref().map(&mut *of).transpose()?,
             qkv_NP: of(&self.qkv_NP)?,
             attended_NA: of(&self.attended_NA)?,
             log_sum_exp_BHT: of(&self.log_sum_exp_BHT)?,
@@ -68,11 +74,12 @@ pub struct KeyValueCache {
     pub values_CKE: Buffer,
 }
 
-/// Norm, query, key and value projections, rotary embedding, attention, output projection.
+/// Norm, query, key and value projections, norms of heads, rotary embedding, attention, output projection.
 #[derive(Clone, Debug)]
 pub struct Attention {
     norm: Norm,
     qkv: Linear,
+    qk_norm: Option<QkNorm>,
     output: Linear,
     qkv_NP: Buffer,
     attended_NA: Buffer,
@@ -89,11 +96,13 @@ impl Attention {
         values: AttentionActivations<Buffer>,
         cache: Option<KeyValueCache>,
     ) -> Self {
-        let AttentionActivations { norm, qkv_NP, attended_NA, log_sum_exp_BHT } = values;
+        let AttentionActivations { norm, projected_NP, qkv_NP, attended_NA, log_sum_exp_BHT } = values;
+        let qk_norm = weights.qk_norm.clone().zip(projected_NP);
         Self {
             norm: Norm::new(weights.attention_norm.clone(), previous_ND, norm),
-            qkv: Linear::new(weights.qkv.clone()),
-            output: Linear::new(weights.attention_output.clone()),
+            qkv: Linear::new(weights.qkv.clone(), weights.qkv_bias.clone()),
+            qk_norm: qk_norm.map(|(weight_2E, projected_NP)| QkNorm::new(weight_2E, projected_NP)),
+            output: Linear::new(weights.attention_output.clone(), None),
             qkv_NP,
             attended_NA,
             log_sum_exp_BHT,
@@ -127,8 +136,15 @@ impl Attention {
     fn attend(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         let shape @ AttentionShape { heads, sequence_length, .. } = &pass.settings.attention;
         let (layer_output_ND, workspace) = (&mut pass.scratch.layer_output_ND, &mut pass.scratch.workspace);
-        let Self { qkv_NP, attended_NA, log_sum_exp_BHT, .. } = self;
-        self.qkv.forward(&self.norm.values.normed_ND, qkv_NP, workspace)?;
+        let Self { qk_norm, qkv_NP, attended_NA, log_sum_exp_BHT, .. } = self;
+        let normed_ND = &self.norm.values.normed_ND;
+        match qk_norm {
+            None => self.qkv.forward(normed_ND, qkv_NP, workspace)?,
+            Some(qk_norm) => {
+                self.qkv.forward(normed_ND, &mut qk_norm.projected_NP, workspace)?;
+                qk_norm.forward(qkv_NP, pass.settings)?;
+            }
+        }
         rope::forward(qkv_NP, heads, &pass.settings.rope, *sequence_length, pass.past)?;
         match &mut self.cache {
             None => attention::forward(qkv_NP, pass.documents_N, shape, attended_NA, log_sum_exp_BHT, workspace)?,
@@ -158,12 +174,15 @@ impl Attention {
         };
         attention::backward(&saved, dattended_NA, shape, dqkv_NP, workspace)?;
         rope::backward(dqkv_NP, heads, &pass.settings.rope, *sequence_length, pass.past)?;
+        if let Some(qk_norm) = &mut self.qk_norm {
+            qk_norm.backward(dqkv_NP, pass.settings, workspace)?;
+        }
         self.qkv.backward_weight(dqkv_NP, &self.norm.values.normed_ND, write_mode, workspace)?;
         self.qkv.backward_input(dqkv_NP, dnormed_ND, workspace)?;
         self.norm.backward(scratch, workspace)
     }
 
-    /// Elements of workspace for the projections and for attention.
+    /// Elements of workspace for the projections, the norms of heads and attention.
     pub(crate) fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
         let &ActivationSettings { batch, sequence_length, training, device, .. } = settings;
         let (n, d, heads) = (batch * sequence_length, shape.hidden_size, shape.heads());
@@ -175,6 +194,10 @@ impl Attention {
             attention::forward_workspace_elements(&sizes, device).max(decode)
         };
         let qkv = linear::workspace_elements(n, d, heads.packed_width(), device);
-        attention.max(qkv).max(linear::workspace_elements(n, heads.query_width(), d, device))
+        let of_part = |exists: bool, elements: usize| if exists && training { elements } else { 0 };
+        let architecture = shape.architecture;
+        let bias = of_part(architecture.has_qkv_bias(), bias::workspace_elements(n, heads.packed_width(), device));
+        let qk_norm = of_part(architecture.has_qk_norm(), qk_norm::workspace_elements(n, heads.head_size, device));
+        attention.max(qkv).max(bias).max(qk_norm).max(linear::workspace_elements(n, heads.query_width(), d, device))
     }
 }

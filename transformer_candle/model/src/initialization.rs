@@ -62,6 +62,7 @@ pub(crate) fn write_masters(
 fn values(initial: InitialValues, key: u64, first: usize, elements: usize) -> Vec<f32> {
     let indices = (first..first + elements).into_par_iter();
     match initial {
+        InitialValues::Zeros => vec![0.0; elements],
         InitialValues::Ones => vec![1.0; elements],
         InitialValues::Normal { std } => indices.map(|index| (std * normal(key, index as u64)) as f32).collect(),
     }

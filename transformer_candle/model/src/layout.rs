@@ -135,7 +135,7 @@ impl ParameterLayout {
 
     /// Elements at the front of a flat buffer that weight decay applies to.
     pub fn decayed_elements(&self) -> usize {
-        self.range(ParameterKind::NormOrEmbedding).start
+        self.range(ParameterKind::VectorOrEmbedding).start
     }
 
     /// The parameter of this name.
@@ -158,7 +158,7 @@ mod tests {
             for Parameter { spec, offset } in layout.by_offset() {
                 assert!(*offset >= end && offset % ALIGNMENT == 0, "{}", spec.name);
                 assert!(layout.range(spec.kind).contains(offset), "{}", spec.name);
-                let decayed = spec.kind != ParameterKind::NormOrEmbedding;
+                let decayed = spec.kind != ParameterKind::VectorOrEmbedding;
                 assert_eq!(decayed, *offset < layout.decayed_elements(), "{}", spec.name);
                 end = offset + spec.elements();
             }
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(kind("lm_head"), ParameterKind::Head);
         assert!(["layers.2.down", "layers.0.qkv"].iter().all(|name| kind(name) == ParameterKind::Projection));
         let undecayed = ["embed_tokens", "layers.1.mlp_norm", "final_norm"];
-        assert!(undecayed.iter().all(|name| kind(name) == ParameterKind::NormOrEmbedding));
+        assert!(undecayed.iter().all(|name| kind(name) == ParameterKind::VectorOrEmbedding));
     }
 
     #[test]

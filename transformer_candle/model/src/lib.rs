@@ -60,6 +60,7 @@ pub mod mlp;
 pub mod norm;
 pub mod parameters;
 pub mod pass;
+mod qk_norm;
 pub mod sampling;
 mod shape;
 pub mod tensor_file;

@@ -65,8 +65,8 @@ impl Mlp {
         let MlpActivations { norm, gate_up_N2I, activated_NI } = values;
         Self {
             norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), norm),
-            gate_up: Linear::new(weights.gate_up.clone()),
-            down: Linear::new(weights.down.clone()),
+            gate_up: Linear::new(weights.gate_up.clone(), None),
+            down: Linear::new(weights.down.clone(), None),
             gate_up_N2I,
             activated_NI,
         }

@@ -35,19 +35,21 @@ pub enum ParameterKind {
     Projection,
     /// An untied head. Weight decay applies.
     Head,
-    /// Norms and the embedding, which a tied head is: decay would pull norms away from one, and rows of rare tokens to
-    /// zero between their gradients.
-    NormOrEmbedding,
+    /// Norms, biases and the embedding, which a tied head is: decay would pull norms away from one, and rows of rare
+    /// tokens to zero between their gradients.
+    VectorOrEmbedding,
 }
 
 impl ParameterKind {
     /// Every kind, in the order of the flat buffers.
-    pub const ALL: [Self; 3] = [Self::Projection, Self::Head, Self::NormOrEmbedding];
+    pub const ALL: [Self; 3] = [Self::Projection, Self::Head, Self::VectorOrEmbedding];
 }
 
 /// The distribution of a parameter's values before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum InitialValues {
+    /// All zero.
+    Zeros,
     /// All one.
     Ones,
     /// Normal around zero.
@@ -86,33 +88,40 @@ impl ParameterSpec {
 
     /// A projection; `tensors` are the Hugging Face tensors that lie in it one below the other, with their rows.
     fn matrix(name: String, shape: [usize; 2], std: f64, tensors: impl IntoIterator<Item = (String, usize)>) -> Self {
-        let mut next_row = 0;
-        let place = |(name, rows)| {
-            let first_row = next_row;
-            next_row += rows;
-            TensorRows { name, first_row, rows }
-        };
         Self {
             name,
             shape: shape.to_vec(),
             kind: ParameterKind::Projection,
             initial: InitialValues::Normal { std },
             in_matmul: true,
-            hugging_face: tensors.into_iter().map(place).collect(),
+            hugging_face: stacked(tensors),
         }
     }
 
-    /// The weight of a norm.
-    fn norm(name: String, size: usize, tensor: String) -> Self {
+    /// A bias or the weight of a norm; `tensors` are the Hugging Face tensors that lie in it one behind the other, with
+    /// their elements.
+    fn vector(name: String, initial: InitialValues, tensors: impl IntoIterator<Item = (String, usize)>) -> Self {
+        let hugging_face = stacked(tensors);
         Self {
             name,
-            shape: vec![size],
-            kind: ParameterKind::NormOrEmbedding,
-            initial: InitialValues::Ones,
+            shape: vec![hugging_face.iter().map(|tensor| tensor.rows).sum()],
+            kind: ParameterKind::VectorOrEmbedding,
+            initial,
             in_matmul: false,
-            hugging_face: vec![TensorRows { name: tensor, first_row: 0, rows: size }],
+            hugging_face,
         }
     }
+}
+
+/// Tensors with their rows, one below the other.
+fn stacked(tensors: impl IntoIterator<Item = (String, usize)>) -> Vec<TensorRows> {
+    let mut next_row = 0;
+    let place = |(name, rows)| {
+        let first_row = next_row;
+        next_row += rows;
+        TensorRows { name, first_row, rows }
+    };
+    tensors.into_iter().map(place).collect()
 }
 
 /// Something for each parameter of a model: its place, its buffers, ...
@@ -133,8 +142,12 @@ pub struct Parameters<T> {
 pub struct BlockParameters<T> {
     /// Query, key and value projections, one below the other `[P, D]`.
     pub qkv: T,
+    /// Their biases, one behind the other `[P]`; only in some architectures.
+    pub qkv_bias: Option<T>,
     /// Attention's output projection `[D, A]`.
     pub attention_output: T,
+    /// Weights of the norms of the query heads and of the key heads `[2E]`; only in some architectures.
+    pub qk_norm: Option<T>,
     /// Gate and up projections, one below the other `[2I, D]`.
     pub gate_up: T,
     /// Down projection `[D, I]`.
@@ -155,7 +168,7 @@ impl<T: Clone> Parameters<T> {
             ParameterSpec::matrix(name.to_owned(), [v, d], std, [(format!("{tensor}.weight"), vocab_size)])
         };
         let embed_tokens = add(ParameterSpec {
-            kind: ParameterKind::NormOrEmbedding,
+            kind: ParameterKind::VectorOrEmbedding,
             in_matmul: tie_embeddings,
             ..table("embed_tokens", "model.embed_tokens", shape.init_std)
         })?;
@@ -163,7 +176,11 @@ impl<T: Clone> Parameters<T> {
             blocks: (0..shape.num_layers)
                 .map(|layer| BlockParameters::build(shape, layer, &mut add))
                 .collect::<Result<_, E>>()?,
-            final_norm: add(ParameterSpec::norm("final_norm".to_owned(), d, "model.norm.weight".to_owned()))?,
+            final_norm: add(ParameterSpec::vector(
+                "final_norm".to_owned(),
+                InitialValues::Ones,
+                [("model.norm.weight".to_owned(), d)],
+            ))?,
             head: if tie_embeddings {
                 embed_tokens.clone()
             } else {
@@ -186,24 +203,32 @@ impl<T> BlockParameters<T> {
         // Sums over twice the inputs are of one size if their weights are smaller by sqrt(2).
         let std = shape.init_std * shape.width_ratio().sqrt();
         let heads = shape.heads();
-        let (p, a, k) = (heads.packed_width(), heads.query_width(), heads.key_width());
+        let (p, a, k, e) = (heads.packed_width(), heads.query_width(), heads.key_width(), heads.head_size);
         // What adds to the residual stream is scaled down, so that the stream's variance does not grow with the layers.
         let residual_std = std * (1.0 / (2.0 * shape.num_layers as f64).sqrt());
         let name = |name: &str| format!("layers.{layer}.{name}");
-        let tensor = |name: &str| format!("model.layers.{layer}.{name}.weight");
-        let matrix = |parameter, shape, std, tensors: &[(&str, usize)]| {
-            let tensors = tensors.iter().map(|&(name, rows)| (tensor(name), rows));
-            ParameterSpec::matrix(name(parameter), shape, std, tensors)
+        let tensors = |tensors: &[(&str, usize)], what: &str| {
+            let full = |&(name, rows): &(&str, usize)| (format!("model.layers.{layer}.{name}.{what}"), rows);
+            tensors.iter().map(full).collect::<Vec<_>>()
         };
-        let norm = |parameter, of| ParameterSpec::norm(name(parameter), d, tensor(of));
+        let matrix = |parameter, shape, std, of: &[(&str, usize)]| {
+            ParameterSpec::matrix(name(parameter), shape, std, tensors(of, "weight"))
+        };
+        let norm = |parameter, of: &[(&str, usize)]| {
+            ParameterSpec::vector(name(parameter), InitialValues::Ones, tensors(of, "weight"))
+        };
         let qkv = [("self_attn.q_proj", a), ("self_attn.k_proj", k), ("self_attn.v_proj", k)];
+        let qkv_bias = || ParameterSpec::vector(name("qkv_bias"), InitialValues::Zeros, tensors(&qkv, "bias"));
+        let qk_norm = || norm("qk_norm", &[("self_attn.q_norm", e), ("self_attn.k_norm", e)]);
         Ok(Self {
             qkv: add(matrix("qkv", [p, d], std, &qkv))?,
+            qkv_bias: shape.architecture.has_qkv_bias().then(|| add(qkv_bias())).transpose()?,
             attention_output: add(matrix("attention_output", [d, a], residual_std, &[("self_attn.o_proj", d)]))?,
+            qk_norm: shape.architecture.has_qk_norm().then(|| add(qk_norm())).transpose()?,
             gate_up: add(matrix("gate_up", [2 * i, d], std, &[("mlp.gate_proj", i), ("mlp.up_proj", i)]))?,
             down: add(matrix("down", [d, i], residual_std, &[("mlp.down_proj", d)]))?,
-            attention_norm: add(norm("attention_norm", "input_layernorm"))?,
-            mlp_norm: add(norm("mlp_norm", "post_attention_layernorm"))?,
+            attention_norm: add(norm("attention_norm", &[("input_layernorm", d)]))?,
+            mlp_norm: add(norm("mlp_norm", &[("post_attention_layernorm", d)]))?,
         })
     }
 }

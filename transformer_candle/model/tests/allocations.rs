@@ -6,11 +6,17 @@ use allocation_counter::AllocationInfo;
 use kernels::memory::Plan;
 use kernels::{Buffer, DType, Device, DeviceKind};
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, Precision, initialization};
-use run_config::ModelConfig;
+use run_config::{Architecture, ModelConfig};
 
 /// Allocations of one step after another has gone before. With a single thread all of them are this thread's.
-fn allocations(batch: usize, precision: Precision, recompute: ActivationRecompute) -> AllocationInfo {
+fn allocations(
+    architecture: Architecture,
+    batch: usize,
+    precision: Precision,
+    recompute: ActivationRecompute,
+) -> AllocationInfo {
     let config = ModelConfig {
+        architecture,
         hidden_size: 128,
         intermediate_size: 256,
         num_layers: 4,
@@ -48,13 +54,21 @@ const LISTS: u64 = 1 << 12;
 
 #[test]
 fn a_step_allocates_nothing() {
-    for precision in [Precision::Fp32, Precision::Bf16] {
-        for recompute in [ActivationRecompute::None, ActivationRecompute::Selective, ActivationRecompute::Block] {
-            for batch in [1, 8] {
-                let during = allocations(batch, precision, recompute);
-                assert_eq!(during.bytes_current, 0, "kept: {during:?}");
-                assert!(during.bytes_max < LISTS, "{precision:?} {recompute:?} batch {batch}: {during:?}");
-            }
+    use ActivationRecompute::{Block, None, Selective};
+    for (architecture, recompute) in [
+        (Architecture::Llama, None),
+        (Architecture::Llama, Selective),
+        (Architecture::Llama, Block),
+        (Architecture::Qwen2, None),
+        (Architecture::Qwen3, None),
+    ] {
+        for (precision, batch) in
+            [(Precision::Fp32, 1), (Precision::Fp32, 8), (Precision::Bf16, 1), (Precision::Bf16, 8)]
+        {
+            let during = allocations(architecture, batch, precision, recompute);
+            assert_eq!(during.bytes_current, 0, "kept: {during:?}");
+            let what = format!("{architecture:?} {precision:?} {recompute:?} batch {batch}");
+            assert!(during.bytes_max < LISTS, "{what}: {during:?}");
         }
     }
 }

@@ -9,6 +9,8 @@ use crate::model::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 /// More than any model has, and few enough that no size computed from them overflows.
 const MAX_PARAMETERS: f64 = 1e15;
 const MAX_POSITIONS: usize = 1 << 30;
+/// The head size of a Qwen3 model that names none, in `transformers`.
+const QWEN3_HEAD_DIM: usize = 128;
 
 /// The keys that decide the arithmetic, with the defaults of `transformers`; the others do not matter here.
 #[derive(Deserialize)]
@@ -100,7 +102,9 @@ impl HuggingFaceConfig {
     }
 
     fn head_size(&self) -> usize {
-        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
+        let usual =
+            if self.model_type == "qwen3" { QWEN3_HEAD_DIM } else { self.hidden_size / self.num_attention_heads };
+        self.head_dim.unwrap_or(usual)
     }
 
     fn check_sizes(&self) -> Result<(), Problem> {
@@ -301,6 +305,21 @@ mod tests {
         assert_eq!(mistral(Value::Null).unwrap().architecture, Architecture::Mistral);
         assert_eq!(mistral(json!(131_072)).unwrap().architecture, Architecture::Mistral);
         assert_eq!(mistral(json!(4096)).unwrap_err().path, "sliding_window");
+    }
+
+    #[test]
+    fn qwen_is_read_unless_it_uses_a_sliding_window() {
+        let qwen = |model_type: &str, use_sliding_window: bool| {
+            let mut config = llama3();
+            config["model_type"] = json!(model_type);
+            (config["sliding_window"], config["use_sliding_window"]) = (json!(4096), json!(use_sliding_window));
+            config.as_object_mut().unwrap().remove("head_dim");
+            ModelConfig::from_hugging_face(&config)
+        };
+        let [qwen2, qwen3] = ["qwen2", "qwen3"].map(|model_type| qwen(model_type, false).unwrap());
+        assert_eq!((qwen2.architecture, qwen2.head_dim), (Architecture::Qwen2, Some(64)));
+        assert_eq!((qwen3.architecture, qwen3.head_dim), (Architecture::Qwen3, Some(128)));
+        assert_eq!(qwen("qwen2", true).unwrap_err().path, "sliding_window");
     }
 
     fn llama3_scaling(low: f64, high: f64) -> Value {

@@ -53,7 +53,7 @@ fn read(directory: &Path) -> Result<Map<String, Value>, Problem> {
     let refused = |problem: Problem| {
         let key = if problem.path.is_empty() { String::new() } else { format!("`{}` ", problem.path) };
         Problem::new("model.init_from", format!("{}: {key}{}", path.display(), problem.message))
-            .suggest("name the folder of a Llama or Mistral model in Hugging Face's format")
+            .suggest("name the folder of a Llama, Mistral, Qwen2 or Qwen3 model in Hugging Face's format")
     };
     let text = format::read_text(&path, LARGEST_CONFIG_JSON).map_err(refused)?;
     let config = serde_json::from_str(&text).map_err(|error| refused(Problem::of_file(error.to_string())))?;

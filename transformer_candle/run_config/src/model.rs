@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The shape of the network: a Llama-style decoder (pre-norm RMSNorm, rotary positions,
-/// grouped-query attention, SwiGLU, no biases).
+/// grouped-query attention, SwiGLU), with the biases or norms of its `architecture`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
@@ -14,7 +14,7 @@ pub struct ModelConfig {
     /// keys of `model` and the tokenizer are then the model's unless given; those that shape its weights
     /// must not differ. Default: weights drawn at random.
     pub init_from: Option<PathBuf>,
-    /// The architecture that checkpoints are saved as, by `transformers`' name.
+    /// Which layers the blocks have, and what checkpoints are saved as, by `transformers`' name.
     pub architecture: Architecture,
     /// Vocabulary size. Default: the tokenizer's. May be larger than the tokenizer's, not smaller. It
     /// is padded to a multiple of 64 in memory, not in checkpoints.
@@ -107,17 +107,24 @@ pub enum Architecture {
     Llama,
     /// `MistralForCausalLM` without a sliding window: the layers of Llama.
     Mistral,
+    /// `Qwen2ForCausalLM`: Llama with a bias in the query, key and value projections.
+    Qwen2,
+    /// `Qwen3ForCausalLM`: Llama with a norm of each query and key head before the rotary embedding
+    /// (QK-norm), which bounds attention's scores.
+    Qwen3,
 }
 
 impl Architecture {
     /// Every architecture.
-    pub const ALL: [Self; 2] = [Self::Llama, Self::Mistral];
+    pub const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
 
     /// `model_type` in a `config.json`.
     pub fn model_type(self) -> &'static str {
         match self {
             Self::Llama => "llama",
             Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
         }
     }
 
@@ -126,7 +133,19 @@ impl Architecture {
         match self {
             Self::Llama => "LlamaForCausalLM",
             Self::Mistral => "MistralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
         }
+    }
+
+    /// Whether the query, key and value projections have a bias.
+    pub fn has_qkv_bias(self) -> bool {
+        self == Self::Qwen2
+    }
+
+    /// Whether query and key heads are normed before the rotary embedding.
+    pub fn has_qk_norm(self) -> bool {
+        self == Self::Qwen3
     }
 }
 

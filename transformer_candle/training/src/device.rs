@@ -127,6 +127,7 @@ fn sizes(shape: &ModelShape, sequence_length: usize) -> limits::ModelSizes {
         hidden_size,
         intermediate_size,
         heads,
+        has_qkv_bias: shape.architecture.has_qkv_bias(),
         positions: max_position_embeddings.max(sequence_length),
     }
 }

@@ -1,7 +1,7 @@
-//! Operations on rows: embedding, norm, rotation, `SwiGLU`, casts and copies.
+//! Operations on rows: embedding, norms, bias, rotation, `SwiGLU`, casts and copies.
 
 use kernels::rope::{Frequencies, RopeTables};
-use kernels::{DType, Device, HeadLayout, add_rms_norm, cast, embedding, rope, swiglu};
+use kernels::{DType, Device, HeadLayout, add_rms_norm, bias, cast, embedding, qk_norm, rope, swiglu};
 
 use super::{EXACT, F32, InputGenerator};
 use crate::case::Case;
@@ -30,10 +30,14 @@ pub(super) fn visit(size: Size, inputs: &mut InputGenerator, visit: &mut dyn FnM
         visit(&norm_of_sum(inputs, sizes))?;
         visit(&normalize(inputs, sizes))?;
         visit(&norm_backward(inputs, sizes))?;
+        visit(&bias_forward(inputs, sizes))?;
+        visit(&bias_backward(inputs, sizes))?;
     }
     for (heads, batch, length, first) in heads {
         visit(&rotation(inputs, heads, batch, length, first, true)?)?;
         visit(&rotation(inputs, heads, batch, length, first, false)?)?;
+        visit(&head_norm_forward(inputs, heads, batch * length))?;
+        visit(&head_norm_backward(inputs, heads, batch * length))?;
     }
     for sizes in wide {
         visit(&swiglu_forward(inputs, sizes))?;
@@ -122,6 +126,45 @@ fn norm_backward(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
         .workspace(move |device| add_rms_norm::workspace_elements(n, d, device))
         .call(|[sum, weight, inv_rms, dnormed, dsum, dweight, workspace]| {
             add_rms_norm::backward(sum, weight, inv_rms, dnormed, dsum, dweight, workspace)
+        })
+}
+
+fn bias_forward(inputs: &mut InputGenerator, [n, o]: [usize; 2]) -> Case {
+    Case::new(inputs.name("bias::forward"), sizes([n, o]))
+        .updated("y", &[n, o], inputs.numbers(&[n, o]), inputs.bound())
+        .input("bias", &[o], inputs.numbers(&[o]))
+        .call(|[y, bias]| bias::forward(y, bias))
+}
+
+fn bias_backward(inputs: &mut InputGenerator, [n, o]: [usize; 2]) -> Case {
+    Case::new(inputs.name("bias::backward"), sizes([n, o]))
+        .input("dy", &[n, o], inputs.numbers(&[n, o]))
+        .updated("dbias", &[o], inputs.f32(&[o]), F32)
+        .workspace(move |device| bias::workspace_elements(n, o, device))
+        .call(|[dy, dbias, workspace]| bias::backward(dy, dbias, workspace))
+}
+
+fn head_norm_forward(inputs: &mut InputGenerator, [heads, kv_heads, head_size]: [usize; 3], n: usize) -> Case {
+    let layout = HeadLayout { heads, kv_heads, head_size };
+    let (rows, weight) = ([n, layout.packed_width()], [2 * head_size]);
+    Case::new(inputs.name("qk_norm::forward"), format!("{n}, {heads}/{kv_heads} x {head_size}"))
+        .input("projected", &rows, inputs.numbers(&rows))
+        .input("weight", &weight, inputs.numbers(&weight))
+        .output("qkv", &rows, inputs.dtype, inputs.bound())
+        .call(move |[projected, weight, qkv]| qk_norm::forward(projected, weight, EPSILON, &layout, qkv))
+}
+
+fn head_norm_backward(inputs: &mut InputGenerator, [heads, kv_heads, head_size]: [usize; 3], n: usize) -> Case {
+    let layout = HeadLayout { heads, kv_heads, head_size };
+    let (rows, weight) = ([n, layout.packed_width()], [2 * head_size]);
+    Case::new(inputs.name("qk_norm::backward"), format!("{n}, {heads}/{kv_heads} x {head_size}"))
+        .input("projected", &rows, inputs.numbers(&rows))
+        .input("weight", &weight, inputs.numbers(&weight))
+        .updated("dqkv", &rows, inputs.numbers(&rows), inputs.bound())
+        .updated("dweight", &weight, inputs.f32(&weight), F32)
+        .workspace(move |device| qk_norm::workspace_elements(n, head_size, device))
+        .call(move |[projected, weight, dqkv, dweight, workspace]| {
+            qk_norm::backward(projected, weight, EPSILON, &layout, dqkv, dweight, workspace)
         })
 }
 

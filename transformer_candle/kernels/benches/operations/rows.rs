@@ -5,8 +5,8 @@
 
 use kernels::attention::AttentionShape;
 use kernels::{
-    Buffer, DType, Device, DeviceKind, Result, WriteMode, adamw, add_rms_norm, attention, cast, embedding, grad_norm,
-    head_cross_entropy, linear, rope, swiglu,
+    Buffer, DType, Device, DeviceKind, Result, WriteMode, adamw, add_rms_norm, attention, bias, cast, embedding,
+    grad_norm, head_cross_entropy, linear, qk_norm, rope, swiglu,
 };
 
 use crate::meter::{Meter, Work};
@@ -25,6 +25,7 @@ pub fn all(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     decode(sizes, meter)?;
     attend(sizes, meter)?;
     norm(sizes, meter)?;
+    bias_and_norm_heads(sizes, meter)?;
     rotate(sizes, meter)?;
     activate(sizes, meter)?;
     embed(sizes, meter)?;
@@ -121,6 +122,29 @@ fn norm(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let per_step = if recompute == Recompute::Selective { 2 * layers } else { 0 };
     meter.row("rms norm: again", per_step, Work { flops: 0, bytes: 2 * row }, || {
         add_rms_norm::normalize(&sum_ND, &weight_D, &inv_rms_N, &mut normed_ND)
+    })
+}
+
+/// The bias of queries, keys and values and the norms of query and key heads, which other architectures than Llama
+/// have.
+fn bias_and_norm_heads(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
+    let &Sizes { n, ref heads, .. } = sizes;
+    let (p, e) = (heads.packed_width(), heads.head_size);
+    let bias_elements = bias::workspace_elements(n, p, DeviceKind::Cpu);
+    let mut workspace = workspace(bias_elements.max(qk_norm::workspace_elements(n, e, DeviceKind::Cpu)))?;
+    let (projected_NP, mut dqkv_NP) = (filled(&[n, p], meter.dtype)?, filled(&[n, p], meter.dtype)?);
+    let (mut qkv_NP, bias_P, weight_2E) =
+        (zeros(&[n, p], meter.dtype)?, filled(&[p], meter.dtype)?, filled(&[2 * e], meter.dtype)?);
+    let (mut dbias_P, mut dweight_2E) = (zeros(&[p], DType::F32)?, zeros(&[2 * e], DType::F32)?);
+    let row = meter.element_size() * n * p;
+    meter.row("qkv bias: both", 0, Work { flops: 0, bytes: 3 * row }, || {
+        bias::forward(&mut qkv_NP, &bias_P)?;
+        bias::backward(&dqkv_NP, &mut dbias_P, &mut workspace)
+    })?;
+    let normed = meter.element_size() * n * (heads.query_width() + heads.key_width());
+    meter.row("qk norm: both", 0, Work { flops: 0, bytes: 2 * row + 3 * normed }, || {
+        qk_norm::forward(&projected_NP, &weight_2E, EPSILON, heads, &mut qkv_NP)?;
+        qk_norm::backward(&projected_NP, &weight_2E, EPSILON, heads, &mut dqkv_NP, &mut dweight_2E, &mut workspace)
     })
 }
 

@@ -2,18 +2,13 @@
 
 use rayon::prelude::*;
 
+use super::column_sums::{add_partials, rows_of_block, workspace_elements};
 use super::schedule::rows_per_task;
 use super::simd::{total, vectorised};
 use crate::Element;
 
 /// Partial sums of a row, the same number for every vector width.
 const PARTIAL: usize = 32;
-/// Axis of rows at most, each with its own partial weight gradient.
-const BLOCKS: usize = 64;
-/// Rows of a block, at least.
-const BLOCK_ROWS: usize = 32;
-/// Columns of the weight's gradient that one task sums over the blocks.
-const COLUMNS: usize = 256;
 
 pub(crate) fn forward<E: Element>(x: &[E], weight: &[E], epsilon: f32, normed: &mut [E], inv_rms: &mut [f32]) {
     let d = weight.len().max(1);
@@ -96,32 +91,25 @@ pub(crate) fn backward<E: Element>(
             || backward_rows(&saved, dnormed, dsum, dweight),
         );
     });
-    dweight.par_chunks_mut(COLUMNS).enumerate().for_each(|(piece, dweight)| {
-        for partial in partials.chunks_exact(d) {
-            let partial = &partial[piece * COLUMNS..][..dweight.len()];
-            dweight.iter_mut().zip(partial).for_each(|(sum, partial)| *sum += partial);
-        }
-    });
-}
-
-pub(crate) fn workspace_elements(n: usize, d: usize) -> usize {
-    n.div_ceil(rows_of_block(n)) * d
-}
-
-fn rows_of_block(n: usize) -> usize {
-    n.div_ceil(BLOCKS).max(BLOCK_ROWS)
+    add_partials(partials, dweight);
 }
 
 #[inline(always)]
 fn measure_rows<E: Element>(sum: &[E], epsilon: f32, inv_rms: &mut [f32]) {
     let d = sum.len() / inv_rms.len();
     for (row, inv_rms) in sum.chunks_exact(d).zip(inv_rms) {
-        *inv_rms = 1.0 / (squares(row) / d as f32 + epsilon).sqrt();
+        *inv_rms = inv_rms_of(row, epsilon);
     }
 }
 
+/// The inverse of a row's root mean square.
 #[inline(always)]
-fn normalize_rows<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
+pub(super) fn inv_rms_of<E: Element>(row: &[E], epsilon: f32) -> f32 {
+    1.0 / (squares(row) / row.len() as f32 + epsilon).sqrt()
+}
+
+#[inline(always)]
+pub(super) fn normalize_rows<E: Element>(sum: &[E], weight: &[E], inv_rms: &[f32], normed: &mut [E]) {
     let d = weight.len();
     for ((sum, normed), &inv_rms) in sum.chunks_exact(d).zip(normed.chunks_exact_mut(d)).zip(inv_rms) {
         for ((normed, sum), weight) in normed.iter_mut().zip(sum).zip(weight) {
@@ -164,7 +152,7 @@ fn squares<E: Element>(row: &[E]) -> f32 {
 
 /// The sum of `x * y * weight` over a row.
 #[inline(always)]
-fn weighted_dot<E: Element>(x: &[E], y: &[E], weight: &[E]) -> f32 {
+pub(super) fn weighted_dot<E: Element>(x: &[E], y: &[E], weight: &[E]) -> f32 {
     let mut partial = [0.0; PARTIAL];
     let mut add = |x: &[E], y: &[E], weight: &[E]| {
         for (((partial, x), y), weight) in partial.iter_mut().zip(x).zip(y).zip(weight) {

@@ -4,7 +4,9 @@
 pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;
 pub(crate) mod attention;
+pub(crate) mod bias;
 pub(crate) mod cast;
+pub(crate) mod column_sums;
 pub(crate) mod disjoint;
 pub(crate) mod embedding;
 pub(crate) mod exp;
@@ -14,6 +16,7 @@ pub(crate) mod head_cross_entropy;
 pub(crate) mod linear;
 pub(crate) mod muon;
 pub(crate) mod partials;
+pub(crate) mod qk_norm;
 pub(crate) mod rope;
 mod schedule;
 pub(crate) mod simd;

@@ -4,6 +4,7 @@ use candle_core::DType;
 
 use super::KernelArg;
 use super::launch::{Axis, Launch, variant};
+use super::partial_sums;
 
 /// Row lengths that kernels are compiled for; each takes shorter rows too.
 const WIDTHS: [usize; 4] = [1024, 2048, 4096, 8192];
@@ -50,13 +51,10 @@ pub(crate) fn backward(
     workspace: KernelArg,
     [n, d]: [usize; 2],
 ) -> [Launch; 2] {
-    let (programs, width) = (programs(n), KernelArg::count(d));
-    let values = [sum, weight, inv_rms, dnormed, dsum, workspace, KernelArg::count(n), width];
-    let columns = [Axis::Elements(d, "BLOCK"), Axis::ONE, Axis::ONE];
-    let partials = [workspace, dweight, KernelArg::count(programs), width];
+    let values = [sum, weight, inv_rms, dnormed, dsum, workspace, KernelArg::count(n), KernelArg::count(d)];
     [
-        Launch::kernel("add_rms_norm_backward", &wide(sum.dtype(), d), rows(programs), values),
-        Launch::kernel("add_rms_norm_weight", "f32", columns, partials),
+        Launch::kernel("add_rms_norm_backward", &wide(sum.dtype(), d), rows(programs(n)), values),
+        partial_sums::add(workspace, dweight, programs(n), d),
     ]
 }
 

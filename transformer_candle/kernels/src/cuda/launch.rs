@@ -97,6 +97,19 @@ pub(crate) fn variant(dtype: DType) -> &'static str {
     }
 }
 
+/// Head sizes with variants of their own of the kernels that work head by head.
+const EXACT_HEAD_SIZES: [usize; 3] = [32, 64, 128];
+/// The masked variant for other sizes up to this, in groups of eight elements.
+const MASKED_HEAD_SIZE: usize = 128;
+
+/// The name of an element type and a head size in the names of kernels that work head by head.
+pub(crate) fn of_head_size(dtype: DType, head_size: usize) -> String {
+    let is_masked =
+        !EXACT_HEAD_SIZES.contains(&head_size) && head_size < MASKED_HEAD_SIZE && head_size.is_multiple_of(8);
+    let size = if is_masked { format!("{MASKED_HEAD_SIZE}m") } else { head_size.to_string() };
+    format!("{}.e{size}", variant(dtype))
+}
+
 /// The most elements of a flat buffer per launch: kernels index with 32 bits.
 const RANGE: usize = 1 << 30;
 

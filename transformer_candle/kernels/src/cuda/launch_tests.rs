@@ -91,7 +91,7 @@ fn norms_of_every_supported_width_have_kernels() {
         let partials = value(&[crate::add_rms_norm::workspace_elements(3, d, DeviceKind::Cuda)], DType::F32);
         let outputs = [x, value(&[d], DType::F32)];
         let backward = add_rms_norm::backward([sum, weight, inv_rms], normed, outputs, partials, [3, d]);
-        let names = [format!("add_rms_norm_backward.{suffix}.h{wide}"), "add_rms_norm_weight.f32".to_owned()];
+        let names = [format!("add_rms_norm_backward.{suffix}.h{wide}"), "add_partial_sums.f32".to_owned()];
         assert_eq!(checked(&backward), names);
     }
 }
@@ -103,16 +103,42 @@ fn the_norms_workspace_is_bounded() {
 }
 
 #[test]
-fn rope_supports_every_valid_head_size() {
+fn rope_and_qk_norm_support_every_valid_head_size() {
     let variants = [(32, "e32"), (40, "e128m"), (64, "e64"), (72, "e128m"), (96, "e128m"), (128, "e128")];
     for ((head_size, variant), dtype) in variants.into_iter().flat_map(|one| DTYPES.map(|dtype| (one, dtype))) {
         let layout = HeadLayout { heads: 3, kv_heads: 1, head_size };
-        let [qkv] = rows(6, layout.packed_width(), dtype);
+        let [qkv, projected] = rows(6, layout.packed_width(), dtype);
         let places = rope::Rotation { rows: 6, sequence_length: 3, first_position: 2, direction: -1.0 };
         let suffix = if dtype == DType::F32 { "f32" } else { "bf16" };
         let names = checked(&rope::rotate(qkv, &layout, rows(5, head_size / 2, DType::F32), places));
         assert_eq!(names, [format!("rope_rotate.{suffix}.{variant}")]);
+        let arguments = [projected, value(&[2 * head_size], dtype), qkv];
+        let names = checked(&qk_norm::forward(arguments, 1e-6, &layout, 6));
+        assert_eq!(names, [format!("qk_norm_forward.{suffix}.{variant}")]);
+        let partials = value(&[crate::qk_norm::workspace_elements(6, head_size, DeviceKind::Cuda)], DType::F32);
+        let dweight = value(&[2 * head_size], DType::F32);
+        let names = checked(&qk_norm::backward(arguments, dweight, partials, 1e-6, &layout, 6));
+        assert_eq!(names, [format!("qk_norm_backward.{suffix}.{variant}"), "add_partial_sums.f32".to_owned()]);
     }
+}
+
+#[test]
+fn bias_launches_compiled_kernels() {
+    for (dtype, suffix) in DTYPES.into_iter().zip(["f32", "bf16"]) {
+        let ([y], bias, dbias) = (rows(7, 1040, dtype), value(&[1040], dtype), value(&[1040], DType::F32));
+        assert_eq!(checked(&bias::forward(y, bias, [7, 1040])), [format!("bias_forward.{suffix}")]);
+        let partials = value(&[crate::bias::workspace_elements(7, 1040, DeviceKind::Cuda)], DType::F32);
+        let names = checked(&bias::backward(y, dbias, partials, [7, 1040]));
+        assert_eq!(names, [format!("bias_backward.{suffix}"), "add_partial_sums.f32".to_owned()]);
+    }
+}
+
+#[test]
+fn partial_sums_are_bounded() {
+    let elements = |n| crate::bias::workspace_elements(n, 2048, DeviceKind::Cuda);
+    assert_eq!([elements(0), elements(5), elements(1 << 20)], [0, 5 * 2048, 128 * 2048]);
+    let elements = |n| crate::qk_norm::workspace_elements(n, 128, DeviceKind::Cuda);
+    assert_eq!([elements(0), elements(5), elements(1 << 20)], [0, 5 * 256, 512 * 256]);
 }
 
 /// What attention's three functions ask for, the last one for many tokens and for one.

@@ -13,6 +13,8 @@ pub struct ModelSizes {
     pub intermediate_size: usize,
     /// Query and key/value heads.
     pub heads: HeadLayout,
+    /// Whether the query, key and value projections have a bias.
+    pub has_qkv_bias: bool,
     /// Positions of the longest sequence, in training or generation.
     pub positions: usize,
 }
@@ -30,13 +32,19 @@ const MAX_POSITIONS: usize = 65_535 * 16;
 
 /// Why a GPU cannot run a model of these sizes, as a clause that follows "a GPU"; none if it can.
 pub fn refusal(sizes: &ModelSizes) -> Option<String> {
-    let &ModelSizes { hidden_size, intermediate_size, heads, positions } = sizes;
+    let &ModelSizes { hidden_size, intermediate_size, heads, has_qkv_bias, positions } = sizes;
     let head_size = heads.head_size;
     if !HEAD_SIZES.contains(&head_size) || !head_size.is_multiple_of(HEAD_SIZE_MULTIPLE) {
         let (least, most) = HEAD_SIZES.into_inner();
         return Some(format!(
-            "supports head sizes {least} to {most} in steps of {HEAD_SIZE_MULTIPLE}, and hidden_size / num_attention_heads is \
-             {head_size}"
+            "supports head sizes {least} to {most} in steps of {HEAD_SIZE_MULTIPLE}, and the head size is {head_size}"
+        ));
+    }
+    let packed_width = heads.packed_width();
+    if has_qkv_bias && !packed_width.is_multiple_of(ROW_MULTIPLE) {
+        return Some(format!(
+            "supports biases of query, key and value heads whose elements are a multiple of {ROW_MULTIPLE}, and they \
+             are {packed_width}"
         ));
     }
     if hidden_size > MAX_HIDDEN_SIZE || !hidden_size.is_multiple_of(ROW_MULTIPLE) {
@@ -61,11 +69,15 @@ mod tests {
 
     fn sizes() -> ModelSizes {
         let heads = HeadLayout { heads: 32, kv_heads: 8, head_size: 64 };
-        ModelSizes { hidden_size: 2048, intermediate_size: 8192, heads, positions: 2048 }
+        ModelSizes { hidden_size: 2048, intermediate_size: 8192, heads, has_qkv_bias: false, positions: 2048 }
     }
 
     fn with_head_size(head_size: usize) -> ModelSizes {
         ModelSizes { heads: HeadLayout { head_size, ..sizes().heads }, ..sizes() }
+    }
+
+    fn with_odd_heads() -> ModelSizes {
+        ModelSizes { heads: HeadLayout { heads: 3, kv_heads: 1, head_size: 40 }, ..sizes() }
     }
 
     #[test]
@@ -86,6 +98,8 @@ mod tests {
         refused(with_head_size(24), "24");
         refused(with_head_size(136), "136");
         refused(with_head_size(68), "68");
+        refused(ModelSizes { has_qkv_bias: true, ..with_odd_heads() }, "200");
+        assert_eq!(refusal(&with_odd_heads()), None);
         refused(ModelSizes { hidden_size: 2056, ..sizes() }, "2056");
         refused(ModelSizes { hidden_size: 8208, ..sizes() }, "8208");
         refused(ModelSizes { intermediate_size: 5461, ..sizes() }, "5461");

@@ -10,6 +10,7 @@ pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;
 mod argument;
 pub(crate) mod attention;
+pub(crate) mod bias;
 pub(crate) mod cast;
 pub(crate) mod embedding;
 mod gpu;
@@ -26,6 +27,8 @@ mod matmul_algorithm;
 #[cfg(any(test, feature = "cuda"))]
 mod matmul_shape;
 pub(crate) mod muon;
+mod partial_sums;
+pub(crate) mod qk_norm;
 pub(crate) mod rope;
 #[cfg(any(test, feature = "cuda"))]
 mod search_path;

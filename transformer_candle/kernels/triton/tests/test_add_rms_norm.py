@@ -5,6 +5,7 @@ import torch
 from add_rms_norm import KERNELS
 from interpreter import launch
 from oracle import DTYPES, assert_near, blocks, by_name, exact, numbers, workspace
+from partial_sums import KERNELS as PARTIAL_SUMS
 
 EPSILON = 1e-5
 WIDTHS = [(1024, 64), (1024, 1024), (2048, 1040), (4096, 2064), (8192, 8192)]
@@ -59,16 +60,7 @@ def test_backward_accumulates_both_gradients(rows, parts, block, width, dtype):
     partials = workspace(parts, width)
     kernel = by_name(KERNELS, f"add_rms_norm_backward.{dtype}.h{block}")
     launch(kernel, [parts], total, weight, inv_rms, dnormed, dtotal, partials, rows, width)
-    kernel = by_name(KERNELS, "add_rms_norm_weight.f32")
+    kernel = by_name(PARTIAL_SUMS, "add_partial_sums.f32")
     launch(kernel, [blocks(width, kernel.constants["BLOCK"])], partials, dweight, parts, width)
     assert_near(dtotal, expected[0])
     assert_near(dweight, expected[1], 1e-5)
-
-
-def test_any_number_of_partial_gradients_is_summed():
-    kernel = by_name(KERNELS, "add_rms_norm_weight.f32")
-    for parts in (1, kernel.constants["ROWS"], kernel.constants["ROWS"] + 1, 512):
-        partials, dweight = numbers(parts, parts, 48), numbers(1, 48)
-        expected = dweight.double() + partials.double().sum(0)
-        launch(kernel, [blocks(48, kernel.constants["BLOCK"])], partials, dweight, parts, 48)
-        assert_near(dweight, expected)

@@ -50,6 +50,11 @@ pub fn config_json(
             config["mlp_bias"] = json!(false);
         }
         Architecture::Mistral => config["sliding_window"] = Value::Null,
+        Architecture::Qwen2 => config["use_sliding_window"] = json!(false),
+        Architecture::Qwen3 => {
+            config["attention_bias"] = json!(false);
+            config["use_sliding_window"] = json!(false);
+        }
     }
     config
 }
@@ -100,8 +105,8 @@ mod tests {
         let rope_scaling =
             RopeScalingConfig { rope_type: RopeType::Llama3, factor: 32.0, ..one_billion().rope_scaling };
         let scaled = ModelShape { rope_scaling, ..one_billion() };
-        let mistral = ModelShape { architecture: Architecture::Mistral, ..tiny(false) };
-        for shape in [one_billion(), tiny(true), tiny(false), scaled, mistral] {
+        let others = Architecture::ALL.map(|architecture| ModelShape { architecture, ..tiny(false) });
+        for shape in [one_billion(), tiny(true), scaled].into_iter().chain(others) {
             let text = config_json(&shape, Precision::Bf16, Some(0), Some(0)).to_string();
             assert_eq!(shape_from_config_json(&serde_json::from_str(&text).unwrap()).unwrap(), shape);
         }

@@ -2,6 +2,8 @@
 
 use model::{ActivationRecompute, DecoderSettings, ModelShape, Precision};
 
+use run_config::Architecture;
+
 use crate::models::{self, Batch, plain, tiny};
 
 /// Bits of the loss and of all gradients after two micro-batches, of which the second holds documents.
@@ -19,11 +21,11 @@ fn bits(shape: &ModelShape, settings: &DecoderSettings) -> Vec<u32> {
 #[test]
 fn what_is_recomputed_changes_no_bit_of_the_gradients() {
     for precision in [Precision::Fp32, Precision::Bf16] {
-        for tied in [true, false] {
-            let of = |recompute| bits(&tiny(tied), &DecoderSettings { precision, recompute, ..plain(3, 13) });
+        for shape in models::variants() {
+            let of = |recompute| bits(&shape, &DecoderSettings { precision, recompute, ..plain(3, 13) });
             let expected = of(ActivationRecompute::None);
-            assert!(of(ActivationRecompute::Selective) == expected, "selective, {precision:?}, tied {tied}");
-            assert!(of(ActivationRecompute::Block) == expected, "block, {precision:?}, tied {tied}");
+            assert!(of(ActivationRecompute::Selective) == expected, "selective, {precision:?}, {shape:?}");
+            assert!(of(ActivationRecompute::Block) == expected, "block, {precision:?}, {shape:?}");
         }
     }
 }
@@ -31,7 +33,8 @@ fn what_is_recomputed_changes_no_bit_of_the_gradients() {
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     // Large enough that every operation has several pieces to hand out.
-    let shape = ModelShape {
+    let large = |architecture| ModelShape {
+        architecture,
         vocab_size: 1100,
         padded_vocab_size: 1152,
         hidden_size: 96,
@@ -42,14 +45,15 @@ fn the_number_of_threads_changes_no_bit() {
         max_position_embeddings: 192,
         ..tiny(true)
     };
-    for precision in [Precision::Fp32, Precision::Bf16] {
+    let shapes = [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3].map(large);
+    for (shape, precision) in shapes.iter().flat_map(|shape| [(shape, Precision::Fp32), (shape, Precision::Bf16)]) {
         let settings = DecoderSettings { precision, ..plain(2, 161) };
         let with = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| bits(&shape, &settings))
+            pool.install(|| bits(shape, &settings))
         };
         let expected = with(1);
-        assert!(with(2) == expected, "2 threads, {precision:?}");
-        assert!(with(4) == expected, "4 threads, {precision:?}");
+        assert!(with(2) == expected, "2 threads, {precision:?}, {:?}", shape.architecture);
+        assert!(with(4) == expected, "4 threads, {precision:?}, {:?}", shape.architecture);
     }
 }

@@ -6,7 +6,7 @@ use kernels::memory::Plan;
 use kernels::{Buffer, DType, Device, DeviceKind, bf16};
 use model::hugging_face::hf_tensors;
 use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision};
-use run_config::ModelConfig;
+use run_config::{Architecture, ModelConfig};
 
 /// Grouped heads, heads wider than the residual stream together, and sizes that are no multiple of anything.
 pub fn tiny(tie_embeddings: bool) -> ModelShape {
@@ -22,6 +22,12 @@ pub fn tiny(tie_embeddings: bool) -> ModelShape {
         ..ModelConfig::default()
     };
     ModelShape::new(&config, 71)
+}
+
+/// Tied and untied, and the other layers that an architecture may have.
+pub fn variants() -> [ModelShape; 4] {
+    let of = |architecture, tied| ModelShape { architecture, ..tiny(tied) };
+    [tiny(true), tiny(false), of(Architecture::Qwen2, false), of(Architecture::Qwen3, true)]
 }
 
 /// F32, nothing recomputed.
@@ -52,7 +58,7 @@ impl Noise {
     }
 }
 
-/// Weights of every tensor by its Hugging Face name, norms around one.
+/// Weights of every tensor by its Hugging Face name, norms and biases around one.
 pub fn weights_by_name(shape: &ModelShape) -> BTreeMap<String, Vec<f32>> {
     let mut noise = Noise(7);
     let mut values = |norm: bool, elements: usize| -> Vec<f32> {
