@@ -1,9 +1,9 @@
 //! Which of the forward pass's values each block keeps, and which blocks share.
 //!
 //! With `activation_recompute: none` every block keeps its own of everything that its backward pass reads. `selective`
-//! keeps neither the norms' outputs nor the `SwiGLU`: they are recomputed into buffers that all blocks share. `block`
-//! keeps a block's input only, and recomputes the rest of the block into one shared set. Without training all blocks
-//! share all.
+//! keeps neither the norms' outputs (normed query and key heads included) nor the `SwiGLU`: they are recomputed into
+//! buffers that all blocks share. `block` keeps a block's input only, and recomputes the rest of the block into one shared
+//! set. Without training all blocks share all.
 
 use std::collections::BTreeMap;
 

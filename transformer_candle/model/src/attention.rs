@@ -40,7 +40,13 @@ impl AttentionActivations<BufferId> {
             },
             projected_NP: (shape.architecture.has_qk_norm())
                 .then(|| planner.add("projected", Saved::Inner, dtype, &[n, heads.packed_width()])),
-            qkv_NP: planner.add("qkv", Saved::Inner, dtype, &[n, heads.packed_width()]),
+            // Norms and rotation are cheap to compute again.
+            qkv_NP: planner.add(
+                "qkv",
+                if shape.architecture.has_qk_norm() { Saved::Recomputable } else { Saved::Inner },
+                dtype,
+                &[n, heads.packed_width()],
+            ),
             attended_NA: planner.add("attended", Saved::Inner, dtype, &[n, heads.query_width()]),
             log_sum_exp_BHT: planner.add(
                 "log_sum_exp",
@@ -134,18 +140,12 @@ impl Attention {
 
     /// Everything behind the norm.
     fn attend(&mut self, pass: &mut Pass<'_>) -> Result<()> {
-        let shape @ AttentionShape { heads, sequence_length, .. } = &pass.settings.attention;
+        let projected_NP = self.qk_norm.as_mut().map_or(&mut self.qkv_NP, |qk_norm| &mut qk_norm.projected_NP);
+        self.qkv.forward(&self.norm.values.normed_ND, projected_NP, &mut pass.scratch.workspace)?;
+        self.norm_and_rotate(pass)?;
+        let shape @ AttentionShape { heads, .. } = &pass.settings.attention;
         let (layer_output_ND, workspace) = (&mut pass.scratch.layer_output_ND, &mut pass.scratch.workspace);
-        let Self { qk_norm, qkv_NP, attended_NA, log_sum_exp_BHT, .. } = self;
-        let normed_ND = &self.norm.values.normed_ND;
-        match qk_norm {
-            None => self.qkv.forward(normed_ND, qkv_NP, workspace)?,
-            Some(qk_norm) => {
-                self.qkv.forward(normed_ND, &mut qk_norm.projected_NP, workspace)?;
-                qk_norm.forward(qkv_NP, pass.settings)?;
-            }
-        }
-        rope::forward(qkv_NP, heads, &pass.settings.rope, *sequence_length, pass.past)?;
+        let Self { qkv_NP, attended_NA, log_sum_exp_BHT, .. } = self;
         match &mut self.cache {
             None => attention::forward(qkv_NP, pass.documents_N, shape, attended_NA, log_sum_exp_BHT, workspace)?,
             Some(KeyValueCache { keys_CKE, values_CKE }) => {
@@ -155,11 +155,23 @@ impl Attention {
         self.output.forward(attended_NA, layer_output_ND, workspace)
     }
 
+    /// Makes queries, keys and values of what was projected.
+    fn norm_and_rotate(&mut self, pass: &Pass<'_>) -> Result<()> {
+        if let Some(qk_norm) = &self.qk_norm {
+            qk_norm.forward(&mut self.qkv_NP, pass.settings)?;
+        }
+        let AttentionShape { heads, sequence_length, .. } = &pass.settings.attention;
+        Ok(rope::forward(&mut self.qkv_NP, heads, &pass.settings.rope, *sequence_length, pass.past)?)
+    }
+
     /// Turns `dresidual_ND` from the gradient behind attention into that of the block's input, and computes the
     /// gradients of the parameters.
     pub fn backward(&mut self, pass: &mut Pass<'_>) -> Result<()> {
         if pass.recomputes() {
             self.norm.recompute()?;
+            if self.qk_norm.is_some() {
+                self.norm_and_rotate(pass)?;
+            }
         }
         let shape @ AttentionShape { heads, sequence_length, .. } = &pass.settings.attention;
         let (write_mode, (scratch, workspace)) = (pass.write_mode, pass.scratch.backward()?);
