@@ -87,7 +87,7 @@ impl RunConfig {
 
     /// The JSON Schema of a config file, which editors check it with.
     pub fn json_schema() -> Value {
-        schema::schema().clone()
+        schema::published()
     }
 }
 

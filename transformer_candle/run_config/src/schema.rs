@@ -37,6 +37,16 @@ pub(crate) fn schema() -> &'static Value {
     &SCHEMA
 }
 
+/// The schema for editors, in which a model that starts from another one needs no sizes.
+pub(crate) fn published() -> Value {
+    let mut schema = SCHEMA.clone();
+    let model = schema.pointer_mut("/properties/model").and_then(Value::as_object_mut);
+    if let Some((model, sizes)) = model.and_then(|model| model.remove("required").map(|sizes| (model, sizes))) {
+        model.insert("anyOf".to_owned(), json!([{ "required": ["init_from"] }, { "required": sizes }]));
+    }
+    schema
+}
+
 /// The keys of an object's schema with their schemas, in the order of the types; none for a leaf.
 pub(crate) fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let properties = schema.get("properties").and_then(Value::as_object);
