@@ -13,7 +13,7 @@ fn every_bit_comes_back() {
         assert_eq!(read.bits(), tiny.bits());
         assert_eq!(load_state(&checkpoint).unwrap(), state_at(5));
         let stored = Checkpoint::open(&checkpoint).unwrap().model().unwrap();
-        assert_eq!((stored.precision, stored.end_of_text), (precision, Some(0)));
+        assert_eq!((stored.precision, stored.stop_tokens), (precision, vec![0]));
         assert_eq!(stored.shape, tiny.shape);
     }
 }
@@ -168,7 +168,7 @@ fn an_existing_tokenizer_config_is_kept() {
     fs::write(&path, "{}").unwrap();
     fs::write(folder.path().join("tokenizer_config.json"), "own").unwrap();
     fs::write(folder.path().join("special_tokens_map.json"), "map").unwrap();
-    let files = TokenizerFiles::read(&path, "<|endoftext|>", 0, 16).unwrap();
+    let files = TokenizerFiles::read(&path, &DocumentTokens::ended_by(0, "<|endoftext|>"), 16).unwrap();
     let found: Vec<_> = files.iter().collect();
     assert_eq!(
         found,
