@@ -12,7 +12,7 @@
 //! - `byte_source`, `block_cache`, `formats`: range requests, cached on disk, become rows of row groups.
 //! - `held_out_split`: which rows are trained on, and which are held out.
 //! - `permutation`, `open_shards`: in which order shards and row groups are read. `shuffle_window`: documents are
-//!   shuffled, tokenized, packed (`packing`) and shuffled again.
+//!   shuffled, tokenized (`tokenizer`, `encoder`), packed (`packing`) and shuffled again.
 //! - `window_prefetch`: the thread that prepares the windows of a component; `component_stream`: its sequences;
 //!   `stream`: the [`TokenStream`], which gives batches of all components. `cursor`: the position to resume from;
 //!   `fingerprint`: what a cursor belongs to.

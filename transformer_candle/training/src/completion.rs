@@ -1,5 +1,9 @@
 //! Text completion: samples tokens one by one and decodes them incrementally.
 
+#[cfg(test)]
+#[path = "../../dataset/src/tokenizer/sentencepiece_fixture.rs"]
+mod sentencepiece_fixture;
+
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -132,5 +136,59 @@ impl<'a> StreamingDecoder<'a> {
     fn pending_text(&self) -> Result<String> {
         let (before, pending) = self.tokens.split_at(self.emitted);
         text_behind(self.tokenizer, before, pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::sentencepiece_fixture::{Form, sentencepiece};
+    use super::*;
+
+    fn tokenizer(form: Form) -> Tokenizer {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), sentencepiece(form).to_string()).unwrap();
+        Tokenizer::of_model(folder.path(), None).unwrap()
+    }
+
+    /// The text of the tokens behind the first `count`, as it grows and at once.
+    fn decoded_behind(tokenizer: &Tokenizer, tokens: &[u32], count: usize) -> (String, String) {
+        let (prompt, completion) = tokens.split_at(count);
+        let mut decoder = StreamingDecoder::behind(tokenizer, prompt);
+        let mut pieces: Vec<String> = completion.iter().filter_map(|&token| decoder.push(token).unwrap()).collect();
+        pieces.extend(decoder.finish().unwrap());
+        (pieces.concat(), text_behind(tokenizer, prompt, completion).unwrap())
+    }
+
+    #[test]
+    fn a_word_behind_a_prompt_keeps_its_space() {
+        let tokenizer = tokenizer(Form::Prepend);
+        let tokens = tokenizer.encode_prompt("the do").unwrap();
+        assert_eq!(tokens.len(), 3, "<s>, the, do");
+        let behind = |count| decoded_behind(&tokenizer, &tokens, count);
+        assert_eq!(behind(2), (" do".to_owned(), " do".to_owned()));
+        assert_eq!(behind(1), ("the do".to_owned(), "the do".to_owned()), "in front of a text there is none");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn streamed_text_is_the_text(
+            prompt in "( |the|do|ing|\u{e9}|\u{4e2d}|\n){0,12}",
+            completion in "( |the|do|ing|x|\u{e9}|\u{4e2d}|\u{1f600}|\n){0,30}",
+        ) {
+            for form in [Form::Prepend, Form::Metaspace] {
+                let tokenizer = tokenizer(form);
+                let text = format!("{prompt}{completion}");
+                let (start, tokens) = (tokenizer.encode_prompt(&prompt).unwrap(), tokenizer.encode_prompt(&text).unwrap());
+                // Where merges reach across the border the tokens of the text do not begin with those of the prompt.
+                prop_assume!(tokens.starts_with(&start));
+                let whole = tokenizer.decode(&tokens).unwrap();
+                let (streamed, at_once) = decoded_behind(&tokenizer, &tokens, start.len());
+                prop_assert_eq!(&at_once, &whole[tokenizer.decode(&start).unwrap().len()..]);
+                prop_assert_eq!(streamed, at_once);
+            }
+        }
     }
 }

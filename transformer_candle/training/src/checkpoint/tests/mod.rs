@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dataset::{CancelToken, DocumentTokens};
+use dataset::{CancelToken, DocumentTokens, NamedToken};
 use kernels::memory::Category;
 use kernels::{Buffer, DType, Device, bf16};
 use model::{ModelShape, ParameterLayout, Precision};
 use run_config::ModelConfig;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::save::save_through;
