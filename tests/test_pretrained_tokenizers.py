@@ -31,10 +31,16 @@ data: {{train_shards: [{text}], validation_shards: [{text}], sequence_length: {l
 scheduler: {{strategy: constant, total_epochs: 1, warmup_steps: 0}}
 """
 ALPHABETS = [
-    "".join(map(chr, range(32, 127))), " \t\n\r\u00a0\u2003\u3000", "'s 't 'RE 'll 'D \u2019s", "0123456789\u0661\u2167\u00bd",
-    "e\u0301\u0327a\u030a\u00e9\u1100\u1161\u11a8\uac00\u0f71\u0f72", "\u4e2d\u6587\u65e5\u672c\u30ab\u3099\u1f600",
-    "\U0001f469\u200d\U0001f467\ufe0f\U0001f1e9\U0001f1ea", "\u2581 <s></s><0x41>\u0120\u010a", "\x00\x7f\u200b\ufeff\u00ad",
-]  # fmt: skip
+    "".join(map(chr, range(32, 127))),
+    " \t\n\r\u00a0\u2003\u3000",
+    "'s 't 'RE 'll 'D \u2019s",
+    "0123456789\u0661\u2167\u00bd",
+    "e\u0301\u0327a\u030a\u00e9\u1100\u1161\u11a8\uac00\u0f71\u0f72",
+    "\u4e2d\u6587\u65e5\u672c\u30ab\u3099",
+    "\U0001f600\U0001f469\u200d\U0001f467\ufe0f\U0001f1e9\U0001f1ea",
+    "\u2581 <s></s><0x41>\u0120\u010a",
+    "\x00\x7f\u200b\ufeff\u00ad",
+]
 
 RUN = "--seq-len=32 --batch-size=2 --grad-accum=2 --steps=4 --log-every=1 --evaluate-every=4 --eval-batches=2".split()
 SETTINGS = [*RUN, "--preset=smoke_cpu", "--device=cpu", "--override=data.held_out_fraction=0.1"]

@@ -14,8 +14,8 @@ pub struct StreamFingerprint {
     pub data: String,
     /// The tokenizer's file and the token that ends a document.
     pub tokenizer: String,
-    /// Seed, sequence length, packing, BOS, shuffle window, open shards, `max_samples`, held-out fraction, mixture weights,
-    /// and the version of the order itself.
+    /// Seed, sequence length, packing, BOS, shuffle window, open shards, `max_samples`, held-out fraction, mixture
+    /// weights, and the version of the order itself.
     pub order: String,
 }
 

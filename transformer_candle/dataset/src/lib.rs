@@ -47,10 +47,10 @@
 //!    if that is smaller. It ends early at the end of the epoch. Its documents are permuted by
 //!    `key("documents", [seed, epoch, window], "")`, with the windows of an epoch counted from 0.
 //! 4. The documents are tokenized, each is followed by `<|endoftext|>`, and one `<|endoftext|>` stands before the
-//!    first; with `bos` the tokenizer's BOS token is between each `<|endoftext|>` and the document after it. Sequence `k` of length `T` has tokens `kT .. kT + T` of this as inputs and `kT + 1 .. kT + T + 1` as
-//!    targets; the last sequence is padded (`packing`). So every token of a document is a target exactly once, and
-//!    windows do not depend on each other. `packing: documents` gives the same sequences and, for each position, where
-//!    its document starts.
+//!    first; with `bos` the tokenizer's BOS token is between each `<|endoftext|>` and the document after it. Sequence
+//!    `k` of length `T` has tokens `kT .. kT + T` of this as inputs and `kT + 1 .. kT + T + 1` as targets; the last
+//!    sequence is padded (`packing`). So every token of a document is a target exactly once, and windows do not depend
+//!    on each other. `packing: documents` gives the same sequences and, for each position, where its document starts.
 //! 5. The sequences of the window are permuted by `key("sequences", [seed, epoch, window], "")` and delivered. Windows
 //!    without a sequence are counted but deliver nothing.
 //!

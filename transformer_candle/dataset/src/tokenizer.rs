@@ -155,9 +155,9 @@ impl Tokenizer {
         &self.0.path
     }
 
-    /// UTF-8 bytes of text that each id stands for (none for special tokens); `None` where the length of a token depends
-    /// on its position. A tokenizer may put a space in front of a text or normalize it: the bytes of the tokens of a
-    /// text are then not those of the text, which [`crate::Batch::target_bytes`] corrects.
+    /// UTF-8 bytes of text that each id stands for (none for special tokens); `None` where the length of a token
+    /// depends on its position. A tokenizer may put a space in front of a text or normalize it: the bytes of the tokens
+    /// of a text are then not those of the text, which [`crate::Batch::target_bytes`] corrects.
     pub fn token_bytes(&self) -> Option<&[u32]> {
         self.0.token_bytes.as_deref()
     }

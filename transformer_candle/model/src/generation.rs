@@ -139,8 +139,8 @@ impl Generator {
         self.prefill(&[token])
     }
 
-    /// Continues a prompt by at most `max_tokens` tokens. Stops before one of `stop_tokens`, when `on_token` breaks, or when
-    /// the context is full ([`Generator::capacity`]). Returns the tokens behind the prompt.
+    /// Continues a prompt by at most `max_tokens` tokens. Stops before one of `stop_tokens`, when `on_token` breaks, or
+    /// when the context is full ([`Generator::capacity`]). Returns the tokens behind the prompt.
     pub fn generate(
         &mut self,
         prompt: &[u32],

@@ -181,7 +181,7 @@ mod tests {
             for form in [Form::Prepend, Form::Metaspace] {
                 let tokenizer = tokenizer(form);
                 let text = format!("{prompt}{completion}");
-                let (start, tokens) = (tokenizer.encode_prompt(&prompt).unwrap(), tokenizer.encode_prompt(&text).unwrap());
+                let [start, tokens] = [&prompt, &text].map(|text| tokenizer.encode_prompt(text).unwrap());
                 // Where merges reach across the border the tokens of the text do not begin with those of the prompt.
                 prop_assume!(tokens.starts_with(&start));
                 let whole = tokenizer.decode(&tokens).unwrap();

@@ -58,8 +58,8 @@ impl DocumentTokens {
         self.bos.as_ref().filter(|_| self.starts_with_bos).map(|bos| bos.id)
     }
 
-    /// Finds the tokens of the tokenizer at `path`, whose content is `json`. The token that ends a document is the first
-    /// of these that there is:
+    /// Finds the tokens of the tokenizer at `path`, whose content is `json`. The token that ends a document is the
+    /// first of these that there is:
     ///
     /// 1. the one that [`Choice::end_of_text`] says;
     /// 2. `<|endoftext|>`;
