@@ -18,6 +18,8 @@ TRAINING_CONFIG = "training.yaml"
 SPECIAL_TOKENS = "special_tokens.txt"
 TOKENIZER = Path("tokenizer", "tokenizer.json")
 """The run's own copy of its tokenizer, in the run's folder."""
+MODEL_FILES = ("generation_config.json", "config.json")
+"""The files of a model's folder that may be alone in naming the tokens that begin and end a document."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def copy_tokenizer(folder: Path, ready: tokenizer.Ready) -> None:
     own.parent.mkdir(exist_ok=True)
     # Before the first of them changes: a manifest records the hashes of the files beside it.
     (own.parent / tokenizer.MANIFEST).unlink(missing_ok=True)
-    for name in tokenizer.FILES:
+    for name in (*MODEL_FILES, *tokenizer.FILES):
         source = tokenizer_json if name == TOKENIZER.name else tokenizer_json.with_name(name)
         target = own.with_name(name)
         if source.is_file():

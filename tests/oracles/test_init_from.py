@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import orchestrator
 import pytest
+import tiny_tokenizers
 import torch
 from fake_hub.fineweb import documents
 from safetensors.torch import load_file
-from tiny_models import MODELS, make_model, write_tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from tiny_models import MODELS, SIZES, make_model, write_tokenizer
+from tiny_tokenizers import KINDS
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from workspace import Finished, Workspace
 
 SEQUENCE = 64
@@ -39,9 +41,8 @@ def text(workspace: Workspace) -> Path:
 
 
 def held_out_loss(model: torch.nn.Module, folder: Path, text: Path) -> float:
-    """The loss of transformers' model on the held-out documents, cut in sequences."""
-    # By the name of a model's architecture, AutoTokenizer would change how the tokenizer splits text.
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    """The loss of transformers' model on the held-out documents as its tokenizer encodes them, cut in sequences."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     tokens = [tokenizer.eos_token_id]
     for line in text.with_name("held_out.jsonl").read_text().splitlines():
         tokens += [*tokenizer(json.loads(line)["text"]).input_ids, tokenizer.eos_token_id]
@@ -59,10 +60,20 @@ def run_config(workspace: Workspace, model: Path, text: Path, *overrides: str) -
     return orchestrator.RunConfig.load(path, overrides=list(overrides))
 
 
+def write_own_tokenizer(name: str, text: Path, folder: Path) -> None:
+    """The kind of tokenizer that such a model has, which starts each document with BOS; one without for another."""
+    kind = "qwen_2" if name == "qwen_3" else name
+    if kind not in KINDS:
+        write_tokenizer(text, folder)
+        return
+    texts = [json.loads(line)["text"] for line in text.read_text().splitlines()]
+    tiny_tokenizers.write(tiny_tokenizers.train(kind, texts, SIZES["vocab_size"]), kind, folder)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_training_starts_from_the_very_model(workspace: Workspace, text: Path, name: str) -> None:
     folder = make_model(name, workspace.root / name)
-    write_tokenizer(text, folder)
+    write_own_tokenizer(name, text, folder)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = list(range(5, 105))
     with torch.no_grad():
@@ -90,6 +101,7 @@ def test_training_starts_from_the_very_model(workspace: Workspace, text: Path, n
 
     again = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
     assert type(again) is type(theirs)
+    assert again.generation_config.eos_token_id == AutoTokenizer.from_pretrained(folder).eos_token_id
     with torch.no_grad():
         expected = again(torch.tensor([tokens])).logits[0].numpy()
     np.testing.assert_allclose(orchestrator.logits(saved, tokens, device="cpu"), expected, atol=1e-4)

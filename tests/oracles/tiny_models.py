@@ -22,8 +22,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama_2_tied": {"model_type": "llama", "tie_word_embeddings": True, "num_key_value_heads": 4},
     "llama_3": {"model_type": "llama", "head_dim": 16, "rope_parameters": LLAMA_3, "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
-    "qwen2": {"model_type": "qwen2", "rms_norm_eps": 1e-6, "use_sliding_window": False},
-    "qwen3": {"model_type": "qwen3", "head_dim": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
+    "qwen_2": {"model_type": "qwen2", "rms_norm_eps": 1e-6, "use_sliding_window": False},
+    "qwen_3": {"model_type": "qwen3", "head_dim": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
 }
 
 

@@ -17,9 +17,10 @@ pub struct Batch {
     pub sequence_length: usize,
     /// How many targets are not ignored.
     pub target_count: usize,
-    /// UTF-8 bytes of text of the targets: the sum of their tokens' lengths in bytes, where end-of-text has none. Exact
-    /// for byte-level tokenizers without a normalizer or prefix space; `None` where the tokenizer is not byte-level and
-    /// a token has no length of its own.
+    /// UTF-8 bytes of text of the targets: the sum of their tokens' lengths in bytes, where special tokens have none.
+    /// Over all targets of a document it is the length of its text: what a tokenizer adds to a text (SentencePiece a
+    /// space in front) or changes in it is subtracted at its first token. `None` where a token has no length of its
+    /// own.
     pub target_bytes: Option<u64>,
 }
 

@@ -173,6 +173,14 @@ pub enum DataError {
         /// What is wrong with it.
         message: String,
     },
+    /// Documents are to start with a BOS token that the tokenizer does not have.
+    #[error("data.bos is true, but {problem} ({}): leave data.bos out", path.display())]
+    NoBos {
+        /// The `tokenizer.json`.
+        path: PathBuf,
+        /// What its BOS token is instead.
+        problem: String,
+    },
     /// The cursor belongs to another stream.
     #[error(
         "the position to resume from belongs to another data stream: {difference} differs; restore it, or start a new run"

@@ -14,8 +14,8 @@ pub struct StreamFingerprint {
     pub data: String,
     /// The tokenizer's file and the token that ends a document.
     pub tokenizer: String,
-    /// Seed, sequence length, packing, shuffle window, open shards, `max_samples`, held-out fraction, mixture weights,
-    /// and the version of the order itself.
+    /// Seed, sequence length, packing, BOS, shuffle window, open shards, `max_samples`, held-out fraction, mixture
+    /// weights, and the version of the order itself.
     pub order: String,
 }
 
@@ -52,9 +52,13 @@ impl StreamFingerprint {
         for &weight in mixture.schedule().weights() {
             order.number(weight);
         }
-        // Hashed only where it is not the default: fingerprints of runs older than the setting stay valid.
+        // Hashed only where they are not the default: fingerprints of runs older than these settings stay valid.
         if settings.packing == Packing::Documents {
             order.string("documents");
+        }
+        if let Some(bos) = tokenizer.document_tokens().leading_bos() {
+            order.string("bos");
+            order.number(u64::from(bos));
         }
         Self { data: data.finish(), tokenizer: tokens.finish(), order: order.finish() }
     }
@@ -67,8 +71,8 @@ impl StreamFingerprint {
             Some("the tokenizer")
         } else if self.order != other.order {
             Some(
-                "a setting of the data order (seed, sequence_length, packing, shuffle_buffer_size, max_samples, held_out_fraction \
-                 or the weights of a mixture)",
+                "a setting of the data order (seed, sequence_length, packing, bos, shuffle_buffer_size, max_samples, \
+                 held_out_fraction or the weights of a mixture)",
             )
         } else {
             None

@@ -79,7 +79,7 @@ impl HeldOut {
             reader: PrefetchThread::start(reader, ROWS_PER_READ)?,
             tokenizer: tokenizer.clone(),
             documents: VecDeque::new(),
-            packed: PackedTokens::new(sequence_length, packing, tokenizer.end_of_text()),
+            packed: PackedTokens::new(sequence_length, packing, tokenizer.document_tokens()),
             skipped: SkippedRows::default(),
             complete: false,
         };
@@ -148,8 +148,8 @@ impl HeldOut {
             texts.push(document.text);
             ends.push(document.ends_document);
         }
-        for (ids, ends) in self.tokenizer.encode_batch(&texts)?.into_iter().zip(ends) {
-            self.packed.push(&ids, ends);
+        for (text, ends) in self.tokenizer.encode_documents(&texts)?.iter().zip(ends) {
+            self.packed.push(text, ends);
         }
         self.complete |= self.packed.targets() >= MAX_TOKENS;
         Ok(())

@@ -12,7 +12,7 @@
 //! - `byte_source`, `block_cache`, `formats`: range requests, cached on disk, become rows of row groups.
 //! - `held_out_split`: which rows are trained on, and which are held out.
 //! - `permutation`, `open_shards`: in which order shards and row groups are read. `shuffle_window`: documents are
-//!   shuffled, tokenized, packed (`packing`) and shuffled again.
+//!   shuffled, tokenized (`tokenizer`, `encoder`), packed (`packing`) and shuffled again.
 //! - `window_prefetch`: the thread that prepares the windows of a component; `component_stream`: its sequences;
 //!   `stream`: the [`TokenStream`], which gives batches of all components. `cursor`: the position to resume from;
 //!   `fingerprint`: what a cursor belongs to.
@@ -47,10 +47,10 @@
 //!    if that is smaller. It ends early at the end of the epoch. Its documents are permuted by
 //!    `key("documents", [seed, epoch, window], "")`, with the windows of an epoch counted from 0.
 //! 4. The documents are tokenized, each is followed by `<|endoftext|>`, and one `<|endoftext|>` stands before the
-//!    first. Sequence `k` of length `T` has tokens `kT .. kT + T` of this as inputs and `kT + 1 .. kT + T + 1` as
-//!    targets; the last sequence is padded (`packing`). So every token of a document is a target exactly once, and
-//!    windows do not depend on each other. `packing: documents` gives the same sequences and, for each position, where
-//!    its document starts.
+//!    first; with `bos` the tokenizer's BOS token is between each `<|endoftext|>` and the document after it. Sequence
+//!    `k` of length `T` has tokens `kT .. kT + T` of this as inputs and `kT + 1 .. kT + T + 1` as targets; the last
+//!    sequence is padded (`packing`). So every token of a document is a target exactly once, and windows do not depend
+//!    on each other. `packing: documents` gives the same sequences and, for each position, where its document starts.
 //! 5. The sequences of the window are permuted by `key("sequences", [seed, epoch, window], "")` and delivered. Windows
 //!    without a sequence are counted but deliver nothing.
 //!
@@ -149,4 +149,4 @@ pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};
 pub use stream::{StreamSettings, TokenStream};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer};

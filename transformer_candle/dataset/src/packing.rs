@@ -5,48 +5,88 @@
 //! target of a sequence is the first input of the next. The rest of the last sequence is padding, which the loss
 //! ignores.
 //!
-//! With [`Packing::Documents`] each end-of-text, as an input, starts the document after it, and attention does not look
-//! back past it. Only the end-of-text tokens added here separate documents: an equal id within a text does not. Of the
-//! chunks of a text file only the last is followed by end-of-text: the others count as one document with their
-//! neighbours in the concatenation.
+//! Where documents start with a BOS token, one is put between each end-of-text and the text after it. It is predicted
+//! from the end-of-text like any other token.
+//!
+//! With [`Packing::Documents`] attention does not look back past the start of a document: its BOS, or else the
+//! end-of-text before it, from which its first token is predicted. Only the end-of-text tokens added here separate
+//! documents: an equal id within a text does not. Of the chunks of a text file only the last is followed by
+//! end-of-text: the others count as one document with their neighbours in the concatenation.
 
 use run_config::Packing;
 
 use crate::batch::{Batch, IGNORED_TARGET};
+use crate::tokenizer::{DocumentTokens, EncodedText};
 
 /// Concatenated tokens, to be cut into sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PackedTokens {
     /// Starts with end-of-text.
     tokens: Vec<u32>,
-    /// Ascending indices of the end-of-text tokens added here, if documents are kept apart.
-    end_indices: Option<Vec<usize>>,
+    /// Ascending indices of the tokens that start a document, if documents are kept apart.
+    document_starts: Option<Vec<usize>>,
+    /// Indices of first tokens of texts, ascending, with the [`EncodedText::surplus_bytes`] other than 0.
+    surplus_bytes: Vec<(usize, i64)>,
     sequence_length: usize,
     end_of_text: u32,
+    bos: Option<u32>,
+    /// Whether the last token is an end-of-text that was added here.
+    is_between_documents: bool,
 }
 
 impl PackedTokens {
-    pub(crate) fn new(sequence_length: usize, packing: Packing, end_of_text: u32) -> Self {
-        Self::with_capacity(sequence_length, packing, end_of_text, 0)
+    pub(crate) fn new(sequence_length: usize, packing: Packing, marks: &DocumentTokens) -> Self {
+        Self::with_capacity(sequence_length, packing, marks, 0)
     }
 
     /// Reserves memory for `targets` tokens.
-    pub(crate) fn with_capacity(sequence_length: usize, packing: Packing, end_of_text: u32, targets: usize) -> Self {
-        let tokens = Vec::with_capacity(targets + 1);
-        let end_indices = (packing == Packing::Documents).then(Vec::new);
-        let mut packed = Self { tokens, end_indices, sequence_length, end_of_text };
-        packed.push(&[], true);
+    pub(crate) fn with_capacity(
+        sequence_length: usize,
+        packing: Packing,
+        marks: &DocumentTokens,
+        targets: usize,
+    ) -> Self {
+        let mut packed = Self {
+            tokens: Vec::with_capacity(targets + 1),
+            document_starts: (packing == Packing::Documents).then(Vec::new),
+            surplus_bytes: Vec::new(),
+            sequence_length,
+            end_of_text: marks.end_of_text.id,
+            bos: marks.leading_bos(),
+            is_between_documents: false,
+        };
+        packed.end_document();
         packed
     }
 
     /// Appends a document, followed by end-of-text if `ends_document`.
-    pub(crate) fn push(&mut self, ids: &[u32], ends_document: bool) {
-        self.tokens.extend_from_slice(ids);
+    pub(crate) fn push(&mut self, text: &EncodedText, ends_document: bool) {
+        if let Some(bos) = self.bos.filter(|_| self.is_between_documents) {
+            self.mark_document_start();
+            self.tokens.push(bos);
+        }
+        self.is_between_documents = false;
+        if text.surplus_bytes != 0 {
+            self.surplus_bytes.push((self.tokens.len(), text.surplus_bytes));
+        }
+        self.tokens.extend_from_slice(&text.ids);
         if ends_document {
-            if let Some(end_indices) = &mut self.end_indices {
-                end_indices.push(self.tokens.len());
-            }
-            self.tokens.push(self.end_of_text);
+            self.end_document();
+        }
+    }
+
+    fn end_document(&mut self) {
+        if self.bos.is_none() {
+            self.mark_document_start();
+        }
+        self.tokens.push(self.end_of_text);
+        self.is_between_documents = true;
+    }
+
+    /// The next token starts a document.
+    fn mark_document_start(&mut self) {
+        if let Some(starts) = &mut self.document_starts {
+            starts.push(self.tokens.len());
         }
     }
 
@@ -77,21 +117,28 @@ impl PackedTokens {
         batch.target_count += end - start;
         if let (Some(total), Some(bytes)) = (&mut batch.target_bytes, token_bytes) {
             *total += targets.iter().map(|&id| u64::from(bytes[id as usize])).sum::<u64>();
+            *total = total.saturating_add_signed(-self.surplus_bytes_of(start + 1, end));
         }
-        if let Some(end_indices) = &self.end_indices {
-            let starts = document_starts(end_indices, start, self.sequence_length);
+        if let Some(indices) = &self.document_starts {
+            let starts = document_starts(indices, start, self.sequence_length);
             batch.document_starts.get_or_insert_default().extend(starts);
         }
+    }
+
+    /// The surplus bytes of the texts that start at the indices `first..=last`.
+    fn surplus_bytes_of(&self, first: usize, last: usize) -> i64 {
+        let from = self.surplus_bytes.partition_point(|&(index, _)| index < first);
+        self.surplus_bytes[from..].iter().take_while(|&&(index, _)| index <= last).map(|&(_, bytes)| bytes).sum()
     }
 }
 
 /// Where the document of each of `length` positions from index `start` starts, as an index relative to `start`.
-fn document_starts(end_indices: &[usize], start: usize, length: usize) -> impl Iterator<Item = i32> {
-    let first = end_indices.partition_point(|&index| index < start);
-    let mut end_indices = end_indices[first..].iter().peekable();
+fn document_starts(indices: &[usize], start: usize, length: usize) -> impl Iterator<Item = i32> {
+    let first = indices.partition_point(|&index| index < start);
+    let mut indices = indices[first..].iter().peekable();
     let mut document_start = 0;
     (0..length).map(move |position| {
-        if end_indices.next_if_eq(&&(start + position)).is_some() {
+        if indices.next_if_eq(&&(start + position)).is_some() {
             document_start = position as i32;
         }
         document_start
@@ -103,16 +150,37 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tokenizer::NamedToken;
 
     const END: u32 = 1000;
+    const BOS: u32 = 1001;
 
     fn pack(documents: &[(Vec<u32>, bool)], sequence_length: usize, packing: Packing) -> (PackedTokens, Batch) {
-        let mut packed = PackedTokens::new(sequence_length, packing, END);
+        pack_with(&DocumentTokens::ended_by(END, "</s>"), documents, sequence_length, packing)
+    }
+
+    fn pack_with_bos(
+        documents: &[(Vec<u32>, bool)],
+        sequence_length: usize,
+        packing: Packing,
+    ) -> (PackedTokens, Batch) {
+        let bos = Some(NamedToken { id: BOS, name: "<s>".to_owned() });
+        let marks = DocumentTokens { bos, starts_with_bos: true, ..DocumentTokens::ended_by(END, "</s>") };
+        pack_with(&marks, documents, sequence_length, packing)
+    }
+
+    fn pack_with(
+        marks: &DocumentTokens,
+        documents: &[(Vec<u32>, bool)],
+        sequence_length: usize,
+        packing: Packing,
+    ) -> (PackedTokens, Batch) {
+        let mut packed = PackedTokens::new(sequence_length, packing, marks);
         for (ids, ends_document) in documents {
-            packed.push(ids, *ends_document);
+            packed.push(&EncodedText { ids: ids.clone(), surplus_bytes: 0 }, *ends_document);
         }
         let mut batch = Batch::new(sequence_length, true);
-        let bytes: Vec<u32> = (0..=END).map(|id| if id == END { 0 } else { 2 }).collect();
+        let bytes: Vec<u32> = (0..=BOS).map(|id| if id < END { 2 } else { 0 }).collect();
         for k in 0..packed.sequences() {
             packed.write(k, Some(&bytes), &mut batch);
         }
@@ -140,7 +208,35 @@ mod tests {
 
     #[test]
     fn no_documents_give_no_sequences() {
-        assert_eq!(PackedTokens::new(4, Packing::Concat, END).sequences(), 0);
+        assert_eq!(pack(&[], 4, Packing::Concat).0.sequences(), 0);
+        assert_eq!(pack_with_bos(&[], 4, Packing::Documents).0.sequences(), 0);
+    }
+
+    #[test]
+    fn bos_stands_between_end_of_text_and_document() {
+        let documents = [(vec![1, 2, 3], true), (vec![4, 5], false), (vec![6], true), (vec![7], true)];
+        let (_, batch) = pack_with_bos(&documents, 7, Packing::Documents);
+        assert_eq!(batch.inputs, [END, BOS, 1, 2, 3, END, BOS, 4, 5, 6, END, BOS, 7, END]);
+        let (bos, end) = (BOS as i32, END as i32);
+        assert_eq!(batch.targets, [bos, 1, 2, 3, end, bos, 4, 5, 6, end, bos, 7, end, IGNORED_TARGET]);
+        // The end of a document belongs to it: the next one starts at its BOS.
+        assert_eq!(batch.document_starts.unwrap(), [0, 1, 1, 1, 1, 1, 6, 0, 0, 0, 0, 4, 4, 4]);
+        assert_eq!(batch.target_bytes, Some(14));
+    }
+
+    #[test]
+    fn surplus_bytes_count_where_a_text_starts() {
+        let mut packed = PackedTokens::new(3, Packing::Concat, &DocumentTokens::ended_by(END, "</s>"));
+        for (ids, surplus_bytes) in [(vec![1, 2, 3], 1), (vec![4], -5), (vec![5, 6], 0), (vec![], -1)] {
+            packed.push(&EncodedText { ids, surplus_bytes }, true);
+        }
+        let bytes_of = |k| {
+            let mut batch = Batch::new(3, true);
+            packed.write(k, Some(&[2; 1001]), &mut batch);
+            batch.target_bytes.unwrap()
+        };
+        // Targets: 1 2 3 | END 4 END | 5 6 END | END
+        assert_eq!([0, 1, 2, 3].map(bytes_of), [5, 11, 6, 3]);
     }
 
     proptest! {

@@ -14,7 +14,7 @@ use crate::ledger::WindowRecord;
 use crate::open_shards::WindowRows;
 use crate::packing::PackedTokens;
 use crate::permutation::{Purpose, key, permutation, shuffle};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{EncodedText, Tokenizer};
 
 /// A window whose sequences are ready to be delivered.
 pub(crate) struct Window {
@@ -74,19 +74,21 @@ impl Window {
 
 /// Tokenizes and packs the documents in this order; each text is dropped once it is tokenized.
 pub(crate) fn pack(documents: Vec<Document>, settings: &WindowSettings) -> Result<PackedTokens, DataError> {
-    let encoded: Vec<Result<(Vec<u32>, bool), DataError>> = documents
+    let encoded: Vec<Result<(EncodedText, bool), DataError>> = documents
         .into_par_iter()
         .map(|document| {
             settings.cancel.check()?;
-            Ok((settings.tokenizer.encode(&document.text)?, document.ends_document))
+            Ok((settings.tokenizer.encode_document(&document.text)?, document.ends_document))
         })
         .collect();
-    let tokens = encoded.iter().flatten().map(|(ids, _)| ids.len() + 1).sum();
     let &WindowSettings { tokenizer, sequence_length, packing, .. } = settings;
-    let mut packed = PackedTokens::with_capacity(sequence_length, packing, tokenizer.end_of_text(), tokens);
+    let marks = tokenizer.document_tokens();
+    let added = if marks.starts_with_bos { 2 } else { 1 };
+    let tokens = encoded.iter().flatten().map(|(text, _)| text.ids.len() + added).sum();
+    let mut packed = PackedTokens::with_capacity(sequence_length, packing, marks, tokens);
     for document in encoded {
-        let (ids, ends_document) = document?;
-        packed.push(&ids, ends_document);
+        let (text, ends_document) = document?;
+        packed.push(&text, ends_document);
     }
     Ok(packed)
 }

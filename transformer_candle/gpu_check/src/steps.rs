@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use dataset::{Batch, CancelToken};
+use dataset::{Batch, CancelToken, DocumentTokens};
 use kernels::Device;
 use model::ModelShape;
 use run_config::{ActivationRecompute, Format, Precision, RunConfig};
@@ -199,6 +199,7 @@ impl TrainingCase {
     fn save(&self, engine: &Engine, settings: RunSettings, folder: &Path) -> Result<PathBuf> {
         let tokenizer = folder.join("tokenizer.json");
         fs::write(&tokenizer, "{}").map_err(TrainerError::io("write", &tokenizer))?;
+        let marks = DocumentTokens::ended_by(0, "");
         let state = TrainerState {
             format_version: FORMAT_VERSION,
             step: self.first,
@@ -217,7 +218,7 @@ impl TrainingCase {
             precision: settings.precision,
             weights: engine.decoder.weights(),
             optimizer: engine.optimizer.state(),
-            tokenizer: &TokenizerFiles::read(&tokenizer, "", 0, self.shape.max_position_embeddings)?,
+            tokenizer: &TokenizerFiles::read(&tokenizer, &marks, self.shape.max_position_embeddings)?,
             state: &state,
         };
         Ok(checkpoint::save(&folder.join("checkpoints"), &contents)?)

@@ -139,13 +139,13 @@ impl Generator {
         self.prefill(&[token])
     }
 
-    /// Continues a prompt by at most `max_tokens` tokens. Stops before `stop_token`, when `on_token` breaks, or when
-    /// the context is full ([`Generator::capacity`]). Returns the tokens behind the prompt.
+    /// Continues a prompt by at most `max_tokens` tokens. Stops before one of `stop_tokens`, when `on_token` breaks, or
+    /// when the context is full ([`Generator::capacity`]). Returns the tokens behind the prompt.
     pub fn generate(
         &mut self,
         prompt: &[u32],
         max_tokens: usize,
-        stop_token: Option<u32>,
+        stop_tokens: &[u32],
         settings: &SamplingSettings,
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Vec<u32>> {
@@ -158,7 +158,7 @@ impl Generator {
                 return Err(Error::NotFinite);
             }
             let token = sample(&logits, settings, completion.len() as u64);
-            if Some(token) == stop_token {
+            if stop_tokens.contains(&token) {
                 break;
             }
             completion.push(token);

@@ -1,6 +1,5 @@
 //! The stream of packed sequences that training sees, as arrays of `NumPy`.
 
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use dataset::hub::HubSettings;
@@ -33,8 +32,7 @@ impl TokenStream {
         let signals = Signals::default();
         let cancel = signals.cancel_token();
         let opened = signals.run(py, || {
-            let tokenizer = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
-            let tokenizer = Tokenizer::load(tokenizer, &run.special_tokens)?;
+            let tokenizer = Tokenizer::from_run(run)?;
             let mixture = Mixture::from_run(run, &HubSettings::from_environment(), &cancel)?;
             dataset::TokenStream::open(mixture, &StreamSettings::from_run(run), &tokenizer, cursor)
         });

@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::Problem;
 use crate::schema::{self, REQUIRED};
-use crate::{BatchSize, ByteSize, Device, TimeSpan};
+use crate::{BatchSize, Bos, ByteSize, Device, TimeSpan};
 
 /// Most characters of a key or value that a message shows.
 const LONGEST_SHOWN: usize = 60;
@@ -182,6 +182,7 @@ fn check_format(schema: &Value, format: OwnFormat, value: &Value, path: &str) ->
     let valid = match value {
         Value::String(text) => format(text),
         Value::Number(number) if allows(schema, "integer") => format(&number.to_string()),
+        Value::Bool(boolean) if allows(schema, "boolean") => format(&boolean.to_string()),
         _ => return Err(unexpected(schema, value, path)),
     };
     valid.map_err(|expected| Problem::new(path, format!("is {}, but {expected}", shown(value))))
@@ -247,6 +248,7 @@ type OwnFormat = fn(&str) -> Result<(), String>;
 fn own_format(schema: &Value) -> Option<OwnFormat> {
     match schema.get("format")?.as_str()? {
         "device" => Some(|text| Device::from_str(text).map(drop)),
+        "bos" => Some(|text| Bos::from_str(text).map(drop)),
         "batch-size" => Some(|text| BatchSize::from_str(text).map(drop)),
         "time-span" => Some(|text| TimeSpan::from_str(text).map(drop)),
         "byte-size" => Some(|text| ByteSize::from_str(text).map(drop)),

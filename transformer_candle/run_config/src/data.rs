@@ -32,6 +32,9 @@ pub struct DataConfig {
     pub sequence_length: usize,
     /// How far attention reaches back in a sequence, into which documents are packed end to end.
     pub packing: Packing,
+    /// Whether each document starts with the tokenizer's BOS token. `auto` is what the tokenizer's files say
+    /// (`add_bos_token`, else its post-processor), so that a model such as Llama is trained on as it was trained.
+    pub bos: Bos,
     /// Sequences of a micro-batch, which are in memory at the same time. `auto` is the largest number
     /// that fits and divides `sequences_per_step`. Default: `sequences_per_step /
     /// gradient_accumulation_steps`, or `auto`.
@@ -76,6 +79,7 @@ impl Default for DataConfig {
             text_column: "text".to_owned(),
             sequence_length: 256,
             packing: Packing::Concat,
+            bos: Bos::Auto,
             batch_size: BatchSize::Fixed(8),
             gradient_accumulation_steps: Some(1),
             sequences_per_step: 8,
@@ -103,9 +107,67 @@ pub enum Packing {
     /// To the start of the sequence: across `<|endoftext|>` into the documents before.
     #[default]
     Concat,
-    /// To the `<|endoftext|>` before the document, from which its first token is predicted. The pieces of at most
-    /// 64 KiB in which a `.txt` file is shuffled have none between them and are not separated.
+    /// To the `<|endoftext|>` before the document, from which its first token is predicted; with `bos` to the BOS that
+    /// starts the document. The pieces of at most 64 KiB in which a `.txt` file is shuffled have none between them and
+    /// are not separated.
     Documents,
+}
+
+/// Whether each document starts with the BOS token: `auto`, or a boolean.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Bos {
+    /// If the tokenizer's files say so. A run that has started has one of the others.
+    #[default]
+    Auto,
+    /// It does.
+    Always,
+    /// It does not.
+    Never,
+}
+
+impl From<bool> for Bos {
+    fn from(starts_with_bos: bool) -> Self {
+        if starts_with_bos { Self::Always } else { Self::Never }
+    }
+}
+
+impl FromStr for Bos {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "true" => Ok(Self::Always),
+            "false" => Ok(Self::Never),
+            _ => Err("must be `auto`, true or false".to_owned()),
+        }
+    }
+}
+
+impl Serialize for Bos {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Always => serializer.serialize_bool(true),
+            Self::Never => serializer.serialize_bool(false),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Bos {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        crate::scalar::from_text(deserializer)
+    }
+}
+
+impl JsonSchema for Bos {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Bos".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["boolean", "string"], "format": "bos", "pattern": "^(auto|true|false)$" })
+    }
 }
 
 /// Sequences of a micro-batch: a number, or `auto` for what fits in memory.

@@ -1,4 +1,4 @@
-//! Reading values that a config may write as a number or as a string, such as `8` and `auto`.
+//! Reading values that a config may write as a number, a boolean or a string, such as `8`, `true` and `auto`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,27 +7,31 @@ use std::str::FromStr;
 use serde::Deserializer;
 use serde::de::{Error, Visitor};
 
-/// Reads a number or a string through the type's `FromStr`, so that each such type has one place that
+/// Reads a scalar through the type's `FromStr`, so that each such type has one place that
 /// says what is valid.
 pub(crate) fn from_text<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: FromStr<Err = String>,
     D: Deserializer<'de>,
 {
-    deserializer.deserialize_any(NumberOrText(PhantomData))
+    deserializer.deserialize_any(Scalar(PhantomData))
 }
 
-struct NumberOrText<T>(PhantomData<T>);
+struct Scalar<T>(PhantomData<T>);
 
-impl<T: FromStr<Err = String>> Visitor<'_> for NumberOrText<T> {
+impl<T: FromStr<Err = String>> Visitor<'_> for Scalar<T> {
     type Value = T;
 
     fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        formatter.write_str("a number or a string")
+        formatter.write_str("a number, a boolean or a string")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
         text.parse().map_err(E::custom)
+    }
+
+    fn visit_bool<E: Error>(self, boolean: bool) -> Result<T, E> {
+        self.visit_str(&boolean.to_string())
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<T, E> {

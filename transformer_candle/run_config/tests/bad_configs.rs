@@ -5,7 +5,7 @@
 use run_config::{Format, RunConfig, presets};
 
 /// Key of the smoke config, a value it may not have, and a word that the message must hold.
-const BAD_VALUES: [(&str, &str, &str); 115] = [
+const BAD_VALUES: [(&str, &str, &str); 117] = [
     ("model.vocab_size", "0", "from 1"),
     ("model.vocab_size", "1e9", "16777216"),
     ("model.vocab_size", "many", "integer"),
@@ -67,6 +67,8 @@ const BAD_VALUES: [(&str, &str, &str); 115] = [
     ("data.sequence_length", "1", "from 2"),
     ("data.sequence_length", "1e9", "1048576"),
     ("runtime.seed", "9223372036854775808", "from 0 to 9223372036854775807"),
+    ("data.bos", "yes", "`auto`, true or false"),
+    ("data.bos", "1", "`auto`, true or false"),
     ("data.batch_size", "0", "auto"),
     ("data.batch_size", "-1", "auto"),
     ("data.batch_size", "1.5", "auto"),

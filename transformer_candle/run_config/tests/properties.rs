@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use run_config::{
-    ActivationRecompute, Architecture, BatchSize, BestConfig, ByteSize, CheckpointConfig, DataConfig, Device,
+    ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, Device,
     DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, OptimizerConfig,
     Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens,
     TimeSpan, TokenizerConfig, presets,
@@ -91,14 +91,16 @@ fn data() -> impl Strategy<Value = DataConfig> {
     let rest = (text(), 2..=4096usize, 1..1_000_000usize, 1..=256usize, path(), 1e-6..=0.5f64);
     let network = ((0..1_000_000u64).prop_map(TimeSpan), (1..u64::MAX / 2).prop_map(ByteSize));
     let packing = prop_oneof![Just(Packing::Concat), Just(Packing::Documents)];
-    (shards(), shards(), batch, rest, network, packing).prop_map(
-        |(train_shards, validation_shards, batch, rest, network, packing)| DataConfig {
+    let bos = prop_oneof![Just(Bos::Auto), Just(Bos::Always), Just(Bos::Never)];
+    (shards(), shards(), batch, rest, network, (packing, bos)).prop_map(
+        |(train_shards, validation_shards, batch, rest, network, (packing, bos))| DataConfig {
             train_shards,
             mixture: Vec::new(),
             validation_shards,
             text_column: rest.0,
             sequence_length: rest.1,
             packing,
+            bos,
             batch_size: batch.0,
             gradient_accumulation_steps: batch.1,
             sequences_per_step: batch.2,

@@ -1,5 +1,9 @@
 //! Text completion: samples tokens one by one and decodes them incrementally.
 
+#[cfg(test)]
+#[path = "../../dataset/src/tokenizer/sentencepiece_fixture.rs"]
+mod sentencepiece_fixture;
+
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -44,8 +48,8 @@ pub struct CompletionRequest<'a> {
     pub prompt_tokens: &'a [u32],
     /// Tokens to write at most.
     pub max_tokens: usize,
-    /// The token that ends a text, if one does.
-    pub stop_token: Option<u32>,
+    /// The tokens that end a text.
+    pub stop_tokens: &'a [u32],
     /// How tokens are drawn.
     pub settings: &'a SamplingSettings,
 }
@@ -58,9 +62,9 @@ pub fn complete(
     request: &CompletionRequest<'_>,
     mut on_text: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Completion> {
-    let &CompletionRequest { prompt, prompt_tokens, max_tokens, stop_token, settings } = request;
+    let &CompletionRequest { prompt, prompt_tokens, max_tokens, stop_tokens, settings } = request;
     let started = Instant::now();
-    let mut text = StreamingDecoder::new(tokenizer);
+    let mut text = StreamingDecoder::behind(tokenizer, prompt_tokens);
     let mut unreadable = None;
     let on_token = |token| match text.push(token) {
         Ok(Some(piece)) => on_text(&piece),
@@ -71,7 +75,7 @@ pub fn complete(
         }
     };
     let tokens = generator
-        .generate(prompt_tokens, max_tokens, stop_token, settings, on_token)
+        .generate(prompt_tokens, max_tokens, stop_tokens, settings, on_token)
         .map_err(TrainerError::from_request)?;
     if let Some(error) = unreadable {
         return Err(error);
@@ -80,15 +84,25 @@ pub fn complete(
         let _ = on_text(&rest);
     }
     let seconds = started.elapsed().as_secs_f64();
-    let completion = tokenizer.decode(&tokens)?;
+    let completion = text_behind(tokenizer, prompt_tokens, &tokens)?;
     let tokens_per_second = tokens.len() as f64 / seconds.max(f64::MIN_POSITIVE);
     Ok(Completion { prompt: prompt.to_owned(), completion, tokens, tokens_per_second })
+}
+
+/// The text of tokens that follow others: some tokenizers drop the space in front of a text, which is one between words
+/// here.
+fn text_behind(tokenizer: &Tokenizer, before: &[u32], tokens: &[u32]) -> Result<String> {
+    let whole = tokenizer.decode(&[before, tokens].concat())?;
+    match whole.strip_prefix(&tokenizer.decode(before)?) {
+        Some(text) => Ok(text.to_owned()),
+        None => Ok(tokenizer.decode(tokens)?),
+    }
 }
 
 /// Decodes tokens incrementally into whole characters: a token may hold only part of one.
 struct StreamingDecoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// The tokens emitted last, then the pending ones.
+    /// The tokens of the prompt or those emitted last, then the pending ones.
     tokens: Vec<u32>,
     emitted: usize,
 }
@@ -97,39 +111,84 @@ struct StreamingDecoder<'a> {
 const MAX_PENDING_TOKENS: usize = 8;
 
 impl<'a> StreamingDecoder<'a> {
-    fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, tokens: Vec::new(), emitted: 0 }
+    /// For the tokens behind a prompt.
+    fn behind(tokenizer: &'a Tokenizer, prompt_tokens: &[u32]) -> Self {
+        Self { tokenizer, tokens: prompt_tokens.to_owned(), emitted: prompt_tokens.len() }
     }
 
     /// Adds a token; returns the new text if it ends with a whole character.
     fn push(&mut self, token: u32) -> Result<Option<String>> {
         self.tokens.push(token);
-        let pending = self.tokens.len() - self.emitted;
-        let whole = self.tokenizer.decode(&self.tokens)?;
-        if whole.ends_with(char::REPLACEMENT_CHARACTER) && pending < MAX_PENDING_TOKENS {
+        let text = self.pending_text()?;
+        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.tokens.len() - self.emitted < MAX_PENDING_TOKENS {
             return Ok(None);
         }
-        self.emit(&whole).map(Some)
+        self.tokens.drain(..self.emitted);
+        self.emitted = self.tokens.len();
+        Ok(Some(text))
     }
 
     /// Returns the text of the tokens that are still pending.
-    fn finish(mut self) -> Result<Option<String>> {
-        if self.tokens.len() == self.emitted {
-            return Ok(None);
-        }
-        let whole = self.tokenizer.decode(&self.tokens)?;
-        self.emit(&whole).map(Some)
+    fn finish(self) -> Result<Option<String>> {
+        if self.tokens.len() == self.emitted { Ok(None) } else { self.pending_text().map(Some) }
     }
 
-    /// Decodes the pending tokens after those before them, because some tokenizers drop a text's leading space.
-    fn emit(&mut self, whole: &str) -> Result<String> {
-        let before = self.tokenizer.decode(&self.tokens[..self.emitted])?;
-        let piece = match whole.strip_prefix(&before) {
-            Some(piece) => piece.to_owned(),
-            None => self.tokenizer.decode(&self.tokens[self.emitted..])?,
-        };
-        self.tokens.drain(..self.emitted);
-        self.emitted = self.tokens.len();
-        Ok(piece)
+    fn pending_text(&self) -> Result<String> {
+        let (before, pending) = self.tokens.split_at(self.emitted);
+        text_behind(self.tokenizer, before, pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::sentencepiece_fixture::{Form, sentencepiece};
+    use super::*;
+
+    fn tokenizer(form: Form) -> Tokenizer {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), sentencepiece(form).to_string()).unwrap();
+        Tokenizer::of_model(folder.path(), None).unwrap()
+    }
+
+    /// The text of the tokens behind the first `count`, as it grows and at once.
+    fn decoded_behind(tokenizer: &Tokenizer, tokens: &[u32], count: usize) -> (String, String) {
+        let (prompt, completion) = tokens.split_at(count);
+        let mut decoder = StreamingDecoder::behind(tokenizer, prompt);
+        let mut pieces: Vec<String> = completion.iter().filter_map(|&token| decoder.push(token).unwrap()).collect();
+        pieces.extend(decoder.finish().unwrap());
+        (pieces.concat(), text_behind(tokenizer, prompt, completion).unwrap())
+    }
+
+    #[test]
+    fn a_word_behind_a_prompt_keeps_its_space() {
+        let tokenizer = tokenizer(Form::Prepend);
+        let tokens = tokenizer.encode_prompt("the do").unwrap();
+        assert_eq!(tokens.len(), 3, "<s>, the, do");
+        let behind = |count| decoded_behind(&tokenizer, &tokens, count);
+        assert_eq!(behind(2), (" do".to_owned(), " do".to_owned()));
+        assert_eq!(behind(1), ("the do".to_owned(), "the do".to_owned()), "in front of a text there is none");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn streamed_text_is_the_text(
+            prompt in "( |the|do|ing|\u{e9}|\u{4e2d}|\n){0,12}",
+            completion in "( |the|do|ing|x|\u{e9}|\u{4e2d}|\u{1f600}|\n){0,30}",
+        ) {
+            for form in [Form::Prepend, Form::Metaspace] {
+                let tokenizer = tokenizer(form);
+                let text = format!("{prompt}{completion}");
+                let [start, tokens] = [&prompt, &text].map(|text| tokenizer.encode_prompt(text).unwrap());
+                // Where merges reach across the border the tokens of the text do not begin with those of the prompt.
+                prop_assume!(tokens.starts_with(&start));
+                let whole = tokenizer.decode(&tokens).unwrap();
+                let (streamed, at_once) = decoded_behind(&tokenizer, &tokens, start.len());
+                prop_assert_eq!(&at_once, &whole[tokenizer.decode(&start).unwrap().len()..]);
+                prop_assert_eq!(streamed, at_once);
+            }
+        }
     }
 }

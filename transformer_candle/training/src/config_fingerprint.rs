@@ -7,7 +7,7 @@ use std::{
 };
 
 use dataset::SourceDescription;
-use run_config::{Algorithm, Architecture, Packing, ResolvedRun, RopeType, RunConfig};
+use run_config::{Algorithm, Architecture, Bos, Packing, ResolvedRun, RopeType, RunConfig};
 use serde_json::{Value, json};
 
 /// Config keys (plus the tokenizer's hash and the data's size or commit) with their values.
@@ -15,6 +15,7 @@ pub type ConfigFingerprint = BTreeMap<String, Value>;
 
 const REVISION: &str = "revision";
 const PACKING: &str = "data.packing";
+const BOS: &str = "data.bos";
 const MIXTURE: &str = "data.mixture";
 const ARCHITECTURE: &str = "model.architecture";
 const ALGORITHM: &str = "optimizer.algorithm";
@@ -40,6 +41,7 @@ impl fmt::Display for Change {
 fn default_value(key: &str) -> Value {
     match key {
         PACKING => json!(Packing::Concat),
+        BOS => json!(Bos::Never),
         ALGORITHM => json!(Algorithm::AdamW),
         ARCHITECTURE => json!(Architecture::Llama),
         _ => Value::Null,
@@ -101,6 +103,10 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     add("runtime.seed", json!(runtime.seed));
     add("data.sequence_length", json!(data.sequence_length));
     add(PACKING, json!(data.packing));
+    // As the keys of the model that are left out at their default.
+    if data.bos != Bos::Never {
+        add(BOS, json!(data.bos));
+    }
     add("data.shuffle_buffer_size", json!(data.shuffle_buffer_size));
     add("tokenizer.tokenizer_json (SHA-256)", json!(tokenizer_hash));
     let held_out = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
@@ -155,6 +161,15 @@ mod tests {
         assert_eq!(changes(&ConfigFingerprint::new(), &with("adamw")), []);
         let changed: Vec<String> = changes(&with("muon"), &with("adamw")).iter().map(ToString::to_string).collect();
         assert_eq!(changed, [r#"optimizer.algorithm was "muon" and is "adamw""#]);
+    }
+
+    #[test]
+    fn documents_of_old_checkpoints_start_without_bos() {
+        let now = |bos: Bos| ConfigFingerprint::from([(BOS.to_owned(), json!(bos))]);
+        assert_eq!(changes(&ConfigFingerprint::new(), &now(Bos::Never)), []);
+        let changed: Vec<String> =
+            changes(&ConfigFingerprint::new(), &now(Bos::Always)).iter().map(ToString::to_string).collect();
+        assert_eq!(changed, ["data.bos was false and is true"]);
     }
 
     #[test]

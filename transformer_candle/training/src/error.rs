@@ -151,6 +151,7 @@ impl TrainerError {
                 | DataError::Pattern { .. }
                 | DataError::HubSetting { .. }
                 | DataError::Setting { .. }
+                | DataError::NoBos { .. }
                 | DataError::Cursor { .. },
             ) => ExitCode::WrongRequest,
             Self::Data(_) => ExitCode::DataUnreadable,

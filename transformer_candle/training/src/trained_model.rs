@@ -6,8 +6,6 @@ use std::path::Path;
 use dataset::{CancelToken, Tokenizer};
 use kernels::{Buffer, Device};
 use model::{Generator, ModelShape, ParameterLayout, Precision, SamplingSettings, dtype_of};
-use run_config::regular_file;
-use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, StoredModel};
 use crate::completion::{Completion, CompletionRequest, complete, generator};
@@ -16,9 +14,6 @@ use crate::memory_plan::require_room;
 use crate::pool::{self, in_pool};
 use crate::stop::StopSignal;
 use crate::{Result, TrainerError};
-
-/// The end-of-text token if a tokenizer's files name none.
-const USUAL_END_OF_TEXT: &str = "<|endoftext|>";
 
 /// A trained model in memory.
 pub struct TrainedModel {
@@ -30,7 +25,7 @@ pub struct TrainedModel {
     pub weights: Buffer,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    stop_token: Option<u32>,
+    stop_tokens: Vec<u32>,
 }
 
 impl TrainedModel {
@@ -40,8 +35,8 @@ impl TrainedModel {
     pub fn open(directory: &Path, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
         pool::start()?;
         let checkpoint = Checkpoint::open(directory)?;
-        let StoredModel { shape, precision, end_of_text } = checkpoint.model()?;
-        let tokenizer = load_tokenizer(directory)?;
+        let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
+        let tokenizer = load_tokenizer(&checkpoint, &stop_tokens)?;
         let dtype = dtype_of(precision);
         let elements = ParameterLayout::new(&shape).elements();
         let needed = |device: &Device| {
@@ -56,7 +51,7 @@ impl TrainedModel {
         require_room(weights_bytes, &device, || format!("the model in {}", directory.display()))?;
         let mut weights = Buffer::zeros(&[elements], dtype, &device)?;
         checkpoint.weights(&shape, &mut weights, cancel)?;
-        Ok(Self { shape, precision, weights, tokenizer, stop_token: end_of_text })
+        Ok(Self { shape, precision, weights, tokenizer, stop_tokens })
     }
 
     /// Continues a prompt by at most `max_tokens` tokens, up to the end of the text or of the model's context. An
@@ -69,14 +64,11 @@ impl TrainedModel {
         settings: &SamplingSettings,
         on_text: impl FnMut(&str) -> ControlFlow<()> + Send,
     ) -> Result<Completion> {
-        let mut prompt_tokens = self.tokenizer.encode(prompt)?;
-        if prompt_tokens.is_empty() {
-            prompt_tokens.push(self.tokenizer.end_of_text());
-        }
+        let prompt_tokens = self.tokenizer.encode_prompt(prompt)?;
         let longest = prompt_tokens.len().saturating_add(max_tokens);
         let mut generator = generator(&self.shape, &self.weights, longest)?;
-        let (tokenizer, stop_token) = (&self.tokenizer, self.stop_token);
-        let request = CompletionRequest { prompt, prompt_tokens: &prompt_tokens, max_tokens, stop_token, settings };
+        let (tokenizer, stop_tokens) = (&self.tokenizer, self.stop_tokens.as_slice());
+        let request = CompletionRequest { prompt, prompt_tokens: &prompt_tokens, max_tokens, stop_tokens, settings };
         in_pool(|| complete(&mut generator, tokenizer, &request, on_text))
     }
 
@@ -91,16 +83,9 @@ impl TrainedModel {
     }
 }
 
-/// The tokenizer of a model directory.
-pub(crate) fn load_tokenizer(directory: &Path) -> Result<Tokenizer> {
-    Ok(Tokenizer::load(&directory.join("tokenizer.json"), &[end_of_text_of(directory)])?)
-}
-
-/// The end-of-text token, from `tokenizer_config.json`: a string, or an object with its content.
-fn end_of_text_of(directory: &Path) -> String {
-    let config = regular_file::read(&directory.join("tokenizer_config.json")).ok();
-    let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());
-    let token = config.as_ref().and_then(|config| config.get("eos_token"));
-    let name = token.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
-    name.unwrap_or(USUAL_END_OF_TEXT).to_owned()
+/// The tokenizer of a model directory. A checkpoint stops at the token that its documents were ended with; other models
+/// may stop at several, such as those that end a turn.
+pub(crate) fn load_tokenizer(checkpoint: &Checkpoint, stop_tokens: &[u32]) -> Result<Tokenizer> {
+    let end_of_text = stop_tokens.first().copied().filter(|_| checkpoint.is_checkpoint());
+    Ok(Tokenizer::of_model(checkpoint.directory(), end_of_text)?)
 }

@@ -82,19 +82,19 @@ fn greedy_generation_takes_the_largest_logit_and_stops() {
     }
     let greedy = SamplingSettings::greedy();
     let mut generator = generator(&shape, 24);
-    assert_eq!(generator.generate(&prompt, 10, None, &greedy, go_on).unwrap(), expected);
-    assert_eq!(generator.generate(&prompt, 0, None, &greedy, go_on).unwrap(), [0u32; 0]);
+    assert_eq!(generator.generate(&prompt, 10, &[], &greedy, go_on).unwrap(), expected);
+    assert_eq!(generator.generate(&prompt, 0, &[], &greedy, go_on).unwrap(), [0u32; 0]);
 
     let stop = expected[4];
     let before: Vec<u32> = expected.iter().copied().take_while(|&token| token != stop).collect();
-    assert_eq!(generator.generate(&prompt, 10, Some(stop), &greedy, go_on).unwrap(), before);
+    assert_eq!(generator.generate(&prompt, 10, &[stop], &greedy, go_on).unwrap(), before);
 
     let mut seen = Vec::new();
     let three = |token| {
         seen.push(token);
         if seen.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    assert_eq!(generator.generate(&prompt, 10, None, &greedy, three).unwrap(), expected[..3]);
+    assert_eq!(generator.generate(&prompt, 10, &[], &greedy, three).unwrap(), expected[..3]);
     assert_eq!(seen, expected[..3]);
 }
 
@@ -104,7 +104,7 @@ fn generation_stops_at_the_context_length() {
     let mut generator = generator(&shape, usize::MAX);
     let prompt = tokens(&shape, 20);
     // The last token needs no room: nothing follows it.
-    let completion = generator.generate(&prompt, 100, None, &SamplingSettings::default(), go_on).unwrap();
+    let completion = generator.generate(&prompt, 100, &[], &SamplingSettings::default(), go_on).unwrap();
     assert_eq!(completion.len(), 24 - 20 + 1);
     let full = generator.step(1).unwrap_err();
     assert!(matches!(full, Error::ContextFull { tokens: 25, capacity: 24 }), "{full}");
@@ -121,7 +121,7 @@ fn a_seed_repeats_a_completion_and_another_does_not() {
     let prompt = tokens(&shape, 3);
     let mut with = |seed| {
         let settings = SamplingSettings { seed, ..SamplingSettings::default() };
-        generator.generate(&prompt, 15, None, &settings, go_on).unwrap()
+        generator.generate(&prompt, 15, &[], &settings, go_on).unwrap()
     };
     assert_eq!(with(1), with(1));
     assert_ne!(with(1), with(2));

@@ -25,8 +25,8 @@ pub struct StoredModel {
     pub shape: ModelShape,
     /// The type its weights are stored in.
     pub precision: Precision,
-    /// The token that ends a text, if the model names one.
-    pub end_of_text: Option<u32>,
+    /// The tokens that end a text, the first of them a document, as far as the model names any.
+    pub stop_tokens: Vec<u32>,
 }
 
 /// A directory that is open for reading: a checkpoint, or any model in Hugging Face's format that the decoder runs. A
@@ -91,19 +91,29 @@ impl Checkpoint {
         Ok(self.directory.join(files::TOKENIZER))
     }
 
-    /// Sizes and types of the model.
+    /// Sizes and types of the model, and where its texts end.
     pub fn model(&self) -> Result<StoredModel> {
-        let mut file = self.open_file(files::CONFIG, &CancelToken::new())?;
-        let parsed = serde_json::from_reader(&mut file)
-            .map_err(|error| CheckpointError::corrupted(&self.directory, format!("{}: {error}", files::CONFIG)));
-        let config: Value = verified(file, parsed)?;
+        let config = self.json(files::CONFIG)?;
         let shape =
             hugging_face::shape_from_config_json(&config).map_err(|error| from_model_error(&self.directory, error))?;
         check_size(&self.directory, &shape)?;
         let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
         let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
-        let end_of_text = config.get("eos_token_id").and_then(Value::as_u64).and_then(|id| id.try_into().ok());
-        Ok(StoredModel { shape, precision, end_of_text })
+        let mut stop_tokens = Vec::new();
+        if self.directory.join(files::GENERATION_CONFIG).exists() {
+            stop_tokens = end_tokens(&self.json(files::GENERATION_CONFIG)?);
+        }
+        if stop_tokens.is_empty() {
+            stop_tokens = end_tokens(&config);
+        }
+        Ok(StoredModel { shape, precision, stop_tokens })
+    }
+
+    fn json(&self, name: &str) -> Result<Value> {
+        let mut file = self.open_file(name, &CancelToken::new())?;
+        let parsed = serde_json::from_reader(&mut file)
+            .map_err(|error| CheckpointError::corrupted(&self.directory, format!("{name}: {error}")));
+        verified(file, parsed)
     }
 
     /// Reads the weights into a flat buffer, unless cancelled. On an error the buffer holds part of them.
@@ -178,6 +188,13 @@ fn check_size(directory: &Path, shape: &ModelShape) -> Result<()> {
         // Other errors of the file are reported when it is read.
         _ => Ok(()),
     }
+}
+
+/// The `eos_token_id` of a `config.json` or `generation_config.json`, of which there may be several.
+fn end_tokens(config: &Value) -> Vec<u32> {
+    let ids = &config["eos_token_id"];
+    let ids = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice);
+    ids.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect()
 }
 
 /// Verifies the file even if parsing failed: corruption is the cause to report.

@@ -78,11 +78,10 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Res
     let CheckpointContents { shape, precision, weights, optimizer, tokenizer, state } = *contents;
     let name = step_name(state.step);
     let path = |file: &str| directory.join(&name).join(file);
-    let end_of_text = Some(tokenizer.end_of_text());
+    let (bos, end_of_text) = (Some(tokenizer.bos()), Some(tokenizer.end_of_text()));
     let mut staging = StagingDirectory::create(directory, &name, create)?;
-    staging.bytes(files::CONFIG, &pretty(&hugging_face::config_json(shape, precision, end_of_text, end_of_text)))?;
-    staging
-        .bytes(files::GENERATION_CONFIG, &pretty(&hugging_face::generation_config_json(end_of_text, end_of_text)))?;
+    staging.bytes(files::CONFIG, &pretty(&hugging_face::config_json(shape, precision, bos, end_of_text)))?;
+    staging.bytes(files::GENERATION_CONFIG, &pretty(&hugging_face::generation_config_json(bos, end_of_text)))?;
     for (file, content) in tokenizer.iter() {
         staging.bytes(file, content)?;
     }

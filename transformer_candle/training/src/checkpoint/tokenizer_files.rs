@@ -3,13 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use dataset::DocumentTokens;
 use run_config::regular_file;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::files;
 use super::list::list;
 use super::reader::Checkpoint;
 use crate::error::checkpoint::{Result, failed};
+
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// The path of a checkpoint's tokenizer.
 pub fn tokenizer_in(checkpoint: &Path) -> PathBuf {
@@ -27,25 +30,34 @@ pub fn newest_tokenizer(directory: &Path) -> Option<PathBuf> {
 #[derive(Debug, Clone)]
 pub struct TokenizerFiles {
     files: Vec<(&'static str, Vec<u8>)>,
-    end_of_text: u32,
+    marks: DocumentTokens,
 }
 
 impl TokenizerFiles {
     /// Reads `tokenizer.json`, and `tokenizer_config.json` and `special_tokens_map.json` where they stand beside it.
-    /// Without a `tokenizer_config.json` a plain one is made, in which `end_of_text` begins and ends a text.
-    pub fn read(tokenizer_json: &Path, end_of_text: &str, end_of_text_id: u32, longest_text: usize) -> Result<Self> {
+    /// Without a `tokenizer_config.json` a plain one is made. It says whether documents start with a BOS token, if the
+    /// run does otherwise than the files say.
+    pub fn read(tokenizer_json: &Path, marks: &DocumentTokens, longest_text: usize) -> Result<Self> {
         let tokenizer = regular_file::read(tokenizer_json).map_err(failed("read", tokenizer_json))?;
         let mut files = vec![(files::TOKENIZER, tokenizer)];
-        let config =
-            beside(tokenizer_json, "tokenizer_config.json")?.unwrap_or_else(|| plain_config(end_of_text, longest_text));
-        files.push(("tokenizer_config.json", config));
+        let mut config = beside(tokenizer_json, TOKENIZER_CONFIG)?.unwrap_or_else(|| plain_config(marks, longest_text));
+        if marks.starts_with_bos != marks.files_say_bos {
+            let path = tokenizer_json.with_file_name(TOKENIZER_CONFIG);
+            config = with_bos(&config, marks.starts_with_bos).map_err(|error| failed("read", &path)(error.into()))?;
+        }
+        files.push((TOKENIZER_CONFIG, config));
         files.extend(beside(tokenizer_json, "special_tokens_map.json")?.map(|map| ("special_tokens_map.json", map)));
-        Ok(Self { files, end_of_text: end_of_text_id })
+        Ok(Self { files, marks: marks.clone() })
     }
 
     /// The id of the token that ends a document.
     pub fn end_of_text(&self) -> u32 {
-        self.end_of_text
+        self.marks.end_of_text.id
+    }
+
+    /// The id of the BOS token, else of the one that ends a document, which then precedes the next.
+    pub fn bos(&self) -> u32 {
+        self.marks.bos.as_ref().unwrap_or(&self.marks.end_of_text).id
     }
 
     /// The size of all files.
@@ -67,13 +79,20 @@ fn beside(tokenizer_json: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     }
 }
 
-fn plain_config(end_of_text: &str, longest_text: usize) -> Vec<u8> {
+fn plain_config(marks: &DocumentTokens, longest_text: usize) -> Vec<u8> {
     let config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": end_of_text,
-        "eos_token": end_of_text,
+        "bos_token": marks.bos.as_ref().unwrap_or(&marks.end_of_text).name,
+        "eos_token": marks.end_of_text.name,
         "model_max_length": longest_text,
         "clean_up_tokenization_spaces": false,
     });
     files::pretty(&config)
+}
+
+/// A `tokenizer_config.json` that says whether texts start with the BOS token.
+fn with_bos(config: &[u8], starts_with_bos: bool) -> serde_json::Result<Vec<u8>> {
+    let mut config: Map<String, Value> = serde_json::from_slice(config)?;
+    config.insert("add_bos_token".to_owned(), starts_with_bos.into());
+    Ok(files::pretty(&Value::Object(config)))
 }

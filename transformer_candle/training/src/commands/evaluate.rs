@@ -57,8 +57,8 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
     let cancel = stop.cancel_token();
     let directory = options.model.directory(&cancel)?;
     let checkpoint = Checkpoint::open(&directory)?;
-    let StoredModel { shape, precision, .. } = checkpoint.model()?;
-    let tokenizer = load_tokenizer(&directory)?;
+    let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
+    let tokenizer = load_tokenizer(&checkpoint, &stop_tokens)?;
     let state = checkpoint.state().ok();
     let run = run_of(&directory, state.as_ref());
     let (mut config, mut text) = match (run, options.input.as_slice()) {

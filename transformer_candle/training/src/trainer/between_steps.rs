@@ -105,17 +105,14 @@ impl Trainer {
         stop: &StopSignal,
     ) -> Result<Completion> {
         let tokenizer = &self.data.tokenizer;
-        let mut tokens = tokenizer.encode(prompt)?;
-        if tokens.is_empty() {
-            tokens.push(tokenizer.end_of_text());
-        }
-        let stop_token = Some(tokenizer.end_of_text());
+        let tokens = tokenizer.encode_prompt(prompt)?;
+        let stop_tokens = &[tokenizer.end_of_text()];
         let (shape, weights) = (&self.shape, self.engine.decoder.weights().clone());
         self.engine.pool().install(|| {
             let mut generator = generator(shape, &weights, tokens.len().saturating_add(max_tokens))?;
             let on_text =
                 |_: &str| if stop.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-            let request = CompletionRequest { prompt, prompt_tokens: &tokens, max_tokens, stop_token, settings };
+            let request = CompletionRequest { prompt, prompt_tokens: &tokens, max_tokens, stop_tokens, settings };
             let written = complete(&mut generator, tokenizer, &request, on_text)?;
             stop.check().map(|()| written)
         })

@@ -1,7 +1,5 @@
 //! A run's data: its tokenizer, its token stream, and its held-out text.
 
-use std::path::Path;
-
 use dataset::hub::HubSettings;
 use dataset::{Batch, CancelToken, Cursor, DataError, HeldOut, Mixture, StreamSettings, TokenStream, Tokenizer};
 use run_config::ResolvedRun;
@@ -28,12 +26,11 @@ pub(super) struct Data {
 impl DataPlan {
     /// Loads the tokenizer and lists the files, unless cancelled.
     pub(crate) fn new(run: &ResolvedRun, vocab_size: usize, hub: &HubSettings, cancel: &CancelToken) -> Result<Self> {
-        let path = run.config.tokenizer.tokenizer_json.as_deref().unwrap_or(Path::new("tokenizer.json"));
-        let tokenizer = Tokenizer::load(path, &run.special_tokens)?;
+        let tokenizer = Tokenizer::from_run(run)?;
         if tokenizer.vocab_size() > vocab_size {
             return Err(TrainerError::Request(format!(
                 "model.vocab_size is {vocab_size}, and {} has {} tokens: leave model.vocab_size out to take the tokenizer's",
-                path.display(),
+                tokenizer.path().display(),
                 tokenizer.vocab_size()
             )));
         }

@@ -92,6 +92,7 @@ impl Trainer {
             config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
         }
         let data = DataPlan::new(&run, shape.vocab_size, hub, &cancel)?;
+        run.config.data.bos = data.tokenizer.document_tokens().starts_with_bos.into();
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
         let sources = data.mixture.describe();
         config_fingerprint::pin_revisions(&mut run, &sources);
@@ -282,7 +283,7 @@ fn saved(run: &ResolvedRun, resumed: Option<&ResumePoint>) -> Option<PathBuf> {
 
 fn tokenizer_files(run: &ResolvedRun, tokenizer: &Tokenizer) -> Result<TokenizerFiles> {
     let longest = run.config.model.max_position_embeddings;
-    Ok(TokenizerFiles::read(tokenizer.path(), tokenizer.end_of_text_name(), tokenizer.end_of_text(), longest)?)
+    Ok(TokenizerFiles::read(tokenizer.path(), tokenizer.document_tokens(), longest)?)
 }
 
 /// Writes the resolved config and the environment into the run directory.

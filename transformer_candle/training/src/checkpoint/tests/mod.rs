@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dataset::CancelToken;
+use dataset::{CancelToken, DocumentTokens, NamedToken};
 use kernels::memory::Category;
 use kernels::{Buffer, DType, Device, bf16};
 use model::{ModelShape, ParameterLayout, Precision};
 use run_config::ModelConfig;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::save::save_through;
@@ -168,7 +168,7 @@ fn tokenizer_files() -> TokenizerFiles {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokenizer.json");
     fs::write(&path, r#"{"version": "1.0"}"#).unwrap();
-    TokenizerFiles::read(&path, "<|endoftext|>", 0, 16).unwrap()
+    TokenizerFiles::read(&path, &DocumentTokens::ended_by(0, "<|endoftext|>"), 16).unwrap()
 }
 
 /// A folder with intact checkpoints of these steps, saved in this order.

@@ -13,7 +13,7 @@ fn every_bit_comes_back() {
         assert_eq!(read.bits(), tiny.bits());
         assert_eq!(load_state(&checkpoint).unwrap(), state_at(5));
         let stored = Checkpoint::open(&checkpoint).unwrap().model().unwrap();
-        assert_eq!((stored.precision, stored.end_of_text), (precision, Some(0)));
+        assert_eq!((stored.precision, stored.stop_tokens), (precision, vec![0]));
         assert_eq!(stored.shape, tiny.shape);
     }
 }
@@ -168,12 +168,46 @@ fn an_existing_tokenizer_config_is_kept() {
     fs::write(&path, "{}").unwrap();
     fs::write(folder.path().join("tokenizer_config.json"), "own").unwrap();
     fs::write(folder.path().join("special_tokens_map.json"), "map").unwrap();
-    let files = TokenizerFiles::read(&path, "<|endoftext|>", 0, 16).unwrap();
+    let files = TokenizerFiles::read(&path, &DocumentTokens::ended_by(0, "<|endoftext|>"), 16).unwrap();
     let found: Vec<_> = files.iter().collect();
     assert_eq!(
         found,
         [("tokenizer.json", b"{}".as_slice()), ("tokenizer_config.json", b"own"), ("special_tokens_map.json", b"map")]
     );
+}
+
+#[test]
+fn tokenizer_files_say_whether_documents_start_with_bos() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    fs::write(&path, "{}").unwrap();
+    let bos = Some(NamedToken { id: 1, name: "<s>".to_owned() });
+    let ended_by = DocumentTokens::ended_by(2, "</s>");
+    let config = |starts_with_bos, files_say_bos| {
+        let marks = DocumentTokens { bos: bos.clone(), starts_with_bos, files_say_bos, ..ended_by.clone() };
+        let files = TokenizerFiles::read(&path, &marks, 16).unwrap();
+        assert_eq!((files.bos(), files.end_of_text()), (1, 2));
+        let (_, content) = files.iter().find(|(name, _)| *name == "tokenizer_config.json").unwrap();
+        serde_json::from_slice::<Value>(content).unwrap()
+    };
+    let plain = config(true, true);
+    assert_eq!((&plain["bos_token"], &plain["eos_token"]), (&json!("<s>"), &json!("</s>")));
+    assert_eq!(plain["add_bos_token"], Value::Null);
+    fs::write(folder.path().join("tokenizer_config.json"), r#"{"bos_token": "<s>", "add_bos_token": true}"#).unwrap();
+    assert_eq!(config(false, true), json!({ "bos_token": "<s>", "add_bos_token": false }));
+}
+
+#[test]
+fn an_external_model_may_name_several_stop_tokens() {
+    let folder = saved(&[1]);
+    let checkpoint = folder.path().join("step-00000001");
+    fs::remove_file(checkpoint.join("MANIFEST.json")).unwrap();
+    let stop_tokens = || Checkpoint::open(&checkpoint).unwrap().model().unwrap().stop_tokens;
+    assert_eq!(stop_tokens(), [0]);
+    fs::write(checkpoint.join("generation_config.json"), r#"{"eos_token_id": [5, 7]}"#).unwrap();
+    assert_eq!(stop_tokens(), [5, 7]);
+    fs::write(checkpoint.join("generation_config.json"), "{}").unwrap();
+    assert_eq!(stop_tokens(), [0], "that of config.json");
 }
 
 #[test]
