@@ -72,7 +72,7 @@ fn f32_matches_pytorch() {
     let golden = Golden::load("qk_norm");
     let heads = golden.integers("heads_3");
     let layout = HeadLayout { heads: heads[0] as usize, kv_heads: heads[1] as usize, head_size: heads[2] as usize };
-    assert_eq!(golden.values("epsilon"), [f64::from(1e-5)]);
+    assert_eq!(golden.values("epsilon"), [1e-5]);
     let [projected, weight, dqkv] = ["projected_NP", "weight_2E", "dqkv_NP"].map(|name| golden.values(name));
     let [qkv, dprojected, dweight] = run(&Inputs { projected, weight, dqkv }, &layout, DType::F32);
     assert_near(&qkv, &golden.values("qkv_NP"));

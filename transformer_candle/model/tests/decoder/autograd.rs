@@ -66,9 +66,9 @@ impl Tape {
             (self.shape.num_attention_heads, self.shape.num_key_value_heads, self.shape.head_size);
         let (n, t) = (x.dim(0)?, x.dim(0)? / batch);
         let project = |name: &str, heads| self.split_heads(&self.linear(x, &format!("{layer}.{name}"))?, batch, heads);
-        let norm = |x: Tensor, name: &str| match self.shape.architecture.has_qk_norm() {
-            true => self.norm(&x, &format!("{layer}.{name}")),
-            false => Ok(x),
+        let norm = |x: Tensor, name: &str| {
+            let has_norm = self.shape.architecture.has_qk_norm();
+            if has_norm { self.norm(&x, &format!("{layer}.{name}")) } else { Ok(x) }
         };
         let q = self.rotate(&norm(project("q_proj", heads)?, "q_norm")?)?;
         let repeat = |x: Tensor| {
