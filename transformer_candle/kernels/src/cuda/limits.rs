@@ -37,7 +37,8 @@ pub fn refusal(sizes: &ModelSizes) -> Option<String> {
     if !HEAD_SIZES.contains(&head_size) || !head_size.is_multiple_of(HEAD_SIZE_MULTIPLE) {
         let (least, most) = HEAD_SIZES.into_inner();
         return Some(format!(
-            "supports head sizes {least} to {most} in steps of {HEAD_SIZE_MULTIPLE}, and the head size is {head_size}"
+            "supports head sizes {least} to {most} in steps of {HEAD_SIZE_MULTIPLE}, and the head size \
+             (model.head_dim) is {head_size}"
         ));
     }
     let packed_width = heads.packed_width();

@@ -226,7 +226,7 @@ fn auto_plans_for_the_cpu_if_no_gpu_supports_the_model() {
         plan_among(&run_of("rtx5090_1b", &[&["runtime.device=cuda:0"], narrow.as_slice()].concat()), &gpus, None)
             .unwrap_err();
     assert_eq!(error.exit_code(), 2);
-    assert!(error.to_string().contains("num_attention_heads is 16"), "{error}");
+    assert!(error.to_string().contains("(model.head_dim) is 16"), "{error}");
 }
 
 #[test]
