@@ -128,6 +128,24 @@ def export(
     run(checkpoint, experiment, format, type, max_shard_size, out)
 
 
+@app.command("push", cls=Command)
+def push(
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository; made if there is none.")],
+    experiment: ExperimentName = None,
+    checkpoint: ModelFolder = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make the new repository public. Default: only you can see it.")
+    ] = False,
+    branch: Annotated[str, typer.Option(metavar="NAME", help="The branch; made from main if there is none.")] = "main",
+    message: Annotated[str | None, typer.Option(metavar="TEXT", help="The commit's message.")] = None,
+    max_shard_size: ShardSize = None,
+) -> None:
+    """Upload a trained model to the Hugging Face Hub."""
+    from orchestrator.push import run
+
+    run(repository, checkpoint, experiment, public, branch, message, max_shard_size)
+
+
 def _add_trainer_command(name: str) -> None:
     """Offer a command of the trainer as it is."""
     command = trainer_command(name)
