@@ -103,7 +103,7 @@ def test_the_card_tells_how_the_model_was_trained(workspace: Workspace) -> None:
     train(workspace, "--input", workspace.write_text("secret-folder/book.txt"))
     workspace.orchestrate("export", "--experiment=E", "--format=hf").succeeded()
     card = ModelCard.load(workspace.root / "E-hf" / "README.md")
-    assert card.data.to_dict() == {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    assert card.data.to_yaml() == "library_name: transformers\npipeline_tag: text-generation"
     evaluations = workspace.metrics("E", "evaluation")
     last, best = evaluations[-1], min(row["loss"] for row in evaluations)
     state = json.loads((workspace.run_folder("E") / "checkpoints/step-00000004/trainer_state.json").read_text())

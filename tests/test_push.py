@@ -129,7 +129,8 @@ def test_fewer_shards_leave_none_of_the_former(workspace: Workspace, hub: FakeHu
     pushed(workspace)
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
     hub.uploads.edit("alice/tiny", dict.fromkeys([*shards, "notes.txt"], "of another model"))
-    pushed(workspace, "--message=Second")
+    pushed(workspace, "--message=Fewer shards")
+    assert hub.uploads.messages == [f"Upload E, {STEP}", "Fewer shards"]
     left = downloaded(workspace, "main").keys()
     assert {"model.safetensors", "notes.txt"} < left
     assert not left & set(shards)
@@ -217,7 +218,7 @@ def test_a_failure_is_a_sentence_and_leaves_the_repository(workspace: Workspace,
     assert len(sent(hub)) == 1
 
 
-def test_what_the_token_may_not_do_is_said(workspace: Workspace, hub: FakeHub, tmp_path: Path) -> None:
+def test_what_the_token_may_not_do_is_said(workspace: Workspace, hub: FakeHub) -> None:
     def refused(code: int, *words: str, repository: str = "alice/tiny", **environment: str) -> None:
         other = Workspace(workspace.root, {**workspace.extra_environment, **environment})
         done = other.orchestrate("push", repository, "--experiment=E").refused(code, *words)
@@ -261,7 +262,9 @@ def test_with_xet_the_same_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch, 
     class Api:
         endpoint = "https://huggingface.co"
 
-        def __init__(self, **_options: str) -> None: ...
+        def __init__(self, **_options: str) -> None:
+            pass
+
         def whoami(self) -> dict[str, str]:
             return {"name": "alice"}
 

@@ -35,7 +35,10 @@ def explained(api: HfApi, repository: str) -> Iterator[None]:
         raise CommandError(f"a file was not sent to {api.endpoint}: {reason}. {AGAIN}", ExitCode.UNEXPECTED) from error
     except errors.HfHubHTTPError as error:
         raise _refusal(error, api, repository) from error
-    except (errors.HTTPError, OSError, ValueError) as error:
+    except Exception as error:
+        # Errors of the network are those that HfHubHTTPError inherits from: the HTTP library's, and OSError.
+        if not isinstance(error, (*errors.HfHubHTTPError.__bases__, ValueError)):
+            raise
         message = f"the push of {repository} to {api.endpoint} failed: {_reason(error)}. {AGAIN}"
         raise CommandError(message, ExitCode.UNEXPECTED) from error
 

@@ -53,23 +53,31 @@ class TrainingRecord:
         """Return what was trained on, in the order of the config."""
         data, pinned = self.config.get("data", {}), self.state.get("identity", {})
         if self.streaming is not None:
-            name = self.streaming["dataset"]
-            revision = pinned.get("revision") or self.streaming.get("revision")
-            parts = (self.streaming.get("config"), self.streaming["split"], revision)
-            return [Source(name, name != DEMO_DATASET, *parts)]
+            return [_source(self.streaming["dataset"], self.streaming, pinned.get("revision"))]
         if not data.get("mixture"):
             return [Source(_names(data["train_shards"]), is_on_hub=False)] if data.get("train_shards") else []
         total = sum(component["weight"] for component in data["mixture"])
         sources = []
         for index, component in enumerate(data["mixture"]):
-            name, weight = component["dataset"], component["weight"] / total
-            if name is None:
+            weight = component["weight"] / total
+            if component["dataset"] is None:
                 sources.append(Source(_names(component["shards"]), is_on_hub=False, weight=weight))
-                continue
-            revision = pinned.get(f"data.mixture[{index}].revision") or component["revision"]
-            parts = (component["config"], component["split"] or "train", revision, weight)
-            sources.append(Source(name, name != DEMO_DATASET, *parts))
+            else:
+                pin = pinned.get(f"data.mixture[{index}].revision")
+                sources.append(_source(component["dataset"], component, pin, weight))
         return sources
+
+
+def _source(name: str, settings: Row, pin: str | None, weight: float | None = None) -> Source:
+    """Return a data set; `pin` is the commit that the checkpoint was trained on, where it says."""
+    return Source(
+        name=name,
+        is_on_hub=name != DEMO_DATASET,
+        config=settings.get("config"),
+        split=settings.get("split") or "train",
+        revision=pin or settings.get("revision"),
+        weight=weight,
+    )
 
 
 def read(model: Path, run: Path | None) -> TrainingRecord:

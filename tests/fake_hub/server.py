@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.store(query, path, body)
         if match := CDN.match(path):
             return self.serve_signed(match, query, path)
-        if uploads.is_upload(self.command, path):
+        if uploads.is_upload(path):
             return self.serve_upload(path, body)
         if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
             return self.refuse(401, "GatedRepo", "Access to this dataset is restricted")

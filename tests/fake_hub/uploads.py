@@ -51,6 +51,8 @@ class Uploads:
     private: set[str] = field(default_factory=set)
     refs: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
     """By repository: `branches` and `tags`, each by name its commit."""
+    messages: list[str] = field(default_factory=list)
+    """Of the commits that clients made."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stored(self, checksum: str) -> Path:
@@ -95,7 +97,7 @@ class Uploads:
         return commit
 
 
-def is_upload(method: str, path: str) -> bool:
+def is_upload(path: str) -> bool:
     """Whether a request is answered here, if it carries a token."""
     named = path in ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml")
     return named or bool(LARGE_FILES.match(path)) or bool(REPOSITORY.match(path))
@@ -231,6 +233,7 @@ def _commit(uploads: Uploads, name: str, branch: str, body: bytes) -> Answer:
         elif kind == "deletedFile":
             (staging.folder / value["path"]).unlink()
     commit = uploads.record(staging, branch)
+    uploads.messages.append(json.loads(body.splitlines()[0])["value"]["summary"])
     return Answer({"success": True, "commitOid": commit, "commitUrl": f"https://huggingface.co/{name}/commit/{commit}"})
 
 
