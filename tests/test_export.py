@@ -142,6 +142,18 @@ def test_the_card_names_data_sets_and_weights_of_a_mixture(workspace: Workspace)
     assert "/home/somebody" not in card.text
 
 
+def test_the_card_names_the_commit_of_a_streamed_data_set(workspace: Workspace) -> None:
+    run = workspace.root / "runs" / "streamed"
+    shutil.copytree(GOLDEN, run)
+    revision = "c" * 40
+    streaming = {"dataset": "owner/web", "split": "train", "max_samples": 30_000, "revision": revision}
+    (run / "streaming_config.json").write_text(json.dumps(streaming))
+    workspace.orchestrate("export", "--checkpoint=runs/streamed", "--format=hf").succeeded()
+    card = ModelCard.load(workspace.root / "streamed-hf" / "README.md")
+    assert card.data["datasets"] == ["owner/web"]
+    assert f"| train | `{revision}` | the first 30,000 |" in card.text
+
+
 def test_a_checkpoint_without_its_run_has_a_short_card(workspace: Workspace) -> None:
     shutil.copytree(GOLDEN / "checkpoints" / STEP, workspace.root / "alone")
     workspace.orchestrate("export", "--checkpoint=alone", "--format=hf").succeeded()

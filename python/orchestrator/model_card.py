@@ -115,6 +115,7 @@ def _data_section(record: TrainingRecord) -> str:
         "configuration": [source.config or "" for source in sources],
         "split": [source.split or "" for source in sources],
         "revision": [f"`{source.revision}`" if source.revision else "" for source in sources],
+        "documents": [f"the first {source.max_samples:,}" if source.max_samples else "" for source in sources],
         "mixture weight": [f"{source.weight:.1%}" if source.weight is not None else "" for source in sources],
         "held-out loss": [f"{part['loss']:.4f}" if part else "" for part in parts],
     }

@@ -25,6 +25,7 @@ class Source:
     config: str | None = None
     split: str | None = None
     revision: str | None = None
+    max_samples: int | None = None
     weight: float | None = None
 
 
@@ -76,6 +77,7 @@ def _source(name: str, settings: Row, pin: str | None, weight: float | None = No
         config=settings.get("config"),
         split=settings.get("split") or "train",
         revision=pin or settings.get("revision"),
+        max_samples=settings.get("max_samples"),
         weight=weight,
     )
 
