@@ -33,6 +33,17 @@ app = typer.Typer(
 
 TRAIN, PLAN = trainer_command("train"), trainer_command("plan")
 DEVICE = ConfigFlag("device", "runtime.device", panel=None)
+ExperimentName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The newest intact checkpoint of an experiment.")
+]
+ModelFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A checkpoint, a run's folder, or a model in Hugging Face's format."),
+]
+
+ShardSize = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="The size of a file of weights at most, in hf format. Default: 5GB.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -95,21 +106,44 @@ def examine(device: str, **typed: Any) -> None:
 
 @app.command("export", cls=Command)
 def export(
-    experiment: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The newest intact checkpoint of an experiment.")
+    experiment: ExperimentName = None,
+    checkpoint: ModelFolder = None,
+    format: Annotated[
+        Format,
+        typer.Option(help="gguf: a file for llama.cpp, Ollama and LM Studio. hf: a folder for transformers and vLLM."),
+    ] = Format.GGUF,
+    type: Annotated[
+        Type | None,
+        typer.Option(help="The type of a GGUF file's matrices; q8_0 takes half of f16. Default: f16."),
     ] = None,
-    checkpoint: Annotated[
+    max_shard_size: ShardSize = None,
+    out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A checkpoint, a run's folder, or a model in Hugging Face's format."),
+        typer.Option(metavar="PATH", help="The file or folder. Default: NAME-TYPE.gguf or NAME-hf in this folder."),
     ] = None,
-    format: Annotated[Format, typer.Option(help="gguf: one file for llama.cpp, Ollama and LM Studio.")] = Format.GGUF,
-    type: Annotated[Type, typer.Option(help="The type of the matrices; q8_0 takes half of f16.")] = Type.F16,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: NAME-TYPE.gguf in this folder.")] = None,
 ) -> None:
     """Write a trained model in the format of another program."""
     from orchestrator.export import run
 
-    run(checkpoint, experiment, format, type, out)
+    run(checkpoint, experiment, format, type, max_shard_size, out)
+
+
+@app.command("push", cls=Command)
+def push(
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository; made if there is none.")],
+    experiment: ExperimentName = None,
+    checkpoint: ModelFolder = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make the new repository public. Default: only you can see it.")
+    ] = False,
+    branch: Annotated[str, typer.Option(metavar="NAME", help="The branch; made from main if there is none.")] = "main",
+    message: Annotated[str | None, typer.Option(metavar="TEXT", help="The commit's message.")] = None,
+    max_shard_size: ShardSize = None,
+) -> None:
+    """Upload a trained model to the Hugging Face Hub."""
+    from orchestrator.push import run
+
+    run(repository, checkpoint, experiment, public, branch, message, max_shard_size)
 
 
 def _add_trainer_command(name: str) -> None:

@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on loopback for tests: the real clients accept it, and it fails on demand.
+"""A Hugging Face Hub on loopback for tests: the real clients read from it and upload to it, and it fails on demand.
 
 `with FakeHub(root) as hub:` serves every repository below `root` (`datasets/<owner>/<name>/...`) at `hub.endpoint`.
 `python -m fake_hub --root DIR` does the same from a shell.

@@ -12,8 +12,8 @@ Kind = Literal[
     "429",                  # rate limited, with Retry-After
     "rate_limit",           # rate limited, with the RateLimit headers alone
     "truncate",             # half of the body, then an orderly close
-    "reset",                # half of the body, then a TCP reset
-    "stall",                # half of the body, then silence until the client leaves
+    "reset",                # half of the body, of an upload's or of the answer's, then a TCP reset
+    "stall",                # half of the body, likewise, then silence until the client leaves
     "no_range",             # the whole file with status 200 for a range request
     "wrong_content_range",  # the right status with another range's header
     "short_file",           # a file that ends before the range does
@@ -22,6 +22,9 @@ Kind = Literal[
     "unresolved",           # a redirect to a host name that has no address
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
+"""What a download survives."""
+Refusal = Literal["401", "403", "409"]
+"""A token that is not accepted, or not for this; somebody else's commit meanwhile."""
 
 
 @dataclass
@@ -29,7 +32,7 @@ class Fault:
     """Lets `skip` requests pass whose path matches the regular expression `match`, then hits the next `count`."""
 
     match: str
-    kind: Kind
+    kind: Kind | Refusal
     count: int = 1
     retry_after: int = 0
     skip: int = 0
@@ -42,7 +45,7 @@ class Faults:
     pending: list[Fault] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, match: str, kind: Kind, count: int = 1, retry_after: int = 0, skip: int = 0) -> None:
+    def add(self, match: str, kind: Kind | Refusal, count: int = 1, retry_after: int = 0, skip: int = 0) -> None:
         with self.lock:
             self.pending.append(Fault(match, kind, count, retry_after, skip))
 

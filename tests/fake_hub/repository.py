@@ -75,11 +75,11 @@ class Repository:
             names = {name for name in names if "/" not in name[len(prefix) :]}
         return [self.entry(name) for name in sorted(names)]
 
-    def describe(self, commit: str, gated: bool) -> dict[str, Any]:
+    def describe(self, commit: str, gated: bool, private: bool = False) -> dict[str, Any]:
         """What `/api/datasets/<name>` answers."""
         return {
             "_id": commit[:24], "id": self.name, "author": self.name.split("/")[0], "sha": commit,
-            "private": False, "gated": "auto" if gated else False, "disabled": False, "downloads": 1, "likes": 0,
+            "private": private, "gated": "auto" if gated else False, "disabled": False, "downloads": 1, "likes": 0,
             "tags": [], "lastModified": "2025-01-01T00:00:00.000Z", "createdAt": "2024-01-01T00:00:00.000Z",
             "siblings": [{"rfilename": name} for name in self.files()],
         }  # fmt: skip

@@ -18,12 +18,13 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from fake_hub import uploads
 from fake_hub.faults import Fault, Faults
 from fake_hub.repository import Repository, sha256
 
 API = re.compile(r"^/api/(datasets|models)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?$")
 RESOLVE = re.compile(r"^/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
-CDN = re.compile(r"^/cdn/(datasets|models)/([^/]+/[^/]+)/(.+)$")
+CDN = re.compile(r"^/cdn/(.+)$")
 RANGE = re.compile(r"^bytes=(\d*)-(\d*)$")
 Headers = list[tuple[str, str]]
 # The top-level domain that RFC 6761 reserves for names without an address.
@@ -60,6 +61,7 @@ class FakeHub:
     ) -> None:
         self.root, self.token, self.page_size, self.latency = Path(root), token, page_size, latency
         self.faults, self.requests = Faults(), list[Request]()
+        self.uploads = uploads.Uploads(self.root)
         # Whether the token's owner has not yet accepted the conditions of the data sets.
         self.gated = False
         self.on_request: Callable[[str], None] = _ignore
@@ -86,10 +88,12 @@ class FakeHub:
         """Let the data set's commit of this moment stay known when its files change; it then serves the new ones."""
         self._kept.add(Repository(self.root, "datasets", name).commit())
 
-    def commit(self, repository: Repository, revision: str) -> str | None:
-        """The commit that a revision stands for; none if it is unknown."""
+    def find(self, repository: Repository, revision: str) -> tuple[str, Repository] | None:
+        """The commit that a revision stands for, and its files; none if it is unknown."""
         newest = repository.commit()
-        return newest if revision in ("main", newest) else revision if revision in self._kept else None
+        if revision in ("main", newest):
+            return newest, repository
+        return (revision, repository) if revision in self._kept else self.uploads.find(repository, revision)
 
     def expire_signatures(self) -> None:
         """Every signed address given out so far answers 403 from here on."""
@@ -130,12 +134,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_request(self) -> None:
         self.status, self.injected = 0, self.hub.faults.take(unquote(urlsplit(self.path).path))
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.hub.on_request(self.path)
-        if self.hub.latency:
-            self.hub.closing.wait(self.hub.latency)
         try:
-            self.route(body)
+            body = self.read_body()
+            self.hub.on_request(self.path)
+            if self.hub.latency:
+                self.hub.closing.wait(self.hub.latency)
+            if body is not None:
+                self.route(body)
             self.wfile.flush()
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
@@ -146,7 +151,17 @@ class _Handler(BaseHTTPRequestHandler):
             host = header("Host") or ""
             self.hub.requests.append(Request(self.command, host, self.path, *client, self.status, fault))
 
-    do_GET = do_HEAD = do_POST = handle_request
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_request
+
+    def read_body(self) -> bytes | None:
+        """What the client sends; None if the injected fault cuts an upload."""
+        size = int(self.headers.get("Content-Length") or 0)
+        if self.command != "PUT" or self.injected is None or self.injected.kind not in ("reset", "stall"):
+            return self.rfile.read(size)
+        self.rfile.read(size // 2)
+        self.hub.on_request(self.path)
+        self.leave(self.injected.kind)
+        return None
 
     def route(self, body: bytes) -> None:
         url = urlsplit(self.path)
@@ -156,8 +171,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self.refuse(int(fault.kind), "Injected", "injected server error")
         if fault and fault.kind in ("429", "rate_limit"):
             return self.limit_rate(fault)
+        if fault and fault.kind in ("401", "403", "409"):
+            return self.refuse(int(fault.kind), "Injected", "injected refusal")
+        if self.command == "PUT":
+            return self.store(query, path, body)
         if match := CDN.match(path):
             return self.serve_signed(match, query, path)
+        if uploads.is_upload(path):
+            return self.serve_upload(path, body)
         if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
             return self.refuse(401, "GatedRepo", "Access to this dataset is restricted")
         if match := API.match(path):
@@ -166,14 +187,34 @@ class _Handler(BaseHTTPRequestHandler):
             return self.serve_resolve(match)
         return self.refuse(404, "NotFound", f"no such page: {path}")
 
+    def serve_upload(self, path: str, body: bytes) -> None:
+        sent = self.headers.get("Authorization") or ""
+        if not sent or (self.hub.token and sent != f"Bearer {self.hub.token}"):
+            message = "Invalid credentials in Authorization header" if sent else "Invalid username or password."
+            return self.send(uploads.refusal(401, message))
+        return self.send(uploads.answer(self.hub.uploads, self.command, path, body, self.signed))
+
+    def store(self, query: dict[str, list[str]], path: str, body: bytes) -> None:
+        if query.get("Signature") != [self.hub.signature(path)]:
+            return self.answer(403, b"<Error><Code>AccessDenied</Code></Error>", [])
+        return self.send(uploads.store(self.hub.uploads, path, body))
+
+    def send(self, found: uploads.Answer) -> None:
+        self.answer_json(found.body, found.status, found.headers)
+
+    def signed(self, path: str, host: str = "localhost") -> str:
+        """The address of a path that needs no token."""
+        return f"http://{host}:{self.hub.port}{quote(path)}?Signature={self.hub.signature(path)}"
+
     def serve_api(self, match: re.Match[str], query: dict[str, list[str]], body: bytes) -> None:
         kind, name, what, revision, rest = match.groups()
         repository = Repository(self.hub.root, kind, name)
         if not repository.exists():
             return self.refuse(404 if self.hub.token else 401, "RepoNotFound", "Repository not found")
-        commit = self.hub.commit(repository, revision or "main")
-        if commit is None:
+        found = self.hub.find(repository, revision or "main")
+        if found is None:
             return self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        commit, repository = found
         if what == "tree":
             return self.serve_tree(repository, (rest or "").strip("/"), query)
         if what == "paths-info":
@@ -181,7 +222,8 @@ class _Handler(BaseHTTPRequestHandler):
             paths = json.loads(body).get("paths", []) if json_body else parse_qs(body.decode()).get("paths", [])
             known = [path for path in paths if path and (repository.folder / path).exists()]
             return self.answer_json([repository.entry(path) for path in known])
-        return self.answer_json(repository.describe(commit, gated=self.hub.token is not None))
+        private = name in self.hub.uploads.private
+        return self.answer_json(repository.describe(commit, gated=self.hub.token is not None, private=private))
 
     def serve_tree(self, repository: Repository, folder: str, query: dict[str, list[str]]) -> None:
         if folder and not (repository.folder / folder).is_dir():
@@ -198,9 +240,10 @@ class _Handler(BaseHTTPRequestHandler):
     def serve_resolve(self, match: re.Match[str]) -> None:
         kind, name, revision, file = match[1] or "models", match[2], match[3], match[4]
         repository = Repository(self.hub.root, kind, name)
-        commit = self.hub.commit(repository, revision) if repository.exists() else None
-        if commit is None:
+        found = self.hub.find(repository, revision) if repository.exists() else None
+        if found is None:
             return self.refuse(404, "RevisionNotFound", "Invalid rev id")
+        commit, repository = found
         path = repository.folder / file
         if not path.is_file():
             missing = [("X-Error-Code", "EntryNotFound"), ("X-Repo-Commit", commit)]
@@ -210,10 +253,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = [("X-Repo-Commit", commit), ("Accept-Ranges", "bytes")]
         if not repository.is_large(file):
             return self.serve_file(path, headers)
-        signed = f"/cdn/{kind}/{name}/{file}"
         unresolved = self.injected is not None and self.injected.kind == "unresolved"
-        host = NOWHERE if unresolved else "localhost"
-        location = f"http://{host}:{self.hub.port}{quote(signed)}?Signature={self.hub.signature(signed)}"
+        inside = path.relative_to(self.hub.root).as_posix()
+        location = self.signed(f"/cdn/{inside}", NOWHERE if unresolved else "localhost")
         linked = [("X-Linked-Size", str(path.stat().st_size)), ("X-Linked-ETag", f'"{sha256(path)}"')]
         return self.answer(302, b"Found", [*headers, *linked, ("Location", location)])
 
@@ -221,8 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         expired = self.injected is not None and self.injected.kind == "expired"
         if expired or query.get("Signature", [""])[0] != self.hub.signature(path):
             return self.answer(403, b"<Error><Code>AccessDenied</Code></Error>", [])
-        repository = Repository(self.hub.root, match[1], match[2])
-        return self.serve_file(repository.folder / match[3], [("Accept-Ranges", "bytes")])
+        return self.serve_file(self.hub.root / match[1], [("Accept-Ranges", "bytes")])
 
     def serve_file(self, path: Path, headers: Headers) -> None:
         size, kind = path.stat().st_size, self.injected.kind if self.injected else None
@@ -277,10 +318,15 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.wfile.write(body[: len(body) // 2])
         self.wfile.flush()
+        self.leave(kind)
+
+    def leave(self, kind: str) -> None:
+        """Stop in the middle of a transfer, as the injected fault asks for."""
         self.close_connection = True
         if kind == "stall":
             self.connection.settimeout(60)
-            self.connection.recv(1)
+            while self.connection.recv(1 << 16):  # the rest of an upload
+                pass
         if kind == "reset":
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +59,24 @@ def test_a_bf16_checkpoint_loads_in_bf16(workspace: Workspace) -> None:
     ours = orchestrator.logits(checkpoint, ids[0].tolist())
     error = np.linalg.norm(ours - exact) / np.linalg.norm(exact)
     assert error < 0.02
+
+
+def test_exported_shards_have_the_checkpoints_weights(workspace: Workspace) -> None:
+    checkpoint = trained(workspace, "bf16", tied=False)
+    export = ["export", "--experiment=model", "--format=hf", "--max-shard-size=40KB"]
+    typed = workspace.orchestrate(*export).succeeded().out.partition("try it     python ")[2]
+    folder = workspace.root / "model-hf"
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
+    saved, exported = (AutoModelForCausalLM.from_pretrained(path, dtype="auto") for path in (checkpoint, folder))
+    assert exported.dtype == torch.bfloat16
+    weights = exported.state_dict()
+    assert weights.keys() == saved.state_dict().keys()
+    assert all(torch.equal(weights[name], values) for name, values in saved.state_dict().items())
+    ids = [AutoTokenizer.from_pretrained(path)(PROMPT).input_ids for path in (checkpoint, folder)]
+    assert ids[0] == ids[1]
+    (example,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    for command in ([sys.executable, "-c", example], ["sh", "-c", f"{sys.executable} {typed}"]):
+        assert workspace.command(*command).succeeded().out.startswith("Once upon a time")
 
 
 def test_transformers_loads_the_experiments_tokenizer(workspace: Workspace) -> None:

@@ -1,0 +1,124 @@
+"""Writes a model directory in Hugging Face's format: weights in shards, configs, tokenizer, model card.
+
+What only training needs, such as the optimizer's state, is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import _native, model_card, signals, training_record
+from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.paths import shown
+from orchestrator.safetensors_shards import StoredTensor, stored_tensors, write_shards
+from orchestrator.training_record import TrainingRecord
+
+MAX_SHARD_SIZE = "5GB"
+SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGT]B)?", re.IGNORECASE)
+COPIED = [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja",
+]  # fmt: skip
+"""Copied from the model as they are, those that there are."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to be exported: its files' headers, and how it was trained."""
+
+    folder: Path
+    name: str
+    config: training_record.Row
+    tensors: dict[str, StoredTensor]
+    record: TrainingRecord
+
+
+def open_model(checkpoint: Path | None, experiment: str | None) -> Model:
+    """Find a checkpoint or model, verify it, and read what is known of it."""
+    folder = _native.model_directory(checkpoint, experiment)
+    run = training_record.run_of(folder, checkpoint, experiment)
+    name = experiment or (run or folder).absolute().name
+    record = training_record.read(folder, run)
+    config = training_record.read_object(folder / "config.json")
+    return Model(folder, name, config, stored_tensors(folder), record)
+
+
+def checked_size(typed: str) -> int | str:
+    """Return a shard size as `split_state_dict_into_shards_factory` takes it: `5GB`, `500MB`, or bytes."""
+    matched = SIZE.fullmatch(typed.replace(" ", ""))
+    if matched is None or float(matched["number"]) == 0 or (matched["unit"] is None and "." in typed):
+        raise CommandError(f"--max-shard-size {typed}: give a number of bytes, or one with KB, MB, GB or TB, as 5GB")
+    return matched[0].upper() if matched["unit"] else int(matched["number"])
+
+
+def write(model: Model, target: Path, max_shard_size: int | str) -> None:
+    """Write the model to the folder `target`, complete or not at all."""
+    target = target.absolute()
+    staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    with removed(staging):
+        fill(model, staging, model.name, target.name, max_shard_size)
+        for path in [*staging.iterdir(), staging]:
+            _sync(path)
+        staging.rename(target)  # over an empty folder at most
+    _sync(target.parent)
+
+
+def fill(model: Model, folder: Path, name: str, source: str, max_shard_size: int | str) -> None:
+    """Write the model's files into a folder; its card calls it `name` and says to load it from `source`."""
+    card = model_card.written(name, source, model.config, model.tensors, model.record)
+    try:
+        for file in COPIED:
+            if (model.folder / file).is_file():
+                shutil.copyfile(model.folder / file, folder / file)
+        write_shards(model.tensors, folder, max_shard_size)
+        (folder / model_card.FILE).write_text(card, encoding="utf-8")
+    except OSError as error:
+        message = f"cannot copy {shown(model.folder)} to {shown(folder)}: {error.strerror or error}"
+        raise CommandError(message, ExitCode.UNEXPECTED) from error
+
+
+@contextmanager
+def removed(folder: Path) -> Iterator[None]:
+    """Make a folder, and remove it at the end of the block, also when a signal ends the process there."""
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    remove()
+    with signals.on_forced_exit(remove):
+        try:
+            folder.mkdir()
+            yield
+        finally:
+            remove()
+
+
+def files_of(folder: Path) -> tuple[int, int]:
+    """Return how many files a folder has, and their bytes."""
+    sizes = [path.stat().st_size for path in folder.iterdir()]
+    return len(sizes), sum(sizes)
+
+
+def check_target(target: Path) -> None:
+    """Raise a `CommandError` unless `target` can be made: it is new or an empty folder, in a folder that exists."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise CommandError(f"--out {shown(target)} is a file or a link: name a folder")
+    if target.is_dir() and any(target.iterdir()):
+        raise CommandError(f"--out {shown(target)} is not empty: name another folder, or remove it")
+    if not target.absolute().parent.is_dir():
+        raise CommandError(f"--out {shown(target)}: there is no folder {shown(target.absolute().parent)}")
+
+
+def _sync(path: Path) -> None:
+    """Have a file or a folder on disk before what follows."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

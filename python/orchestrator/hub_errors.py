@@ -1,0 +1,78 @@
+"""Errors of uploading to the Hugging Face Hub, as sentences that say what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from orchestrator.command_error import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+LOG_IN = "make one with write access on https://huggingface.co/settings/tokens, and `hf auth login` or set HF_TOKEN"
+AGAIN = "Push again: files that have arrived are not sent again"
+
+
+@contextmanager
+def explained(api: HfApi, repository: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises in the block into a `CommandError`."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.LocalTokenNotFoundError as error:
+        raise CommandError(f"pushing to {repository} needs a token of the Hub: {LOG_IN}") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise CommandError("pushing needs the network: HF_HUB_OFFLINE is set, unset it") from error
+    except errors.HFValidationError as error:
+        raise CommandError(f"{repository} is not a name that the Hub accepts: {error}") from error
+    except RuntimeError as error:  # from a thread that sends a file; the address it was given may have expired
+        reason = _reason(error.__cause__ or error)
+        raise CommandError(f"a file was not sent to {api.endpoint}: {reason}. {AGAIN}", ExitCode.UNEXPECTED) from error
+    except errors.HfHubHTTPError as error:
+        raise _refusal(error, api, repository) from error
+    except Exception as error:
+        # Errors of the network are those that HfHubHTTPError inherits from: the HTTP library's, and OSError.
+        if not isinstance(error, (*errors.HfHubHTTPError.__bases__, ValueError)):
+            raise
+        message = f"the push of {repository} to {api.endpoint} failed: {_reason(error)}. {AGAIN}"
+        raise CommandError(message, ExitCode.UNEXPECTED) from error
+
+
+def _refusal(error: HfHubHTTPError, api: HfApi, repository: str) -> CommandError:
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    status = error.response.status_code
+    said = f" ({' '.join(error.server_message.split())})" if error.server_message else ""
+    if status == 401:
+        where = "in HF_TOKEN" if os.environ.get("HF_TOKEN") else "that is stored"
+        return CommandError(f"the Hub does not accept the token {where}{said}: {LOG_IN}")
+    if status in (402, 403) or isinstance(error, RepositoryNotFoundError):
+        return CommandError(f"the token may not write to {repository}{said}: {_writable(api)}, or with another token")
+    if status == 400:
+        return CommandError(f"the Hub refuses {repository}{said}")
+    if status in (409, 412):
+        message = f"{repository} was changed by somebody else meanwhile{said}. {AGAIN}"
+        return CommandError(message, ExitCode.UNEXPECTED)
+    message = f"the push of {repository} failed: the Hub answered {status}{said}. {AGAIN}"
+    return CommandError(message, ExitCode.UNEXPECTED)
+
+
+def _writable(api: HfApi) -> str:
+    """Say in whose name the token's owner can push."""
+    try:
+        user = api.whoami()
+    except Exception:  # why the push failed matters more
+        return "push to a repository of your own"
+    owners = [user["name"], *(organization["name"] for organization in user.get("orgs", []))]
+    return f"push as {' or '.join(f'{owner}/NAME' for owner in owners)}"
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error's type and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__

@@ -1,0 +1,165 @@
+"""`orchestrate push`: uploads a model to the Hugging Face Hub, in one commit.
+
+Files are stored by their hash before the commit names them, so a push that was stopped leaves the repository as it was,
+and the next one sends only the files that are not stored yet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import _native, hf_directory, model_card
+from orchestrator.command_error import CommandError
+from orchestrator.export import check_one_source, try_it
+from orchestrator.hub_errors import explained
+from orchestrator.paths import shown
+from orchestrator.pretrained import REPOSITORY
+from orchestrator.screen import amount, note, step, warn
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+WEIGHTS = ["model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
+"""Removed from the repository where the pushed model has no such file: it may be in fewer shards."""
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a model is pushed to."""
+
+    repository: str
+    branch: str
+    is_public: bool
+
+
+def run(
+    repository: str,
+    checkpoint: Path | None,
+    experiment: str | None,
+    public: bool,
+    branch: str,
+    message: str | None,
+    max_shard_size: str | None,
+) -> None:
+    """Upload the model of a checkpoint or an experiment, and say how it is loaded."""
+    check_one_source(checkpoint, experiment, "push")
+    size = hf_directory.checked_size(max_shard_size or hf_directory.MAX_SHARD_SIZE)
+    named = REPOSITORY.fullmatch(repository)
+    if named is None or named["revision"]:
+        raise CommandError(f"{repository} is not a repository of the Hub: give OWNER/NAME")
+    import huggingface_hub
+    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)  # what it warns of is told below
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    api = huggingface_hub.HfApi(library_name="transformer-candle", library_version=_native.__version__)
+    target = Target(repository, branch, public)
+    with explained(api, repository):
+        validate_repo_id(repository)
+        user = api.whoami()["name"]
+    model = hf_directory.open_model(checkpoint, experiment)
+    step("model", shown(model.folder))
+    tag = None if model.record.step is None else f"step-{model.record.step:08}"
+    with _staging(repository) as folder:
+        hf_directory.fill(model, folder, repository.split("/")[1], repository, size)
+        with explained(api, repository):
+            _prepare(api, target, user)
+            commit = _upload(api, target, folder, message or f"Upload {model.name}" + (f", {tag}" if tag else ""))
+            if tag is None:
+                note("no tag: the model is not a checkpoint of a step")
+            else:
+                step("tag", _tag(api, repository, tag, commit))
+    step("page", f"{api.endpoint}/{repository}" + ("" if branch == MAIN else f"/tree/{branch}"))
+    step("try it", try_it(repository) if branch == MAIN else try_it(repository, tag or branch))
+
+
+@contextmanager
+def _staging(repository: str) -> Iterator[Path]:
+    """Make an empty folder for what is uploaded, in the cache; what a killed push left there is removed."""
+    folder = _native.cache_root() / "push" / repository.replace("/", "--")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CommandError(f"another push to {repository} is running on this machine: wait for it") from error
+        with hf_directory.removed(folder / "model"):
+            yield folder / "model"
+
+
+def _prepare(api: HfApi, target: Target, user: str) -> None:
+    """Have the repository and the branch, and say who can see it."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    private, made = not target.is_public, f"made by {user}"
+    try:
+        api.create_repo(target.repository, private=private)
+    except HfHubHTTPError as error:
+        # A token may be allowed to write to a repository, and not to make one.
+        if error.response.status_code not in (401, 402, 403, 409) or not api.repo_exists(target.repository):
+            raise
+        private, made = bool(api.model_info(target.repository).private), "there already"
+    step("repository", f"{target.repository}, {'private' if private else 'public'}, {made}")
+    if target.is_public and private:
+        warn(f"--public is for a new repository: {target.repository} stays private, change it in its settings")
+    if target.branch != MAIN:
+        api.create_branch(target.repository, branch=target.branch, exist_ok=True)
+
+
+def _upload(api: HfApi, target: Target, folder: Path, message: str) -> str:
+    """Upload the folder in one commit, and return the commit's id."""
+    from huggingface_hub import CommitOperationAdd
+
+    before = api.model_info(target.repository, revision=target.branch)
+    there = [file.rfilename for file in before.siblings or []]
+    operations = _operations(api, target, folder, there)
+    sizes = [operation.upload_info.size for operation in operations if isinstance(operation, CommitOperationAdd)]
+    step("upload", f"{len(sizes)} files, {amount(sum(sizes))}; what the Hub has already is not sent")
+    with warnings.catch_warnings(record=True) as remarks:
+        commit = api.create_commit(target.repository, operations, commit_message=message, revision=target.branch)
+    for remark in remarks:
+        warn(str(remark.message))
+    unchanged = commit.oid == before.sha
+    step("commit", f"{commit.oid}" + (": the Hub has these files already" if unchanged else ""))
+    return str(commit.oid)
+
+
+def _operations(
+    api: HfApi, target: Target, folder: Path, there: list[str]
+) -> list[CommitOperationAdd | CommitOperationDelete]:
+    """Return what the commit does: add the files, remove weights of another number of shards, keep one's own card."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    files = sorted(path.name for path in folder.iterdir())
+    if model_card.FILE in there:
+        card = Path(api.hf_hub_download(target.repository, model_card.FILE, revision=target.branch))
+        if not model_card.is_generated(card.read_text(encoding="utf-8", errors="replace")):
+            note(f"{model_card.FILE} of the repository is kept: it was not written by orchestrate")
+            files.remove(model_card.FILE)
+    stale = [name for name in there if name not in files and any(fnmatch(name, pattern) for pattern in WEIGHTS)]
+    added = [CommitOperationAdd(name, folder / name) for name in files]
+    return [*added, *(CommitOperationDelete(name) for name in stale)]
+
+
+def _tag(api: HfApi, repository: str, tag: str, commit: str) -> str:
+    """Have the tag at the commit, and return what became of it."""
+    tags = {found.name: found.target_commit for found in api.list_repo_refs(repository).tags}
+    former = tags.get(tag)
+    if former == commit:
+        return f"{tag}, there already"
+    if former is not None:
+        api.delete_tag(repository, tag=tag)
+    api.create_tag(repository, tag=tag, revision=commit)
+    return tag if former is None else f"{tag}, moved from {former[:12]}"

@@ -1,0 +1,112 @@
+"""Splits the tensors of a model directory into safetensors files, byte by byte: no type is converted or even known."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.paths import shown
+
+INDEX = "model.safetensors.index.json"
+PIECE = 16 << 20
+"""Bytes copied at a time, which is all that is in memory of a tensor."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor, and where its bytes are."""
+
+    dtype: str
+    shape: list[int]
+    elements: int
+    file: Path
+    start: int
+    size: int
+
+
+def stored_tensors(model: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a model directory in the order of its layers, after a look at every file's header."""
+    from huggingface_hub import get_local_safetensors_metadata
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    try:
+        files = get_local_safetensors_metadata(model).files_metadata
+    except NotASafetensorsRepoError as error:
+        raise CommandError(f"{shown(model)} has neither model.safetensors nor {INDEX}") from error
+    except FileNotFoundError as error:
+        raise CommandError(f"{INDEX} of {shown(model)} names {error.filename}, which is not there") from error
+    except (SafetensorsParsingError, ValueError, KeyError) as error:
+        message = f"a safetensors file of {shown(model)} is corrupted: {error}"
+        raise CommandError(message, ExitCode.CHECKPOINT_CORRUPTED) from error
+    tensors: dict[str, StoredTensor] = {}
+    for name, metadata in files.items():
+        path = model / name
+        with path.open("rb") as file:
+            data = 8 + int.from_bytes(file.read(8), "little")
+        for tensor, info in metadata.tensors.items():
+            first, end = info.data_offsets
+            if data + end > path.stat().st_size:
+                message = f"{shown(path)} is corrupted: it ends before {tensor} does"
+                raise CommandError(message, ExitCode.CHECKPOINT_CORRUPTED)
+            shape, elements = list(info.shape), info.parameter_count
+            tensors[tensor] = StoredTensor(info.dtype, shape, elements, path, data + first, end - first)
+    return dict(sorted(tensors.items(), key=lambda item: _by_number(item[0])))
+
+
+def write_shards(tensors: dict[str, StoredTensor], folder: Path, max_shard_size: int | str) -> None:
+    """Write `model.safetensors`, or several files of at most `max_shard_size` and their index.
+
+    A tensor that is larger than `max_shard_size` has a file of its own.
+    """
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    split = split_state_dict_into_shards_factory(
+        tensors,
+        get_storage_size=lambda tensor: tensor.size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_size,
+    )
+    for name, held in split.filename_to_tensors.items():
+        _write(folder / name, {tensor: tensors[tensor] for tensor in held})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": dict(sorted(split.tensor_to_filename.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write(path: Path, tensors: dict[str, StoredTensor]) -> None:
+    """Write a safetensors file: the length of a JSON header in 8 bytes, the header, the tensors without gaps."""
+    # Wide types first, as the safetensors library sorts them, so that each tensor is aligned to its type.
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].size // max(item[1].elements, 1)))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered.items():
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [end, end + tensor.size]}
+        end += tensor.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as target:
+        target.write(len(text).to_bytes(8, "little") + text)
+        for tensor in ordered.values():
+            _copy(tensor, target)
+
+
+def _copy(tensor: StoredTensor, target: BinaryIO) -> None:
+    with tensor.file.open("rb") as source:
+        source.seek(tensor.start)
+        left = tensor.size
+        while left:
+            piece = source.read(min(left, PIECE))
+            if not piece:
+                message = f"{shown(tensor.file)} is corrupted: it was cut while it was read"
+                raise CommandError(message, ExitCode.CHECKPOINT_CORRUPTED)
+            target.write(piece)
+            left -= len(piece)
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts layer 2 before layer 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
