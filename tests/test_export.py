@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +128,13 @@ def test_the_card_names_data_sets_and_weights_of_a_mixture(workspace: Workspace)
     config = json.loads((run / "resolved_config.json").read_text())
     snapshot = "hub/models--owner--base/snapshots/" + "a" * 40
     config["model"]["init_from"] = f"/home/somebody/{snapshot}"
-    hub = {"dataset": "HuggingFaceFW/fineweb", "config": "sample-10BT", "split": None, "shards": [], "weight": 3.0}
+    hub: dict[str, Any] = {
+        "dataset": "HuggingFaceFW/fineweb",
+        "config": "sample-10BT",
+        "split": None,
+        "shards": [],
+        "weight": 3.0,
+    }
     config["data"]["mixture"][0] |= hub
     (run / "resolved_config.json").write_text(json.dumps(config))
     workspace.orchestrate("export", "--checkpoint=runs/mixed", "--format=hf").succeeded()

@@ -118,7 +118,7 @@ def make_model(workspace: Workspace, kind: str, text: Path, **roles: Any) -> Pat
 
 def train_on(workspace: Workspace, model: Path, text: Path, *flags: str) -> Path:
     """The last checkpoint of continued pre-training."""
-    start = ["--init-from", model, "--input", text, *SETTINGS, "--experiment=second", *flags]
+    start: list[str | Path] = ["--init-from", model, "--input", text, *SETTINGS, "--experiment=second", *flags]
     workspace.orchestrate(*start).succeeded()
     return workspace.run_folder("second") / "checkpoints" / "step-00000004"
 
@@ -204,7 +204,7 @@ def test_a_config_decides_on_bos(workspace: Workspace) -> None:
     (model / "tokenizer.json").write_text(json.dumps(content))
     for name in ("config.json", "generation_config.json"):
         (model / name).write_text(json.dumps({**read(model / name), "bos_token_id": None}))
-    start = ["--init-from", model, "--input", text, *SETTINGS, "--experiment=second"]
+    start: list[str | Path] = ["--init-from", model, "--input", text, *SETTINGS, "--experiment=second"]
     workspace.orchestrate(*start, "--override=data.bos=true").refused(2, "data.bos is true", "has no BOS token")
     workspace.orchestrate(*start, "--override=data.bos=maybe").refused(2, "data.bos", "`auto`, true or false")
     workspace.orchestrate(*start).succeeded()

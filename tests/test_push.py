@@ -15,6 +15,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from fake_hub import FakeHub
+from fake_hub.faults import Kind, Refusal
 from orchestrator import push
 from workspace import ORCHESTRATE, REPOSITORY, TINY_MODEL, Workspace
 
@@ -201,11 +202,12 @@ def test_a_cut_connection_is_tried_again(workspace: Workspace, hub: FakeHub) -> 
 def test_a_failure_is_a_sentence_and_leaves_the_repository(workspace: Workspace, hub: FakeHub) -> None:
     push = ["push", "alice/tiny", "--experiment=E"]
     again = "Push again"
-    for path, kind, words in (
+    failures: tuple[tuple[str, Kind | Refusal, tuple[str, ...]], ...] = (
         ("/lfs-store/", "403", ("was not sent", "403", again)),
         ("/commit/", "500", ("the Hub answered 500", again)),
         ("/commit/", "409", ("was changed by somebody else", again)),
-    ):
+    )
+    for path, kind, words in failures:
         hub.faults.add(path, kind)
         workspace.orchestrate(*push).refused(1, *words)
         assert {path.name for path in (hub.root / "models/alice/tiny").iterdir()} == {".gitattributes"}

@@ -58,7 +58,7 @@ def run(
     if named is None or named["revision"]:
         raise CommandError(f"{repository} is not a repository of the Hub: give OWNER/NAME")
     import huggingface_hub
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, and not in __all__
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)  # what it warns of is told below

@@ -104,8 +104,8 @@ def add_rms_norm_backward(total, weight, inv_rms, dnormed, dtotal, partials, row
     tl.store(partials + tl.program_id(0).to(tl.int64) * width + column, dweight_D, mask=inside)
 
 
-# The kernels hold a row in registers, so BLOCK is the width rounded up to a power of two; wider rows take more warps, so
-# that a thread has 8 to 16 columns.
+# All but normalize hold a row in registers, so BLOCK is the width rounded up to a power of two; wider rows take more
+# warps, so that a thread has 8 to 16 columns.
 KERNELS = []
 ROW_STATISTIC, SIZES = {"inv_rms": "*fp32"}, {"width": "i32:16"}
 for dtype, pointer in (("bf16", "*bf16:16"), ("f32", "*fp32:16")):

@@ -1,9 +1,7 @@
 """The second half of a sum over rows without atomics, whose order would differ from run to run.
 
-    first launch, of the operation             add_partial_sums    grid (columns / BLOCK)
-      for row = part, part + parts, ... < N      for block of ROWS parts
-        sum += its gradient of row                 sum over the block's rows
-      partials[part] = sum                       sums[columns] += sum
+The operation's own launch has `parts` programs, each of which writes the sum of every `parts`-th row (or block of rows)
+to its row of `partials`. `add_partial_sums` then adds up those rows, ROWS of them at a time.
 """
 
 import triton
