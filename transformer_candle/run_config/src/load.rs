@@ -50,7 +50,7 @@ impl RunConfig {
     /// let overrides = ["data.batch_size=4".to_owned(), "optimizer.learning_rate=1e-3".to_owned()];
     /// let config = RunConfig::parse(presets()[0].text, Format::Yaml, &overrides)?;
     /// assert_eq!(config.data.batch_size, BatchSize::Fixed(4));
-    /// assert_eq!(config.data.gradient_accumulation_steps, Some(2));
+    /// assert_eq!(config.data.gradient_accumulation_steps, Some(4));
     /// # Ok::<(), run_config::ConfigError>(())
     /// ```
     pub fn parse(text: &str, format: Format, overrides: &[String]) -> Result<Self, ConfigError> {

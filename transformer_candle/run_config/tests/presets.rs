@@ -52,7 +52,7 @@ fn the_comments_of_the_presets_count_right() {
         assert_eq!((config.data.batch_size, config.data.sequences_per_step), (BatchSize::Auto, 64));
     }
     let (smoke, _) = of("smoke_cpu");
-    assert_eq!((smoke.scheduler.warmup_steps, smoke.scheduler.strategy), (30, ScheduleStrategy::Cosine));
+    assert_eq!((smoke.scheduler.warmup_steps, smoke.scheduler.strategy), (13, ScheduleStrategy::Wsd));
 }
 
 #[test]
