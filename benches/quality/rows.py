@@ -46,14 +46,15 @@ def sweep(algorithm: str, config: str = "10m") -> list[Row]:
 
 
 def after_sweep(adamw: Row, muon: Row) -> list[Row]:
-    """Everything that follows the sweep, by its winners."""
+    """Everything that follows the sweep, by its winners; parts of the recipe are compared at half of the tokens."""
     half = muon.changed("half", f"scheduler.total_steps={STEPS // 2}", "scheduler.warmup_steps=24")
     recipe = [
-        muon.changed("cosine", "scheduler.strategy=cosine"),
-        muon.changed("min-lr", f"scheduler.min_lr={0.1 * rate_of(muon):g}"),
-        muon.changed("polar-express", "optimizer.muon.polynomials=polar_express"),
-        muon.changed("z-loss", "optimizer.z_loss=1e-4"),
-        muon.changed("batch-warmup", "scheduler.batch_warmup_steps=122", "scheduler.batch_warmup_start=4"),
+        half.changed("cosine", "scheduler.strategy=cosine"),
+        half.changed("min-lr", f"scheduler.min_lr={0.1 * rate_of(muon):g}"),
+        half.changed("polar-express", "optimizer.muon.polynomials=polar_express"),
+        half.changed("z-loss", "optimizer.z_loss=1e-4"),
+        half.changed("batch-warmup", "scheduler.batch_warmup_steps=61", "scheduler.batch_warmup_start=4"),
+        half.changed("qk-norm", "model.architecture=qwen3"),
     ]
     larger = [replace(row, name=row.name.replace("10m", "25m"), config="25m") for row in (adamw, muon)]
     seeds = [row.with_seed(seed) for seed in SEEDS for row in (adamw, half, muon)]
