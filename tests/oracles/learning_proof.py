@@ -38,7 +38,8 @@ def prepare(folder: Path, steps: int, precision: str) -> Path:
         f"--seq-len={SEQUENCE} --batch-size=8 --grad-accum=1 --steps={steps} --precision={precision} --device=cpu "
         f"--learning-rate={PEAK} --warmup-steps={WARMUP} --schedule=cosine --weight-decay=0.1 --seed=1 "
         f"--checkpoint-every={steps} --evaluate-every={steps} --log-every=100 "
-        f"--override scheduler.min_lr={FLOOR} --override optimizer.max_grad_norm=1.0"
+        f"--override scheduler.min_lr={FLOOR} --override optimizer.max_grad_norm=1.0 "
+        "--override optimizer.algorithm=adamw"
     ).split()
     orchestrate = Path(sys.executable).parent / "orchestrate"
     subprocess.run([orchestrate, *flags], cwd=folder, check=True)
