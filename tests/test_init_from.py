@@ -39,8 +39,10 @@ def test_a_run_starts_where_the_model_ended(workspace: Workspace) -> None:
     after = workspace.metrics("second", "evaluation")
     assert [row["step"] for row in after] == [0, 4]
     assert after[0]["loss"] == before["loss"]
-    written = json.loads((workspace.run_folder("second") / "resolved_config.json").read_text())["model"]
-    assert (written["hidden_size"], written["num_layers"], written["vocab_size"]) == (32, 2, 384)
+    written = json.loads((workspace.run_folder("second") / "resolved_config.json").read_text())
+    model, optimizer = written["model"], written["optimizer"]
+    assert (model["hidden_size"], model["num_layers"], model["vocab_size"]) == (32, 2, 384)
+    assert (optimizer["algorithm"], optimizer["learning_rate"]) == ("adamw", 5e-5)
 
     shutil.rmtree(checkpoint)
     flags = ["--experiment=second", "--resume", "--steps=6"]

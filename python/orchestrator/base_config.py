@@ -26,6 +26,8 @@ FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".toml": "toml",
     ".json": "json",
 }
+CONTINUED = ("optimizer.algorithm=adamw", "optimizer.learning_rate=5e-5", "scheduler.min_lr=null")
+"""Keys of a preset that suit random weights only, as a pretrained model takes them."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,8 @@ def choose(settings: Settings) -> BaseConfig:
     name = settings.preset or _default_preset(settings)
     if settings.init_from is not None:
         # Of a preset's model nothing is left: the keys that are empty are the pretrained model's.
-        overrides = [
-            f"model.{key}=null" for key in _native.json_schema()["properties"]["model"]["properties"]
-        ] + overrides
+        sizes = [f"model.{key}=null" for key in _native.json_schema()["properties"]["model"]["properties"]]
+        overrides = [*sizes, *CONTINUED, *overrides]
     values = _native.parse_config(preset_text(name), "yaml", overrides, flags=flags)
     return BaseConfig(values, f"preset {name}", is_preset=True)
 
