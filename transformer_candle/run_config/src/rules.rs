@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::RunConfig;
 use crate::check::Findings;
 use crate::error::Problem;
 use crate::fill::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
+use crate::{RunConfig, TimeSpan};
 
 /// Checks every rule whose keys were themselves valid.
 pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
@@ -21,6 +21,7 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.special_tokens_differ();
     rules.mixture_stands_alone();
     rules.components_have_one_source();
+    rules.samples_take_time();
     rules.one_length();
     rules.epochs_are_constant();
     rules.warmup_ends();
@@ -168,6 +169,13 @@ impl Rules<'_> {
                 _ => continue,
             };
             self.report(&[&path], Problem::new(&path, message).suggest(suggestion));
+        }
+    }
+
+    fn samples_take_time(&mut self) {
+        let path = "runtime.utilization_every";
+        if self.config.runtime.utilization_every == Some(TimeSpan(0)) {
+            self.report(&[path], Problem::new(path, "is 0s, less than a second").suggest("write null for no samples"));
         }
     }
 

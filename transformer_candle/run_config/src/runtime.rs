@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::byte_size::ByteSize;
 use crate::device::Device;
+use crate::time_span::TimeSpan;
 
 /// The machine, and what is written while training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -35,6 +36,9 @@ pub struct RuntimeConfig {
     /// Optimizer steps between logged metrics.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub log_every_n_steps: u64,
+    /// Time between samples of what the run takes of its machine (GPU, memory, cores), such as `10s`: lines of kind
+    /// `utilization` in `metrics.jsonl`. `null`: none.
+    pub utilization_every: Option<TimeSpan>,
     /// Which activations are recomputed in the backward pass to save memory.
     pub activation_recompute: ActivationRecompute,
     /// When a diverging run is stopped.
@@ -57,6 +61,7 @@ impl Default for RuntimeConfig {
             memory_limit: None,
             deterministic: false,
             log_every_n_steps: 10,
+            utilization_every: Some(TimeSpan(10)),
             activation_recompute: ActivationRecompute::Selective,
             divergence_guard: DivergenceGuardConfig::default(),
             checkpoint: CheckpointConfig::default(),

@@ -5,6 +5,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod advice;
 mod atomic_file;
 pub mod checkpoint;
 pub mod commands;
@@ -16,6 +17,7 @@ pub mod engine;
 pub mod environment;
 pub mod error;
 pub mod evaluation;
+pub mod gpu_state;
 pub mod lock;
 pub mod memory_plan;
 pub mod metrics;
@@ -32,6 +34,7 @@ pub mod terminal;
 pub mod trained_model;
 pub mod trainer;
 pub mod units;
+mod utilization;
 
 pub use error::{Result, TrainerError};
 pub use model::SamplingSettings;

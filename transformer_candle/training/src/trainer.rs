@@ -9,7 +9,7 @@ mod data;
 mod execution;
 mod ledger;
 mod matmul_algorithms;
-
+mod observation;
 mod start;
 
 use std::{
@@ -24,10 +24,10 @@ use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
 
-use self::data::Data;
 pub(crate) use self::data::{DataPlan, cursor_of};
 pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
+use self::{data::Data, observation::Observation};
 use crate::{
     checkpoint::{self, BestEvaluation, TokenizerFiles},
     config_fingerprint::ConfigFingerprint,
@@ -37,7 +37,7 @@ use crate::{
     lock::RunLock,
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
-    report::{LogInterval, StepReport},
+    report::{StepReport, UtilizationReport},
     run_folder::RunFolder,
     schedule::{self, LearningRate},
     stop::StopSignal,
@@ -55,7 +55,7 @@ pub struct Trainer {
     tokenizer_files: TokenizerFiles,
     fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
-    log_interval: LogInterval,
+    observation: Observation,
     ledger: RunLedger,
     position: Position,
     /// The checkpoint that holds exactly what the trainer is.
@@ -143,6 +143,7 @@ impl Trainer {
         self.position.cursor = cursor;
         self.position.evaluation_loss = None;
         self.saved = None;
+        let (save_seconds, evaluation_seconds) = self.observation.take_between_steps();
         let step_seconds = started.elapsed().as_secs_f64();
         let tokens_per_second = batch.target_count as f64 / step_seconds;
         let peak = self.engine.device().as_cuda().and_then(Cuda::nominal_bf16_flops);
@@ -156,12 +157,12 @@ impl Trainer {
             mfu: peak.map(|peak| tokens_per_second * self.plan.flops_per_token / peak),
             step_seconds,
             data_wait_seconds: self.data.stream.data_wait().as_secs_f64() - waited,
+            save_seconds,
+            evaluation_seconds,
             memory_bytes: self.plan.bytes,
         };
         let diverged = self.guard.observe(loss, applied);
-        if self.log_interval.includes(step) || diverged.is_some() {
-            self.metrics.record(&report.record());
-        }
+        self.observation.step(&report, diverged.is_some(), &mut self.metrics);
         let Some(reason) = diverged else {
             return Ok(Step::Done(report));
         };
@@ -179,10 +180,20 @@ impl Trainer {
         self.is_evaluated() && self.position.best.is_some_and(|best| best.step == self.position.step)
     }
 
-    /// True when every step is taken or the data have ended.
+    /// True when there is nothing left to do: [`Trainer::finished`] says why.
     pub fn is_finished(&self) -> bool {
-        self.position.data_ended
-            || self.run.config.scheduler.total_steps.is_some_and(|total| self.position.step >= total)
+        self.finished().is_some()
+    }
+
+    /// Why there is nothing left to do; none while there is.
+    pub fn finished(&self) -> Option<String> {
+        if self.run.config.scheduler.total_steps.is_some_and(|total| self.position.step >= total) {
+            Some("all steps are done".to_owned())
+        } else if self.position.data_ended {
+            Some("the training text has ended".to_owned())
+        } else {
+            None
+        }
     }
 
     fn checkpoint_directory(&self) -> &Path {
@@ -238,6 +249,17 @@ impl Trainer {
     /// What a person should know about how it started, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// The newest sample of what the run takes of its machine; none before the first one.
+    pub fn utilization(&self) -> Option<&UtilizationReport> {
+        self.observation.utilization()
+    }
+
+    /// What was found since this was last asked to hold the run back, one sentence each with the way out. It is in
+    /// `metrics.jsonl` as well.
+    pub fn take_advice(&mut self) -> Vec<String> {
+        self.observation.take_advice()
     }
 
     /// What a person should know of the time since this was last asked, one sentence each: files that cannot be written

@@ -54,7 +54,7 @@ impl EvaluationReport {
     /// The record that metrics sinks receive.
     pub fn record(&self) -> Record {
         let components = self.components.iter().map(ComponentEvaluation::component).collect();
-        Record { kind: "evaluation", step: self.step, scalars: self.scalars(), components }
+        Record { scalars: self.scalars(), components, ..Record::new("evaluation", self.step) }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     ops::ControlFlow,
     path::{Path, PathBuf},
+    time::Instant,
 };
 
 use model::SamplingSettings;
@@ -14,7 +15,7 @@ use crate::{
     engine::Engine,
     error::Result,
     evaluation::evaluate,
-    report::EvaluationReport,
+    report::{EndReport, EvaluationReport},
     stop::StopSignal,
 };
 
@@ -26,6 +27,13 @@ impl Trainer {
 
     /// Evaluates unless the signal is raised before the last batch.
     pub fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
+        let started = Instant::now();
+        let evaluated = self.evaluate_weights(stop);
+        self.observation.evaluated(started.elapsed());
+        evaluated
+    }
+
+    fn evaluate_weights(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
         let most = self.run.config.runtime.evaluation.max_batches * self.run.config.data.sequences_per_step;
         let held_out = self.data.held_out(&self.run)?;
         let (pool, step) = (self.engine.pool(), self.position.step);
@@ -45,6 +53,13 @@ impl Trainer {
 
     /// Saves a checkpoint of the current weights, and prunes old ones as configured.
     pub fn save(&mut self) -> Result<PathBuf> {
+        let started = Instant::now();
+        let saved = self.save_checkpoint();
+        self.observation.saved(started.elapsed());
+        saved
+    }
+
+    fn save_checkpoint(&mut self) -> Result<PathBuf> {
         self.folder.check()?;
         self.metrics.flush();
         let state = self.state();
@@ -89,6 +104,13 @@ impl Trainer {
         if self.issued_warnings.insert(warning.clone()) {
             self.notices.push(warning);
         }
+    }
+
+    /// Records why training ends, as the last line of the metrics.
+    pub fn record_end(&mut self, reason: &str) {
+        let end = EndReport { step: self.position.step, reason: reason.to_owned() };
+        self.metrics.record(&end.record());
+        self.metrics.flush();
     }
 
     /// Continues a prompt with the current weights; an empty prompt starts a new text.

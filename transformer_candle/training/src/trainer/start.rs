@@ -12,7 +12,7 @@ use model::hugging_face::PretrainedWeights;
 use model::{ModelShape, initialization};
 use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
 
-use super::{Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, matmul_algorithms};
+use super::{Observation, Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, matmul_algorithms};
 use crate::{
     atomic_file,
     checkpoint::{self, Checkpoint, TokenizerFiles, TrainerState},
@@ -25,7 +25,6 @@ use crate::{
     memory_plan::{self, MemoryPlan},
     metrics::MetricsWriter,
     pool,
-    report::LogInterval,
     run_folder::RunFolder,
     run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
@@ -130,7 +129,7 @@ impl Trainer {
             position: position(state, cursor),
             ledger,
             metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
-            log_interval: LogInterval::new(run.config.runtime.log_every_n_steps, run.config.scheduler.total_steps),
+            observation: Observation::start(&run.config, &device),
             schedule: LearningRate::new(&run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
             run,
