@@ -147,13 +147,38 @@ pub struct EvaluationConfig {
     /// the same text.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_batches: usize,
+    /// Prompts that the model continues after each evaluation, such as `["Once upon a time", "The"]`: what it writes
+    /// is shown with the evaluation, in `metrics.jsonl` and in TensorBoard.
+    pub prompts: Vec<String>,
+    /// Tokens that each prompt is continued by at most.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub prompt_tokens: usize,
+    /// Sampling temperature of these texts; 0 takes the most likely token each time. Tokens are drawn with
+    /// `runtime.seed`, so that the same weights always write the same text.
+    #[schemars(range(min = 0, max = 100))]
+    pub prompt_temperature: f64,
+    /// Evaluations in a row without an improvement after which training ends, saved. `null`: never.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub patience: Option<u64>,
+    /// Nats per token by which the loss must fall below the best one before to count as an improvement for `patience`.
+    #[schemars(range(min = 0, max = 1000))]
+    pub min_delta: f64,
     /// The checkpoints with the lowest evaluation loss.
     pub best: BestConfig,
 }
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        Self { every_n_steps: Some(500), max_batches: 16, best: BestConfig::default() }
+        Self {
+            every_n_steps: Some(500),
+            max_batches: 16,
+            prompts: Vec::new(),
+            prompt_tokens: 64,
+            prompt_temperature: 0.8,
+            patience: None,
+            min_delta: 0.0,
+            best: BestConfig::default(),
+        }
     }
 }
 

@@ -13,6 +13,7 @@ pub mod completion;
 pub mod config_fingerprint;
 pub mod device;
 pub mod divergence_guard;
+mod early_stopping;
 pub mod engine;
 pub mod environment;
 pub mod error;

@@ -157,6 +157,9 @@ impl Progress {
         ];
         parts.extend(report.bits_per_byte.map(|bits| format!("{bits:.3} bits per byte")));
         self.print(&parts.join("  "));
+        for sample in &report.samples {
+            self.print(&quoted(&sample.prompt, &sample.text));
+        }
     }
 
     /// Shows where a checkpoint was written.
@@ -215,6 +218,12 @@ impl WaitMessages {
         *wait = Some(ReportedWait { began, reason: waiting.reason.clone(), reported: now });
         Some(waiting.to_string())
     }
+}
+
+/// A prompt and the text behind it, set off from the lines around them.
+fn quoted(prompt: &str, text: &str) -> String {
+    let text = format!("{prompt}{text}");
+    text.lines().map(|line| format!("  | {line}")).collect::<Vec<_>>().join("\n")
 }
 
 fn live_line(done: u64, total_steps: Option<u64>) -> ProgressBar {

@@ -220,6 +220,8 @@ impl Session {
         if self.evaluate_every.is_some_and(|every| finished || step.is_multiple_of(every)) {
             self.evaluate(stop)?;
         }
+        // The evaluation may have been the last.
+        let finished = finished || self.trainer.is_finished();
         if finished || step.is_multiple_of(self.save_every) || self.trainer.is_best() {
             self.save()?;
         }
@@ -236,8 +238,14 @@ impl Session {
         Ok(stop.requested().map_or_else(|| Ending::Finished(reason()), Ending::Stopped))
     }
 
-    /// Records why training ended, also by an error.
+    /// Records why training ended, also by an error. An end before the last step is explained on the screen too.
     fn record_end(&mut self, ended: &Result<Ending>) {
+        let total_steps = self.trainer.run().config.scheduler.total_steps;
+        if let Ok(Ending::Finished(reason)) = ended
+            && total_steps.is_some_and(|total| self.trainer.steps_done() < total)
+        {
+            self.progress.print(&format!("step {}: {reason}", grouped(self.trainer.steps_done())));
+        }
         let reason = match ended {
             Ok(ending) => ending.to_string(),
             Err(error) => error.to_string(),

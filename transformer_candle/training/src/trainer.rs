@@ -10,6 +10,7 @@ mod execution;
 mod ledger;
 mod matmul_algorithms;
 mod observation;
+mod samples;
 mod start;
 
 use std::{
@@ -27,9 +28,9 @@ use run_config::ResolvedRun;
 pub(crate) use self::data::{DataPlan, cursor_of};
 pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
-use self::{data::Data, observation::Observation};
+use self::{data::Data, observation::Observation, samples::Prompts};
 use crate::{
-    checkpoint::{self, BestEvaluation, TokenizerFiles},
+    checkpoint::{self, BestEvaluation, Improvement, TokenizerFiles},
     config_fingerprint::ConfigFingerprint,
     divergence_guard::DivergenceGuard,
     engine::{Engine, StepOutcome},
@@ -52,6 +53,7 @@ pub struct Trainer {
     schedule: LearningRate,
     guard: DivergenceGuard,
     data: Data,
+    prompts: Prompts,
     tokenizer_files: TokenizerFiles,
     fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
@@ -79,6 +81,7 @@ struct Position {
     /// The held-out loss of exactly this step's weights.
     evaluation_loss: Option<f64>,
     best: Option<BestEvaluation>,
+    improvement: Option<Improvement>,
 }
 
 /// How an attempt at a step ended.
@@ -192,7 +195,7 @@ impl Trainer {
         } else if self.position.data_ended {
             Some("the training text has ended".to_owned())
         } else {
-            None
+            self.position.improvement.and_then(|last| last.reason_to_end(&self.run.config.runtime.evaluation))
         }
     }
 

@@ -85,6 +85,7 @@ mod tests {
             bits_per_byte: Some(1.1),
             tokens: 512,
             components: Vec::new(),
+            samples: Vec::new(),
         }
     }
 

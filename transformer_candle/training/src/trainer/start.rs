@@ -10,12 +10,14 @@ use dataset::{CancelToken, Cursor, Tokenizer, hub::HubSettings};
 use kernels::Device;
 use model::hugging_face::PretrainedWeights;
 use model::{ModelShape, initialization};
-use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
+use run_config::{BatchSize, EvaluationConfig, RESOLVED_CONFIG, ResolvedRun};
 
-use super::{Observation, Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, matmul_algorithms};
+use super::{
+    Observation, Position, Prompts, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, matmul_algorithms,
+};
 use crate::{
     atomic_file,
-    checkpoint::{self, Checkpoint, TokenizerFiles, TrainerState},
+    checkpoint::{self, Checkpoint, Improvement, TokenizerFiles, TrainerState},
     config_fingerprint, device,
     divergence_guard::DivergenceGuard,
     engine::{Engine, model_shape},
@@ -118,6 +120,7 @@ impl Trainer {
             notes.extend(matmul_algorithms::restore(&device, state.matmul_algorithms.as_ref())?);
         }
         engine.warm_up()?;
+        let prompts = prompts(&run, &data.tokenizer, &mut engine)?;
         let cursor = data.stream.cursor();
         let ledger = RunLedger::open(&run.run_directory, state, &cursor, &mut notes, &cancel)?;
         write_records(&run, &engine)?;
@@ -126,7 +129,7 @@ impl Trainer {
         let rewind_to = state.map(|state| state.step);
         let mut trainer = Self {
             saved: saved(&run, resumed.as_ref()),
-            position: position(state, cursor),
+            position: position(state, cursor, &run.config.runtime.evaluation),
             ledger,
             metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
             observation: Observation::start(&run.config, &device),
@@ -137,6 +140,7 @@ impl Trainer {
             shape,
             engine,
             data,
+            prompts,
             tokenizer_files,
             fingerprint,
             notes,
@@ -262,7 +266,21 @@ fn find_resume_point(
     Ok(Some(ResumePoint { checkpoint, state }))
 }
 
-fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
+/// The encoded prompts, tried out on a GPU.
+fn prompts(run: &ResolvedRun, tokenizer: &Tokenizer, engine: &mut Engine) -> Result<Prompts> {
+    let prompts = Prompts::new(&run.config, tokenizer, engine.generator.as_ref())?;
+    let (pool, is_on_gpu) = (engine.pool(), engine.device().as_cuda().is_some());
+    if let Some(generator) = engine.generator.as_mut().filter(|_| is_on_gpu) {
+        pool.install(|| prompts.warm_up(generator))?;
+    }
+    Ok(prompts)
+}
+
+fn position(state: Option<&TrainerState>, cursor: Cursor, evaluation: &EvaluationConfig) -> Position {
+    let counted = |state: &TrainerState| {
+        let since_best = || Some(Improvement::since_best(state.best?, state.step, evaluation.every_n_steps?));
+        evaluation.patience.and_then(|_| state.improvement.or_else(since_best))
+    };
     Position {
         step: state.map_or(0, |state| state.step),
         tokens: state.map_or(0, |state| state.tokens),
@@ -270,6 +288,7 @@ fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
         data_ended: false,
         evaluation_loss: state.and_then(|state| state.evaluation_loss),
         best: state.and_then(|state| state.best),
+        improvement: state.and_then(counted),
     }
 }
 
