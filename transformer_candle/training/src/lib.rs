@@ -30,12 +30,14 @@ mod run_folder;
 pub mod run_options;
 pub mod schedule;
 mod signal;
+mod speed_advice;
 pub mod stop;
 pub mod terminal;
 pub mod trained_model;
 pub mod trainer;
 pub mod units;
 mod utilization;
+mod workers;
 
 pub use error::{Result, TrainerError};
 pub use model::SamplingSettings;

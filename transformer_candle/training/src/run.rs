@@ -60,7 +60,9 @@ impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Finished(reason) => f.write_str(reason),
-            Self::MaxSteps(steps) => write!(f, "step {} is reached, at which this session was to end", grouped(*steps)),
+            Self::MaxSteps(steps) => {
+                write!(f, "step {} is reached, the last of this session (--max-steps)", grouped(*steps))
+            }
             Self::Stopped(signal) => write!(f, "stopped by {}", signal.name()),
         }
     }

@@ -35,7 +35,7 @@ struct BetweenSteps {
 
 impl Observation {
     /// Starts sampling.
-    pub(super) fn start(config: &RunConfig, device: &Device) -> Self {
+    pub(super) fn start(config: &RunConfig, device: &Device, workers: usize) -> Self {
         let runtime = &config.runtime;
         let sampler = runtime.utilization_every.map_or_else(UtilizationSampler::off, |every| {
             UtilizationSampler::start(every.duration(), device::gpu_uuid(device))
@@ -44,7 +44,7 @@ impl Observation {
             log_interval: LogInterval::new(runtime.log_every_n_steps, config.scheduler.total_steps),
             sampler,
             latest: None,
-            advisor: Advisor::new(config.data.num_workers),
+            advisor: Advisor::new(workers),
             advice: Vec::new(),
             since_step: BetweenSteps::default(),
             since_line: BetweenSteps::default(),
@@ -80,8 +80,13 @@ impl Observation {
             advice.extend(self.advisor.utilization(&sample));
             self.latest = Some(sample);
         }
+        self.advise(report.step, advice, metrics);
+    }
+
+    /// Records what was found.
+    pub(super) fn advise(&mut self, step: u64, advice: Vec<String>, metrics: &mut MetricsWriter) {
         for text in advice {
-            let advice = AdviceReport { step: report.step, text };
+            let advice = AdviceReport { step, text };
             metrics.record(&advice.record());
             self.advice.push(advice.text);
         }

@@ -30,7 +30,9 @@ use crate::{
     run_folder::RunFolder,
     run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
+    speed_advice::speed_advice,
     stop::StopSignal,
+    workers::TokenSpeeds,
 };
 
 /// The checkpoint that a run is resumed from.
@@ -73,7 +75,7 @@ impl Trainer {
     pub fn start(mut run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();
-        pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
+        pool::check(run.config.runtime.threads, dataset::max_workers(&run.config.data))?;
         let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run)?;
         let shape = model_shape(&run.config)?;
         if from.is_none() {
@@ -87,12 +89,15 @@ impl Trainer {
         let folder = RunFolder::open(&run.run_directory)?;
         let mut notes = [run.notes.clone(), device_notes].concat();
         let resumed = find_resume_point(&run, from, &mut notes, &cancel)?;
+        let asked = run.config.data.batch_size;
         let plan = plan(&mut run, &device, resumed.as_ref(), rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         if let Some(state) = state {
             config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
         }
-        let data = DataPlan::new(&run, shape.vocab_size, hub, &cancel)?;
+        let mut data = DataPlan::new(&run, shape.vocab_size, hub, &cancel)?;
+        let speeds = TokenSpeeds::new(data.tokenizer.measure_speed()?, &plan, pool::threads(&run.config)?);
+        data.settings.workers = speeds.workers(&run.config, data.settings.workers);
         run.config.data.bos = data.tokenizer.document_tokens().starts_with_bos.into();
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
         let sources = data.mixture.describe();
@@ -132,7 +137,7 @@ impl Trainer {
             position: position(state, cursor, &run.config.runtime.evaluation),
             ledger,
             metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
-            observation: Observation::start(&run.config, &device),
+            observation: Observation::start(&run.config, &device, data.workers),
             schedule: LearningRate::new(&run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
             run,
@@ -149,6 +154,10 @@ impl Trainer {
             folder,
             _lock: lock,
         };
+        if resumed.is_none() {
+            let advice = speed_advice(&trainer.run, asked, &trainer.plan, &device, speeds)?;
+            trainer.observation.advise(0, advice, &mut trainer.metrics);
+        }
         if let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
             && trainer.saved.as_ref() == Some(&latest)
         {
