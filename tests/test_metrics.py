@@ -8,6 +8,7 @@ import subprocess
 from typing import Any
 
 from fake_hub import FakeHub
+from orchestrator import RunConfig, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from workspace import ORCHESTRATE, TINY_MODEL, Workspace
 
@@ -43,9 +44,7 @@ def events_of(workspace: Workspace, experiment: str) -> EventAccumulator:
 
 
 def last_line(workspace: Workspace, experiment: str) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads(
-        (workspace.run_folder(experiment) / "metrics.jsonl").read_text().splitlines()[-1]
-    )
+    row: dict[str, Any] = json.loads((workspace.run_folder(experiment) / "metrics.jsonl").read_text().splitlines()[-1])
     return row
 
 
@@ -100,6 +99,29 @@ def test_a_stopped_run_resumes_with_the_samples_of_a_straight_one(workspace: Wor
     assert last_line(workspace, "resumed") == {"kind": "end", "step": 8, "reason": "all steps are done"}
     steps = [[event.step for event in events_of(workspace, name).Tensors("sample/1")] for name in configs]
     assert steps == [[2, 4, 6, 8]] * 2
+
+
+def test_python_reads_samples_and_the_time_between_steps(workspace: Workspace) -> None:
+    text = workspace.write_text()
+    flags = [*TINY_MODEL, "--input", str(text), "--steps=3", *SAMPLES, "--launch=none", "--experiment=python"]
+    workspace.orchestrate(*flags).succeeded()
+    trainer = Trainer(RunConfig.load(workspace.run_folder("python") / "training.yaml"))
+    first = next(trainer)
+    assert (first.save_seconds, first.evaluation_seconds) == (0.0, 0.0)
+    assert trainer.finished is None
+    evaluation = trainer.evaluate()
+    assert evaluation is not None
+    assert [prompt for prompt, _ in evaluation.samples] == PROMPTS
+    trainer.save()
+    second = next(trainer)
+    assert second.save_seconds > 0
+    assert second.evaluation_seconds > 0
+    (third,) = trainer
+    assert (third.save_seconds, third.evaluation_seconds) == (0.0, 0.0)
+    assert trainer.finished == "all steps are done"
+    assert trainer.take_advice() == []
+    between = [(row["save_seconds"], row["evaluation_seconds"]) for row in workspace.metrics("python")]
+    assert between == [(0.0, 0.0), (second.save_seconds, second.evaluation_seconds), (0.0, 0.0)]
 
 
 def test_patience_ends_a_run_with_the_reason(workspace: Workspace) -> None:

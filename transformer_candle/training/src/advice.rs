@@ -37,8 +37,9 @@ impl Advisor {
     pub(crate) fn new(num_workers: usize) -> Self {
         Self {
             num_workers,
-            data_wait: ShareRule::new(MAX_DATA_WAIT),
-            saving: ShareRule::new(MAX_SAVING),
+            data_wait: ShareRule::new(MAX_DATA_WAIT, 5.0),
+            // A run of seconds may well spend some of them saving.
+            saving: ShareRule::new(MAX_SAVING, 60.0),
             throttle: StreakRule::default(),
             swap: StreakRule::default(),
             growth: GrowthRule::new(num_workers),
@@ -118,6 +119,8 @@ fn percent(share: f64) -> String {
 #[derive(Debug)]
 struct ShareRule {
     limit: f64,
+    /// Seconds of a run before anything is found.
+    min_seconds: f64,
     /// Seconds, of which older ones weigh less.
     part: f64,
     total: f64,
@@ -131,12 +134,10 @@ struct ShareRule {
 impl ShareRule {
     /// Seconds after which time weighs 1 / e.
     const MEMORY: f64 = 300.0;
-    /// Seconds of a run before anything is found.
-    const MIN_SECONDS: f64 = 5.0;
     const MIN_STEPS: usize = 3;
 
-    fn new(limit: f64) -> Self {
-        Self { limit, part: 0.0, total: 0.0, observed: 0.0, steps: 0, is_told: false }
+    fn new(limit: f64, min_seconds: f64) -> Self {
+        Self { limit, min_seconds, part: 0.0, total: 0.0, observed: 0.0, steps: 0, is_told: false }
     }
 
     /// The share where it is found for the first time.
@@ -150,7 +151,7 @@ impl ShareRule {
         if share < self.limit / 2.0 {
             self.steps = 0;
         }
-        let is_lasting = self.steps >= Self::MIN_STEPS && self.observed >= Self::MIN_SECONDS;
+        let is_lasting = self.steps >= Self::MIN_STEPS && self.observed >= self.min_seconds;
         let is_found = !self.is_told && share > self.limit && is_lasting;
         self.is_told |= is_found;
         is_found.then_some(share)
@@ -285,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_share_below_half_of_the_limit_forgets_earlier_steps() {
-        let mut rule = ShareRule::new(0.02);
+        let mut rule = ShareRule::new(0.02, 5.0);
         let mut found = 0;
         for _ in 0..20 {
             for number in 0..2000 {
