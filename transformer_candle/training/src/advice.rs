@@ -220,7 +220,7 @@ impl GrowthRule {
         let (since, from) = *self.least.insert(self.least.filter(|(_, least)| *least < to).unwrap_or((time, to)));
         let is_found = !self.is_told && self.rising >= Self::MIN_RISING && to >= from + self.min_bytes;
         self.is_told |= is_found;
-        is_found.then(|| Growth { from, to, seconds: time - since })
+        is_found.then_some(Growth { from, to, seconds: time - since })
     }
 }
 

@@ -157,7 +157,8 @@ mod tests {
         let usage = ProcessUsage::read(folder.path(), None).unwrap();
         assert_eq!((usage.rss_bytes, usage.swap_bytes, usage.cpu_cores), (2 << 20, 4096, 0.0));
         assert!((usage.cpu_seconds - 17.5).abs() < 1e-9);
-        let earlier = ProcessUsage { at: usage.at - Duration::from_secs(10), cpu_seconds: 0.0, ..usage };
+        let earlier =
+            ProcessUsage { at: usage.at.checked_sub(Duration::from_secs(10)).unwrap(), cpu_seconds: 0.0, ..usage };
         let cores = ProcessUsage::read(folder.path(), Some(&earlier)).unwrap().cpu_cores;
         assert!((1.0..=1.75).contains(&cores), "17.5 seconds of work in ten: {cores}");
         assert!(ProcessUsage::read(&folder.path().join("absent"), None).is_none());

@@ -39,6 +39,7 @@ pub(super) struct Summary {
 
 /// A scalar or a text, and its name.
 #[derive(Clone, PartialEq, Message)]
+#[expect(clippy::struct_field_names, reason = "TensorFlow's name")]
 pub(super) struct Value {
     #[prost(string, tag = "1")]
     pub(super) tag: String,

@@ -18,7 +18,7 @@ const WARM_UP_TOKENS: usize = 2;
 
 /// The prompts of a run, as text and as tokens.
 pub(super) struct Prompts {
-    prompts: Vec<(String, Vec<u32>)>,
+    encoded: Vec<(String, Vec<u32>)>,
     max_tokens: usize,
     settings: SamplingSettings,
 }
@@ -44,7 +44,7 @@ impl Prompts {
             )))
         };
         Ok(Self {
-            prompts: evaluation.prompts.iter().enumerate().map(encode).collect::<Result<_>>()?,
+            encoded: evaluation.prompts.iter().enumerate().map(encode).collect::<Result<_>>()?,
             max_tokens: evaluation.prompt_tokens,
             settings: SamplingSettings {
                 temperature: evaluation.prompt_temperature,
@@ -57,7 +57,7 @@ impl Prompts {
     /// Runs on a GPU what writing the texts will run, so that the algorithms of its GEMMs are chosen, and saved with
     /// the first checkpoint, before they are needed: a resumed run then writes the same texts.
     pub(super) fn warm_up(&self, generator: &mut Generator) -> Result<()> {
-        for (_, tokens) in &self.prompts {
+        for (_, tokens) in &self.encoded {
             generator.generate(tokens, WARM_UP_TOKENS, &[], &self.settings, |_| ControlFlow::Continue(()))?;
         }
         Ok(())
@@ -74,8 +74,8 @@ impl Prompts {
         let on_text =
             |_: &str| if stop.requested().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let stop_tokens = &[tokenizer.end_of_text()];
-        let mut samples = Vec::with_capacity(self.prompts.len());
-        for (index, (prompt, prompt_tokens)) in self.prompts.iter().enumerate() {
+        let mut samples = Vec::with_capacity(self.encoded.len());
+        for (index, (prompt, prompt_tokens)) in self.encoded.iter().enumerate() {
             let (max_tokens, settings) = (self.max_tokens, &self.settings);
             let request = CompletionRequest { prompt, prompt_tokens, max_tokens, stop_tokens, settings };
             let written = complete(generator, tokenizer, &request, on_text)?;
