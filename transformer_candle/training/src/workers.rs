@@ -1,8 +1,7 @@
 //! `data.num_workers: auto`: how many threads tokenise, from what the encoder does and what training needs.
 
+use kernels::Device;
 use run_config::{NumWorkers, RunConfig};
-
-use crate::memory_plan::MemoryPlan;
 
 /// Windows of text are prepared in bursts, and the encoder shares cores with training: it should be faster than training
 /// by this factor.
@@ -12,21 +11,28 @@ const LEAST_AUTOMATIC: usize = 2;
 /// FLOPs per second of a CPU's core at most, that of matmuls with bf16 instructions. Training on a CPU needs hardly ever
 /// more than one worker, so that its speed need not be measured for this.
 const MOST_CPU_FLOPS: f64 = 200e9;
+/// The part of a GPU's peak that training reaches at most.
+const MOST_GPU_UTILIZATION: f64 = 0.8;
+/// The peak of a GPU whose own is not known, near that of an RTX 5090.
+const UNKNOWN_GPU_FLOPS: f64 = 200e12;
 
 /// How fast text is tokenised, and how fast it must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TokenSpeeds {
     /// Tokens per second of one worker.
     pub(crate) encoder: f64,
-    /// Tokens per second of training, as predicted.
+    /// Tokens per second of training at most, as predicted.
     pub(crate) training: f64,
 }
 
 impl TokenSpeeds {
-    /// Of a plan, with so many threads that compute on a CPU.
-    pub(crate) fn new(encoder: f64, plan: &MemoryPlan, threads: usize) -> Self {
-        let on_cpu = threads as f64 * MOST_CPU_FLOPS / plan.flops_per_token;
-        Self { encoder, training: plan.estimate.as_ref().map_or(on_cpu, |estimate| estimate.tokens_per_second) }
+    /// Of training on a device, or with so many threads of a CPU.
+    pub(crate) fn new(encoder: f64, flops_per_token: f64, device: &Device, threads: usize) -> Self {
+        let flops = match device.as_cuda() {
+            Some(gpu) => MOST_GPU_UTILIZATION * gpu.nominal_bf16_flops().unwrap_or(UNKNOWN_GPU_FLOPS),
+            None => threads as f64 * MOST_CPU_FLOPS,
+        };
+        Self { encoder, training: flops / flops_per_token }
     }
 
     /// Workers that stay ahead of training.

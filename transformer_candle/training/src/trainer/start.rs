@@ -96,7 +96,8 @@ impl Trainer {
             config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
         }
         let mut data = DataPlan::new(&run, shape.vocab_size, hub, &cancel)?;
-        let speeds = TokenSpeeds::new(data.tokenizer.measure_speed()?, &plan, pool::threads(&run.config)?);
+        let (encoder, threads) = (data.tokenizer.measure_speed()?, pool::threads(&run.config)?);
+        let speeds = TokenSpeeds::new(encoder, plan.flops_per_token, &device, threads);
         data.settings.workers = speeds.workers(&run.config, data.settings.workers);
         run.config.data.bos = data.tokenizer.document_tokens().starts_with_bos.into();
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
