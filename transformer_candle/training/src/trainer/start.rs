@@ -113,6 +113,8 @@ impl Trainer {
         let data = data.open(&mut run, state.map(cursor_of).transpose()?, &mut notes)?;
 
         let pretrained = pretrained_weights(&run, &shape, resumed.is_some(), &mut notes, &cancel)?;
+        // What would fit is asked before memory is taken.
+        let advice = speed_advice(&run, asked, &plan, &device, speeds)?;
         let mut engine = memory_plan::allocate(&run.config, &shape, plan.engine_settings(device.kind()), &device)?;
         stop.check()?;
         let start = match (&resumed, &pretrained) {
@@ -156,7 +158,6 @@ impl Trainer {
             _lock: lock,
         };
         if resumed.is_none() {
-            let advice = speed_advice(&trainer.run, asked, &trainer.plan, &device, speeds)?;
             trainer.observation.advise(0, advice, &mut trainer.metrics);
         }
         if let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
