@@ -83,9 +83,15 @@ def test_shards_hold_the_same_bytes_and_an_index(workspace: Workspace) -> None:
             sizes = [len(raw_tensors(folder)[name]) for name in held]
             assert sum(sizes) <= 4000 or len(sizes) == 1
 
-    workspace.orchestrate("export", "--checkpoint=sharded", "--format=hf", "--out=joined").succeeded()
+    join = ["export", "--checkpoint=sharded", "--format=hf"]
+    workspace.orchestrate(*join, "--out=joined").succeeded()
     assert raw_tensors(workspace.root / "joined") == raw_tensors(checkpoint)
     assert not (workspace.root / "joined" / "model.safetensors.index.json").exists()
+
+    (folder / shards[1]).write_bytes((folder / shards[0]).read_bytes())
+    workspace.orchestrate(*join).refused(2, f"in {shards[1]}, which does not hold it")
+    (folder / shards[1]).unlink()
+    workspace.orchestrate(*join).refused(2, f"{shards[1]}, which is not there")
 
 
 def test_types_are_aligned_in_a_file_of_several(workspace: Workspace) -> None:

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+)
+OTHERS_WITH_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PRE_TOKENIZERS = {
-    # GPT-2's, which ByteLevel applies by itself.
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt-2",
     rf"{WORDS}|\p{{N}}{{1,3}}|{OTHERS}": "llama-bpe",
     rf"{WORDS}|\p{{N}}|{OTHERS}": "qwen2",
+    rf"{CASED}|\p{{N}}|{OTHERS_WITH_SLASHES}": "tekken",
 }
 """The expression that cuts text before BPE, and llama.cpp's name of it."""
 SPACE = "\u2581"
@@ -39,12 +43,17 @@ def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
 
 
 def _add_byte_level(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
-    expression = _expression(tokenizer.get("pre_tokenizer") or {})
-    if expression not in PRE_TOKENIZERS:
-        raise CommandError(f"{shown(path)} cuts text in a way that llama.cpp has no name for: {expression!r}")
+    pre = _pre_tokenizer(tokenizer.get("pre_tokenizer") or {}, bool(tokenizer["model"].get("ignore_merges")))
+    if pre is None:
+        raise CommandError(
+            f"{shown(path)} cuts text in a way that llama.cpp has no name for: {json.dumps(tokenizer['pre_tokenizer'])}"
+        )
+    normalizer = (tokenizer.get("normalizer") or {}).get("type")
+    if normalizer not in (None, "NFC"):  # of text that is in NFC already, as most is, NFC changes nothing
+        raise CommandError(f"{shown(path)} changes text by the normalizer {normalizer}, which llama.cpp does not")
     tokens, types = _tokens(tokenizer, vocab_size)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(PRE_TOKENIZERS[expression])
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in _merges(tokenizer)])
@@ -77,10 +86,15 @@ def _tokens(tokenizer: dict[str, Any], vocab_size: int) -> tuple[list[str], list
     """Return every id's token and type."""
     from gguf import TokenType
 
+    added_tokens = tokenizer.get("added_tokens") or []
+    ids = [*tokenizer["model"]["vocab"].values(), *(added["id"] for added in added_tokens)]
+    if max(ids, default=0) >= vocab_size:
+        message = f"the tokenizer has the id {max(ids)}, and the model a vocabulary of {vocab_size}: it is another model's"
+        raise CommandError(message)
     tokens, types = [f"[PAD{index}]" for index in range(vocab_size)], [int(TokenType.UNUSED)] * vocab_size
     for token, index in tokenizer["model"]["vocab"].items():
         tokens[index], types[index] = token, int(TokenType.NORMAL)
-    for added in tokenizer.get("added_tokens") or []:
+    for added in added_tokens:
         kind = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
         tokens[added["id"]], types[added["id"]] = added["content"], int(kind)
     return tokens, types
@@ -91,15 +105,26 @@ def _merges(tokenizer: dict[str, Any]) -> list[Any]:
     return merges
 
 
-def _expression(pre_tokenizer: dict[str, Any]) -> str:
-    """Return the expression that the text is cut by."""
+def _pre_tokenizer(pre_tokenizer: dict[str, Any], ignores_merges: bool) -> str | None:
+    """Return llama.cpp's name of how text is cut into words, if it has one.
+
+    Args:
+        pre_tokenizer: As tokenizer.json has it.
+        ignores_merges: Whether a word that is a token is that token, whatever its merges make of it.
+    """
     parts = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
-    for part in parts:
-        if part.get("type") == "Split":
-            return str(part["pattern"].get("Regex") or part["pattern"])
-        if part.get("type") == "ByteLevel" and part.get("use_regex", True):
-            return next(iter(PRE_TOKENIZERS))
-    return json.dumps(pre_tokenizer)
+    if parts[-1].get("type") != "ByteLevel" or parts[-1].get("add_prefix_space"):
+        return None
+    if parts[-1].get("use_regex", True):  # GPT-2's expression, perhaps after digits were cut off one by one
+        if parts[:-1] == [{"type": "Digits", "individual_digits": True}]:
+            return "smollm"
+        return None if parts[:-1] else "gpt-2"
+    match parts[:-1]:
+        case [{"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}]:
+            name = PRE_TOKENIZERS.get(expression)
+        case _:
+            return None
+    return "smaug-bpe" if name == "llama-bpe" and not ignores_merges else name
 
 
 def _adds_space(tokenizer: dict[str, Any]) -> bool:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orchestrator
 import pytest
 import tiny_tokenizers
-import xllamacpp
 from fake_hub.fineweb import documents
+from llama_cpp_server import llama_cpp
 from tiny_models import MODELS, SIZES, make_model, write_tokenizer
 from tokenizers import Tokenizer
 from workspace import Workspace
@@ -31,58 +27,13 @@ PROMPT = "def main(arguments):\n    return 12345 + len('caf\u00e9 \u4e2d\u6587')
 POSITIONS = 24
 
 
-class LlamaCpp:
-    """A server of llama.cpp in this process, on a free port, with an f32 cache and without flash attention."""
-
-    def __init__(self, file: Path) -> None:
-        settings = xllamacpp.CommonParams()
-        settings.model.path = str(file)
-        settings.n_gpu_layers, settings.n_ctx, settings.n_parallel = 0, 256, 1
-        settings.cpuparams.n_threads = 1
-        settings.warmup = False
-        settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-        self.server = xllamacpp.Server(settings)
-
-    def post(self, path: str, **body: Any) -> dict[str, Any]:
-        address, headers = self.server.listening_address + path, {"Content-Type": "application/json"}
-        request = urllib.request.Request(address, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-            return found
-
-    def tokenize(self, text: str) -> list[int]:
-        tokens: list[int] = self.post("/tokenize", content=text, add_special=False)["tokens"]
-        return tokens
-
-    def complete(self, tokens: list[int], count: int, probabilities: int) -> dict[str, Any]:
-        options = {"temperature": 0, "n_probs": probabilities, "return_tokens": True, "cache_prompt": False}
-        return self.post("/completion", prompt=tokens, n_predict=count, ignore_eos=True, **options)
-
-    def loss(self, tokens: list[int]) -> float:
-        """Mean over the tokens after the first, each from the log-probabilities of the whole vocabulary."""
-        total = 0.0
-        for end in range(1, len(tokens)):
-            (answer,) = self.complete(tokens[:end], 1, SIZES["vocab_size"])["completion_probabilities"]
-            total -= next(entry["logprob"] for entry in answer["top_logprobs"] if entry["id"] == tokens[end])
-        return total / (len(tokens) - 1)
-
-
-@contextmanager
-def llama_cpp(file: Path) -> Iterator[LlamaCpp]:
-    server = LlamaCpp(file)
-    try:
-        yield server
-    finally:
-        del server.server
-
-
 def trained(workspace: Workspace, name: str) -> Path:
     """A checkpoint after 60 steps: in a random model tokens nearly tie."""
     text = workspace.root / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": content}) + "\n" for content in list(documents())[:300]))
+    texts = list(documents())[:300]
+    text.write_text("".join(json.dumps({"text": content}) + "\n" for content in texts))
     model = make_model(name, workspace.root / name)
-    write_tokenizer(text, model)
+    write_tokenizer(name, texts, model)
     config = workspace.root / "run" / "training.yaml"
     config.parent.mkdir()
     config.write_text(CONFIG.format(model=model, text=text))
@@ -108,17 +59,17 @@ def export(workspace: Workspace, checkpoint: Path, kind: str) -> Path:
 def test_llama_cpp_computes_what_we_compute(workspace: Workspace, name: str) -> None:
     checkpoint = trained(workspace, name)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    ids = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    ids = tiny_tokenizers.encode(tokenizer, PROMPT)
     greedy = orchestrator.generate(checkpoint, PROMPT, max_tokens=40, temperature=0.0).tokens
     loss = our_loss(checkpoint, ids[:POSITIONS])
     with llama_cpp(export(workspace, checkpoint, "f32")) as server:
-        assert server.tokenize(PROMPT) == ids
+        assert server.tokenize(PROMPT, add_special=True) == ids
         theirs = server.complete(ids, 40, 1)["tokens"]
         assert theirs[: len(greedy)] == greedy
         assert len(greedy) == 40
-        assert server.loss(ids[:POSITIONS]) == pytest.approx(loss, abs=1e-5)
+        assert server.loss(ids[:POSITIONS], SIZES["vocab_size"]) == pytest.approx(loss, abs=1e-5)
     with llama_cpp(export(workspace, checkpoint, "q8_0")) as server:
-        assert server.loss(ids[:POSITIONS]) == pytest.approx(loss, rel=0.01)
+        assert server.loss(ids[:POSITIONS], SIZES["vocab_size"]) == pytest.approx(loss, rel=0.01)
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("f16", 1e-3), ("bf16", 1e-2)])
@@ -127,7 +78,7 @@ def test_half_precision_files_are_close(workspace: Workspace, kind: str, toleran
     file = export(workspace, checkpoint, kind)
     tokens = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode(PROMPT).ids[:POSITIONS]
     with llama_cpp(file) as server:
-        found = server.loss(tokens)
+        found = server.loss(tokens, SIZES["vocab_size"])
     assert not math.isnan(found)
     assert found == pytest.approx(our_loss(checkpoint, tokens), rel=tolerance)
 
@@ -135,7 +86,7 @@ def test_half_precision_files_are_close(workspace: Workspace, kind: str, toleran
 @pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
 def test_tokenizers_of_open_models_give_the_same_tokens(workspace: Workspace, kind: str) -> None:
     texts = list(documents())[:300]
-    folder = make_model(kind, workspace.root / "model", vocab_size=700)
+    folder = make_model("llama_2", workspace.root / "model", vocab_size=700)
     tokenizer = tiny_tokenizers.train(kind, texts, 700)
     tiny_tokenizers.write(tokenizer, kind, folder)
     parts = [*(text[:300] for text in texts[::30]), PROMPT, "two  spaces", "\u00e9\u4e2d\U0001f642\x07"]

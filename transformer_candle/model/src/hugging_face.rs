@@ -52,8 +52,7 @@ pub fn save_model(
 pub fn load_shape(directory: &Path) -> Result<ModelShape> {
     let path = directory.join("config.json");
     let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
-    let value = serde_json::from_str(&text)
-        .map_err(|error| Error::ConfigJson { key: "(whole file)".to_owned(), problem: error.to_string() })?;
+    let value = serde_json::from_str(&text).map_err(|error| Error::ConfigJson { problem: error.to_string() })?;
     shape_from_config_json(&value)
 }
 

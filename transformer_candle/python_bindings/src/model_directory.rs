@@ -25,3 +25,12 @@ pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: 
         Ok(directory)
     })
 }
+
+/// Return the `config.json` of a model directory with every key, as training would save it, if the decoder runs the
+/// model. Its weights are checked: all of them are there, of the right shape, and finite.
+#[pyfunction]
+pub fn checked_model_config(py: Python<'_>, directory: PathBuf) -> PyResult<String> {
+    let stop = StopSignal::new();
+    let cancel = stop.cancel_token();
+    interruptible(py, &stop, || Ok(Checkpoint::open(&directory)?.checked_config(&cancel)?.to_string()))
+}

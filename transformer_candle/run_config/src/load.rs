@@ -133,6 +133,10 @@ impl Draft {
             serde_json::from_value(Value::Object(document)).map_err(|error| Problem::of_file(error.to_string()))?;
         fill::fill(&mut config, &mut findings);
         rules::check(&config, &mut findings);
+        if problems.iter().any(|problem| problem.path == init_from::KEY) {
+            // The keys that the pretrained model would have given are not missing.
+            findings.problems.retain(|problem| !problem.path.starts_with("model."));
+        }
         findings.problems.splice(0..0, problems);
         for problem in &mut findings.problems {
             if overridden.contains(&problem.path) {

@@ -147,6 +147,19 @@ impl Checkpoint {
         Ok(stored)
     }
 
+    /// The model's `config.json` with every key, as training would save it. The weights of a model that is not a
+    /// checkpoint, and so has no hashes, are checked as training from them would do.
+    ///
+    /// # Errors
+    /// As [`Self::pretrained_weights`]; [`CheckpointError::Mismatch`] if the decoder does not run the model.
+    pub fn checked_config(&self, cancel: &CancelToken) -> Result<Value> {
+        let StoredModel { shape, precision, .. } = self.model()?;
+        if !self.is_checkpoint() {
+            self.pretrained_weights(&shape, cancel)?;
+        }
+        Ok(hugging_face::config_json(&shape, precision, None, None))
+    }
+
     fn unless_cancelled(&self, read: model::Result<()>, cancel: &CancelToken) -> Result<()> {
         if cancel.is_cancelled() {
             return Err(CheckpointError::Interrupted);
