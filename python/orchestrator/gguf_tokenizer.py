@@ -31,12 +31,14 @@ SPACE = "\u2581"
 def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
     """Add the tokenizer of a model directory; ids that stand for no token are filled up to `vocab_size`."""
     path = model / "tokenizer.json"
+    if not path.exists():
+        raise CommandError(f"a GGUF file needs the model's {shown(path)}, and there is none")
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     kind = tokenizer["model"].get("type") or "BPE"
     if kind != "BPE":
         raise CommandError(f"{shown(path)} is a {kind} tokenizer; only BPE is exported to GGUF")
     if tokenizer["model"].get("byte_fallback"):
-        _add_sentencepiece(writer, tokenizer, vocab_size)
+        _add_sentencepiece(writer, tokenizer, vocab_size, path)
     else:
         _add_byte_level(writer, tokenizer, vocab_size, path)
     _add_special_tokens(writer, model, tokenizer)
@@ -44,13 +46,9 @@ def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
 
 def _add_byte_level(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
     pre = _pre_tokenizer(tokenizer.get("pre_tokenizer") or {}, bool(tokenizer["model"].get("ignore_merges")))
-    if pre is None:
-        raise CommandError(
-            f"{shown(path)} cuts text in a way that llama.cpp has no name for: {json.dumps(tokenizer['pre_tokenizer'])}"
-        )
     normalizer = (tokenizer.get("normalizer") or {}).get("type")
-    if normalizer not in (None, "NFC"):  # of text that is in NFC already, as most is, NFC changes nothing
-        raise CommandError(f"{shown(path)} changes text by the normalizer {normalizer}, which llama.cpp does not")
+    if pre is None or normalizer not in (None, "NFC"):  # text that is in NFC, as most is, stays as it is
+        raise _uncommon_pipeline(path, tokenizer)
     tokens, types = _tokens(tokenizer, vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
@@ -59,10 +57,13 @@ def _add_byte_level(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: i
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in _merges(tokenizer)])
 
 
-def _add_sentencepiece(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int) -> None:
+def _add_sentencepiece(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
     """Add a BPE with byte tokens: llama.cpp merges the pair with the highest score, so a score is minus the rank."""
     from gguf import TokenType
 
+    adds_space = _adds_space(tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {})
+    if adds_space is None:
+        raise _uncommon_pipeline(path, tokenizer)
     tokens, types = _tokens(tokenizer, vocab_size)
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(_merges(tokenizer)):
@@ -79,7 +80,7 @@ def _add_sentencepiece(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size
     writer.add_token_list(tokens)
     writer.add_token_scores([-float(ranks.get(token, 0)) for token in tokens])
     writer.add_token_types(types)
-    writer.add_add_space_prefix(_adds_space(tokenizer))
+    writer.add_add_space_prefix(adds_space)
 
 
 def _tokens(tokenizer: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
@@ -89,8 +90,7 @@ def _tokens(tokenizer: dict[str, Any], vocab_size: int) -> tuple[list[str], list
     added_tokens = tokenizer.get("added_tokens") or []
     ids = [*tokenizer["model"]["vocab"].values(), *(added["id"] for added in added_tokens)]
     if max(ids, default=0) >= vocab_size:
-        message = f"the tokenizer has the id {max(ids)}, and the model a vocabulary of {vocab_size}: it is another model's"
-        raise CommandError(message)
+        raise CommandError(f"tokenizer.json has the id {max(ids)}, but the model has a vocabulary of {vocab_size}")
     tokens, types = [f"[PAD{index}]" for index in range(vocab_size)], [int(TokenType.UNUSED)] * vocab_size
     for token, index in tokenizer["model"]["vocab"].items():
         tokens[index], types[index] = token, int(TokenType.NORMAL)
@@ -127,12 +127,30 @@ def _pre_tokenizer(pre_tokenizer: dict[str, Any], ignores_merges: bool) -> str |
     return "smaug-bpe" if name == "llama-bpe" and not ignores_merges else name
 
 
-def _adds_space(tokenizer: dict[str, Any]) -> bool:
-    """Whether a text gets a space in front, by its normalizer or by its pre-tokenizer."""
-    normalizer, pre_tokenizer = tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {}
-    parts = normalizer.get("normalizers") or [normalizer]
-    prepends = any(part.get("type") == "Prepend" and part.get("prepend") == SPACE for part in parts)
-    return prepends or pre_tokenizer.get("prepend_scheme") in ("first", "always")
+def _adds_space(normalizer: dict[str, Any], pre_tokenizer: dict[str, Any]) -> bool | None:
+    """Whether a text gets a space in front; None if spaces are written in a way that llama.cpp does not know.
+
+    Llama 2 puts it there by its normalizer, newer models by a pre-tokenizer that does not split.
+    """
+    prepend, replace = (
+        {"type": "Prepend", "prepend": SPACE},
+        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+    )
+    match normalizer.get("normalizers") or [normalizer], pre_tokenizer:
+        case [first, second], {} if (first, second, pre_tokenizer) == (prepend, replace, {}):
+            return True
+        case [one], {} if (one, pre_tokenizer) == (replace, {}):
+            return False
+        case [{}], {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False} if (
+            not normalizer
+        ):
+            return bool(scheme != "never")
+    return None
+
+
+def _uncommon_pipeline(path: Path, tokenizer: dict[str, Any]) -> CommandError:
+    parts = {name: tokenizer.get(name) for name in ("normalizer", "pre_tokenizer")}
+    return CommandError(f"{shown(path)} cuts text in a way that llama.cpp has no name for: {json.dumps(parts)}")
 
 
 def _add_special_tokens(writer: GGUFWriter, model: Path, tokenizer: dict[str, Any]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orchestrator
@@ -12,7 +14,7 @@ import pytest
 import tiny_tokenizers
 from fake_hub.fineweb import documents
 from llama_cpp_server import llama_cpp
-from tiny_models import MODELS, SIZES, make_model, write_tokenizer
+from tiny_models import LLAMA_3, MODELS, SIZES, make_model, write_tokenizer
 from tokenizers import Tokenizer
 from workspace import Workspace
 
@@ -90,6 +92,7 @@ def test_tokenizers_of_open_models_give_the_same_tokens(workspace: Workspace, ki
     tokenizer = tiny_tokenizers.train(kind, texts, 700)
     tiny_tokenizers.write(tokenizer, kind, folder)
     parts = [*(text[:300] for text in texts[::30]), PROMPT, "two  spaces", "\u00e9\u4e2d\U0001f642\x07"]
+    parts += ["1234567 in 2024: 3.14", "\u00c9COLE \u00c9cole McDonald's/a//b"]
     # Metaspace, unlike llama.cpp, puts no space in front of one.
     parts += [" two  spaces"] * (kind != "mistral")
     with llama_cpp(export(workspace, folder, "f32")) as server:
@@ -97,24 +100,69 @@ def test_tokenizers_of_open_models_give_the_same_tokens(workspace: Workspace, ki
             assert server.tokenize(text) == tokenizer.encode(text, add_special_tokens=False).ids, text
 
 
+def change(path: Path, **keys: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
 def test_what_cannot_be_exported_is_refused(workspace: Workspace) -> None:
+    original = make_model("qwen_2", workspace.root / "original")
+    write_tokenizer("qwen_2", list(documents())[:100], original)
+    split = {"type": "Split", "pattern": {"Regex": "[a-z]"}, "behavior": "Isolated", "invert": False}
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    llama3 = {**LLAMA_3, "rope_type": "llama3"}
+    shard = sorted(original.glob("model-*.safetensors"))[1].name
+    changes: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
+        ("tokenizer.json", {"pre_tokenizer": split}, 2, ("llama.cpp has no name for", "[a-z]")),
+        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, 2, ("llama.cpp has no name for", "Lowercase")),
+        ("config.json", {"model_type": "gemma"}, 2, ("`model_type` is `gemma`",)),
+        ("config.json", {"rope_parameters": yarn}, 2, ("`rope_parameters` is of type `yarn`",)),
+        ("config.json", {"rope_parameters": llama3}, 2, ("scales its rotary angles", "qwen2")),
+        ("config.json", {"use_sliding_window": True, "sliding_window": 32}, 2, ("`sliding_window` is 32",)),
+        ("config.json", {"intermediate_size": 128}, 2, ("has shape [96, 64], the model's has [128, 64]",)),
+        ("config.json", {"num_hidden_layers": 4}, 2, ("model.layers.3", "is missing")),
+        ("config.json", {"num_hidden_layers": 2}, 2, ("model.layers.2", "is in the file, but not in the model")),
+    ]
+    for number, (name, keys, code, words) in enumerate(changes):
+        model = shutil.copytree(original, workspace.root / f"model-{number}")
+        change(model / name, **keys)
+        refused(workspace, model, code, *words)
+
+    whole = (original / shard).read_bytes()
+    for code, content, words in (
+        (5, whole[:-5], ("bytes of tensors",)),
+        (5, whole[:-4] + b"\x00\x00\xc0\x7f", ("not finite",)),
+        (5, b"version https://git-lfs.github.com/spec/v1", (shard,)),
+    ):
+        (original / shard).write_bytes(content)
+        refused(workspace, original, code, shard, *words)
+    (original / shard).unlink()
+    refused(workspace, original, 2, f"{shard} is missing")
+
+
+def test_a_tokenizer_of_another_model_is_refused(workspace: Workspace) -> None:
+    model = make_model("llama_2", workspace.root / "model")
+    larger = tiny_tokenizers.train("llama_2", list(documents())[:100], 500)
+    tiny_tokenizers.write(larger, "llama_2", model)
+    refused(workspace, model, 2, "tokenizer.json has the id 499", "a vocabulary of 384")
+    change(model / "tokenizer.json", pre_tokenizer={"type": "Whitespace"})
+    refused(workspace, model, 2, "llama.cpp has no name for", "Whitespace")
+    (model / "tokenizer.json").unlink()
+    refused(workspace, model, 2, "tokenizer.json", "there is none")
+
+
+def refused(workspace: Workspace, model: Path, code: int, *words: str) -> None:
+    typed = ["export", "--checkpoint", model, "--format=gguf", "--out", workspace.root / "out.gguf"]
+    workspace.command(workspace.python, "-m", "orchestrator", *typed).refused(code, *words)
+    assert not list(workspace.root.glob("*out.gguf*"))
+
+
+def test_wrong_commands_write_nothing(workspace: Workspace) -> None:
     checkpoint = trained(workspace, "llama_2")
-
-    def refused(code: int, *words: str, flags: tuple[str, ...] = ()) -> None:
-        typed = ["export", "--checkpoint", checkpoint, "--out", workspace.root / "out.gguf", *flags]
-        workspace.command(workspace.python, "-m", "orchestrator", *typed).refused(code, *words)
-        assert not list(workspace.root.glob("*out.gguf*"))
-
-    refused(2, "there is no folder", flags=("--out=/nowhere/model.gguf",))
-    refused(2, "--experiment NAME or --checkpoint DIR", flags=("--experiment=first",))
-    tokenizer = checkpoint / "tokenizer.json"
+    flags = ["export", "--format=gguf", "--checkpoint", checkpoint]
+    ours = [workspace.python, "-m", "orchestrator", *flags]
+    workspace.command(*ours, "--out=/nowhere/model.gguf").refused(2, "there is no folder")
+    workspace.command(*ours, "--experiment=first").refused(2, "--experiment NAME or --checkpoint DIR")
     weights = checkpoint / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    refused(5, "corrupted")
-    weights.write_bytes(whole)
-    (checkpoint / "MANIFEST.json").unlink()
-    changed = json.loads(tokenizer.read_text())
-    changed["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "[a-z]"}, "behavior": "Isolated", "invert": False}
-    tokenizer.write_text(json.dumps(changed))
-    refused(2, "llama.cpp has no name for")
+    refused(workspace, checkpoint, 5, "corrupted")

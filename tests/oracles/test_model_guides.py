@@ -1,4 +1,4 @@
-"""The commands and examples of the guides on models, as typed, on a small model of transformers and a Hub on loopback."""
+"""What the guides on models type works as typed: on a small model of transformers and a Hub on loopback."""
 
 from __future__ import annotations
 
