@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
+from orchestrator.training_record import read_object
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -31,9 +32,7 @@ SPACE = "\u2581"
 def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
     """Add the tokenizer of a model directory; ids that stand for no token are filled up to `vocab_size`."""
     path = model / "tokenizer.json"
-    if not path.exists():
-        raise CommandError(f"a GGUF file needs the model's {shown(path)}, and there is none")
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer = _read(path)
     kind = tokenizer["model"].get("type") or "BPE"
     if kind != "BPE":
         raise CommandError(f"{shown(path)} is a {kind} tokenizer; only BPE is exported to GGUF")
@@ -42,6 +41,20 @@ def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
     else:
         _add_byte_level(writer, tokenizer, vocab_size, path)
     _add_special_tokens(writer, model, tokenizer)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from tokenizers import Tokenizer
+
+    if not path.exists():
+        raise CommandError(f"a GGUF file needs the model's {shown(path)}, and there is none")
+    text = path.read_text(encoding="utf-8")
+    try:
+        Tokenizer.from_str(text)
+    except Exception as error:  # the package raises no other class
+        raise CommandError(f"{shown(path)} is no tokenizer that can be read: {error}") from error
+    content: dict[str, Any] = json.loads(text)
+    return content
 
 
 def _add_byte_level(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
@@ -154,8 +167,7 @@ def _uncommon_pipeline(path: Path, tokenizer: dict[str, Any]) -> CommandError:
 
 
 def _add_special_tokens(writer: GGUFWriter, model: Path, tokenizer: dict[str, Any]) -> None:
-    settings = model / "tokenizer_config.json"
-    config = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+    config = read_object(model / "tokenizer_config.json")
     ids = {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or []}
     ids |= {token: index for token, index in tokenizer["model"]["vocab"].items() if token not in ids}
     adders = {

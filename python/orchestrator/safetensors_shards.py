@@ -34,7 +34,7 @@ def stored_tensors(model: Path) -> dict[str, StoredTensor]:
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     try:
-        stored = get_local_safetensors_metadata(model)
+        files = get_local_safetensors_metadata(model).files_metadata
     except NotASafetensorsRepoError as error:
         raise CommandError(f"{shown(model)} has neither model.safetensors nor {INDEX}") from error
     except FileNotFoundError as error:
@@ -42,11 +42,8 @@ def stored_tensors(model: Path) -> dict[str, StoredTensor]:
     except (SafetensorsParsingError, ValueError, KeyError) as error:
         message = f"a safetensors file of {shown(model)} is corrupted: {error}"
         raise CommandError(message, ExitCode.CHECKPOINT_CORRUPTED) from error
-    for tensor, name in stored.weight_map.items():
-        if tensor not in stored.files_metadata[name].tensors:
-            raise CommandError(f"{INDEX} of {shown(model)} names {tensor} in {name}, which does not hold it")
     tensors: dict[str, StoredTensor] = {}
-    for name, metadata in stored.files_metadata.items():
+    for name, metadata in files.items():
         path = model / name
         with path.open("rb") as file:
             data = 8 + int.from_bytes(file.read(8), "little")
