@@ -526,10 +526,15 @@ def model_directory(checkpoint: _Path | None = None, experiment: str | None = No
         experiment: Instead, an experiment, whose newest intact checkpoint is taken.
     """
 
-def checked_model_config(directory: _Path) -> str:
+def checked_model_config(directory: _Path, read_weights: bool = True) -> str:
     """Return the `config.json` of a model with every key, if training can start from the model.
 
-    The weights are checked: all of them are there, of the right shape, and finite.
+    Its weights are checked: all of them are there and of the right shape.
+
+    Args:
+        directory: A checkpoint, or a model in Hugging Face's format.
+        read_weights: Whether every number is read too, and has to be finite. Those of a checkpoint never are: they have
+            hashes.
     """
 
 def memory_plan(config: RunConfig) -> MemoryPlan:

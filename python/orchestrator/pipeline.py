@@ -56,6 +56,8 @@ def run(settings: Settings) -> int:
     if settings.resume is not None:
         return _resume(settings, place, roots)
     base = base_config.choose(settings)
+    if base.pretrained is not None:
+        pretrained.check(base.pretrained, settings.tokenizer_json or base.tokenizer_json)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     with _native.RunLock(place.folder.absolute()) as lock, signals.on_forced_exit(lock.release):
         _refuse_an_earlier_run(place, base, settings)

@@ -6,7 +6,10 @@ import re
 import sys
 from pathlib import Path
 
+from orchestrator import _native
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.paths import shown
+from orchestrator.screen import step
 
 REPOSITORY = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 FILES = [
@@ -32,6 +35,16 @@ def locate(named: str) -> Path:
     return _download(named, repository["name"], repository["revision"])
 
 
+def check(folder: Path, tokenizer_json: Path | None) -> None:
+    """Raise an error unless training can start from the model, whose weights are looked at and not read yet."""
+    _native.checked_model_config(folder, read_weights=False)
+    if tokenizer_json == folder / "tokenizer.json" and not tokenizer_json.exists():
+        raise CommandError(
+            f"{shown(folder)} has no tokenizer.json: transformers makes one, "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+
+
 def _download(named: str, name: str, revision: str | None) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
@@ -40,7 +53,7 @@ def _download(named: str, name: str, revision: str | None) -> Path:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=FILES))
+        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=FILES))
     except errors.GatedRepoError as error:
         message = (
             f"--init-from {named}: the model is gated: accept its conditions on the Hub and log in (hf auth login)"
@@ -57,3 +70,5 @@ def _download(named: str, name: str, revision: str | None) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         message = f"--init-from {named}: the model cannot be downloaded: {reason}. Start again to continue the download"
         raise CommandError(message, ExitCode.DATA_UNREADABLE) from error
+    step("model", f"{name} at {folder.name[:12]}")
+    return folder

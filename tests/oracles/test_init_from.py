@@ -125,7 +125,10 @@ def test_what_does_not_fit_is_refused(workspace: Workspace, text: Path) -> None:
         return workspace.orchestrate("train", "--config", config, *flags)
 
     train("--override=model.hidden_size=32").refused(2, "model.hidden_size: is 32, but the model in", "has 64")
-    train("--override=model.init_from=/nowhere").refused(2, "/nowhere/config.json: there is no such file")
+    nowhere = train("--override=model.init_from=/nowhere")
+    nowhere.refused(2, "/nowhere/config.json: there is no such file")
+    assert "is missing" not in nowhere.err, "the keys that the model would have given"
+    assert "tokenizer" not in nowhere.err
     original = (folder / "config.json").read_text()
     (folder / "config.json").write_text(original.replace('"llama"', '"gemma"'))
     train().refused(2, "`model_type` is `gemma`", "`llama`, `mistral`, `qwen2`, `qwen3`")

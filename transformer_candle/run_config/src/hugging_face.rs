@@ -26,6 +26,18 @@ const FOREIGN_KEYS: [(&str, &str); 12] = [
     ("embedding_multiplier", "scaled embeddings"),
 ];
 
+const INTEGERS: [&str; 9] = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "sliding_window",
+];
+
 /// The keys that decide the arithmetic; the others do not matter here.
 #[derive(Deserialize)]
 struct HuggingFaceConfig {
@@ -85,6 +97,7 @@ impl ModelConfig {
     /// A problem of the `config.json`'s key that is missing, or that asks for what the decoder does not have.
     pub fn from_hugging_face(config: &Value) -> Result<Self, Problem> {
         let architecture = architecture(config)?;
+        check_integers(config)?;
         let config = HuggingFaceConfig::deserialize(with_defaults(config, architecture))
             .map_err(|error| Problem::of_file(error.to_string()))?;
         config.check_sizes()?;
@@ -137,6 +150,15 @@ fn lacking(config: &Value) -> Option<String> {
         let other = activations.find_map(|key| config[key].as_str()).filter(|name| *name != "silu")?;
         Some(format!("the activation `{other}`"))
     })
+}
+
+/// Names the key of a size that is no size, which the error of the JSON library does not.
+fn check_integers(config: &Value) -> Result<(), Problem> {
+    let given = INTEGERS.iter().filter_map(|key| Some((key, config.get(*key)?)));
+    let Some((key, value)) = given.into_iter().find(|(_, value)| !value.is_u64() && !value.is_null()) else {
+        return Ok(());
+    };
+    Err(Problem::new(*key, format!("is {value}; it must be an integer of at least 1")))
 }
 
 /// The config with the values that `transformers` takes for absent keys. A key that is null is not absent.
@@ -405,6 +427,8 @@ mod tests {
             ("mlp_bias", json!(true)),
             ("num_key_value_heads", json!(3)),
             ("num_attention_heads", json!(0)),
+            ("hidden_size", json!("large")),
+            ("intermediate_size", json!(-1)),
             ("head_dim", json!(5)),
             ("rope_theta", json!(0.5)),
             ("partial_rotary_factor", json!(0.5)),

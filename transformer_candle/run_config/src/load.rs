@@ -182,6 +182,10 @@ fn read(
         &Surroundings::of_process(checkpoint_tokenizer),
         &draft.findings.rejected,
     ));
+    if problems.iter().any(|problem| problem.path == init_from::KEY) {
+        // The tokenizer beside a model that cannot be used is not asked for.
+        problems.retain(|problem| problem.path != "tokenizer.tokenizer_json");
+    }
     Ok((run, problems))
 }
 

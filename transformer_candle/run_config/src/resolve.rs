@@ -220,7 +220,11 @@ fn find_vocab_size(
     match (run.config.model.vocab_size, vocabulary) {
         (Some(size), Some(vocabulary)) if size < vocabulary.size => {
             let message = format!("is {size}, less than the tokenizer's {}", vocabulary.size);
-            let way_out = match run.config.model.init_from {
+            let tokenizer = run.config.tokenizer.tokenizer_json.as_deref().and_then(Path::parent);
+            let way_out = match run.config.model.init_from.as_deref() {
+                Some(model) if tokenizer == Some(model) => {
+                    "the tokenizer.json in the model's folder is another model's"
+                }
                 Some(_) => "train on with the tokenizer of the model",
                 None => "leave it out to take the tokenizer's",
             };

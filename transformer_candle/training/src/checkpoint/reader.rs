@@ -151,14 +151,14 @@ impl Checkpoint {
         Ok(stored)
     }
 
-    /// The model's `config.json` with every key, as training would save it. The weights of a model that is not a
-    /// checkpoint, and so has no hashes, are checked as training from them would do.
+    /// The model's `config.json` with every key, as training would save it. Of a model that is not a checkpoint, and so
+    /// has no hashes, the weights are checked as training from them would do: with `read_weights` every number.
     ///
     /// # Errors
     /// As [`Self::pretrained_weights`]; [`CheckpointError::UnusableModel`] if the decoder does not run the model.
-    pub fn checked_config(&self, cancel: &CancelToken) -> Result<Value> {
+    pub fn checked_config(&self, read_weights: bool, cancel: &CancelToken) -> Result<Value> {
         let StoredModel { shape, precision, .. } = self.model()?;
-        if !self.is_checkpoint() {
+        if read_weights && !self.is_checkpoint() {
             self.pretrained_weights(&shape, cancel)?;
         }
         Ok(hugging_face::config_json(&shape, precision, None, None))
