@@ -16,9 +16,8 @@ impl RunConfig {
     /// from the file's own folder, and checks everything, reporting all problems at once. Reads the
     /// current folder and `ORCHESTRATE_TOKENIZER_ROOT`.
     pub fn load(path: &Path, overrides: &[String]) -> Result<ResolvedRun, ConfigError> {
-        let (run, mut problems) = read(path, overrides, None)?;
-        problems.extend(run.missing_for_training());
-        finish(run, problems)
+        let (run, problems) = read(path, overrides, None)?;
+        finish_for_training(run, problems)
     }
 
     /// Like [`RunConfig::load`], for a run that has checkpoints: where its tokenizer's file is gone, that of a
@@ -28,9 +27,8 @@ impl RunConfig {
         overrides: &[String],
         tokenizer: CheckpointTokenizer,
     ) -> Result<ResolvedRun, ConfigError> {
-        let (run, mut problems) = read(path, overrides, Some(tokenizer))?;
-        problems.extend(run.missing_for_training());
-        finish(run, problems)
+        let (run, problems) = read(path, overrides, Some(tokenizer))?;
+        finish_for_training(run, problems)
     }
 
     /// Like [`RunConfig::load`], for commands that need no data: a missing tokenizer or data set is
@@ -182,11 +180,16 @@ fn read(
         &Surroundings::of_process(checkpoint_tokenizer),
         &draft.findings.rejected,
     ));
-    if problems.iter().any(|problem| problem.path == init_from::KEY) {
-        // The tokenizer beside a model that cannot be used is not asked for.
-        problems.retain(|problem| problem.path != "tokenizer.tokenizer_json");
-    }
     Ok((run, problems))
+}
+
+/// Like [`finish`], with what only training needs.
+fn finish_for_training(run: ResolvedRun, mut problems: Vec<Problem>) -> Result<ResolvedRun, ConfigError> {
+    let missing = run.missing_for_training();
+    // Of a model that cannot be used the tokenizer is not asked for either.
+    let is_refused = problems.iter().any(|problem| problem.path == init_from::KEY);
+    problems.extend(missing.into_iter().filter(|problem| !(is_refused && problem.path == "tokenizer.tokenizer_json")));
+    finish(run, problems)
 }
 
 fn finish(run: ResolvedRun, problems: Vec<Problem>) -> Result<ResolvedRun, ConfigError> {

@@ -87,7 +87,10 @@ pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
     };
     if let Some(message) = absent {
         let problem = Problem::new("tokenizer.tokenizer_json", message);
-        problems.push(problem.suggest("name a tokenizer.json, or let `orchestrate` train one"));
+        problems.push(problem.suggest(match run.config.model.init_from {
+            Some(_) => "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` of transformers writes the model's",
+            None => "name a tokenizer.json, or let `orchestrate` train one",
+        }));
     }
     if let Some(SpecialTokens::File(path)) = run.config.tokenizer.special_tokens.as_ref()
         && !path.exists()
