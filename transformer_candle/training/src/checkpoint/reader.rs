@@ -157,6 +157,9 @@ impl Checkpoint {
     /// # Errors
     /// As [`Self::pretrained_weights`]; [`CheckpointError::UnusableModel`] if the decoder does not run the model.
     pub fn checked_config(&self, read_weights: bool, cancel: &CancelToken) -> Result<Value> {
+        if let Some(manifest) = &self.manifest {
+            manifest.open(&self.directory, files::MODEL, cancel)?;
+        }
         let StoredModel { shape, precision, .. } = self.model()?;
         if read_weights && !self.is_checkpoint() {
             self.pretrained_weights(&shape, cancel)?;
