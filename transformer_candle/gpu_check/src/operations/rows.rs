@@ -3,7 +3,8 @@
 use kernels::rope::{Frequencies, RopeTables};
 use kernels::{DType, Device, HeadLayout, add_rms_norm, bias, cast, embedding, qk_norm, rope, swiglu};
 
-use super::{EXACT, F32, InputGenerator};
+use super::bounds::{EXACT, F32};
+use super::input_generator::InputGenerator;
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;
