@@ -14,19 +14,13 @@ use std::path::Path;
 
 use kernels::{Buffer, DType};
 
-pub use crate::layout::HfTensor;
+pub use crate::layout::{HfTensor, hf_tensors};
 pub use config_json::{config_json, generation_config_json, shape_from_config_json};
 pub use pretrained::PretrainedWeights;
 pub use weights::{read_weights, write_weights};
 
 use crate::error::failed;
-use crate::layout::{Parameter, ParameterLayout};
 use crate::{Error, ModelShape, Precision, Result};
-
-/// Every tensor of a model on disk, in the order of `transformers`' `named_parameters`.
-pub fn hf_tensors(shape: &ModelShape) -> Vec<HfTensor> {
-    ParameterLayout::new(shape).parameters().iter().flat_map(Parameter::hf_tensors).collect()
-}
 
 /// Writes `config.json`, `generation_config.json` and `model.safetensors` into a folder that exists.
 pub fn save_model(
