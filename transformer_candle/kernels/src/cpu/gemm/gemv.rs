@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::Matrix;
+use super::matrix::Matrix;
 use crate::Element;
 use crate::cpu::simd::{total, vectorised};
 

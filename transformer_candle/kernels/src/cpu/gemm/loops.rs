@@ -8,11 +8,11 @@ use std::ops::Range;
 use pulp::Simd;
 use rayon::prelude::*;
 
+use super::matrix::{Matrix, chunk, extent, steps};
 use super::micro_kernel::{KC_WORDS, MAX_TILE, MicroKernel, ROW_STRIDE};
 use super::operand::{PanelOperand, RowOperand};
 use super::output::{Origin, OutputBlock, Start};
 use super::pack::{Panels, pack, pack_columns, pack_rows};
-use super::{Matrix, chunk, extent, steps};
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::schedule::run_tasks;
 use crate::cpu::simd::Body;

@@ -23,54 +23,20 @@
 mod bf16_kernel;
 mod gemv;
 mod loops;
+mod matrix;
 mod micro_kernel;
 mod operand;
 mod output;
 mod pack;
-
-use std::ops::Range;
 
 use candle_core::DType;
 use pulp::{Arch, Simd, WithSimd};
 
 use self::loops::Gemm;
 pub(crate) use self::loops::workspace_for;
+pub(crate) use self::matrix::Matrix;
 use self::micro_kernel::F32Kernel;
 use crate::{Element, WriteMode};
-
-/// A matrix in row-major storage, or the transpose of one.
-#[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a, E> {
-    values: &'a [E],
-    rows: usize,
-    columns: usize,
-    /// Elements from one stored row to the next.
-    stride: usize,
-    transposed: bool,
-}
-
-impl<'a, E: Element> Matrix<'a, E> {
-    pub(crate) fn new(values: &'a [E], rows: usize, columns: usize) -> Self {
-        Self::strided(values, rows, columns, columns)
-    }
-
-    /// The first `columns` elements of rows that lie `stride` elements apart.
-    pub(crate) fn strided(values: &'a [E], rows: usize, columns: usize, stride: usize) -> Self {
-        assert!(columns <= stride && values.len() >= extent(rows, columns, stride));
-        Self { values, rows, columns, stride, transposed: false }
-    }
-
-    pub(crate) fn transposed(self) -> Self {
-        Self { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
-    }
-
-    /// A submatrix.
-    fn submatrix(self, rows: Range<usize>, columns: Range<usize>) -> Self {
-        let (first, from) = if self.transposed { (columns.start, rows.start) } else { (rows.start, columns.start) };
-        let values = &self.values[(first * self.stride + from).min(self.values.len())..];
-        Self { values, rows: rows.len(), columns: columns.len(), ..self }
-    }
-}
 
 /// `out_MN = a_MK b_KN`. The rows of `out` lie `stride` elements apart.
 pub(crate) fn multiply<A: Element, B: Element, O: Element>(
@@ -119,20 +85,6 @@ impl<A: Element, B: Element, O: Element> WithSimd for WidestF32<'_, A, B, O> {
             self.0.multiply(F32Kernel::<S, 6, 2>(simd));
         }
     }
-}
-
-/// Elements from the first to the last of a matrix.
-fn extent(rows: usize, columns: usize, stride: usize) -> usize {
-    if rows == 0 || columns == 0 { 0 } else { (rows - 1) * stride + columns }
-}
-
-fn steps(size: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..size).step_by(step).map(move |start| start..size.min(start + step))
-}
-
-/// Chunk `index` of `size` elements of `0..end`.
-fn chunk(index: usize, size: usize, end: usize) -> Range<usize> {
-    index * size..end.min((index + 1) * size)
 }
 
 #[cfg(test)]
