@@ -23,7 +23,7 @@ const CPU_CHUNKS: Chunks = Chunks { rows: 1024, elements: 1 << 25 };
 
 /// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three GEMMs of 2 C V
 /// D FLOPs each. On a GPU of F FLOP/s and B bytes/s that is 8 F / (6 C B) of the GEMMs' time,
-/// whatever V and D are: with the 117 operations a byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is
+/// whatever V and D are: with the 117 operations per byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is
 /// 7.3 % of the 1.3 B model's FLOPs, so C = 2048 costs the step half a percent if the GEMMs hide nothing of
 /// it, and 410 MB of f32 logits; twice as many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki
 /// takes fewer rows.
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_gpu_of_32_gib_trains_a_billion_parameters_with_micro_batches_of_four() {
-        // The remainder and the moments, 10 bytes a parameter, are the optimizer's.
+        // The masters' low bits and the moments, 10 bytes per parameter, are the optimizer's.
         let total = plan(4, true).bytes() + 10 * one_billion().parameter_count();
         // What CUDA reports of an RTX 5090.
         assert!(total < 32_122 * 1024 * 1024 / 100 * 95, "{total}");
