@@ -84,13 +84,13 @@ fn norm_of_sum(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
     // The norm is taken of the rounded sum, so that its statistics carry that rounding.
     Case::new(inputs.name("add_rms_norm::forward_add"), sizes([n, d]))
         .input("x", &[n, d], inputs.numbers(&[n, d]))
-        .input("branch", &[n, d], inputs.numbers(&[n, d]))
+        .input("layer_output", &[n, d], inputs.numbers(&[n, d]))
         .input("weight", &[d], inputs.numbers(&[d]))
         .output("sum", &[n, d], inputs.dtype, inputs.bound())
         .output("normed", &[n, d], inputs.dtype, inputs.bound())
         .output("inv_rms", &[n], DType::F32, inputs.bound())
-        .call(|[x, branch, weight, sum, normed, inv_rms]| {
-            add_rms_norm::forward_add(x, branch, weight, EPSILON, sum, normed, inv_rms)
+        .call(|[x, output, weight, sum, normed, inv_rms]| {
+            add_rms_norm::forward_add(x, output, weight, EPSILON, sum, normed, inv_rms)
         })
 }
 
