@@ -11,7 +11,7 @@ use crate::byte_source::{ByteSource, CancellableSource, LocalFile};
 use crate::cache_folder::cache_root;
 use crate::cancel::CancelToken;
 use crate::error::MissingColumn;
-use crate::formats::{CorruptionRetry, Format, ShardReader};
+use crate::formats::{Format, ShardReader};
 use crate::held_out_split::{HeldOutSplit, SplitSettings};
 use crate::hub::{HubSettings, Repository, RetryStatus};
 use crate::local_files::{self, LocalListing};
@@ -240,7 +240,7 @@ impl DataSource {
             Location::Hub(repository) => repository.open(name, *bytes, cancel),
         };
         let source = Arc::new(CancellableSource::new(source, cancel.clone()));
-        Ok(Box::new(CorruptionRetry::open(*format, source, &self.listing.text_column, cancel)?))
+        format.open(source, &self.listing.text_column, cancel)
     }
 }
 

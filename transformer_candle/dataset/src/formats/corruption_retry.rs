@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use super::format::Format;
-use super::shard_reader::{Field, Row, ShardReader};
+use super::{Field, Format, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
@@ -14,8 +13,7 @@ use crate::cancel::CancelToken;
 /// Reads of the same data before the corruption is taken to be in the file itself.
 const MAX_READS: u32 = 4;
 
-/// A reader that reads corrupted data again.
-pub(crate) struct CorruptionRetry {
+pub(super) struct CorruptionRetry {
     format: Format,
     source: Arc<dyn ByteSource>,
     text_column: String,
@@ -27,14 +25,14 @@ pub(crate) struct CorruptionRetry {
 }
 
 impl CorruptionRetry {
-    /// Opens a shard to read the column or field `text_column`; `cancel` cancels reading.
-    pub(crate) fn open(
+    pub(super) fn open(
         format: Format,
         source: Arc<dyn ByteSource>,
         text_column: &str,
         cancel: &CancelToken,
     ) -> Result<Self, DataError> {
-        let file = retry_on_corruption(source.as_ref(), || format.open(Arc::clone(&source), text_column, cancel))?;
+        let file =
+            retry_on_corruption(source.as_ref(), || format.open_unretried(Arc::clone(&source), text_column, cancel))?;
         let (text_column, cancel) = (text_column.to_owned(), cancel.clone());
         Ok(Self { format, source, text_column, cancel, file, row_group: 0, row: 0 })
     }
@@ -45,7 +43,7 @@ impl CorruptionRetry {
         let mut retrying = false;
         retry_on_corruption(source.as_ref(), || {
             if retrying {
-                *file = format.open(Arc::clone(source), text_column, cancel)?;
+                *file = format.open_unretried(Arc::clone(source), text_column, cancel)?;
                 file.seek(*row_group, *row)?;
             }
             retrying = true;

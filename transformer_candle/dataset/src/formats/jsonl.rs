@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::shard_reader::{BYTE_ORDER_MARK, Field, MAX_DOCUMENT_BYTES, Row, ShardReader};
+use super::{BYTE_ORDER_MARK, Field, MAX_DOCUMENT_BYTES, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::skipped_rows::SkipReason;

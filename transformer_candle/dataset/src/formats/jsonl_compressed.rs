@@ -7,21 +7,13 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
 
 use super::jsonl::{read_fields, read_line, reject_array};
-use super::shard_reader::{Field, Row, ShardReader};
+use super::{Compression, Field, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::cancel::CancelToken;
 
 /// Rows per row group.
 const ROW_GROUP_ROWS: u64 = 256;
-
-/// The compression of a JSON Lines file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Compression {
-    None,
-    Gzip,
-    Zstd,
-}
 
 pub(crate) struct CompressedJsonlFile {
     source: Arc<dyn ByteSource>,

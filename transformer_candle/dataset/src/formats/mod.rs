@@ -1,4 +1,4 @@
-//! File formats: each reads a shard as row groups of documents. One file per format; `shard_reader` defines what they share.
+//! File formats: each reads a shard as row groups of documents. One file per format; this one defines what they share.
 //!
 //! A *row group* is what can be read on its own: the unit that is permuted, held out and resumed at. It is a row group
 //! of a Parquet file, a byte range of a JSON Lines file, 256 lines of a compressed one, or a chunk of a text file. A
@@ -6,18 +6,131 @@
 //! what is skipped.
 
 mod corruption_retry;
-mod format;
 mod jsonl;
 mod jsonl_compressed;
+mod open;
 mod parquet;
 #[cfg(test)]
 pub(crate) mod parquet_fixture;
-mod shard_reader;
 mod text;
 
-pub(crate) use corruption_retry::CorruptionRetry;
-pub(crate) use format::Format;
-pub(crate) use shard_reader::{Document, Row, ShardReader};
+use crate::DataError;
+use crate::skipped_rows::SkipReason;
+
+/// Longer texts are skipped: one broken line must not become a window of its own.
+pub(crate) const MAX_DOCUMENT_BYTES: usize = 16 << 20;
+
+/// The mark that some editors put before UTF-8 text; not part of a document.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// A text that is tokenized as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Document {
+    /// The text; never empty.
+    pub text: String,
+    /// Whether end-of-text follows; false for all chunks of a text file but the last.
+    pub ends_document: bool,
+}
+
+/// What a row holds.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Row {
+    Document(Document),
+    Skipped(SkipReason),
+}
+
+impl Row {
+    /// The document of these bytes, or the reason to skip them.
+    fn from_bytes(bytes: Vec<u8>, ends_document: bool) -> Self {
+        if bytes.len() > MAX_DOCUMENT_BYTES {
+            return Self::Skipped(SkipReason::TooLong);
+        }
+        match String::from_utf8(bytes) {
+            Err(_) => Self::Skipped(SkipReason::NotUtf8),
+            Ok(text) if text.is_empty() => Self::Skipped(SkipReason::Empty),
+            Ok(text) => Self::Document(Document { text, ends_document }),
+        }
+    }
+}
+
+/// A reader of an open shard, positioned before a row of a row group.
+pub(crate) trait ShardReader: Send {
+    /// Number of row groups, if known without reading the file; `None` means that row groups must be read in order.
+    fn row_groups(&self) -> Option<u64>;
+
+    /// Moves before `row` of `row_group`; false if there is no such row group.
+    fn seek(&mut self, row_group: u64, row: u64) -> Result<bool, DataError>;
+
+    /// The next row of the row group; none at its end.
+    fn next_row(&mut self) -> Result<Option<Row>, DataError>;
+
+    /// The fields of the first rows; empty if the format checks its columns when it is opened.
+    fn fields(&mut self) -> Result<Vec<Field>, DataError> {
+        Ok(Vec::new())
+    }
+
+    /// Number of rows of a row group; none if there is no such row group. Moves the reader.
+    fn row_count(&mut self, row_group: u64) -> Result<Option<u64>, DataError> {
+        if !self.seek(row_group, 0)? {
+            return Ok(None);
+        }
+        let mut rows = 0;
+        while self.next_row()?.is_some() {
+            rows += 1;
+        }
+        Ok(Some(rows))
+    }
+}
+
+/// A field of JSON objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Field {
+    pub name: String,
+    /// What it holds if not strings, in words.
+    pub non_string_type: Option<&'static str>,
+}
+
+/// The format of a file, by its extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Format {
+    Parquet,
+    Jsonl(Compression),
+    Text,
+}
+
+/// The compression of a JSON Lines file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Format {
+    /// The format by extension, in any case; none if it is not supported.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        let name = name.to_ascii_lowercase();
+        let (stem, compression) = match name.rsplit_once('.') {
+            Some((stem, "gz")) => (stem, Compression::Gzip),
+            Some((stem, "zst")) => (stem, Compression::Zstd),
+            _ => (name.as_str(), Compression::None),
+        };
+        match (stem.rsplit_once('.')?.1, compression) {
+            ("parquet", Compression::None) => Some(Self::Parquet),
+            ("txt", Compression::None) => Some(Self::Text),
+            ("jsonl" | "ndjson" | "json", compression) => Some(Self::Jsonl(compression)),
+            _ => None,
+        }
+    }
+
+    /// The format regardless of compression: the shards of a data set have the same one.
+    pub(crate) fn kind(self) -> Self {
+        match self {
+            Self::Jsonl(_) => Self::Jsonl(Compression::None),
+            other => other,
+        }
+    }
+}
 
 #[cfg(test)]
 pub(crate) mod testing {
@@ -46,5 +159,17 @@ pub(crate) mod testing {
                 Row::Skipped(_) => None,
             })
             .collect()
+    }
+
+    #[test]
+    fn formats_follow_from_extensions() {
+        assert_eq!(Format::from_name("data/train-00000-of-00001.parquet"), Some(Format::Parquet));
+        assert_eq!(Format::from_name("a.JSONL.gz"), Some(Format::Jsonl(Compression::Gzip)));
+        assert_eq!(Format::from_name("a.ndjson.zst"), Some(Format::Jsonl(Compression::Zstd)));
+        assert_eq!(Format::from_name("a.json"), Some(Format::Jsonl(Compression::None)));
+        assert_eq!(Format::from_name("book.txt"), Some(Format::Text));
+        for other in ["a.parquet.gz", "a.csv", "README.md", "parquet", ".gitattributes", "a.txt.gz"] {
+            assert_eq!(Format::from_name(other), None, "{other}");
+        }
     }
 }

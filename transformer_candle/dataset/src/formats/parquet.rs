@@ -21,7 +21,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescPtr;
 
-use super::shard_reader::{Row, ShardReader};
+use super::{Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::{ByteSource, RangeReader};
 use crate::error::MissingColumn;

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::shard_reader::{BYTE_ORDER_MARK, Row, ShardReader};
+use super::{BYTE_ORDER_MARK, Row, ShardReader};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 

@@ -12,10 +12,11 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use serde::Deserialize;
 
+use super::hf_tensors;
 use super::weights::zero_between_tensors;
 use crate::error::failed;
 use crate::initialization::write_masters;
-use crate::layout::{HfTensor, hf_tensors};
+use crate::layout::HfTensor;
 use crate::tensor_file::read_header;
 use crate::{Error, ModelShape, Result};
 

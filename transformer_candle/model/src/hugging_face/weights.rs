@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kernels::Buffer;
 
-use crate::layout::hf_tensors;
+use super::hf_tensors;
 use crate::tensor_file::{self, Conversion, NamedRange};
 use crate::{ModelShape, Result};
 

@@ -1,4 +1,4 @@
-//! The header of a safetensors file: its length, then JSON with the type, the shape and the byte range of each tensor.
+//! The header of a safetensors file: its length, then JSON with the type, the shape and the place of each tensor.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -10,8 +10,8 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use crate::error::failed;
 use crate::{Error, Result};
 
-/// Longer headers are refused; the limit of the safetensors library.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// The longest header that is read, as the format itself limits it.
+const LONGEST_HEADER: u64 = 100_000_000;
 
 /// The header of tensors (name, type, shape, bytes) that lie end to end.
 pub(super) fn header(tensors: impl Iterator<Item = (String, Dtype, Vec<usize>, usize)>) -> Vec<u8> {
@@ -34,18 +34,18 @@ pub(super) fn header(tensors: impl Iterator<Item = (String, Dtype, Vec<usize>, u
 pub(crate) fn read_header(reader: &mut dyn Read, file_bytes: u64, path: &Path) -> Result<Metadata> {
     let malformed = |problem: String| Error::Malformed { path: path.to_owned(), problem };
     let mut length = [0; 8];
-    let Some(after_length) = file_bytes.checked_sub(length.len() as u64) else {
+    let Some(behind_length) = file_bytes.checked_sub(length.len() as u64) else {
         return Err(malformed(format!("it has {file_bytes} bytes")));
     };
     reader.read_exact(&mut length).map_err(failed("read", path))?;
     let length = u64::from_le_bytes(length);
-    if length > MAX_HEADER_BYTES.min(after_length) {
+    if length > LONGEST_HEADER.min(behind_length) {
         return Err(malformed(format!("it claims a header of {length} bytes in a file of {file_bytes}")));
     }
     let mut json = vec![0; length as usize];
     reader.read_exact(&mut json).map_err(failed("read", path))?;
     let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| malformed(error.to_string()))?;
-    let (described, held) = (metadata.data_len() as u64, after_length - length);
+    let (described, held) = (metadata.data_len() as u64, behind_length - length);
     if described != held {
         return Err(malformed(format!("its header describes {described} bytes of tensors, it holds {held}")));
     }
