@@ -145,11 +145,6 @@ impl ParameterLayout {
     }
 }
 
-/// Every tensor of a model on disk, in the order of `transformers`' `named_parameters`.
-pub fn hf_tensors(shape: &ModelShape) -> Vec<HfTensor> {
-    ParameterLayout::new(shape).parameters().iter().flat_map(Parameter::hf_tensors).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
