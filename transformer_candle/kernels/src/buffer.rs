@@ -88,12 +88,6 @@ impl Buffer {
         Ok(Self { tensor, device: self.device.clone(), address, storage: self.storage })
     }
 
-    /// The same elements under another shape, sharing memory.
-    pub fn reshaped(&self, shape: &[usize]) -> Result<Self> {
-        let tensor = self.tensor.reshape(shape)?;
-        Ok(Self { tensor, device: self.device.clone(), address: self.address, storage: self.storage })
-    }
-
     pub(crate) fn storage_key(&self) -> usize {
         self.storage
     }
@@ -225,7 +219,7 @@ mod tests {
         assert_eq!(whole.tensor().to_vec2::<f32>().unwrap()[1], [1.0, 2.0, 3.0, 4.0]);
         whole.zero().unwrap();
         assert_eq!(row.read::<f32>().unwrap(), [0.0; 4]);
-        assert_eq!(row.reshaped(&[4]).unwrap().shape(), [4]);
+        assert_eq!(row.view(0, &[4]).unwrap().shape(), [4]);
         assert_eq!(row.view(3, &[1]).unwrap().address(), whole.view(7, &[1]).unwrap().address());
     }
 
@@ -280,7 +274,7 @@ mod tests {
         assert!(matches!(buffer.copy_from(&zeros(&[3, 2], DType::F32)), Err(Error::Shape { .. })));
         assert!(buffer.view(3, &[4]).is_err());
         assert!(buffer.view(usize::MAX, &[2]).is_err());
-        assert!(buffer.reshaped(&[7]).is_err());
+        assert!(buffer.view(0, &[7]).is_err());
         let transposed = buffer.tensor().t().unwrap();
         assert!(matches!(Buffer::from_tensor(transposed, &Device::Cpu), Err(Error::NotContiguous { .. })));
         assert!([DType::F64, DType::F4].iter().all(|&dtype| Buffer::zeros(&[2], dtype, &Device::Cpu).is_err()));
