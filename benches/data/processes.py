@@ -15,7 +15,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1] / "tests"
-BETWEEN_LOOKS = 0.1
+SAMPLE_INTERVAL = 0.1
+"""Seconds between two samples of memory."""
 
 
 def run_worker(
@@ -41,11 +42,11 @@ def run_worker(
 
 @contextmanager
 def peak_memory(pid: int) -> Iterator[list[int]]:
-    """Kibibytes at every look of the process and its descendants; what they share counts once (Linux's Pss)."""
+    """Samples, in KiB, of the memory of the process and its descendants; shared pages count once (Linux's PSS)."""
     ended, seen = threading.Event(), [0]
 
     def watch() -> None:
-        while not ended.wait(BETWEEN_LOOKS):
+        while not ended.wait(SAMPLE_INTERVAL):
             seen.append(sum(map(_proportional_size, _family(pid))))
 
     thread = threading.Thread(target=watch)
