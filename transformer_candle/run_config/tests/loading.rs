@@ -85,7 +85,7 @@ fn special_tokens_that_the_tokenizer_lacks_are_refused() {
 }
 
 #[test]
-fn without_data_both_ways_to_name_it_are_said() {
+fn without_data_both_ways_to_name_it_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let config = write(&folder, "training.yaml", presets()[0].text);
     insta::assert_snapshot!(complaint(&config), @r#"

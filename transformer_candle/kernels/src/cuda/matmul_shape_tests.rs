@@ -209,7 +209,7 @@ fn invalid_gemm_operands_are_refused() {
 }
 
 #[test]
-fn a_workspace_begins_at_a_multiple_of_256_bytes_wherever_its_buffer_lies() {
+fn a_workspace_is_aligned_to_256_bytes_in_any_buffer() {
     let space = workspace(super::super::WORKSPACE_ELEMENTS + 100);
     for offset in 0..100 {
         let part = Workspace::from_buffer(&space.view(offset, &[super::super::WORKSPACE_ELEMENTS]).unwrap());

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_of_32_gib_trains_a_billion_parameters_with_micro_batches_of_four() {
+    fn a_gpu_of_32_gib_fits_a_billion_parameters_in_fours() {
         // The masters' low bits and the moments, 10 bytes per parameter, are the optimizer's.
         let total = plan(4, true).bytes() + 10 * one_billion().parameter_count();
         // What CUDA reports of an RTX 5090.
