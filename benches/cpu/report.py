@@ -12,7 +12,7 @@ from pathlib import Path
 from contenders import DTYPES, GENERATION, OPERATIONS, OURS, PEERS, TARGET, Row
 
 ROWS = TARGET / "bench-cpu.jsonl"
-"""Where `run.py` puts the measurements unless it is told."""
+"""Where `run.py` writes the measurements by default."""
 
 
 class Round(list[Row]):

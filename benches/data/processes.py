@@ -24,12 +24,12 @@ def run_worker(
 ) -> dict[str, Any]:
     """A worker's answer and `peak_mebibytes`. `hub`: the data set's name and the Hub's address."""
     with tempfile.TemporaryDirectory() as scratch:
-        said = {"contender": contender, "task": task, "root": root, "scratch": scratch, **(options or {})}
+        options_given = {"contender": contender, "task": task, "root": root, "scratch": scratch, **(options or {})}
         environment = {**os.environ, "PYTHONPATH": f"{HERE}:{TESTS}", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         environment |= {"HF_HOME": str(Path(scratch) / "hf"), "HF_HUB_DISABLE_XET": "1"}
         if hub:
-            said["hub"], environment["HF_ENDPOINT"] = hub
-        words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+            options_given["hub"], environment["HF_ENDPOINT"] = hub
+        words = [word for name, value in options_given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         process = subprocess.Popen(
             [sys.executable, HERE / "worker.py", *words], env=environment, stdout=subprocess.PIPE, text=True
         )

@@ -1,7 +1,7 @@
 //! Every parameter, described in one place: name, shape, kind, initial values and the Hugging Face tensors it is made
 //! of.
 //!
-//! [`Parameters::build`] is that place. Whatever is said of parameters elsewhere follows from it: the layout of the
+//! [`Parameters::build`] is that place. Everything else about parameters follows from it: the layout of the
 //! flat buffers, counts, operations, initial values and the files' tensors. A parameter is added there and in the
 //! struct.
 

@@ -26,9 +26,9 @@ pub(crate) struct Matmul {
     pub(crate) a: Operand,
     /// Of the same element type as `a`.
     pub(crate) b: Operand,
-    /// Where the result goes, never transposed; F32, or the operands' type.
+    /// The result, never transposed; F32, or the operands' type.
     pub(crate) c: Operand,
-    /// What becomes of what is there.
+    /// Whether `c` is overwritten or added to.
     pub(crate) write_mode: WriteMode,
     /// Scratch that the library may use while the GEMM runs.
     pub(crate) workspace: Workspace,

@@ -83,7 +83,7 @@ pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &CallShape, dqkv
     let sums_of_tasks = Disjoint::new(partials);
     run_tasks(partition.tasks, 1, 1, scratch, thread, |tasks, scratch| {
         for task in tasks {
-            // Tiles of a head are dealt out in turn, so that parts differ by one tile at most.
+            // Part p has tiles p, p + parts, ...: parts differ by one tile at most, and each has early and late tiles.
             let (pair, part) = (task / partition.parts, task % partition.parts);
             let (scratch, own) = scratch.split_at_mut(partition.matrices);
             let sums = if partition.parts == 1 {

@@ -1,4 +1,5 @@
-//! The driver's library, told from the stub that a CUDA toolkit has for linking programs on machines without a driver.
+//! The driver's library. A CUDA toolkit has a stub of it for linking programs on machines without a driver; it is
+//! recognised and refused.
 
 use std::path::{Path, PathBuf};
 

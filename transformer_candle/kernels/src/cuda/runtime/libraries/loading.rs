@@ -27,7 +27,7 @@ pub(super) fn load_one(library: &Wanted, folders: &[PathBuf], driver: Option<i32
         return usable(&name).map(keep).map_err(cannot);
     }
     let mut unusable = None;
-    // By version before folder: a newer one far away goes before an older one at hand.
+    // By version first, then by folder: the newest is preferred wherever it is.
     for (version, folder) in VERSIONS.iter().flat_map(|version| folders.iter().map(move |folder| (version, folder))) {
         let path = folder.join(format!("lib{}.so.{version}", library.name));
         if !path.is_file() {
