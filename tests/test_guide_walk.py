@@ -1,4 +1,4 @@
-"""The guide's walk, as typed, against a Hub with FineWeb's layout."""
+"""The walkthrough of the guide, as typed, against a Hub with FineWeb's layout."""
 
 from __future__ import annotations
 
