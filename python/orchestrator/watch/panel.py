@@ -1,0 +1,186 @@
+"""A status on a terminal: what fits its size, the most important first."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.layout import Layout
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.terminal import escaped
+from orchestrator.watch import chart, report
+from orchestrator.watch.chart import Series
+from orchestrator.watch.report import Fact
+from orchestrator.watch.status import State, Status
+
+STYLES = {
+    State.RUNNING: "bold green",
+    State.ENDED: "bold green",
+    State.STARTING: "bold yellow",
+    State.NOT_STARTED: "bold yellow",
+    State.STOPPED: "bold yellow",
+    State.SILENT: "bold red",
+    State.KILLED: "bold red",
+    State.REMOVED: "bold red",
+}
+MIN_WIDTH, MIN_HEIGHT = 60, 20
+"""Of a terminal with panels; a smaller one gets lines."""
+WIDE, TALL = 100, 32
+"""Of a terminal with room for the smaller charts beside that of the loss."""
+HEADER = 2
+FRAME = 2
+"""Rows or columns that the border of a panel takes."""
+LABEL_WIDTH = 14
+
+
+class Screen:
+    """The whole terminal; drawn for the size that it has at that moment."""
+
+    def __init__(self, status: Status, note: str, unicode: bool) -> None:
+        self.status, self.note, self.unicode = status, note, unicode
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw what fits."""
+        width, height = options.max_width, options.height or console.height
+        if width < MIN_WIDTH or height < MIN_HEIGHT:
+            yield _lines(self.status, self.note, width, height)
+            return
+        yield _layout(self.status, self.note, width, height, self.unicode)
+
+
+def _lines(status: Status, note: str, width: int, height: int) -> RenderableType:
+    """Return facts only, cut to the size."""
+    facts = [*report.learning(status), *report.speed(status), *report.machine(status), *report.files(status)]
+    lines = [_headline(status), Text(report.progress(status))]
+    lines += [Text(text, style="yellow") for text in report.warnings(status)[:2]]
+    lines += [_fact(fact) for fact in facts]
+    lines = [*lines[: max(1, height - 1)], Text(note, style="dim")][:height]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return Group(*lines)
+
+
+def _layout(status: Status, note: str, width: int, height: int, unicode: bool) -> Layout:
+    """Return header, charts, facts, messages and a last line."""
+    is_large = width >= WIDE and height >= TALL
+    facts = _facts(status, is_large)
+    facts_height = max(len(part) for _, part in facts) + FRAME
+    messages = _messages(status, is_large)
+    left = height - HEADER - facts_height - 1
+    messages_height = min(len(messages) + FRAME, max(3, left // 3))
+    frame = box.ROUNDED if unicode else box.ASCII
+    charts_height = left - messages_height
+    layout = Layout()
+    layout.split_column(
+        Layout(_header(status, width), size=HEADER),
+        Layout(_charts(status, width, charts_height, is_large, frame, unicode), size=charts_height),
+        Layout(_row([_panel(title, Group(*map(_fact, part)), frame) for title, part in facts]), size=facts_height),
+        Layout(_panel("messages", _cut(messages, messages_height - FRAME, width - 4), frame), size=messages_height),
+        Layout(Text(note, style="dim", no_wrap=True, overflow="ellipsis"), size=1),
+    )
+    return layout
+
+
+def _header(status: Status, width: int) -> RenderableType:
+    """Return the state and the progress, with a bar below."""
+    text = _headline(status)
+    progress = Text(report.progress(status), style="bold")
+    text.truncate(max(10, width - len(progress) - 2), overflow="ellipsis")
+    first = Table.grid(expand=True)
+    first.add_column(no_wrap=True)
+    first.add_column(justify="right", no_wrap=True)
+    first.add_row(text, progress)
+    total = status.total_steps
+    bar: RenderableType = Text("")
+    if total:
+        bar = ProgressBar(total=total, completed=min(status.step, total), width=width)
+    return Group(first, bar)
+
+
+def _headline(status: Status) -> Text:
+    text = Text(report.headline(status), no_wrap=True)
+    start = text.plain.index(": ", len(escaped(status.name))) + 2
+    text.stylize("bold", 0, start)
+    text.stylize(STYLES[status.state], start, start + len(status.state.value))
+    return text
+
+
+def _charts(status: Status, width: int, height: int, is_large: bool, frame: box.Box, unicode: bool) -> RenderableType:
+    """Return the losses, and on a large terminal learning rate, gradient norm and speed beside them."""
+    loss = report.loss_series(status, unicode)
+    if not is_large:
+        return _chart(report.loss_title(unicode), loss, width, height, frame, unicode)
+    small = [("learning_rate", "learning rate"), ("grad_norm", "gradient norm"), ("tokens_per_second", "tokens/s")]
+    narrow = width // 3
+    layout, column = Layout(), Layout(size=narrow)
+    rows = height // len(small)
+    heights = [rows] * (len(small) - 1) + [height - rows * (len(small) - 1)]
+    column.split_column(
+        *(
+            Layout(_chart(title, [Series(report.curve(status, key), "green")], narrow, tall, frame, unicode), size=tall)
+            for (key, title), tall in zip(small, heights, strict=True)
+        )
+    )
+    main = _chart(report.loss_title(unicode), loss, width - narrow, height, frame, unicode)
+    layout.split_row(Layout(main, size=width - narrow), column)
+    return layout
+
+
+def _chart(title: str, series: list[Series], width: int, height: int, frame: box.Box, unicode: bool) -> Panel:
+    lines = chart.draw(series, width - 2 * FRAME, max(1, height - FRAME), unicode)
+    return _panel(title, Group(*lines), frame)
+
+
+def _facts(status: Status, is_large: bool) -> list[tuple[str, list[Fact]]]:
+    """Return the panels of facts; on a small terminal two, the machine's without what is not known."""
+    learning, speed, machine = report.learning(status), report.speed(status), report.machine(status)
+    if is_large:
+        return [("learning", learning), ("speed", speed), ("machine", machine)]
+    known = machine if status.utilization is not None else []
+    speed = [fact for fact in speed if fact[0] != "tokens"]
+    return [("learning", learning), ("speed", [*speed, *known][: len(learning) + 1])]
+
+
+def _messages(status: Status, is_large: bool) -> list[Text]:
+    """Return warnings, checkpoints, the directory and the last sample, a line each."""
+    lines = [Text(text, style="yellow") for text in report.warnings(status)]
+    files = report.files(status)
+    if is_large:
+        lines += [_fact(("directory", escaped(str(status.directory.absolute())))), *map(_fact, files)]
+    else:
+        lines.append(_fact((files[0][0], "; ".join([files[0][1], *(f"{name} {text}" for name, text in files[1:])]))))
+    shown = report.sample(status)
+    if shown is None:
+        return lines
+    title, prompt, text = shown
+    written = Text.assemble((prompt, "bold"), (text, ""))
+    if is_large:
+        return [*lines, Text(title, style="cyan"), *written.split("\n", allow_blank=True)]
+    return [*lines, Text.assemble((f"{title}: ", "cyan"), Text(" ").join(written.split("\n")))]
+
+
+def _cut(lines: list[Text], height: int, width: int) -> RenderableType:
+    """Return as many lines as fit, wrapped; what is left out is counted."""
+    console = Console(width=max(1, width), color_system=None)
+    wrapped = [part for line in lines for part in line.wrap(console, max(1, width))]
+    if len(wrapped) > height:
+        wrapped = [*wrapped[: height - 1], Text(f"... {len(wrapped) - height + 1} more lines", style="dim")]
+    return Group(*wrapped)
+
+
+def _fact(fact: Fact) -> Text:
+    name, text = fact
+    return Text.assemble((f"{name:<{LABEL_WIDTH}}", "cyan"), escaped(text), no_wrap=True, overflow="ellipsis")
+
+
+def _row(panels: list[Panel]) -> Layout:
+    layout = Layout()
+    layout.split_row(*(Layout(panel) for panel in panels))
+    return layout
+
+
+def _panel(title: str, content: RenderableType, frame: box.Box) -> Panel:
+    return Panel(content, title=Text(title, style="bold"), title_align="left", box=frame, border_style="dim")
