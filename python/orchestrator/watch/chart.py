@@ -16,6 +16,8 @@ EARLY = 0.05
 """The part of a run at its beginning whose values may lie above the axis."""
 MIN_POINTS_TO_CLIP = 40
 ROWS_PER_TICK = 3
+MARK_DISTANCE = 6
+"""Columns between marks, at least."""
 MIN_WIDTH, MIN_HEIGHT = 24, 3
 SMOOTHING_SPANS = 60
 """A smoothed curve averages over its length divided by this."""
@@ -28,6 +30,8 @@ class Series:
     points: Sequence[Point]
     style: str
     mark: str | None = None
+    from_zero: bool = False
+    """Whether the scale begins at zero, for what is compared with it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ def draw(series: Sequence[Series], width: int, height: int, unicode: bool) -> li
         return [Text("no values yet" if not points else "")] + [Text("")] * (height - 1)
     rows = height - 1
     low, high = _value_range([one.points for one in series])
+    if any(one.from_zero for one in series):
+        low, high = min(low, 0.0), max(high, 1e-9)
     ticks = _ticks(low, high, max(2, rows // ROWS_PER_TICK))
     labels = _labels(ticks)
     margin = max(map(len, labels)) + 1
@@ -97,10 +103,7 @@ class _Canvas:
     def draw(self, series: Series) -> None:
         """Draw a line or marks; what is above the scale is left out."""
         if series.mark is not None:
-            for x, y in series.points:
-                if y <= self.high:
-                    cell = self._cell(self.x.position(x), self.y.position(y))
-                    self.marks[cell], self.styles[cell] = series.mark, series.style
+            self._draw_marks(series, series.mark)
             return
         last: tuple[int, int] | None = None
         for x, y in series.points:
@@ -111,6 +114,15 @@ class _Canvas:
             for dot in _between(last or here, here):
                 self._set(*dot, series.style)
             last = here
+
+    def _draw_marks(self, series: Series, mark: str) -> None:
+        """Draw marks from the last to the first; those that would hide the curve between them are left out."""
+        last_column = self.columns + MARK_DISTANCE
+        for x, y in reversed(series.points):
+            cell = self._cell(self.x.position(x), self.y.position(y))
+            if y <= self.high and last_column - cell[1] >= MARK_DISTANCE:
+                self.marks[cell], self.styles[cell] = mark, series.style
+                last_column = cell[1]
 
     def line(self, row: int) -> Text:
         """Return a row of characters."""
@@ -164,7 +176,7 @@ def _ticks(low: float, high: float, count: int) -> list[float]:
     power = 10.0 ** math.ceil(math.log10((high - low) / count))
     for step in (power, power / 2, power / 5, power / 10):
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first >= max(1, count - 2):
+        if last - first >= max(1, count // 2):
             break
     return [index * step for index in range(first, last + 1)]
 

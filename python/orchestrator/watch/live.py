@@ -28,8 +28,8 @@ from orchestrator.watch.panel import Screen
 from orchestrator.watch.run_directory import METRICS, FollowedDirectory, find
 from orchestrator.watch.status import Status, as_json, assess
 
-BUDGET = 64 << 20
-"""Bytes of metrics read between two looks at the keyboard: a quarter of a second's work at most."""
+BUDGET = 16 << 20
+"""Bytes of metrics read between two looks at the keyboard: a twentieth of a second's work."""
 MAX_PLAIN_WIDTH = 120
 POLL_SECONDS = 0.2
 """How often the size of the terminal is looked at."""

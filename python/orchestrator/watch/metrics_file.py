@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ OVERLAP = 256
 """Bytes before the position that must still be there for the file to be the same."""
 FREQUENT = (b'{"kind":"train"', b'{"kind":"utilization"')
 """How lines begin of which a long file has too many to parse each."""
+KIND = slice(9, 14)
+"""The bytes in which these lines differ."""
 
 
 class TrainPoint(NamedTuple):
@@ -83,6 +85,8 @@ class Metrics:
     """By its text, the newest last."""
     end: Row | None = None
     """Why training ended; none if a later line follows."""
+    step: int = 0
+    """The last line's."""
     lines: int = 0
     damaged: int = 0
     """Lines that are not a row of metrics."""
@@ -90,6 +94,7 @@ class Metrics:
     def add(self, row: Row) -> None:
         """Take in a row. Kinds that are not known are passed over."""
         self.lines += 1
+        self.step = row["step"]
         kind = row["kind"]
         self.end = row if kind == "end" else None
         if kind == "train":
@@ -176,18 +181,18 @@ class MetricsFile:
         if lines and self._in_endless_line:
             del lines[0]
             self._in_endless_line = False
-        beginnings = [next((start for start in FREQUENT if line.startswith(start)), b"") for line in lines]
-        left = {start: beginnings.count(start) for start in FREQUENT}
-        for line, start in zip(lines, beginnings, strict=True):
-            if start:
-                left[start] -= 1
-                if left[start] >= WINDOW and self._skips(start):
+        kinds = [line[KIND] if line.startswith(FREQUENT) else b"" for line in lines]
+        left = Counter(kinds)
+        for line, kind in zip(lines, kinds, strict=True):
+            if kind:
+                left[kind] -= 1
+                if left[kind] >= WINDOW and self._skips(kind):
                     continue
             self._add_line(line)
 
-    def _skips(self, start: bytes) -> bool:
+    def _skips(self, kind: bytes) -> bool:
         """Whether a line that is not among the newest need not be parsed."""
-        skipped = start != FREQUENT[0] or self.metrics.train.skip()
+        skipped = kind != FREQUENT[0][KIND] or self.metrics.train.skip()
         self.metrics.lines += skipped
         return skipped
 

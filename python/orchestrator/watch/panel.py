@@ -31,9 +31,12 @@ MIN_WIDTH, MIN_HEIGHT = 60, 20
 WIDE, TALL = 100, 32
 """Of a terminal with room for the smaller charts beside that of the loss."""
 HEADER = 2
+MIN_BAR = 10
 FRAME = 2
 """Rows or columns that the border of a panel takes."""
 LABEL_WIDTH = 14
+SMALL_FACTS = 5
+"""Facts in a panel of a small terminal."""
 
 
 class Screen:
@@ -70,7 +73,8 @@ def _layout(status: Status, note: str, width: int, height: int, unicode: bool) -
     facts_height = max(len(part) for _, part in facts) + FRAME
     messages = _messages(status, is_large)
     left = height - HEADER - facts_height - 1
-    messages_height = min(len(messages) + FRAME, max(3, left // 3))
+    wrapped = _wrapped(messages, width - 4)
+    messages_height = min(len(wrapped) + FRAME, max(3, left * 2 // 5 + 1))
     frame = box.ROUNDED if unicode else box.ASCII
     charts_height = left - messages_height
     layout = Layout()
@@ -78,30 +82,25 @@ def _layout(status: Status, note: str, width: int, height: int, unicode: bool) -
         Layout(_header(status, width), size=HEADER),
         Layout(_charts(status, width, charts_height, is_large, frame, unicode), size=charts_height),
         Layout(_row([_panel(title, Group(*map(_fact, part)), frame) for title, part in facts]), size=facts_height),
-        Layout(_panel("messages", _cut(messages, messages_height - FRAME, width - 4), frame), size=messages_height),
+        Layout(_panel("messages", _cut(wrapped, messages_height - FRAME), frame), size=messages_height),
         Layout(Text(note, style="dim", no_wrap=True, overflow="ellipsis"), size=1),
     )
     return layout
 
 
 def _header(status: Status, width: int) -> RenderableType:
-    """Return the state and the progress, with a bar below."""
-    text = _headline(status)
-    progress = Text(report.progress(status), style="bold")
-    text.truncate(max(10, width - len(progress) - 2), overflow="ellipsis")
-    first = Table.grid(expand=True)
-    first.add_column(no_wrap=True)
-    first.add_column(justify="right", no_wrap=True)
-    first.add_row(text, progress)
-    total = status.total_steps
-    bar: RenderableType = Text("")
-    if total:
-        bar = ProgressBar(total=total, completed=min(status.step, total), width=width)
-    return Group(first, bar)
+    """Return the state, and below it the progress with a bar."""
+    progress = Text(report.progress(status), style="bold", no_wrap=True, overflow="ellipsis")
+    total, room = status.total_steps, width - len(progress) - 1
+    below: RenderableType = progress
+    if total and room >= MIN_BAR:
+        below = Table.grid(padding=(0, 1, 0, 0))
+        below.add_row(progress, ProgressBar(total=total, completed=min(status.step, total), width=room - 1))
+    return Group(_headline(status), below)
 
 
 def _headline(status: Status) -> Text:
-    text = Text(report.headline(status), no_wrap=True)
+    text = Text(report.headline(status), no_wrap=True, overflow="ellipsis")
     start = text.plain.index(": ", len(escaped(status.name))) + 2
     text.stylize("bold", 0, start)
     text.stylize(STYLES[status.state], start, start + len(status.state.value))
@@ -120,13 +119,17 @@ def _charts(status: Status, width: int, height: int, is_large: bool, frame: box.
     heights = [rows] * (len(small) - 1) + [height - rows * (len(small) - 1)]
     column.split_column(
         *(
-            Layout(_chart(title, [Series(report.curve(status, key), "green")], narrow, tall, frame, unicode), size=tall)
+            Layout(_chart(title, [_small(status, key)], narrow, tall, frame, unicode), size=tall)
             for (key, title), tall in zip(small, heights, strict=True)
         )
     )
     main = _chart(report.loss_title(unicode), loss, width - narrow, height, frame, unicode)
     layout.split_row(Layout(main, size=width - narrow), column)
     return layout
+
+
+def _small(status: Status, key: str) -> Series:
+    return Series(report.curve(status, key), "green", from_zero=key != "grad_norm")
 
 
 def _chart(title: str, series: list[Series], width: int, height: int, frame: box.Box, unicode: bool) -> Panel:
@@ -139,19 +142,20 @@ def _facts(status: Status, is_large: bool) -> list[tuple[str, list[Fact]]]:
     learning, speed, machine = report.learning(status), report.speed(status), report.machine(status)
     if is_large:
         return [("learning", learning), ("speed", speed), ("machine", machine)]
-    known = machine if status.utilization is not None else []
-    speed = [fact for fact in speed if fact[0] != "tokens"]
-    return [("learning", learning), ("speed", [*speed, *known][: len(learning) + 1])]
+    if status.utilization is not None:
+        # The GPU's use and memory, or the process's, tell more than the parts for saving and evaluating.
+        speed = [*speed[:3], *machine[:2], *speed[3:]]
+    return [("learning", learning[:SMALL_FACTS]), ("speed", speed[:SMALL_FACTS])]
 
 
 def _messages(status: Status, is_large: bool) -> list[Text]:
-    """Return warnings, checkpoints, the directory and the last sample, a line each."""
-    lines = [Text(text, style="yellow") for text in report.warnings(status)]
+    """Return the directory, checkpoints, warnings and the last sample, a line each."""
     files = report.files(status)
     if is_large:
-        lines += [_fact(("directory", escaped(str(status.directory.absolute())))), *map(_fact, files)]
+        lines = [_fact(("directory", str(status.directory.absolute()))), *map(_fact, files)]
     else:
-        lines.append(_fact((files[0][0], "; ".join([files[0][1], *(f"{name} {text}" for name, text in files[1:])]))))
+        lines = [_fact((files[0][0], "; ".join([files[0][1], *(f"{name} {text}" for name, text in files[1:])])))]
+    lines += [Text(text, style="yellow") for text in report.warnings(status)]
     shown = report.sample(status)
     if shown is None:
         return lines
@@ -162,13 +166,16 @@ def _messages(status: Status, is_large: bool) -> list[Text]:
     return [*lines, Text.assemble((f"{title}: ", "cyan"), Text(" ").join(written.split("\n")))]
 
 
-def _cut(lines: list[Text], height: int, width: int) -> RenderableType:
-    """Return as many lines as fit, wrapped; what is left out is counted."""
+def _wrapped(lines: list[Text], width: int) -> list[Text]:
     console = Console(width=max(1, width), color_system=None)
-    wrapped = [part for line in lines for part in line.wrap(console, max(1, width))]
-    if len(wrapped) > height:
-        wrapped = [*wrapped[: height - 1], Text(f"... {len(wrapped) - height + 1} more lines", style="dim")]
-    return Group(*wrapped)
+    return [part for line in lines for part in line.wrap(console, max(1, width))]
+
+
+def _cut(lines: list[Text], height: int) -> RenderableType:
+    """Return as many lines as fit; what is left out is counted."""
+    if len(lines) > height:
+        lines = [*lines[: height - 1], Text(f"... {len(lines) - height + 1} more lines", style="dim")]
+    return Group(*lines)
 
 
 def _fact(fact: Fact) -> Text:

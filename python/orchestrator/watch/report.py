@@ -28,7 +28,7 @@ def headline(status: Status) -> str:
 def _tail(status: Status) -> str:
     if not status.detail:
         return ""
-    return f" {status.detail}" if status.state is State.KILLED else f", {status.detail}"
+    return f" {status.detail}" if status.state in (State.KILLED, State.STOPPED) else f", {status.detail}"
 
 
 def progress(status: Status) -> str:
@@ -53,24 +53,27 @@ def learning(status: Status) -> list[Fact]:
         ("best", _held_out(best)),
         ("learning rate", _formatted(number(train, "learning_rate"), ".3g")),
         ("gradient norm", _formatted(number(train, "grad_norm"), ".3g")),
+        ("bits per byte", _formatted(number(evaluation, "bits_per_byte"), ".3f")),
     ]
 
 
 def speed(status: Status) -> list[Fact]:
     """Tokens per second, MFU, what a step's time goes into."""
-    seconds, mfu, tokens = status.seconds_per_step, number(status.train, "mfu"), number(status.train, "tokens")
+    mfu, seconds, shares = number(status.train, "mfu"), status.seconds_per_step, status.shares
+    tokens_per_second = _formatted(status.tokens_per_second, ",.0f")
+    part = {name: f"{100 * share:.1f} %" for name, share in shares.items()}
     return [
-        ("tokens/s", _formatted(status.tokens_per_second, ",.0f")),
-        ("MFU", UNKNOWN if mfu is None else f"{100 * mfu:.1f} %"),
-        ("step", UNKNOWN if seconds is None else f"{seconds:.3g} s"),
-        ("of it", shares(status)),
-        ("tokens", _formatted(tokens, ",.0f")),
+        ("tokens/s", tokens_per_second if mfu is None else f"{tokens_per_second}, MFU {100 * mfu:.1f} %"),
+        ("step", UNKNOWN if seconds is None else f"{_step_time(seconds)}, compute {part.get('compute', UNKNOWN)}"),
+        ("data wait", part.get("data_wait", UNKNOWN)),
+        ("save", part.get("save", UNKNOWN)),
+        ("evaluation", part.get("evaluation", UNKNOWN)),
+        ("tokens", _formatted(number(status.train, "tokens"), ",.0f")),
     ]
 
 
-def shares(status: Status) -> str:
-    """`compute 98.2 %, data wait 0.4 %, save 1.1 %, evaluation 0.3 %`."""
-    return ", ".join(f"{name.replace('_', ' ')} {100 * part:.1f} %" for name, part in status.shares.items()) or UNKNOWN
+def _step_time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def machine(status: Status) -> list[Fact]:
@@ -82,29 +85,28 @@ def machine(status: Status) -> list[Fact]:
 
 
 def _gpu(row: Row) -> Iterable[Fact]:
-    used = number(row, "gpu_utilization")
+    used, clock = number(row, "gpu_utilization"), number(row, "gpu_clock_mhz")
     if used is None:
         return
-    power, limit = number(row, "gpu_power_watts"), number(row, "gpu_power_limit_watts")
-    parts = [f"{100 * used:.0f} %"]
-    if power is not None:
-        parts.append(f"{power:.0f} W" if limit is None else f"{power:.0f} of {limit:.0f} W")
-    for key, unit in (("gpu_temperature_celsius", "°C"), ("gpu_clock_mhz", "MHz")):
-        value = number(row, key)
-        parts += [] if value is None else [f"{value:,.0f} {unit}"]
-    yield "GPU", ", ".join(parts)
+    yield "GPU", f"{100 * used:.0f} %" if clock is None else f"{100 * used:.0f} %, {clock:,.0f} MHz"
     memory, total = number(row, "gpu_memory_bytes"), number(row, "gpu_memory_total_bytes")
     if memory is not None:
         yield "GPU memory", amount(int(memory)) if total is None else f"{amount(int(memory))} of {amount(int(total))}"
+    power, limit = number(row, "gpu_power_watts"), number(row, "gpu_power_limit_watts")
+    parts = [] if power is None else [f"{power:.0f} W" if limit is None else f"{power:.0f} of {limit:.0f} W"]
+    heat = number(row, "gpu_temperature_celsius")
+    parts += [] if heat is None else [f"{heat:.0f} °C"]
+    if parts:
+        yield "GPU power", ", ".join(parts)
     if row.get("gpu_throttle"):
         yield "GPU throttled", str(row["gpu_throttle"])
 
 
 def _process(row: Row) -> str:
     cores, memory, swap = (number(row, key) for key in ("cpu_cores", "rss_bytes", "swap_bytes"))
-    parts = [] if cores is None else [f"{cores:.2f} cores busy"]
-    parts += [] if memory is None else [f"{amount(int(memory))} of memory"]
-    parts += [f"{amount(int(swap))} swapped out"] if swap else []
+    parts = [] if cores is None else [f"{cores:.2f} cores"]
+    parts += [] if memory is None else [amount(int(memory))]
+    parts += [f"{amount(int(swap))} of swap"] if swap else []
     return ", ".join(parts) or UNKNOWN
 
 
@@ -135,7 +137,7 @@ def sample(status: Status) -> tuple[str, str, str] | None:
     if row is None:
         return None
     prompt, text = (escaped(str(row.get(key) or "")) for key in ("prompt", "text"))
-    return f"sample of step {row['step']:,}", prompt, text.removeprefix(prompt)
+    return f"sample of step {row['step']:,}", prompt, text
 
 
 def loss_series(status: Status, unicode: bool) -> list[chart.Series]:
@@ -149,7 +151,8 @@ def curve(status: Status, key: str) -> list[chart.Point]:
     """Return a number of each step, by a field of `TrainPoint`."""
     index = TrainPoint._fields.index(key)
     points: list[TrainPoint] = status.metrics.train.points
-    return [(float(point.step), point[index]) for point in points if point[index] is not None]
+    values = ((float(point.step), point[index]) for point in points)
+    return [(step, value) for step, value in values if value is not None]
 
 
 def loss_title(unicode: bool) -> str:
@@ -188,16 +191,14 @@ def _loss(status: Status) -> str:
     if last is None:
         return UNKNOWN
     curve_of_loss = chart.smoothed(curve(status, "loss"))
-    return f"{last:.4f}, smoothed {curve_of_loss[-1][1]:.4f}"
+    return f"{last:.4f}, smoothed {curve_of_loss[-1][1]:.3f}"
 
 
 def _held_out(evaluation: Row | None) -> str:
     loss = number(evaluation, "loss")
     if evaluation is None or loss is None:
         return UNKNOWN
-    bits = number(evaluation, "bits_per_byte")
-    more = "" if bits is None else f", {bits:.3f} bits per byte"
-    return f"{loss:.4f} at step {evaluation['step']:,}{more}"
+    return f"{loss:.4f} at step {evaluation['step']:,}"
 
 
 def _formatted(value: float | None, form: str) -> str:

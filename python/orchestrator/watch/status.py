@@ -18,8 +18,8 @@ from orchestrator.watch.metrics_file import Metrics, Row, number
 from orchestrator.watch.run_directory import METRICS, last_change
 from orchestrator.watch.trainer_lock import Held, TrainerLock
 
-SHARES = {"data_wait": "data_wait_seconds", "save": "save_seconds", "evaluation": "evaluation_seconds"}
-"""The parts of a step's time besides computing, and the keys of their seconds in a train row."""
+BETWEEN = {"save": "save_seconds", "evaluation": "evaluation_seconds"}
+"""What takes time between steps, and the keys of the seconds since the train row before."""
 MIN_SILENCE = 60.0
 """Seconds without a line after which a run whose lock cannot be asked counts as silent, at least."""
 SILENT_STEPS = 10
@@ -81,12 +81,12 @@ class Status:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Median step time of the last steps, with their mean time of saving and evaluating."""
+        """Median step time of the last lines, with the time of saving and evaluating that a step takes on average."""
         steps = _present(number(row, "step_seconds") for row in self.metrics.recent)
         if not steps:
             return None
-        rest = sum(_seconds(self.metrics, key) for key in ("save_seconds", "evaluation_seconds"))
-        return statistics.median(steps) + rest / len(steps)
+        between = (_between_steps(self.metrics, key) for key in BETWEEN.values())
+        return statistics.median(steps) + sum(_present(between))
 
     @property
     def eta(self) -> float | None:
@@ -104,18 +104,14 @@ class Status:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Parts of the last steps' time, of 1: computing, and of the others those that the trainer records."""
-        steps = _seconds(self.metrics, "step_seconds")
-        seconds = {
-            share: _seconds(self.metrics, key)
-            for share, key in SHARES.items()
-            if any(number(row, key) is not None for row in self.metrics.recent)
-        }
-        total = steps + seconds.get("save", 0.0) + seconds.get("evaluation", 0.0)
-        if total <= 0:
+        """Parts of a step's time, of 1: computing, waiting for data, and what the trainer records of the rest."""
+        step, wait = (_mean(self.metrics, key) for key in ("step_seconds", "data_wait_seconds"))
+        between = {share: _between_steps(self.metrics, key) for share, key in BETWEEN.items()}
+        if not step or wait is None:
             return {}
-        compute = max(0.0, steps - seconds.get("data_wait", 0.0))
-        return {"compute": compute / total} | {share: value / total for share, value in seconds.items()}
+        total = step + sum(_present(between.values()))
+        seconds = {"compute": max(0.0, step - wait), "data_wait": wait, **between}
+        return {share: value / total for share, value in seconds.items() if value is not None}
 
     @property
     def utilization(self) -> Row | None:
@@ -134,20 +130,17 @@ def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, 
     folder = checkpoints.directory_of(directory, config)
     latest = checkpoints.newest(folder)
     total = _section(config, "scheduler").get("total_steps")
-    total = total if isinstance(total, int) and total > 0 else None
-    step = max(
-        [row["step"] for row in (metrics.recent[-1] if metrics.recent else None, metrics.evaluation) if row] or [0]
-    )
+    total = total if type(total) is int and total > 0 else None
     written = last_change(directory) if (directory / METRICS).exists() else None
     age = None if written is None else max(0.0, now - written)
-    state, detail = _state(metrics, lock, latest, step, total, age) if not removed else (State.REMOVED, "")
+    state, detail = _state(metrics, lock, latest, total, age) if not removed else (State.REMOVED, "")
     return Status(
         directory=directory,
         state=state,
         detail=detail,
         metrics=metrics,
         lock=lock,
-        step=step,
+        step=metrics.step,
         total_steps=total,
         latest=latest,
         best=checkpoints.named(folder, "best"),
@@ -159,41 +152,44 @@ def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, 
 
 
 def _state(
-    metrics: Metrics, lock: TrainerLock, latest: Checkpoint | None, step: int, total: int | None, age: float | None
+    metrics: Metrics, lock: TrainerLock, latest: Checkpoint | None, total: int | None, age: float | None
 ) -> tuple[State, str]:
     """Return what the run is doing, and the rest of the sentence about it."""
     if lock.held is Held.YES:
-        state = State.RUNNING if metrics.recent else State.STARTING
-        return state, _trainer(lock)
+        return (State.RUNNING if metrics.recent else State.STARTING), _trainer(lock)
+    if metrics.end is not None:
+        return _ended(metrics.end)
     if lock.held is Held.UNKNOWN and metrics.lines:
         return _judged_by_age(metrics, lock, age)
-    if metrics.end is not None:
-        reason = str(metrics.end.get("reason", "no reason is given"))
-        return (State.STOPPED, reason) if reason.startswith("stopped") else (State.ENDED, reason)
     if not metrics.recent:
-        return (State.NOT_STARTED, "") if latest is None else (State.STOPPED, f"saved at step {latest.step:,}")
-    if latest is not None and latest.step >= step:
-        if total is not None and step >= total:
+        return (State.NOT_STARTED, "") if latest is None else (State.STOPPED, f"and saved at step {latest.step:,}")
+    # A trainer that records the time of saving records its end as well.
+    records_end = any("save_seconds" in row for row in metrics.recent)
+    if latest is not None and latest.step >= metrics.step and not records_end:
+        if total is not None and metrics.step >= total:
             return State.ENDED, "all steps are done"
-        return State.STOPPED, f"saved at step {latest.step:,}"
+        return State.STOPPED, f"and saved at step {latest.step:,}"
+    after = f"or failed after step {metrics.step:,}"
     if latest is None:
-        return State.KILLED, f"after step {step:,}, before its first checkpoint: it has to start again"
-    return (
-        State.KILLED,
-        f"after step {step:,}; --resume repeats {step - latest.step:,} steps, from step {latest.step:,}",
-    )
+        return State.KILLED, f"{after}, before its first checkpoint: it has to start again"
+    repeated = max(0, metrics.step - latest.step)
+    return State.KILLED, f"{after}; --resume starts from step {latest.step:,} and repeats {repeated:,} steps"
+
+
+def _ended(end: Row) -> tuple[State, str]:
+    reason = str(end.get("reason", "no reason is given"))
+    if reason.startswith(State.STOPPED.value):
+        return State.STOPPED, reason.removeprefix(State.STOPPED.value).strip()
+    return State.ENDED, reason
 
 
 def _judged_by_age(metrics: Metrics, lock: TrainerLock, age: float | None) -> tuple[State, str]:
     """Return the state of a run on another machine, whose lock only that machine knows."""
-    where = f"on {lock.host}" if lock.host else "elsewhere"
-    if metrics.end is not None:
-        reason = str(metrics.end.get("reason", "no reason is given"))
-        return (State.STOPPED if reason.startswith("stopped") else State.ENDED), f"{where}: {reason}"
+    where = f"on {lock.host}" if lock.host else "on another machine"
     if age is None or age > _longest_silence(metrics):
         since = "" if age is None else f" for {duration(age)}"
-        return State.SILENT, f"{where}: no line{since}; it was stopped or killed, or its files are not copied any more"
-    return State.RUNNING, f"{where}, to judge by the age of its last line"
+        return State.SILENT, f"no line{since} {where}: it was stopped or killed, or its files are not copied any more"
+    return State.RUNNING, f"{where} as far as its files tell"
 
 
 def _longest_silence(metrics: Metrics) -> float:
@@ -277,8 +273,18 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _seconds(metrics: Metrics, key: str) -> float:
-    return sum(_present(number(row, key) for row in metrics.recent))
+def _mean(metrics: Metrics, key: str) -> float | None:
+    """Return the mean of a number of the last steps that have a line."""
+    values = _present(number(row, key) for row in metrics.recent)
+    return statistics.fmean(values) if values else None
+
+
+def _between_steps(metrics: Metrics, key: str) -> float | None:
+    """Return the seconds per step of what is counted from line to line, whether each step has a line or not."""
+    rows = list(metrics.recent)
+    values = _present(number(row, key) for row in rows[1:])
+    steps = rows[-1]["step"] - rows[0]["step"] if rows else 0
+    return sum(values) / steps if values and steps > 0 else None
 
 
 def _present(values: Iterable[float | None]) -> list[float]:
