@@ -19,7 +19,7 @@ ROWS_PER_TICK = 3
 MARK_DISTANCE = 6
 """Columns between marks, at least."""
 MIN_WIDTH, MIN_HEIGHT = 24, 3
-SMOOTHING_SPANS = 60
+SMOOTHING_SPANS = 30
 """A smoothed curve averages over its length divided by this."""
 
 

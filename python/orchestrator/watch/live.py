@@ -12,10 +12,10 @@ import termios
 import time
 import tty
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
 from orchestrator import terminal
@@ -56,12 +56,12 @@ class Watched:
             try:
                 self.file.read(path / METRICS, budget)
             except OSError as error:
-                self.problem = f"cannot read {shown(path / METRICS)}: {error.strerror or error}"
+                self.problem = error.strerror or str(error)
         status = assess(path, self.file.metrics, trainer_lock.ask(path), self.directory.is_removed, time.time())
         if self.directory.moved_from is not None:
             status.warnings.insert(0, f"{shown(self.directory.moved_from)} is now {shown(path)}")
         if self.problem is not None:
-            status.warnings.insert(0, self.problem)
+            status.warnings.insert(0, f"cannot read {METRICS}: {self.problem}")
         return status
 
 
@@ -87,7 +87,7 @@ def run(named: str | None, once: bool, json_wanted: bool, interval: float) -> No
 def _show_once(watched: Watched, json_wanted: bool, unicode: bool) -> None:
     status = _caught_up(watched)
     if watched.problem is not None:
-        raise CommandError(watched.problem)
+        raise CommandError(f"cannot read {shown(status.directory / METRICS)}: {watched.problem}")
     terminal.result(json.dumps(as_json(status)) if json_wanted else report.plain(status, _plain_width(), unicode))
 
 
@@ -124,10 +124,12 @@ def _show_live(watched: Watched, console: Console, interval: float, unicode: boo
     try:
         with _keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
+                # Of the terminal itself: COLUMNS and LINES do not follow when it is resized.
+                console.size = _size()
                 status = watched.look()
                 live.update(Screen(status, _note(watched, keyboard is not None), unicode), refresh=True)
                 wait = 0.0 if watched.file.has_more else interval
-                if _quits(keyboard, wait, console):
+                if _quits(keyboard, wait):
                     return
     except Stopped as stopped:
         if stopped.code != 128 + signal.SIGINT:
@@ -154,7 +156,8 @@ def _keys() -> Iterator[int | None]:
     before = termios.tcgetattr(keyboard)
 
     def restore() -> None:
-        termios.tcsetattr(keyboard, termios.TCSANOW, before)
+        with suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(keyboard, termios.TCSANOW, before)
 
     def leave_screen() -> None:
         os.write(terminal.STDOUT, b"\x1b[?1049l\x1b[?25h")
@@ -176,16 +179,31 @@ def _ignore_suspension(keyboard: int) -> None:
     termios.tcsetattr(keyboard, termios.TCSANOW, settings)
 
 
-def _quits(keyboard: int | None, seconds: float, console: Console) -> bool:
+def _size() -> ConsoleDimensions:
+    """Return the columns and lines of the terminal; one that does not say is taken for a usual one."""
+    with suppress(OSError):
+        columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        if columns > 0 and lines > 0:
+            return ConsoleDimensions(columns, lines)
+    return ConsoleDimensions(80, 24)
+
+
+def _quits(keyboard: int | None, seconds: float) -> bool:
     """Wait until it is time to look again, or the terminal's size has changed. Return whether to leave."""
-    size, deadline = console.size, time.monotonic() + seconds
+    size, deadline = _size(), time.monotonic() + seconds
     while True:
         left = max(0.0, deadline - time.monotonic())
         ready, _, _ = select.select([] if keyboard is None else [keyboard], [], [], min(left, POLL_SECONDS))
         if ready and keyboard is not None:
-            keys = os.read(keyboard, 1024)
-            # No byte: the terminal was closed.
+            keys = _pressed(keyboard)
             if not keys or any(key in QUIT_KEYS for key in keys):
                 return True
-        if left <= 0 or console.size != size:
+        if left <= 0 or _size() != size:
             return False
+
+
+def _pressed(keyboard: int) -> bytes:
+    """Return the keys that wait to be read; none if the terminal was closed."""
+    with suppress(OSError):
+        return os.read(keyboard, 1024)
+    return b""

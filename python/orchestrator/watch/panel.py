@@ -28,7 +28,7 @@ STYLES = {
 }
 MIN_WIDTH, MIN_HEIGHT = 60, 20
 """Of a terminal with panels; a smaller one gets lines."""
-WIDE, TALL = 100, 32
+WIDE, TALL = 120, 32
 """Of a terminal with room for the smaller charts beside that of the loss."""
 HEADER = 2
 MIN_BAR = 10
