@@ -38,10 +38,10 @@ class EmulatedTerminal:
         """The screen as lines without trailing spaces."""
         return "\n".join(line.rstrip() for line in self.screen.display)
 
-    def wait_for(self, *words: str) -> str:
-        """Draw what the program writes until the screen shows all the words; return the screen."""
+    def wait_for(self, *words: str, without: str | None = None) -> str:
+        """Draw what the program writes until the screen shows these words, and not those; return the screen."""
         deadline = time.monotonic() + TIMEOUT
-        while not all(word in self.text for word in words):
+        while not all(word in self.text for word in words) or (without is not None and without in self.text):
             left = deadline - time.monotonic()
             assert left > 0, f"no {words} in {TIMEOUT} s on the screen:\n{self.text}"
             assert self.draw(left), f"the program ended without {words}:\n{self.text}"

@@ -118,8 +118,7 @@ def test_what_cannot_be_read_is_told_until_it_can(workspace: Workspace) -> None:
         terminal.wait_for("cannot read", "Is a directory")
         (run / "metrics.jsonl").rmdir()
         write_run(run, train_rows(9))
-        terminal.wait_for("step 9")
-        assert "cannot read" not in terminal.text
+        terminal.wait_for("step 9", without="cannot read")
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,17 @@ def find(named: str | None, roots: Roots) -> Path:
     """Return the run directory of an experiment, of a path to it or into it, or of the newest run.
 
     Raises:
-        CommandError: There is no such run; the message lists those there are.
+        CommandError: There is no such run, the message lists those there are; or it cannot be read.
     """
     if named is None:
         return _newest(roots.runs)
+    try:
+        return _named(named, roots)
+    except OSError as error:
+        raise CommandError(f"cannot read {shown(Path(named))}: {error.strerror}") from error
+
+
+def _named(named: str, roots: Roots) -> Path:
     if EXPERIMENT.fullmatch(named) and (roots.runs / named).is_dir():
         return roots.runs / named
     path = Path(named)
@@ -38,10 +45,8 @@ def find(named: str | None, roots: Roots) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a directory is a run's. One that cannot be read is taken for one if it has checkpoints."""
-    with contextlib.suppress(OSError):
-        return any(os.path.lexists(folder / name) for name in RUN_FILES) if folder.is_dir() else False
-    return False
+    """Whether a directory is a run's."""
+    return folder.is_dir() and any(os.path.lexists(folder / name) for name in RUN_FILES)
 
 
 def last_change(folder: Path) -> float:
