@@ -178,7 +178,7 @@ def test_a_file_that_cannot_be_read_is_a_sentence(workspace: Workspace) -> None:
     if os.geteuid() != 0:
         once(workspace, run).refused(2, "cannot read", "Permission denied")
     elif shutil.which("setpriv") and subprocess.run([*nobody, str(TRAINER), "--version"], check=False).returncode == 0:
-        command = [*nobody, ORCHESTRATE, "watch", run, "--once"]
+        command: list[str | Path] = [*nobody, ORCHESTRATE, "watch", run, "--once"]
         workspace.command(*command).refused(2, "cannot read", "Permission denied")
     run.chmod(0o755)
 
