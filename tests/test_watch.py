@@ -40,7 +40,7 @@ def test_every_figure_of_a_run_is_printed(workspace: Workspace) -> None:
     for line in (
         "progress step 300 of 1,000, 30.0 %", "loss 3.0028, smoothed 3.003", "held-out loss 3.1028 at step 300",
         "best 3.1028 at step 300", "learning rate 0.0003", "gradient norm 0.6", "bits per byte 1.100",
-        "tokens/s 23,800, MFU 77.0 %", "step 2.00 s, compute 95.0 %", "data wait 5.0 %", "save 0.0 %",
+        "tokens/s 23,800, MFU 77.0 %", "step 2.00 s, compute 95 %", "data wait 5.0 %", "save 0.0 %",
         "tokens 1,228,800", "GPU 98 %, 2,610 MHz", "GPU memory 30.1 GB of 33.7 GB", "GPU power 561 of 575 W, 71 °C",
         "process 1.93 cores, 3.1 GB", "warning step 150: the GPU is held back by its power limit.",
         "sample of step 300", "Once upon a time", "there was a run.",

@@ -78,8 +78,20 @@ def leave(terminal: EmulatedTerminal, keys: str) -> None:
     terminal.press(keys)
     assert terminal.wait_for_end() == 0
     assert terminal.modes_now() == terminal.modes
-    assert terminal.written.endswith(b"\x1b[?25h") or b"\x1b[?1049l" in terminal.written[-64:]
+    assert b"\x1b[?1049l" in terminal.written
     assert b"Traceback" not in terminal.written
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_terminal_as_it_was(workspace: Workspace, number: signal.Signals, code: int) -> None:
+    write_run(workspace.run_folder("done"), train_rows(50))
+    with on_terminal(workspace, *WATCH, "done") as terminal:
+        terminal.wait_for("done: ", "leaves")
+        terminal.process.send_signal(number)
+        assert terminal.wait_for_end() == code
+        assert terminal.modes_now() == terminal.modes
+        assert b"\x1b[?1049l" in terminal.written
+        assert b"Traceback" not in terminal.written
 
 
 @pytest.mark.parametrize("keys", ["q", "Q", "\x03", "\x04"], ids=["q", "Q", "Ctrl-C", "Ctrl-D"])

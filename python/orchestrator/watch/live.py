@@ -6,7 +6,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import sys
 import termios
 import time
@@ -19,7 +18,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
 from orchestrator import terminal
-from orchestrator.command_error import CommandError
+from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import Roots, shown
 from orchestrator.signals import Stopped, on_forced_exit
 from orchestrator.watch import report, trainer_lock
@@ -78,10 +77,16 @@ def run(named: str | None, once: bool, json_wanted: bool, interval: float) -> No
     console = Console(file=sys.stdout, highlight=False)
     if once:
         _show_once(watched, json_wanted, unicode)
-    elif console.is_terminal and not console.is_dumb_terminal:
-        _show_live(watched, console, interval, unicode)
-    else:
-        _show_lines(watched, interval, unicode)
+        return
+    try:
+        if console.is_terminal and not console.is_dumb_terminal:
+            _show_live(watched, console, interval, unicode)
+        else:
+            _show_lines(watched, interval, unicode)
+    except Stopped as stopped:
+        # Ctrl-C is how one leaves.
+        if stopped.code != ExitCode.INTERRUPTED:
+            raise
 
 
 def _show_once(watched: Watched, json_wanted: bool, unicode: bool) -> None:
@@ -121,20 +126,14 @@ def _plain_width() -> int:
 
 def _show_live(watched: Watched, console: Console, interval: float, unicode: bool) -> None:
     """Fill the terminal with the run's status, again and again."""
-    try:
-        with _keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                # Of the terminal itself: COLUMNS and LINES do not follow when it is resized.
-                console.size = _size()
-                status = watched.look()
-                live.update(Screen(status, _note(watched, keyboard is not None), unicode), refresh=True)
-                wait = 0.0 if watched.file.has_more else interval
-                if _quits(keyboard, wait):
-                    return
-    except Stopped as stopped:
-        if stopped.code != 128 + signal.SIGINT:
-            raise
-        # Ctrl-C is how one leaves.
+    with _keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            # Of the terminal itself: COLUMNS and LINES do not follow when it is resized.
+            console.size = _size()
+            status = watched.look()
+            live.update(Screen(status, _note(watched, keyboard is not None), unicode), refresh=True)
+            if _quits(keyboard, 0.0 if watched.file.has_more else interval):
+                return
 
 
 def _note(watched: Watched, has_keys: bool) -> str:

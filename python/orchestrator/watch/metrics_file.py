@@ -201,7 +201,7 @@ class MetricsFile:
             return
         row = None
         with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=_none)
         if isinstance(row, dict) and isinstance(row.get("kind"), str) and _is_step(row.get("step")):
             self.metrics.add(row)
         else:
@@ -216,6 +216,10 @@ def number(row: Row | None, key: str) -> float | None:
     with contextlib.suppress(OverflowError):
         return float(value) if math.isfinite(value) else None
     return None
+
+
+def _none(_constant: str) -> None:
+    """Return what stands for NaN and the infinities, which are not JSON."""
 
 
 def _is_step(value: object) -> bool:

@@ -64,7 +64,10 @@ def speed(status: Status) -> list[Fact]:
     part = {name: f"{100 * share:.1f} %" for name, share in shares.items()}
     return [
         ("tokens/s", tokens_per_second if mfu is None else f"{tokens_per_second}, MFU {100 * mfu:.1f} %"),
-        ("step", UNKNOWN if seconds is None else f"{_step_time(seconds)}, compute {part.get('compute', UNKNOWN)}"),
+        (
+            "step",
+            UNKNOWN if seconds is None else f"{_step_time(seconds)}, compute {100 * shares.get('compute', 1):.0f} %",
+        ),
         ("data wait", part.get("data_wait", UNKNOWN)),
         ("save", part.get("save", UNKNOWN)),
         ("evaluation", part.get("evaluation", UNKNOWN)),
@@ -80,7 +83,7 @@ def machine(status: Status) -> list[Fact]:
     """GPU and process, as last sampled."""
     row = status.utilization
     if row is None:
-        return [("machine", "no utilization is recorded")]
+        return [("process", "not recorded")]
     return [*_gpu(row), ("process", _process(row))]
 
 
