@@ -133,6 +133,9 @@ def test_a_run_of_another_machine_is_judged_by_its_last_line(workspace: Workspac
     write_rows(run, [*train_rows(5), train_row(6, evaluation_seconds=6000.0)])
     os.utime(run / "metrics.jsonl", (then, then))
     assert state(workspace)[0] == "running", "an evaluation of this run takes that long"
+    write_rows(run, [train_row(step, step_seconds=8.0) for step in (1000, 2000)])
+    os.utime(run / "metrics.jsonl", (then, then))
+    assert state(workspace)[0] == "running", "a line of every thousandth step comes that seldom"
     (run / ".trainer.lock").unlink()
     assert state(workspace) == ("running", "on another machine as far as its files tell")
 

@@ -7,6 +7,7 @@ import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ BETWEEN = {"save": "save_seconds", "evaluation": "evaluation_seconds"}
 MIN_SILENCE = 60.0
 """Seconds without a line after which a run whose lock cannot be asked counts as silent, at least."""
 SILENT_STEPS = 10
-"""Steps' durations without a line that make a run silent."""
+"""Steps that may take place without their line before a run counts as silent."""
 
 
 class State(enum.Enum):
@@ -61,7 +62,6 @@ class Status:
     line_age: float | None
     """Since the last line of metrics."""
     now: float
-    config: dict[str, Any]
     warnings: list[str]
 
     @property
@@ -146,7 +146,6 @@ def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, 
         best=checkpoints.named(folder, "best"),
         line_age=age,
         now=now,
-        config=config,
         warnings=list(_warnings(metrics, state, age)),
     )
 
@@ -194,12 +193,13 @@ def _judged_by_age(metrics: Metrics, lock: TrainerLock, age: float | None) -> tu
 
 def _longest_silence(metrics: Metrics) -> float:
     """Return the seconds without a line that are usual for a run: some steps, a save and an evaluation."""
-    longest = {
-        key: max(_present(number(row, key) for row in metrics.recent), default=0.0)
+    step, save, evaluation = (
+        max(_present(number(row, key) for row in metrics.recent), default=0.0)
         for key in ("step_seconds", "save_seconds", "evaluation_seconds")
-    }
-    usual = SILENT_STEPS * longest["step_seconds"] + 2 * (longest["save_seconds"] + longest["evaluation_seconds"])
-    return max(MIN_SILENCE, usual)
+    )
+    steps = [row["step"] for row in metrics.recent]
+    between_lines = max((later - step for step, later in pairwise(steps)), default=1)
+    return max(MIN_SILENCE, (between_lines + SILENT_STEPS) * step + 2 * (save + evaluation))
 
 
 def _trainer(lock: TrainerLock) -> str:
