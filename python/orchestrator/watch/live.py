@@ -131,18 +131,19 @@ def _show_live(watched: Watched, console: Console, interval: float, unicode: boo
             # Of the terminal itself: COLUMNS and LINES do not follow when it is resized.
             console.size = _size()
             status = watched.look()
-            live.update(Screen(status, _note(watched, keyboard is not None), unicode), refresh=True)
+            live.update(Screen(status, _note(watched, status, keyboard is not None), unicode), refresh=True)
             if _quits(keyboard, 0.0 if watched.file.has_more else interval):
                 return
 
 
-def _note(watched: Watched, has_keys: bool) -> str:
+def _note(watched: Watched, status: Status, has_keys: bool) -> str:
     """Return the last line of the screen."""
     leave = "q or Ctrl-C leaves" if has_keys else "Ctrl-C leaves"
     if watched.file.has_more:
         part = watched.file.position / max(1, watched.file.size)
         return f"reading {METRICS}: {100 * part:.0f} %; {leave}"
-    return f"{leave}, the run goes on; {time.strftime('%H:%M:%S')}"
+    run = "" if status.state.is_over else ", the run goes on"
+    return f"{leave}{run}; {time.strftime('%H:%M:%S')}"
 
 
 @contextmanager
