@@ -127,6 +127,7 @@ def test_a_long_file_keeps_its_shape_and_its_newest_lines(path: Path, monkeypatc
     assert all(point.loss == point.step + 0.5 for point in points)
     gaps = {later.step - point.step for point, later in itertools.pairwise(points)}
     assert points[0].step == 1
+    assert metrics.train_points()[-1].step == steps
     assert max(gaps) <= 64
     assert len(metrics.evaluations.points) == steps // 1000
     assert metrics.best is not None

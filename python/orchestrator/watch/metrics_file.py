@@ -99,7 +99,7 @@ class Metrics:
         self.end = row if kind == "end" else None
         if kind == "train":
             self.recent.append(row)
-            self.train.offer(TrainPoint(row["step"], *(number(row, key) for key in TrainPoint._fields[1:])))
+            self.train.offer(_point(row))
         elif kind == "evaluation":
             self._add_evaluation(row)
         elif kind == "utilization":
@@ -108,6 +108,13 @@ class Metrics:
             _keep(self.samples, str(row.get("prompt", "")), row)
         elif kind == "advice":
             _keep(self.advice, str(row.get("text", "")), row)
+
+    def train_points(self) -> list[TrainPoint]:
+        """Return the points of the curves, the newest step among them."""
+        points: list[TrainPoint] = self.train.points
+        if self.recent and self.recent[-1]["step"] > points[-1].step:
+            return [*points, _point(self.recent[-1])]
+        return points
 
     def _add_evaluation(self, row: Row) -> None:
         self.evaluation = row
@@ -220,6 +227,10 @@ def number(row: Row | None, key: str) -> float | None:
 
 def _none(_constant: str) -> None:
     """Return what stands for NaN and the infinities, which are not JSON."""
+
+
+def _point(row: Row) -> TrainPoint:
+    return TrainPoint(row["step"], *(number(row, key) for key in TrainPoint._fields[1:]))
 
 
 def _is_step(value: object) -> bool:

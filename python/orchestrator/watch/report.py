@@ -153,8 +153,7 @@ def loss_series(status: Status, unicode: bool) -> list[chart.Series]:
 def curve(status: Status, key: str) -> list[chart.Point]:
     """Return a number of each step, by a field of `TrainPoint`."""
     index = TrainPoint._fields.index(key)
-    points: list[TrainPoint] = status.metrics.train.points
-    values = ((float(point.step), point[index]) for point in points)
+    values = ((float(point.step), point[index]) for point in status.metrics.train_points())
     return [(step, value) for step, value in values if value is not None]
 
 
