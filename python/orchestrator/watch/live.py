@@ -21,7 +21,7 @@ from orchestrator import terminal
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.paths import Roots, shown
 from orchestrator.signals import Stopped, on_forced_exit
-from orchestrator.watch import report, trainer_lock
+from orchestrator.watch import trainer_lock, wording
 from orchestrator.watch.metrics_file import MetricsFile
 from orchestrator.watch.panel import Screen
 from orchestrator.watch.run_directory import METRICS, FollowedDirectory, find
@@ -93,22 +93,21 @@ def _show_once(watched: Watched, json_wanted: bool, unicode: bool) -> None:
     status = _caught_up(watched)
     if watched.problem is not None:
         raise CommandError(f"cannot read {shown(status.directory / METRICS)}: {watched.problem}")
-    terminal.result(json.dumps(as_json(status)) if json_wanted else report.plain(status, _plain_width(), unicode))
+    terminal.result(json.dumps(as_json(status)) if json_wanted else wording.plain(status, _plain_width(), unicode))
 
 
 def _show_lines(watched: Watched, interval: float, unicode: bool) -> None:
     """Show the run as text, then a line whenever there is news, until it is over."""
     status = _caught_up(watched)
-    last = report.line(status)
-    terminal.result(report.plain(status, _plain_width(), unicode))
+    terminal.result(wording.plain(status, _plain_width(), unicode))
     while not status.state.is_over:
+        shown_before = status.state, status.metrics.lines
         time.sleep(interval)
         status = _caught_up(watched)
-        if (line := report.line(status)) == last:
+        if (status.state, status.metrics.lines) == shown_before:
             continue
-        last = line
         try:
-            terminal.write(f"{line}\n")
+            terminal.write(f"{wording.line(status)}\n")
         except BrokenPipeError:
             return
 

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.terminal import escaped
-from orchestrator.watch import chart, report
+from orchestrator.watch import chart, wording
 from orchestrator.watch.chart import Series
-from orchestrator.watch.report import Fact
 from orchestrator.watch.status import State, Status
+from orchestrator.watch.wording import Fact
 
 STYLES = {
     State.RUNNING: "bold green",
@@ -56,9 +56,9 @@ class Screen:
 
 def _lines(status: Status, note: str, width: int, height: int) -> RenderableType:
     """Return facts only, cut to the size."""
-    facts = [*report.learning(status), *report.speed(status), *report.machine(status), *report.files(status)]
-    lines = [_headline(status), Text(report.progress(status))]
-    lines += [Text(text, style="yellow") for text in report.warnings(status)[:2]]
+    facts = [*wording.learning(status), *wording.speed(status), *wording.machine(status), *wording.files(status)]
+    lines = [_headline(status), Text(wording.progress(status))]
+    lines += [Text(text, style="yellow") for text in wording.warnings(status)[:2]]
     lines += [_fact(fact) for fact in facts]
     lines = [*lines[: max(1, height - 1)], Text(note, style="dim")][:height]
     for line in lines:
@@ -90,7 +90,7 @@ def _layout(status: Status, note: str, width: int, height: int, unicode: bool) -
 
 def _header(status: Status, width: int) -> RenderableType:
     """Return the state, and below it the progress with a bar."""
-    progress = Text(report.progress(status), style="bold", no_wrap=True, overflow="ellipsis")
+    progress = Text(wording.progress(status), style="bold", no_wrap=True, overflow="ellipsis")
     total, room = status.total_steps, width - len(progress) - 1
     below: RenderableType = progress
     if total and room >= MIN_BAR:
@@ -100,7 +100,7 @@ def _header(status: Status, width: int) -> RenderableType:
 
 
 def _headline(status: Status) -> Text:
-    text = Text(report.headline(status), no_wrap=True, overflow="ellipsis")
+    text = Text(wording.headline(status), no_wrap=True, overflow="ellipsis")
     start = text.plain.index(": ", len(escaped(status.name))) + 2
     text.stylize("bold", 0, start)
     text.stylize(STYLES[status.state], start, start + len(status.state.value))
@@ -109,9 +109,9 @@ def _headline(status: Status) -> Text:
 
 def _charts(status: Status, width: int, height: int, is_large: bool, frame: box.Box, unicode: bool) -> RenderableType:
     """Return the losses, and on a large terminal learning rate, gradient norm and speed beside them."""
-    loss = report.loss_series(status, unicode)
+    loss = wording.loss_series(status, unicode)
     if not is_large:
-        return _chart(report.loss_title(unicode), loss, width, height, frame, unicode)
+        return _chart(wording.loss_title(unicode), loss, width, height, frame, unicode)
     small = [("learning_rate", "learning rate"), ("grad_norm", "gradient norm"), ("tokens_per_second", "tokens/s")]
     narrow = width // 3
     layout, column = Layout(), Layout(size=narrow)
@@ -123,13 +123,13 @@ def _charts(status: Status, width: int, height: int, is_large: bool, frame: box.
             for (key, title), tall in zip(small, heights, strict=True)
         )
     )
-    main = _chart(report.loss_title(unicode), loss, width - narrow, height, frame, unicode)
+    main = _chart(wording.loss_title(unicode), loss, width - narrow, height, frame, unicode)
     layout.split_row(Layout(main, size=width - narrow), column)
     return layout
 
 
 def _small(status: Status, key: str) -> Series:
-    return Series(report.curve(status, key), "green", from_zero=key != "grad_norm")
+    return Series(wording.curve(status, key), "green", from_zero=key != "grad_norm")
 
 
 def _chart(title: str, series: list[Series], width: int, height: int, frame: box.Box, unicode: bool) -> Panel:
@@ -139,7 +139,7 @@ def _chart(title: str, series: list[Series], width: int, height: int, frame: box
 
 def _facts(status: Status, is_large: bool) -> list[tuple[str, list[Fact]]]:
     """Return the panels of facts; on a small terminal two, the machine's without what is not known."""
-    learning, speed, machine = report.learning(status), report.speed(status), report.machine(status)
+    learning, speed, machine = wording.learning(status), wording.speed(status), wording.machine(status)
     if is_large:
         return [("learning", learning), ("speed", speed), ("machine", machine)]
     if status.utilization is not None:
@@ -150,13 +150,13 @@ def _facts(status: Status, is_large: bool) -> list[tuple[str, list[Fact]]]:
 
 def _messages(status: Status, is_large: bool) -> list[Text]:
     """Return the directory, checkpoints, warnings and the last sample, a line each."""
-    files = report.files(status)
+    files = wording.files(status)
     if is_large:
         lines = [_fact(("directory", str(status.directory.absolute()))), *map(_fact, files)]
     else:
         lines = [_fact((files[0][0], "; ".join([files[0][1], *(f"{name} {text}" for name, text in files[1:])])))]
-    lines += [Text(text, style="yellow") for text in report.warnings(status)]
-    shown = report.sample(status)
+    lines += [Text(text, style="yellow") for text in wording.warnings(status)]
+    shown = wording.sample(status)
     if shown is None:
         return lines
     title, prompt, text = shown
