@@ -160,15 +160,20 @@ def _messages(status: Status, is_large: bool) -> list[Text]:
     if shown is None:
         return lines
     title, prompt, text = shown
-    written = Text.assemble((prompt, "bold"), (text, ""))
     if is_large:
+        written = Text.assemble((prompt, "bold"), text)
         return [*lines, Text(title, style="cyan"), *written.split("\n", allow_blank=True)]
-    return [*lines, Text.assemble((f"{title}: ", "cyan"), Text(" ").join(written.split("\n")))]
+    return [*lines, _one_line(Text.assemble((f"{title}: ", "cyan"), " ".join(f"{prompt}{text}".split())))]
 
 
 def _wrapped(lines: list[Text], width: int) -> list[Text]:
     console = Console(width=max(1, width), color_system=None)
-    return [part for line in lines for part in line.wrap(console, max(1, width))]
+    return [part for line in lines for part in ([line] if line.no_wrap else line.wrap(console, max(1, width)))]
+
+
+def _one_line(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _cut(lines: list[Text], height: int) -> RenderableType:

@@ -146,7 +146,7 @@ def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, 
         best=checkpoints.named(folder, "best"),
         line_age=age,
         now=now,
-        warnings=list(_warnings(metrics, state, age)),
+        warnings=list(_warnings(metrics, state, age, latest)),
     )
 
 
@@ -168,11 +168,7 @@ def _state(
         if total is not None and metrics.step >= total:
             return State.ENDED, "all steps are done"
         return State.STOPPED, f"and saved at step {latest.step:,}"
-    after = f"or failed after step {metrics.step:,}"
-    if latest is None:
-        return State.KILLED, f"{after}, before its first checkpoint: it has to start again"
-    repeated = max(0, metrics.step - latest.step)
-    return State.KILLED, f"{after}; --resume starts from step {latest.step:,} and repeats {repeated:,} steps"
+    return State.KILLED, f"or failed after step {metrics.step:,}"
 
 
 def _ended(end: Row) -> tuple[State, str]:
@@ -187,7 +183,7 @@ def _judged_by_age(metrics: Metrics, lock: TrainerLock, age: float | None) -> tu
     where = f"on {lock.host}" if lock.host else "on another machine"
     if age is None or age > _longest_silence(metrics):
         since = "" if age is None else f" for {duration(age)}"
-        return State.SILENT, f"no line{since} {where}: it was stopped or killed, or its files are not copied any more"
+        return State.SILENT, f"no line{since} {where}"
     return State.RUNNING, f"{where} as far as its files tell"
 
 
@@ -207,8 +203,14 @@ def _trainer(lock: TrainerLock) -> str:
     return where if lock.pid is None else f"process {lock.pid} {where}"
 
 
-def _warnings(metrics: Metrics, state: State, age: float | None) -> Iterable[str]:
+def _warnings(metrics: Metrics, state: State, age: float | None, latest: Checkpoint | None) -> Iterable[str]:
     """Return what somebody who watches should know, one sentence each."""
+    if state is State.KILLED and latest is None:
+        yield "there is no checkpoint: the run has to start again"
+    elif state is State.KILLED and latest is not None:
+        yield f"--resume starts from step {latest.step:,} and repeats {max(0, metrics.step - latest.step):,} steps"
+    if state is State.SILENT:
+        yield "the run was stopped or killed, or its files are not copied any more"
     if state is State.RUNNING and age is not None and age > _longest_silence(metrics):
         yield f"no line for {duration(age)}: the run waits for data, evaluates, saves, or hangs"
     last = metrics.recent[-1] if metrics.recent else None
