@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,21 @@ def start(workspace: Workspace) -> subprocess.Popen[str]:
 
 
 def resume(workspace: Workspace) -> subprocess.Popen[str]:
-    config = workspace.run_folder("watched") / "training.yaml"
-    trainer = workspace.start(TRAINER, "train", "--config", config, "--resume", *ENDLESS)
-    wait_for_line(trainer, "step ")
+    """The run in training. It prints into a file: a pipe that nobody reads would stop it."""
+    log, config = workspace.root / "train.log", workspace.run_folder("watched") / "training.yaml"
+    log.write_text("")
+    into_log = ["bash", "-c", 'exec "$@" >> train.log 2>&1', "bash"]
+    trainer = workspace.start(*into_log, TRAINER, "train", "--config", config, "--resume", *ENDLESS)
+    deadline = time.monotonic() + 120
+    while "\nstep " not in log.read_text():
+        assert trainer.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
     return trainer
 
 
-def settle(process: subprocess.Popen[str]) -> str:
-    out, _ = process.communicate(timeout=120)
-    return out
+def settle(trainer: subprocess.Popen[str]) -> None:
+    trainer.communicate(timeout=120)
 
 
 def test_the_panel_follows_a_run_to_its_removal(workspace: Workspace) -> None:
@@ -63,7 +70,8 @@ def test_the_panel_follows_a_run_to_its_removal(workspace: Workspace) -> None:
             elsewhere = workspace.root / "elsewhere"
             run.rename(elsewhere)
             terminal.wait_for("elsewhere: ", "runs/watched is now")
-            assert "is now" in settle(trainer)
+            settle(trainer)
+            assert trainer.returncode == 1
             shutil.rmtree(elsewhere)
             terminal.wait_for("elsewhere: removed")
             assert terminal.process.poll() is None
@@ -188,7 +196,8 @@ def test_a_pipe_gets_a_line_for_each_change_until_the_end(workspace: Workspace) 
     finally:
         trainer.kill()
         settle(trainer)
-    assert "watched: killed" in settle(watch)
+    out, _ = watch.communicate(timeout=120)
+    assert "watched: killed" in out
     assert watch.returncode == 0
 
 
