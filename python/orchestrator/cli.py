@@ -194,7 +194,7 @@ def tune(
     trials: Annotated[int, typer.Option(min=1, max=100_000, help="Trials in all, the pruned ones included.")] = 24,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Trials at a time, which share the CPU's cores.")] = 1,
     tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Tokens of a trial, such as 20M. Default: the config's own run.")
+        str | None, typer.Option(metavar="COUNT", help="Tokens of a trial, such as 20M. Default: the config's own run.")
     ] = None,
     evaluations: Annotated[int, typer.Option(min=1, max=1000, help="Evaluations of a trial.")] = 8,
     sampler: Annotated[Sampler, typer.Option(help="How values are drawn.")] = Sampler.TPE,
