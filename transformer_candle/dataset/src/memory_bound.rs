@@ -15,19 +15,27 @@ const OPEN_SHARD_BYTES: u64 = 14 << 20;
 /// The words that a worker's encoder caches.
 const ENCODER_BYTES: u64 = 100 << 20;
 
+/// Threads that tokenise for a run at most.
+pub fn max_workers(data: &DataConfig) -> usize {
+    data.num_workers.at_most(std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// Bytes that the stream of a run takes at most, in addition to the program and the tokenizer, if documents are about
 /// as long as web pages.
 pub fn memory_bound(data: &DataConfig) -> u64 {
     let text = (data.shuffle_buffer_size as u64 * DOCUMENT_BYTES).min(WINDOW_BYTES as u64);
     let open_shards = DEFAULT_OPEN_SHARDS as u64 * data.mixture.len().max(1) as u64;
-    WINDOW_COPIES * text + open_shards * OPEN_SHARD_BYTES + data.num_workers as u64 * ENCODER_BYTES
+    WINDOW_COPIES * text + open_shards * OPEN_SHARD_BYTES + max_workers(data) as u64 * ENCODER_BYTES
 }
 
 #[cfg(test)]
 mod tests {
+    use run_config::NumWorkers;
+
     use super::*;
 
     fn mebibytes(shuffle_buffer_size: usize, num_workers: usize) -> u64 {
+        let num_workers = NumWorkers::Fixed(num_workers);
         memory_bound(&DataConfig { shuffle_buffer_size, num_workers, ..DataConfig::default() }) >> 20
     }
 

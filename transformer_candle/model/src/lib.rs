@@ -67,7 +67,7 @@ pub mod tensor_file;
 
 pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of};
 pub use error::{Error, Result};
-pub use generation::Generator;
+pub use generation::{Generator, GeneratorPlan};
 pub use layout::{Parameter, ParameterLayout};
 pub use parameters::ParameterKind;
 pub use run_config::{ActivationRecompute, Precision};

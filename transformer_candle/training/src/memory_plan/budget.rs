@@ -119,7 +119,7 @@ impl Budget {
     }
 
     fn from_machine(config: &RunConfig) -> Option<Self> {
-        let threads = config.runtime.threads.unwrap_or_else(cores) + config.data.num_workers + OTHER_THREADS;
+        let threads = config.runtime.threads.unwrap_or_else(cores) + dataset::max_workers(&config.data) + OTHER_THREADS;
         let AvailableMemory { bytes, origin } = available_memory(threads)?;
         Some(Self::minus_data_stream(bytes, origin, dataset::memory_bound(&config.data)))
     }
