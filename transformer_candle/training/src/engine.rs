@@ -28,6 +28,7 @@ pub use self::{
     settings::{EngineSettings, model_shape},
     synthetic::synthetic,
 };
+pub(crate) use self::synthetic::synthetic_batch;
 use crate::{error::Result, pool, stop::StopSignal};
 
 /// A model in training, without data, checkpoints and metrics.
