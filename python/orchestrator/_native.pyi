@@ -39,6 +39,7 @@ __all__ = [
     "evaluate",
     "generate",
     "gpu_state",
+    "gpu_table",
     "gpus",
     "json_schema",
     "logits",
@@ -524,6 +525,9 @@ def model_directory(checkpoint: _Path | None = None, experiment: str | None = No
         checkpoint: A checkpoint, a folder of checkpoints, a run's folder, or a model in Hugging Face's format.
         experiment: Instead, an experiment, whose newest intact checkpoint is taken.
     """
+
+def gpu_table() -> dict[str, dict[str, Any]]:
+    """Return the GPUs that a run can be planned for: what each holds and how fast it is, by its name for `--gpu`."""
 
 def memory_plan(config: RunConfig) -> MemoryPlan:
     """Return what a run needs in memory, disk and arithmetic, before anything is allocated.

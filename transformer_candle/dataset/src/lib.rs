@@ -144,7 +144,7 @@ pub use documents::Documents;
 pub use error::{DataError, MissingColumn};
 pub use fingerprint::StreamFingerprint;
 pub use held_out_batches::{HeldOut, HeldOutBatches};
-pub use memory_bound::memory_bound;
+pub use memory_bound::{expected_memory, memory_bound};
 pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};

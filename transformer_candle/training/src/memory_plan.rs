@@ -14,6 +14,8 @@ mod fit;
 mod gpu_table;
 mod measured;
 mod options;
+#[cfg(test)]
+mod preset_headers;
 mod roofline;
 mod speed;
 mod step_part;
@@ -55,6 +57,9 @@ use crate::{
 
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
 const SAVING_BYTES: u64 = 8 << 20;
+
+/// What the program itself takes on a CPU, measured: code, tokenizer, threads and what reading a file needs.
+const PROGRAM_BYTES: u64 = 57_000_000;
 
 /// What to plan for, beside the run's config.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -117,6 +122,9 @@ pub struct MemoryPlan {
     pub bytes: u64,
     /// The same by what they are for, in the order of a step.
     pub bytes_by_category: Vec<CategoryBytes>,
+    /// What a training on a CPU takes of the machine's memory at its peak (its resident set): the buffers, the program,
+    /// the data stream as a rule, and saving. None on a GPU, whose buffers are elsewhere.
+    pub process_bytes: Option<u64>,
     /// What there is, where that is known.
     pub budget: Option<Budget>,
     /// Size of a checkpoint directory: the weights, and what the optimizer keeps from step to step.
@@ -242,6 +250,8 @@ impl MemoryPlan {
             total_steps: config.scheduler.total_steps,
             total_tokens: work.total_tokens,
             bytes: plan.bytes(),
+            process_bytes: (target.kind() == DeviceKind::Cpu)
+                .then(|| plan.bytes() + PROGRAM_BYTES + SAVING_BYTES + dataset::expected_memory(data)),
             bytes_by_category: plan
                 .by_category()
                 .into_iter()

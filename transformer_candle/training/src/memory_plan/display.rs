@@ -72,6 +72,7 @@ impl fmt::Display for MemoryPlan {
         let mut rows = vec![("model", self.model()), ("step", self.step()), ("length", self.length())];
         rows.push(("device", self.device_line()));
         rows.extend(self.memory().into_iter().enumerate().map(|(line, text)| (label("memory", line), text)));
+        rows.extend(self.process_bytes.map(|whole| ("process", self.process(whole))));
         rows.extend(self.largest().into_iter().enumerate().map(|(line, text)| (label("largest", line), text)));
         rows.push(("disk", self.disk()));
         rows.extend(self.optimizer_share.map(|share| ("optimizer", optimizer(share))));
@@ -166,6 +167,11 @@ impl MemoryPlan {
         }));
         lines.push(format!("  {:>10}  host memory while saving", bytes(self.saving_bytes)));
         lines
+    }
+
+    fn process(&self, whole: u64) -> String {
+        let rest = bytes(whole - self.bytes - self.saving_bytes);
+        format!("{} resident at the peak: also {rest} of program and data stream", bytes(whole))
     }
 
     /// The largest micro-batch that fits for each recompute mode.
@@ -267,8 +273,8 @@ fn training_time(training: &TrainingTime) -> Option<String> {
 fn cost(cost: &Cost) -> String {
     let amounts = |[most, least]: [f64; 2]| range(money(least), money(most));
     let power = cost.kilowatt_hours.zip(cost.watts).map(|(used, watts)| {
-        let price = cost.electricity.map(|price| format!(": {}", amounts(price)));
-        format!("{} kWh at {watts:.0} W{}", amounts(used), price.unwrap_or_default())
+        let price = cost.electricity.map(|price| format!(", {}", amounts(price)));
+        format!("electricity: {} kWh at {watts:.0} W{}", amounts(used), price.unwrap_or_default())
     });
     let rent = cost.rent.map(|rent| format!("rent: {}", amounts(rent)));
     [power, rent].into_iter().flatten().collect::<Vec<_>>().join("; ")

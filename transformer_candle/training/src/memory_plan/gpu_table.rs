@@ -102,8 +102,9 @@ pub const GPUS: [GpuSpec; 7] = [
         bytes_per_second: 1.555e12,
         watts: 400.0,
         multiprocessors: 108,
-        // GEMMs published at 230 to 275 TFLOP/s of 312; FlashAttention-2 at 110 to 170 with heads of 64.
-        low: fractions(0.72, 0.35, 0.28, 0.80),
+        // GEMMs published at 230 to 275 TFLOP/s of 312; FlashAttention-2 at 110 to 170 with heads of 64; TinyLlama trains at
+        // 56 % MFU.
+        low: fractions(0.64, 0.35, 0.28, 0.80),
         high: fractions(0.86, 0.50, 0.42, 0.90),
     },
     GpuSpec {
@@ -114,7 +115,7 @@ pub const GPUS: [GpuSpec; 7] = [
         bytes_per_second: 2.039e12,
         watts: 400.0,
         multiprocessors: 108,
-        low: fractions(0.72, 0.35, 0.28, 0.80),
+        low: fractions(0.64, 0.35, 0.28, 0.80),
         high: fractions(0.86, 0.50, 0.42, 0.90),
     },
     GpuSpec {
