@@ -84,7 +84,7 @@ def test_nothing_is_written_if_nothing_fits(workspace: Workspace) -> None:
         ("--watts=-1", "must be a number, at least 0"),
         ("--price-per-kwh=nan", "must be a number, at least 0"),
         ("--apply=fits.json", "the name must end in .yaml"),
-        ("--apply=nowhere/fits.yaml", "nowhere"),
+        ("--apply=nowhere/fits.yaml", "there is no such folder"),
     ],
 )
 def test_a_bad_value_is_a_sentence(workspace: Workspace, option: str, words: str) -> None:

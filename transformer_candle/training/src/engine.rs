@@ -19,6 +19,7 @@ use rayon::ThreadPool;
 use run_config::RunConfig;
 
 pub(crate) use self::optimizer::muon_flops;
+pub(crate) use self::synthetic::synthetic_batch;
 pub use self::{
     buffers::{EvaluationBuffers, RunBuffers},
     micro_batch::{MicroBatch, MicroBatchPlan},
@@ -28,7 +29,6 @@ pub use self::{
     settings::{EngineSettings, model_shape},
     synthetic::synthetic,
 };
-pub(crate) use self::synthetic::synthetic_batch;
 use crate::{error::Result, pool, stop::StopSignal};
 
 /// A model in training, without data, checkpoints and metrics.

@@ -42,11 +42,16 @@ pub use self::{
 };
 use self::{
     budget::Limit,
+    cpu_speed::CpuSpeed,
+    speed::SpeedModel,
     target::PlanTarget,
-    this_machine::{Machine, THIS_MACHINE, ThisMachine},
+    this_machine::{Machine, ThisMachine},
     workload::Workload,
 };
-pub(crate) use self::{calibration::median, speed::StepOf};
+pub(crate) use self::{
+    calibration::{Calibration, Calibrator, median},
+    speed::StepOf,
+};
 pub use crate::error::{Budget, MemoryRequirement, Shortage};
 use crate::{
     checkpoint,
@@ -189,7 +194,7 @@ impl MemoryPlan {
     /// # Errors
     /// As [`MemoryPlan::new`].
     pub fn for_request(run: &ResolvedRun, request: &PlanRequest) -> Result<Self> {
-        Self::on_machine(&run.config, request, &THIS_MACHINE)
+        Self::on_machine(&run.config, request, &ThisMachine)
     }
 
     /// Like [`MemoryPlan::new`] for a device at hand, and never more than it has free: what a trainer may allocate
@@ -200,7 +205,7 @@ impl MemoryPlan {
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
         let target = PlanTarget::open(device)?;
         let budget = budget::here(&run.config, Limit::of_config(&run.config), &target);
-        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, &THIS_MACHINE)
+        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, &ThisMachine)
     }
 
     fn on_machine(config: &RunConfig, request: &PlanRequest, machine: &impl Machine) -> Result<Self> {
@@ -231,8 +236,7 @@ impl MemoryPlan {
         let timed = if lacking.is_some() && target.kind() == DeviceKind::Cpu { &PlanTarget::Cpu(None) } else { target };
         let model = timed.speed_model(step, machine)?;
         let speed = model.as_ref().map(|model| model.speed(step));
-        let training_time =
-            TrainingTime::new(config, work.total_tokens, parameters, speed.as_ref(), machine.now());
+        let training_time = TrainingTime::new(config, work.total_tokens, parameters, speed.as_ref(), machine.now());
         let seconds = training_time.as_ref().and_then(|time| time.seconds);
         Ok(Self {
             device: target.described(),
@@ -282,28 +286,28 @@ impl MemoryPlan {
         }
     }
 
-    /// What a plan says of the speed on a device at hand, measurements of `bench` aside. On a CPU operations of the run
-    /// are timed.
+    /// The speed on a GPU at hand by its roofline; none on a CPU, for which see [`MemoryPlan::calibrator`].
+    pub(crate) fn roofline(&self, step: StepOf<'_>, device: &Device) -> Result<Option<Speed>> {
+        let PlanTarget::Gpu(gpu) = PlanTarget::open(device)? else { return Ok(None) };
+        Ok(SpeedModel::of_gpu(&gpu, step.config).map(|model| model.speed(step)))
+    }
+
+    /// What times the operations of a step on this machine's CPU; none where there is no memory for it, and on a GPU.
     ///
     /// # Errors
     /// If an operation fails.
-    pub(crate) fn predict(&self, config: &RunConfig, device: &Device) -> Result<Option<Speed>> {
-        let shape = model_shape(config)?;
-        let step = StepOf { config, shape: &shape, settings: self.engine_settings(device.kind()) };
-        let machine = ThisMachine { knows_measurements: false };
-        let target = match PlanTarget::open(device)? {
-            PlanTarget::Cpu(_) => PlanTarget::Cpu(Some(machine.matmul_speed(config)?)),
-            gpu => gpu,
-        };
-        Ok(target.speed_model(step, &machine)?.map(|model| model.speed(step)))
+    pub(crate) fn calibrator<'a>(&self, step: StepOf<'a>, device: &Device) -> Result<Option<Calibrator<'a>>> {
+        if device.as_cuda().is_some() {
+            return Ok(None);
+        }
+        Calibrator::new(step, CpuSpeed::measure(step.config)?)
     }
 
     /// Keeps how long a step takes on a device at hand, for later plans of the same config.
-    pub(crate) fn keep_measurement(&self, config: &RunConfig, device: &Device, step_seconds: f64) {
-        let Ok(shape) = model_shape(config) else { return };
-        let step = StepOf { config, shape: &shape, settings: self.engine_settings(device.kind()) };
-        let Ok(name) = this_machine::device_name(config, device) else { return };
-        measured::keep(step, &name, step_seconds);
+    pub(crate) fn keep_measurement(step: StepOf<'_>, device: &Device, step_seconds: f64) {
+        if let Ok(name) = this_machine::device_name(step.config, device) {
+            measured::keep(step, &name, step_seconds);
+        }
     }
 
     /// The changes of a run's config with which it fits, those first that change the result least; empty if it fits.
@@ -311,7 +315,7 @@ impl MemoryPlan {
     /// # Errors
     /// [`TrainerError::OutOfMemory`] if no change is enough.
     pub fn fitting_changes(&self, run: &ResolvedRun, request: &PlanRequest) -> Result<Vec<Change>> {
-        self.changes_on(run, request, &THIS_MACHINE)
+        self.changes_on(run, request, &ThisMachine)
     }
 
     fn changes_on(&self, run: &ResolvedRun, request: &PlanRequest, machine: &impl Machine) -> Result<Vec<Change>> {

@@ -15,7 +15,7 @@ use super::Output;
 use crate::Result;
 use crate::device::{self, DeviceSelection};
 use crate::engine::{Engine, model_shape, synthetic_batch};
-use crate::memory_plan::{self, MemoryPlan, StepPart, median};
+use crate::memory_plan::{self, Calibration, Calibrator, MemoryPlan, Speed, StepOf, StepPart, median};
 use crate::stop::StopSignal;
 
 /// Duration in seconds of the pass that times operations one by one, and its minimum and maximum number of steps.
@@ -89,7 +89,7 @@ pub struct BenchReport {
 /// A step's predicted time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepPrediction {
-    /// Milliseconds, pessimistic and optimistic; one number on a CPU, whose operations were timed before the steps.
+    /// Milliseconds, pessimistic and optimistic; one number on a CPU, whose operations are timed.
     pub step_milliseconds: [f64; 2],
     /// That over the median step.
     pub over_measured: [f64; 2],
@@ -97,6 +97,25 @@ pub struct StepPrediction {
     pub parts: Option<BTreeMap<&'static str, f64>>,
     /// Where it comes from.
     pub origin: String,
+}
+
+impl StepPrediction {
+    fn new(calibrator: Option<&Calibrator<'_>>, roofline: Option<Speed>, measured: f64) -> Option<Self> {
+        let of_range = |seconds: [f64; 2], parts, origin| Self {
+            step_milliseconds: seconds.map(|seconds| seconds * 1e3),
+            over_measured: seconds.map(|seconds| seconds / measured),
+            parts,
+            origin,
+        };
+        let by_roofline = roofline.map(|speed| of_range(speed.step_seconds, speed.parts, speed.origin));
+        by_roofline.or_else(|| {
+            let Calibration { seconds, parts } = calibrator?.predict();
+            let sum: f64 = parts.values().sum();
+            let shares = parts.into_iter().map(|(part, seconds)| (part.name(), seconds / sum)).collect();
+            let origin = "from operations of this config, timed in turns with the steps".to_owned();
+            Some(of_range([seconds; 2], Some(shares), origin))
+        })
+    }
 }
 
 /// Until when steps may be measured.
@@ -131,12 +150,17 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     }
     let plan = MemoryPlan::here(&run, &device)?;
     plan.check()?;
-    let predicted = budget.has_time_to_predict().then(|| plan.predict(&run.config, &device)).transpose()?.flatten();
+    let shape = model_shape(&run.config)?;
+    let step = StepOf { config: &run.config, shape: &shape, settings: plan.engine_settings(device.kind()) };
+    let has_time = budget.has_time_to_predict();
+    let mut calibrator = has_time.then(|| plan.calibrator(step, &device)).transpose()?.flatten();
     let free = device.as_cuda().map(free_bytes).transpose()?;
     let gemm = device.as_cuda().map(|cuda| gemm_flops(cuda, &run.config)).transpose()?;
     let mut bench = Bench::new(&run.config, &plan, &device)?;
-    let Steps { steps, mean: seconds, median } = bench.time_steps(options.steps, budget)?;
-    plan.keep_measurement(&run.config, &device, median);
+    let Steps { steps, mean: seconds, median } = bench.time_steps(options.steps, budget, calibrator.as_mut())?;
+    MemoryPlan::keep_measurement(step, &device, median);
+    let prediction = StepPrediction::new(calibrator.as_ref(), plan.roofline(step, &device)?, median);
+    drop(calibrator);
     let used = device.as_cuda().map(free_bytes).transpose()?.zip(free).map(|(now, before)| before.saturating_sub(now));
     let tokens_per_second = plan.tokens_per_step as f64 / seconds;
     let model_flops_per_second = tokens_per_second * plan.flops_per_token;
@@ -158,12 +182,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         tokens_per_step: plan.tokens_per_step,
         milliseconds: milliseconds(seconds, bench.part_seconds(operation_steps)?.as_ref()),
         median_step_milliseconds: median * 1e3,
-        prediction: predicted.map(|speed| StepPrediction {
-            step_milliseconds: speed.step_seconds.map(|seconds| seconds * 1e3),
-            over_measured: speed.step_seconds.map(|seconds| seconds / median),
-            parts: speed.parts,
-            origin: speed.origin,
-        }),
+        prediction,
     })
 }
 
@@ -214,16 +233,25 @@ impl Bench {
     }
 
     /// Steps as they are trained, after one to warm up. They leave time for those that run operation by operation.
-    fn time_steps(&mut self, most: u32, budget: TimeBudget) -> Result<Steps> {
+    ///
+    /// A prediction is timed in turns with them, so that whatever else the machine does slows both alike.
+    fn time_steps(
+        &mut self,
+        most: u32,
+        budget: TimeBudget,
+        mut calibrator: Option<&mut Calibrator<'_>>,
+    ) -> Result<Steps> {
         self.step()?;
         let (started, mut times) = (Instant::now(), Vec::new());
         loop {
             let from = Instant::now();
             self.step()?;
             times.push(from.elapsed().as_secs_f64());
+            calibrator.as_mut().map_or(Ok(()), |calibrator| calibrator.time_step())?;
             let steps = times.len() as u32;
-            let mean = started.elapsed().as_secs_f64() / f64::from(steps);
-            if steps == most || f64::from(budget.steps(mean)) < 1.0 + MEASURED_STEPS[0] {
+            let each = started.elapsed().as_secs_f64() / f64::from(steps);
+            if steps == most || f64::from(budget.steps(each)) < 1.0 + MEASURED_STEPS[0] {
+                let mean = times.iter().sum::<f64>() / f64::from(steps);
                 return Ok(Steps { steps, mean, median: median(times) });
             }
         }

@@ -127,8 +127,11 @@ pub(super) fn main(options: &PlanOptions, output: &mut dyn Output) -> Result<u8>
 /// Refuses a file that is there, and a name that would not load.
 fn check_output(out: &Path) -> Result<()> {
     let is_yaml = out.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
     let problem = if !is_yaml {
         "the name must end in .yaml"
+    } else if folder.is_some_and(|folder| !folder.is_dir()) {
+        "there is no such folder"
     } else if out.symlink_metadata().is_ok() {
         "there is such a file: give another name, or remove it"
     } else {

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dataset::Batch;
 use kernels::{Device, timing};
 use model::{ModelShape, ParameterLayout};
 use run_config::RunConfig;
@@ -45,19 +46,81 @@ pub(crate) struct Calibration {
 ///
 /// # Errors
 /// If the threads cannot be started, or an operation fails.
-pub(crate) fn calibrate(step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>> {
-    let sample = Sample::choose(step, matmul);
-    let (config, shape) = sample.reduced(step);
-    let settings = EngineSettings { micro_batch: sample.micro_batch, ..step.settings };
-    let mut engine = match allocate(&config, &shape, settings, &Device::Cpu) {
-        Ok(engine) => engine,
-        Err(TrainerError::OutOfMemory(_)) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    engine.initialize(config.runtime.seed)?;
-    let timed = time_steps(&mut engine, &config, &shape)?;
-    let counts = Counts { run: (step.config, step.shape), timed: (&config, &shape), tokens: sample.tokens_ratio(step) };
-    Ok(Some(counts.scale(&timed)))
+pub(super) fn calibrate(step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>> {
+    let Some(mut calibrator) = Calibrator::new(step, matmul)? else { return Ok(None) };
+    let ([least, most], started) = (TIMED_STEPS, Instant::now());
+    for timed in 0..most {
+        if timed >= least && started.elapsed() > TIMED {
+            break;
+        }
+        calibrator.time_step()?;
+    }
+    Ok(Some(calibrator.predict()))
+}
+
+/// Times steps of a reduced config, one at a time, and predicts the run's step from them.
+pub(crate) struct Calibrator<'a> {
+    step: StepOf<'a>,
+    sample: Sample,
+    config: RunConfig,
+    shape: ModelShape,
+    engine: Engine,
+    batch: Batch,
+    steps_done: u64,
+    step_seconds: Vec<f64>,
+    operations: BTreeMap<&'static str, Vec<f64>>,
+}
+
+impl<'a> Calibrator<'a> {
+    /// Allocates an engine for as large a part of the step as ends in time, and takes a step to warm up.
+    ///
+    /// # Errors
+    /// If the threads cannot be started, or an operation fails.
+    pub(super) fn new(step: StepOf<'a>, matmul: CpuSpeed) -> Result<Option<Self>> {
+        let sample = Sample::choose(step, matmul);
+        let (config, shape) = sample.reduced(step);
+        let settings = EngineSettings { micro_batch: sample.micro_batch, ..step.settings };
+        let mut engine = match allocate(&config, &shape, settings, &Device::Cpu) {
+            Ok(engine) => engine,
+            Err(TrainerError::OutOfMemory(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        engine.initialize(config.runtime.seed)?;
+        let batch = synthetic_batch(&config, shape.vocab_size, config.data.sequences_per_step);
+        let (steps_done, step_seconds, operations) = (0, Vec::new(), BTreeMap::new());
+        let mut calibrator = Self { step, sample, config, shape, engine, batch, steps_done, step_seconds, operations };
+        calibrator.take_step()?;
+        Ok(Some(calibrator))
+    }
+
+    fn take_step(&mut self) -> Result<()> {
+        self.steps_done += 1;
+        let learning_rate = self.config.optimizer.learning_rate;
+        self.engine.step(&self.batch, self.steps_done, learning_rate, &StopSignal::new())?;
+        Ok(())
+    }
+
+    /// Times a step, and its operations one by one.
+    pub(crate) fn time_step(&mut self) -> Result<()> {
+        let (pool, from) = (self.engine.pool(), Instant::now());
+        // Operations are timed on the thread that calls them.
+        let (done, times) = pool.install(|| timing::measure(&Device::Cpu, || Ok(self.take_step())))?;
+        done?;
+        self.step_seconds.push(from.elapsed().as_secs_f64());
+        for (operation, time) in times {
+            self.operations.entry(operation).or_default().push(time.as_secs_f64());
+        }
+        Ok(())
+    }
+
+    /// The run's step by the medians of what was timed so far.
+    pub(crate) fn predict(&self) -> Calibration {
+        let Self { step, sample, config, shape, step_seconds, operations, .. } = self;
+        let counts =
+            Counts { run: (step.config, step.shape), timed: (config, shape), tokens: sample.tokens_ratio(*step) };
+        let operations = operations.iter().map(|(name, seconds)| (*name, median(seconds.clone()))).collect();
+        counts.scale(median(step_seconds.clone()), &operations)
+    }
 }
 
 /// What is timed instead of the run's step.
@@ -86,7 +149,8 @@ impl Sample {
         let fewest = FEWEST_LAYERS.min(shape.num_layers);
         let fewer_layers = (fewest..=shape.num_layers).rev();
         let fewer_sequences = (1..=settings.micro_batch).rev();
-        [whole].into_iter()
+        [whole]
+            .into_iter()
             .chain(fewer_layers.map(|layers| Self { layers, micro_batches: 1, ..whole }))
             .chain(fewer_sequences.map(|micro_batch| Self { layers: fewest, micro_batch, micro_batches: 1 }))
             .find(ends_in_time)
@@ -107,38 +171,6 @@ impl Sample {
     }
 }
 
-/// Medians over the timed steps: seconds of a step, and of each operation in it.
-struct Timed {
-    step: f64,
-    operations: BTreeMap<&'static str, f64>,
-}
-
-fn time_steps(engine: &mut Engine, config: &RunConfig, shape: &ModelShape) -> Result<Timed> {
-    let batch = synthetic_batch(config, shape.vocab_size, config.data.sequences_per_step);
-    let (learning_rate, stop, mut number) = (config.optimizer.learning_rate, StopSignal::new(), 0);
-    let pool = engine.pool();
-    let mut step = || {
-        number += 1;
-        engine.step(&batch, number, learning_rate, &stop)
-    };
-    step()?;
-    let [least, most] = TIMED_STEPS;
-    let mut operations: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
-    let (mut steps, started) = (Vec::new(), Instant::now());
-    while steps.len() < least || (started.elapsed() < TIMED && steps.len() < most) {
-        let from = Instant::now();
-        // Operations are timed on the thread that calls them.
-        let (outcome, times) = pool.install(|| timing::measure(&Device::Cpu, || Ok(step())))?;
-        outcome?;
-        steps.push(from.elapsed().as_secs_f64());
-        for (operation, time) in times {
-            operations.entry(operation).or_default().push(time.as_secs_f64());
-        }
-    }
-    let operations = operations.into_iter().map(|(name, seconds)| (name, median(seconds))).collect();
-    Ok(Timed { step: median(steps), operations })
-}
-
 /// The middle of these numbers, the mean of the two middle ones of an even number.
 pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
@@ -156,13 +188,13 @@ struct Counts<'a> {
 impl Counts<'_> {
     /// The run's step: the timed one, whatever was between its operations included, times what the sum of its operations
     /// is multiplied by.
-    fn scale(&self, timed: &Timed) -> Calibration {
+    fn scale(&self, step_seconds: f64, operations: &BTreeMap<&'static str, f64>) -> Calibration {
         let mut parts: BTreeMap<StepPart, f64> = BTreeMap::new();
-        for (operation, seconds) in &timed.operations {
+        for (operation, seconds) in operations {
             *parts.entry(StepPart::from_operation(operation)).or_default() += seconds * self.of(operation);
         }
-        let ratio = parts.values().sum::<f64>() / timed.operations.values().sum::<f64>();
-        Calibration { seconds: timed.step * ratio, parts }
+        let ratio = parts.values().sum::<f64>() / operations.values().sum::<f64>();
+        Calibration { seconds: step_seconds * ratio, parts }
     }
 
     fn ratio(&self, number: impl Fn(&RunConfig, &ModelShape) -> usize) -> f64 {

@@ -55,7 +55,11 @@ fn rates([low, high]: [f64; 2]) -> String {
         let unit = 10_f64.powf((rate.max(1.0).log10().floor() - 2.0).max(0.0));
         grouped(((rate / unit).round() * unit) as u64)
     };
-    if (low - high).abs() <= f64::EPSILON * high { grouped(high.round() as u64) } else { range(rounded(low), rounded(high)) }
+    if (low - high).abs() <= f64::EPSILON * high {
+        grouped(high.round() as u64)
+    } else {
+        range(rounded(low), rounded(high))
+    }
 }
 
 fn time(seconds: f64) -> String {

@@ -138,9 +138,7 @@ impl Variant {
             ("data.sequence_length", |variant| variant.config.data.sequence_length.to_string()),
             ("data.sequences_per_step", |variant| variant.config.data.sequences_per_step.to_string()),
             ("data.batch_size", |variant| variant.settings.micro_batch.to_string()),
-            ("runtime.activation_recompute", |variant| {
-                recompute(variant.settings.activation_recompute).to_owned()
-            }),
+            ("runtime.activation_recompute", |variant| recompute(variant.settings.activation_recompute).to_owned()),
         ];
         let change = |(key, value): (&'static str, fn(&Self) -> String)| {
             let (from, to) = (value(before), value(self));
@@ -179,11 +177,7 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
     let layers = if free_sizes { (1..asked.shape.num_layers).rev() } else { (0..0).rev() };
     let kv_heads = asked.fewer_kv_heads().filter(|_| free_sizes);
     let candidates = [
-        (
-            "shorter sequences",
-            "less context; the same tokens per step",
-            first_that_fits(asked.halvings(), budget),
-        ),
+        ("shorter sequences", "less context; the same tokens per step", first_that_fits(asked.halvings(), budget)),
         ("fewer KV heads", "a slightly weaker model", first_that_fits(kv_heads, budget)),
         (
             "smaller micro-batch",
@@ -195,11 +189,7 @@ pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>
             "the result is the same",
             first_that_fits(more_frugal.map(|mode| asked.clone().recompute(mode)), budget),
         ),
-        (
-            "smaller model",
-            "a weaker model",
-            first_that_fits(layers.map(|layers| asked.clone().layers(layers)), budget),
-        ),
+        ("smaller model", "a weaker model", first_that_fits(layers.map(|layers| asked.clone().layers(layers)), budget)),
     ];
     let option = |(name, costs, variant): (_, _, Option<Variant>)| {
         let variant = variant?;

@@ -22,7 +22,9 @@ fn unit(seconds: f64) -> (f64, &'static str) {
 
 fn time([most, least]: [f64; 2]) -> String {
     let (unit, name) = unit(least);
-    let number = |seconds: f64| if seconds < 10.0 * unit { format!("{:.1}", seconds / unit) } else { format!("{:.0}", seconds / unit) };
+    let number = |seconds: f64| {
+        if seconds < 10.0 * unit { format!("{:.1}", seconds / unit) } else { format!("{:.0}", seconds / unit) }
+    };
     format!("{} {name}", range([number(least), number(most)]))
 }
 
@@ -32,7 +34,7 @@ fn range([low, high]: [String; 2]) -> String {
 
 fn row(config: &RunConfig, gpu: &'static GpuSpec) -> String {
     let request = PlanRequest { gpu: Some(PlanGpu::Named(gpu)), ..PlanRequest::default() };
-    let plan = MemoryPlan::on_machine(config, &request, &this_machine::THIS_MACHINE).unwrap();
+    let plan = MemoryPlan::on_machine(config, &request, &this_machine::ThisMachine).unwrap();
     if plan.shortage.is_some() {
         return format!("#   {:<12} does not fit", gpu.name);
     }

@@ -4,14 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use kernels::{DeviceKind, muon};
-use model::{ModelShape, ParameterLayout, dtype_of, head_chunk_rows};
-use run_config::{ActivationRecompute, Algorithm, RunConfig};
 use super::{
     gpu_table::{GpuSpec, SustainedFractions},
     step_part::StepPart,
 };
 use crate::engine::{EngineSettings, muon_flops};
+use kernels::{DeviceKind, muon};
+use model::{ModelShape, ParameterLayout, dtype_of, head_chunk_rows};
+use run_config::{ActivationRecompute, Algorithm, RunConfig};
 
 /// A launch takes at least this long from the previous one's end.
 const LAUNCH_SECONDS: f64 = 2e-6;
@@ -172,12 +172,12 @@ impl<'a> Step<'a> {
         let normalizes = if self.recompute == ActivationRecompute::None { 0.0 } else { 2.0 };
         let pointwise = |count: f64, bytes| Self::pass(StepPart::NormAndPointwise, count * layers, bytes);
         operations.extend([
-            pointwise(2.0, 4.0 * row),                         // add_rms_norm forward
-            pointwise(2.0, 4.0 * row),                         // and backward
-            pointwise(normalizes, 2.0 * row),                  // its output again
-            pointwise(1.0 + again, 2.0 * rotated),             // RoPE, both ways
-            pointwise(1.0, self.element * 3.0 * n * i),        // SwiGLU
-            pointwise(1.0, self.element * 6.0 * n * i),        // its gradient, recomputing
+            pointwise(2.0, 4.0 * row),                  // add_rms_norm forward
+            pointwise(2.0, 4.0 * row),                  // and backward
+            pointwise(normalizes, 2.0 * row),           // its output again
+            pointwise(1.0 + again, 2.0 * rotated),      // RoPE, both ways
+            pointwise(1.0, self.element * 3.0 * n * i), // SwiGLU
+            pointwise(1.0, self.element * 6.0 * n * i), // its gradient, recomputing
         ]);
         if recomputes_block {
             operations.push(pointwise(1.0, 4.0 * row));

@@ -109,7 +109,8 @@ impl SpeedModel {
     /// A CPU whose matmuls run at `flops`, before anything else is known.
     pub(super) fn unscaled_cpu(flops: f64) -> Self {
         let rates = Rates { flops, bytes_per_second: CPU_BYTES_PER_SECOND, fractions: CPU_FRACTIONS };
-        let (source, origin) = (SpeedSource::Calibration, "from operations of this config timed on this CPU".to_owned());
+        let (source, origin) =
+            (SpeedSource::Calibration, "from operations of this config timed on this CPU".to_owned());
         Self { rates: [rates; 2], scale: [1.0; 2], parts: None, peak: None, source, origin }
     }
 

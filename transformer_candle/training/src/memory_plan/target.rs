@@ -38,7 +38,8 @@ impl PlanTarget {
     pub(super) fn choose(config: &RunConfig, asked: Option<PlanGpu>, machine: &impl Machine) -> Result<Self> {
         let refusal = refusal(config)?;
         if let (Some(PlanGpu::Named(gpu)), Some(clause)) = (asked, &refusal) {
-            let message = format!("--gpu {}: this model needs a CPU, a GPU {clause}. Change the model's sizes", gpu.key);
+            let message =
+                format!("--gpu {}: this model needs a CPU, a GPU {clause}. Change the model's sizes", gpu.key);
             return Err(TrainerError::Request(message));
         }
         if let Some(PlanGpu::Named(gpu)) = asked {
@@ -53,9 +54,7 @@ impl PlanTarget {
         let cpu = || machine.matmul_speed(config).map(|speed| Self::Cpu(Some(speed)));
         match (device, refusal) {
             (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => cpu(),
-            (run_config::Device::Cuda(_), Some(clause)) => {
-                Err(TrainerError::Request(device::refused(device, &clause)))
-            }
+            (run_config::Device::Cuda(_), Some(clause)) => Err(TrainerError::Request(device::refused(device, &clause))),
             (run_config::Device::Cuda(ordinal), None) => match found(ordinal) {
                 None if stays_here => Err(TrainerError::Request(format!(
                     "--gpu this: there is no usable GPU {device} here, and runtime.device asks for one. Name a GPU, as in \
@@ -132,9 +131,9 @@ impl PlanTarget {
             (Self::Cpu(Some(speed)), Some(measured)) => {
                 Some(SpeedModel::unscaled_cpu(speed.flops).measured(&measured, step))
             }
-            (Self::Cpu(Some(speed)), None) => machine
-                .calibrate(step, *speed)?
-                .map(|calibration| SpeedModel::of_cpu(speed.flops, calibration, step)),
+            (Self::Cpu(Some(speed)), None) => {
+                machine.calibrate(step, *speed)?.map(|calibration| SpeedModel::of_cpu(speed.flops, calibration, step))
+            }
             (Self::Gpu(gpu), Some(measured)) => {
                 let model = SpeedModel::of_gpu(gpu, step.config);
                 Some(model.unwrap_or_else(|| SpeedModel::of_unknown_gpu(step.config)).measured(&measured, step))

@@ -64,6 +64,35 @@ impl Machine for FakeMachine {
     }
 }
 
+/// This machine, on which `bench` has never run.
+struct Unmeasured;
+
+impl Machine for Unmeasured {
+    fn gpus(&self) -> Vec<Gpu> {
+        Vec::new()
+    }
+
+    fn look_at(&self, gpu: &Gpu) -> GpuMemory {
+        ThisMachine.look_at(gpu)
+    }
+
+    fn matmul_speed(&self, config: &RunConfig) -> Result<CpuSpeed> {
+        ThisMachine.matmul_speed(config)
+    }
+
+    fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>> {
+        ThisMachine.calibrate(step, matmul)
+    }
+
+    fn measured(&self, _: StepOf<'_>, _: &str) -> Option<MeasuredStep> {
+        None
+    }
+
+    fn now(&self) -> SystemTime {
+        ThisMachine.now()
+    }
+}
+
 fn plan_on(run: &ResolvedRun, request: &PlanRequest, machine: &FakeMachine) -> Result<MemoryPlan> {
     MemoryPlan::on_machine(&run.config, request, machine)
 }
@@ -233,8 +262,7 @@ fn a_small_step_is_timed_whole_on_a_cpu() {
     for precision in ["fp32", "bf16"] {
         let mut run = run_of("smoke_cpu", &[&format!("runtime.precision={precision}")]);
         (run.config.runtime.device, run.config.runtime.threads) = (Device::Cpu, Some(3));
-        let machine = ThisMachine { knows_measurements: false };
-        let plan = MemoryPlan::on_machine(&run.config, &PlanRequest::default(), &machine).unwrap();
+        let plan = MemoryPlan::on_machine(&run.config, &PlanRequest::default(), &Unmeasured).unwrap();
         let speed = plan.speed.unwrap();
         assert_eq!((plan.device.name.contains("3 threads"), speed.source), (true, SpeedSource::Calibration));
         assert!(speed.step_seconds[0] > 0.0 && speed.step_seconds[0].is_finite());
@@ -292,7 +320,10 @@ fn prices_follow_from_the_time() {
         near(cost.rent.unwrap()[end], hours * 2.0);
     }
     let own = PlanRequest { watts: Some(1000.0), ..request };
-    near(plan_on(&run, &own, &FakeMachine::default()).unwrap().cost.unwrap().kilowatt_hours.unwrap()[0], seconds[0] / 3600.0);
+    near(
+        plan_on(&run, &own, &FakeMachine::default()).unwrap().cost.unwrap().kilowatt_hours.unwrap()[0],
+        seconds[0] / 3600.0,
+    );
 }
 
 #[test]

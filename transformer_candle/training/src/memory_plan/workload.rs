@@ -48,8 +48,7 @@ impl Workload {
 
     /// Whether the run would take this machine's CPU months.
     pub(super) fn is_too_long_for_cpu(self, speed: CpuSpeed) -> bool {
-        let tokens_per_second =
-            CPU_UTILIZATION * speed.flops / (self.flops_per_token + self.optimizer_flops_per_token);
+        let tokens_per_second = CPU_UTILIZATION * speed.flops / (self.flops_per_token + self.optimizer_flops_per_token);
         self.total_tokens.is_some_and(|tokens| tokens as f64 / tokens_per_second > LONGEST_CPU_RUN_SECONDS)
     }
 }
