@@ -39,7 +39,7 @@ class ConfigFlag:
 
     def parameter(self) -> Parameter:
         """Return the option as a function's parameter."""
-        declared = _schema_of(self.key)
+        declared = schema_of(self.key)
         kind, metavar = _type_of(declared)
         is_number = kind in (int, float)
         option = Option(
@@ -128,7 +128,8 @@ def _schema() -> dict[str, Any]:
     return _native.json_schema()
 
 
-def _schema_of(key: str) -> dict[str, Any]:
+def schema_of(key: str) -> dict[str, Any]:
+    """Return the JSON Schema of a dotted config key, or raise a `KeyError`."""
     declared = _schema()
     for name in key.split("."):
         declared = declared["properties"][name]

@@ -79,6 +79,9 @@ pub struct PlanRequest {
     pub price_per_kwh: Option<f64>,
     /// Of the machine, rented, in any currency.
     pub price_per_hour: Option<f64>,
+    /// Time operations of the run on this machine's CPU, where that is what it is planned for, for about two seconds.
+    /// Otherwise the speed there is known only if `bench` has measured it.
+    pub times_operations: bool,
 }
 
 /// The device that a plan is made for.
@@ -140,7 +143,7 @@ pub struct MemoryPlan {
     pub saving_bytes: u64,
     /// The part of a step's FLOPs that are the optimizer's GEMMs; none with `AdamW`, which has none.
     pub optimizer_share: Option<f64>,
-    /// How fast it trains there; none for a trainer on a CPU, which need not guess, and on a GPU of unknown speed.
+    /// How fast it trains there; none on a CPU where nothing was timed, and on a GPU of unknown speed.
     pub speed: Option<Speed>,
     /// How long, where the config says how many steps.
     pub training_time: Option<TrainingTime>,
@@ -179,8 +182,6 @@ impl MemoryPlan {
     /// else on this machine's CPU. `runtime.memory_limit` holds everywhere. `batch_size: auto` becomes the largest
     /// micro-batch that fits and divides `sequences_per_step`, or one sequence if none does. A plan is made whether it
     /// fits or not: see [`MemoryPlan::check`].
-    ///
-    /// On a CPU operations of the run are timed for about two seconds.
     ///
     /// # Errors
     /// [`TrainerError::Request`] if the vocabulary's size is not known, or if the run is meant for a GPU that does not
@@ -233,8 +234,8 @@ impl MemoryPlan {
         let work = Workload::new(config)?;
         let lacking = budget.as_ref().filter(|budget| budget.bytes < plan.bytes());
         // There is no room to time operations in, and nothing to compare.
-        let timed = if lacking.is_some() && target.kind() == DeviceKind::Cpu { &PlanTarget::Cpu(None) } else { target };
-        let model = timed.speed_model(step, machine)?;
+        let is_timed = request.times_operations && lacking.is_none();
+        let model = target.speed_model(step, machine, is_timed)?;
         let speed = model.as_ref().map(|model| model.speed(step));
         let training_time = TrainingTime::new(config, work.total_tokens, parameters, speed.as_ref(), machine.now());
         let seconds = training_time.as_ref().and_then(|time| time.seconds);
@@ -323,7 +324,7 @@ impl MemoryPlan {
         let target = PlanTarget::choose(&run.config, request.gpu, machine)?;
         let shape = model_shape(&run.config)?;
         let step = StepOf { config: &run.config, shape: &shape, settings: self.engine_settings(target.kind()) };
-        let model = if target.kind() == DeviceKind::Cpu { None } else { target.speed_model(step, machine)? };
+        let model = if target.kind() == DeviceKind::Cpu { None } else { target.speed_model(step, machine, false)? };
         let changes = options::fitting_changes(step, &shortage.budget, model.as_ref());
         changes.ok_or_else(|| TrainerError::OutOfMemory(Box::new(shortage.clone())))
     }

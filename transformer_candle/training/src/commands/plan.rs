@@ -73,7 +73,7 @@ fn amount(text: &str) -> std::result::Result<f64, String> {
 impl PlanOptions {
     fn request(&self) -> PlanRequest {
         let &Self { gpu, memory, watts, price_per_kwh, price_per_hour, .. } = self;
-        PlanRequest { gpu, memory, watts, price_per_kwh, price_per_hour }
+        PlanRequest { gpu, memory, watts, price_per_kwh, price_per_hour, times_operations: true }
     }
 
     /// The overrides, with the steps that `--tokens` comes to.

@@ -119,9 +119,9 @@ impl PlanTarget {
         PlannedDevice { name: self.name(), memory_bytes, bf16_flops, gpu: spec }
     }
 
-    /// Predicts speeds there; none for a trainer on a CPU, which does not spend time on a guess, and for a GPU of unknown
+    /// Predicts speeds there; none on a CPU on which nothing was measured and nothing may be timed, and on a GPU of unknown
     /// speed.
-    pub(super) fn speed_model(&self, step: StepOf<'_>, machine: &impl Machine) -> Result<Option<SpeedModel>> {
+    pub(super) fn speed_model(&self, step: StepOf<'_>, machine: &impl Machine, may_time: bool) -> Result<Option<SpeedModel>> {
         let measured = match self {
             Self::Cpu(Some(_)) | Self::Gpu(_) => machine.measured(step, &self.name()),
             _ => None,

@@ -99,7 +99,8 @@ fn plan_on(run: &ResolvedRun, request: &PlanRequest, machine: &FakeMachine) -> R
 
 /// The plan on a machine without a GPU.
 fn plan_of(run: &ResolvedRun) -> Result<MemoryPlan> {
-    plan_on(run, &PlanRequest::default(), &FakeMachine::default())
+    let request = PlanRequest { times_operations: true, ..PlanRequest::default() };
+    plan_on(run, &request, &FakeMachine::default())
 }
 
 /// The plan on a machine with these GPUs, each with so much free.
@@ -262,7 +263,8 @@ fn a_small_step_is_timed_whole_on_a_cpu() {
     for precision in ["fp32", "bf16"] {
         let mut run = run_of("smoke_cpu", &[&format!("runtime.precision={precision}")]);
         (run.config.runtime.device, run.config.runtime.threads) = (Device::Cpu, Some(3));
-        let plan = MemoryPlan::on_machine(&run.config, &PlanRequest::default(), &Unmeasured).unwrap();
+        let request = PlanRequest { times_operations: true, ..PlanRequest::default() };
+        let plan = MemoryPlan::on_machine(&run.config, &request, &Unmeasured).unwrap();
         let speed = plan.speed.unwrap();
         assert_eq!((plan.device.name.contains("3 threads"), speed.source), (true, SpeedSource::Calibration));
         assert!(speed.step_seconds[0] > 0.0 && speed.step_seconds[0].is_finite());
