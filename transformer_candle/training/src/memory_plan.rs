@@ -288,7 +288,7 @@ impl MemoryPlan {
     }
 
     /// The speed on a GPU at hand by its roofline; none on a CPU, for which see [`MemoryPlan::calibrator`].
-    pub(crate) fn roofline(&self, step: StepOf<'_>, device: &Device) -> Result<Option<Speed>> {
+    pub(crate) fn roofline(step: StepOf<'_>, device: &Device) -> Result<Option<Speed>> {
         let PlanTarget::Gpu(gpu) = PlanTarget::open(device)? else { return Ok(None) };
         Ok(SpeedModel::of_gpu(&gpu, step.config).map(|model| model.speed(step)))
     }
@@ -297,7 +297,7 @@ impl MemoryPlan {
     ///
     /// # Errors
     /// If an operation fails.
-    pub(crate) fn calibrator<'a>(&self, step: StepOf<'a>, device: &Device) -> Result<Option<Calibrator<'a>>> {
+    pub(crate) fn calibrator<'a>(step: StepOf<'a>, device: &Device) -> Result<Option<Calibrator<'a>>> {
         if device.as_cuda().is_some() {
             return Ok(None);
         }

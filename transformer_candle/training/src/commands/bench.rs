@@ -153,13 +153,14 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     let shape = model_shape(&run.config)?;
     let step = StepOf { config: &run.config, shape: &shape, settings: plan.engine_settings(device.kind()) };
     let has_time = budget.has_time_to_predict();
-    let mut calibrator = has_time.then(|| plan.calibrator(step, &device)).transpose()?.flatten();
+    let mut calibrator = has_time.then(|| MemoryPlan::calibrator(step, &device)).transpose()?.flatten();
     let free = device.as_cuda().map(free_bytes).transpose()?;
     let gemm = device.as_cuda().map(|cuda| gemm_flops(cuda, &run.config)).transpose()?;
     let mut bench = Bench::new(&run.config, &plan, &device)?;
-    let Steps { steps, mean: seconds, median } = bench.time_steps(options.steps, budget, calibrator.as_mut())?;
+    let TimedSteps { count: steps, mean: seconds, median } =
+        bench.time_steps(options.steps, budget, calibrator.as_mut())?;
     MemoryPlan::keep_measurement(step, &device, median);
-    let prediction = StepPrediction::new(calibrator.as_ref(), plan.roofline(step, &device)?, median);
+    let prediction = StepPrediction::new(calibrator.as_ref(), MemoryPlan::roofline(step, &device)?, median);
     drop(calibrator);
     let used = device.as_cuda().map(free_bytes).transpose()?.zip(free).map(|(now, before)| before.saturating_sub(now));
     let tokens_per_second = plan.tokens_per_step as f64 / seconds;
@@ -211,8 +212,8 @@ struct Bench {
 }
 
 /// How many steps were timed, and their seconds.
-struct Steps {
-    steps: u32,
+struct TimedSteps {
+    count: u32,
     mean: f64,
     median: f64,
 }
@@ -240,7 +241,7 @@ impl Bench {
         most: u32,
         budget: TimeBudget,
         mut calibrator: Option<&mut Calibrator<'_>>,
-    ) -> Result<Steps> {
+    ) -> Result<TimedSteps> {
         self.step()?;
         let (started, mut times) = (Instant::now(), Vec::new());
         loop {
@@ -252,7 +253,7 @@ impl Bench {
             let each = started.elapsed().as_secs_f64() / f64::from(steps);
             if steps == most || f64::from(budget.steps(each)) < 1.0 + MEASURED_STEPS[0] {
                 let mean = times.iter().sum::<f64>() / f64::from(steps);
-                return Ok(Steps { steps, mean, median: median(times) });
+                return Ok(TimedSteps { count: steps, mean, median: median(times) });
             }
         }
     }

@@ -23,9 +23,9 @@ use crate::{
 };
 
 /// About how long one of the timed steps takes at most.
-const STEP_SECONDS: f64 = 0.45;
+const STEP_SECONDS: f64 = 0.5;
 /// The fraction of its matmul speed that a CPU sustains in whole steps, about.
-const UTILIZATION: f64 = 0.6;
+const UTILIZATION: f64 = 0.75;
 /// How long steps are timed, and how many at most and at least.
 const TIMED: Duration = Duration::from_millis(800);
 const TIMED_STEPS: [usize; 2] = [2, 200];
@@ -175,7 +175,7 @@ impl Sample {
 pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let half = numbers.len() / 2;
-    if numbers.len().is_multiple_of(2) { (numbers[half - 1] + numbers[half]) / 2.0 } else { numbers[half] }
+    if numbers.len().is_multiple_of(2) { f64::midpoint(numbers[half - 1], numbers[half]) } else { numbers[half] }
 }
 
 /// How much more often a run's step calls an operation than a timed one.

@@ -45,8 +45,8 @@ fn tokens(number: u64) -> String {
 }
 
 /// `15d 7h to 19d 1h`, or one of them where both are the same.
-fn range(low: String, high: String) -> String {
-    if low == high { low } else { format!("{low} to {high}") }
+fn range(low: &str, high: &str) -> String {
+    if low == high { low.to_owned() } else { format!("{low} to {high}") }
 }
 
 /// `14,900 to 19,900`, with three digits that say something where it is a range.
@@ -58,7 +58,7 @@ fn rates([low, high]: [f64; 2]) -> String {
     if (low - high).abs() <= f64::EPSILON * high {
         grouped(high.round() as u64)
     } else {
-        range(rounded(low), rounded(high))
+        range(&rounded(low), &rounded(high))
     }
 }
 
@@ -205,9 +205,9 @@ impl MemoryPlan {
             return (self.device.memory_bytes.is_some()).then(|| unknown.to_owned());
         };
         let percent = |share: f64| format!("{:.0}", 100.0 * share);
-        let mfu = speed.mfu.map(|[low, high]| format!(", MFU {} %", range(percent(low), percent(high))));
+        let mfu = speed.mfu.map(|[low, high]| format!(", MFU {} %", range(&percent(low), &percent(high))));
         let [slow, fast] = speed.step_seconds.map(step_time);
-        let step = range(fast, slow);
+        let step = range(&fast, &slow);
         let bench = match speed.source {
             SpeedSource::Roofline if self.device.gpu.is_some() => "; not measured",
             _ => "",
@@ -266,7 +266,7 @@ fn optimizer(share: f64) -> String {
 
 fn training_time(training: &TrainingTime) -> Option<String> {
     let [slow, fast] = training.seconds?;
-    let time = range(self::time(fast), self::time(slow));
+    let time = range(&self::time(fast), &self::time(slow));
     let ends = training.end_dates.as_ref().map(|[late, early]| {
         let days = if early == late { format!("on {early}") } else { format!("between {early} and {late}") };
         format!("; started now, it ends {days} (UTC)")
@@ -275,7 +275,7 @@ fn training_time(training: &TrainingTime) -> Option<String> {
 }
 
 fn cost(cost: &Cost) -> String {
-    let amounts = |[most, least]: [f64; 2]| range(money(least), money(most));
+    let amounts = |[most, least]: [f64; 2]| range(&money(least), &money(most));
     let power = cost.kilowatt_hours.zip(cost.watts).map(|(used, watts)| {
         let price = cost.electricity.map(|price| format!(", {}", amounts(price)));
         format!("electricity: {} kWh at {watts:.0} W{}", amounts(used), price.unwrap_or_default())

@@ -146,7 +146,7 @@ pub const GPUS: [GpuSpec; 7] = [
 
 impl GpuSpec {
     /// The GPU that the presets of 1 B parameters are made for, and that is assumed where there is none.
-    pub fn rtx_5090() -> &'static Self {
+    pub const fn rtx_5090() -> &'static Self {
         &GPUS[0]
     }
 

@@ -59,8 +59,8 @@ fn key(step: StepOf<'_>, device: &str) -> Value {
 
 fn path(key: &Value) -> PathBuf {
     let hash = Sha256::digest(key.to_string());
-    let name: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    dataset::cache_root().join("bench").join(format!("{name}.json"))
+    let name = hash.iter().take(8).fold(0_u64, |name, byte| name << 8 | u64::from(*byte));
+    dataset::cache_root().join("bench").join(format!("{name:016x}.json"))
 }
 
 /// Keeps a measurement. A cache that cannot be written is no reason to fail.

@@ -66,6 +66,9 @@ pub struct FitOption {
     pub costs: &'static str,
 }
 
+/// A key of a config, and its value in a variant.
+type KeyOfVariant = (&'static str, fn(&Variant) -> String);
+
 /// A config with changes, and the settings of its engine.
 #[derive(Clone, Debug)]
 struct Variant {
@@ -132,7 +135,7 @@ impl Variant {
 
     /// The keys in which the two differ.
     fn changes_from(&self, before: &Self) -> Vec<Change> {
-        let keys: [(&'static str, fn(&Self) -> String); 6] = [
+        let keys: [KeyOfVariant; 6] = [
             ("model.num_layers", |variant| variant.shape.num_layers.to_string()),
             ("model.num_key_value_heads", |variant| variant.shape.num_key_value_heads.to_string()),
             ("data.sequence_length", |variant| variant.config.data.sequence_length.to_string()),
@@ -140,7 +143,7 @@ impl Variant {
             ("data.batch_size", |variant| variant.settings.micro_batch.to_string()),
             ("runtime.activation_recompute", |variant| recompute(variant.settings.activation_recompute).to_owned()),
         ];
-        let change = |(key, value): (&'static str, fn(&Self) -> String)| {
+        let change = |(key, value): KeyOfVariant| {
             let (from, to) = (value(before), value(self));
             (from != to).then_some(Change { key, from, to })
         };

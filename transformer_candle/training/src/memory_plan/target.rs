@@ -121,7 +121,12 @@ impl PlanTarget {
 
     /// Predicts speeds there; none on a CPU on which nothing was measured and nothing may be timed, and on a GPU of unknown
     /// speed.
-    pub(super) fn speed_model(&self, step: StepOf<'_>, machine: &impl Machine, may_time: bool) -> Result<Option<SpeedModel>> {
+    pub(super) fn speed_model(
+        &self,
+        step: StepOf<'_>,
+        machine: &impl Machine,
+        may_time: bool,
+    ) -> Result<Option<SpeedModel>> {
         let measured = match self {
             Self::Cpu(Some(_)) | Self::Gpu(_) => machine.measured(step, &self.name()),
             _ => None,
@@ -131,6 +136,7 @@ impl PlanTarget {
             (Self::Cpu(Some(speed)), Some(measured)) => {
                 Some(SpeedModel::unscaled_cpu(speed.flops).measured(&measured, step))
             }
+            (Self::Cpu(Some(_)), None) if !may_time => None,
             (Self::Cpu(Some(speed)), None) => {
                 machine.calibrate(step, *speed)?.map(|calibration| SpeedModel::of_cpu(speed.flops, calibration, step))
             }
