@@ -146,7 +146,7 @@ pub use documents::Documents;
 pub use error::{DataError, MissingColumn};
 pub use fingerprint::StreamFingerprint;
 pub use held_out_batches::{HeldOut, HeldOutBatches};
-pub use memory_bound::{max_workers, memory_bound};
+pub use memory_bound::{expected_memory, max_workers, memory_bound};
 pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};

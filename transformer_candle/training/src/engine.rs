@@ -19,6 +19,7 @@ use rayon::ThreadPool;
 use run_config::RunConfig;
 
 pub(crate) use self::optimizer::muon_flops;
+pub(crate) use self::synthetic::synthetic_batch;
 pub use self::{
     buffers::{EvaluationBuffers, RunBuffers},
     micro_batch::{MicroBatch, MicroBatchPlan},
