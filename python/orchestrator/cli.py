@@ -147,6 +147,27 @@ def push(
     run(repository, checkpoint, experiment, public, branch, message, max_shard_size)
 
 
+@app.command("watch", cls=Command)
+def watch(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[EXPERIMENT]",
+            help="A run: its name, its directory, or a checkpoint inside it. Default: the run that wrote last.",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the run's status once, as plain text.")] = False,
+    json_wanted: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object.")] = False,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Time between two looks at the files.")
+    ] = 1.0,
+) -> None:
+    """Show a run live, also one of another terminal or machine, from its files."""
+    from orchestrator.watch.live import run
+
+    run(experiment, once, json_wanted, interval)
+
+
 class Sampler(str, enum.Enum):
     """How `tune` draws values."""
 
@@ -173,7 +194,7 @@ def tune(
     trials: Annotated[int, typer.Option(min=1, max=100_000, help="Trials in all, the pruned ones included.")] = 24,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Trials at a time, which share the CPU's cores.")] = 1,
     tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Tokens of a trial, such as 20M. Default: the config's own run.")
+        str | None, typer.Option(metavar="COUNT", help="Tokens of a trial, such as 20M. Default: the config's own run.")
     ] = None,
     evaluations: Annotated[int, typer.Option(min=1, max=1000, help="Evaluations of a trial.")] = 8,
     sampler: Annotated[Sampler, typer.Option(help="How values are drawn.")] = Sampler.TPE,

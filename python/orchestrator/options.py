@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from orchestrator import _native
 
-# What stands for a value in a help text, by the schema's format or type.
+# The placeholder of a value in a help text, by the schema's format or type.
 METAVARS = {
     "batch-size": "[N|auto]",
     "device": "[auto|cpu|cuda|cuda:N]",
@@ -55,7 +55,7 @@ class ConfigFlag:
 
 @dataclass(frozen=True)
 class TrainerCommand:
-    """A command of the trainer's program: `orchestrate` shows what it declares, and hands over what was typed."""
+    """A command of the trainer's program: `orchestrate` shows the options it declares and forwards those typed."""
 
     name: str
     about: str
@@ -137,7 +137,7 @@ def schema_of(key: str) -> dict[str, Any]:
 
 
 def _type_of(declared: dict[str, Any]) -> tuple[Any, str | None]:
-    """Return the type of a key's values, and what stands for one in a help text."""
+    """Return the type of a key's values, and their placeholder in a help text."""
     choices = tuple(choice["const"] for choice in declared.get("oneOf", ()))
     if choices:
         return Literal[choices], None

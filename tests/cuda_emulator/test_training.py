@@ -17,6 +17,11 @@ LARGER = Tiny(hidden=128, heads=4, kv_heads=2, layers=2, sequence=24, batch=2, s
 RAGGED = Tiny(80, 2, 2, intermediate=112, sequence=23, batch=3, accumulation=1, steps=3, checkpoint_every=1)
 DOCUMENTS = replace(LARGER, packing="documents")
 MUON = replace(LARGER, algorithm="muon")
+QWEN_2 = replace(LARGER, architecture="qwen2")
+QWEN_3 = replace(LARGER, architecture="qwen3", head_dim=64)
+TINIES = {
+    "larger": LARGER, "ragged": RAGGED, "documents": DOCUMENTS, "muon": MUON, "qwen_2": QWEN_2, "qwen_3": QWEN_3,
+}  # fmt: skip
 # Relative errors of a loss and of a matrix of gradients. F32 sums differ by their order, bf16 values by a rounding here
 # and there, which training then carries on.
 TOLERANCE = {"fp32": (2e-5, 1e-5), "bf16": (4e-3, 3e-2)}
@@ -30,7 +35,7 @@ def errors(runs: Runs, one: str, other: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("tiny", [LARGER, RAGGED, DOCUMENTS, MUON], ids=["larger", "ragged", "documents", "muon"])
+@pytest.mark.parametrize("tiny", TINIES.values(), ids=TINIES)
 def test_the_gpu_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: str) -> None:
     tiny = replace(tiny, precision=precision)
     of_a_loss, of_gradients = TOLERANCE[precision]
@@ -56,7 +61,7 @@ def test_a_mistake_would_show_in_that_comparison(runs: Runs, mistake: dict[str, 
     assert max(errors(runs, "wrong", "right").values()) > 1.5 * TOLERANCE["bf16"][1]
 
 
-def test_a_run_is_the_same_every_time_whatever_the_gpu_does_first(runs: Runs) -> None:
+def test_a_run_is_the_same_whatever_order_the_gpu_runs_in(runs: Runs) -> None:
     """Programs of a grid from last to first, and copies that come as early as they may, change no bit."""
     runs.trained("once", BF16)
     runs.having(order="reversed", schedule="others-early").trained("again", BF16)
@@ -85,7 +90,7 @@ def test_a_killed_run_resumes_bit_for_bit(runs: Runs, algorithm: str) -> None:
     assert runs.state("killed", 6) == runs.state("straight", 6)
 
 
-def test_what_the_choices_in_the_checkpoint_are_for(runs: Runs) -> None:
+def test_another_fastest_algorithm_changes_bits(runs: Runs) -> None:
     """Fresh runs on days with other fastest GEMM algorithms differ; otherwise the test above would prove nothing."""
     runs.trained("one day", BF16)
     runs.having(timing=3).trained("another day", BF16)
@@ -119,7 +124,7 @@ def test_variants_of_kernels_are_timed_and_kept(runs: Runs) -> None:
     assert variants("timed", 2)["attention_backward_keys"] == "m64l128w8s2", "the checkpoint's, not the declared one"
 
 
-def test_another_gpu_on_resume_is_told(runs: Runs) -> None:
+def test_resuming_on_another_gpu_is_reported(runs: Runs) -> None:
     tiny = Tiny(steps=4, checkpoint_every=2)
     runs.write("moved", tiny)
     runs.train("moved", "--max-steps", "2").succeeded()
