@@ -560,6 +560,7 @@ def checked_model_config(directory: _Path, read_weights: bool = True) -> str:
         read_weights: Whether every number is read too, and has to be finite. Those of a checkpoint never are: they have
             hashes.
     """
+
 def gpu_table() -> dict[str, dict[str, Any]]:
     """Return the GPUs that a run can be planned for: what each holds and how fast it is, by its name for `--gpu`."""
 
