@@ -108,7 +108,7 @@ def test_python_reads_samples_and_the_time_between_steps(workspace: Workspace) -
     trainer = Trainer(RunConfig.load(workspace.run_folder("python") / "training.yaml"))
     first = next(trainer)
     assert (first.save_seconds, first.evaluation_seconds) == (0.0, 0.0)
-    assert trainer.finished is None
+    assert not trainer.finished
     evaluation = trainer.evaluate()
     assert evaluation is not None
     assert [prompt for prompt, _ in evaluation.samples] == PROMPTS
