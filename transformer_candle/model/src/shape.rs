@@ -4,7 +4,8 @@ use kernels::HeadLayout;
 use kernels::rope::{Frequencies, Llama3Scaling};
 use run_config::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 
-use crate::parameters::{self, ParameterSpec};
+use crate::lora::LoraShape;
+use crate::parameters::{self, ParameterKind, ParameterSpec};
 
 /// Rows of the embedding and the head are padded to a multiple of this, so that GEMMs have whole tiles.
 const VOCABULARY_MULTIPLE: usize = 64;
@@ -44,6 +45,8 @@ pub struct ModelShape {
     pub init_std: f64,
     /// The hidden size that initialisation and learning rates were tuned at; none to use them as they are.
     pub base_hidden_size: Option<usize>,
+    /// The adapters that train beside its weights, which then stay as they are; none where every weight trains.
+    pub lora: Option<LoraShape>,
 }
 
 impl ModelShape {
@@ -66,7 +69,14 @@ impl ModelShape {
             tie_embeddings: config.tie_embeddings,
             init_std: config.init_std,
             base_hidden_size: config.base_hidden_size,
+            lora: None,
         }
+    }
+
+    /// The same model with these adapters.
+    #[must_use]
+    pub fn with_lora(self, lora: Option<LoraShape>) -> Self {
+        Self { lora, ..self }
     }
 
     /// `base_hidden_size / hidden_size`, by powers of which initial values and learning rates of the matrices scale; 1
@@ -88,20 +98,34 @@ impl ModelShape {
         HeadLayout { heads: self.num_attention_heads, kv_heads: self.num_key_value_heads, head_size: self.head_size }
     }
 
-    /// Parameters on disk: without the vocabulary's padding, a tied embedding once.
+    /// Parameters on disk: without adapters and the vocabulary's padding, a tied embedding once.
     pub fn parameter_count(&self) -> u64 {
-        parameters::sum(self, ParameterSpec::stored_elements)
+        parameters::sum(self, |spec| if spec.kind == ParameterKind::Adapter { 0 } else { spec.stored_elements() })
     }
 
-    /// Floating-point operations of a training step per token: six per parameter of a matmul, and causal attention.
+    /// Parameters that train: those of the adapters, or all where there are none.
+    pub fn trainable_parameter_count(&self) -> u64 {
+        parameters::sum(self, |spec| if self.trains(spec.kind) { spec.stored_elements() } else { 0 })
+    }
+
+    /// Whether parameters of this kind train.
+    pub fn trains(&self, kind: ParameterKind) -> bool {
+        self.lora.is_none() || kind == ParameterKind::Adapter
+    }
+
+    /// Floating-point operations of a training step per token: six per parameter of a matmul that trains, four per one
+    /// that does not, and causal attention.
     ///
-    /// `6 * N + 6 * L * A * T`: forward and backward take 2 and 4 operations per parameter, attention half of the full
+    /// `6 * N + 6 * L * A * T`: forward takes 2 operations per parameter, its gradient 2 and that of the inputs 2, attention half of the full
     /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the
     /// half).
     pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
         let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;
-        let in_matmul = |spec: &ParameterSpec| if spec.in_matmul { spec.stored_elements() } else { 0 };
-        6.0 * parameters::sum(self, in_matmul) as f64 + 6.0 * attention
+        let operations = |spec: &ParameterSpec| {
+            let each = if self.trains(spec.kind) { 6 } else { 4 };
+            if spec.in_matmul { each * spec.stored_elements() } else { 0 }
+        };
+        parameters::sum(self, operations) as f64 + 6.0 * attention
     }
 }
 
@@ -133,6 +157,7 @@ pub(crate) mod tests {
             tie_embeddings: true,
             init_std: 0.02,
             base_hidden_size: None,
+            lora: None,
         }
     }
 

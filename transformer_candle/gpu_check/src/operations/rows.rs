@@ -124,8 +124,8 @@ fn norm_backward(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
         .updated("dsum", &[n, d], inputs.numbers(&[n, d]), inputs.bound())
         .updated("dweight", &[d], inputs.f32(&[d]), F32)
         .workspace(move |device| add_rms_norm::workspace_elements(n, d, device))
-        .call(|[sum, weight, inv_rms, dnormed, dsum, dweight, workspace]| {
-            add_rms_norm::backward(sum, weight, inv_rms, dnormed, dsum, dweight, workspace)
+        .call(|[sum, weight, inv_rms, dnormed, dsum, Some(dweight), workspace]| {
+            add_rms_norm::backward(sum, weight, inv_rms, dnormed, dsum, Some(dweight), workspace)
         })
 }
 
@@ -164,7 +164,7 @@ fn head_norm_backward(inputs: &mut InputGenerator, [heads, kv_heads, head_size]:
         .updated("dweight", &weight, inputs.f32(&weight), F32)
         .workspace(move |device| qk_norm::workspace_elements(n, head_size, device))
         .call(move |[projected, weight, dqkv, dweight, workspace]| {
-            qk_norm::backward(projected, weight, EPSILON, &layout, dqkv, dweight, workspace)
+            qk_norm::backward(projected, weight, EPSILON, &layout, dqkv, Some(dweight), workspace)
         })
 }
 
