@@ -113,7 +113,7 @@ fn uniform(key: u64, index: u64) -> f64 {
 }
 
 /// Sixty-four well-mixed bits of a counter (`SplitMix64`'s finaliser, Steele, Lea and Flood, 2014).
-pub(crate) fn mix(counter: u64) -> u64 {
+pub fn mix(counter: u64) -> u64 {
     let mut bits = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

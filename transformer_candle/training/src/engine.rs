@@ -40,6 +40,8 @@ pub struct Engine {
     pub micro_batch: MicroBatch,
     device: Device,
     pool: Arc<ThreadPool>,
+    /// Of the run: what dropout is drawn from.
+    seed: u64,
 }
 
 impl Engine {
@@ -62,6 +64,7 @@ impl Engine {
             decoder,
             device: device.clone(),
             pool: Arc::new(pool::from_config(config)?),
+            seed: config.runtime.seed,
         })
     }
 
@@ -100,7 +103,7 @@ impl Engine {
         learning_rate: f64,
         stop: &StopSignal,
     ) -> Result<Option<StepOutcome>> {
-        let Self { pool, decoder, optimizer, micro_batch, .. } = self;
+        let Self { pool, decoder, optimizer, micro_batch, seed, .. } = self;
         pool.install(|| {
             optimizer.prepare(step, learning_rate)?;
             decoder.begin_accumulation()?;
@@ -111,11 +114,13 @@ impl Engine {
             if let Some(first) = ahead.clone() {
                 micro_batch.send(batch, first)?;
             }
-            while ahead.is_some() {
+            while let Some(sequences) = ahead {
                 micro_batch.receive()?;
                 if stop.requested().is_some() {
                     return Ok(None);
                 }
+                let first_token = sequences.start * batch.sequence_length;
+                decoder.set_dropout(step_seed(*seed, step), first_token as u64);
                 micro_batch.train(decoder, scale)?;
                 ahead = pieces.next();
                 if let Some(next) = ahead.clone() {
@@ -136,4 +141,9 @@ impl Engine {
     pub fn pool(&self) -> Arc<ThreadPool> {
         Arc::clone(&self.pool)
     }
+}
+
+/// What the dropout of a step is drawn from; neighbouring seeds and steps give unlike ones.
+fn step_seed(seed: u64, step: u64) -> u64 {
+    initialization::mix(initialization::mix(seed) ^ step)
 }

@@ -41,8 +41,10 @@ const SAVING_BYTES: u64 = 8 << 20;
 /// A run's memory, disk and compute requirements. `Display` prints it for people, serde for programs.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
-    /// Parameters on disk.
+    /// Parameters on disk, without adapters.
     pub parameters: u64,
+    /// Parameters that train: all of them, or those of adapters.
+    pub trainable_parameters: u64,
     /// Model FLOPs per token of a training step.
     pub flops_per_token: f64,
     /// The precision of matmuls and activations.
@@ -148,6 +150,7 @@ impl MemoryPlan {
             .map(|budget| fit::shortage(config, &shape, settings, budget));
         Ok(Self {
             parameters,
+            trainable_parameters: shape.trainable_parameter_count(),
             flops_per_token: work.flops_per_token,
             precision: config.runtime.precision,
             activation_recompute: config.runtime.activation_recompute,

@@ -29,7 +29,7 @@ pub(crate) use self::data::{DataPlan, cursor_of};
 pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
 use crate::{
-    checkpoint::{self, BestEvaluation, TokenizerFiles},
+    checkpoint::{self, BaseModel, BestEvaluation, TokenizerFiles},
     config_fingerprint::ConfigFingerprint,
     divergence_guard::DivergenceGuard,
     engine::{Engine, StepOutcome},
@@ -53,6 +53,8 @@ pub struct Trainer {
     guard: DivergenceGuard,
     data: Data,
     tokenizer_files: TokenizerFiles,
+    /// The model that the adapters belong to, where adapters train.
+    base: Option<BaseModel>,
     fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
     log_interval: LogInterval,

@@ -124,7 +124,7 @@ fn norm_backward(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
         .updated("dsum", &[n, d], inputs.numbers(&[n, d]), inputs.bound())
         .updated("dweight", &[d], inputs.f32(&[d]), F32)
         .workspace(move |device| add_rms_norm::workspace_elements(n, d, device))
-        .call(|[sum, weight, inv_rms, dnormed, dsum, Some(dweight), workspace]| {
+        .call(|[sum, weight, inv_rms, dnormed, dsum, dweight, workspace]| {
             add_rms_norm::backward(sum, weight, inv_rms, dnormed, dsum, Some(dweight), workspace)
         })
 }

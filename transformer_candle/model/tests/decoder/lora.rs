@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kernels::{Buffer, DType};
 use model::hugging_face::trainable_tensors;
-use model::{ActivationRecompute, Decoder, DecoderSettings, Generator, ModelShape, Precision};
+use model::{ActivationRecompute, Decoder, DecoderSettings, Generator, LoraShape, ModelShape, Precision};
 use run_config::TargetModule;
 
 use crate::autograd::Tape;
@@ -78,7 +78,9 @@ fn adapters_gradients_add_up_over_micro_batches_and_documents() {
     whole.train(&mut at_once, scale);
     let mut in_parts = models::decoder(&shape, &plain(2, t));
     in_parts.begin_accumulation().unwrap();
-    [0, 2].map(|from| part(from).train(&mut in_parts, scale));
+    for from in [0, 2] {
+        part(from).train(&mut in_parts, scale);
+    }
     let expected = gradients(&at_once);
     for (name, ours) in gradients(&in_parts) {
         let error = relative_error(&ours, &widened(&expected[&name]));
@@ -129,4 +131,85 @@ fn frozen_weights_have_neither_gradient_nor_state() {
     let per_token = shape.flops_per_token(4) - 6.0 * adapters as f64;
     let attention = 6.0 * (3 * 24 * 4) as f64;
     assert!(((per_token - attention) * 6.0 / 4.0 + attention - tiny(true).flops_per_token(4)).abs() < 1e-6);
+}
+
+/// The same adapters with dropout.
+fn dropping(shape: ModelShape) -> ModelShape {
+    let lora = shape.lora.clone().map(|lora| LoraShape { dropout: 0.3, ..lora });
+    shape.with_lora(lora)
+}
+
+#[test]
+fn gradients_with_dropout_are_the_slopes_of_the_loss() {
+    let t = 7;
+    for shape in variants().map(dropping) {
+        let data = Batch::drawn(&shape, 2 * t, 0.2, 11);
+        let loss = |decoder: &mut Decoder| {
+            decoder.begin_accumulation().unwrap();
+            data.train(decoder, 1.0);
+            f64::from(models::loss(decoder))
+        };
+        let mut decoder = models::decoder(&shape, &plain(2, t));
+        decoder.set_dropout(77, 0);
+        let with = loss(&mut decoder);
+        let ours = gradients(&decoder);
+        let mut without = models::decoder(&ModelShape { lora: None, ..shape.clone() }, &plain(2, t));
+        assert!((with - loss(&mut without)).abs() > 1e-3);
+        // Along the gradient the loss rises by its square; f32 holds sums of some ten tokens to seven digits.
+        for tensor in trainable_tensors(&shape) {
+            let gradient = &ours[&tensor.name];
+            let square: f64 = gradient.iter().map(|&value| f64::from(value).powi(2)).sum();
+            let step = 0.02 / square.sqrt();
+            let values = decoder.weights().view(tensor.offset, &[tensor.elements]).unwrap().read::<f32>().unwrap();
+            let mut moved = |sign: f64| {
+                let shifted = values.iter().zip(gradient);
+                let shifted: Vec<f32> =
+                    shifted.map(|(&value, &slope)| (f64::from(value) + sign * step * f64::from(slope)) as f32).collect();
+                decoder.weights_mut().view(tensor.offset, &[tensor.elements]).unwrap().write(&shifted).unwrap();
+                loss(&mut decoder)
+            };
+            let slope = (moved(1.0) - moved(-1.0)) / (2.0 * step * square);
+            moved(0.0);
+            assert!((slope - 1.0).abs() < 0.02, "{}: {slope}", tensor.name);
+        }
+    }
+}
+
+#[test]
+fn dropout_is_the_same_in_every_recompute_mode_and_micro_batch() {
+    let (shape, t) = (dropping(with_adapters(tiny(false), &TargetModule::ALL)), 6);
+    let whole = Batch::drawn(&shape, 4 * t, 0.0, 3);
+    let of = |settings: &DecoderSettings, seed| {
+        let mut decoder = models::decoder(&shape, settings);
+        decoder.begin_accumulation().unwrap();
+        for first in (0..4).step_by(settings.batch) {
+            let tokens = first * t..(first + settings.batch) * t;
+            let part = Batch {
+                inputs: whole.inputs[tokens.clone()].to_vec(),
+                targets: whole.targets[tokens.clone()].to_vec(),
+                documents: None,
+            };
+            decoder.set_dropout(seed, tokens.start as u64);
+            part.train(&mut decoder, 1.0);
+        }
+        gradients(&decoder)
+    };
+    let at_once = of(&plain(4, t), 5);
+    for recompute in [ActivationRecompute::Selective, ActivationRecompute::Block] {
+        assert!(of(&DecoderSettings { recompute, ..plain(4, t) }, 5) == at_once);
+    }
+    for (name, ours) in of(&plain(1, t), 5) {
+        let error = relative_error(&ours, &widened(&at_once[&name]));
+        assert!(error <= 1e-5, "{name}: {error:.1e}");
+    }
+    assert!(of(&plain(4, t), 6) != at_once);
+}
+
+#[test]
+fn evaluation_drops_nothing() {
+    let shape = with_adapters(tiny(true), &TargetModule::ALL);
+    let data = Batch::drawn(&shape, 24, 0.0, 4);
+    let mut decoder = models::decoder(&dropping(shape.clone()), &plain(2, 12));
+    data.train(&mut decoder, 1.0);
+    assert_eq!(data.losses(&mut decoder), data.losses(&mut models::decoder(&shape, &plain(2, 12))));
 }

@@ -53,6 +53,30 @@ pub enum CheckpointError {
         /// What differs.
         reason: String,
     },
+    /// The model that adapters belong to is not where it was.
+    #[error(
+        "the adapters in {adapters} belong to the model in {base}, which is not there: put it back, or say where it is \
+         (`--base-model DIR`; for training `--override model.init_from=DIR`)"
+    )]
+    BaseMoved {
+        /// The adapters' directory.
+        adapters: PathBuf,
+        /// Where the model was.
+        base: PathBuf,
+    },
+    /// The model that adapters belong to is another one than they were trained beside.
+    #[error(
+        "{file} in {base} is not what the adapters in {adapters} were trained beside: restore that model, or say where it is \
+         (`--base-model DIR`; for training `--override model.init_from=DIR`)"
+    )]
+    BaseChanged {
+        /// The adapters' directory.
+        adapters: PathBuf,
+        /// The model's directory.
+        base: PathBuf,
+        /// The first of its files that differs.
+        file: String,
+    },
     /// The disk is full, or would be.
     #[error(
         "not enough room for the checkpoint of step {step} in {directory}: it needs {}{}; \
@@ -109,8 +133,8 @@ impl CheckpointError {
     /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
         let code = match self {
-            Self::Corrupted { .. } | Self::NoneIntact { .. } => ExitCode::CheckpointCorrupted,
-            Self::Absent { .. } | Self::Mismatch { .. } => ExitCode::WrongRequest,
+            Self::Corrupted { .. } | Self::NoneIntact { .. } | Self::BaseChanged { .. } => ExitCode::CheckpointCorrupted,
+            Self::Absent { .. } | Self::Mismatch { .. } | Self::BaseMoved { .. } => ExitCode::WrongRequest,
             Self::NoSpace { .. }
             | Self::FileSizeLimit { .. }
             | Self::Io { .. }
