@@ -37,7 +37,13 @@ pub fn project(x_NI: &Buffer, a_RI: &Buffer, scale: f32, z_NR: &mut Buffer, work
 }
 
 /// `y_NP[:, columns] += z_NR b_OR^T`.
-pub fn expand(z_NR: &Buffer, b_OR: &Buffer, y_NP: &mut Buffer, first_column: usize, workspace: &mut Buffer) -> Result<()> {
+pub fn expand(
+    z_NR: &Buffer,
+    b_OR: &Buffer,
+    y_NP: &mut Buffer,
+    first_column: usize,
+    workspace: &mut Buffer,
+) -> Result<()> {
     const OPERATION: &str = "lora::expand";
     let (dtype, packed) = (z_NR.dtype(), Packed::new(z_NR, b_OR, y_NP, first_column));
     let Packed { n, r, o, p, .. } = packed;
@@ -216,7 +222,8 @@ mod tests {
 
         /// y, dx, da, db of one adapter, each added to what was there but da.
         fn run(&self, [n, i, r, o, p, first]: Sizes, scale: f32, dtype: DType) -> [Buffer; 4] {
-            let (x, a, b) = (buffer(&self.x, &[n, i], dtype), buffer(&self.a, &[r, i], dtype), buffer(&self.b, &[o, r], dtype));
+            let (x, a, b) =
+                (buffer(&self.x, &[n, i], dtype), buffer(&self.a, &[r, i], dtype), buffer(&self.b, &[o, r], dtype));
             let (mut y, dy, mut dx) =
                 (buffer(&self.y, &[n, p], dtype), buffer(&self.dy, &[n, p], dtype), buffer(&self.dx, &[n, i], dtype));
             let (mut z, mut dz) = (zeros(&[n, r], dtype), zeros(&[n, r], dtype));
@@ -249,7 +256,10 @@ mod tests {
             let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
             let plus = |start: &[f64], added: Vec<f64>| start.iter().zip(added).map(|(a, b)| a + b).collect::<Vec<_>>();
             let added = values(&added);
-            assert_near(&buffer(&added, &[n, o], DType::F32), &reference::forward(&inputs.x, &inputs.a, &inputs.b, scale, [n, i, r, o]));
+            assert_near(
+                &buffer(&added, &[n, o], DType::F32),
+                &reference::forward(&inputs.x, &inputs.a, &inputs.b, scale, [n, i, r, o]),
+            );
             let mut expected = inputs.y.clone();
             for (row, added) in expected.chunks_mut(p).zip(added.chunks(o)) {
                 row[first..][..o].iter_mut().zip(added).for_each(|(y, added)| *y += added);

@@ -110,11 +110,7 @@ impl Attention {
             norm: Norm::new(weights.attention_norm.clone(), previous_ND, norm),
             qkv: Linear::new(weights.qkv.clone(), weights.qkv_bias.clone(), adapters(&weights.adapters.qkv)?),
             qk_norm: qk_norm.map(|(weight_2E, projected_NP)| QkNorm::new(weight_2E, projected_NP)),
-            output: Linear::new(
-                weights.attention_output.clone(),
-                None,
-                adapters(&weights.adapters.attention_output)?,
-            ),
+            output: Linear::new(weights.attention_output.clone(), None, adapters(&weights.adapters.attention_output)?),
             qkv_NP,
             attended_NA,
             log_sum_exp_BHT,

@@ -83,9 +83,7 @@ fn values(initial: InitialValues, key: u64, first: usize, elements: usize) -> Ve
         InitialValues::Zeros => vec![0.0; elements],
         InitialValues::Ones => vec![1.0; elements],
         InitialValues::Normal { std } => indices.map(|index| (std * normal(key, index as u64)) as f32).collect(),
-        InitialValues::Uniform { bound } => {
-            indices.map(|index| (bound * uniform(key, index as u64)) as f32).collect()
-        }
+        InitialValues::Uniform { bound } => indices.map(|index| (bound * uniform(key, index as u64)) as f32).collect(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Low-rank adapters beside the frozen projections of a block, forward beside backward.
 
-use kernels::memory::{Arena, BufferId, Category, Plan};
 use kernels::dropout::{self, Dropout};
+use kernels::memory::{Arena, BufferId, Category, Plan};
 use kernels::{Buffer, DType, WriteMode, linear, lora};
 use run_config::{LoraConfig, TargetModule, TargetModules};
 
@@ -28,13 +28,8 @@ impl LoraShape {
     /// The adapters that a validated config asks for, if any.
     pub fn from_config(config: &LoraConfig) -> Option<Self> {
         let &LoraConfig { alpha, rslora, dropout, ref target_modules, .. } = config;
-        let of_rank = |rank| Self {
-            rank,
-            alpha: alpha.unwrap_or(rank as f64),
-            rslora,
-            dropout,
-            modules: target_modules.clone(),
-        };
+        let of_rank =
+            |rank| Self { rank, alpha: alpha.unwrap_or(rank as f64), rslora, dropout, modules: target_modules.clone() };
         config.rank.map(of_rank)
     }
 

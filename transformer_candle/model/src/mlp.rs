@@ -127,7 +127,8 @@ impl Mlp {
     pub(crate) fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
         let (n, device) = (settings.batch * settings.sequence_length, settings.device);
         let (d, i) = (shape.hidden_size, shape.intermediate_size);
-        let projections = linear::workspace_elements(n, d, 2 * i, device).max(linear::workspace_elements(n, i, d, device));
+        let projections =
+            linear::workspace_elements(n, d, 2 * i, device).max(linear::workspace_elements(n, i, d, device));
         let adapters = [[d, i], [i, d]].map(|sizes| lora::workspace_elements(shape, settings, sizes));
         adapters.into_iter().fold(projections, usize::max)
     }

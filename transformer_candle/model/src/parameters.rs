@@ -9,8 +9,8 @@ use std::convert::Infallible;
 
 use kernels::Buffer;
 
-use crate::lora::{AdapterParameters, LoraShape};
 use crate::ModelShape;
+use crate::lora::{AdapterParameters, LoraShape};
 use run_config::TargetModule;
 
 /// Everything that the rest of the crate knows of a parameter.

@@ -60,7 +60,8 @@ impl AdapterDescription {
         let config =
             PeftConfig::deserialize(config).map_err(|error| Problem::new("(whole file)", error.to_string()))?;
         config.check()?;
-        let PeftConfig { r, lora_alpha, lora_dropout, target_modules, use_rslora, base_model_name_or_path, .. } = config;
+        let PeftConfig { r, lora_alpha, lora_dropout, target_modules, use_rslora, base_model_name_or_path, .. } =
+            config;
         let lora = LoraConfig {
             rank: Some(r),
             alpha: Some(lora_alpha),

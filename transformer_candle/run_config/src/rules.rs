@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Algorithm, LoraConfig, RunConfig};
 use crate::check::Findings;
 use crate::error::Problem;
 use crate::fill::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
+use crate::{Algorithm, LoraConfig, RunConfig};
 
 /// Checks every rule whose keys were themselves valid.
 pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
@@ -258,11 +258,16 @@ impl Rules<'_> {
     }
 
     fn adapters_have_a_rank(&mut self) {
-        let lora = &self.config.lora;
-        if lora.rank.is_some() || *lora == LoraConfig::default() {
-            return;
-        }
-        let problem = Problem::new("lora.rank", "is missing, though other keys of lora are given")
+        let (lora, default) = (&self.config.lora, LoraConfig::default());
+        let given = [
+            ("alpha", lora.alpha != default.alpha),
+            ("dropout", lora.dropout > default.dropout),
+            ("target_modules", lora.target_modules != default.target_modules),
+            ("rslora", lora.rslora != default.rslora),
+            ("init_from", lora.init_from != default.init_from),
+        ];
+        let Some((key, _)) = given.iter().find(|(_, given)| *given).filter(|_| lora.rank.is_none()) else { return };
+        let problem = Problem::new("lora.rank", format!("is missing, though lora.{key} is given"))
             .suggest("16 is usual; without adapters remove the section");
         self.report(&["lora.rank"], problem);
     }

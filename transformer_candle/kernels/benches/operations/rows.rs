@@ -144,7 +144,15 @@ fn bias_and_norm_heads(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let normed = meter.element_size() * n * (heads.query_width() + heads.key_width());
     meter.row("qk norm: both", 0, Work { flops: 0, bytes: 2 * row + 3 * normed }, || {
         qk_norm::forward(&projected_NP, &weight_2E, EPSILON, heads, &mut qkv_NP)?;
-        qk_norm::backward(&projected_NP, &weight_2E, EPSILON, heads, &mut dqkv_NP, Some(&mut dweight_2E), &mut workspace)
+        qk_norm::backward(
+            &projected_NP,
+            &weight_2E,
+            EPSILON,
+            heads,
+            &mut dqkv_NP,
+            Some(&mut dweight_2E),
+            &mut workspace,
+        )
     })
 }
 

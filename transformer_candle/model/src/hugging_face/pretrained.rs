@@ -12,8 +12,8 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::{adapter_tensors, hf_tensors};
 use super::weights::zero_between_tensors;
+use super::{adapter_tensors, hf_tensors};
 use crate::error::failed;
 use crate::initialization::write_masters;
 use crate::layout::HfTensor;

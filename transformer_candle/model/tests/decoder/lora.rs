@@ -163,8 +163,9 @@ fn gradients_with_dropout_are_the_slopes_of_the_loss() {
             let values = decoder.weights().view(tensor.offset, &[tensor.elements]).unwrap().read::<f32>().unwrap();
             let mut moved = |sign: f64| {
                 let shifted = values.iter().zip(gradient);
-                let shifted: Vec<f32> =
-                    shifted.map(|(&value, &slope)| (f64::from(value) + sign * step * f64::from(slope)) as f32).collect();
+                let shifted: Vec<f32> = shifted
+                    .map(|(&value, &slope)| (f64::from(value) + sign * step * f64::from(slope)) as f32)
+                    .collect();
                 decoder.weights_mut().view(tensor.offset, &[tensor.elements]).unwrap().write(&shifted).unwrap();
                 loss(&mut decoder)
             };

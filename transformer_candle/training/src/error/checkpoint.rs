@@ -133,7 +133,9 @@ impl CheckpointError {
     /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
         let code = match self {
-            Self::Corrupted { .. } | Self::NoneIntact { .. } | Self::BaseChanged { .. } => ExitCode::CheckpointCorrupted,
+            Self::Corrupted { .. } | Self::NoneIntact { .. } | Self::BaseChanged { .. } => {
+                ExitCode::CheckpointCorrupted
+            }
             Self::Absent { .. } | Self::Mismatch { .. } | Self::BaseMoved { .. } => ExitCode::WrongRequest,
             Self::NoSpace { .. }
             | Self::FileSizeLimit { .. }
