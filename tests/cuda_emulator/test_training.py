@@ -65,7 +65,7 @@ def test_the_gpu_trains_adapters_as_the_cpu_does(runs: Runs, precision: str) -> 
 
 
 def test_dropout_of_adapters_is_refused_on_a_gpu(runs: Runs) -> None:
-    base = runs.checkpoint(runs.trained("base", Tiny(steps=1, checkpoint_every=1), "cpu"), 1)
+    base = runs.checkpoint(runs.trained("base", Tiny(steps=2), "cpu"), 2)
     runs.write("dropping", Tiny(init_from=base, lora={"rank": 4, "dropout": 0.1}))
     runs.train("dropping").refused(2, "trains adapters without dropout only, and lora.dropout is 0.1")
     runs.train("dropping", device="cpu").succeeded()
