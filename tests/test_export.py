@@ -114,8 +114,8 @@ def test_the_card_tells_how_the_model_was_trained(workspace: Workspace) -> None:
         'AutoModelForCausalLM.from_pretrained("E-hf", dtype="auto")',
         "| key-value heads | 2 |", "| stored as | F32 |", "local files `book.txt`", "| steps | 4 of 4 |",
         "| batch | 4 sequences of 32 tokens |", "| precision | fp32 |", "AdamW for the rest; betas 0.9 and 0.95",
-        "| learning rate | 0.003, wsd, 2 warm-up steps, at least 0 |", f"at step 4: loss {last['loss']:.4f}", f"{best:.4f}",
-        f"| 2 | {workspace.losses('E')[1]:.4f} |", "Trained with transformer_candle 0.1.0",
+        "| learning rate | 0.003, wsd, 2 warm-up steps, at least 0 |", f"at step 4: loss {last['loss']:.4f}",
+        f"{best:.4f}", f"| 2 | {workspace.losses('E')[1]:.4f} |", "Trained with transformer_candle 0.1.0",
     ):  # fmt: skip
         assert words in card.text, words
     assert str(workspace.root) not in card.text

@@ -82,7 +82,7 @@ def test_a_mistake_would_show_in_that_comparison(runs: Runs, mistake: dict[str, 
     assert max(errors(runs, "wrong", "right").values()) > 1.5 * TOLERANCE["bf16"][1]
 
 
-def test_a_run_is_the_same_every_time_whatever_the_gpu_does_first(runs: Runs) -> None:
+def test_a_run_is_the_same_whatever_order_the_gpu_runs_in(runs: Runs) -> None:
     """Programs of a grid from last to first, and copies that come as early as they may, change no bit."""
     runs.trained("once", BF16)
     runs.having(order="reversed", schedule="others-early").trained("again", BF16)
@@ -111,7 +111,7 @@ def test_a_killed_run_resumes_bit_for_bit(runs: Runs, algorithm: str) -> None:
     assert runs.state("killed", 6) == runs.state("straight", 6)
 
 
-def test_what_the_choices_in_the_checkpoint_are_for(runs: Runs) -> None:
+def test_another_fastest_algorithm_changes_bits(runs: Runs) -> None:
     """Fresh runs on days with other fastest GEMM algorithms differ; otherwise the test above would prove nothing."""
     runs.trained("one day", BF16)
     runs.having(timing=3).trained("another day", BF16)
@@ -145,7 +145,7 @@ def test_variants_of_kernels_are_timed_and_kept(runs: Runs) -> None:
     assert variants("timed", 2)["attention_backward_keys"] == "m64l128w8s2", "the checkpoint's, not the declared one"
 
 
-def test_another_gpu_on_resume_is_told(runs: Runs) -> None:
+def test_resuming_on_another_gpu_is_reported(runs: Runs) -> None:
     tiny = Tiny(steps=4, checkpoint_every=2)
     runs.write("moved", tiny)
     runs.train("moved", "--max-steps", "2").succeeded()

@@ -14,7 +14,7 @@
 //! - `permutation`, `open_shards`: in which order shards and row groups are read. `shuffle_window`: documents are
 //!   shuffled, tokenized (`tokenizer`, `encoder`), packed (`packing`) and shuffled again.
 //! - `window_prefetch`: the thread that prepares the windows of a component; `component_stream`: its sequences;
-//!   `stream`: the [`TokenStream`], which gives batches of all components. `cursor`: the position to resume from;
+//!   `stream`: the [`TokenStream`], which gives batches of all components (`stream_settings`). `cursor`: the position to resume from;
 //!   `fingerprint`: what a cursor belongs to.
 //! - `ledger`: an append-only log of what each step consumed, for `audit` and `replay`; `append_file`: a log file that
 //!   survives a full disk.
@@ -132,6 +132,7 @@ mod shuffle_window;
 mod skipped_rows;
 mod source;
 mod stream;
+mod stream_settings;
 mod tokenizer;
 mod window_prefetch;
 
@@ -148,5 +149,6 @@ pub use memory_bound::memory_bound;
 pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};
-pub use stream::{StreamSettings, TokenStream};
+pub use stream::TokenStream;
+pub use stream_settings::StreamSettings;
 pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer};

@@ -1,7 +1,7 @@
 //! Every parameter, described in one place: name, shape, kind, initial values and the Hugging Face tensors it is made
 //! of.
 //!
-//! [`Parameters::build`] is that place. Whatever is said of parameters elsewhere follows from it: the layout of the
+//! [`Parameters::build`] is that place. Everything else about parameters follows from it: the layout of the
 //! flat buffers, counts, operations, initial values and the files' tensors. A parameter is added there and in the
 //! struct.
 
@@ -319,11 +319,43 @@ pub(crate) fn specs(shape: &ModelShape) -> Vec<ParameterSpec> {
 
 /// The sum of a number over all parameters. Every block adds the same, so that the time does not depend on their
 /// number.
-pub(crate) fn sum(shape: &ModelShape, of: impl Fn(&ParameterSpec) -> usize) -> u64 {
+fn sum(shape: &ModelShape, of: impl Fn(&ParameterSpec) -> usize) -> u64 {
     let sum_with =
         |num_layers| specs(&ModelShape { num_layers, ..shape.clone() }).iter().map(&of).sum::<usize>() as u64;
     let outside = sum_with(0);
     outside + shape.num_layers as u64 * (sum_with(1) - outside)
+}
+
+impl ModelShape {
+    /// Parameters on disk: without adapters and the vocabulary's padding, a tied embedding once.
+    pub fn parameter_count(&self) -> u64 {
+        sum(self, |spec| if spec.kind == ParameterKind::Adapter { 0 } else { spec.stored_elements() })
+    }
+
+    /// Parameters that train: those of the adapters, or all where there are none.
+    pub fn trainable_parameter_count(&self) -> u64 {
+        sum(self, |spec| if self.trains(spec.kind) { spec.stored_elements() } else { 0 })
+    }
+
+    /// Whether parameters of this kind train.
+    pub fn trains(&self, kind: ParameterKind) -> bool {
+        self.lora.is_none() || kind == ParameterKind::Adapter
+    }
+
+    /// Floating-point operations of a training step per token: six per parameter of a matmul that trains, four per one
+    /// that does not, and causal attention.
+    ///
+    /// `6 * N + 6 * L * A * T`: of each parameter's 6 the forward pass takes 2, the gradient of the inputs 2 and that of
+    /// the weight 2; attention takes half of the full `12 * L * A * T` because a position sees only those before it
+    /// (LLM.Q's count; `PaLM`, appendix B, without the half).
+    pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
+        let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;
+        let operations = |spec: &ParameterSpec| {
+            let each = if self.trains(spec.kind) { 6 } else { 4 };
+            if spec.in_matmul { each * spec.stored_elements() } else { 0 }
+        };
+        sum(self, operations) as f64 + 6.0 * attention
+    }
 }
 
 /// A parameter in memory: its values and, where it trains, their gradient.

@@ -5,7 +5,6 @@ use kernels::rope::{Frequencies, Llama3Scaling};
 use run_config::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 
 use crate::lora::LoraShape;
-use crate::parameters::{self, ParameterKind, ParameterSpec};
 
 /// Rows of the embedding and the head are padded to a multiple of this, so that GEMMs have whole tiles.
 const VOCABULARY_MULTIPLE: usize = 64;
@@ -96,36 +95,6 @@ impl ModelShape {
     /// How the heads lie in a packed QKV row.
     pub fn heads(&self) -> HeadLayout {
         HeadLayout { heads: self.num_attention_heads, kv_heads: self.num_key_value_heads, head_size: self.head_size }
-    }
-
-    /// Parameters on disk: without adapters and the vocabulary's padding, a tied embedding once.
-    pub fn parameter_count(&self) -> u64 {
-        parameters::sum(self, |spec| if spec.kind == ParameterKind::Adapter { 0 } else { spec.stored_elements() })
-    }
-
-    /// Parameters that train: those of the adapters, or all where there are none.
-    pub fn trainable_parameter_count(&self) -> u64 {
-        parameters::sum(self, |spec| if self.trains(spec.kind) { spec.stored_elements() } else { 0 })
-    }
-
-    /// Whether parameters of this kind train.
-    pub fn trains(&self, kind: ParameterKind) -> bool {
-        self.lora.is_none() || kind == ParameterKind::Adapter
-    }
-
-    /// Floating-point operations of a training step per token: six per parameter of a matmul that trains, four per one
-    /// that does not, and causal attention.
-    ///
-    /// `6 * N + 6 * L * A * T`: forward takes 2 operations per parameter, its gradient 2 and that of the inputs 2, attention half of the full
-    /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the
-    /// half).
-    pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
-        let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;
-        let operations = |spec: &ParameterSpec| {
-            let each = if self.trains(spec.kind) { 6 } else { 4 };
-            if spec.in_matmul { each * spec.stored_elements() } else { 0 }
-        };
-        parameters::sum(self, operations) as f64 + 6.0 * attention
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Long work runs without the GIL and ends when a signal handler raises something.
 
-// PyO3 hands arguments over by value.
+// PyO3 passes arguments by value.
 #![allow(clippy::needless_pass_by_value)]
 
 mod arguments;

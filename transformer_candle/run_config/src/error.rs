@@ -69,7 +69,7 @@ impl ConfigError {
     }
 
     /// The same error for a command line on which flags stand for keys: `flags` names the flag of a key, such as
-    /// `--seed` for `runtime.seed`, and a problem of that key is said to be given by it.
+    /// `--seed` for `runtime.seed`, and a problem of that key names it.
     #[must_use]
     pub fn naming(mut self, flags: &BTreeMap<String, String>) -> Self {
         for problem in &mut self.problems {

@@ -94,13 +94,6 @@ impl RunConfig {
 }
 
 impl ResolvedRun {
-    /// Whether there is a tokenizer and something to train on; for runs of
-    /// [`RunConfig::load_for_planning`].
-    pub fn check_trainable(&self) -> Result<(), ConfigError> {
-        let problems = self.missing_for_training();
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError::new(Some(&self.config_path), problems)) }
-    }
-
     fn missing_for_training(&self) -> Vec<Problem> {
         resolve::missing_for_training(self)
     }

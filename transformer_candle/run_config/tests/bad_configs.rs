@@ -267,7 +267,7 @@ fn one_mistake_is_one_problem() {
 }
 
 #[test]
-fn what_the_table_calls_bad_is_bad_in_every_format() {
+fn every_bad_value_is_refused_in_every_format() {
     let text = "[model]\nhidden_size = 192\nrope_theta = nan\n[data]\nsequence_length = 2024-01-01\n";
     let toml = RunConfig::parse(text, Format::Toml, &[]).unwrap_err().to_string();
     assert!(

@@ -85,7 +85,7 @@ fn special_tokens_that_the_tokenizer_lacks_are_refused() {
 }
 
 #[test]
-fn without_data_both_ways_to_name_it_are_said() {
+fn without_data_both_ways_to_name_it_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let config = write(&folder, "training.yaml", presets()[0].text);
     insta::assert_snapshot!(complaint(&config), @r#"
@@ -130,7 +130,7 @@ fn planning_needs_neither_tokenizer_nor_data() {
         let run = RunConfig::load_for_planning(&config, &[]).unwrap();
         assert_eq!(run.config.model.vocab_size, Some(if preset.name == "smoke_cpu" { 4096 } else { 50_000 }));
         assert_eq!(run.notes.len(), usize::from(preset.name == "smoke_cpu"));
-        assert_eq!(run.check_trainable().unwrap_err().problems.len(), 2);
+        assert_eq!(RunConfig::load(&config, &[]).unwrap_err().problems.len(), 2, "for training both are needed");
     }
 }
 

@@ -48,7 +48,7 @@ fn the_comments_of_the_presets_count_right() {
         assert_eq!(parameters(&config), count);
         assert!(text.contains(written));
         let tokens = config.scheduler.total_steps.unwrap() as f64 * config.data.tokens_per_step() as f64;
-        assert!((tokens / count as f64 - 20.0).abs() < 0.1, "{name} trains on 20 tokens a parameter");
+        assert!((tokens / count as f64 - 20.0).abs() < 0.1, "{name} trains on 20 tokens per parameter");
         assert_eq!((config.data.batch_size, config.data.sequences_per_step), (BatchSize::Auto, 64));
     }
     let (smoke, _) = of("smoke_cpu");

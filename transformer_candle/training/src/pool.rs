@@ -1,4 +1,4 @@
-//! The thread pools of a CPU, and running operations on their threads without a hand-over.
+//! The thread pools of a CPU; a step runs on threads of its pool, so that no operation is passed to another thread.
 
 use std::env;
 use std::error::Error;

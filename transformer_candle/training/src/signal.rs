@@ -17,7 +17,7 @@ pub enum Signal {
 
 impl Signal {
     /// The shell's convention: 128 plus the signal's number. A closed terminal counts as SIGTERM, as which
-    /// `orchestrate` hands it on.
+    /// `orchestrate` forwards it.
     pub fn exit_code(self) -> u8 {
         let counted = if self == Self::HangUp { Self::Terminate } else { self };
         128 + counted.number() as u8

@@ -8,16 +8,13 @@
 mod corruption_retry;
 mod jsonl;
 mod jsonl_compressed;
+mod open;
 mod parquet;
 #[cfg(test)]
 pub(crate) mod parquet_fixture;
 mod text;
 
-use std::sync::Arc;
-
 use crate::DataError;
-use crate::byte_source::ByteSource;
-use crate::cancel::CancelToken;
 use crate::skipped_rows::SkipReason;
 
 /// Longer texts are skipped: one broken line must not become a window of its own.
@@ -132,32 +129,6 @@ impl Format {
             Self::Jsonl(_) => Self::Jsonl(Compression::None),
             other => other,
         }
-    }
-
-    /// Opens a shard to read the column or field `text_column`. Corrupted data is read again; `cancel` cancels reading.
-    pub(crate) fn open(
-        self,
-        source: Arc<dyn ByteSource>,
-        text_column: &str,
-        cancel: &CancelToken,
-    ) -> Result<Box<dyn ShardReader>, DataError> {
-        Ok(Box::new(corruption_retry::CorruptionRetry::open(self, source, text_column, cancel)?))
-    }
-
-    fn open_unretried(
-        self,
-        source: Arc<dyn ByteSource>,
-        text_column: &str,
-        cancel: &CancelToken,
-    ) -> Result<Box<dyn ShardReader>, DataError> {
-        Ok(match self {
-            Self::Parquet => Box::new(parquet::ParquetFile::open(source, text_column)?),
-            Self::Jsonl(Compression::None) => Box::new(jsonl::JsonlFile::open(source, text_column)?),
-            Self::Jsonl(compression) => {
-                Box::new(jsonl_compressed::CompressedJsonlFile::open(source, compression, text_column, cancel)?)
-            }
-            Self::Text => Box::new(text::TextFile::open(source)),
-        })
     }
 }
 

@@ -58,7 +58,7 @@ impl Gpu {
         })
     }
 
-    /// Nominal BF16 operations a second of dense GEMMs with F32 accumulation, without sparsity; None for a GPU not
+    /// Nominal BF16 operations per second of dense GEMMs with F32 accumulation, without sparsity; None for a GPU not
     /// listed.
     pub fn nominal_bf16_flops(&self) -> Option<f64> {
         nominal_bf16_flops(&self.name)

@@ -21,12 +21,11 @@ struct Chunks {
 /// At 50 GB/s and 430 GFLOP/s the head's gradient, read and written once per chunk, takes 1 % of the GEMMs' time.
 const CPU_CHUNKS: Chunks = Chunks { rows: 1024, elements: 1 << 25 };
 
-/// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three GEMMs of 2 C V
-/// D FLOPs each. On a GPU of F FLOP/s and B bytes/s that is 8 F / (6 C B) of the GEMMs' time,
-/// whatever V and D are: with the 117 operations a byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is
-/// 7.3 % of the 1.3 B model's FLOPs, so C = 2048 costs the step half a percent if the GEMMs hide nothing of
-/// it, and 410 MB of f32 logits; twice as many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki
-/// takes fewer rows.
+/// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three GEMMs of 2 C V D
+/// FLOPs each. On a GPU of F FLOP/s and B bytes/s that is 8 F / (6 C B) of the GEMMs' time, whatever V and D are: with
+/// the 117 operations per byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is 7.3 % of the 1.3 B model's
+/// FLOPs, so C = 2048 costs the step half a percent if the GEMMs hide nothing of it, and 410 MB of f32 logits; twice as
+/// many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki takes fewer rows.
 const CUDA_CHUNKS: Chunks = Chunks { rows: 2048, elements: 1 << 27 };
 
 /// The settings of a decoder beside its shape.
@@ -48,7 +47,7 @@ pub struct DecoderSettings {
     pub z_loss: f32,
 }
 
-/// The element type that a precision stands for.
+/// The element type of weights and activations.
 pub fn dtype_of(precision: Precision) -> DType {
     match precision {
         Precision::Fp32 => DType::F32,
@@ -188,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_of_32_gib_trains_a_billion_parameters_with_micro_batches_of_four() {
-        // The remainder and the moments, 10 bytes a parameter, are the optimizer's.
+    fn a_gpu_of_32_gib_fits_a_billion_parameters_in_fours() {
+        // The masters' low bits and the moments, 10 bytes per parameter, are the optimizer's.
         let total = plan(4, true).bytes() + 10 * one_billion().parameter_count();
         // What CUDA reports of an RTX 5090.
         assert!(total < 32_122 * 1024 * 1024 / 100 * 95, "{total}");

@@ -1,4 +1,4 @@
-//! The header of a safetensors file: its length, then JSON with the type, the shape and the place of each tensor.
+//! The header of a safetensors file: its length, then JSON with the type, the shape and the byte range of each tensor.
 
 use std::collections::HashMap;
 use std::io::Read;

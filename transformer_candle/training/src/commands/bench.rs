@@ -1,5 +1,5 @@
-//! `bench`: how fast a config trains on this machine, on synthetic tokens, and where the time goes. Needs neither
-//! tokenizer nor data.
+//! `bench`: how fast a config trains on this machine, on synthetic tokens, and the time of each part of a step. Needs
+//! neither tokenizer nor data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
