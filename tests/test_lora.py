@@ -98,12 +98,15 @@ def test_commands_load_the_model_and_its_adapters(workspace: Workspace, base: Pa
     workspace.trainer(*longer, f"--override=model.init_from={moved}").refused(5, changed)
     (moved / "model.safetensors").write_bytes(weights)
     workspace.trainer(*longer, f"--override=model.init_from={moved}").succeeded()
+    for kind in ("gguf", "hf"):
+        exported = workspace.orchestrate("export", f"--format={kind}", "--checkpoint", last)
+        exported.refused(2, "holds LoRA adapters, not a whole model")
 
 
 def test_lora_settings_that_cannot_work_are_refused(workspace: Workspace, base: Path, text: Path) -> None:
     start = [f"--init-from={base}", f"--input={text}", "--experiment=refused", *RUN, *LORA, *CUT]
     refused = {
-        "lora.target_modules=[q_proj, w_proj]": "lora.target_modules[1]: is \"w_proj\", but must be `all-linear` or a list",
+        "lora.target_modules=[q_proj, w_proj]": 'lora.target_modules[1]: is "w_proj", but must be `all-linear`',
         "lora.target_modules=linear": "must be `all-linear` or a list of q_proj, k_proj",
         "lora.target_modules=[]": "lora.target_modules: names no module",
         "lora.rank=0": "lora.rank: is 0, but must be an integer from 1 to 4096",

@@ -1,4 +1,4 @@
-"""LoRA beside peft: the same losses, the same adapters after twenty steps, and adapters that either loads of the other."""
+"""LoRA beside peft: the same losses and adapters for twenty steps, and each loads the adapters of the other."""
 
 from __future__ import annotations
 
