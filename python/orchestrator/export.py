@@ -60,7 +60,7 @@ def whole_model_directory(checkpoint: Path | None, experiment: str | None) -> Pa
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise CommandError(
             f"{shown(folder)} holds LoRA adapters, not a whole model: peft loads it as it is "
-            "(PeftModel.from_pretrained), and merge_and_unload().save_pretrained(DIR) writes a model that can be exported"
+            "(PeftModel.from_pretrained), and merge_and_unload().save_pretrained(DIR) writes one that can be exported"
         )
     return folder
 
