@@ -42,6 +42,7 @@ pub mod add_rms_norm;
 pub mod attention;
 pub mod bias;
 pub mod cast;
+pub mod counter_hash;
 pub mod dropout;
 pub mod embedding;
 pub mod grad_norm;

@@ -6,7 +6,7 @@ use kernels::{Buffer, DType, attention, bias, linear, qk_norm, rope};
 
 use crate::activations::{ActivationSettings, BlockPlanner, Saved};
 use crate::linear::Linear;
-use crate::lora::{self, Adapter, AdapterParameters};
+use crate::lora::{self, BindAdapters};
 use crate::norm::{Norm, NormActivations};
 use crate::parameters::{BlockParameters, Weight};
 use crate::pass::{GradientScratch, Pass};
@@ -101,7 +101,7 @@ impl Attention {
         weights: &BlockParameters<Weight>,
         previous_ND: Option<Buffer>,
         values: AttentionActivations<Buffer>,
-        adapters: &dyn Fn(&[AdapterParameters<Weight>]) -> Result<Vec<Adapter>>,
+        adapters: BindAdapters<'_>,
         cache: Option<KeyValueCache>,
     ) -> Result<Self> {
         let AttentionActivations { norm, projected_NP, qkv_NP, attended_NA, log_sum_exp_BHT } = values;

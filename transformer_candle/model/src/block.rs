@@ -8,7 +8,7 @@ use kernels::memory::BufferId;
 
 use crate::activations::BlockPlanner;
 use crate::attention::{Attention, AttentionActivations, KeyValueCache};
-use crate::lora::{Adapter, AdapterParameters};
+use crate::lora::BindAdapters;
 use crate::mlp::{Mlp, MlpActivations};
 use crate::parameters::{BlockParameters, Weight};
 use crate::pass::Pass;
@@ -51,7 +51,7 @@ impl Block {
         weights: &BlockParameters<Weight>,
         previous_ND: Option<Buffer>,
         values: BlockActivations<Buffer>,
-        adapters: &dyn Fn(&[AdapterParameters<Weight>]) -> Result<Vec<Adapter>>,
+        adapters: BindAdapters<'_>,
         cache: Option<KeyValueCache>,
     ) -> Result<Self> {
         let attention = Attention::new(weights, previous_ND, values.attention, adapters, cache)?;

@@ -3,6 +3,7 @@
 //! Each value is a pure function of (seed, Hugging Face name, index in that tensor): the same whatever the precision,
 //! the number of threads, the padding of the vocabulary or the order of filling.
 
+use kernels::counter_hash::mix;
 use kernels::{Buffer, DType, cast};
 use rayon::prelude::*;
 
@@ -24,8 +25,8 @@ pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Buffer, mut low_bits: O
 
 /// Fills the adapters of flat weights, and beside bf16 weights the low bits of their masters: they add nothing to the
 /// outputs yet.
-pub fn fill_adapters(shape: &ModelShape, seed: u64, weights: &mut Buffer, low_bits: Option<&mut Buffer>) -> Result<()> {
-    fill_parameters(shape, seed, weights, low_bits.as_deref(), |spec| spec.kind == ParameterKind::Adapter)
+pub fn fill_adapters(shape: &ModelShape, seed: u64, weights: &mut Buffer, low_bits: Option<&Buffer>) -> Result<()> {
+    fill_parameters(shape, seed, weights, low_bits, |spec| spec.kind == ParameterKind::Adapter)
 }
 
 fn fill_parameters(
@@ -108,14 +109,6 @@ fn normal(key: u64, index: u64) -> f64 {
 fn uniform(key: u64, index: u64) -> f64 {
     let bits = mix(key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     ((bits >> 11) as f64 + 0.5) * 2f64.powi(-52) - 1.0
-}
-
-/// Sixty-four well-mixed bits of a counter (`SplitMix64`'s finaliser, Steele, Lea and Flood, 2014).
-pub fn mix(counter: u64) -> u64 {
-    let mut bits = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 #[cfg(test)]

@@ -96,6 +96,9 @@ impl AdapterPlan {
     }
 }
 
+/// Makes the adapters of a linear map of one block from their parameters.
+pub(crate) type BindAdapters<'a> = &'a dyn Fn(&[AdapterParameters<Weight>]) -> Result<Vec<Adapter>>;
+
 /// Makes the adapters of linear maps over allocated buffers.
 pub(crate) struct AdapterBinder {
     scale: f32,

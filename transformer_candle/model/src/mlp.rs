@@ -5,7 +5,7 @@ use kernels::{Buffer, DType, linear, swiglu};
 
 use crate::activations::{ActivationSettings, BlockPlanner, Saved};
 use crate::linear::Linear;
-use crate::lora::{self, Adapter, AdapterParameters};
+use crate::lora::{self, BindAdapters};
 use crate::norm::{Norm, NormActivations};
 use crate::parameters::{BlockParameters, Weight};
 use crate::pass::Pass;
@@ -66,7 +66,7 @@ impl Mlp {
         weights: &BlockParameters<Weight>,
         previous_ND: Buffer,
         values: MlpActivations<Buffer>,
-        adapters: &dyn Fn(&[AdapterParameters<Weight>]) -> Result<Vec<Adapter>>,
+        adapters: BindAdapters<'_>,
     ) -> Result<Self> {
         let MlpActivations { norm, gate_up_N2I, activated_NI } = values;
         Ok(Self {

@@ -13,7 +13,7 @@ mod synthetic;
 use std::sync::Arc;
 
 use dataset::Batch;
-use kernels::{Device, memory::Arena};
+use kernels::{Device, counter_hash::mix, memory::Arena};
 use model::{Decoder, initialization};
 use rayon::ThreadPool;
 use run_config::RunConfig;
@@ -145,5 +145,5 @@ impl Engine {
 
 /// What the dropout of a step is drawn from; neighbouring seeds and steps give unlike ones.
 fn step_seed(seed: u64, step: u64) -> u64 {
-    initialization::mix(initialization::mix(seed) ^ step)
+    mix(mix(seed) ^ step)
 }

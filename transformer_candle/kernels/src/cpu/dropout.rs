@@ -5,6 +5,7 @@ use rayon::prelude::*;
 use super::schedule::rows_per_task;
 use super::simd::vectorised;
 use crate::Element;
+use crate::counter_hash::mix;
 use crate::dropout::{Dropout, Key};
 
 pub(crate) fn forward<E: Element>(x: &[E], key: Key, dropout: Dropout, out: &mut [E], i: usize) {
@@ -94,14 +95,6 @@ impl Mask {
         let hash = mix32(mix32(column ^ low) ^ high);
         if hash >= threshold { scale } else { 0.0 }
     }
-}
-
-/// Sixty-four well-mixed bits of a counter (`SplitMix64`'s finaliser, Steele, Lea and Flood, 2014).
-fn mix(counter: u64) -> u64 {
-    let mut bits = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 /// Thirty-two well-mixed bits of another thirty-two (`lowbias32`, Wellons, 2018): vectors multiply these, not 64.

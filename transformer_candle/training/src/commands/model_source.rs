@@ -17,7 +17,7 @@ pub struct ModelSource {
     /// Which one.
     #[command(flatten)]
     pub name: ModelName,
-    /// The folder of the model that a checkpoint of LoRA adapters belongs to. [default: where it was in training]
+    /// The folder of the model that a checkpoint of adapters belongs to. [default: where it was in training]
     #[arg(long, value_name = "DIR")]
     pub base_model: Option<PathBuf>,
 }
@@ -26,8 +26,7 @@ pub struct ModelSource {
 #[derive(Debug, Clone, Args)]
 #[group(required = true, multiple = false)]
 pub struct ModelName {
-    /// A checkpoint, a folder of checkpoints, a run's folder, or any Llama model or LoRA adapters in Hugging Face's
-    /// format.
+    /// A checkpoint, a folder of checkpoints, a run's folder, or any Llama model or adapters in Hugging Face's format.
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
     /// The newest intact checkpoint of an experiment.

@@ -183,13 +183,11 @@ fn fill(engine: &mut Engine, shape: &ModelShape, start: &StartingPoint, cancel: 
         StartingPoint::Pretrained { weights: Pretrained { model, adapters }, seed } => {
             let cancelled = || cancel.is_cancelled();
             model.read(decoder.weights_mut(), optimizer.low_bits_mut(), &cancelled)?;
-            match adapters {
-                Some(adapters) => Ok(adapters.read(decoder.weights_mut(), optimizer.low_bits_mut(), &cancelled)?),
-                None => {
-                    let (weights, low_bits) = (decoder.weights_mut(), optimizer.low_bits_mut());
-                    Ok(initialization::fill_adapters(shape, *seed, weights, low_bits)?)
-                }
+            if let Some(adapters) = adapters {
+                return Ok(adapters.read(decoder.weights_mut(), optimizer.low_bits_mut(), &cancelled)?);
             }
+            let low_bits = optimizer.low_bits_mut().map(|low_bits| &*low_bits);
+            Ok(initialization::fill_adapters(shape, *seed, decoder.weights_mut(), low_bits)?)
         }
         StartingPoint::Checkpoint(checkpoint) => {
             checkpoint.weights(shape, decoder.weights_mut(), cancel)?;
