@@ -33,6 +33,7 @@ __all__ = [
     "__version__",
     "cache_root",
     "check_threads",
+    "checked_model_config",
     "config_to_yaml",
     "declared_commands",
     "environment",
@@ -523,6 +524,17 @@ def model_directory(checkpoint: _Path | None = None, experiment: str | None = No
     Args:
         checkpoint: A checkpoint, a folder of checkpoints, a run's folder, or a model in Hugging Face's format.
         experiment: Instead, an experiment, whose newest intact checkpoint is taken.
+    """
+
+def checked_model_config(directory: _Path, read_weights: bool = True) -> str:
+    """Return the `config.json` of a model with every key, if training can start from the model.
+
+    Its weights are checked: all of them are there and of the right shape.
+
+    Args:
+        directory: A checkpoint, or a model in Hugging Face's format.
+        read_weights: Whether every number is read too, and has to be finite. Those of a checkpoint never are: they have
+            hashes.
     """
 
 def memory_plan(config: RunConfig) -> MemoryPlan:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import model_card, signals, training_record
+from orchestrator import _native, model_card, signals, training_record
 from orchestrator.command_error import CommandError, ExitCode
 from orchestrator.export import whole_model_directory
 from orchestrator.paths import shown
@@ -43,6 +43,7 @@ class Model:
 def open_model(checkpoint: Path | None, experiment: str | None) -> Model:
     """Find a checkpoint or model, verify it, and read what is known of it."""
     folder = whole_model_directory(checkpoint, experiment)
+    _native.checked_model_config(folder)
     run = training_record.run_of(folder, checkpoint, experiment)
     name = experiment or (run or folder).absolute().name
     record = training_record.read(folder, run)

@@ -17,6 +17,11 @@ LARGER = Tiny(hidden=128, heads=4, kv_heads=2, layers=2, sequence=24, batch=2, s
 RAGGED = Tiny(80, 2, 2, intermediate=112, sequence=23, batch=3, accumulation=1, steps=3, checkpoint_every=1)
 DOCUMENTS = replace(LARGER, packing="documents")
 MUON = replace(LARGER, algorithm="muon")
+QWEN_2 = replace(LARGER, architecture="qwen2")
+QWEN_3 = replace(LARGER, architecture="qwen3", head_dim=64)
+TINIES = {
+    "larger": LARGER, "ragged": RAGGED, "documents": DOCUMENTS, "muon": MUON, "qwen_2": QWEN_2, "qwen_3": QWEN_3,
+}  # fmt: skip
 # Relative errors of a loss and of a matrix of gradients. F32 sums differ by their order, bf16 values by a rounding here
 # and there, which training then carries on.
 TOLERANCE = {"fp32": (2e-5, 1e-5), "bf16": (4e-3, 3e-2)}
@@ -30,7 +35,7 @@ def errors(runs: Runs, one: str, other: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("tiny", [LARGER, RAGGED, DOCUMENTS, MUON], ids=["larger", "ragged", "documents", "muon"])
+@pytest.mark.parametrize("tiny", TINIES.values(), ids=TINIES)
 def test_the_gpu_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: str) -> None:
     tiny = replace(tiny, precision=precision)
     of_a_loss, of_gradients = TOLERANCE[precision]

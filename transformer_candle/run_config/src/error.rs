@@ -38,6 +38,11 @@ impl Problem {
         Self::new("", message)
     }
 
+    /// The problem of a key of a JSON file as a sentence: "`rope_theta` is 0.5; it must be greater than 1".
+    pub fn sentence(&self) -> String {
+        if self.path.is_empty() { self.message.clone() } else { format!("`{}` {}", self.path, self.message) }
+    }
+
     /// The same problem with the way out.
     #[must_use]
     pub fn suggest(mut self, suggestion: impl Into<String>) -> Self {

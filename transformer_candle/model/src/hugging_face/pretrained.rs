@@ -87,7 +87,10 @@ impl PretrainedWeights {
     fn of_files(paths: Vec<PathBuf>, part: Part, tensors: Vec<HfTensor>, shape: &ModelShape) -> Result<Self> {
         let mut wanted: BTreeMap<String, HfTensor> =
             tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-        let last = paths.last().cloned().unwrap_or_default();
+        let listing = match &paths[..] {
+            [single] => single.clone(),
+            _ => paths.first().map(|path| path.with_file_name(INDEX)).unwrap_or_default(),
+        };
         let mut files = Vec::with_capacity(paths.len());
         for path in paths {
             let mut file = File::open(&path).map_err(failed("open", &path))?;
@@ -116,7 +119,7 @@ impl PretrainedWeights {
             files.push((path, tensors));
         }
         match wanted.pop_first() {
-            Some((name, _)) => Err(Error::Tensor { path: last, name, problem: "is missing".to_owned() }),
+            Some((name, _)) => Err(Error::Tensor { path: listing, name, problem: "is missing".to_owned() }),
             None => Ok(Self { shape: shape.clone(), part, files }),
         }
     }
