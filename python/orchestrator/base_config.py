@@ -18,8 +18,9 @@ from orchestrator.settings import DEMO_DATASET, Settings
 from orchestrator.tokenizer import Ready
 
 DEFAULT_PRESET = "smoke_cpu"
-LARGE_PRESET = "rtx5090_1b"
-GPU_PRESETS = (LARGE_PRESET, "rtx5090_500m")
+LARGE_PRESET = "1b"
+GPU_PRESETS = (LARGE_PRESET, "500m", "350m", "125m", "25m")
+"""Largest first."""
 FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -181,7 +182,7 @@ def _default_preset(settings: Settings) -> str:
         if _fits(name, gpu):
             note(f"Using preset {name}, the largest that fits {size}; --preset selects another.")
             return name
-    note(f"Using preset {DEFAULT_PRESET}: {' and '.join(GPU_PRESETS)} do not fit {size}.")
+    note(f"Using preset {DEFAULT_PRESET}: {', '.join(GPU_PRESETS[:-1])} and {GPU_PRESETS[-1]} do not fit {size}.")
     return DEFAULT_PRESET
 
 

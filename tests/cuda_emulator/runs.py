@@ -105,8 +105,8 @@ class Runs:
         """The trainer with the emulated GPU in sight."""
         return self._with(environment).command(EMULATED_TRAINER, *arguments)
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        return self._with(None).start(EMULATED_TRAINER, *arguments)
+    def start(self, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        return self._with(environment).start(EMULATED_TRAINER, *arguments)
 
     def write(self, name: str, tiny: Tiny) -> Path:
         """A run's folder with its config."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,6 +117,64 @@ def test_a_killed_run_resumes_bit_for_bit(runs: Runs, algorithm: str) -> None:
     runs.having(timing=3).train("killed", "--resume").succeeded()
     assert runs.steps("killed") == runs.steps("straight")
     assert runs.state("killed", 6) == runs.state("straight", 6)
+
+
+def test_a_resumed_run_writes_the_samples_of_a_straight_one(runs: Runs) -> None:
+    """Their GEMMs have algorithms of their own, which the first checkpoint has already."""
+    tiny = Tiny(steps=4, checkpoint_every=1)
+    prompts = ("--override", 'runtime.evaluation.prompts=["def", "import os"]')
+    tokens = ("--override", "runtime.evaluation.prompt_tokens=6")
+    for name in ("straight", "resumed"):
+        runs.write(name, tiny)
+    runs.train("straight", *prompts, *tokens).succeeded()
+    runs.train("resumed", *prompts, *tokens, "--max-steps", "2").succeeded()
+    runs.having(timing=3).train("resumed", *prompts, *tokens, "--resume").succeeded()
+    samples = runs.metrics("straight", "sample")
+    assert [(row["step"], row["prompt"]) for row in samples] == [
+        (n, p) for n in range(1, 5) for p in ("def", "import os")
+    ]
+    assert runs.metrics("resumed", "sample") == samples
+    assert runs.state("resumed", 4) == runs.state("straight", 4)
+    runs.trained("without", tiny)
+    assert runs.steps("without") == runs.steps("straight"), "writing changes no step"
+
+
+def test_a_run_records_what_its_gpu_does(runs: Runs, tmp_path: Path) -> None:
+    """Also where the management library is missing, or does not know the GPU."""
+    library = tmp_path / "nvml" / "libnvidia-ml.so.1"
+    library.parent.mkdir()
+    source = Path(__file__).parents[1] / "nvml_stand_in.c"
+    command = ["cc", "-std=gnu11", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    path = f"{library.parent}{os.pathsep}{runs.emulator.environment()['LD_LIBRARY_PATH']}"
+    state = "utilization=97,memory=34190917632,memory_used=30000000000,power=412500,power_limit=575000,"
+    state += "celsius=71,sm_mhz=2400,slowed_by=64"
+    own = "uuid=GPU-00000000-0000-0000-0000-000000000000"
+
+    def gpu_rows(name: str, settings: str, path: str) -> list[dict[str, Any]]:
+        runs.write(name, Tiny(steps=400, checkpoint_every=1000))
+        every = ("--override", "runtime.utilization_every=1s", "--override", "runtime.evaluation.every_n_steps=null")
+        environment = {"NVML_STAND_IN": settings, "LD_LIBRARY_PATH": path}
+        process = runs.start(
+            "train", "--config", runs.workspace.run_folder(name) / "training.json", "--device", "cuda", *every,
+            environment=environment,
+        )  # fmt: skip
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("step ") and runs.metrics(name, "utilization"):
+                break
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+        return [{key: row[key] for key in row if key.startswith("gpu_")} for row in runs.metrics(name, "utilization")]
+
+    known = {
+        "gpu_utilization": 0.97, "gpu_memory_bytes": 30_000_000_000, "gpu_memory_total_bytes": 34_190_917_632,
+        "gpu_power_watts": 412.5, "gpu_power_limit_watts": 575.0, "gpu_temperature_celsius": 71, "gpu_clock_mhz": 2400,
+        "gpu_throttle": "thermal",
+    }  # fmt: skip
+    assert gpu_rows("known", f"{own},{state}", path)[0] == known
+    assert gpu_rows("another", f"uuid=GPU-1,{state}", path)[0] == {}
+    assert gpu_rows("unloaded", f"{own},{state},unloaded=1", path)[0] == {}
 
 
 def test_another_fastest_algorithm_changes_bits(runs: Runs) -> None:

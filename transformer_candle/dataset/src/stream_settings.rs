@@ -4,6 +4,7 @@ use run_config::{Packing, ResolvedRun};
 
 use crate::DataError;
 use crate::held_out_split::SplitSettings;
+use crate::memory_bound::max_workers;
 
 /// Shards of a component that are open at the same time, by default.
 pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
@@ -50,7 +51,7 @@ impl Default for StreamSettings {
 }
 
 impl StreamSettings {
-    /// The settings of a run. Nothing is held out if the run has validation data of its own.
+    /// The settings of a run, with the most workers that it may take. Nothing is held out if the run has validation data of its own.
     pub fn from_run(run: &ResolvedRun) -> Self {
         let data = &run.config.data;
         let held_out_fraction = if data.validation_shards.is_empty() { data.held_out_fraction } else { 0.0 };
@@ -62,7 +63,7 @@ impl StreamSettings {
             max_samples: run.streaming.as_ref().and_then(|streaming| streaming.max_samples),
             held_out_fraction,
             epochs: run.config.scheduler.total_epochs,
-            workers: data.num_workers,
+            workers: max_workers(data),
             ..Self::default()
         }
     }

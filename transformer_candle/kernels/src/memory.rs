@@ -163,8 +163,8 @@ impl Plan {
     }
 }
 
-/// The memory of a [`Plan`].
-#[derive(Debug)]
+/// The memory of a [`Plan`]; clones share it.
+#[derive(Clone, Debug)]
 pub struct Arena {
     buffers: Vec<Buffer>,
     bytes: u64,

@@ -62,6 +62,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::model_directory, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::checked_model_config, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::gpu_table, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
     module.add_function(wrap_pyfunction!(validate_data::validate_data, module)?)
 }

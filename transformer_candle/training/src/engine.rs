@@ -13,12 +13,13 @@ mod synthetic;
 use std::sync::Arc;
 
 use dataset::Batch;
-use kernels::{Device, counter_hash::mix, memory::Arena};
-use model::{Decoder, initialization};
+use kernels::{Buffer, Device, counter_hash::mix, memory::Arena};
+use model::{Decoder, Generator, GeneratorPlan, initialization};
 use rayon::ThreadPool;
 use run_config::RunConfig;
 
 pub(crate) use self::optimizer::muon_flops;
+pub(crate) use self::synthetic::synthetic_batch;
 pub use self::{
     buffers::{EvaluationBuffers, RunBuffers},
     micro_batch::{MicroBatch, MicroBatchPlan},
@@ -38,6 +39,8 @@ pub struct Engine {
     pub optimizer: Optimizer,
     /// Where the device finds its tokens.
     pub micro_batch: MicroBatch,
+    /// What continues `runtime.evaluation.prompts` with the current weights; none without prompts.
+    pub generator: Option<Generator>,
     device: Device,
     pool: Arc<ThreadPool>,
     /// Of the run: what dropout is drawn from.
@@ -61,6 +64,7 @@ impl Engine {
         Ok(Self {
             optimizer: Optimizer::bind(&buffers.optimizer, arena, &decoder)?,
             micro_batch: MicroBatch::bind(&buffers.micro_batch, arena, settings.micro_batch)?,
+            generator: bind_generator(buffers, arena, decoder.weights())?,
             decoder,
             device: device.clone(),
             pool: Arc::new(pool::from_config(config)?),
@@ -146,4 +150,9 @@ impl Engine {
 /// What the dropout of a step is drawn from; neighbouring seeds and steps give unlike ones.
 fn step_seed(seed: u64, step: u64) -> u64 {
     mix(mix(seed) ^ step)
+}
+
+fn bind_generator(buffers: &RunBuffers, arena: &Arena, weights: &Buffer) -> Result<Option<Generator>> {
+    let bind = |plan: &GeneratorPlan| plan.clone().bind(arena, weights);
+    Ok(buffers.generator.as_ref().map(bind).transpose()?)
 }

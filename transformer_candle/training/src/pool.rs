@@ -47,6 +47,14 @@ fn start_and_end(number: usize) -> io::Result<()> {
     })
 }
 
+/// The threads of [`from_config`].
+///
+/// # Errors
+/// [`TrainerError::Request`] for far more threads than cores.
+pub(crate) fn threads(config: &RunConfig) -> Result<usize> {
+    Ok(Threads::wanted(config.runtime.threads)?.number)
+}
+
 /// A pool of as many threads as `runtime.threads` says; else `RAYON_NUM_THREADS`, else one a core.
 ///
 /// # Errors

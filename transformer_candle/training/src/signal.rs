@@ -23,6 +23,15 @@ impl Signal {
         128 + counted.number() as u8
     }
 
+    /// The system's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+            Self::HangUp => "SIGHUP",
+        }
+    }
+
     /// The system's number.
     pub(crate) fn number(self) -> i32 {
         match self {

@@ -44,7 +44,7 @@ mod runtime;
 mod runtime;
 
 pub(crate) use argument::KernelArg;
-pub use gpu::{Gpu, Memory, PoolMemory};
+pub use gpu::{Gpu, Memory, PoolMemory, nominal_bf16_flops};
 pub(crate) use matmul::{Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
 pub(crate) use run::run;
 pub use runtime::{Cuda, probe};

@@ -78,7 +78,7 @@ impl Decoder {
         let layout = ParameterLayout::new(shape);
         let &DecoderSettings { batch, sequence_length, recompute, training, device, .. } = settings;
         let (dtype, n) = (dtype_of(settings.precision), batch * sequence_length);
-        let (rows, v) = (chunk_rows(n, shape.padded_vocab_size, device), shape.padded_vocab_size);
+        let (rows, v) = (head_chunk_rows(n, shape.padded_vocab_size, device), shape.padded_vocab_size);
         let workspace_elements = head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, device);
         let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);
         let gradient_elements = if training { layout.trainable_elements() } else { 0 };
@@ -149,7 +149,7 @@ impl DecoderPlan {
 }
 
 /// Rows of the chunks that the head works in: whole tiles.
-fn chunk_rows(tokens: usize, padded_vocab_size: usize, device: DeviceKind) -> usize {
+pub fn head_chunk_rows(tokens: usize, padded_vocab_size: usize, device: DeviceKind) -> usize {
     let chunks = match device {
         DeviceKind::Cpu => CPU_CHUNKS,
         DeviceKind::Cuda => CUDA_CHUNKS,
@@ -203,9 +203,9 @@ mod tests {
 
     #[test]
     fn the_head_works_in_whole_tiles_of_bounded_size() {
-        let rows = |tokens, vocabulary| chunk_rows(tokens, vocabulary, DeviceKind::Cpu);
+        let rows = |tokens, vocabulary| head_chunk_rows(tokens, vocabulary, DeviceKind::Cpu);
         assert_eq!([rows(8192, 50_048), rows(100, 50_048), rows(8192, 1 << 24)], [640, 100, 64]);
-        let rows = |tokens, vocabulary| chunk_rows(tokens, vocabulary, DeviceKind::Cuda);
+        let rows = |tokens, vocabulary| head_chunk_rows(tokens, vocabulary, DeviceKind::Cuda);
         assert_eq!([rows(8192, 50_048), rows(100, 50_048), rows(8192, 256_000)], [2048, 100, 512]);
     }
 }

@@ -116,6 +116,8 @@ fn results_do_not_depend_on_the_thread_count() {
         })
         .into();
     assert!(weights[0] == weights[1] && weights[0] == weights[2]);
+    train(&workshop, "auto", &["data.num_workers=auto"], &QUIET);
+    assert!(weights[0] == workshop.saved("auto", 10, "optimizer.safetensors"));
 }
 
 #[test]
