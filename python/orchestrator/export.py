@@ -54,6 +54,17 @@ def check_one_source(checkpoint: Path | None, experiment: str | None, verb: str)
         raise CommandError(f"say what to {verb}: --experiment NAME or --checkpoint DIR")
 
 
+def whole_model_directory(checkpoint: Path | None, experiment: str | None) -> Path:
+    """Return the directory of the model that is named; LoRA adapters are none by themselves."""
+    folder = _native.model_directory(checkpoint, experiment)
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise CommandError(
+            f"{shown(folder)} holds LoRA adapters, not a whole model: peft loads it as it is "
+            "(PeftModel.from_pretrained), and merge_and_unload().save_pretrained(DIR) writes one that can be exported"
+        )
+    return folder
+
+
 def try_it(source: str, revision: str | None = None) -> str:
     """Return the command that completes a text with a folder's or a repository's model."""
     at = f", revision='{revision}'" if revision else ""
@@ -82,7 +93,7 @@ def _write_gguf(checkpoint: Path | None, experiment: str | None, kind: Type, out
         raise CommandError("GGUF files are written by the package gguf: pip install 'transformer-candle[export]'")
     from orchestrator import gguf_file
 
-    model = _native.model_directory(checkpoint, experiment)
+    model = whole_model_directory(checkpoint, experiment)
     name = experiment or model.absolute().name
     target = out or Path(f"{name}-{kind.value}.gguf")
     if target.is_dir():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from orchestrator import _native, model_card, signals, training_record
 from orchestrator.command_error import CommandError, ExitCode
+from orchestrator.export import whole_model_directory
 from orchestrator.paths import shown
 from orchestrator.safetensors_shards import StoredTensor, stored_tensors, write_shards
 from orchestrator.training_record import TrainingRecord
@@ -41,7 +42,7 @@ class Model:
 
 def open_model(checkpoint: Path | None, experiment: str | None) -> Model:
     """Find a checkpoint or model, verify it, and read what is known of it."""
-    folder = _native.model_directory(checkpoint, experiment)
+    folder = whole_model_directory(checkpoint, experiment)
     _native.checked_model_config(folder)
     run = training_record.run_of(folder, checkpoint, experiment)
     name = experiment or (run or folder).absolute().name

@@ -36,24 +36,28 @@ class Tiny:
     seed: int = 7
     packing: str = "concat"
     algorithm: str = "adamw"
+    init_from: Path | None = None
+    lora: Mapping[str, Any] | None = None
     architecture: str = "llama"
     head_dim: int | None = None
 
     def config(self, text: Path) -> dict[str, Any]:
         """A config that `train` loads."""
+        sizes = {
+            "architecture": self.architecture,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": 64,
+            # Large enough for attention to prefer one token to another from the first step on.
+            "init_std": 0.1,
+        }
         return {
-            "model": {
-                "architecture": self.architecture,
-                "hidden_size": self.hidden,
-                "intermediate_size": self.intermediate,
-                "num_layers": self.layers,
-                "num_attention_heads": self.heads,
-                "num_key_value_heads": self.kv_heads,
-                "head_dim": self.head_dim,
-                "max_position_embeddings": 64,
-                # Large enough for attention to prefer one token to another from the first step on.
-                "init_std": 0.1,
-            },
+            "model": {"init_from": str(self.init_from)} if self.init_from else sizes,
+            "lora": dict(self.lora or {}),
             "tokenizer": {"tokenizer_json": str(TOKENIZER)},
             "data": {
                 "train_shards": [str(text)],

@@ -53,6 +53,32 @@ def test_the_gpu_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: s
     assert held_out[1] == pytest.approx(held_out[0], rel=of_a_loss)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_gpu_trains_adapters_as_the_cpu_does(runs: Runs, precision: str) -> None:
+    of_a_loss, of_gradients = TOLERANCE[precision]
+    base = runs.checkpoint(runs.trained("base", replace(LARGER, precision="fp32"), "cpu"), 3)
+    first = replace(LARGER, precision=precision, init_from=base, lora={"rank": 4, "alpha": 8})
+    # Adapters that add something: beside a B of zeros A has no gradient.
+    adapters = runs.checkpoint(runs.trained("first", first, "cpu"), 3)
+    tiny = replace(first, lora={"init_from": str(adapters)})
+    on_cpu, on_gpu = (runs.steps(runs.trained(device, tiny, device)) for device in ("cpu", "cuda"))
+    worst = errors(runs, "cuda", "cpu")
+    assert len(worst) == 2 * 7 * tiny.layers
+    assert max(worst.values()) < of_gradients, worst
+    for (_, loss, norm), (_, expected_loss, expected_norm) in zip(on_gpu, on_cpu, strict=True):
+        assert loss == pytest.approx(expected_loss, rel=of_a_loss)
+        assert norm == pytest.approx(expected_norm, rel=10 * of_a_loss)
+    held_out = [runs.metrics(name, "evaluation")[-1]["loss"] for name in ("cpu", "cuda")]
+    assert held_out[1] == pytest.approx(held_out[0], rel=of_a_loss)
+
+
+def test_dropout_of_adapters_is_refused_on_a_gpu(runs: Runs) -> None:
+    base = runs.checkpoint(runs.trained("base", Tiny(steps=2), "cpu"), 2)
+    runs.write("dropping", Tiny(init_from=base, lora={"rank": 4, "dropout": 0.1}))
+    runs.train("dropping").refused(2, "trains adapters without dropout only, and lora.dropout is 0.1")
+    runs.train("dropping", device="cpu").succeeded()
+
+
 @pytest.mark.parametrize(
     "mistake", [{"break": "rope_rotate.bf16.e32"}, {"break": "add_partial_sums.f32"}, {"forget_waits": 1}], ids=str
 )

@@ -221,6 +221,7 @@ impl TrainingCase {
             optimizer: engine.optimizer.state(),
             tokenizer: &TokenizerFiles::read(&tokenizer, &marks, self.shape.max_position_embeddings)?,
             state: &state,
+            base: None,
         };
         Ok(checkpoint::save(&folder.join("checkpoints"), &contents)?)
     }

@@ -61,6 +61,20 @@ impl Arguments {
         self.checked(name, buffer, dtype, shape).add(name, buffer, true)
     }
 
+    /// A value that is written, where it is given.
+    pub(crate) fn optional_output(
+        self,
+        name: &'static str,
+        buffer: Option<&Buffer>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Self {
+        match buffer {
+            Some(buffer) => self.output(name, buffer, dtype, shape),
+            None => self,
+        }
+    }
+
     /// An F32 scratch buffer of any shape with at least `needed` elements.
     pub(crate) fn workspace(mut self, buffer: &Buffer, needed: usize) -> Self {
         if buffer.elements() < needed {

@@ -93,7 +93,8 @@ pub fn normalize(sum_ND: &Buffer, weight_D: &Buffer, inv_rms_N: &Buffer, normed_
     arguments.run(cpu, |gpu| cuda::run(gpu, &cuda::add_rms_norm::normalize([sum, weight, inv_rms], normed, [n, d])))
 }
 
-/// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32) the weight's. (`dsum`
+/// Adds to `dsum` the gradient that reaches the sum through the norm, and to `dweight` (F32), where the weight trains,
+/// the weight's. (`dsum`
 /// comes in with what reaches the sum past the norm; both summands then have `dsum` as their gradient.)
 ///
 /// With y = dnormed * weight: `dsum += inv_rms * (y - sum * inv_rms^2 * mean(y * sum))`, `dweight += sum over n of
@@ -104,7 +105,7 @@ pub fn backward(
     inv_rms_N: &Buffer,
     dnormed_ND: &Buffer,
     dsum_ND: &mut Buffer,
-    dweight_D: &mut Buffer,
+    dweight_D: Option<&mut Buffer>,
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "add_rms_norm::backward";
@@ -115,10 +116,11 @@ pub fn backward(
         .input("inv_rms_N", inv_rms_N, DType::F32, &[n])
         .input("dnormed_ND", dnormed_ND, dtype, &[n, d])
         .output("dsum_ND", dsum_ND, dtype, &[n, d])
-        .output("dweight_D", dweight_D, DType::F32, &[d])
+        .optional_output("dweight_D", dweight_D.as_deref(), DType::F32, &[d])
         .workspace(workspace, workspace_elements(n, d, sum_ND.device().kind()));
     let saved = [sum_ND, weight_D, inv_rms_N].map(KernelArg::from);
-    let (dnormed, outputs) = (KernelArg::from(dnormed_ND), [&*dsum_ND, &*dweight_D].map(KernelArg::from));
+    let (dnormed, dsum) = (KernelArg::from(dnormed_ND), KernelArg::from(&*dsum_ND));
+    let outputs = (dsum, dweight_D.as_deref().map(KernelArg::from));
     let partials = KernelArg::from(&*workspace);
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "sum_ND", dtype, E => {
@@ -127,7 +129,7 @@ pub fn backward(
                 weight: weight_D.slice(access),
                 inv_rms: inv_rms_N.slice(access),
             };
-            let (dsum, dweight) = (dsum_ND.slice_mut(access), dweight_D.slice_mut(access));
+            let (dsum, dweight) = (dsum_ND.slice_mut(access), dweight_D.map(|dweight| dweight.slice_mut(access)));
             cpu::add_rms_norm::backward(&saved, dnormed_ND.slice(access), dsum, dweight, workspace.slice_mut(access));
             Ok(())
         })

@@ -47,8 +47,8 @@ pub struct Inputs<'a> {
 pub struct Gradients<'a> {
     /// Overwritten; of the element type of `hidden_ND`.
     pub dhidden_ND: &'a mut Buffer,
-    /// Overwritten or accumulated; F32.
-    pub dweight_VD: &'a mut Buffer,
+    /// Overwritten or accumulated; F32. None for a head that does not train.
+    pub dweight_VD: Option<&'a mut Buffer>,
     /// Which of the two.
     pub write_mode: WriteMode,
     /// Coefficient of the z-loss; 0 for none.
@@ -56,7 +56,7 @@ pub struct Gradients<'a> {
 }
 
 /// Adds scale times the sum of the tokens' losses to `loss_1` (F32), writes `dhidden_ND`, and writes or adds to
-/// `dweight_VD` (F32).
+/// `dweight_VD` (F32), where it is given.
 ///
 /// `scale_1` (F32) holds 1 / (targets of the whole accumulated batch). `logits_CW` is F32 scratch of any number of
 /// rows, of V elements or more: [`logits_width`] is a good choice. On a GPU it is V. A target that is neither in
@@ -71,7 +71,7 @@ pub fn forward_backward(
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "head_cross_entropy::forward_backward";
-    let Gradients { dhidden_ND, dweight_VD, write_mode, z_loss } = gradients;
+    let Gradients { dhidden_ND, mut dweight_VD, write_mode, z_loss } = gradients;
     let (sizes, dtype) = (HeadSizes::new(inputs, logits_CW), inputs.hidden_ND.dtype());
     let HeadSizes { n, d, v, .. } = sizes;
     let arguments = sizes
@@ -79,7 +79,7 @@ pub fn forward_backward(
         .input("scale_1", scale_1, DType::F32, &[1])
         .output("loss_1", loss_1, DType::F32, &[1])
         .output("dhidden_ND", dhidden_ND, dtype, &[n, d])
-        .output("dweight_VD", dweight_VD, DType::F32, &[v, d]);
+        .optional_output("dweight_VD", dweight_VD.as_deref(), DType::F32, &[v, d]);
     let requested = cuda::head_cross_entropy::Inputs::new(
         [inputs.hidden_ND, inputs.weight_VD],
         inputs.targets_N,
@@ -91,7 +91,7 @@ pub fn forward_backward(
         scale: scale_1.into(),
         loss: (&*loss_1).into(),
         dhidden: (&*dhidden_ND).into(),
-        dweight: (&*dweight_VD).into(),
+        dweight: dweight_VD.as_deref().map(cuda::Operand::from),
         write_mode,
         z_loss,
     };
@@ -101,7 +101,7 @@ pub fn forward_backward(
             let inputs = sliced::<E>(OPERATION, inputs, sizes, access)?;
             let gradients = cpu::head_cross_entropy::Gradients {
                 dhidden: dhidden_ND.slice_mut(access),
-                dweight: dweight_VD.slice_mut(access),
+                dweight: dweight_VD.as_deref_mut().map(|dweight| dweight.slice_mut(access)),
                 write_mode,
                 z_loss,
             };
@@ -117,11 +117,11 @@ pub fn forward_backward(
         cuda::run(gpu, &requests)
     };
     arguments.run(cpu, cuda)?;
-    if n == 0 && write_mode == WriteMode::Overwrite {
+    match dweight_VD {
         // No chunk wrote it.
-        dweight_VD.zero()?;
+        Some(dweight_VD) if n == 0 && write_mode == WriteMode::Overwrite => dweight_VD.zero(),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Each token's loss in nats, 0 where the target is ignored, into `losses_N` (F32). The rest as in

@@ -63,7 +63,7 @@ impl Case {
         let mut dweight = buffer(&vec![f64::NAN; v * d], &[v, d], DType::F32);
         let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size };
         let (write_mode, z_loss) = (WriteMode::Overwrite, self.z_loss as f32);
-        let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, write_mode, z_loss };
+        let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: Some(&mut dweight), write_mode, z_loss };
         let scale = buffer(&[self.scale], &[1], DType::F32);
         forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space)?;
         forward(&inputs, &mut losses, &mut logits, &mut space)?;
@@ -179,7 +179,7 @@ fn loss_and_weight_gradient_accumulate() {
     let targets = integers(&case.targets);
     let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size: 11 };
     let write_mode = WriteMode::Accumulate;
-    let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: &mut dweight, write_mode, z_loss: 0.0 };
+    let gradients = Gradients { dhidden_ND: &mut dhidden, dweight_VD: Some(&mut dweight), write_mode, z_loss: 0.0 };
     let scale = buffer(&[0.25], &[1], DType::F32);
     forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space).unwrap();
     let [expected_loss, _, expected, _] = case.expected();
@@ -247,7 +247,7 @@ fn gradients_in_the_memory_of_the_values_are_refused() {
     let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size: 8 };
     let (mut same, mut logits) = (hidden.clone(), zeros(&[2, 8], DType::F32));
     let write_mode = WriteMode::Overwrite;
-    let gradients = Gradients { dhidden_ND: &mut same, dweight_VD: &mut dweight, write_mode, z_loss: 0.0 };
+    let gradients = Gradients { dhidden_ND: &mut same, dweight_VD: Some(&mut dweight), write_mode, z_loss: 0.0 };
     let (scale, mut space) =
         (buffer(&[1.0], &[1], DType::F32), workspace(workspace_elements(2, 3, 8, DeviceKind::Cpu)));
     let error = forward_backward(&inputs, &scale, &mut loss, gradients, &mut logits, &mut space).unwrap_err();

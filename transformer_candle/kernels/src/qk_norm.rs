@@ -40,8 +40,8 @@ pub fn forward(
     arguments.run(cpu, |gpu| cuda::run(gpu, &launches()))
 }
 
-/// Turns the gradients of the normed query and key heads into those of the projected ones, and adds the weight's to
-/// `dweight_2E` (F32).
+/// Turns the gradients of the normed query and key heads into those of the projected ones, and adds the weight's, where
+/// it trains, to `dweight_2E` (F32).
 ///
 /// With y = dnormed * weight: `dx = inv_rms * (y - x * inv_rms^2 * mean(y * x))`, `dweight += sum over tokens and heads
 /// of dnormed * x * inv_rms`.
@@ -51,7 +51,7 @@ pub fn backward(
     epsilon: f32,
     layout: &HeadLayout,
     dqkv_NP: &mut Buffer,
-    dweight_2E: &mut Buffer,
+    dweight_2E: Option<&mut Buffer>,
     workspace: &mut Buffer,
 ) -> Result<()> {
     const OPERATION: &str = "qk_norm::backward";
@@ -62,14 +62,15 @@ pub fn backward(
         .input("projected_NP", projected_NP, dtype, &shape)
         .input("weight_2E", weight_2E, dtype, &[2 * layout.head_size])
         .output("dqkv_NP", dqkv_NP, dtype, &shape)
-        .output("dweight_2E", dweight_2E, DType::F32, &[2 * layout.head_size])
+        .optional_output("dweight_2E", dweight_2E.as_deref(), DType::F32, &[2 * layout.head_size])
         .workspace(workspace, workspace_elements(shape[0], layout.head_size, device));
-    let [projected, weight, dqkv, dweight] = [projected_NP, weight_2E, &*dqkv_NP, &*dweight_2E].map(KernelArg::from);
+    let [projected, weight, dqkv] = [projected_NP, weight_2E, &*dqkv_NP].map(KernelArg::from);
+    let dweight = dweight_2E.as_deref().map(KernelArg::from);
     let partials = KernelArg::from(&*workspace);
     let cpu = |access: &Access<'_>| {
         with_element!(OPERATION, "projected_NP", dtype, E => {
             let norms = cpu::qk_norm::Norms { weight: weight_2E.slice::<E>(access), epsilon };
-            let (dqkv, dweight) = (dqkv_NP.slice_mut(access), dweight_2E.slice_mut(access));
+            let (dqkv, dweight) = (dqkv_NP.slice_mut(access), dweight_2E.map(|dweight| dweight.slice_mut(access)));
             let partials = workspace.slice_mut(access);
             cpu::qk_norm::backward(projected_NP.slice(access), norms, layout, dqkv, dweight, partials);
             Ok(())

@@ -30,7 +30,7 @@ fn run(inputs: &Inputs, layout: &HeadLayout, dtype: DType) -> [Buffer; 3] {
     let mut dweight = buffer(&vec![1.0; weight_elements], &[weight_elements], DType::F32);
     forward(&projected, &weight, EPSILON, layout, &mut qkv).unwrap();
     let mut space = workspace(workspace_elements(n, layout.head_size, DeviceKind::Cpu));
-    backward(&projected, &weight, EPSILON, layout, &mut dqkv, &mut dweight, &mut space).unwrap();
+    backward(&projected, &weight, EPSILON, layout, &mut dqkv, Some(&mut dweight), &mut space).unwrap();
     [qkv, dqkv, dweight]
 }
 

@@ -6,6 +6,7 @@ use kernels::{Buffer, DType, attention, bias, linear, qk_norm, rope};
 
 use crate::activations::{ActivationSettings, BlockPlanner, Saved};
 use crate::linear::Linear;
+use crate::lora::{self, BindAdapters};
 use crate::norm::{Norm, NormActivations};
 use crate::parameters::{BlockParameters, Weight};
 use crate::pass::{GradientScratch, Pass};
@@ -100,20 +101,21 @@ impl Attention {
         weights: &BlockParameters<Weight>,
         previous_ND: Option<Buffer>,
         values: AttentionActivations<Buffer>,
+        adapters: BindAdapters<'_>,
         cache: Option<KeyValueCache>,
-    ) -> Self {
+    ) -> Result<Self> {
         let AttentionActivations { norm, projected_NP, qkv_NP, attended_NA, log_sum_exp_BHT } = values;
         let qk_norm = weights.qk_norm.clone().zip(projected_NP);
-        Self {
+        Ok(Self {
             norm: Norm::new(weights.attention_norm.clone(), previous_ND, norm),
-            qkv: Linear::new(weights.qkv.clone(), weights.qkv_bias.clone()),
+            qkv: Linear::new(weights.qkv.clone(), weights.qkv_bias.clone(), adapters(&weights.adapters.qkv)?),
             qk_norm: qk_norm.map(|(weight_2E, projected_NP)| QkNorm::new(weight_2E, projected_NP)),
-            output: Linear::new(weights.attention_output.clone(), None),
+            output: Linear::new(weights.attention_output.clone(), None, adapters(&weights.adapters.attention_output)?),
             qkv_NP,
             attended_NA,
             log_sum_exp_BHT,
             cache,
-        }
+        })
     }
 
     /// The residual stream that enters the block.
@@ -210,6 +212,9 @@ impl Attention {
         let architecture = shape.architecture;
         let bias = of_part(architecture.has_qkv_bias(), bias::workspace_elements(n, heads.packed_width(), device));
         let qk_norm = of_part(architecture.has_qk_norm(), qk_norm::workspace_elements(n, heads.head_size, device));
-        attention.max(qkv).max(bias).max(qk_norm).max(linear::workspace_elements(n, heads.query_width(), d, device))
+        let output = linear::workspace_elements(n, heads.query_width(), d, device);
+        let modules = [[d, heads.query_width()], [d, heads.key_width()], [heads.query_width(), d]];
+        let adapters = modules.map(|sizes| lora::workspace_elements(shape, settings, sizes));
+        adapters.into_iter().fold(attention.max(qkv).max(bias).max(qk_norm).max(output), usize::max)
     }
 }

@@ -24,6 +24,8 @@ pub struct Backbone {
     pub final_norm: Norm,
     /// What every pass has in common.
     pub settings: PassSettings,
+    /// What adapters' dropout is drawn from ([`kernels::dropout::Key`]), where there is any: to be written before a pass.
+    pub dropout_key: Option<Buffer>,
     /// Buffers that every layer overwrites.
     pub scratch: Scratch,
 }
@@ -32,7 +34,7 @@ impl Backbone {
     /// Runs the tokens `ids_N` and leaves what the head reads in [`Backbone::hidden_ND`]. `documents_N` and `past` are
     /// those of [`Pass`].
     pub fn forward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, past: usize) -> Result<()> {
-        let Self { embed_tokens, blocks, final_norm, settings, scratch } = self;
+        let Self { embed_tokens, blocks, final_norm, settings, scratch, .. } = self;
         let write_mode = WriteMode::Accumulate;
         let mut pass = Pass { settings, documents_N, past, write_mode, scratch };
         embedding::forward(&embed_tokens.values, ids_N, blocks[0].attention.residual_mut())?;
@@ -45,7 +47,7 @@ impl Backbone {
     /// Computes the gradients of the parameters of the last [`Backbone::forward`] from the gradient of
     /// [`Backbone::hidden_ND`], which is in `dnormed_ND`.
     pub fn backward(&mut self, ids_N: &Buffer, documents_N: Option<&Buffer>, write_mode: WriteMode) -> Result<()> {
-        let Self { embed_tokens, blocks, final_norm, settings, scratch } = self;
+        let Self { embed_tokens, blocks, final_norm, settings, scratch, .. } = self;
         let (gradients, workspace) = scratch.backward()?;
         gradients.dresidual_ND.zero()?;
         final_norm.backward(gradients, workspace)?;
@@ -58,8 +60,10 @@ impl Backbone {
             block.backward(&mut pass)?;
         }
         let (gradients, workspace) = scratch.backward()?;
-        let (_, dtable_VD) = embed_tokens.with_gradient()?;
-        Ok(embedding::backward(ids_N, &gradients.dresidual_ND, dtable_VD, workspace)?)
+        match &mut embed_tokens.gradient {
+            Some(dtable_VD) => Ok(embedding::backward(ids_N, &gradients.dresidual_ND, dtable_VD, workspace)?),
+            None => Ok(()),
+        }
     }
 
     /// The normed output of the last block, [N, D].

@@ -8,6 +8,7 @@ use kernels::memory::BufferId;
 
 use crate::activations::BlockPlanner;
 use crate::attention::{Attention, AttentionActivations, KeyValueCache};
+use crate::lora::BindAdapters;
 use crate::mlp::{Mlp, MlpActivations};
 use crate::parameters::{BlockParameters, Weight};
 use crate::pass::Pass;
@@ -50,11 +51,12 @@ impl Block {
         weights: &BlockParameters<Weight>,
         previous_ND: Option<Buffer>,
         values: BlockActivations<Buffer>,
+        adapters: BindAdapters<'_>,
         cache: Option<KeyValueCache>,
-    ) -> Self {
-        let attention = Attention::new(weights, previous_ND, values.attention, cache);
-        let mlp = Mlp::new(weights, attention.residual_ND().clone(), values.mlp);
-        Self { attention, mlp }
+    ) -> Result<Self> {
+        let attention = Attention::new(weights, previous_ND, values.attention, adapters, cache)?;
+        let mlp = Mlp::new(weights, attention.residual_ND().clone(), values.mlp, adapters)?;
+        Ok(Self { attention, mlp })
     }
 
     /// Runs the block; its output stays in two parts, [`Mlp::residual_ND`] and `layer_output_ND`.

@@ -4,7 +4,7 @@ mod plan;
 
 use std::mem;
 
-use kernels::{Buffer, DeviceKind, GraphCache, Upload, WriteMode, head_cross_entropy};
+use kernels::{Buffer, DeviceKind, GraphCache, Upload, WriteMode, dropout, head_cross_entropy};
 
 pub use plan::{DecoderPlan, DecoderSettings, dtype_of, head_chunk_rows};
 
@@ -33,6 +33,8 @@ pub struct Decoder {
     write_mode: WriteMode,
     /// Coefficient of the z-loss.
     z_loss: f32,
+    /// What adapters' dropout is drawn from in the next micro-batch.
+    dropout: dropout::Key,
     /// The CUDA graphs of [`Decoder::forward_backward`], once its launches are captured.
     graphs: GraphCache,
 }
@@ -79,6 +81,7 @@ impl Decoder {
             self.scale_upload.receive()?;
             self.scale = Some(scale);
         }
+        self.write_dropout_key(self.dropout)?;
         let device = self.loss_1.device().clone();
         let addresses = [Some(inputs_N), documents_N, Some(targets_N)].map(|buffer| buffer.map_or(0, Buffer::address));
         let key = addresses.iter().fold(0, |key: u64, &address| key.rotate_left(21) ^ address as u64);
@@ -88,6 +91,20 @@ impl Decoder {
         done?;
         self.write_mode = WriteMode::Accumulate;
         Ok(())
+    }
+
+    /// Says what the dropout of adapters in the next micro-batch is drawn from: a seed that is the optimizer step's, and
+    /// the number of the micro-batch's first token among those of the step, so that masks do not depend on how a step is
+    /// cut. Without dropout it has no effect.
+    pub fn set_dropout(&mut self, seed: u64, first_token: u64) {
+        self.dropout = dropout::Key { seed, first_row: first_token, enabled: true };
+    }
+
+    fn write_dropout_key(&mut self, key: dropout::Key) -> Result<()> {
+        match &mut self.backbone.dropout_key {
+            Some(buffer) => Ok(buffer.write(&key.to_words())?),
+            None => Ok(()),
+        }
     }
 
     /// Launches every operation by itself each time, without a CUDA graph, as for looking at single ones.
@@ -109,7 +126,7 @@ impl Decoder {
     /// Loss and head: leaves the gradient of the backbone's output where its backward pass reads it.
     fn head_forward_backward(&mut self, targets_N: &Buffer) -> Result<()> {
         let Self { backbone: Backbone { final_norm, scratch, .. }, head, shape, loss_1, logits_CW, z_loss, .. } = self;
-        let ((scratch, workspace), (weight_VD, dweight_VD)) = (scratch.backward()?, head.with_gradient()?);
+        let ((scratch, workspace), (weight_VD, dweight_VD)) = (scratch.backward()?, head.with_gradient());
         let (hidden_ND, vocab_size) = (&final_norm.values.normed_ND, shape.vocab_size);
         let (dhidden_ND, write_mode) = (&mut scratch.dnormed_ND, self.write_mode);
         let inputs = head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size };
@@ -120,6 +137,7 @@ impl Decoder {
     /// The loss of each target in nats, F32 `[N]`, zero where there is none. Gradients stay as they are. The arguments
     /// are those of [`Decoder::forward_backward`].
     pub fn evaluate(&mut self, inputs_N: &Buffer, documents_N: Option<&Buffer>, targets_N: &Buffer) -> Result<&Buffer> {
+        self.write_dropout_key(dropout::Key { enabled: false, ..self.dropout })?;
         self.backbone.forward(inputs_N, documents_N, 0)?;
         let Backbone { final_norm, scratch, .. } = &mut self.backbone;
         let (hidden_ND, weight_VD, vocab_size) =
@@ -154,7 +172,7 @@ impl Decoder {
         &mut self.weights
     }
 
-    /// The accumulated gradients, F32; empty without training.
+    /// The accumulated gradients of what trains, F32; empty without training.
     pub fn gradients(&self) -> &Buffer {
         &self.gradients
     }

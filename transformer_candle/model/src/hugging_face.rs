@@ -4,21 +4,39 @@
 //! under the same names: the query, key and value projections are rows of `qkv`, gate and up are rows of `gate_up`, and
 //! the vocabulary's padding is simply not stored.
 
+mod adapter_config;
 mod config_json;
 mod pretrained;
 mod weights;
 
 pub use crate::layout::HfTensor;
+pub use adapter_config::adapter_config_json;
 pub use config_json::{config_json, generation_config_json, shape_from_config_json};
-pub use pretrained::PretrainedWeights;
-pub use weights::{read_weights, write_weights};
+pub use pretrained::{ADAPTER_WEIGHTS, PretrainedWeights, weight_files};
+pub use weights::{read_adapters, read_weights, write_adapters, write_weights};
 
-use crate::ModelShape;
 use crate::layout::{Parameter, ParameterLayout};
+use crate::{ModelShape, ParameterKind};
 
-/// Every tensor of a model on disk, in the order of `transformers`' `named_parameters`.
+/// Every tensor of a model on disk but its adapters, in the order of `transformers`' `named_parameters`.
 pub fn hf_tensors(shape: &ModelShape) -> Vec<HfTensor> {
-    ParameterLayout::new(shape).parameters().iter().flat_map(Parameter::hf_tensors).collect()
+    tensors_of(shape, |kind| kind != ParameterKind::Adapter)
+}
+
+/// Every tensor of a model's adapters on disk, under peft's names.
+pub fn adapter_tensors(shape: &ModelShape) -> Vec<HfTensor> {
+    tensors_of(shape, |kind| kind == ParameterKind::Adapter)
+}
+
+/// Every tensor on disk that trains.
+pub fn trainable_tensors(shape: &ModelShape) -> Vec<HfTensor> {
+    tensors_of(shape, |kind| shape.trains(kind))
+}
+
+fn tensors_of(shape: &ModelShape, is_included: impl Fn(ParameterKind) -> bool) -> Vec<HfTensor> {
+    let layout = ParameterLayout::new(shape);
+    let parameters = layout.parameters().iter().filter(|parameter| is_included(parameter.spec.kind));
+    parameters.flat_map(Parameter::hf_tensors).collect()
 }
 
 #[cfg(test)]

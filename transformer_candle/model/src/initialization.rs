@@ -3,11 +3,12 @@
 //! Each value is a pure function of (seed, Hugging Face name, index in that tensor): the same whatever the precision,
 //! the number of threads, the padding of the vocabulary or the order of filling.
 
+use kernels::counter_hash::mix;
 use kernels::{Buffer, DType, cast};
 use rayon::prelude::*;
 
 use crate::layout::ParameterLayout;
-use crate::parameters::InitialValues;
+use crate::parameters::{InitialValues, ParameterKind, ParameterSpec};
 use crate::{ModelShape, Result};
 
 /// Elements made at a time.
@@ -19,9 +20,26 @@ pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Buffer, mut low_bits: O
     if let Some(low_bits) = &mut low_bits {
         low_bits.zero()?;
     }
+    fill_parameters(shape, seed, weights, low_bits.as_deref(), |_| true)
+}
+
+/// Fills the adapters of flat weights, and beside bf16 weights the low bits of their masters: they add nothing to the
+/// outputs yet.
+pub fn fill_adapters(shape: &ModelShape, seed: u64, weights: &mut Buffer, low_bits: Option<&Buffer>) -> Result<()> {
+    fill_parameters(shape, seed, weights, low_bits, |spec| spec.kind == ParameterKind::Adapter)
+}
+
+fn fill_parameters(
+    shape: &ModelShape,
+    seed: u64,
+    weights: &Buffer,
+    low_bits: Option<&Buffer>,
+    is_filled: impl Fn(&ParameterSpec) -> bool,
+) -> Result<()> {
     let staging = Buffer::zeros(&[PIECE], DType::F32, weights.device())?;
     let layout = ParameterLayout::new(shape);
-    let tensors = layout.parameters().iter().flat_map(|parameter| {
+    let parameters = layout.parameters().iter().filter(|parameter| is_filled(&parameter.spec));
+    let tensors = parameters.flat_map(|parameter| {
         let initial = parameter.spec.initial;
         parameter.hf_tensors().map(move |tensor| (initial, tensor))
     });
@@ -30,14 +48,14 @@ pub fn fill(shape: &ModelShape, seed: u64, weights: &mut Buffer, mut low_bits: O
         for offset in (tensor.offset..end).step_by(PIECE) {
             let elements = PIECE.min(end - offset);
             let values = values(initial, key, offset - tensor.offset, elements);
-            write_masters(&values, &staging, weights, low_bits.as_deref(), offset)?;
+            write_masters(&values, &staging, weights, low_bits, offset)?;
         }
     }
     Ok(())
 }
 
 /// Writes f32 values into flat weights from element `offset` on: as they are, or as bf16 weights and, if there are
-/// `low_bits`, those of their masters. `staging` has room for them.
+/// `low_bits` of what lies there, those of their masters: frozen weights have none. `staging` has room for the values.
 pub(crate) fn write_masters(
     values: &[f32],
     staging: &Buffer,
@@ -45,6 +63,7 @@ pub(crate) fn write_masters(
     low_bits: Option<&Buffer>,
     offset: usize,
 ) -> Result<()> {
+    let low_bits = low_bits.filter(|low_bits| offset < low_bits.elements());
     let mut master = staging.view(0, &[values.len()])?;
     master.write(values)?;
     let mut target = weights.view(offset, &[values.len()])?;
@@ -65,6 +84,7 @@ fn values(initial: InitialValues, key: u64, first: usize, elements: usize) -> Ve
         InitialValues::Zeros => vec![0.0; elements],
         InitialValues::Ones => vec![1.0; elements],
         InitialValues::Normal { std } => indices.map(|index| (std * normal(key, index as u64)) as f32).collect(),
+        InitialValues::Uniform { bound } => indices.map(|index| (bound * uniform(key, index as u64)) as f32).collect(),
     }
 }
 
@@ -85,12 +105,10 @@ fn normal(key: u64, index: u64) -> f64 {
     radius * if index.is_multiple_of(2) { angle.cos() } else { angle.sin() }
 }
 
-/// Sixty-four well-mixed bits of a counter (`SplitMix64`'s finaliser, Steele, Lea and Flood, 2014).
-pub(crate) fn mix(counter: u64) -> u64 {
-    let mut bits = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
+/// A number from -1 to 1.
+fn uniform(key: u64, index: u64) -> f64 {
+    let bits = mix(key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    ((bits >> 11) as f64 + 0.5) * 2f64.powi(-52) - 1.0
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Where each parameter lies in the flat buffers.
 //!
 //! Weights, gradients and optimizer state are one flat buffer each with the same layout, so that clipping and `AdamW`
-//! are one pass over each. Parameters lie kind by kind, those of a kind in the order of the model.
+//! are one pass over each. Parameters lie kind by kind, those of a kind in the order of the model. What trains comes
+//! first: gradients and state end behind it, so that frozen weights have none.
 
 use std::ops::Range;
 
@@ -105,14 +106,18 @@ impl ParameterLayout {
         ParameterKind::ALL.into_iter().flat_map(of_kind)
     }
 
-    /// Every parameter's views of flat buffers of [`ParameterLayout::elements`] elements.
+    /// Every parameter's views of flat buffers of [`ParameterLayout::elements`] elements, gradients of
+    /// [`ParameterLayout::trainable_elements`].
     pub fn weights(&self, values: &Buffer, gradients: Option<&Buffer>) -> Result<Parameters<Weight>> {
         let mut next = NextOffsets(self.kind_starts);
         Parameters::build(&self.shape, |spec| {
             let Parameter { spec, offset } = next.place(spec);
             Ok(Weight {
                 values: values.view(offset, &spec.shape)?,
-                gradient: gradients.map(|gradients| gradients.view(offset, &spec.shape)).transpose()?,
+                gradient: gradients
+                    .filter(|gradients| offset < gradients.elements())
+                    .map(|gradients| gradients.view(offset, &spec.shape))
+                    .transpose()?,
             })
         })
     }
@@ -133,9 +138,14 @@ impl ParameterLayout {
         self.kind_starts[kind as usize]..end.copied().unwrap_or(self.elements)
     }
 
+    /// Elements at the front of a flat buffer that train: the adapters, or all where there are none.
+    pub fn trainable_elements(&self) -> usize {
+        if self.shape.lora.is_some() { self.range(ParameterKind::Adapter).end } else { self.elements }
+    }
+
     /// Elements at the front of a flat buffer that weight decay applies to.
     pub fn decayed_elements(&self) -> usize {
-        self.range(ParameterKind::VectorOrEmbedding).start
+        self.range(ParameterKind::VectorOrEmbedding).start.min(self.trainable_elements())
     }
 
     /// The parameter of this name.

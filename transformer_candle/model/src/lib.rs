@@ -56,6 +56,7 @@ pub mod hugging_face;
 pub mod initialization;
 pub mod layout;
 pub mod linear;
+mod lora;
 pub mod mlp;
 pub mod norm;
 pub mod parameters;
@@ -69,6 +70,7 @@ pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of, head_chunk_ro
 pub use error::{Error, Result};
 pub use generation::{Generator, GeneratorPlan};
 pub use layout::{Parameter, ParameterLayout};
+pub use lora::LoraShape;
 pub use parameters::ParameterKind;
 pub use run_config::{ActivationRecompute, Precision};
 pub use sampling::{SamplingSettings, sample};

@@ -1,38 +1,42 @@
-//! A linear map: a matrix of weights and perhaps a bias with their gradients, forward beside backward.
+//! A linear map: a matrix of weights, perhaps a bias and perhaps adapters with their gradients, forward beside backward.
 
 use kernels::{Buffer, WriteMode, bias, linear};
 
 use crate::Result;
+use crate::lora::Adapter;
 use crate::parameters::Weight;
 
-/// `y_NO = x_NI w_OI^T + bias_O`, with or without the bias.
+/// `y_NO = x_NI w_OI^T + bias_O`, with or without the bias; adapters add to some of the outputs. What does not train has
+/// no gradient.
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight_OI: Weight,
     bias_O: Option<Weight>,
+    adapters: Vec<Adapter>,
 }
 
 impl Linear {
-    /// The map by these weights, [O, I], and this bias, [O].
-    pub(crate) fn new(weight_OI: Weight, bias_O: Option<Weight>) -> Self {
-        Self { weight_OI, bias_O }
+    /// The map by these weights, [O, I], this bias, [O], and these adapters.
+    pub(crate) fn new(weight_OI: Weight, bias_O: Option<Weight>, adapters: Vec<Adapter>) -> Self {
+        Self { weight_OI, bias_O, adapters }
     }
 
     /// Writes the outputs.
-    pub fn forward(&self, x_NI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+    pub fn forward(&mut self, x_NI: &Buffer, y_NO: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
         linear::forward(x_NI, &self.weight_OI.values, y_NO, workspace)?;
         if let Some(bias_O) = &self.bias_O {
             bias::forward(y_NO, &bias_O.values)?;
         }
-        Ok(())
+        self.adapters.iter_mut().try_for_each(|adapter| adapter.forward(x_NI, y_NO, workspace))
     }
 
     /// Writes the gradient of the inputs.
-    pub fn backward_input(&self, dy_NO: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
-        Ok(linear::backward_input(dy_NO, &self.weight_OI.values, dx_NI, workspace)?)
+    pub fn backward_input(&mut self, dy_NO: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+        linear::backward_input(dy_NO, &self.weight_OI.values, dx_NI, workspace)?;
+        self.adapters.iter_mut().try_for_each(|adapter| adapter.backward_input(dy_NO, dx_NI, workspace))
     }
 
-    /// Writes the gradient of the weights, or adds to it; adds to the gradient of the bias.
+    /// Writes the gradients of the matrices that train, or adds to them; adds to the gradient of a bias that does.
     pub fn backward_weight(
         &mut self,
         dy_NO: &Buffer,
@@ -40,12 +44,13 @@ impl Linear {
         write_mode: WriteMode,
         workspace: &mut Buffer,
     ) -> Result<()> {
-        let (_, dweight_OI) = self.weight_OI.with_gradient()?;
-        linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?;
-        if let Some(bias_O) = &mut self.bias_O {
-            let (_, dbias_O) = bias_O.with_gradient()?;
+        if let Some(dweight_OI) = &mut self.weight_OI.gradient {
+            linear::backward_weight(dy_NO, x_NI, dweight_OI, write_mode, workspace)?;
+        }
+        if let Some(dbias_O) = self.bias_O.as_mut().and_then(|bias_O| bias_O.gradient.as_mut()) {
             bias::backward(dy_NO, dbias_O, workspace)?;
         }
-        Ok(())
+        let mut adapters = self.adapters.iter_mut();
+        adapters.try_for_each(|adapter| adapter.backward_weight(dy_NO, x_NI, write_mode, workspace))
     }
 }

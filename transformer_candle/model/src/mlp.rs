@@ -5,6 +5,7 @@ use kernels::{Buffer, DType, linear, swiglu};
 
 use crate::activations::{ActivationSettings, BlockPlanner, Saved};
 use crate::linear::Linear;
+use crate::lora::{self, BindAdapters};
 use crate::norm::{Norm, NormActivations};
 use crate::parameters::{BlockParameters, Weight};
 use crate::pass::Pass;
@@ -61,15 +62,20 @@ pub struct Mlp {
 
 impl Mlp {
     /// The MLP of a block whose attention's norm leaves the residual stream in `previous_ND`.
-    pub(crate) fn new(weights: &BlockParameters<Weight>, previous_ND: Buffer, values: MlpActivations<Buffer>) -> Self {
+    pub(crate) fn new(
+        weights: &BlockParameters<Weight>,
+        previous_ND: Buffer,
+        values: MlpActivations<Buffer>,
+        adapters: BindAdapters<'_>,
+    ) -> Result<Self> {
         let MlpActivations { norm, gate_up_N2I, activated_NI } = values;
-        Self {
+        Ok(Self {
             norm: Norm::new(weights.mlp_norm.clone(), Some(previous_ND), norm),
-            gate_up: Linear::new(weights.gate_up.clone(), None),
-            down: Linear::new(weights.down.clone(), None),
+            gate_up: Linear::new(weights.gate_up.clone(), None, adapters(&weights.adapters.gate_up)?),
+            down: Linear::new(weights.down.clone(), None, adapters(&weights.adapters.down)?),
             gate_up_N2I,
             activated_NI,
-        }
+        })
     }
 
     /// The residual stream behind attention.
@@ -121,6 +127,9 @@ impl Mlp {
     pub(crate) fn workspace_elements(shape: &ModelShape, settings: &ActivationSettings) -> usize {
         let (n, device) = (settings.batch * settings.sequence_length, settings.device);
         let (d, i) = (shape.hidden_size, shape.intermediate_size);
-        linear::workspace_elements(n, d, 2 * i, device).max(linear::workspace_elements(n, i, d, device))
+        let projections =
+            linear::workspace_elements(n, d, 2 * i, device).max(linear::workspace_elements(n, i, d, device));
+        let adapters = [[d, i], [i, d]].map(|sizes| lora::workspace_elements(shape, settings, sizes));
+        adapters.into_iter().fold(projections, usize::max)
     }
 }

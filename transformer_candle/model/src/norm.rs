@@ -67,7 +67,7 @@ impl Norm {
     pub fn backward(&mut self, scratch: &mut GradientScratch, workspace: &mut Buffer) -> Result<()> {
         let NormActivations { residual_ND, inv_rms_N, .. } = &self.values;
         let GradientScratch { dresidual_ND, dnormed_ND, .. } = scratch;
-        let (weight_D, dweight_D) = self.weight_D.with_gradient()?;
+        let (weight_D, dweight_D) = self.weight_D.with_gradient();
         Ok(add_rms_norm::backward(residual_ND, weight_D, inv_rms_N, dnormed_ND, dresidual_ND, dweight_D, workspace)?)
     }
 }

@@ -9,7 +9,9 @@ use std::convert::Infallible;
 
 use kernels::Buffer;
 
-use crate::{Error, ModelShape};
+use crate::ModelShape;
+use crate::lora::{AdapterParameters, LoraShape};
+use run_config::TargetModule;
 
 /// Everything that the rest of the crate knows of a parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,9 +30,11 @@ pub struct ParameterSpec {
     pub hugging_face: Vec<TensorRows>,
 }
 
-/// What the optimizer treats alike, in the order of the flat buffers.
+/// What the optimizer treats alike, in the order of the flat buffers: beside adapters nothing else trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterKind {
+    /// The matrices of adapters. Weight decay applies.
+    Adapter,
     /// The projections of the decoder blocks. Weight decay applies; `Muon` updates these.
     Projection,
     /// An untied head. Weight decay applies.
@@ -42,7 +46,7 @@ pub enum ParameterKind {
 
 impl ParameterKind {
     /// Every kind, in the order of the flat buffers.
-    pub const ALL: [Self; 3] = [Self::Projection, Self::Head, Self::VectorOrEmbedding];
+    pub const ALL: [Self; 4] = [Self::Adapter, Self::Projection, Self::Head, Self::VectorOrEmbedding];
 }
 
 /// The distribution of a parameter's values before the first step.
@@ -57,12 +61,17 @@ pub enum InitialValues {
         /// The standard deviation.
         std: f64,
     },
+    /// Uniform around zero.
+    Uniform {
+        /// The largest magnitude.
+        bound: f64,
+    },
 }
 
 /// Rows of a parameter that are one tensor on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorRows {
-    /// As `transformers` names it: `model.layers.0.self_attn.q_proj.weight`, ...
+    /// As `transformers` names it, `model.layers.0.self_attn.q_proj.weight`, or peft the tensors of adapters.
     pub name: String,
     /// The parameter's row that is the tensor's first.
     pub first_row: usize,
@@ -95,6 +104,18 @@ impl ParameterSpec {
             initial: InitialValues::Normal { std },
             in_matmul: true,
             hugging_face: stacked(tensors),
+        }
+    }
+
+    /// A matrix of an adapter, which is one tensor on disk.
+    fn adapter(name: String, shape: [usize; 2], initial: InitialValues, tensor: String) -> Self {
+        Self {
+            name,
+            shape: shape.to_vec(),
+            kind: ParameterKind::Adapter,
+            initial,
+            in_matmul: true,
+            hugging_face: stacked([(tensor, shape[0])]),
         }
     }
 
@@ -152,10 +173,26 @@ pub struct BlockParameters<T> {
     pub gate_up: T,
     /// Down projection `[D, I]`.
     pub down: T,
+    /// Adapters beside these projections.
+    pub adapters: BlockAdapters<T>,
     /// Weight of the norm before attention `[D]`.
     pub attention_norm: T,
     /// Weight of the norm before the MLP `[D]`.
     pub mlp_norm: T,
+}
+
+/// Something for each parameter of the adapters of one block, by the projection that they are beside. There are none
+/// where every weight trains.
+#[derive(Clone, Debug)]
+pub struct BlockAdapters<T> {
+    /// Of queries, keys and values.
+    pub qkv: Vec<AdapterParameters<T>>,
+    /// Of attention's output.
+    pub attention_output: Vec<AdapterParameters<T>>,
+    /// Of gate and up.
+    pub gate_up: Vec<AdapterParameters<T>>,
+    /// Of down.
+    pub down: Vec<AdapterParameters<T>>,
 }
 
 impl<T: Clone> Parameters<T> {
@@ -218,19 +255,56 @@ impl<T> BlockParameters<T> {
             ParameterSpec::vector(name(parameter), InitialValues::Ones, tensors(of, "weight"))
         };
         let qkv = [("self_attn.q_proj", a), ("self_attn.k_proj", k), ("self_attn.v_proj", k)];
+        let (output, down) = ([("self_attn.o_proj", d)], [("mlp.down_proj", d)]);
+        let gate_up = [("mlp.gate_proj", i), ("mlp.up_proj", i)];
         let qkv_bias = || ParameterSpec::vector(name("qkv_bias"), InitialValues::Zeros, tensors(&qkv, "bias"));
         let qk_norm = || norm("qk_norm", &[("self_attn.q_norm", e), ("self_attn.k_norm", e)]);
         Ok(Self {
             qkv: add(matrix("qkv", [p, d], std, &qkv))?,
             qkv_bias: shape.architecture.has_qkv_bias().then(|| add(qkv_bias())).transpose()?,
-            attention_output: add(matrix("attention_output", [d, a], residual_std, &[("self_attn.o_proj", d)]))?,
+            attention_output: add(matrix("attention_output", [d, a], residual_std, &output))?,
             qk_norm: shape.architecture.has_qk_norm().then(|| add(qk_norm())).transpose()?,
-            gate_up: add(matrix("gate_up", [2 * i, d], std, &[("mlp.gate_proj", i), ("mlp.up_proj", i)]))?,
-            down: add(matrix("down", [d, i], residual_std, &[("mlp.down_proj", d)]))?,
+            gate_up: add(matrix("gate_up", [2 * i, d], std, &gate_up))?,
+            down: add(matrix("down", [d, i], residual_std, &down))?,
+            adapters: BlockAdapters {
+                qkv: adapters(shape, layer, d, &qkv, add)?,
+                attention_output: adapters(shape, layer, a, &output, add)?,
+                gate_up: adapters(shape, layer, d, &gate_up, add)?,
+                down: adapters(shape, layer, i, &down, add)?,
+            },
             attention_norm: add(norm("attention_norm", &[("input_layernorm", d)]))?,
             mlp_norm: add(norm("mlp_norm", &[("post_attention_layernorm", d)]))?,
         })
     }
+}
+
+/// The adapters of the modules, with their outputs, that are packed in one projection of these inputs; initial values
+/// are peft's: A as `torch.nn.Linear` is, B zero.
+fn adapters<T, E>(
+    shape: &ModelShape,
+    layer: usize,
+    inputs: usize,
+    modules: &[(&str, usize)],
+    add: &mut impl FnMut(ParameterSpec) -> Result<T, E>,
+) -> Result<Vec<AdapterParameters<T>>, E> {
+    let Some(LoraShape { rank, modules: targets, .. }) = &shape.lora else { return Ok(Vec::new()) };
+    let mut first_column = 0;
+    let mut adapters = Vec::new();
+    for &(path, outputs) in modules {
+        let module = path.rsplit('.').next().and_then(|name| name.parse::<TargetModule>().ok());
+        if let Some(module) = module.filter(|module| targets.contains(*module)) {
+            let spec = |part: &str, shape, initial| {
+                let tensor = format!("base_model.model.model.layers.{layer}.{path}.{part}.weight");
+                ParameterSpec::adapter(format!("layers.{layer}.{path}.{part}"), shape, initial, tensor)
+            };
+            let bound = 1.0 / (inputs as f64).sqrt();
+            let a = add(spec("lora_A", [*rank, inputs], InitialValues::Uniform { bound }))?;
+            let b = add(spec("lora_B", [outputs, *rank], InitialValues::Zeros))?;
+            adapters.push(AdapterParameters { module, first_column, a, b });
+        }
+        first_column += outputs;
+    }
+    Ok(adapters)
 }
 
 /// The specs of all parameters, in the order of [`Parameters::build`].
@@ -253,20 +327,34 @@ fn sum(shape: &ModelShape, of: impl Fn(&ParameterSpec) -> usize) -> u64 {
 }
 
 impl ModelShape {
-    /// Parameters on disk: without the vocabulary's padding, a tied embedding once.
+    /// Parameters on disk: without adapters and the vocabulary's padding, a tied embedding once.
     pub fn parameter_count(&self) -> u64 {
-        sum(self, ParameterSpec::stored_elements)
+        sum(self, |spec| if spec.kind == ParameterKind::Adapter { 0 } else { spec.stored_elements() })
     }
 
-    /// Floating-point operations of a training step per token: six per parameter of a matmul, and causal attention.
+    /// Parameters that train: those of the adapters, or all where there are none.
+    pub fn trainable_parameter_count(&self) -> u64 {
+        sum(self, |spec| if self.trains(spec.kind) { spec.stored_elements() } else { 0 })
+    }
+
+    /// Whether parameters of this kind train.
+    pub fn trains(&self, kind: ParameterKind) -> bool {
+        self.lora.is_none() || kind == ParameterKind::Adapter
+    }
+
+    /// Floating-point operations of a training step per token: six per parameter of a matmul that trains, four per one
+    /// that does not, and causal attention.
     ///
-    /// `6 * N + 6 * L * A * T`: forward and backward take 2 and 4 operations per parameter, attention half of the full
-    /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the
-    /// half).
+    /// `6 * N + 6 * L * A * T`: of each parameter's 6 the forward pass takes 2, the gradient of the inputs 2 and that of
+    /// the weight 2; attention takes half of the full `12 * L * A * T` because a position sees only those before it
+    /// (LLM.Q's count; `PaLM`, appendix B, without the half).
     pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
         let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;
-        let in_matmul = |spec: &ParameterSpec| if spec.in_matmul { spec.stored_elements() } else { 0 };
-        6.0 * sum(self, in_matmul) as f64 + 6.0 * attention
+        let operations = |spec: &ParameterSpec| {
+            let each = if self.trains(spec.kind) { 6 } else { 4 };
+            if spec.in_matmul { each * spec.stored_elements() } else { 0 }
+        };
+        sum(self, operations) as f64 + 6.0 * attention
     }
 }
 
@@ -275,16 +363,13 @@ impl ModelShape {
 pub struct Weight {
     /// F32 or BF16.
     pub values: Buffer,
-    /// F32; none where nothing trains.
+    /// F32; none where nothing trains, or not this parameter.
     pub gradient: Option<Buffer>,
 }
 
 impl Weight {
-    /// The values, and the gradient to be written.
-    ///
-    /// # Errors
-    /// [`Error::EvaluationOnly`] where nothing trains.
-    pub(crate) fn with_gradient(&mut self) -> Result<(&Buffer, &mut Buffer), Error> {
-        Ok((&self.values, self.gradient.as_mut().ok_or(Error::EvaluationOnly)?))
+    /// The values, and the gradient to be written, if the parameter trains.
+    pub(crate) fn with_gradient(&mut self) -> (&Buffer, Option<&mut Buffer>) {
+        (&self.values, self.gradient.as_mut())
     }
 }

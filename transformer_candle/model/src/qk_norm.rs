@@ -35,7 +35,7 @@ impl QkNorm {
         workspace: &mut Buffer,
     ) -> Result<()> {
         let (projected_NP, heads) = (&self.projected_NP, &settings.attention.heads);
-        let (weight_2E, dweight_2E) = self.weight_2E.with_gradient()?;
+        let (weight_2E, dweight_2E) = self.weight_2E.with_gradient();
         let epsilon = settings.epsilon;
         Ok(qk_norm::backward(projected_NP, weight_2E, epsilon, heads, dqkv_NP, dweight_2E, workspace)?)
     }

@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-use crate::initialization::mix;
 use crate::{Error, Result};
+use kernels::counter_hash::mix;
 
 /// Settings of sampling. Filters apply in the order of `transformers`: temperature, top-k, top-p.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,6 +4,8 @@ use kernels::HeadLayout;
 use kernels::rope::{Frequencies, Llama3Scaling};
 use run_config::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 
+use crate::lora::LoraShape;
+
 /// Rows of the embedding and the head are padded to a multiple of this, so that GEMMs have whole tiles.
 const VOCABULARY_MULTIPLE: usize = 64;
 
@@ -42,6 +44,8 @@ pub struct ModelShape {
     pub init_std: f64,
     /// The hidden size that initialisation and learning rates were tuned at; none to use them as they are.
     pub base_hidden_size: Option<usize>,
+    /// The adapters that train beside its weights, which then stay as they are; none where every weight trains.
+    pub lora: Option<LoraShape>,
 }
 
 impl ModelShape {
@@ -64,7 +68,14 @@ impl ModelShape {
             tie_embeddings: config.tie_embeddings,
             init_std: config.init_std,
             base_hidden_size: config.base_hidden_size,
+            lora: None,
         }
+    }
+
+    /// The same model with these adapters.
+    #[must_use]
+    pub fn with_lora(self, lora: Option<LoraShape>) -> Self {
+        Self { lora, ..self }
     }
 
     /// `base_hidden_size / hidden_size`, by powers of which initial values and learning rates of the matrices scale; 1
@@ -115,6 +126,7 @@ pub(crate) mod tests {
             tie_embeddings: true,
             init_std: 0.02,
             base_hidden_size: None,
+            lora: None,
         }
     }
 

@@ -53,7 +53,7 @@ pub fn evaluate_model(
     max_sequences: Option<Integer<usize>>,
     device: &str,
 ) -> PyResult<EvaluationReport> {
-    let model = ModelSource { checkpoint: Some(checkpoint), experiment: None };
+    let model = ModelSource::of_directory(checkpoint);
     let text_column = text_column.to_owned();
     let device = device_of(device)?;
     let options = EvaluateOptions {

@@ -55,7 +55,7 @@ pub fn generate(
     device: &str,
 ) -> PyResult<Completion> {
     let options = GenerateOptions {
-        model: ModelSource { checkpoint: Some(checkpoint), experiment: None },
+        model: ModelSource::of_directory(checkpoint),
         prompt: Prompt { text: Some(prompt), file: None },
         max_tokens,
         sampling: SamplingSettings { temperature, top_k, top_p, seed },

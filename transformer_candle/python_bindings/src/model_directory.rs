@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use training::checkpoint::Checkpoint;
-use training::commands::ModelSource;
+use training::commands::{ModelName, ModelSource};
 use training::stop::StopSignal;
 
 use crate::signals::interruptible;
@@ -17,7 +17,8 @@ pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: 
     let stop = StopSignal::new();
     let cancel = stop.cancel_token();
     interruptible(py, &stop, || {
-        let directory = ModelSource { checkpoint, experiment }.directory(&cancel)?;
+        let name = ModelName { checkpoint, experiment };
+        let directory = ModelSource { name, base_model: None }.directory(&cancel)?;
         let found = Checkpoint::open(&directory)?;
         if found.is_checkpoint() {
             found.verified(&cancel)?;

@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::Problem;
 use crate::schema::{self, REQUIRED};
-use crate::{BatchSize, Bos, ByteSize, Device, NumWorkers, TimeSpan};
+use crate::{BatchSize, Bos, ByteSize, Device, NumWorkers, TargetModules, TimeSpan};
 
 /// Most characters of a key or value that a message shows.
 const LONGEST_SHOWN: usize = 60;
@@ -183,6 +183,11 @@ fn check_format(schema: &Value, format: OwnFormat, value: &Value, path: &str) ->
         Value::String(text) => format(text),
         Value::Number(number) if allows(schema, "integer") => format(&number.to_string()),
         Value::Bool(boolean) if allows(schema, "boolean") => format(&boolean.to_string()),
+        Value::Array(items) if allows(schema, "array") => {
+            return items.iter().enumerate().try_for_each(|(index, item)| {
+                check_format(&schema["items"], format, item, &format!("{path}[{index}]"))
+            });
+        }
         _ => return Err(unexpected(schema, value, path)),
     };
     valid.map_err(|expected| Problem::new(path, format!("is {}, but {expected}", shown(value))))
@@ -252,6 +257,7 @@ fn own_format(schema: &Value) -> Option<OwnFormat> {
         "batch-size" => Some(|text| BatchSize::from_str(text).map(drop)),
         "num-workers" => Some(|text| NumWorkers::from_str(text).map(drop)),
         "time-span" => Some(|text| TimeSpan::from_str(text).map(drop)),
+        "lora-modules" => Some(TargetModules::check),
         "byte-size" => Some(|text| ByteSize::from_str(text).map(drop)),
         _ => None,
     }

@@ -37,6 +37,9 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
     if missing("scheduler.min_lr") {
         config.scheduler.min_lr = config.optimizer.learning_rate / 10.0;
     }
+    if missing("lora.alpha") {
+        config.lora.alpha = config.lora.rank.map(|rank| rank as f64);
+    }
     translate_tokens_per_step(&mut config.data, findings);
     fill_batch(&mut config.data, findings);
 }

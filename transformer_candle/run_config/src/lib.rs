@@ -15,6 +15,8 @@ mod guide;
 mod hugging_face;
 mod init_from;
 mod load;
+mod lora;
+mod lora_init_from;
 mod mixture;
 mod model;
 mod optimizer;
@@ -43,6 +45,8 @@ pub use data::{BatchSize, Bos, DataConfig, NumWorkers, Packing};
 pub use device::Device;
 pub use error::{ConfigError, Problem};
 pub use format::Format;
+pub use lora::{LoraConfig, TargetModule, TargetModules};
+pub use lora_init_from::{ADAPTER_CONFIG, AdapterDescription};
 pub use mixture::MixtureComponent;
 pub use model::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 pub use optimizer::{Algorithm, MuonConfig, MuonPolynomials, OptimizerConfig};
@@ -66,6 +70,8 @@ pub use tokenizer_file::vocab_size;
 pub struct RunConfig {
     /// The shape of the network.
     pub model: ModelConfig,
+    /// Low-rank adapters (LoRA) beside frozen weights.
+    pub lora: LoraConfig,
     /// How text becomes token ids.
     pub tokenizer: TokenizerConfig,
     /// Which text is read and how it becomes batches.

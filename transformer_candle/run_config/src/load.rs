@@ -9,7 +9,9 @@ use crate::error::{ConfigError, Problem};
 use crate::format::{self, Format};
 use crate::resolve::{self, Surroundings};
 use crate::resolved_run::{CheckpointTokenizer, ResolvedRun};
-use crate::{RunConfig, fill, former_keys, guide, init_from, overrides, rules, run_folder, schema, yaml};
+use crate::{
+    RunConfig, fill, former_keys, guide, init_from, lora_init_from, overrides, rules, run_folder, schema, yaml,
+};
 
 impl RunConfig {
     /// Reads a config file for training: applies the overrides (`a.b=v`), fills in what is left out
@@ -118,6 +120,7 @@ impl Draft {
         let (mut notes, mut problems) = (Vec::new(), Vec::new());
         let overridden = overrides::apply(&mut document, overrides, &mut problems);
         former_keys::translate(&mut document, &mut notes, &mut problems);
+        lora_init_from::apply(&mut document, &mut problems);
         init_from::apply(&mut document, run_directory, &mut problems);
         let mut findings = check::check(&mut document);
         let mut config: RunConfig =

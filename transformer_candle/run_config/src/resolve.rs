@@ -114,6 +114,7 @@ fn make_paths_absolute(run: &mut ResolvedRun) {
     };
     let paths = [
         config.model.init_from.as_mut(),
+        config.lora.init_from.as_mut(),
         config.tokenizer.tokenizer_json.as_mut(),
         config.tokenizer.vocab.as_mut(),
         config.tokenizer.merges.as_mut(),

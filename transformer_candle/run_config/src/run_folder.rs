@@ -18,8 +18,9 @@ const CHECKPOINT_DIRECTORY: &str = "/runtime/checkpoint/directory";
 const TENSORBOARD_DIRECTORY: &str = "/runtime/logging/tensorboard_directory";
 
 /// Keys that hold a path or a list of paths and patterns, as JSON pointers.
-const PATHS: [&str; 11] = [
+const PATHS: [&str; 12] = [
     "/model/init_from",
+    "/lora/init_from",
     "/tokenizer/tokenizer_json",
     "/tokenizer/vocab",
     "/tokenizer/merges",

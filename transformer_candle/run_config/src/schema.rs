@@ -18,7 +18,8 @@ pub(crate) const REQUIRED: [&str; 5] = [
 ];
 
 /// Keys whose default depends on other keys; `fill.rs` says how.
-pub(crate) const DERIVED: [&str; 9] = [
+pub(crate) const DERIVED: [&str; 10] = [
+    "lora.alpha",
     "model.num_key_value_heads",
     "model.max_position_embeddings",
     "data.batch_size",

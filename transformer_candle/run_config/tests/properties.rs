@@ -209,7 +209,7 @@ fn config() -> impl Strategy<Value = RunConfig> {
             if scheduler.total_epochs.is_none() && !mixture.is_empty() {
                 data = DataConfig { train_shards: Vec::new(), mixture, ..data };
             }
-            RunConfig { model, tokenizer, data, optimizer, scheduler, runtime }
+            RunConfig { model, tokenizer, data, optimizer, scheduler, runtime, ..RunConfig::default() }
         },
     )
 }

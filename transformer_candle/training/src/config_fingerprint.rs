@@ -18,6 +18,8 @@ const PACKING: &str = "data.packing";
 const BOS: &str = "data.bos";
 const MIXTURE: &str = "data.mixture";
 const ARCHITECTURE: &str = "model.architecture";
+/// The precision policy.
+pub(crate) const PRECISION: &str = "runtime.precision";
 const ALGORITHM: &str = "optimizer.algorithm";
 
 /// One key that differs.
@@ -84,7 +86,7 @@ pub fn pin_revisions(run: &mut ResolvedRun, sources: &[SourceDescription]) {
 /// Computes a run's fingerprint from the model's shape, the precision and everything that determines the order of its
 /// data.
 pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescription]) -> ConfigFingerprint {
-    let RunConfig { model, data, optimizer, runtime, .. } = &run.config;
+    let RunConfig { model, lora, data, optimizer, runtime, .. } = &run.config;
     let mut fingerprint = ConfigFingerprint::new();
     let Value::Object(sizes) = json!(model) else { unreachable!("a struct is an object") };
     // Initialisation does not matter after step 0, and learning rates may change. A key at its default is left out, so
@@ -98,8 +100,14 @@ pub fn compute(run: &ResolvedRun, tokenizer_hash: &str, sources: &[SourceDescrip
     let sizes = sizes.into_iter().filter(|(key, _)| !is_default(key));
     fingerprint.extend(sizes.map(|(key, value)| (format!("model.{key}"), value)));
     let mut add = |key: &str, value: Value| fingerprint.insert(key.to_owned(), value);
+    if lora.rank.is_some() {
+        add("lora.rank", json!(lora.rank));
+        add("lora.alpha", json!(lora.alpha));
+        add("lora.rslora", json!(lora.rslora));
+        add("lora.target_modules", json!(lora.target_modules));
+    }
     add(ALGORITHM, json!(optimizer.algorithm));
-    add("runtime.precision", json!(runtime.precision));
+    add(PRECISION, json!(runtime.precision));
     add("runtime.seed", json!(runtime.seed));
     add("data.sequence_length", json!(data.sequence_length));
     add(PACKING, json!(data.packing));

@@ -13,7 +13,7 @@ mod synthetic;
 use std::sync::Arc;
 
 use dataset::Batch;
-use kernels::{Buffer, Device, memory::Arena};
+use kernels::{Buffer, Device, counter_hash::mix, memory::Arena};
 use model::{Decoder, Generator, GeneratorPlan, initialization};
 use rayon::ThreadPool;
 use run_config::RunConfig;
@@ -43,6 +43,8 @@ pub struct Engine {
     pub generator: Option<Generator>,
     device: Device,
     pool: Arc<ThreadPool>,
+    /// Of the run: what dropout is drawn from.
+    seed: u64,
 }
 
 impl Engine {
@@ -66,6 +68,7 @@ impl Engine {
             decoder,
             device: device.clone(),
             pool: Arc::new(pool::from_config(config)?),
+            seed: config.runtime.seed,
         })
     }
 
@@ -104,7 +107,7 @@ impl Engine {
         learning_rate: f64,
         stop: &StopSignal,
     ) -> Result<Option<StepOutcome>> {
-        let Self { pool, decoder, optimizer, micro_batch, .. } = self;
+        let Self { pool, decoder, optimizer, micro_batch, seed, .. } = self;
         pool.install(|| {
             optimizer.prepare(step, learning_rate)?;
             decoder.begin_accumulation()?;
@@ -115,11 +118,13 @@ impl Engine {
             if let Some(first) = ahead.clone() {
                 micro_batch.send(batch, first)?;
             }
-            while ahead.is_some() {
+            while let Some(sequences) = ahead {
                 micro_batch.receive()?;
                 if stop.requested().is_some() {
                     return Ok(None);
                 }
+                let first_token = sequences.start * batch.sequence_length;
+                decoder.set_dropout(step_seed(*seed, step), first_token as u64);
                 micro_batch.train(decoder, scale)?;
                 ahead = pieces.next();
                 if let Some(next) = ahead.clone() {
@@ -140,6 +145,11 @@ impl Engine {
     pub fn pool(&self) -> Arc<ThreadPool> {
         Arc::clone(&self.pool)
     }
+}
+
+/// What the dropout of a step is drawn from; neighbouring seeds and steps give unlike ones.
+fn step_seed(seed: u64, step: u64) -> u64 {
+    mix(mix(seed) ^ step)
 }
 
 fn bind_generator(buffers: &RunBuffers, arena: &Arena, weights: &Buffer) -> Result<Option<Generator>> {

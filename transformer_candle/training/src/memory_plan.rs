@@ -102,8 +102,10 @@ pub struct PlannedDevice {
 pub struct MemoryPlan {
     /// Where the run is planned for.
     pub device: PlannedDevice,
-    /// Parameters on disk.
+    /// Parameters on disk, without adapters.
     pub parameters: u64,
+    /// Parameters that train: all of them, or those of adapters.
+    pub trainable_parameters: u64,
     /// Model FLOPs per token of a training step.
     pub flops_per_token: f64,
     /// The precision of matmuls and activations.
@@ -242,6 +244,7 @@ impl MemoryPlan {
         Ok(Self {
             device: target.described(),
             parameters,
+            trainable_parameters: shape.trainable_parameter_count(),
             flops_per_token: work.flops_per_token,
             precision: config.runtime.precision,
             activation_recompute,

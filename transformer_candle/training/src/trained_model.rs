@@ -33,10 +33,14 @@ impl TrainedModel {
     /// weights go to the device asked for; with `auto` to a GPU that takes the model and has room for it, else they
     /// stay on the CPU. `cancel` ends reading them.
     pub fn open(directory: &Path, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
+        Self::of_checkpoint(&Checkpoint::open(directory)?, asked, cancel)
+    }
+
+    /// Like [`TrainedModel::open`], of a directory that is open.
+    pub fn of_checkpoint(checkpoint: &Checkpoint, asked: run_config::Device, cancel: &CancelToken) -> Result<Self> {
         pool::start()?;
-        let checkpoint = Checkpoint::open(directory)?;
         let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
-        let tokenizer = load_tokenizer(&checkpoint, &stop_tokens)?;
+        let tokenizer = load_tokenizer(checkpoint, &stop_tokens)?;
         let dtype = dtype_of(precision);
         let elements = ParameterLayout::new(&shape).elements();
         let needed = |device: &Device| {
@@ -48,7 +52,7 @@ impl TrainedModel {
             tracing::warn!("{note}");
         }
         let weights_bytes = (elements * dtype.size_in_bytes()) as u64;
-        require_room(weights_bytes, &device, || format!("the model in {}", directory.display()))?;
+        require_room(weights_bytes, &device, || format!("the model in {}", checkpoint.directory().display()))?;
         let mut weights = Buffer::zeros(&[elements], dtype, &device)?;
         checkpoint.weights(&shape, &mut weights, cancel)?;
         Ok(Self { shape, precision, weights, tokenizer, stop_tokens })
@@ -87,5 +91,5 @@ impl TrainedModel {
 /// may stop at several, such as those that end a turn.
 pub(crate) fn load_tokenizer(checkpoint: &Checkpoint, stop_tokens: &[u32]) -> Result<Tokenizer> {
     let end_of_text = stop_tokens.first().copied().filter(|_| checkpoint.is_checkpoint());
-    Ok(Tokenizer::of_model(checkpoint.directory(), end_of_text)?)
+    Ok(Tokenizer::of_model(&checkpoint.tokenizer_directory(), end_of_text)?)
 }

@@ -30,7 +30,7 @@ pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
 use self::{data::Data, observation::Observation, samples::Prompts};
 use crate::{
-    checkpoint::{self, BestEvaluation, Improvement, TokenizerFiles},
+    checkpoint::{self, BaseModel, BestEvaluation, Improvement, TokenizerFiles},
     config_fingerprint::ConfigFingerprint,
     divergence_guard::DivergenceGuard,
     engine::{Engine, StepOutcome},
@@ -55,6 +55,8 @@ pub struct Trainer {
     data: Data,
     prompts: Prompts,
     tokenizer_files: TokenizerFiles,
+    /// The model that the adapters belong to, where adapters train.
+    base: Option<BaseModel>,
     fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
     observation: Observation,

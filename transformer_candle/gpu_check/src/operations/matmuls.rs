@@ -117,7 +117,7 @@ fn loss_and_gradients(inputs: &mut InputGenerator, head: Head) -> Case {
         .call(move |[hidden, weight, targets, logits, workspace, scale, loss, dhidden, dweight]| {
             let inputs = Inputs { hidden_ND: hidden, weight_VD: weight, targets_N: targets, vocab_size };
             let (write_mode, z_loss) = (WriteMode::Accumulate, 1e-4);
-            let gradients = Gradients { dhidden_ND: dhidden, dweight_VD: dweight, write_mode, z_loss };
+            let gradients = Gradients { dhidden_ND: dhidden, dweight_VD: Some(dweight), write_mode, z_loss };
             head_cross_entropy::forward_backward(&inputs, scale, loss, gradients, logits, workspace)
         })
 }

@@ -126,7 +126,7 @@ fn norm_backward(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
         .updated("dweight", &[d], inputs.f32(&[d]), F32)
         .workspace(move |device| add_rms_norm::workspace_elements(n, d, device))
         .call(|[sum, weight, inv_rms, dnormed, dsum, dweight, workspace]| {
-            add_rms_norm::backward(sum, weight, inv_rms, dnormed, dsum, dweight, workspace)
+            add_rms_norm::backward(sum, weight, inv_rms, dnormed, dsum, Some(dweight), workspace)
         })
 }
 
@@ -165,7 +165,7 @@ fn head_norm_backward(inputs: &mut InputGenerator, [heads, kv_heads, head_size]:
         .updated("dweight", &weight, inputs.f32(&weight), F32)
         .workspace(move |device| qk_norm::workspace_elements(n, head_size, device))
         .call(move |[projected, weight, dqkv, dweight, workspace]| {
-            qk_norm::backward(projected, weight, EPSILON, &layout, dqkv, dweight, workspace)
+            qk_norm::backward(projected, weight, EPSILON, &layout, dqkv, Some(dweight), workspace)
         })
 }
 

@@ -115,7 +115,7 @@ fn norm(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
             &inv_rms_N,
             &dnormed_ND,
             &mut dsum_ND,
-            &mut dweight_D,
+            Some(&mut dweight_D),
             &mut workspace,
         )
     })?;
@@ -144,7 +144,15 @@ fn bias_and_norm_heads(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     let normed = meter.element_size() * n * (heads.query_width() + heads.key_width());
     meter.row("qk norm: both", 0, Work { flops: 0, bytes: 2 * row + 3 * normed }, || {
         qk_norm::forward(&projected_NP, &weight_2E, EPSILON, heads, &mut qkv_NP)?;
-        qk_norm::backward(&projected_NP, &weight_2E, EPSILON, heads, &mut dqkv_NP, &mut dweight_2E, &mut workspace)
+        qk_norm::backward(
+            &projected_NP,
+            &weight_2E,
+            EPSILON,
+            heads,
+            &mut dqkv_NP,
+            Some(&mut dweight_2E),
+            &mut workspace,
+        )
     })
 }
 
@@ -210,7 +218,7 @@ fn head(sizes: &Sizes, meter: &Meter<'_>) -> Result<()> {
     meter.row("head, cross-entropy: both", 1, work, || {
         let (hidden_ND, weight_VD, targets_N) = (&hidden_ND, &weight_VD, &targets_N);
         let inputs = head_cross_entropy::Inputs { hidden_ND, weight_VD, targets_N, vocab_size: v };
-        let (dhidden_ND, dweight_VD, write_mode) = (&mut dhidden_ND, &mut dweight_VD, WriteMode::Overwrite);
+        let (dhidden_ND, dweight_VD, write_mode) = (&mut dhidden_ND, Some(&mut dweight_VD), WriteMode::Overwrite);
         let gradients = head_cross_entropy::Gradients { dhidden_ND, dweight_VD, write_mode, z_loss: 0.0 };
         head_cross_entropy::forward_backward(&inputs, &scale_1, &mut loss_1, gradients, &mut logits_CW, &mut workspace)
     })

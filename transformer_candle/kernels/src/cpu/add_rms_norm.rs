@@ -75,7 +75,7 @@ pub(crate) fn backward<E: Element>(
     saved: &Saved<'_, E>,
     dnormed: &[E],
     dsum: &mut [E],
-    dweight: &mut [f32],
+    dweight: Option<&mut [f32]>,
     workspace: &mut [f32],
 ) {
     let &Saved { sum, weight, inv_rms } = saved;
@@ -91,7 +91,9 @@ pub(crate) fn backward<E: Element>(
             || backward_rows(&saved, dnormed, dsum, dweight),
         );
     });
-    add_partials(partials, dweight);
+    if let Some(dweight) = dweight {
+        add_partials(partials, dweight);
+    }
 }
 
 #[inline(always)]

@@ -21,7 +21,7 @@ pub(crate) struct Inputs<'a, E> {
 /// The gradients' buffers; `write_mode` is `dweight`'s, `z_loss` the coefficient of lse^2.
 pub(crate) struct Gradients<'a, E> {
     pub(crate) dhidden: &'a mut [E],
-    pub(crate) dweight: &'a mut [f32],
+    pub(crate) dweight: Option<&'a mut [f32]>,
     pub(crate) write_mode: WriteMode,
     pub(crate) z_loss: f32,
 }
@@ -38,10 +38,13 @@ pub(crate) fn forward_backward<E: Element>(
     let Gradients { dhidden, dweight, mut write_mode, z_loss } = gradients;
     let (losses, workspace) = workspace.split_at_mut(2 * c);
     let weight = Matrix::new(&weight[..vocab_size * d], vocab_size, d);
-    let (dweight, padding) = dweight.split_at_mut(vocab_size * d);
-    if write_mode == WriteMode::Overwrite {
-        padding.fill(0.0);
-    }
+    let mut dweight = dweight.map(|dweight| {
+        let (dweight, padding) = dweight.split_at_mut(vocab_size * d);
+        if write_mode == WriteMode::Overwrite {
+            padding.fill(0.0);
+        }
+        dweight
+    });
     let mut total = 0.0;
     let chunks = hidden.chunks(c * d).zip(dhidden.chunks_mut(c * d)).zip(targets.chunks(c));
     for ((hidden, dhidden), targets) in chunks {
@@ -56,7 +59,9 @@ pub(crate) fn forward_backward<E: Element>(
         total += losses[..2 * rows].chunks(2).map(load).sum::<f64>();
         let dlogits = Matrix::strided(logits, rows, vocab_size, w);
         multiply(dlogits, weight, dhidden, d, workspace);
-        multiply_accumulate(dlogits.transposed(), hidden, dweight, d, write_mode, workspace);
+        if let Some(dweight) = &mut dweight {
+            multiply_accumulate(dlogits.transposed(), hidden, dweight, d, write_mode, workspace);
+        }
         write_mode = WriteMode::Accumulate;
     }
     total

@@ -31,21 +31,23 @@ pub(crate) fn backward<E: Element>(
     norms: Norms<'_, E>,
     layout: &HeadLayout,
     dqkv: &mut [E],
-    dweight: &mut [f32],
+    dweight: Option<&mut [f32]>,
     workspace: &mut [f32],
 ) {
     let width = layout.packed_width();
     let n = projected.len() / width;
     let rows = rows_of_block(n);
-    let partials = &mut workspace[..workspace_elements(n, dweight.len())];
+    let partials = &mut workspace[..workspace_elements(n, norms.weight.len())];
     let pieces = projected.par_chunks(rows * width).zip(dqkv.par_chunks_mut(rows * width));
-    pieces.zip(partials.par_chunks_mut(dweight.len())).for_each(|((projected, dqkv), dweight)| {
+    pieces.zip(partials.par_chunks_mut(norms.weight.len())).for_each(|((projected, dqkv), dweight)| {
         vectorised(
             #[inline(always)]
             || backward_rows(projected, norms, layout, dqkv, dweight),
         );
     });
-    add_partials(partials, dweight);
+    if let Some(dweight) = dweight {
+        add_partials(partials, dweight);
+    }
 }
 
 #[inline(always)]

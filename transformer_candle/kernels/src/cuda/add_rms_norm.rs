@@ -47,15 +47,14 @@ pub(crate) fn normalize([sum, weight, inv_rms]: [KernelArg; 3], normed: KernelAr
 pub(crate) fn backward(
     [sum, weight, inv_rms]: [KernelArg; 3],
     dnormed: KernelArg,
-    [dsum, dweight]: [KernelArg; 2],
+    (dsum, dweight): (KernelArg, Option<KernelArg>),
     workspace: KernelArg,
     [n, d]: [usize; 2],
-) -> [Launch; 2] {
+) -> Vec<Launch> {
     let values = [sum, weight, inv_rms, dnormed, dsum, workspace, KernelArg::count(n), KernelArg::count(d)];
-    [
-        Launch::kernel("add_rms_norm_backward", &wide(sum.dtype(), d), rows(programs(n)), values),
-        partial_sums::add(workspace, dweight, programs(n), d),
-    ]
+    let backward = Launch::kernel("add_rms_norm_backward", &wide(sum.dtype(), d), rows(programs(n)), values);
+    let add = dweight.map(|dweight| partial_sums::add(workspace, dweight, programs(n), d));
+    [backward].into_iter().chain(add).collect()
 }
 
 /// A row of the weight's gradient for each program.

@@ -29,7 +29,7 @@ pub(crate) struct Gradients {
     pub(crate) scale: KernelArg,
     pub(crate) loss: KernelArg,
     pub(crate) dhidden: Operand,
-    pub(crate) dweight: Operand,
+    pub(crate) dweight: Option<Operand>,
     pub(crate) write_mode: WriteMode,
     pub(crate) z_loss: f32,
 }
@@ -55,15 +55,19 @@ pub(crate) fn forward_backward(inputs: &Inputs, gradients: &Gradients) -> Vec<La
         let [is_first, is_last] = [start == 0, start + rows == n].map(|yes| KernelArg::I32(i32::from(yes)));
         let sum = [losses, KernelArg::count(rows), total, scale, loss, is_first, is_last];
         let values = [scale, KernelArg::F32(z_loss), losses, dlogits.into()];
-        let dweight = Matmul::set(dweight, [v, d, rows], dlogits.transposed(), hidden.skip_rows(start), gemm_workspace);
         let write_mode = if start == 0 { write_mode } else { WriteMode::Accumulate };
-        [
+        let dweight = dweight.map(|dweight| {
+            let hidden = hidden.skip_rows(start);
+            let matmul = Matmul::set(dweight, [v, d, rows], dlogits.transposed(), hidden, gemm_workspace);
+            Launch::Gemm(Matmul { write_mode, ..matmul })
+        });
+        let to_the_input = [
             inputs.logits(chunk),
             inputs.losses("head_cross_entropy_gradients", variant(hidden.dtype), chunk, &values),
             Launch::kernel("head_cross_entropy_total", "f32", [Axis::ONE; 3], sum),
             Launch::Gemm(Matmul::set(dhidden.skip_rows(start), [rows, d, v], dlogits, weight, gemm_workspace)),
-            Launch::Gemm(Matmul { write_mode, ..dweight }),
-        ]
+        ];
+        to_the_input.into_iter().chain(dweight)
     };
     inputs.chunks().flat_map(each).collect()
 }

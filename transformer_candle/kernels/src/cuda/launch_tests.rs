@@ -89,10 +89,13 @@ fn norms_of_every_supported_width_have_kernels() {
         let again = add_rms_norm::normalize([sum, weight, inv_rms], normed, [3, d]);
         assert_eq!(checked(&again), [format!("add_rms_norm_normalize.{suffix}")]);
         let partials = value(&[crate::add_rms_norm::workspace_elements(3, d, DeviceKind::Cuda)], DType::F32);
-        let outputs = [x, value(&[d], DType::F32)];
-        let backward = add_rms_norm::backward([sum, weight, inv_rms], normed, outputs, partials, [3, d]);
+        let backward = |dweight| {
+            let saved = [sum, weight, inv_rms];
+            checked(&add_rms_norm::backward(saved, normed, (x, dweight), partials, [3, d]))
+        };
         let names = [format!("add_rms_norm_backward.{suffix}.h{wide}"), "add_partial_sums.f32".to_owned()];
-        assert_eq!(checked(&backward), names);
+        assert_eq!(backward(Some(value(&[d], DType::F32))), names);
+        assert_eq!(backward(None), names[..1], "a frozen weight");
     }
 }
 
@@ -117,7 +120,7 @@ fn rope_and_qk_norm_support_every_valid_head_size() {
         assert_eq!(names, [format!("qk_norm_forward.{suffix}.{variant}")]);
         let partials = value(&[crate::qk_norm::workspace_elements(6, head_size, DeviceKind::Cuda)], DType::F32);
         let dweight = value(&[2 * head_size], DType::F32);
-        let names = checked(&qk_norm::backward(arguments, dweight, partials, 1e-6, &layout, 6));
+        let names = checked(&qk_norm::backward(arguments, Some(dweight), partials, 1e-6, &layout, 6));
         assert_eq!(names, [format!("qk_norm_backward.{suffix}.{variant}"), "add_partial_sums.f32".to_owned()]);
     }
 }
@@ -250,7 +253,7 @@ fn head([n, d, v, vocab_size, c]: [usize; 5], dtype: DType) -> [Vec<String>; 2] 
     let inputs = Inputs::new([&hidden, &weight], &targets, &logits, &workspace, sizes);
     let [scale, loss] = [(); 2].map(|()| value(&[1], DType::F32));
     let write_mode = WriteMode::Overwrite;
-    let (dhidden, dweight) = ((&dhidden).into(), (&dweight).into());
+    let (dhidden, dweight) = ((&dhidden).into(), Some((&dweight).into()));
     let gradients = Gradients { scale, loss, dhidden, dweight, write_mode, z_loss: 1e-4 };
     let training = head_cross_entropy::forward_backward(&inputs, &gradients);
     [checked(&training), checked(&head_cross_entropy::forward(&inputs, losses))]

@@ -10,8 +10,8 @@ pub(crate) const WORKSPACE_ELEMENTS: usize = Workspace::elements_for(WORKSPACE_B
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 pub(super) const WORKSPACE_ALIGNMENT: usize = 256;
 
-/// `c = a b` or `c += a b` of row-major matrices, a [m, k], b [k, n], c [m, n], either operand stored transposed; or a
-/// batch of such, whose matrices are stored one after the other.
+/// `c = scale a b` or `c += scale a b` of row-major matrices, a [m, k], b [k, n], c [m, n], either operand stored
+/// transposed; or a batch of such, whose matrices are stored one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matmul {
     /// Rows of the result.
@@ -28,6 +28,8 @@ pub(crate) struct Matmul {
     pub(crate) b: Operand,
     /// The result, never transposed; F32, or the operands' type.
     pub(crate) c: Operand,
+    /// What the product of `a` and `b` is multiplied with; 1 unless said.
+    pub(crate) scale: f32,
     /// Whether `c` is overwritten or added to.
     pub(crate) write_mode: WriteMode,
     /// Scratch that the library may use while the GEMM runs.
@@ -61,7 +63,7 @@ pub(crate) struct Workspace {
 impl Matmul {
     /// `c = a b`; sizes are [m, n, k].
     pub(crate) fn set(c: Operand, [m, n, k]: [usize; 3], a: Operand, b: Operand, workspace: Workspace) -> Self {
-        Self { m, n, k, batch: 1, a, b, c, write_mode: WriteMode::Overwrite, workspace }
+        Self { m, n, k, batch: 1, a, b, c, scale: 1.0, write_mode: WriteMode::Overwrite, workspace }
     }
 
     /// That the three matrices lie within their buffers, that their element types go together and the workspace is
@@ -92,6 +94,12 @@ impl Operand {
         let skipped = rows * self.stride;
         let address = self.address + skipped * self.dtype.size_in_bytes();
         Self { address, elements: self.elements.saturating_sub(skipped), ..self }
+    }
+
+    /// The matrix without the first `columns` elements of each stored row.
+    pub(crate) fn skip_columns(self, columns: usize) -> Self {
+        let address = self.address + columns * self.dtype.size_in_bytes();
+        Self { address, elements: self.elements.saturating_sub(columns), ..self }
     }
 
     /// The matrix whose columns are the stored rows.

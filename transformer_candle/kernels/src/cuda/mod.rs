@@ -20,6 +20,7 @@ pub(crate) mod head_cross_entropy;
 mod launch;
 pub mod limits;
 pub(crate) mod linear;
+pub(crate) mod lora;
 #[cfg(any(test, feature = "cuda"))]
 mod manifest;
 mod matmul;

@@ -26,21 +26,20 @@ pub(crate) fn forward(
 /// See [`crate::qk_norm::backward`].
 pub(crate) fn backward(
     [projected, weight, dqkv]: [KernelArg; 3],
-    dweight: KernelArg,
+    dweight: Option<KernelArg>,
     workspace: KernelArg,
     epsilon: f32,
     layout: &HeadLayout,
     rows: usize,
-) -> [Launch; 2] {
+) -> Vec<Launch> {
     let &HeadLayout { heads, kv_heads, head_size } = layout;
     let normed = heads + kv_heads;
     let counts = [rows * normed, heads, normed, normed + kv_heads, head_size / 8].map(KernelArg::count);
     let values = [vec![projected, weight, dqkv, workspace], counts.to_vec(), vec![KernelArg::F32(epsilon)]].concat();
     let grid = [Axis::Blocks(programs(rows)), Axis::ONE, Axis::ONE];
-    [
-        Launch::kernel("qk_norm_backward", &of_head_size(dqkv.dtype(), head_size), grid, values),
-        partial_sums::add(workspace, dweight, programs(rows), 2 * head_size),
-    ]
+    let backward = Launch::kernel("qk_norm_backward", &of_head_size(dqkv.dtype(), head_size), grid, values);
+    let add = dweight.map(|dweight| partial_sums::add(workspace, dweight, programs(rows), 2 * head_size));
+    [backward].into_iter().chain(add).collect()
 }
 
 /// A row of both norms' gradients for each program.

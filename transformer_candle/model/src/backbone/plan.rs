@@ -9,6 +9,7 @@ use super::Backbone;
 use crate::activations::{ActivationSettings, BlockPlanner};
 use crate::attention::{Attention, KeyValueCache};
 use crate::block::{Block, BlockActivations};
+use crate::lora::{AdapterBinder, AdapterPlan};
 use crate::mlp::Mlp;
 use crate::norm::{Norm, NormActivations};
 use crate::parameters::{Parameters, Weight};
@@ -26,6 +27,8 @@ pub struct BackbonePlan {
     workspace: BufferId,
     /// Cosines and sines.
     rope: (BufferId, BufferId),
+    /// What adapters share, where there are any.
+    adapters: Option<AdapterPlan>,
     /// Gradients of the residual stream and of queries, keys and values.
     gradients: Option<(BufferId, BufferId)>,
 }
@@ -61,6 +64,7 @@ impl BackbonePlan {
                 plan.add("rope_cosines", Category::Scratch, DType::F32, &angles),
                 plan.add("rope_sines", Category::Scratch, DType::F32, &angles),
             ),
+            adapters: AdapterPlan::add_to(plan, shape, settings),
             gradients: training.then(|| {
                 let residual = plan.add("residual_gradient", Category::Scratch, dtype, &[n, d]);
                 (residual, plan.add("qkv_gradient", Category::Scratch, dtype, &[n, shape.heads().packed_width()]))
@@ -84,11 +88,14 @@ impl BackbonePlan {
         caches: &[KeyValueCache],
     ) -> Result<Backbone> {
         let mut bind = |&id: &BufferId| first_rows(&arena.buffer(id), rows);
+        let adapters = self.adapters.zip(self.shape.lora.as_ref());
+        let binder = adapters.map(|(plan, lora)| AdapterBinder::new(plan, lora, arena, rows)).transpose()?;
         let mut blocks = Vec::<Block>::with_capacity(self.blocks.len());
         for (layer, (values, weights)) in self.blocks.iter().zip(&weights.blocks).enumerate() {
             let previous_ND = blocks.last().map(|block| block.mlp.residual_ND().clone());
             let values = values.try_map(&mut bind)?;
-            blocks.push(Block::new(weights, previous_ND, values, caches.get(layer).cloned()));
+            let adapters = |of: &[_]| binder.as_ref().map_or(Ok(Vec::new()), |binder| binder.bind(layer, of));
+            blocks.push(Block::new(weights, previous_ND, values, &adapters, caches.get(layer).cloned())?);
         }
         let previous_ND = blocks.last().map(|block| block.mlp.residual_ND().clone());
         let values = self.final_norm.try_map(&mut bind)?;
@@ -106,6 +113,7 @@ impl BackbonePlan {
                 rope: rope.clone(),
                 recompute: self.settings.recompute,
             },
+            dropout_key: self.adapters.and_then(|adapters| adapters.dropout_key(arena)),
             scratch: self.bind_scratch(arena, rows)?,
         })
     }

@@ -1,7 +1,7 @@
 //! Every buffer of a decoder, listed before any is allocated.
 
 use kernels::memory::{Arena, BufferId, Category, Plan};
-use kernels::{DType, DeviceKind, GraphCache, Upload, WriteMode, head_cross_entropy};
+use kernels::{DType, DeviceKind, GraphCache, Upload, WriteMode, dropout, head_cross_entropy};
 
 use super::Decoder;
 use crate::activations::ActivationSettings;
@@ -81,7 +81,7 @@ impl Decoder {
         let (rows, v) = (head_chunk_rows(n, shape.padded_vocab_size, device), shape.padded_vocab_size);
         let workspace_elements = head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, device);
         let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);
-        let gradient_elements = if training { layout.elements() } else { 0 };
+        let gradient_elements = if training { layout.trainable_elements() } else { 0 };
         let activations = ActivationSettings {
             batch,
             sequence_length,
@@ -142,6 +142,7 @@ impl DecoderPlan {
             // All that was allocated is zero.
             write_mode: WriteMode::Accumulate,
             z_loss: self.settings.z_loss,
+            dropout: dropout::Key { seed: 0, first_row: 0, enabled: true },
             graphs: GraphCache::default(),
         })
     }

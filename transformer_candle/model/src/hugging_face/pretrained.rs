@@ -12,8 +12,8 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::hf_tensors;
 use super::weights::zero_between_tensors;
+use super::{adapter_tensors, hf_tensors};
 use crate::error::failed;
 use crate::initialization::write_masters;
 use crate::layout::HfTensor;
@@ -21,6 +21,8 @@ use crate::tensor_file::read_header;
 use crate::{Error, ModelShape, Result};
 
 const SINGLE: &str = "model.safetensors";
+/// The weights of adapters in peft's format.
+pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Elements read at a time.
 const PIECE: usize = 1 << 20;
@@ -38,7 +40,17 @@ struct StoredTensor {
 #[derive(Debug)]
 pub struct PretrainedWeights {
     shape: ModelShape,
+    part: Part,
     files: Vec<(PathBuf, Vec<StoredTensor>)>,
+}
+
+/// Which of a model's tensors files hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// All but the adapters.
+    Model,
+    /// The adapters.
+    Adapters,
 }
 
 /// The part of `model.safetensors.index.json` that is read.
@@ -56,10 +68,29 @@ impl PretrainedWeights {
     /// missing, unknown, or of another shape or type, [`Error::NoWeights`] for missing files, [`Error::Io`] where a file
     /// cannot be read.
     pub fn open(directory: &Path, shape: &ModelShape) -> Result<Self> {
+        Self::of_files(weight_files(directory)?, Part::Model, hf_tensors(shape), shape)
+    }
+
+    /// Like [`PretrainedWeights::open`], for the adapters in a directory in peft's format.
+    ///
+    /// # Errors
+    /// Those of [`PretrainedWeights::open`].
+    pub fn open_adapters(directory: &Path, shape: &ModelShape) -> Result<Self> {
+        let path = directory.join(ADAPTER_WEIGHTS);
+        if !path.exists() {
+            let problem = format!("{ADAPTER_WEIGHTS} is missing");
+            return Err(Error::NoWeights { directory: directory.to_owned(), problem });
+        }
+        Self::of_files(vec![path], Part::Adapters, adapter_tensors(shape), shape)
+    }
+
+    fn of_files(paths: Vec<PathBuf>, part: Part, tensors: Vec<HfTensor>, shape: &ModelShape) -> Result<Self> {
         let mut wanted: BTreeMap<String, HfTensor> =
-            hf_tensors(shape).into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-        let paths = weight_files(directory)?;
-        let listing = if let [single] = &paths[..] { single.clone() } else { directory.join(INDEX) };
+            tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        let listing = match &paths[..] {
+            [single] => single.clone(),
+            _ => paths.first().map(|path| path.with_file_name(INDEX)).unwrap_or_default(),
+        };
         let mut files = Vec::with_capacity(paths.len());
         for path in paths {
             let mut file = File::open(&path).map_err(failed("open", &path))?;
@@ -89,7 +120,7 @@ impl PretrainedWeights {
         }
         match wanted.pop_first() {
             Some((name, _)) => Err(Error::Tensor { path: listing, name, problem: "is missing".to_owned() }),
-            None => Ok(Self { shape: shape.clone(), files }),
+            None => Ok(Self { shape: shape.clone(), part, files }),
         }
     }
 
@@ -107,14 +138,16 @@ impl PretrainedWeights {
     }
 
     /// Fills flat weights of f32 or bf16, and beside bf16 weights the low bits of their f32 masters, unless
-    /// `cancelled`. The vocabulary's padding becomes zero.
+    /// `cancelled`. The vocabulary's padding becomes zero, and with a model's weights its adapters.
     pub fn read(
         &self,
         weights: &mut Buffer,
         mut low_bits: Option<&mut Buffer>,
         cancelled: &(dyn Fn() -> bool + Sync),
     ) -> Result<()> {
-        zero_between_tensors(&self.shape, weights)?;
+        if self.part == Part::Model {
+            zero_between_tensors(&self.shape, weights)?;
+        }
         if let Some(low_bits) = &mut low_bits {
             low_bits.zero()?;
         }
@@ -161,8 +194,11 @@ fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
-/// The files that hold the weights, by name.
-fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
+/// The files of a model directory that hold its weights, by name.
+///
+/// # Errors
+/// [`Error::NoWeights`] where one is missing, [`Error::Malformed`] for an index that is not one.
+pub fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let (single, index) = (directory.join(SINGLE), directory.join(INDEX));
     let missing = |problem: String| Error::NoWeights { directory: directory.to_owned(), problem };
     if single.exists() {

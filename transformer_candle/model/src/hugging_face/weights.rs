@@ -5,13 +5,29 @@ use std::path::Path;
 
 use kernels::Buffer;
 
-use super::hf_tensors;
+use super::{HfTensor, adapter_tensors, hf_tensors};
 use crate::tensor_file::{self, Conversion, NamedRange};
 use crate::{ModelShape, Result};
 
 /// Writes a model's tensors, f32 or bf16 as the flat buffer is. `path` is for messages only.
 pub fn write_weights(writer: &mut dyn Write, path: &Path, shape: &ModelShape, weights: &Buffer) -> Result<()> {
-    tensor_file::write(writer, path, ranges(shape, weights))
+    tensor_file::write(writer, path, ranges(hf_tensors(shape), weights))
+}
+
+/// Writes a model's adapters as peft's `adapter_model.safetensors`. `path` is for messages only.
+pub fn write_adapters(writer: &mut dyn Write, path: &Path, shape: &ModelShape, weights: &Buffer) -> Result<()> {
+    tensor_file::write(writer, path, ranges(adapter_tensors(shape), weights))
+}
+
+/// Fills the adapters of a flat buffer from a file of exactly these, each f32 or bf16. `path` is for messages only.
+pub fn read_adapters(
+    reader: &mut dyn Read,
+    file_bytes: u64,
+    path: &Path,
+    shape: &ModelShape,
+    weights: &mut Buffer,
+) -> Result<()> {
+    tensor_file::read(reader, file_bytes, path, ranges(adapter_tensors(shape), weights), Conversion::BetweenFloats)
 }
 
 /// Fills a flat buffer from a safetensors file of exactly this model's tensors, each f32 or bf16.
@@ -25,13 +41,13 @@ pub fn read_weights(
     shape: &ModelShape,
     weights: &mut Buffer,
 ) -> Result<()> {
-    tensor_file::read(reader, file_bytes, path, ranges(shape, weights), Conversion::BetweenFloats)?;
+    tensor_file::read(reader, file_bytes, path, ranges(hf_tensors(shape), weights), Conversion::BetweenFloats)?;
     zero_between_tensors(shape, weights)
 }
 
-fn ranges<'a>(shape: &ModelShape, weights: &'a Buffer) -> Vec<NamedRange<'a>> {
-    let tensors = hf_tensors(shape).into_iter();
+fn ranges(tensors: Vec<HfTensor>, weights: &Buffer) -> Vec<NamedRange<'_>> {
     tensors
+        .into_iter()
         .map(|tensor| NamedRange { name: tensor.name, shape: tensor.shape, buffer: weights, offset: tensor.offset })
         .collect()
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use model::ModelShape;
-use model::hugging_face::hf_tensors;
 
 use crate::models::{self, Batch, plain, relative_error, tiny};
 
@@ -21,7 +20,7 @@ impl Tape {
             let tensor = Tensor::from_slice(values, dims, &Device::Cpu).unwrap();
             Var::from_tensor(&tensor.to_dtype(DType::F64).unwrap()).unwrap()
         };
-        let tensors = hf_tensors(shape).into_iter();
+        let tensors = models::all_tensors(shape).into_iter();
         let variables = tensors.map(|tensor| (tensor.name.clone(), variable(&values[&tensor.name], &tensor.shape)));
         Self { shape: shape.clone(), variables: variables.collect() }
     }
@@ -31,7 +30,11 @@ impl Tape {
     }
 
     fn linear(&self, x: &Tensor, name: &str) -> Result<Tensor> {
-        let y = x.matmul(&self.weight(name).t()?)?;
+        let mut y = x.matmul(&self.weight(name).t()?)?;
+        let adapter = |part: &str| self.variables.get(&format!("base_model.model.{name}.{part}.weight"));
+        if let (Some(lora), Some(a), Some(b)) = (&self.shape.lora, adapter("lora_A"), adapter("lora_B")) {
+            y = (y + (x.matmul(&a.t()?)?.matmul(&b.t()?)? * lora.scale())?)?;
+        }
         match self.variables.get(&format!("{name}.bias")) {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
@@ -104,7 +107,7 @@ impl Tape {
     }
 
     /// Mean loss over the targets, and its gradients by name.
-    fn differentiate(&self, data: &Batch, batch: usize) -> Result<(f64, BTreeMap<String, Vec<f64>>)> {
+    pub fn differentiate(&self, data: &Batch, batch: usize) -> Result<(f64, BTreeMap<String, Vec<f64>>)> {
         let logits = self.logits(&data.inputs, batch)?;
         let ids: Vec<u32> = data.targets.iter().map(|&target| target.max(0) as u32).collect();
         let counted: Vec<f64> = data.targets.iter().map(|&target| f64::from(u8::from(target >= 0))).collect();

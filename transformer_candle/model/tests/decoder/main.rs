@@ -10,5 +10,6 @@ mod determinism;
 mod documents;
 mod golden;
 mod hugging_face_files;
+mod lora;
 mod models;
 mod pretrained_weights;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use kernels::memory::Plan;
 use kernels::{Buffer, DType, Device, DeviceKind, bf16};
-use model::hugging_face::hf_tensors;
-use model::{ActivationRecompute, Decoder, DecoderSettings, ModelShape, ParameterLayout, Precision};
-use run_config::{Architecture, ModelConfig};
+use model::hugging_face::{HfTensor, adapter_tensors, hf_tensors};
+use model::{ActivationRecompute, Decoder, DecoderSettings, LoraShape, ModelShape, ParameterLayout, Precision};
+use run_config::{Architecture, ModelConfig, TargetModule, TargetModules};
 
 /// Grouped heads, heads wider than the residual stream together, and sizes that are no multiple of anything.
 pub fn tiny(tie_embeddings: bool) -> ModelShape {
@@ -28,6 +28,17 @@ pub fn tiny(tie_embeddings: bool) -> ModelShape {
 pub fn variants() -> [ModelShape; 4] {
     let of = |architecture, tied| ModelShape { architecture, ..tiny(tied) };
     [tiny(true), tiny(false), of(Architecture::Qwen2, false), of(Architecture::Qwen3, true)]
+}
+
+/// Adapters beside these modules.
+pub fn with_adapters(shape: ModelShape, modules: &[TargetModule]) -> ModelShape {
+    let modules = TargetModules::new(modules.iter().copied());
+    shape.with_lora(Some(LoraShape { rank: 3, alpha: 4.5, rslora: false, dropout: 0.0, modules }))
+}
+
+/// Every tensor of a model, its adapters included.
+pub fn all_tensors(shape: &ModelShape) -> Vec<HfTensor> {
+    hf_tensors(shape).into_iter().chain(adapter_tensors(shape)).collect()
 }
 
 /// F32, nothing recomputed.
@@ -65,14 +76,14 @@ pub fn weights_by_name(shape: &ModelShape) -> BTreeMap<String, Vec<f32>> {
         let value = |noise: f64| if norm { 1.0 + 0.2 * noise } else { 0.3 * noise };
         (0..elements).map(|_| value(noise.next()) as f32).collect()
     };
-    let tensors = hf_tensors(shape).into_iter();
+    let tensors = all_tensors(shape).into_iter();
     tensors.map(|tensor| (tensor.name.clone(), values(tensor.shape.len() == 1, tensor.elements))).collect()
 }
 
 /// Puts weights by name into a flat buffer of either element type.
 pub fn set_weights(shape: &ModelShape, flat: &mut Buffer, weights: &BTreeMap<String, Vec<f32>>) {
     flat.zero().unwrap();
-    for tensor in hf_tensors(shape) {
+    for tensor in all_tensors(shape) {
         let values = &weights[&tensor.name];
         let mut view = flat.view(tensor.offset, &[tensor.elements]).unwrap();
         if flat.dtype() == DType::BF16 {

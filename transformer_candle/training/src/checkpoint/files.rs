@@ -13,6 +13,13 @@ pub(super) const TOKENIZER: &str = "tokenizer.json";
 /// Size and SHA-256 of every other file.
 pub const MANIFEST: &str = "MANIFEST.json";
 
+/// The weights of adapters, in the format of peft.
+pub(super) const ADAPTERS: &str = model::hugging_face::ADAPTER_WEIGHTS;
+/// The settings of adapters, in the format of peft.
+pub(super) const ADAPTER_CONFIG: &str = run_config::ADAPTER_CONFIG;
+/// Which model the adapters belong to.
+pub(super) const BASE_MODEL: &str = "base_model.json";
+
 /// Indented JSON with a final newline.
 pub(super) fn pretty(value: &impl Serialize) -> Vec<u8> {
     let mut bytes = serde_json::to_vec_pretty(value).expect("plain values always serialise");

@@ -159,20 +159,26 @@ impl VerifiedFile {
     }
 
     /// Reads the rest of the file and compares its hash with the manifest's.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
+        let (directory, name, expected) = (self.directory.clone(), self.name.clone(), self.record.clone());
+        let found = self.record()?;
+        match expected {
+            Some(expected) if expected.sha256 != found.sha256 => {
+                Err(CheckpointError::corrupted(&directory, format!("{name} is not what was written")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the rest of the file: its size and hash.
+    pub(super) fn record(mut self) -> Result<FileRecord> {
         let path = self.directory.join(&self.name);
         let mut piece = vec![0; PIECE_BYTES];
         while !self.cancel.is_cancelled() && self.read(&mut piece).map_err(failed("read", &path))? > 0 {}
         if self.cancel.is_cancelled() {
             return Err(CheckpointError::Interrupted);
         }
-        let found = hexadecimal(&self.hasher.finalize());
-        match self.record {
-            Some(record) if record.sha256 != found => {
-                Err(CheckpointError::corrupted(&self.directory, format!("{} is not what was written", self.name)))
-            }
-            _ => Ok(()),
-        }
+        Ok(FileRecord { bytes: self.bytes, sha256: hexadecimal(&self.hasher.finalize()) })
     }
 }
 
@@ -182,9 +188,7 @@ impl Read for VerifiedFile {
             return Err(io::Error::other("stopped"));
         }
         let read = self.file.read(piece)?;
-        if self.record.is_some() {
-            self.hasher.update(&piece[..read]);
-        }
+        self.hasher.update(&piece[..read]);
         Ok(read)
     }
 }

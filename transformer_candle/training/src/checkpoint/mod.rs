@@ -3,7 +3,8 @@
 //! ```text
 //! checkpoints/
 //!   step-00001000/  config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json
-//!                   optimizer.safetensors trainer_state.json MANIFEST.json (size and SHA-256 of every file)
+//!                   optimizer.safetensors trainer_state.json MANIFEST.json (size and SHA-256 of every file);
+//!                   of adapters adapter_config.json adapter_model.safetensors base_model.json in place of the model
 //!   latest          "step-00001000": where a resume starts
 //!   best            "step-00000800": the lowest held-out loss
 //! ```
@@ -11,6 +12,7 @@
 //! [`save`] writes into a staging directory, fsyncs and renames it ([`staging`]); [`newest_intact`] finds where to resume;
 //! [`Checkpoint`] checks every byte that it reads against the manifest.
 
+mod base_model;
 mod best;
 mod files;
 mod list;
@@ -25,6 +27,7 @@ mod tests;
 mod tokenizer_files;
 
 pub use crate::error::checkpoint::{CheckpointError, CorruptedCheckpoint, Result};
+pub use base_model::BaseModel;
 pub use best::keep_best_in;
 pub use files::MANIFEST as MANIFEST_FILE_NAME;
 pub use list::{CheckpointEntry, NewestCheckpoint, PruneResult, best, latest, list, mark_best, newest_intact, prune};

@@ -10,7 +10,7 @@ use crate::engine::{StateLayout, StateTensor};
 
 /// Every tensor of the file, such as `model.norm.weight.first_moment`.
 fn ranges<'a>(shape: &ModelShape, state: &'a [StateTensor]) -> Vec<NamedRange<'a>> {
-    let parameters = hugging_face::hf_tensors(shape);
+    let parameters = hugging_face::trainable_tensors(shape);
     let of_state = |StateTensor { layout, buffer }: &'a StateTensor| {
         let range = |parameter: &hugging_face::HfTensor| {
             let offset = layout.offset_of(&(parameter.offset..parameter.offset + parameter.elements))?;
@@ -24,7 +24,7 @@ fn ranges<'a>(shape: &ModelShape, state: &'a [StateTensor]) -> Vec<NamedRange<'a
 
 /// Bytes of the tensors' data; the header adds about 150 per tensor.
 pub(super) fn payload_bytes<'a>(shape: &ModelShape, state: impl Iterator<Item = &'a StateLayout>) -> u64 {
-    let parameters = hugging_face::hf_tensors(shape);
+    let parameters = hugging_face::trainable_tensors(shape);
     let elements = |layout: &StateLayout| {
         let ranges = parameters.iter().map(|parameter| parameter.offset..parameter.offset + parameter.elements);
         ranges.filter(|range| layout.offset_of(range).is_some()).map(|range| range.len()).sum::<usize>()

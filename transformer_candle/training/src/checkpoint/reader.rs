@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use dataset::CancelToken;
 use kernels::Buffer;
 use model::hugging_face::{self, PretrainedWeights};
-use model::{ModelShape, Precision};
+use model::{LoraShape, ModelShape, Precision};
+use run_config::{AdapterDescription, Problem};
 use serde_json::Value;
 
 use super::manifest::{Manifest, VerifiedFile};
-use super::{TrainerState, files, optimizer_file};
+use super::{BaseModel, TrainerState, files, optimizer_file};
 use crate::engine::StateTensor;
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error};
 
@@ -36,6 +37,8 @@ pub struct Checkpoint {
     directory: PathBuf,
     /// `None` in a model directory that is not a checkpoint.
     manifest: Option<Manifest>,
+    /// Where the model of adapters is, if not where it was.
+    base_model: Option<PathBuf>,
 }
 
 impl Checkpoint {
@@ -48,7 +51,13 @@ impl Checkpoint {
         exists(directory)?;
         let has_manifest = directory.join(files::MANIFEST).exists();
         let manifest = has_manifest.then(|| Manifest::load(directory)).transpose()?;
-        Ok(Self { directory: directory.to_owned(), manifest })
+        Ok(Self { directory: directory.to_owned(), manifest, base_model: None })
+    }
+
+    /// The same checkpoint, whose adapters' model is in this directory.
+    #[must_use]
+    pub fn beside(self, base_model: Option<&Path>) -> Self {
+        Self { base_model: base_model.map(Path::to_owned), ..self }
     }
 
     /// The directory.
@@ -91,8 +100,74 @@ impl Checkpoint {
         Ok(self.directory.join(files::TOKENIZER))
     }
 
-    /// Sizes and types of the model, and where its texts end.
+    /// Whether it holds adapters of another model.
+    pub fn has_adapters(&self) -> bool {
+        self.directory.join(files::ADAPTER_CONFIG).exists() && !self.directory.join(files::CONFIG).exists()
+    }
+
+    /// What its adapters are, and the name of their model.
+    fn adapters(&self) -> Result<AdapterDescription> {
+        let described = AdapterDescription::from_json(&self.json(files::ADAPTER_CONFIG)?);
+        described.map_err(|Problem { path, message, .. }| {
+            CheckpointError::mismatch(&self.directory, format!("{}: `{path}` {message}", files::ADAPTER_CONFIG))
+        })
+    }
+
+    /// The record of the model that its adapters belong to; none in the adapters of another program.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Corrupted`] if it is not what was written.
+    pub fn base_record(&self) -> Result<Option<BaseModel>> {
+        let Some(manifest) = self.manifest.as_ref().filter(|manifest| manifest.files.contains_key(files::BASE_MODEL))
+        else {
+            return Ok(None);
+        };
+        let recorded = BaseModel::from_bytes(&self.directory, &manifest.read(&self.directory, files::BASE_MODEL)?)?;
+        Ok(Some(match &self.base_model {
+            Some(directory) => recorded.moved_to(directory),
+            None => recorded,
+        }))
+    }
+
+    /// The model that its adapters belong to.
+    fn base(&self) -> Result<Self> {
+        let directory = match (self.base_record()?, &self.base_model) {
+            (Some(recorded), _) => recorded.directory,
+            (None, Some(directory)) => directory.clone(),
+            (None, None) => PathBuf::from(self.adapters()?.base_model.unwrap_or_default()),
+        };
+        if !directory.join(files::CONFIG).exists() {
+            let (adapters, base) = (self.directory.clone(), directory);
+            return Err(CheckpointError::BaseMoved { adapters, base });
+        }
+        Self::open(&directory)
+    }
+
+    /// The directory of its tokenizer: its own, or that of the model that its adapters belong to.
+    pub fn tokenizer_directory(&self) -> PathBuf {
+        let own = self.directory.join(files::TOKENIZER).exists() || !self.has_adapters();
+        let base = if own { None } else { self.base().ok() };
+        base.map_or_else(|| self.directory.clone(), |base| base.directory)
+    }
+
+    /// Sizes and types of the model, and where its texts end. Those of adapters are their model's with them.
     pub fn model(&self) -> Result<StoredModel> {
+        if !self.has_adapters() {
+            return self.whole_model();
+        }
+        let StoredModel { shape, precision, mut stop_tokens } = self.base()?.whole_model()?;
+        let lora = self.adapters()?.lora;
+        // A run's adapters are used as they were trained, whatever type the model is stored in.
+        let trained_in = self.state().ok().and_then(|state| state.precision());
+        let own = self.end_tokens_of(files::GENERATION_CONFIG)?;
+        if !own.is_empty() {
+            stop_tokens = own;
+        }
+        let shape = shape.with_lora(LoraShape::from_config(&lora));
+        Ok(StoredModel { shape, precision: trained_in.unwrap_or(precision), stop_tokens })
+    }
+
+    fn whole_model(&self) -> Result<StoredModel> {
         let config = self.json(files::CONFIG)?;
         let shape = hugging_face::shape_from_config_json(&config).map_err(|error| self.refused(error))?;
         // The weights are looked at before anything of the size that the config describes is allocated.
@@ -103,14 +178,17 @@ impl Checkpoint {
         }
         let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
         let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
-        let mut stop_tokens = Vec::new();
-        if self.directory.join(files::GENERATION_CONFIG).exists() {
-            stop_tokens = end_tokens(&self.json(files::GENERATION_CONFIG)?);
-        }
+        let mut stop_tokens = self.end_tokens_of(files::GENERATION_CONFIG)?;
         if stop_tokens.is_empty() {
             stop_tokens = end_tokens(&config);
         }
         Ok(StoredModel { shape, precision, stop_tokens })
+    }
+
+    /// The tokens that end a text according to a file, if it exists.
+    fn end_tokens_of(&self, name: &str) -> Result<Vec<u32>> {
+        let exists = self.directory.join(name).exists();
+        Ok(if exists { end_tokens(&self.json(name)?) } else { Vec::new() })
     }
 
     fn json(&self, name: &str) -> Result<Value> {
@@ -120,8 +198,28 @@ impl Checkpoint {
         verified(file, parsed)
     }
 
-    /// Reads the weights into a flat buffer, unless cancelled. On an error the buffer holds part of them.
+    /// Reads the weights into a flat buffer, unless cancelled; with adapters those of their model too, which is verified.
+    /// On an error the buffer holds part of them.
     pub fn weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
+        if !self.has_adapters() {
+            return self.whole_weights(shape, weights, cancel);
+        }
+        if let Some(recorded) = self.base_record()? {
+            recorded.verify(&self.directory, cancel)?;
+        }
+        self.base()?.whole_weights(shape, weights, cancel)?;
+        if self.manifest.is_none() {
+            let stored = PretrainedWeights::open_adapters(&self.directory, shape);
+            let filled = stored.and_then(|stored| stored.read(weights, None, &|| cancel.is_cancelled()));
+            return self.unless_cancelled(filled, cancel);
+        }
+        let mut file = self.open_file(files::ADAPTERS, cancel)?;
+        let (bytes, path) = (file.bytes(), self.directory.join(files::ADAPTERS));
+        let filled = hugging_face::read_adapters(&mut file, bytes, &path, shape, weights);
+        verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
+    }
+
+    fn whole_weights(&self, shape: &ModelShape, weights: &mut Buffer, cancel: &CancelToken) -> Result<()> {
         if self.manifest.is_none() {
             let stored = PretrainedWeights::open(&self.directory, shape);
             let filled = stored.and_then(|stored| stored.read(weights, None, &|| cancel.is_cancelled()));
@@ -141,12 +239,30 @@ impl Checkpoint {
     /// manifest or hold numbers that are not finite; [`CheckpointError::Mismatch`] or
     /// [`CheckpointError::UnusableModel`] if they are another model's.
     pub fn pretrained_weights(&self, shape: &ModelShape, cancel: &CancelToken) -> Result<PretrainedWeights> {
+        self.pretrained(files::MODEL, PretrainedWeights::open, shape, cancel)
+    }
+
+    /// Opens adapters for training to start from, as [`Checkpoint::pretrained_weights`] opens a model.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::pretrained_weights`].
+    pub fn pretrained_adapters(&self, shape: &ModelShape, cancel: &CancelToken) -> Result<PretrainedWeights> {
+        self.pretrained(files::ADAPTERS, PretrainedWeights::open_adapters, shape, cancel)
+    }
+
+    fn pretrained(
+        &self,
+        name: &str,
+        open: impl FnOnce(&Path, &ModelShape) -> model::Result<PretrainedWeights>,
+        shape: &ModelShape,
+        cancel: &CancelToken,
+    ) -> Result<PretrainedWeights> {
         if let Some(manifest) = &self.manifest {
-            let mut file = manifest.open(&self.directory, files::MODEL, cancel)?;
+            let mut file = manifest.open(&self.directory, name, cancel)?;
             let copied = io::copy(&mut file, &mut io::sink());
-            verified(file, copied.map_err(failed("read", &self.directory.join(files::MODEL))))?;
+            verified(file, copied.map_err(failed("read", &self.directory.join(name))))?;
         }
-        let stored = PretrainedWeights::open(&self.directory, shape).map_err(|error| self.refused(error))?;
+        let stored = open(&self.directory, shape).map_err(|error| self.refused(error))?;
         self.unless_cancelled(stored.check_finite(&|| cancel.is_cancelled()), cancel)?;
         Ok(stored)
     }
@@ -233,7 +349,7 @@ fn verified<T>(file: VerifiedFile, read: Result<T>) -> Result<T> {
 }
 
 fn exists(directory: &Path) -> Result<()> {
-    for name in [files::CONFIG, files::MANIFEST] {
+    for name in [files::CONFIG, files::MANIFEST, files::ADAPTER_CONFIG] {
         let path = directory.join(name);
         if path.try_exists().map_err(failed("read", &path))? {
             return Ok(());

@@ -10,7 +10,7 @@ use model::{ModelShape, Precision, hugging_face};
 use super::files::{self, pretty};
 use super::list::LATEST;
 use super::staging::{Create, StagingDirectory, create_file, remove_leftovers, replace_text};
-use super::{TokenizerFiles, TrainerState, optimizer_file};
+use super::{BaseModel, TokenizerFiles, TrainerState, optimizer_file};
 use crate::engine::{StateLayout, StateTensor};
 use crate::error::checkpoint::{CheckpointError, Result, failed, from_model_error, is_full};
 
@@ -29,6 +29,8 @@ pub struct CheckpointContents<'a> {
     pub tokenizer: &'a TokenizerFiles,
     /// Everything else.
     pub state: &'a TrainerState,
+    /// The model that the adapters of `shape` belong to; none where it has none.
+    pub base: Option<&'a BaseModel>,
 }
 
 /// Bytes reserved for headers and the small JSON files.
@@ -75,20 +77,28 @@ fn prepare(directory: &Path) -> Result<()> {
 }
 
 fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Result<PathBuf> {
-    let CheckpointContents { shape, precision, weights, optimizer, tokenizer, state } = *contents;
+    let CheckpointContents { shape, precision, weights, optimizer, tokenizer, state, base } = *contents;
     let name = step_name(state.step);
     let path = |file: &str| directory.join(&name).join(file);
     let (bos, end_of_text) = (Some(tokenizer.bos()), Some(tokenizer.end_of_text()));
     let mut staging = StagingDirectory::create(directory, &name, create)?;
-    staging.bytes(files::CONFIG, &pretty(&hugging_face::config_json(shape, precision, bos, end_of_text)))?;
+    match (&shape.lora, base) {
+        (Some(lora), Some(base)) => {
+            let config = hugging_face::adapter_config_json(lora, &base.directory);
+            staging.bytes(files::ADAPTER_CONFIG, &pretty(&config))?;
+            staging.bytes(files::BASE_MODEL, &base.to_bytes())?;
+        }
+        _ => staging.bytes(files::CONFIG, &pretty(&hugging_face::config_json(shape, precision, bos, end_of_text)))?,
+    }
     staging.bytes(files::GENERATION_CONFIG, &pretty(&hugging_face::generation_config_json(bos, end_of_text)))?;
     for (file, content) in tokenizer.iter() {
         staging.bytes(file, content)?;
     }
     staging.bytes(files::STATE, &state.to_bytes())?;
-    staging.file(files::MODEL, |writer: &mut dyn Write| {
-        hugging_face::write_weights(writer, &path(files::MODEL), shape, weights)
-            .map_err(|error| from_model_error(directory, error))
+    let write_weights = if shape.lora.is_some() { hugging_face::write_adapters } else { hugging_face::write_weights };
+    let model = if shape.lora.is_some() { files::ADAPTERS } else { files::MODEL };
+    staging.file(model, |writer: &mut dyn Write| {
+        write_weights(writer, &path(model), shape, weights).map_err(|error| from_model_error(directory, error))
     })?;
     staging.file(files::OPTIMIZER, |writer: &mut dyn Write| {
         optimizer_file::write(writer, &path(files::OPTIMIZER), shape, optimizer)
@@ -101,9 +111,9 @@ fn layouts<'a>(contents: &CheckpointContents<'a>) -> impl Iterator<Item = &'a St
     contents.optimizer.iter().map(|tensor| &tensor.layout)
 }
 
-/// Bytes of the tensors of a checkpoint: the weights and the optimizer's state.
+/// Bytes of the tensors of a checkpoint: the weights that train and the optimizer's state.
 pub fn expected_bytes<'a>(shape: &ModelShape, weights: DType, optimizer: impl Iterator<Item = &'a StateLayout>) -> u64 {
-    shape.parameter_count() * weights.size_in_bytes() as u64 + optimizer_file::payload_bytes(shape, optimizer)
+    shape.trainable_parameter_count() * weights.size_in_bytes() as u64 + optimizer_file::payload_bytes(shape, optimizer)
 }
 
 /// Bytes that this user may still write there; `None` if the system does not report them.

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use dataset::ledger::LedgerHead;
-use run_config::ActivationRecompute;
+use run_config::{ActivationRecompute, Precision};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::files::pretty;
-use crate::config_fingerprint::ConfigFingerprint;
+use crate::config_fingerprint::{self, ConfigFingerprint};
 use crate::error::checkpoint::{CheckpointError, Result};
 
 /// The format version that this program writes and reads.
@@ -104,6 +104,11 @@ pub struct Improvement {
 }
 
 impl TrainerState {
+    /// The precision that the run trains in.
+    pub(super) fn precision(&self) -> Option<Precision> {
+        serde_json::from_value(self.fingerprint.get(config_fingerprint::PRECISION)?.clone()).ok()
+    }
+
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         pretty(self)
     }

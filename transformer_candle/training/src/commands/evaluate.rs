@@ -10,7 +10,7 @@ use dataset::{CancelToken, DataSource, HeldOut, Mixture, Tokenizer};
 use run_config::{DataConfig, Device, RESOLVED_CONFIG, ResolvedRun, RunConfig};
 
 use super::{ModelSource, Output};
-use crate::checkpoint::{self, Checkpoint, StoredModel, TrainerState};
+use crate::checkpoint::{self, StoredModel, TrainerState};
 use crate::config_fingerprint;
 use crate::device::{self, DeviceSelection};
 use crate::engine::{EvaluationBuffers, MicroBatch};
@@ -55,12 +55,12 @@ pub struct EvaluateOptions {
 pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> Result<EvaluationReport> {
     pool::start()?;
     let cancel = stop.cancel_token();
-    let directory = options.model.directory(&cancel)?;
-    let checkpoint = Checkpoint::open(&directory)?;
+    let checkpoint = options.model.open(&cancel)?;
+    let directory = checkpoint.directory();
     let StoredModel { shape, precision, stop_tokens } = checkpoint.model()?;
     let tokenizer = load_tokenizer(&checkpoint, &stop_tokens)?;
     let state = checkpoint.state().ok();
-    let run = run_of(&directory, state.as_ref());
+    let run = run_of(directory, state.as_ref());
     let (mut config, mut text) = match (run, options.input.as_slice()) {
         (Some(run), []) => {
             let run = run?;
@@ -69,7 +69,7 @@ pub fn run(options: &EvaluateOptions, hub: &HubSettings, stop: &StopSignal) -> R
             let text = HeldOut::from_run(&run, &data, &tokenizer)?;
             (run.config, text)
         }
-        (None, []) => return Err(no_text(&directory)),
+        (None, []) => return Err(no_text(directory)),
         (run, patterns) => {
             let config =
                 run.map_or_else(|| Ok(usual(shape.max_position_embeddings)), |run| run.map(|run| run.config))?;

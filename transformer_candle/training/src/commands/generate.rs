@@ -98,8 +98,8 @@ impl Generator {
         options.sampling.check().map_err(|error| TrainerError::Request(error.to_string()))?;
         let prompt = options.prompt.read()?;
         let cancel = stop.cancel_token();
-        let directory = options.model.directory(&cancel)?;
-        Ok(Self { model: TrainedModel::open(&directory, options.device, &cancel)?, prompt })
+        let checkpoint = options.model.open(&cancel)?;
+        Ok(Self { model: TrainedModel::of_checkpoint(&checkpoint, options.device, &cancel)?, prompt })
     }
 
     /// Continues the text; `on_text` gets it as it grows, and ends it by failing.

@@ -25,7 +25,7 @@ use crate::lock::RunLock;
 use crate::stop::StopSignal;
 
 pub use declared::{DeclaredCommand, DeclaredOption, declared};
-pub use model_source::ModelSource;
+pub use model_source::{ModelName, ModelSource};
 pub use output::{Output, Stdout};
 
 /// The commands that `transformer-candle` and `orchestrate` share.

@@ -6,16 +6,27 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dataset::CancelToken;
-use run_config::{check_experiment_name, checkpoint_directory};
+use run_config::{ADAPTER_CONFIG, check_experiment_name, checkpoint_directory};
 
-use crate::checkpoint;
+use crate::checkpoint::{self, Checkpoint};
 use crate::{Result, TrainerError};
+
+/// A trained model.
+#[derive(Debug, Clone, Args)]
+pub struct ModelSource {
+    /// Which one.
+    #[command(flatten)]
+    pub name: ModelName,
+    /// The folder of the model that a checkpoint of adapters belongs to. [default: where it was in training]
+    #[arg(long, value_name = "DIR")]
+    pub base_model: Option<PathBuf>,
+}
 
 /// A trained model, named one way or the other.
 #[derive(Debug, Clone, Args)]
 #[group(required = true, multiple = false)]
-pub struct ModelSource {
-    /// A checkpoint, a folder of checkpoints, a run's folder, or any Llama model in Hugging Face's format.
+pub struct ModelName {
+    /// A checkpoint, a folder of checkpoints, a run's folder, or any Llama model or adapters in Hugging Face's format.
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
     /// The newest intact checkpoint of an experiment.
@@ -24,10 +35,21 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
+    /// The model in a directory or in a folder of checkpoints.
+    pub fn of_directory(directory: PathBuf) -> Self {
+        Self { name: ModelName { checkpoint: Some(directory), experiment: None }, base_model: None }
+    }
+
+    /// Opens the model for reading, unless `cancel` says to stop.
+    pub fn open(&self, cancel: &CancelToken) -> Result<Checkpoint> {
+        Ok(Checkpoint::open(&self.directory(cancel)?)?.beside(self.base_model.as_deref()))
+    }
+
     /// The model's directory, unless `cancel` says to stop. Warns of corrupted checkpoints that it skips.
     pub fn directory(&self, cancel: &CancelToken) -> Result<PathBuf> {
         let folder = self.folder()?;
-        if folder.join("config.json").exists() || folder.join(checkpoint::MANIFEST_FILE_NAME).exists() {
+        let marks = ["config.json", checkpoint::MANIFEST_FILE_NAME, ADAPTER_CONFIG];
+        if marks.iter().any(|name| folder.join(name).exists()) {
             return Ok(folder);
         }
         let newest = checkpoint::newest_intact(&checkpoints_in(&folder), cancel)?;
@@ -38,7 +60,7 @@ impl ModelSource {
     }
 
     fn folder(&self) -> Result<PathBuf> {
-        match (&self.checkpoint, &self.experiment) {
+        match (&self.name.checkpoint, &self.name.experiment) {
             (Some(directory), _) => Ok(directory.clone()),
             (None, Some(name)) => experiment_folder(name),
             (None, None) => Err(TrainerError::Request("name a model with `--checkpoint` or `--experiment`".to_owned())),

@@ -55,7 +55,7 @@ impl OptimizerPlan {
         precision: Precision,
         device: DeviceKind,
     ) -> Self {
-        let elements = layout.elements();
+        let elements = layout.trainable_elements();
         let algorithm = Algorithm::from_config(config);
         let groups = algorithm.groups(layout);
         let layouts = state_layouts(&groups, elements, precision);

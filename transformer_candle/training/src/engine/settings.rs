@@ -1,7 +1,7 @@
 //! What an engine's buffers follow from besides the config.
 
 use kernels::DeviceKind;
-use model::ModelShape;
+use model::{LoraShape, ModelShape};
 use run_config::{ActivationRecompute, RunConfig};
 
 use crate::error::{Result, TrainerError};
@@ -17,7 +17,7 @@ pub struct EngineSettings {
     pub device: DeviceKind,
 }
 
-/// The model of a config whose vocabulary is known.
+/// The model of a config whose vocabulary is known, with the adapters that are to train.
 ///
 /// # Errors
 /// [`TrainerError::Request`] if it is not.
@@ -27,5 +27,5 @@ pub fn model_shape(config: &RunConfig) -> Result<ModelShape> {
             "model.vocab_size is not known: name a tokenizer in tokenizer.tokenizer_json, or give the number".into(),
         )
     })?;
-    Ok(ModelShape::new(&config.model, vocab_size))
+    Ok(ModelShape::new(&config.model, vocab_size).with_lora(LoraShape::from_config(&config.lora)))
 }

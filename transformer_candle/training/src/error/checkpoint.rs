@@ -53,6 +53,30 @@ pub enum CheckpointError {
         /// What differs.
         reason: String,
     },
+    /// The model that adapters belong to is not where it was.
+    #[error(
+        "the adapters in {adapters} belong to the model in {base}, which is not there: put it back, or say where it is \
+         (`--base-model DIR`; for training `--override model.init_from=DIR`)"
+    )]
+    BaseMoved {
+        /// The adapters' directory.
+        adapters: PathBuf,
+        /// Where the model was.
+        base: PathBuf,
+    },
+    /// The model that adapters belong to is another one than they were trained beside.
+    #[error(
+        "{file} in {base} is not what the adapters in {adapters} were trained beside: restore that model, or say where it is \
+         (`--base-model DIR`; for training `--override model.init_from=DIR`)"
+    )]
+    BaseChanged {
+        /// The adapters' directory.
+        adapters: PathBuf,
+        /// The model's directory.
+        base: PathBuf,
+        /// The first of its files that differs.
+        file: String,
+    },
     /// A model of another program whose files are cut or hold numbers that are not finite.
     #[error("the model in {directory} is corrupted: {reason}; download it again")]
     CorruptedModel {
@@ -125,10 +149,13 @@ impl CheckpointError {
     /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
         let code = match self {
-            Self::Corrupted { .. } | Self::NoneIntact { .. } | Self::CorruptedModel { .. } => {
-                ExitCode::CheckpointCorrupted
+            Self::Corrupted { .. }
+            | Self::NoneIntact { .. }
+            | Self::CorruptedModel { .. }
+            | Self::BaseChanged { .. } => ExitCode::CheckpointCorrupted,
+            Self::Absent { .. } | Self::Mismatch { .. } | Self::UnusableModel { .. } | Self::BaseMoved { .. } => {
+                ExitCode::WrongRequest
             }
-            Self::Absent { .. } | Self::Mismatch { .. } | Self::UnusableModel { .. } => ExitCode::WrongRequest,
             Self::NoSpace { .. }
             | Self::FileSizeLimit { .. }
             | Self::Io { .. }

@@ -110,7 +110,12 @@ fn capitalized(text: &str) -> String {
 impl MemoryPlan {
     fn model(&self) -> String {
         let (parameters, precision) = (grouped(self.parameters), precision(self.precision));
-        format!("{parameters} parameters, {precision}, {} per token", flops(self.flops_per_token))
+        let trained = if self.trainable_parameters == self.parameters {
+            String::new()
+        } else {
+            format!(" and {} of adapters that train", grouped(self.trainable_parameters))
+        };
+        format!("{parameters} parameters{trained}, {precision}, {} per token", flops(self.flops_per_token))
     }
 
     fn step(&self) -> String {

@@ -144,6 +144,48 @@ fn the_1b_preset_fits_an_rtx_5090() {
     assert_eq!(plan.checkpoint_bytes, 12 * plan.parameters, "15.8 GB on disk");
 }
 
+/// Llama 3.1 8 B at 4,096 tokens on an RTX 5090, with adapters of this rank or none.
+fn llama_3_1_8b(rank: Option<usize>, recompute: ActivationRecompute) -> MemoryPlan {
+    let mut run = run_of("rtx5090_1b", &[&RTX_5090[..], &["data.batch_size=1", "data.sequences_per_step=1"]].concat());
+    let model = &mut run.config.model;
+    (model.hidden_size, model.intermediate_size, model.num_layers) = (4096, 14_336, 32);
+    (model.num_attention_heads, model.num_key_value_heads, model.head_dim) = (32, 8, Some(128));
+    (model.vocab_size, model.tie_embeddings, model.max_position_embeddings) = (Some(128_256), false, 131_072);
+    run.config.data.sequence_length = 4096;
+    run.config.data.gradient_accumulation_steps = Some(1);
+    run.config.runtime.activation_recompute = recompute;
+    run.config.lora.rank = rank;
+    plan_of(&run).unwrap()
+}
+
+#[test]
+fn an_8b_model_with_adapters_fits_an_rtx_5090() {
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    let near = |bytes: u64, said: f64| assert!((gigabytes(bytes) - said).abs() < 0.006, "{} {said}", gigabytes(bytes));
+    let plan = llama_3_1_8b(Some(16), ActivationRecompute::Selective);
+    insta::assert_snapshot!(plan);
+    assert_eq!((plan.parameters, plan.trainable_parameters), (8_030_261_248, 41_943_040));
+    let base = 2 * plan.parameters;
+    near(base, 16.06);
+    let adapters = ["weights", "master low bits", "gradients", "optimizer moments"];
+    let adapters = adapters.iter().map(|category| bytes_of(&plan, category)).sum::<u64>() - base;
+    assert_eq!(adapters, 16 * plan.trainable_parameters, "2 + 2 + 4 + 8 bytes per parameter");
+    near(adapters, 0.67);
+    near(bytes_of(&plan, "saved activations"), 12.43);
+    assert!((29.5..30.5).contains(&gigabytes(plan.bytes)), "{}", plan.bytes);
+    assert!(plan.check().is_ok());
+    assert_eq!(plan.checkpoint_bytes, 12 * plan.trainable_parameters, "bf16 adapters, low bits and moments");
+    let attention = 6.0 * (32 * 4096 * 4096) as f64;
+    let in_matmul = plan.parameters as f64 - (128_256.0 + 65.0) * 4096.0;
+    assert!((plan.flops_per_token - attention - 4.0 * in_matmul - 6.0 * 41_943_040.0).abs() < 1.0);
+
+    let block = llama_3_1_8b(Some(16), ActivationRecompute::Block);
+    assert!((18.5..19.7).contains(&gigabytes(block.bytes)), "{}", block.bytes);
+    let full = llama_3_1_8b(None, ActivationRecompute::Block);
+    assert!(gigabytes(full.bytes) > 128.0, "{}", full.bytes);
+    assert_eq!(full.check().unwrap_err().exit_code(), 4);
+}
+
 #[test]
 fn recomputing_reduces_saved_activations() {
     let saved = |recompute: &str| {

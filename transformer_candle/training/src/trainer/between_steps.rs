@@ -96,6 +96,7 @@ impl Trainer {
                 optimizer: self.engine.optimizer.state(),
                 tokenizer: &self.tokenizer_files,
                 state: &state,
+                base: self.base.as_ref(),
             },
         )?;
         self.mark_best_and_prune(&path)?;

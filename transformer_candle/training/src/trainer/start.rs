@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     atomic_file,
-    checkpoint::{self, Checkpoint, Improvement, TokenizerFiles, TrainerState},
+    checkpoint::{self, BaseModel, Checkpoint, Improvement, TokenizerFiles, TrainerState},
     config_fingerprint, device,
     divergence_guard::DivergenceGuard,
     engine::{Engine, model_shape},
@@ -113,14 +113,16 @@ impl Trainer {
         let data = data.open(&mut run, state.map(cursor_of).transpose()?, &mut notes)?;
 
         let pretrained = pretrained_weights(&run, &shape, resumed.is_some(), &mut notes, &cancel)?;
+        let base = base_model(&run, resumed.as_ref(), &cancel)?;
         // What would fit is asked before memory is taken.
         let advice = speed_advice(&run, asked, &plan, &device, speeds)?;
         let mut engine = memory_plan::allocate(&run.config, &shape, plan.engine_settings(device.kind()), &device)?;
         stop.check()?;
+        let seed = run.config.runtime.seed;
         let start = match (&resumed, &pretrained) {
             (Some(resumed), _) => StartingPoint::Checkpoint(&resumed.checkpoint),
-            (None, Some(weights)) => StartingPoint::Pretrained(weights),
-            (None, None) => StartingPoint::Random { seed: run.config.runtime.seed },
+            (None, Some(weights)) => StartingPoint::Pretrained { weights, seed },
+            (None, None) => StartingPoint::Random { seed },
         };
         fill(&mut engine, &shape, &start, &cancel)?;
         stop.check()?;
@@ -150,6 +152,7 @@ impl Trainer {
             data,
             prompts,
             tokenizer_files,
+            base,
             fingerprint,
             notes,
             notices: Vec::new(),
@@ -172,8 +175,15 @@ impl Trainer {
 /// Where the weights before the next step come from.
 enum StartingPoint<'a> {
     Random { seed: u64 },
-    Pretrained(&'a PretrainedWeights),
+    Pretrained { weights: &'a Pretrained, seed: u64 },
     Checkpoint(&'a Checkpoint),
+}
+
+/// The checked weights that a new run starts from.
+struct Pretrained {
+    model: PretrainedWeights,
+    /// Those of `lora.init_from`.
+    adapters: Option<PretrainedWeights>,
 }
 
 /// Fills weights and optimizer state.
@@ -184,8 +194,14 @@ fn fill(engine: &mut Engine, shape: &ModelShape, start: &StartingPoint, cancel: 
         StartingPoint::Random { seed } => {
             Ok(initialization::fill(shape, *seed, decoder.weights_mut(), optimizer.low_bits_mut())?)
         }
-        StartingPoint::Pretrained(weights) => {
-            Ok(weights.read(decoder.weights_mut(), optimizer.low_bits_mut(), &|| cancel.is_cancelled())?)
+        StartingPoint::Pretrained { weights: Pretrained { model, adapters }, seed } => {
+            let cancelled = || cancel.is_cancelled();
+            model.read(decoder.weights_mut(), optimizer.low_bits_mut(), &cancelled)?;
+            if let Some(adapters) = adapters {
+                return Ok(adapters.read(decoder.weights_mut(), optimizer.low_bits_mut(), &cancelled)?);
+            }
+            let low_bits = optimizer.low_bits_mut().map(|low_bits| &*low_bits);
+            Ok(initialization::fill_adapters(shape, *seed, decoder.weights_mut(), low_bits)?)
         }
         StartingPoint::Checkpoint(checkpoint) => {
             checkpoint.weights(shape, decoder.weights_mut(), cancel)?;
@@ -194,20 +210,37 @@ fn fill(engine: &mut Engine, shape: &ModelShape, start: &StartingPoint, cancel: 
     })
 }
 
-/// The checked weights of `model.init_from` for a new run; none for a resumed one.
+/// The checked weights of `model.init_from` and `lora.init_from` for a new run; none for a resumed one.
 fn pretrained_weights(
     run: &ResolvedRun,
     shape: &ModelShape,
     is_resumed: bool,
     notes: &mut Vec<String>,
     cancel: &CancelToken,
-) -> Result<Option<PretrainedWeights>> {
+) -> Result<Option<Pretrained>> {
     let Some(directory) = run.config.model.init_from.as_deref().filter(|_| !is_resumed) else {
         return Ok(None);
     };
-    let weights = Checkpoint::open(directory)?.pretrained_weights(shape, cancel)?;
+    let model = Checkpoint::open(directory)?.pretrained_weights(shape, cancel)?;
     notes.push(format!("training starts from the weights in {}", directory.display()));
-    Ok(Some(weights))
+    let adapters = match run.config.lora.init_from.as_deref().filter(|_| shape.lora.is_some()) {
+        Some(directory) => {
+            notes.push(format!("adapters start from those in {}", directory.display()));
+            Some(Checkpoint::open(directory)?.pretrained_adapters(shape, cancel)?)
+        }
+        None => None,
+    };
+    Ok(Some(Pretrained { model, adapters }))
+}
+
+/// The model that the adapters of a run belong to; none where every weight trains.
+fn base_model(run: &ResolvedRun, resumed: Option<&ResumePoint>, cancel: &CancelToken) -> Result<Option<BaseModel>> {
+    let directory = run.config.model.init_from.as_deref().filter(|_| run.config.lora.rank.is_some());
+    Ok(match (directory, resumed) {
+        (None, _) => None,
+        (Some(_), Some(resumed)) => resumed.checkpoint.base_record()?,
+        (Some(directory), None) => Some(BaseModel::measure(directory, cancel)?),
+    })
 }
 
 /// Plans the run with its checkpoint's execution or the config's, and writes the micro-batch into the config.
@@ -272,6 +305,8 @@ fn find_resume_point(
         }
         (Some(ResumeFrom::Directory(path)), _) => Checkpoint::open(path)?.verified(cancel)?,
     };
+    let base_model = run.config.model.init_from.as_deref().filter(|_| checkpoint.has_adapters());
+    let checkpoint = checkpoint.beside(base_model);
     let state = checkpoint.state()?;
     notes.push(format!("resuming at step {} from {}", state.step, checkpoint.directory().display()));
     Ok(Some(ResumePoint { checkpoint, state }))

@@ -104,6 +104,7 @@ impl Tiny {
             optimizer: &self.optimizer,
             tokenizer: &self.tokenizer,
             state,
+            base: None,
         }
     }
 

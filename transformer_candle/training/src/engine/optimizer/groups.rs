@@ -58,9 +58,10 @@ impl Algorithm {
         }
     }
 
-    /// The parameters' groups, which cover the flat buffers from their first element to their last. None is empty.
+    /// The groups of the parameters that train, which cover the flat buffers from their first element to the last of these.
+    /// None is empty.
     pub fn groups(&self, layout: &ParameterLayout) -> Vec<ParameterGroup> {
-        let (decayed, all, ratio) = (layout.decayed_elements(), layout.elements(), layout.width_ratio());
+        let (decayed, all, ratio) = (layout.decayed_elements(), layout.trainable_elements(), layout.width_ratio());
         let group = |range, rule, learning_rate_scale, weight_decay| {
             let weight_decay = (f64::from(weight_decay) / learning_rate_scale) as f32;
             ParameterGroup { range, rule, learning_rate_scale, weight_decay }

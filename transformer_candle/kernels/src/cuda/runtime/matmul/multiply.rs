@@ -28,7 +28,7 @@ impl Cuda {
         }
         self.enter()?;
         let choice = self.choice(shape, matmul)?;
-        self.launch_matmul(matmul, &choice.descriptors, &choice.algorithm, 1.0)
+        self.launch_matmul(matmul, &choice.descriptors, &choice.algorithm, matmul.scale)
             .during(self.ordinal(), format_args!("cublasLtMatmul for {shape}"))
     }
 

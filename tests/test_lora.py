@@ -1,0 +1,141 @@
+"""LoRA runs: what they leave behind, that they resume bit for bit, and what happens when their model is not there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from workspace import TINY_MODEL, Workspace
+
+RUN = "--seq-len=32 --steps=6 --log-every=1 --evaluate-every=3 --eval-batches=2 --checkpoint-every=3".split()
+LORA = [
+    "--preset=smoke_cpu", "--device=cpu", "--override=data.held_out_fraction=0.1", "--learning-rate=1e-2",
+    "--override=lora.rank=4", "--override=lora.alpha=8", "--override=lora.dropout=0.2",
+]  # fmt: skip
+CUT = ["--batch-size=2", "--grad-accum=2"]
+
+
+@pytest.fixture
+def text(workspace: Workspace) -> Path:
+    return workspace.write_text()
+
+
+@pytest.fixture
+def base(workspace: Workspace, text: Path) -> Path:
+    """The last checkpoint of a short run: the model that adapters train beside."""
+    workspace.orchestrate(*TINY_MODEL, f"--input={text}", "--steps=8", "--experiment=base").succeeded()
+    return workspace.run_folder("base") / "checkpoints" / "step-00000008"
+
+
+def train(workspace: Workspace, base: Path, text: Path, experiment: str, *flags: str) -> Path:
+    """The folder of checkpoints of a run of six steps."""
+    flags = (*RUN, *LORA, *(flags or CUT))
+    workspace.orchestrate(f"--init-from={base}", f"--input={text}", f"--experiment={experiment}", *flags).succeeded()
+    return workspace.run_folder(experiment) / "checkpoints"
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = ("adapter_model.safetensors", "optimizer.safetensors")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resumed_lora_run_is_the_uninterrupted_one(
+    workspace: Workspace, base: Path, text: Path, precision: str
+) -> None:
+    flags = [*CUT, f"--override=runtime.precision={precision}"]
+    whole = train(workspace, base, text, "whole", *flags, "--override=runtime.threads=1")
+    halves = train(workspace, base, text, "halves", *flags, "--override=runtime.threads=2")
+    shutil.rmtree(halves / "step-00000006")
+    config = halves.parent / "training.yaml"
+    workspace.trainer("train", "--config", config, "--resume", halves / "step-00000003").succeeded()
+    assert same_files(whole / "step-00000006", halves / "step-00000006")
+    assert workspace.losses("whole") == workspace.losses("halves")
+    saved = {path.name for path in (whole / "step-00000006").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "base_model.json", "tokenizer.json"} <= saved
+    assert not {"config.json", "model.safetensors"} & saved
+    described = json.loads((whole / "step-00000006" / "adapter_config.json").read_text())
+    assert (described["r"], described["lora_alpha"], described["lora_dropout"]) == (4, 8.0, 0.2)
+    assert described["base_model_name_or_path"] == str(base)
+
+
+def test_dropout_does_not_depend_on_the_micro_batch(workspace: Workspace, base: Path, text: Path) -> None:
+    train(workspace, base, text, "two", "--batch-size=2", "--grad-accum=2")
+    train(workspace, base, text, "four", "--batch-size=4", "--grad-accum=1")
+    assert workspace.losses("two") == pytest.approx(workspace.losses("four"), abs=2e-6)
+    train(workspace, base, text, "none", *CUT, "--override=lora.dropout=0")
+    assert workspace.losses("two") != pytest.approx(workspace.losses("none"), abs=2e-6)
+
+
+def test_commands_load_the_model_and_its_adapters(workspace: Workspace, base: Path, text: Path) -> None:
+    last = train(workspace, base, text, "tuned") / "step-00000006"
+    measured = workspace.metrics("tuned", "evaluation")
+    found = json.loads(workspace.trainer("evaluate", "--checkpoint", last, "--json").succeeded().out)
+    assert found["loss"] == measured[-1]["loss"]
+    assert measured[-1]["loss"] < measured[0]["loss"]
+    generate = ("generate", "--checkpoint", last, "--prompt=def", "--max-tokens=4", "--temperature=0")
+    written = workspace.trainer(*generate).succeeded().out
+
+    moved = workspace.root / "elsewhere"
+    shutil.copytree(base, moved)
+    shutil.rmtree(base)
+    gone = f"belong to the model in {base}, which is not there"
+    workspace.trainer(*generate).refused(2, gone)
+    workspace.trainer("evaluate", "--checkpoint", last).refused(2, gone)
+    config = workspace.run_folder("tuned") / "training.yaml"
+    longer = ("train", "--config", config, "--resume", "--override=scheduler.total_steps=8")
+    workspace.trainer(*longer).refused(2, gone)
+    assert workspace.trainer(*generate, f"--base-model={moved}").succeeded().out == written
+
+    weights = (moved / "model.safetensors").read_bytes()
+    (moved / "MANIFEST.json").unlink()
+    assert workspace.trainer(*generate, f"--base-model={moved}").succeeded().out == written
+    (moved / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    changed = f"model.safetensors in {moved} is not what the adapters in {last} were trained beside"
+    workspace.trainer(*generate, f"--base-model={moved}").refused(5, changed)
+    workspace.trainer(*longer, f"--override=model.init_from={moved}").refused(5, changed)
+    (moved / "model.safetensors").write_bytes(weights)
+    workspace.trainer(*longer, f"--override=model.init_from={moved}").succeeded()
+    exported = workspace.orchestrate("export", "--format=hf", "--checkpoint", last)
+    exported.refused(2, "holds LoRA adapters, not a whole model")
+
+
+def test_lora_settings_that_cannot_work_are_refused(workspace: Workspace, base: Path, text: Path) -> None:
+    start = [f"--init-from={base}", f"--input={text}", "--experiment=refused", *RUN, *LORA, *CUT]
+    refused = {
+        "lora.target_modules=[q_proj, w_proj]": 'lora.target_modules[1]: is "w_proj", but must be `all-linear`',
+        "lora.target_modules=linear": "must be `all-linear` or a list of q_proj, k_proj",
+        "lora.target_modules=[]": "lora.target_modules: names no module",
+        "lora.rank=0": "lora.rank: is 0, but must be an integer from 1 to 4096",
+        "lora.rank=null": "lora.rank: is missing, though lora.alpha is given",
+        "lora.dropout=1": "lora.dropout",
+        "optimizer.algorithm=muon": "adapters (lora.rank) train with adamw",
+    }
+    for override, sentence in refused.items():
+        workspace.orchestrate(*start, f"--override={override}").refused(2, sentence)
+    without_base = [*TINY_MODEL, f"--input={text}", "--experiment=refused", "--override=lora.rank=4"]
+    workspace.orchestrate(*without_base).refused(2, "adapters train beside the weights of a model")
+    assert not (workspace.run_folder("refused") / "checkpoints").exists()
+
+
+def test_another_rank_is_refused_on_resume(workspace: Workspace, base: Path, text: Path) -> None:
+    checkpoints = train(workspace, base, text, "tuned")
+    config = checkpoints.parent / "training.yaml"
+    resumed = workspace.trainer("train", "--config", config, "--resume", "--override=lora.rank=8")
+    resumed.refused(2, "lora.rank was 4 and is 8")
+    plain = workspace.trainer("train", "--config", config, "--resume", "--override=lora.target_modules=[v_proj]")
+    plain.refused(2, "lora.target_modules was")
+
+
+def test_training_goes_on_from_a_run_s_adapters(workspace: Workspace, base: Path, text: Path) -> None:
+    first = train(workspace, base, text, "first") / "step-00000006"
+    flags = [*RUN, "--preset=smoke_cpu", "--device=cpu", "--override=data.held_out_fraction=0.1", *CUT]
+    start = [f"--input={text}", f"--override=lora.init_from={first}", *flags]
+    out = workspace.orchestrate(*start, f"--init-from={base}", "--experiment=second").succeeded().out
+    assert f"adapters start from those in {first}" in out
+    evaluations = [workspace.metrics(name, "evaluation") for name in ("first", "second")]
+    assert evaluations[1][0]["loss"] == pytest.approx(evaluations[0][-1]["loss"], abs=1e-6)
+    other = [*start, f"--init-from={base}", "--experiment=third", "--override=lora.rank=8"]
+    workspace.orchestrate(*other).refused(2, "lora.rank: is 8, but the adapters in", "have 4")

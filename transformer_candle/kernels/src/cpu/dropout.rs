@@ -1,0 +1,106 @@
+//! Dropout on CPU slices. Legend: rows of I.
+
+use rayon::prelude::*;
+
+use super::schedule::rows_per_task;
+use super::simd::vectorised;
+use crate::Element;
+use crate::counter_hash::mix;
+use crate::dropout::{Dropout, Key};
+
+pub(crate) fn forward<E: Element>(x: &[E], key: Key, dropout: Dropout, out: &mut [E], i: usize) {
+    if i == 0 {
+        return;
+    }
+    let (masks, rows) = (Masks::new(key, dropout), rows_per_task(i));
+    let pieces = out.par_chunks_mut(rows * i).zip(x.par_chunks(rows * i)).enumerate();
+    pieces.for_each(|(piece, (out, x))| {
+        for (row, (out, x)) in out.chunks_exact_mut(i).zip(x.chunks_exact(i)).enumerate() {
+            let mask = masks.of_row(piece * rows + row);
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (column, (out, x)) in out.iter_mut().zip(x).enumerate() {
+                        *out = E::narrow(mask.factor(column as u32) * x.widen());
+                    }
+                },
+            );
+        }
+    });
+}
+
+pub(crate) fn backward<E: Element>(dout: &[E], key: Key, dropout: Dropout, dx: &mut [E], i: usize) {
+    if i == 0 {
+        return;
+    }
+    let (masks, rows) = (Masks::new(key, dropout), rows_per_task(i));
+    let pieces = dx.par_chunks_mut(rows * i).zip(dout.par_chunks(rows * i)).enumerate();
+    pieces.for_each(|(piece, (dx, dout))| {
+        for (row, (dx, dout)) in dx.chunks_exact_mut(i).zip(dout.chunks_exact(i)).enumerate() {
+            let mask = masks.of_row(piece * rows + row);
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (column, (dx, dout)) in dx.iter_mut().zip(dout).enumerate() {
+                        *dx = E::narrow(dx.widen() + mask.factor(column as u32) * dout.widen());
+                    }
+                },
+            );
+        }
+    });
+}
+
+/// The masks of one module in one pass.
+struct Masks {
+    key: u64,
+    first_row: u64,
+    /// Hashes below it are dropped.
+    threshold: u32,
+    /// What kept elements are multiplied with.
+    scale: f32,
+}
+
+/// The mask of a row.
+#[derive(Clone, Copy)]
+struct Mask {
+    low: u32,
+    high: u32,
+    threshold: u32,
+    scale: f32,
+}
+
+impl Masks {
+    fn new(Key { seed, first_row, enabled }: Key, Dropout { probability, module }: Dropout) -> Self {
+        let probability = if enabled { probability } else { 0.0 };
+        Self {
+            key: mix(seed ^ mix(module)),
+            first_row,
+            threshold: (probability * 2f64.powi(32)) as u32,
+            scale: (1.0 / (1.0 - probability)) as f32,
+        }
+    }
+
+    fn of_row(&self, row: usize) -> Mask {
+        let &Self { key, first_row, threshold, scale } = self;
+        let hash = mix(key ^ first_row.wrapping_add(row as u64));
+        Mask { low: hash as u32, high: (hash >> 32) as u32, threshold, scale }
+    }
+}
+
+impl Mask {
+    /// What the element of a column is multiplied with.
+    #[inline(always)]
+    fn factor(self, column: u32) -> f32 {
+        let Self { low, high, threshold, scale } = self;
+        let hash = mix32(mix32(column ^ low) ^ high);
+        if hash >= threshold { scale } else { 0.0 }
+    }
+}
+
+/// Thirty-two well-mixed bits of another thirty-two (`lowbias32`, Wellons, 2018): vectors multiply these, not 64.
+#[inline(always)]
+fn mix32(bits: u32) -> u32 {
+    let bits = (bits ^ (bits >> 16)).wrapping_mul(0x7feb_352d);
+    let bits = (bits ^ (bits >> 15)).wrapping_mul(0x846c_a68b);
+    bits ^ (bits >> 16)
+}

@@ -1,0 +1,181 @@
+//! Dropout (Srivastava et al., 2014) whose mask is a pure function of a key, the row, the module and the column: no mask is
+//! kept for the backward pass, and neither threads nor the split of a batch into micro-batches changes it.
+//!
+//! Legend: N tokens, I inputs. Rows are F32 or BF16. On a CPU only.
+
+use candle_core::DType;
+
+use crate::access::{Access, Arguments};
+use crate::element::with_element;
+use crate::{Buffer, Device, Error, Result, cpu};
+
+/// Elements of a [`Key`] in its buffer (U32).
+pub const KEY_ELEMENTS: usize = 5;
+
+/// What the masks of a pass are drawn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The same for all rows of an optimizer step, and another one in each.
+    pub seed: u64,
+    /// The number of the first row among the rows of the step.
+    pub first_row: u64,
+    /// Without it nothing is dropped, as in evaluation.
+    pub enabled: bool,
+}
+
+impl Key {
+    /// As the buffer of an operation has it.
+    pub fn to_words(self) -> [u32; KEY_ELEMENTS] {
+        let Self { seed, first_row, enabled } = self;
+        [seed as u32, (seed >> 32) as u32, first_row as u32, (first_row >> 32) as u32, u32::from(enabled)]
+    }
+
+    pub(crate) fn from_words(words: &[u32]) -> Self {
+        let word = |index: usize| u64::from(words[index]);
+        Self { seed: word(0) | word(1) << 32, first_row: word(2) | word(3) << 32, enabled: words[4] != 0 }
+    }
+}
+
+/// The dropout of one module.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// That an element is dropped; less than 1.
+    pub probability: f64,
+    /// Tells the masks of modules apart.
+    pub module: u64,
+}
+
+/// `out_NI = mask x_NI / (1 - probability)`; `key` (U32) holds a [`Key`].
+pub fn forward(x_NI: &Buffer, key: &Buffer, dropout: Dropout, out_NI: &mut Buffer) -> Result<()> {
+    const OPERATION: &str = "dropout::forward";
+    let (dtype, sizes) = (x_NI.dtype(), sizes(x_NI));
+    let arguments = Arguments::new(OPERATION)
+        .input("x_NI", x_NI, dtype, &sizes)
+        .input("key", key, DType::U32, &[KEY_ELEMENTS])
+        .output("out_NI", out_NI, dtype, &sizes);
+    let cpu = |access: &Access<'_>| {
+        let key = Key::from_words(key.slice(access));
+        with_element!(OPERATION, "x_NI", dtype, E => {
+            cpu::dropout::forward::<E>(x_NI.slice(access), key, dropout, out_NI.slice_mut(access), sizes[1]);
+            Ok(())
+        })
+    };
+    arguments.run(cpu, |gpu| Err(unsupported(OPERATION, gpu)))
+}
+
+/// `dx_NI += mask dout_NI / (1 - probability)` with the mask of [`forward`].
+pub fn backward(dout_NI: &Buffer, key: &Buffer, dropout: Dropout, dx_NI: &mut Buffer) -> Result<()> {
+    const OPERATION: &str = "dropout::backward";
+    let (dtype, sizes) = (dout_NI.dtype(), sizes(dout_NI));
+    let arguments = Arguments::new(OPERATION)
+        .input("dout_NI", dout_NI, dtype, &sizes)
+        .input("key", key, DType::U32, &[KEY_ELEMENTS])
+        .output("dx_NI", dx_NI, dtype, &sizes);
+    let cpu = |access: &Access<'_>| {
+        let key = Key::from_words(key.slice(access));
+        with_element!(OPERATION, "dout_NI", dtype, E => {
+            cpu::dropout::backward::<E>(dout_NI.slice(access), key, dropout, dx_NI.slice_mut(access), sizes[1]);
+            Ok(())
+        })
+    };
+    arguments.run(cpu, |gpu| Err(unsupported(OPERATION, gpu)))
+}
+
+fn unsupported(operation: &'static str, gpu: &crate::cuda::Cuda) -> Error {
+    Error::Unsupported { operation, argument: "key", device: Device::Cuda(gpu.clone()).to_string() }
+}
+
+/// N, I of the rows; every argument is then checked against these.
+fn sizes(rows_NI: &Buffer) -> [usize; 2] {
+    [0, 1].map(|axis| rows_NI.shape().get(axis).copied().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::*;
+
+    const I: usize = 300;
+
+    fn key(seed: u64, first_row: u64, enabled: bool) -> Buffer {
+        integers(&Key { seed, first_row, enabled }.to_words())
+    }
+
+    fn dropped(x: &[f64], key: &Buffer, dropout: Dropout, dtype: DType) -> Buffer {
+        let sizes = [x.len() / I, I];
+        let mut out = zeros(&sizes, dtype);
+        forward(&buffer(x, &sizes, dtype), key, dropout, &mut out).unwrap();
+        out
+    }
+
+    fn is_kept(buffer: &Buffer) -> Vec<bool> {
+        buffer.read_f32().unwrap().into_iter().map(|value| value != 0.0).collect()
+    }
+
+    #[test]
+    fn a_share_of_the_elements_is_zero_and_the_others_are_larger() {
+        let ones = vec![1.0; 400 * I];
+        for probability in [0.05, 0.3, 0.9] {
+            let out = dropped(&ones, &key(7, 0, true), Dropout { probability, module: 3 }, DType::F32);
+            let values = out.read::<f32>().unwrap();
+            let share = values.iter().filter(|&&value| value == 0.0).count() as f64 / values.len() as f64;
+            let deviation = (probability * (1.0 - probability) / values.len() as f64).sqrt();
+            assert!((share - probability).abs() < 4.0 * deviation, "{share} of {probability}");
+            let kept = (1.0 / (1.0 - probability)) as f32;
+            assert!(values.iter().all(|&value| value == 0.0 || (value - kept).abs() < 1e-6));
+        }
+    }
+
+    #[test]
+    fn rows_columns_modules_and_seeds_are_independent() {
+        let ones = vec![1.0; 64 * I];
+        let of = |seed, module| {
+            is_kept(&dropped(&ones, &key(seed, 0, true), Dropout { probability: 0.5, module }, DType::F32))
+        };
+        let one = of(1, 1);
+        let rows: Vec<&[bool]> = one.chunks(I).collect();
+        let shifted = one[1..].to_vec();
+        for other in [of(2, 1), of(1, 2), rows[1..].concat(), shifted] {
+            let agreeing = one.iter().zip(&other).filter(|(a, b)| a == b).count() as f64 / other.len() as f64;
+            assert!((agreeing - 0.5).abs() < 0.03, "{agreeing}");
+        }
+    }
+
+    #[test]
+    fn a_row_s_mask_does_not_depend_on_the_micro_batch() {
+        let x = numbers(3, 10 * I);
+        let dropout = Dropout { probability: 0.4, module: 5 };
+        let whole = dropped(&x, &key(9, 100, true), dropout, DType::F32).read::<f32>().unwrap();
+        let part = dropped(&x[6 * I..], &key(9, 106, true), dropout, DType::F32).read::<f32>().unwrap();
+        assert_eq!(part, whole[6 * I..]);
+    }
+
+    #[test]
+    fn the_gradient_has_the_mask_of_the_values() {
+        let (x, dout) = (vec![1.0; 20 * I], numbers(4, 20 * I));
+        let dropout = Dropout { probability: 0.25, module: 1 };
+        for dtype in [DType::F32, DType::BF16] {
+            let key = key(11, 5, true);
+            let factors = dropped(&x, &key, dropout, DType::F32).read::<f32>().unwrap();
+            let start = numbers(6, 20 * I);
+            let mut dx = buffer(&start, &[20, I], dtype);
+            backward(&buffer(&dout, &[20, I], dtype), &key, dropout, &mut dx).unwrap();
+            let expected = start.iter().zip(&dout).zip(&factors);
+            assert_near(&dx, &expected.map(|((start, dout), &f)| start + dout * f64::from(f)).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn disabled_nothing_is_dropped() {
+        let x = numbers(3, 4 * I);
+        let out = dropped(&x, &key(9, 0, false), Dropout { probability: 0.4, module: 5 }, DType::F32);
+        assert_eq!(out.read::<f32>().unwrap(), to_f32(&x));
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        let x = numbers(2, 500 * I);
+        let dropout = Dropout { probability: 0.1, module: 5 };
+        assert_same_at_any_thread_count(|| vec![dropped(&x, &key(9, 3, true), dropout, DType::BF16)]);
+    }
+}

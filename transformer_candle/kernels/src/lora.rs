@@ -1,0 +1,309 @@
+//! Low-rank adapters (Hu et al., "`LoRA`", arXiv:2106.09685): the update `y += s (x A^T) B^T` of a linear map's outputs,
+//! and its gradients, each one GEMM.
+//!
+//! Legend: N tokens, I inputs, R rank, O outputs of the adapted module, P width of a row of outputs, of which the module's
+//! are the O columns from `first_column` on: the projections of several modules lie side by side. With `z = s x A^T`,
+//! which [`project`] computes and [`expand`] adds to y, and dz the gradient of x A^T:
+//! ```text
+//! dz = s dy B      dB = dy^T z      dA = dz^T x      dx += dz A
+//! ```
+//! dA is [`crate::linear::backward_weight`] of `dz` and `x`. All values are of one element type, F32 or BF16; gradients of A
+//! and B are F32.
+
+use candle_core::DType;
+
+use crate::access::{Access, Arguments};
+use crate::element::with_element;
+use crate::{Buffer, DeviceKind, Result, WriteMode, cpu, cuda, linear};
+
+/// `z_NR = scale x_NI a_RI^T`.
+pub fn project(x_NI: &Buffer, a_RI: &Buffer, scale: f32, z_NR: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+    const OPERATION: &str = "lora::project";
+    let (dtype, sizes @ [n, i, r]) = (x_NI.dtype(), [size(x_NI, 0), size(a_RI, 1), size(a_RI, 0)]);
+    let arguments = Arguments::new(OPERATION)
+        .input("x_NI", x_NI, dtype, &[n, i])
+        .input("a_RI", a_RI, dtype, &[r, i])
+        .output("z_NR", z_NR, dtype, &[n, r])
+        .workspace(workspace, linear::workspace_elements(n, i, r, x_NI.device().kind()));
+    let gemm = cuda::lora::project(x_NI, a_RI, scale, z_NR, sizes, workspace);
+    let cpu = |access: &Access<'_>| {
+        with_element!(OPERATION, "x_NI", dtype, E => {
+            let (x, a) = (x_NI.slice::<E>(access), a_RI.slice::<E>(access));
+            cpu::lora::project(x, a, scale, z_NR.slice_mut(access), sizes, workspace.slice_mut(access));
+            Ok(())
+        })
+    };
+    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+}
+
+/// `y_NP[:, columns] += z_NR b_OR^T`.
+pub fn expand(
+    z_NR: &Buffer,
+    b_OR: &Buffer,
+    y_NP: &mut Buffer,
+    first_column: usize,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    const OPERATION: &str = "lora::expand";
+    let (dtype, packed) = (z_NR.dtype(), Packed::new(z_NR, b_OR, y_NP, first_column));
+    let Packed { n, r, o, p, .. } = packed;
+    let arguments = Arguments::new(OPERATION)
+        .input("z_NR", z_NR, dtype, &[n, r])
+        .input("b_OR", b_OR, dtype, &[o, r])
+        .require(packed.is_inside(), || packed.problem())
+        .output("y_NP", y_NP, dtype, &[n, p])
+        .workspace(workspace, linear::workspace_elements(n, r, o, z_NR.device().kind()));
+    let gemm = cuda::lora::expand(z_NR, b_OR, y_NP, packed, workspace);
+    let cpu = |access: &Access<'_>| {
+        with_element!(OPERATION, "z_NR", dtype, E => {
+            let (z, b) = (z_NR.slice::<E>(access), b_OR.slice::<E>(access));
+            cpu::lora::expand(z, b, y_NP.slice_mut(access), packed, workspace.slice_mut(access));
+            Ok(())
+        })
+    };
+    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+}
+
+/// `dz_NR = scale dy_NP[:, columns] b_OR`.
+pub fn backward_expand(
+    dy_NP: &Buffer,
+    first_column: usize,
+    b_OR: &Buffer,
+    scale: f32,
+    dz_NR: &mut Buffer,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    const OPERATION: &str = "lora::backward_expand";
+    let (dtype, packed) = (dy_NP.dtype(), Packed::new(dz_NR, b_OR, dy_NP, first_column));
+    let Packed { n, r, o, p, .. } = packed;
+    let arguments = Arguments::new(OPERATION)
+        .input("dy_NP", dy_NP, dtype, &[n, p])
+        .require(packed.is_inside(), || packed.problem())
+        .input("b_OR", b_OR, dtype, &[o, r])
+        .output("dz_NR", dz_NR, dtype, &[n, r])
+        .workspace(workspace, linear::workspace_elements(n, r, o, dy_NP.device().kind()));
+    let gemm = cuda::lora::backward_expand(dy_NP, b_OR, scale, dz_NR, packed, workspace);
+    let cpu = |access: &Access<'_>| {
+        with_element!(OPERATION, "dy_NP", dtype, E => {
+            let (dy, b) = (dy_NP.slice::<E>(access), b_OR.slice::<E>(access));
+            cpu::lora::backward_expand(dy, b, scale, dz_NR.slice_mut(access), packed, workspace.slice_mut(access));
+            Ok(())
+        })
+    };
+    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+}
+
+/// `db_OR = dy_NP[:, columns]^T z_NR` or `db_OR += dy_NP[:, columns]^T z_NR` in F32.
+pub fn backward_b(
+    dy_NP: &Buffer,
+    first_column: usize,
+    z_NR: &Buffer,
+    db_OR: &mut Buffer,
+    write_mode: WriteMode,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    const OPERATION: &str = "lora::backward_b";
+    let (dtype, packed) = (dy_NP.dtype(), Packed::new(z_NR, db_OR, dy_NP, first_column));
+    let Packed { n, r, o, p, .. } = packed;
+    let arguments = Arguments::new(OPERATION)
+        .input("dy_NP", dy_NP, dtype, &[n, p])
+        .require(packed.is_inside(), || packed.problem())
+        .input("z_NR", z_NR, dtype, &[n, r])
+        .output("db_OR", db_OR, DType::F32, &[o, r])
+        .workspace(workspace, linear::workspace_elements(n, r, o, dy_NP.device().kind()));
+    let gemm = cuda::lora::backward_b(dy_NP, z_NR, db_OR, write_mode, packed, workspace);
+    let cpu = |access: &Access<'_>| {
+        with_element!(OPERATION, "dy_NP", dtype, E => {
+            let (dy, z) = (dy_NP.slice::<E>(access), z_NR.slice::<E>(access));
+            cpu::lora::backward_b(dy, z, db_OR.slice_mut(access), write_mode, packed, workspace.slice_mut(access));
+            Ok(())
+        })
+    };
+    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+}
+
+/// `dx_NI += dz_NR a_RI`.
+pub fn backward_input(dz_NR: &Buffer, a_RI: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+    const OPERATION: &str = "lora::backward_input";
+    let (dtype, sizes @ [n, i, r]) = (dz_NR.dtype(), [size(dz_NR, 0), size(a_RI, 1), size(a_RI, 0)]);
+    let arguments = Arguments::new(OPERATION)
+        .input("dz_NR", dz_NR, dtype, &[n, r])
+        .input("a_RI", a_RI, dtype, &[r, i])
+        .output("dx_NI", dx_NI, dtype, &[n, i])
+        .workspace(workspace, linear::workspace_elements(n, i, r, dz_NR.device().kind()));
+    let gemm = cuda::lora::backward_input(dz_NR, a_RI, dx_NI, sizes, workspace);
+    let cpu = |access: &Access<'_>| {
+        with_element!(OPERATION, "dz_NR", dtype, E => {
+            let (dz, a) = (dz_NR.slice::<E>(access), a_RI.slice::<E>(access));
+            cpu::lora::backward_input(dz, a, dx_NI.slice_mut(access), sizes, workspace.slice_mut(access));
+            Ok(())
+        })
+    };
+    arguments.run(cpu, |cuda| cuda.multiply(&gemm))
+}
+
+/// Elements of F32 workspace for all functions of a module of I inputs and O outputs, and for the gradient of A.
+pub fn workspace_elements(n: usize, inputs: usize, rank: usize, outputs: usize, device: DeviceKind) -> usize {
+    linear::workspace_elements(n, inputs, rank, device).max(linear::workspace_elements(n, rank, outputs, device))
+}
+
+/// The sizes of a module whose outputs are columns of wider rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed {
+    pub(crate) n: usize,
+    pub(crate) r: usize,
+    pub(crate) o: usize,
+    pub(crate) p: usize,
+    pub(crate) first_column: usize,
+}
+
+impl Packed {
+    /// As z [N, R], B [O, R] and y [N, P] have them; the callers then check every argument against these.
+    fn new(z_NR: &Buffer, b_OR: &Buffer, y_NP: &Buffer, first_column: usize) -> Self {
+        Self { n: size(z_NR, 0), r: size(b_OR, 1), o: size(b_OR, 0), p: size(y_NP, 1), first_column }
+    }
+
+    fn is_inside(&self) -> bool {
+        self.first_column.checked_add(self.o).is_some_and(|end| end <= self.p)
+    }
+
+    fn problem(&self) -> String {
+        let Self { o, p, first_column, .. } = self;
+        format!("{o} columns from {first_column} on are not within rows of {p}")
+    }
+}
+
+fn size(buffer: &Buffer, axis: usize) -> usize {
+    buffer.shape().get(axis).copied().unwrap_or(0)
+}
+
+/// The operation in the plainest terms.
+pub mod reference {
+    use crate::Real;
+    use crate::linear::reference as linear;
+
+    /// What is added to a module's outputs, `scale (x_NI a_RI^T) b_OR^T`; sizes are [N, I, R, O].
+    pub fn forward<R: Real>(x_NI: &[R], a_RI: &[R], b_OR: &[R], scale: R, [n, i, r, o]: [usize; 4]) -> Vec<R> {
+        let z_NR: Vec<R> = linear::forward(x_NI, a_RI, [n, i, r]).into_iter().map(|z| scale * z).collect();
+        linear::forward(&z_NR, b_OR, [n, r, o])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Tensor, Var};
+
+    use super::*;
+    use crate::testing::*;
+
+    /// N, I, R, O, P and the first column.
+    type Sizes = [usize; 6];
+
+    struct Inputs {
+        x: Vec<f64>,
+        a: Vec<f64>,
+        b: Vec<f64>,
+        y: Vec<f64>,
+        dy: Vec<f64>,
+        dx: Vec<f64>,
+        db: Vec<f64>,
+    }
+
+    impl Inputs {
+        fn new([n, i, r, o, p, _]: Sizes) -> Self {
+            let [x, a, b, y, dy, dx, db] = [n * i, r * i, o * r, n * p, n * p, n * i, o * r];
+            let mut seed = 0;
+            let mut drawn = |count| {
+                seed += 1;
+                numbers(seed, count)
+            };
+            Self { x: drawn(x), a: drawn(a), b: drawn(b), y: drawn(y), dy: drawn(dy), dx: drawn(dx), db: drawn(db) }
+        }
+
+        /// y, dx, da, db of one adapter, each added to what was there but da.
+        fn run(&self, [n, i, r, o, p, first]: Sizes, scale: f32, dtype: DType) -> [Buffer; 4] {
+            let (x, a, b) =
+                (buffer(&self.x, &[n, i], dtype), buffer(&self.a, &[r, i], dtype), buffer(&self.b, &[o, r], dtype));
+            let (mut y, dy, mut dx) =
+                (buffer(&self.y, &[n, p], dtype), buffer(&self.dy, &[n, p], dtype), buffer(&self.dx, &[n, i], dtype));
+            let (mut z, mut dz) = (zeros(&[n, r], dtype), zeros(&[n, r], dtype));
+            let (mut da, mut db) = (zeros(&[r, i], DType::F32), buffer(&self.db, &[o, r], DType::F32));
+            let mut space = workspace(workspace_elements(n, i, r, o, DeviceKind::Cpu));
+            project(&x, &a, scale, &mut z, &mut space).unwrap();
+            expand(&z, &b, &mut y, first, &mut space).unwrap();
+            backward_expand(&dy, first, &b, scale, &mut dz, &mut space).unwrap();
+            backward_b(&dy, first, &z, &mut db, WriteMode::Accumulate, &mut space).unwrap();
+            linear::backward_weight(&dz, &x, &mut da, WriteMode::Overwrite, &mut space).unwrap();
+            backward_input(&dz, &a, &mut dx, &mut space).unwrap();
+            [y, dx, da, db]
+        }
+    }
+
+    #[test]
+    fn values_and_gradients_match_candle_autograd() {
+        for sizes @ [n, i, r, o, p, first] in [[37, 24, 4, 31, 50, 7], [1, 8, 2, 8, 8, 0], [130, 70, 16, 40, 64, 24]] {
+            let inputs = Inputs::new(sizes);
+            let leaf = |values: &[f64], shape: [usize; 2]| {
+                Var::from_tensor(&Tensor::from_vec(values.to_vec(), &shape, &Device::Cpu).unwrap()).unwrap()
+            };
+            let [x, a, b] = [leaf(&inputs.x, [n, i]), leaf(&inputs.a, [r, i]), leaf(&inputs.b, [o, r])];
+            let dy = Tensor::from_vec(inputs.dy.clone(), &[n, p], &Device::Cpu).unwrap();
+            let dy = dy.narrow(1, first, o).unwrap();
+            let scale = 1.75;
+            let added = x.matmul(&a.t().unwrap()).unwrap().matmul(&b.t().unwrap()).unwrap();
+            let added = (added * scale).unwrap();
+            let gradients = (&added * dy).unwrap().sum_all().unwrap().backward().unwrap();
+            let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+            let plus = |start: &[f64], added: Vec<f64>| start.iter().zip(added).map(|(a, b)| a + b).collect::<Vec<_>>();
+            let added = values(&added);
+            assert_near(
+                &buffer(&added, &[n, o], DType::F32),
+                &reference::forward(&inputs.x, &inputs.a, &inputs.b, scale, [n, i, r, o]),
+            );
+            let mut expected = inputs.y.clone();
+            for (row, added) in expected.chunks_mut(p).zip(added.chunks(o)) {
+                row[first..][..o].iter_mut().zip(added).for_each(|(y, added)| *y += added);
+            }
+            for dtype in [DType::F32, DType::BF16] {
+                let [y, dx, da, db] = inputs.run(sizes, scale as f32, dtype);
+                // In BF16 z and dz are rounded on the way.
+                let bound = if dtype == DType::BF16 { 8e-3 } else { 1e-6 };
+                assert_within(&y, &expected, bound);
+                assert_within(&dx, &plus(&inputs.dx, values(gradients.get(&x).unwrap())), bound);
+                assert_within(&da, &values(gradients.get(&a).unwrap()), bound);
+                assert_within(&db, &plus(&inputs.db, values(gradients.get(&b).unwrap())), bound);
+            }
+        }
+    }
+
+    #[test]
+    fn columns_of_other_modules_keep_every_bit() {
+        let sizes @ [n, _, _, o, p, first] = [33, 24, 4, 10, 40, 9];
+        let inputs = Inputs::new(sizes);
+        let [y, ..] = inputs.run(sizes, 2.0, DType::F32);
+        let after = y.read::<f32>().unwrap();
+        for (at, (&after, &before)) in after.iter().zip(&inputs.y).enumerate() {
+            let changed = (first..first + o).contains(&(at % p));
+            assert_eq!(after != before as f32, changed, "{at} of {n} rows of {p}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        for sizes in [[256, 192, 16, 320, 512, 64], [600, 1100, 8, 530, 530, 0]] {
+            let inputs = Inputs::new(sizes);
+            for dtype in [DType::F32, DType::BF16] {
+                assert_same_at_any_thread_count(|| inputs.run(sizes, 1.5, dtype).to_vec());
+            }
+        }
+    }
+
+    #[test]
+    fn columns_outside_of_the_rows_are_refused() {
+        let (z, b, mut y) = (zeros(&[3, 2], DType::F32), zeros(&[4, 2], DType::F32), zeros(&[3, 6], DType::F32));
+        let mut space = workspace(workspace_elements(3, 2, 2, 4, DeviceKind::Cpu));
+        let error = expand(&z, &b, &mut y, 3, &mut space).unwrap_err();
+        assert!(error.to_string().contains("4 columns from 3 on are not within rows of 6"), "{error}");
+        expand(&z, &b, &mut y, 2, &mut space).unwrap();
+    }
+}

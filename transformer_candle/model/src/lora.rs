@@ -1,0 +1,254 @@
+//! Low-rank adapters beside the frozen projections of a block, forward beside backward.
+
+use kernels::dropout::{self, Dropout};
+use kernels::memory::{Arena, BufferId, Category, Plan};
+use kernels::{Buffer, DType, WriteMode, linear, lora};
+use run_config::{LoraConfig, TargetModule, TargetModules};
+
+use crate::activations::ActivationSettings;
+use crate::parameters::Weight;
+use crate::{Error, ModelShape, Result};
+
+/// The adapters of a model: everything that decides their parameters and their arithmetic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraShape {
+    /// Width between the two matrices, R.
+    pub rank: usize,
+    /// What an adapter's output is multiplied with, times R or its root.
+    pub alpha: f64,
+    /// Whether it is the root of R that `alpha` is divided by.
+    pub rslora: bool,
+    /// Probability that an input of an adapter is zero in training.
+    pub dropout: f64,
+    /// The modules of every block that have one.
+    pub modules: TargetModules,
+}
+
+impl LoraShape {
+    /// The adapters that a validated config asks for, if any.
+    pub fn from_config(config: &LoraConfig) -> Option<Self> {
+        let &LoraConfig { alpha, rslora, dropout, ref target_modules, .. } = config;
+        let of_rank =
+            |rank| Self { rank, alpha: alpha.unwrap_or(rank as f64), rslora, dropout, modules: target_modules.clone() };
+        config.rank.map(of_rank)
+    }
+
+    /// What an adapter's output is multiplied with.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.rslora { rank.sqrt() } else { rank }
+    }
+}
+
+/// Something for each parameter of a module's adapter: its place, its buffers, ...
+#[derive(Clone, Debug)]
+pub struct AdapterParameters<T> {
+    /// The module that it belongs to.
+    pub module: TargetModule,
+    /// Where the module's outputs begin among those of the packed projection.
+    pub first_column: usize,
+    /// From the module's inputs, `lora_A` `[R, I]`.
+    pub a: T,
+    /// To its outputs, `lora_B` `[O, R]`.
+    pub b: T,
+}
+
+/// The scratch buffers that all adapters share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdapterPlan {
+    /// `s x A^T`, [N, R].
+    projected: BufferId,
+    /// The gradient of x A^T, where there is a backward pass.
+    gradient: Option<BufferId>,
+    /// Where inputs are dropped in training.
+    dropout: Option<DropoutPlan>,
+}
+
+/// The buffers of dropout.
+#[derive(Clone, Copy, Debug)]
+struct DropoutPlan {
+    /// See [`dropout::Key`].
+    key: BufferId,
+    /// The inputs of an adapter without those dropped; in the backward pass their gradient. For the widest inputs.
+    dropped: BufferId,
+}
+
+impl AdapterPlan {
+    /// Adds the buffers to a memory plan, if the model has adapters.
+    pub(crate) fn add_to(plan: &mut Plan, shape: &ModelShape, settings: &ActivationSettings) -> Option<Self> {
+        let &ActivationSettings { batch, sequence_length, dtype, training, .. } = settings;
+        let (n, lora) = (batch * sequence_length, shape.lora.as_ref()?);
+        let mut add = |name: &str, width| plan.add(name, Category::Scratch, dtype, &[n * width]);
+        let projected = add("lora.projected", lora.rank);
+        let gradient = training.then(|| add("lora.projected_gradient", lora.rank));
+        let widest = shape.hidden_size.max(shape.heads().query_width()).max(shape.intermediate_size);
+        let dropped = (training && lora.dropout > 0.0).then(|| add("lora.dropped", widest));
+        let dropout = dropped.map(|dropped| {
+            let key = plan.add("lora.dropout_key", Category::Batch, DType::U32, &[dropout::KEY_ELEMENTS]);
+            DropoutPlan { key, dropped }
+        });
+        Some(Self { projected, gradient, dropout })
+    }
+
+    /// What the masks of dropout are drawn from, to be written before each pass.
+    pub(crate) fn dropout_key(&self, arena: &Arena) -> Option<Buffer> {
+        self.dropout.map(|dropout| arena.buffer(dropout.key))
+    }
+}
+
+/// Makes the adapters of a linear map of one block from their parameters.
+pub(crate) type BindAdapters<'a> = &'a dyn Fn(&[AdapterParameters<Weight>]) -> Result<Vec<Adapter>>;
+
+/// Makes the adapters of linear maps over allocated buffers.
+pub(crate) struct AdapterBinder {
+    scale: f32,
+    projected_NR: Buffer,
+    dprojected_NR: Option<Buffer>,
+    dropout: Option<DropoutBuffers>,
+    rows: usize,
+}
+
+/// Dropout over allocated buffers.
+struct DropoutBuffers {
+    probability: f64,
+    key: Buffer,
+    dropped: Buffer,
+}
+
+impl AdapterBinder {
+    /// For passes of `rows` tokens.
+    pub(crate) fn new(plan: AdapterPlan, shape: &LoraShape, arena: &Arena, rows: usize) -> Result<Self> {
+        let bind = |id| arena.buffer(id).view(0, &[rows, shape.rank]);
+        Ok(Self {
+            scale: shape.scale() as f32,
+            projected_NR: bind(plan.projected)?,
+            dprojected_NR: plan.gradient.map(bind).transpose()?,
+            dropout: plan.dropout.map(|dropout| DropoutBuffers {
+                probability: shape.dropout,
+                key: arena.buffer(dropout.key),
+                dropped: arena.buffer(dropout.dropped),
+            }),
+            rows,
+        })
+    }
+
+    /// The adapters of one linear map of a block.
+    pub(crate) fn bind(&self, layer: usize, parameters: &[AdapterParameters<Weight>]) -> Result<Vec<Adapter>> {
+        parameters.iter().map(|parameters| self.adapter(layer, parameters)).collect()
+    }
+
+    fn adapter(&self, layer: usize, parameters: &AdapterParameters<Weight>) -> Result<Adapter> {
+        let AdapterParameters { module, first_column, a, b } = parameters;
+        let inputs = a.values.shape()[1];
+        let dropout = |DropoutBuffers { probability, key, dropped }: &DropoutBuffers| -> Result<_> {
+            let module = (layer * TargetModule::ALL.len() + *module as usize) as u64;
+            Ok(AdapterDropout {
+                dropout: Dropout { probability: *probability, module },
+                key: key.clone(),
+                dropped_NI: dropped.view(0, &[self.rows, inputs])?,
+            })
+        };
+        Ok(Adapter {
+            a_RI: a.clone(),
+            b_OR: b.clone(),
+            first_column: *first_column,
+            scale: self.scale,
+            projected_NR: self.projected_NR.clone(),
+            dprojected_NR: self.dprojected_NR.clone(),
+            dropout: self.dropout.as_ref().map(dropout).transpose()?,
+        })
+    }
+}
+
+/// The adapter of one module: adds `scale (x A^T) B^T` to the module's columns of a linear map's outputs.
+///
+/// The product with A is not kept for the backward pass but computed again: it takes 1/O of the module's own GEMM.
+#[derive(Clone, Debug)]
+pub(crate) struct Adapter {
+    a_RI: Weight,
+    b_OR: Weight,
+    first_column: usize,
+    scale: f32,
+    /// Shared with every other adapter.
+    projected_NR: Buffer,
+    dprojected_NR: Option<Buffer>,
+    /// Where inputs are dropped.
+    dropout: Option<AdapterDropout>,
+}
+
+/// The dropout of an adapter's inputs.
+#[derive(Clone, Debug)]
+struct AdapterDropout {
+    dropout: Dropout,
+    key: Buffer,
+    /// Shared with every other adapter.
+    dropped_NI: Buffer,
+}
+
+impl AdapterDropout {
+    /// The inputs without those dropped.
+    fn forward(&mut self, x_NI: &Buffer) -> Result<&Buffer> {
+        dropout::forward(x_NI, &self.key, self.dropout, &mut self.dropped_NI)?;
+        Ok(&self.dropped_NI)
+    }
+}
+
+impl Adapter {
+    /// Adds to the outputs.
+    pub(crate) fn forward(&mut self, x_NI: &Buffer, y_NP: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+        let Self { a_RI, b_OR, first_column, scale, projected_NR, dropout, .. } = self;
+        let x_NI = dropout.as_mut().map_or(Ok(x_NI), |dropout| dropout.forward(x_NI))?;
+        lora::project(x_NI, &a_RI.values, *scale, projected_NR, workspace)?;
+        Ok(lora::expand(projected_NR, &b_OR.values, y_NP, *first_column, workspace)?)
+    }
+
+    /// Adds to the gradient of the inputs.
+    pub(crate) fn backward_input(&mut self, dy_NP: &Buffer, dx_NI: &mut Buffer, workspace: &mut Buffer) -> Result<()> {
+        self.project_gradient(dy_NP, workspace)?;
+        let Self { a_RI, dprojected_NR, dropout, .. } = self;
+        let dprojected_NR = dprojected_NR.as_ref().ok_or(Error::EvaluationOnly)?;
+        let Some(AdapterDropout { dropout, key, dropped_NI: ddropped_NI }) = dropout else {
+            return Ok(lora::backward_input(dprojected_NR, &a_RI.values, dx_NI, workspace)?);
+        };
+        linear::backward_input(dprojected_NR, &a_RI.values, ddropped_NI, workspace)?;
+        Ok(dropout::backward(ddropped_NI, key, *dropout, dx_NI)?)
+    }
+
+    /// Writes the gradients of A and B, or adds to them.
+    pub(crate) fn backward_weight(
+        &mut self,
+        dy_NP: &Buffer,
+        x_NI: &Buffer,
+        write_mode: WriteMode,
+        workspace: &mut Buffer,
+    ) -> Result<()> {
+        self.project_gradient(dy_NP, workspace)?;
+        let Self { a_RI, b_OR, first_column, scale, projected_NR, dprojected_NR, dropout } = self;
+        let x_NI = dropout.as_mut().map_or(Ok(x_NI), |dropout| dropout.forward(x_NI))?;
+        let (a_RI, da_RI) = a_RI.with_gradient();
+        let (Some(da_RI), Some(db_OR), Some(dprojected_NR)) = (da_RI, &mut b_OR.gradient, dprojected_NR) else {
+            return Err(Error::EvaluationOnly);
+        };
+        linear::backward_weight(dprojected_NR, x_NI, da_RI, write_mode, workspace)?;
+        lora::project(x_NI, a_RI, *scale, projected_NR, workspace)?;
+        Ok(lora::backward_b(dy_NP, *first_column, projected_NR, db_OR, write_mode, workspace)?)
+    }
+
+    /// The gradient of `x A^T`, from which those of A and of the inputs follow.
+    fn project_gradient(&mut self, dy_NP: &Buffer, workspace: &mut Buffer) -> Result<()> {
+        let Self { b_OR, first_column, scale, dprojected_NR, .. } = self;
+        let dprojected_NR = dprojected_NR.as_mut().ok_or(Error::EvaluationOnly)?;
+        Ok(lora::backward_expand(dy_NP, *first_column, &b_OR.values, *scale, dprojected_NR, workspace)?)
+    }
+}
+
+/// Elements of workspace for the adapter of a module of these inputs and outputs.
+pub(crate) fn workspace_elements(
+    shape: &ModelShape,
+    settings: &ActivationSettings,
+    [inputs, outputs]: [usize; 2],
+) -> usize {
+    let n = settings.batch * settings.sequence_length;
+    let of = |lora: &LoraShape| lora::workspace_elements(n, inputs, lora.rank, outputs, settings.device);
+    shape.lora.as_ref().map_or(0, of)
+}

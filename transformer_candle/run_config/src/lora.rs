@@ -1,0 +1,162 @@
+//! `lora`: low-rank adapters beside frozen weights.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::json;
+
+/// Low-rank adapters (LoRA, Hu et al., 2021): the weights of `model.init_from` stay as they are, and beside
+/// each target module two small matrices train, whose product is added to it. Checkpoints are adapters as
+/// peft reads them. Default: every weight trains.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraConfig {
+    /// Rank of the adapters: the width between their two matrices (peft: `r`). 8 to 64 are usual. Needs
+    /// `model.init_from` and `optimizer.algorithm: adamw`. Default: no adapters.
+    #[schemars(range(min = 1, max = 4096))]
+    pub rank: Option<usize>,
+    /// What the adapters add is multiplied by `alpha / rank` (peft: `lora_alpha`). Default: `rank`.
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
+    pub alpha: Option<f64>,
+    /// Probability that an input of an adapter is zero in a step; the others are divided by one minus it.
+    /// Not on a GPU.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub dropout: f64,
+    /// Modules that get an adapter: `all-linear`, or a list of q_proj, k_proj, v_proj, o_proj, gate_proj,
+    /// up_proj and down_proj.
+    pub target_modules: TargetModules,
+    /// Divide `alpha` by the root of `rank` instead (rsLoRA, Kalajdzievski, 2023; peft: `use_rslora`), so
+    /// that larger ranks do not learn more slowly.
+    pub rslora: bool,
+    /// Folder of adapters in peft's format, such as a checkpoint of another run, whose weights training
+    /// starts from. The other keys of `lora` are then theirs unless given; only `dropout` may differ.
+    /// Default: adapters that add nothing yet, drawn from `runtime.seed`.
+    pub init_from: Option<PathBuf>,
+}
+
+/// A linear map of a decoder block, as transformers names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TargetModule {
+    /// Queries.
+    QProj,
+    /// Keys.
+    KProj,
+    /// Values.
+    VProj,
+    /// Attention's output.
+    OProj,
+    /// The gate of the MLP.
+    GateProj,
+    /// The MLP's values that are gated.
+    UpProj,
+    /// The MLP's output.
+    DownProj,
+}
+
+impl TargetModule {
+    /// Every module, in the order of a block.
+    pub const ALL: [Self; 7] =
+        [Self::QProj, Self::KProj, Self::VProj, Self::OProj, Self::GateProj, Self::UpProj, Self::DownProj];
+
+    /// As transformers names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::QProj => "q_proj",
+            Self::KProj => "k_proj",
+            Self::VProj => "v_proj",
+            Self::OProj => "o_proj",
+            Self::GateProj => "gate_proj",
+            Self::UpProj => "up_proj",
+            Self::DownProj => "down_proj",
+        }
+    }
+}
+
+impl FromStr for TargetModule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|module| module.name() == text);
+        found.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("must be `{ALL_LINEAR}` or a list of {names}")
+        })
+    }
+}
+
+/// Stands for every linear map of the blocks, as in peft.
+const ALL_LINEAR: &str = "all-linear";
+
+/// The modules that get an adapter, each once and in the order of a block.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TargetModules(Vec<TargetModule>);
+
+impl Default for TargetModules {
+    fn default() -> Self {
+        Self(TargetModule::ALL.to_vec())
+    }
+}
+
+impl TargetModules {
+    /// These modules, in the order of a block.
+    pub fn new(modules: impl IntoIterator<Item = TargetModule>) -> Self {
+        let mut modules: Vec<_> = modules.into_iter().collect();
+        modules.sort_unstable();
+        modules.dedup();
+        Self(modules)
+    }
+
+    /// The modules.
+    pub fn modules(&self) -> &[TargetModule] {
+        &self.0
+    }
+
+    /// Whether the module of this name gets an adapter.
+    pub fn contains(&self, module: TargetModule) -> bool {
+        self.0.contains(&module)
+    }
+
+    /// Checks the text of the key, or an item of its list.
+    pub(crate) fn check(text: &str) -> Result<(), String> {
+        if text == ALL_LINEAR { Ok(()) } else { TargetModule::from_str(text).map(drop) }
+    }
+}
+
+impl<'de> Deserialize<'de> for TargetModules {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Text(String),
+            List(Vec<String>),
+        }
+        let names = match Written::deserialize(deserializer)? {
+            Written::Text(text) => vec![text],
+            Written::List(names) => names,
+        };
+        if names.iter().any(|name| name == ALL_LINEAR) {
+            return Ok(Self::default());
+        }
+        let modules: Result<Vec<_>, _> = names.iter().map(|name| TargetModule::from_str(name)).collect();
+        modules.map(Self::new).map_err(serde::de::Error::custom)
+    }
+}
+
+impl JsonSchema for TargetModules {
+    fn schema_name() -> Cow<'static, str> {
+        "TargetModules".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let modules = TargetModule::ALL.map(TargetModule::name);
+        json_schema!({
+            "type": ["string", "array"],
+            "format": "lora-modules",
+            "items": { "type": "string", "enum": json!(modules) },
+        })
+    }
+}
