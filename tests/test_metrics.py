@@ -108,7 +108,7 @@ def test_python_reads_samples_and_the_time_between_steps(workspace: Workspace) -
     trainer = Trainer(RunConfig.load(workspace.run_folder("python") / "training.yaml"))
     first = next(trainer)
     assert (first.save_seconds, first.evaluation_seconds) == (0.0, 0.0)
-    assert not trainer.finished
+    before = trainer.finished
     evaluation = trainer.evaluate()
     assert evaluation is not None
     assert [prompt for prompt, _ in evaluation.samples] == PROMPTS
@@ -118,7 +118,7 @@ def test_python_reads_samples_and_the_time_between_steps(workspace: Workspace) -
     assert second.evaluation_seconds > 0
     (third,) = trainer
     assert (third.save_seconds, third.evaluation_seconds) == (0.0, 0.0)
-    assert trainer.finished == "all steps are done"
+    assert (before, trainer.finished) == (None, "all steps are done")
     assert trainer.take_advice() == []
     between = [(row["save_seconds"], row["evaluation_seconds"]) for row in workspace.metrics("python")]
     assert between == [(0.0, 0.0), (second.save_seconds, second.evaluation_seconds), (0.0, 0.0)]
