@@ -12,7 +12,8 @@ use crate::held_out_split::SplitSettings;
 use crate::hub::RetryStatus;
 use crate::ledger::WindowRecord;
 use crate::window_prefetch::{ComponentInput, WindowPrefetcher, thread_pool};
-use crate::{Batch, Cursor, DataError, Mixture, SkippedRows, StreamFingerprint, Tokenizer};
+use crate::sequence_packer::SequencePacker;
+use crate::{Batch, ChatSettings, ConversationEncoder, Cursor, DataError, Mixture, SkippedRows, StreamFingerprint, Tokenizer};
 
 /// Shards of a component that are open at the same time, by default.
 pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;
@@ -24,8 +25,10 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct StreamSettings {
     /// Tokens per sequence.
     pub sequence_length: usize,
-    /// Whether batches say where documents start.
+    /// How documents share sequences; batches say where they start if they are kept apart.
     pub packing: Packing,
+    /// How conversations are rendered; none if rows are text.
+    pub chat: Option<ChatSettings>,
     /// Documents in a shuffle window; the windows of all components of a mixture divide it.
     pub shuffle_buffer_size: usize,
     /// Seed of all permutations.
@@ -49,6 +52,7 @@ impl Default for StreamSettings {
         Self {
             sequence_length: 256,
             packing: Packing::default(),
+            chat: None,
             shuffle_buffer_size: 8192,
             seed: 0,
             max_samples: None,
@@ -68,6 +72,7 @@ impl StreamSettings {
         Self {
             sequence_length: data.sequence_length,
             packing: data.packing,
+            chat: ChatSettings::from_config(data),
             shuffle_buffer_size: data.shuffle_buffer_size,
             seed: run.config.runtime.seed,
             max_samples: run.streaming.as_ref().and_then(|streaming| streaming.max_samples),
@@ -109,7 +114,7 @@ pub struct TokenStream {
     partial: Option<Batch>,
     /// Whether an error was returned.
     failed: bool,
-    tokenizer: Tokenizer,
+    packer: SequencePacker,
     sequence_length: usize,
     cancel: CancelToken,
 }
@@ -125,7 +130,8 @@ impl TokenStream {
     ) -> Result<Self, DataError> {
         settings.check()?;
         let mixture: Mixture = data.into();
-        let fingerprint = StreamFingerprint::new(&mixture, settings, tokenizer);
+        let packer = SequencePacker::new(settings, tokenizer)?;
+        let fingerprint = StreamFingerprint::new(&mixture, settings, &packer);
         let cursor = match cursor {
             Some(cursor) => cursor.validated(&fingerprint, &mixture, settings.open_shards)?,
             None => Cursor::at_start(fingerprint, mixture.sources().len(), settings.open_shards),
@@ -138,7 +144,7 @@ impl TokenStream {
                 source: mixture.sources()[component].clone(),
                 window_budget: mixture.window_budget(component, settings.shuffle_buffer_size),
             };
-            let prefetcher = WindowPrefetcher::new(input, settings, tokenizer, cancel.clone());
+            let prefetcher = WindowPrefetcher::new(input, settings, packer.clone(), cancel.clone());
             ComponentStream::start(prefetcher, Arc::clone(&workers), position)
         };
         Ok(Self {
@@ -148,7 +154,7 @@ impl TokenStream {
             cursor,
             partial: None,
             failed: false,
-            tokenizer: tokenizer.clone(),
+            packer,
             sequence_length: settings.sequence_length,
             cancel,
         })
@@ -168,7 +174,7 @@ impl TokenStream {
         }
         let mut batch = self.partial.take().unwrap_or_else(|| {
             self.components.iter_mut().for_each(ComponentStream::clear_opened);
-            Batch::new(self.sequence_length, self.tokenizer.token_bytes().is_some())
+            Batch::new(self.sequence_length, self.packer.tokenizer().token_bytes().is_some())
         });
         match self.fill(&mut batch, n, interrupted) {
             Ok(()) => {
@@ -187,7 +193,7 @@ impl TokenStream {
     }
 
     fn fill(&mut self, batch: &mut Batch, n: usize, interrupted: &dyn Fn() -> bool) -> Result<(), DataError> {
-        let token_bytes = self.tokenizer.token_bytes();
+        let token_bytes = self.packer.tokenizer().token_bytes();
         while batch.sequences() < n {
             let component = self.mixture.schedule().next_component(&self.delivered);
             let Some((tokens, index)) = self.components[component].next_sequence(interrupted)? else {
@@ -241,6 +247,16 @@ impl TokenStream {
     /// Skipped rows of the windows that were used so far, for each component.
     pub fn skipped(&self) -> Vec<SkippedRows> {
         self.components.iter().map(ComponentStream::skipped).collect()
+    }
+
+    /// Conversations of the windows that were used so far whose end was cut off, for each component.
+    pub fn truncated(&self) -> Vec<u64> {
+        self.components.iter().map(ComponentStream::truncated).collect()
+    }
+
+    /// Encodes the conversations of the stream; none if its rows are text.
+    pub fn conversation_encoder(&self) -> Option<&ConversationEncoder> {
+        self.packer.chat()
     }
 }
 

@@ -38,7 +38,7 @@ pub fn save_model(
 ) -> Result<()> {
     let precision = if weights.dtype() == DType::BF16 { Precision::Bf16 } else { Precision::Fp32 };
     let config = config_json(shape, precision, bos_token_id, eos_token_id);
-    let generation = generation_config_json(bos_token_id, eos_token_id);
+    let generation = generation_config_json(bos_token_id, eos_token_id.as_slice());
     for (name, value) in [("config.json", config), ("generation_config.json", generation)] {
         let path = directory.join(name);
         fs::write(&path, format!("{value:#}\n")).map_err(failed("write", &path))?;

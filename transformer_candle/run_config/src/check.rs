@@ -251,6 +251,7 @@ fn own_format(schema: &Value) -> Option<OwnFormat> {
         "bos" => Some(|text| Bos::from_str(text).map(drop)),
         "batch-size" => Some(|text| BatchSize::from_str(text).map(drop)),
         "time-span" => Some(|text| TimeSpan::from_str(text).map(drop)),
+        "date" => Some(crate::data::check_date),
         "byte-size" => Some(|text| ByteSize::from_str(text).map(drop)),
         _ => None,
     }

@@ -4,7 +4,7 @@ use crate::check::Findings;
 use crate::data::BatchSize;
 use crate::error::Problem;
 use crate::scheduler::ScheduleStrategy;
-use crate::{DataConfig, RunConfig};
+use crate::{DataConfig, DataFormat, Packing, RunConfig};
 
 /// Longest warm-up that is chosen where none is given.
 const LONGEST_WARMUP: u64 = 2000;
@@ -36,6 +36,9 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
     }
     if missing("scheduler.min_lr") {
         config.scheduler.min_lr = config.optimizer.learning_rate / 10.0;
+    }
+    if missing("data.packing") && config.data.format == DataFormat::Chat {
+        config.data.packing = Packing::Documents;
     }
     fill_batch(&mut config.data, findings);
 }

@@ -5,16 +5,19 @@
 //! *row* is a position in a row group whether it holds a usable document or not, so that positions do not depend on
 //! what is skipped.
 
+mod columns;
 mod corruption_retry;
 mod jsonl;
 mod jsonl_compressed;
 mod parquet;
 #[cfg(test)]
 pub(crate) mod parquet_fixture;
+mod parquet_rows;
 mod text;
 
 use std::sync::Arc;
 
+pub(crate) use self::columns::{Columns, has_conversations};
 use crate::DataError;
 use crate::byte_source::ByteSource;
 use crate::cancel::CancelToken;
@@ -29,7 +32,7 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// A text that is tokenized as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
-    /// The text; never empty.
+    /// The text, never empty; of a conversation the row as a JSON object.
     pub text: String,
     /// Whether end-of-text follows; false for all chunks of a text file but the last.
     pub ends_document: bool,
@@ -134,27 +137,34 @@ impl Format {
         }
     }
 
-    /// Opens a shard to read the column or field `text_column`. Corrupted data is read again; `cancel` cancels reading.
+    /// Opens a shard to read `columns`. Corrupted data is read again; `cancel` cancels reading.
     pub(crate) fn open(
         self,
         source: Arc<dyn ByteSource>,
-        text_column: &str,
+        columns: &Columns,
         cancel: &CancelToken,
     ) -> Result<Box<dyn ShardReader>, DataError> {
-        Ok(Box::new(corruption_retry::CorruptionRetry::open(self, source, text_column, cancel)?))
+        Ok(Box::new(corruption_retry::CorruptionRetry::open(self, source, columns, cancel)?))
     }
 
     fn open_unretried(
         self,
         source: Arc<dyn ByteSource>,
-        text_column: &str,
+        columns: &Columns,
         cancel: &CancelToken,
     ) -> Result<Box<dyn ShardReader>, DataError> {
         Ok(match self {
-            Self::Parquet => Box::new(parquet::ParquetFile::open(source, text_column)?),
-            Self::Jsonl(Compression::None) => Box::new(jsonl::JsonlFile::open(source, text_column)?),
+            Self::Parquet => match columns {
+                Columns::Text(column) => Box::new(parquet::ParquetFile::open(source, column)?),
+                Columns::Conversation => Box::new(parquet_rows::ParquetConversations::open(source)?),
+            },
+            Self::Jsonl(Compression::None) => Box::new(jsonl::JsonlFile::open(source, columns)?),
             Self::Jsonl(compression) => {
-                Box::new(jsonl_compressed::CompressedJsonlFile::open(source, compression, text_column, cancel)?)
+                Box::new(jsonl_compressed::CompressedJsonlFile::open(source, compression, columns, cancel)?)
+            }
+            Self::Text if *columns == Columns::Conversation => {
+                let file = source.name().to_owned();
+                return Err(DataError::NoConversations { file, columns: Vec::new() });
             }
             Self::Text => Box::new(text::TextFile::open(source)),
         })
