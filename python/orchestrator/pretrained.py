@@ -12,6 +12,7 @@ REPOSITORY = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?"
 FILES = [
     "config.json", "generation_config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "chat_template.jinja",
 ]  # fmt: skip
 """What is downloaded of a repository; many hold the weights a second time in another format."""
 

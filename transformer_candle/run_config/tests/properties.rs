@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use run_config::{
-    ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, Device,
-    DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, OptimizerConfig,
-    Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens,
+    ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, DataFormat,
+    Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig,
+    OptimizerConfig, OverlongConversations, Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens,
     TimeSpan, TokenizerConfig, presets,
 };
 
