@@ -17,7 +17,7 @@ from workspace import Workspace
 ROWS = 16
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CONFIG = """
@@ -45,10 +45,9 @@ def expected_loss(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) ->
             head = tokenizer.encode(f"<|im_start|>{message['role']}\n", add_special_tokens=False)
             tail = tokenizer.encode("<|im_end|>", add_special_tokens=False)
             text = tokenizer.encode(message["content"], add_special_tokens=False, split_special_tokens=True)
-            line = tokenizer.encode("\n", add_special_tokens=False)
-            ids += head + text + tail + line
+            ids += head + text + tail
             said = text + tail if message["role"] == "assistant" else [-100] * len(text + tail)
-            labels += [-100] * len(head) + said + [-100] * len(line)
+            labels += [-100] * len(head) + said
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0, :-1]
         total += torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum").item()
