@@ -68,7 +68,7 @@ def test_the_loss_falls_and_the_checkpoint_is_a_chat_model(workspace: Workspace,
 
 def test_a_resumed_run_has_the_same_weights(workspace: Workspace, pretrained: Path) -> None:
     rows = write_rows(workspace.root / "rows.jsonl")
-    arguments = ["--input", rows, "--steps=12", "--checkpoint-every=5", "--packing=padded"]
+    arguments: list[str | Path] = ["--input", rows, "--steps=12", "--checkpoint-every=5", "--packing=padded"]
     finetune(workspace, pretrained, *arguments).succeeded()
     checkpoints = workspace.run_folder("chat") / "checkpoints"
     weights = (checkpoints / "step-00000012" / "model.safetensors").read_bytes()
@@ -79,7 +79,7 @@ def test_a_resumed_run_has_the_same_weights(workspace: Workspace, pretrained: Pa
 
 
 def test_bad_rows_are_counted_and_long_ones_cut(workspace: Workspace, pretrained: Path) -> None:
-    bad = [{"messages": []}, {"messages": [{"role": "user", "content": "x"}]}, {"text": "x"}]
+    bad: list[dict[str, Any]] = [{"messages": []}, {"messages": [{"role": "user", "content": "x"}]}, {"text": "x"}]
     long = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "long " * 100}]}
     rows = write_rows(workspace.root / "rows.jsonl", [*bad, long, *map(conversation, range(300))])
     told = finetune(workspace, pretrained, "--input", rows, "--epochs=1").succeeded()
@@ -97,7 +97,9 @@ def test_nested_parquet_gives_the_batches_of_json_lines(workspace: Workspace, pr
     pq.write_table(pa.Table.from_pylist(rows), workspace.root / "b" / "rows.parquet")
     for name in ("a", "b"):
         finetune(workspace, pretrained, "--input", name, "--run-dir", name + "-run", "--steps=2").succeeded()
-    found = [json.loads((workspace.root / f"{name}-run" / "metrics.jsonl").read_text().splitlines()[0]) for name in "ab"]
+    found = [
+        json.loads((workspace.root / f"{name}-run" / "metrics.jsonl").read_text().splitlines()[0]) for name in "ab"
+    ]
     assert found[0]["tokens"] > 0
     script = (
         "import sys; from orchestrator import RunConfig, TokenStream\n"

@@ -1,5 +1,4 @@
-"""The loss of a step on conversations is that of transformers, with the label -100 for what the assistant does not say.
-"""
+"""The loss on conversations is that of transformers with the label -100 for what the assistant does not say."""
 
 from __future__ import annotations
 

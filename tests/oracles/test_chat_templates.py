@@ -49,7 +49,7 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "weather",
-        "description": "Tell the weather <in> \"a\" city's centre & around.",
+        "description": 'Tell the weather <in> "a" city\'s centre & around.',
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string", "description": "The city"}, "days": {"type": "integer"}},
@@ -57,13 +57,21 @@ WEATHER = {
         },
     },
 }
-CALL = {"type": "function", "id": "call00001", "function": {"name": "weather", "arguments": {"city": "K\u00f6ln", "days": 2}}}
+CALL = {
+    "type": "function",
+    "id": "call00001",
+    "function": {"name": "weather", "arguments": {"city": "K\u00f6ln", "days": 2}},
+}
+TURN = (("user", "f"), ("assistant", "g"))
 # No turn of the assistant ends in a character of several tokens, of which transformers' mask has the first only.
 CONVERSATIONS: list[dict[str, Any]] = [
     {"messages": turns(("user", "Hello."), ("assistant", "Hi!"))},
     {"messages": turns(("system", "Be  brief.\n"), ("user", " What's 2+2? "), ("assistant", "4"))},
-    {"messages": turns(("user", "a"), ("assistant", "b"), ("user", "c\n\nd"), ("assistant", " e "), ("user", "f"), ("assistant", "g"))},
-    {"messages": turns(("user", "\u4f60\u597d \U0001f642 \u0928\u092e\u0938\u094d\u0924\u0947"), ("assistant", "\u00e9\u0301\u200d \U0001f469\u200d\U0001f467."))},
+    {"messages": turns(("user", "a"), ("assistant", "b"), ("user", "c\n\nd"), ("assistant", " e "), *TURN)},
+    {"messages": turns(
+        ("user", "\u4f60\u597d \U0001f642 \u0928\u092e\u0938\u094d\u0924\u0947"),
+        ("assistant", "\u00e9\u0301\u200d \U0001f469\u200d\U0001f467.")
+    )},
     {"messages": turns(("user", "Think."), ("assistant", "<think>\nWell.\n</think>\n\nDone."))},
     {"messages": turns(("user", "{{ messages }} {% raw %} 'x' \\n"), ("assistant", "<b>&amp;</b>\t\"q\""))},
     {"messages": turns(("developer", "Rules."), ("user", "x"), ("assistant", "y"))},
@@ -76,7 +84,12 @@ CONVERSATIONS: list[dict[str, Any]] = [
         ],
         "tools": [WEATHER],
     },
-    {"messages": [*turns(("user", "Go")), {"role": "assistant", "content": "All right", "reasoning_content": "hm", "thinking": "hm"}]},
+    {
+        "messages": [
+            *turns(("user", "Go")),
+            {"role": "assistant", "content": "All right", "reasoning_content": "hm", "thinking": "hm"},
+        ]
+    },
 ]  # fmt: skip
 
 

@@ -158,7 +158,7 @@ pub enum DataError {
         /// Rows that were read.
         rows: u64,
         /// Why rows were skipped.
-        skipped: SkippedRows,
+        skipped: Box<SkippedRows>,
         /// What is wrong with one of these conversations.
         first_problem: Option<String>,
         /// Whether row groups are held out for evaluation.

@@ -61,9 +61,7 @@ impl SequencePacker {
         let marks = self.tokenizer.document_tokens();
         match self.chat {
             None => PackedSequences::Text(PackedTokens::new(sequence_length, packing, marks)),
-            Some(_) => {
-                PackedSequences::Chat(PackedConversations::new(sequence_length, packing, marks.end_of_text.id))
-            }
+            Some(_) => PackedSequences::Chat(PackedConversations::new(sequence_length, packing, marks.end_of_text.id)),
         }
     }
 
@@ -78,7 +76,9 @@ impl SequencePacker {
         match (packed, &self.chat) {
             (PackedSequences::Chat(packed), Some(chat)) => append_conversations(packed, chat, documents, cancel),
             (PackedSequences::Text(packed), _) => self.append_text(packed, documents, cancel),
-            (PackedSequences::Chat(_), None) => unreachable!("`empty` makes sequences of conversations with an encoder"),
+            (PackedSequences::Chat(_), None) => {
+                unreachable!("`empty` makes sequences of conversations with an encoder")
+            }
         }
     }
 

@@ -155,7 +155,7 @@ impl DataSource {
     }
 
     fn with_name(self, name: &str) -> Self {
-        self.with(|listing| listing.name = name.to_owned())
+        self.with(|listing| name.clone_into(&mut listing.name))
     }
 
     /// The same files, whose rows are in this format. Must be asked for before the source is cloned.
@@ -245,11 +245,16 @@ impl DataSource {
 
     fn check_conversations(&self, cancel: &CancelToken) -> Result<(), DataError> {
         for (index, file) in self.shards().iter().enumerate().take(MAX_SHARDS_PROBED) {
-            let columns: Vec<String> = self.open(index, cancel)?.fields()?.into_iter().map(|field| field.name).collect();
+            let columns: Vec<String> =
+                self.open(index, cancel)?.fields()?.into_iter().map(|field| field.name).collect();
             let names: Vec<&str> = columns.iter().map(String::as_str).collect();
             if !columns.is_empty() {
                 let found = has_conversations(&names);
-                return if found { Ok(()) } else { Err(DataError::NoConversations { file: file.name.clone(), columns }) };
+                return if found {
+                    Ok(())
+                } else {
+                    Err(DataError::NoConversations { file: file.name.clone(), columns })
+                };
             }
         }
         Ok(())

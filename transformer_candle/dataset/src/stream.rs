@@ -11,9 +11,11 @@ use crate::cursor::ComponentPosition;
 use crate::held_out_split::SplitSettings;
 use crate::hub::RetryStatus;
 use crate::ledger::WindowRecord;
-use crate::window_prefetch::{ComponentInput, WindowPrefetcher, thread_pool};
 use crate::sequence_packer::SequencePacker;
-use crate::{Batch, ChatSettings, ConversationEncoder, Cursor, DataError, Mixture, SkippedRows, StreamFingerprint, Tokenizer};
+use crate::window_prefetch::{ComponentInput, WindowPrefetcher, thread_pool};
+use crate::{
+    Batch, ChatSettings, ConversationEncoder, Cursor, DataError, Mixture, SkippedRows, StreamFingerprint, Tokenizer,
+};
 
 /// Shards of a component that are open at the same time, by default.
 pub(crate) const DEFAULT_OPEN_SHARDS: usize = 16;

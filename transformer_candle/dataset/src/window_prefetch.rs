@@ -85,7 +85,7 @@ impl WindowPrefetcher {
                 return Err(DataError::NoDocuments {
                     name: source.name().to_owned(),
                     rows: totals.documents + totals.skipped.total(),
-                    skipped: totals.skipped,
+                    skipped: Box::new(totals.skipped),
                     first_problem: self.packer.chat().and_then(|chat| chat.first_problem()).map(str::to_owned),
                     held_out: !split.held_out_shards().is_empty(),
                 });

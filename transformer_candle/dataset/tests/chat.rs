@@ -124,8 +124,7 @@ fn a_stream_resumes_at_any_batch() {
     let whole = sequences(&mut data.stream(&settings()), 1).unwrap();
     let mut stream = data.stream(&settings());
     for done in 0..whole.len() {
-        let mut resumed =
-            TokenStream::open(&data.source, &settings(), &data.tokenizer, Some(stream.cursor())).unwrap();
+        let mut resumed = TokenStream::open(&data.source, &settings(), &data.tokenizer, Some(stream.cursor())).unwrap();
         assert_eq!(fixtures::rows(&resumed.next_sequences(1).unwrap()), whole[done..=done]);
         stream.next_sequences(1).unwrap();
     }

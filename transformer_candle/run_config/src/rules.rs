@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::{DataFormat, Packing, RunConfig};
 use crate::check::Findings;
 use crate::error::Problem;
 use crate::fill::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
+use crate::{DataFormat, Packing, RunConfig};
 
 /// Checks every rule whose keys were themselves valid.
 pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {

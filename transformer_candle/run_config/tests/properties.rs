@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use run_config::{
     ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, DataFormat,
     Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig,
-    OptimizerConfig, OverlongConversations, Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig, ScheduleStrategy, SchedulerConfig, SpecialTokens,
-    TimeSpan, TokenizerConfig, presets,
+    OptimizerConfig, OverlongConversations, Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig,
+    ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
 };
 
 /// A text that a key may hold: not empty, no zero character.

@@ -38,6 +38,7 @@ pub(super) enum Conversation {
 
 /// The messages of a conversation.
 #[derive(Debug, PartialEq)]
+#[expect(clippy::struct_field_names, reason = "`messages` is the column's name")]
 pub(super) struct Messages {
     /// Objects with a `role`, at least one.
     pub messages: Vec<Value>,
@@ -130,18 +131,19 @@ fn check_message(message: &mut Value) -> Result<(), String> {
     }
     let role = match fields.get("role") {
         None | Some(Value::Null) => return Err("has no role".to_owned()),
-        Some(role) => role.as_str().filter(|role| ROLES.contains(role)).map(str::to_owned).ok_or_else(|| {
-            format!("has the role {role}, which is none of {}", ROLES.join(", "))
-        })?,
+        Some(role) => role
+            .as_str()
+            .filter(|role| ROLES.contains(role))
+            .map(str::to_owned)
+            .ok_or_else(|| format!("has the role {role}, which is none of {}", ROLES.join(", ")))?,
     };
     let calls = fields.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
     let must_speak = (role == "user" || role == ASSISTANT) && !calls;
     match fields.get("content") {
         Some(Value::String(text)) if must_speak && text.trim().is_empty() => Err(format!("({role}) is empty")),
-        Some(Value::String(_)) => Ok(()),
         Some(Value::Array(parts)) => check_parts(parts),
         None | Some(Value::Null) if must_speak => Err(format!("({role}) has no content")),
-        None | Some(Value::Null) => Ok(()),
+        None | Some(Value::Null | Value::String(_)) => Ok(()),
         Some(_) => Err(format!("({role}) has a content that is neither a text nor a list of parts")),
     }
 }
@@ -225,7 +227,8 @@ mod tests {
 
     #[test]
     fn names_of_other_formats_are_translated() {
-        let row = json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "tools": []});
+        let row =
+            json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "tools": []});
         let expected = vec![json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
         assert_eq!(Conversation::parse(&row.to_string()).unwrap(), Conversation::Messages(Messages::plain(expected)));
     }

@@ -27,10 +27,14 @@ pub(super) fn render(
     everything: bool,
 ) -> Result<Rendered, RowProblem> {
     let raises = |message: String| {
-        RowProblem::new(SkipReason::Template, format!("the chat template {} says: {message}", template.origin.display()))
+        RowProblem::new(
+            SkipReason::Template,
+            format!("the chat template {} says: {message}", template.origin.display()),
+        )
     };
     let prepared = template.prepare(conversation);
-    let part = |count, prompt| template.render(&prepared, count, prompt).map(|text| unmarked(&text).text).map_err(raises);
+    let part =
+        |count, prompt| template.render(&prepared, count, prompt).map(|text| unmarked(&text).text).map_err(raises);
     let whole = template.render(&prepared, conversation.messages.len(), false).map_err(raises)?;
     let Rendered { text, counted: marked } = unmarked(&whole);
     if everything {
@@ -46,7 +50,9 @@ pub(super) fn render(
         let after_prompt = marked.into_iter().map(|span| span.start.max(prompt_end)..span.end);
         counted.extend(after_prompt.filter(|span| !span.is_empty()));
     } else {
-        for index in (conversation.prompt..conversation.messages.len()).filter(|&index| conversation.is_assistant(index)) {
+        for index in
+            (conversation.prompt..conversation.messages.len()).filter(|&index| conversation.is_assistant(index))
+        {
             let before = if index == 0 { String::new() } else { part(index, false)? };
             let prompt = part(index, true)?;
             let answered = part(index + 1, false)?;

@@ -110,8 +110,7 @@ impl ConversationEncoder {
         let template = match source {
             None => None,
             Some((origin, source)) => {
-                let compiled =
-                    ChatTemplate::compile(origin.clone(), source, &named_tokens, special_tokens, date);
+                let compiled = ChatTemplate::compile(origin.clone(), source, &named_tokens, special_tokens, date);
                 Some(compiled.map_err(|message| DataError::ChatTemplate { path: origin, message })?)
             }
         };
@@ -200,13 +199,12 @@ impl State {
         let attempt = |template: &ChatTemplate, messages: &Messages| loss_spans::render(template, messages, everything);
         let (messages, rendered) = match attempt(template, &plain) {
             Ok(rendered) => (plain, rendered),
-            Err(problem) => match attempt(template, &parts) {
-                Ok(rendered) => (parts, rendered),
-                Err(_) => {
-                    let path = template.origin.clone();
-                    return Err(DataError::ChatTemplate { path, message: problem.message });
-                }
-            },
+            Err(problem) => {
+                let path = template.origin.clone();
+                let refused = |_| DataError::ChatTemplate { path, message: problem.message };
+                let rendered = attempt(template, &parts).map_err(refused)?;
+                (parts, rendered)
+            }
         };
         template.special_tokens.find_assembled(&rendered.text);
         let template = template.clone();
@@ -214,10 +212,10 @@ impl State {
         let encoding = self.encode(&rendered.text)?;
         let counted = counted(&encoding, &rendered.counted);
         let said = encoding.get_ids().iter().zip(counted).filter(|(_, counted)| *counted).map(|(id, _)| *id);
-        self.end_of_turn = said.filter_map(|id| template.special_tokens.with_id(id)).last().map(|token| NamedToken {
-            id: token.id,
-            name: token.name.clone(),
-        });
+        self.end_of_turn = said
+            .filter_map(|id| template.special_tokens.with_id(id))
+            .last()
+            .map(|token| NamedToken { id: token.id, name: token.name.clone() });
         Ok(())
     }
 
@@ -232,12 +230,10 @@ impl State {
     ) -> Result<Result<EncodedConversation, RowProblem>, DataError> {
         let everything = !self.settings.assistant_only_loss;
         let (rendered, bos, eos) = match conversation {
-            Conversation::Messages(messages) => {
-                match loss_spans::render(self.template()?, messages, everything) {
-                    Ok(rendered) => (rendered, None, None),
-                    Err(problem) => return Ok(Err(problem)),
-                }
-            }
+            Conversation::Messages(messages) => match loss_spans::render(self.template()?, messages, everything) {
+                Ok(rendered) => (rendered, None, None),
+                Err(problem) => return Ok(Err(problem)),
+            },
             Conversation::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
                 let start = if everything { 0 } else { prompt.len() };

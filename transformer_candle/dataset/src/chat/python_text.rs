@@ -206,7 +206,9 @@ mod tests {
 
     #[test]
     fn values_print_as_in_python() {
-        let value = Value::from(minijinja::value::Serde(json!({"a": [true, null, 1.0, 1e16, 1e-5, "it's", "a\"b'\n"], "b": {}})));
+        let value = Value::from(minijinja::value::Serde(
+            json!({"a": [true, null, 1.0, 1e16, 1e-5, "it's", "a\"b'\n"], "b": {}}),
+        ));
         assert_eq!(str(&value), r#"{'a': [True, None, 1.0, 1e+16, 1e-05, "it's", 'a"b\'\n'], 'b': {}}"#);
         assert_eq!(str(&Value::from("plain 'text'")), "plain 'text'");
         assert_eq!(str(&Value::UNDEFINED), "");
@@ -217,7 +219,9 @@ mod tests {
         let mut environment = minijinja::Environment::new();
         environment.add_filter("tojson", tojson);
         let context = json!({"v": {"b": ["<\u{e9}\u{1f642}&'\"\n\u{1}", 2.5], "a": []}});
-        let render = |filter: &str| environment.render_str(&format!("{{{{ v | {filter} }}}}"), minijinja::value::Serde(&context)).unwrap();
+        let render = |filter: &str| {
+            environment.render_str(&format!("{{{{ v | {filter} }}}}"), minijinja::value::Serde(&context)).unwrap()
+        };
         assert_eq!(render("tojson"), "{\"b\": [\"<\u{e9}\u{1f642}&'\\\"\\n\\u0001\", 2.5], \"a\": []}");
         assert_eq!(
             render("tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':'))"),

@@ -181,9 +181,9 @@ pub(super) fn has_reserved(value: &Value) -> bool {
     match value {
         Value::String(text) => text.contains(|character| RESERVED.contains(&character)),
         Value::Array(items) => items.iter().any(has_reserved),
-        Value::Object(fields) => fields.iter().any(|(name, field)| {
-            name.contains(|character| RESERVED.contains(&character)) || has_reserved(field)
-        }),
+        Value::Object(fields) => fields
+            .iter()
+            .any(|(name, field)| name.contains(|character| RESERVED.contains(&character)) || has_reserved(field)),
         _ => false,
     }
 }

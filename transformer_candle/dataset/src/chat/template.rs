@@ -55,9 +55,8 @@ impl ChatTemplate {
         });
         environment.add_function("strftime_now", move |format: String| strftime(date, &format));
         environment.add_template_owned(NAME, program).map_err(|error| special_tokens.with_names(&describe(&error)))?;
-        let variable = |(name, token): &(String, String)| {
-            (name.clone(), Value::from(special_tokens.with_placeholders(token)))
-        };
+        let variable =
+            |(name, token): &(String, String)| (name.clone(), Value::from(special_tokens.with_placeholders(token)));
         Ok(Self {
             origin,
             source,
@@ -186,8 +185,7 @@ mod tests {
     fn generation_tags_become_filters() {
         let source = "{%- generation -%}x{% endgeneration %}{% if generation %}{% endif %}{%-endgeneration-%}";
         let (program, found) = with_generation_filter(source);
-        let expected =
-            "{%- filter generation -%}x{% endfilter %}{% if generation %}{% endif %}{%-endfilter-%}";
+        let expected = "{%- filter generation -%}x{% endfilter %}{% if generation %}{% endif %}{%-endfilter-%}";
         assert_eq!((program.as_str(), found), (expected, true));
     }
 

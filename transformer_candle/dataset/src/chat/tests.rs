@@ -105,9 +105,7 @@ fn everything_counts_on_request() {
 
 #[test]
 fn chatml_is_there_by_name() {
-    let encoder = |model: &Model| {
-        model.encoder(&ChatSettings { template: Some(CHATML.into()), ..settings() }).unwrap()
-    };
+    let encoder = |model: &Model| model.encoder(&ChatSettings { template: Some(CHATML.into()), ..settings() }).unwrap();
     let model = model(None);
     let encoded = encoder(&model).encode_row(&dialogue().to_string()).unwrap().unwrap();
     // Its marks end with the end of the turn.
@@ -206,8 +204,11 @@ fn templates_that_cannot_be_trained_with_are_refused() {
 
 #[test]
 fn a_conversation_that_the_template_refuses_is_skipped() {
-    let strict = PLAIN.replace("<|im_start|>{{", "{% if message.role == 'system' %}{{ raise_exception('no system') }}\
-                                                  {% endif %}<|im_start|>{{");
+    let strict = PLAIN.replace(
+        "<|im_start|>{{",
+        "{% if message.role == 'system' %}{{ raise_exception('no system') }}\
+                                                  {% endif %}<|im_start|>{{",
+    );
     let model = model(Some(&strict));
     let encoder = model.usual();
     assert_eq!(encoder.encode_row(&dialogue().to_string()).unwrap(), Err(SkipReason::Template));
@@ -218,7 +219,9 @@ fn a_conversation_that_the_template_refuses_is_skipped() {
 fn the_template_of_the_configuration_is_read() {
     let model = model(None);
     let path = model.folder.path().join("tokenizer_config.json");
-    for template in [json!(PLAIN), json!([{"name": "tool_use", "template": "x"}, {"name": "default", "template": PLAIN}])] {
+    for template in
+        [json!(PLAIN), json!([{"name": "tool_use", "template": "x"}, {"name": "default", "template": PLAIN}])]
+    {
         fs::write(&path, json!({"chat_template": template}).to_string()).unwrap();
         assert_eq!(model.encoded(&dialogue()), EXPECTED);
     }

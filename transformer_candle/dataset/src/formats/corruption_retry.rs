@@ -166,14 +166,16 @@ mod tests {
     fn pages_with_a_flipped_byte_are_read_again() {
         let whole = flipped(middle, 0, 0);
         all_rows(
-            &mut CorruptionRetry::open(Format::Parquet, Arc::clone(&whole) as _, &Columns::text(), &CancelToken::new()).unwrap(),
+            &mut CorruptionRetry::open(Format::Parquet, Arc::clone(&whole) as _, &Columns::text(), &CancelToken::new())
+                .unwrap(),
         );
         let reads = whole.reads.load(Ordering::Relaxed);
         assert!(reads > 10);
         for from in 1..reads {
             let source = flipped(middle, from, 1);
             let mut file =
-                CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &Columns::text(), &CancelToken::new()).unwrap();
+                CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &Columns::text(), &CancelToken::new())
+                    .unwrap();
             assert_eq!(texts(&all_rows(&mut file)), documents(), "read {from}");
             assert_eq!(source.invalidated.load(Ordering::Relaxed), 1, "read {from}");
         }
@@ -183,7 +185,8 @@ mod tests {
     fn corrupted_footers_are_read_again() {
         let source = flipped(|length| length - 6, 0, 1);
         let mut file =
-            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &Columns::text(), &CancelToken::new()).unwrap();
+            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &Columns::text(), &CancelToken::new())
+                .unwrap();
         assert_eq!(source.invalidated.load(Ordering::Relaxed), 1);
         file.seek(2, 50).unwrap();
         assert_eq!(rest_of_group(&mut file).len(), 50);
@@ -193,7 +196,8 @@ mod tests {
     fn persistent_corruption_is_an_error() {
         let source = flipped(middle, 1, u32::MAX - 1);
         let mut file =
-            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &Columns::text(), &CancelToken::new()).unwrap();
+            CorruptionRetry::open(Format::Parquet, Arc::clone(&source) as _, &Columns::text(), &CancelToken::new())
+                .unwrap();
         let error = file.seek(0, 0).and_then(|_| file.next_row()).unwrap_err();
         assert!(matches!(error, DataError::Format { .. }), "{error}");
         assert_eq!(source.invalidated.load(Ordering::Relaxed), 3);

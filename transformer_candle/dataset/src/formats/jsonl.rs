@@ -164,9 +164,7 @@ impl Line {
         }
         let text = match columns {
             Columns::Text(name) => string_field(line, name),
-            Columns::Conversation => {
-                serde_json::from_str::<BTreeMap<String, IgnoredAny>>(line).map(|_| Some(line.to_owned()))
-            }
+            Columns::Conversation => is_object(line).map(|()| Some(line.to_owned())),
         };
         Some(match text {
             Ok(Some(text)) => Row::from_bytes(text.into_bytes(), true),
@@ -174,6 +172,11 @@ impl Line {
             Err(_) => Row::Skipped(SkipReason::Malformed),
         })
     }
+}
+
+/// Fails unless the line is a JSON object.
+fn is_object(line: &str) -> serde_json::Result<()> {
+    serde_json::from_str::<BTreeMap<String, Value>>(line).map(drop)
 }
 
 /// The string in a field of a JSON object; none if it is null or missing.

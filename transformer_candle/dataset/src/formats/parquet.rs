@@ -156,9 +156,8 @@ pub(super) fn check_bounds(
     chunk: &ColumnChunkMetaData,
 ) -> Result<(), DataError> {
     let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
-    let inside = start >= 0
-        && chunk.compressed_size() >= 0
-        && start as u64 + chunk.compressed_size() as u64 <= source.length();
+    let inside =
+        start >= 0 && chunk.compressed_size() >= 0 && start as u64 + chunk.compressed_size() as u64 <= source.length();
     if inside && row_group.num_rows() >= 0 {
         return Ok(());
     }

@@ -48,8 +48,8 @@ impl ParquetConversations {
         let schema = schema.map_err(|error| DataError::from_decoder(source.name(), error))?;
         let schema = Arc::new(SchemaDescriptor::new(Arc::new(schema)));
         for row_group in metadata.row_groups() {
-            let read = row_group.columns().iter().filter(|chunk| is_read(chunk.column_path().parts()));
-            read.map(|chunk| check_bounds(source.as_ref(), row_group, chunk)).collect::<Result<(), _>>()?;
+            let mut read = row_group.columns().iter().filter(|chunk| is_read(chunk.column_path().parts()));
+            read.try_for_each(|chunk| check_bounds(source.as_ref(), row_group, chunk))?;
         }
         Ok(Self { source, metadata, schema, open: None })
     }

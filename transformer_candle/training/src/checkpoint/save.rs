@@ -81,7 +81,10 @@ fn write(directory: &Path, contents: &CheckpointContents, create: Create) -> Res
     let (bos, end_of_text) = (Some(tokenizer.bos()), Some(tokenizer.end_of_text()));
     let mut staging = StagingDirectory::create(directory, &name, create)?;
     staging.bytes(files::CONFIG, &pretty(&hugging_face::config_json(shape, precision, bos, end_of_text)))?;
-    staging.bytes(files::GENERATION_CONFIG, &pretty(&hugging_face::generation_config_json(bos, &tokenizer.stop_tokens())))?;
+    staging.bytes(
+        files::GENERATION_CONFIG,
+        &pretty(&hugging_face::generation_config_json(bos, &tokenizer.stop_tokens())),
+    )?;
     for (file, content) in tokenizer.iter() {
         staging.bytes(file, content)?;
     }
