@@ -13,7 +13,7 @@ use run_config::{DataFormat, OverlongConversations, Packing};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Turns in ChatML of ordinary tokens.
+/// Turns of ordinary tokens.
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>{% endfor %}\
                         {% if add_generation_prompt %}<assistant>{% endif %}";
 
@@ -40,7 +40,7 @@ fn conversations(first: usize, count: usize) -> Vec<Value> {
     let turn = |role: &str, content: String| json!({"role": role, "content": content});
     let conversation = |i: usize| {
         let mut turns = vec![turn("user", format!("number {i}?")), turn("assistant", format!("It is {i}."))];
-        if i % 3 == 0 {
+        if i.is_multiple_of(3) {
             turns.extend([turn("user", "again".to_owned()), turn("assistant", format!("{}", i * i))]);
         }
         json!({"messages": turns, "source": "made up"})
@@ -97,7 +97,7 @@ impl Data {
 
 fn expected(first: usize, count: usize) -> Vec<String> {
     let said = |i: usize| {
-        let second = (i % 3 == 0).then(|| (i * i).to_string());
+        let second = i.is_multiple_of(3).then(|| (i * i).to_string());
         std::iter::once(format!("It is {i}.")).chain(second)
     };
     let mut all: Vec<String> = (first..first + count).flat_map(said).collect();

@@ -213,8 +213,8 @@ impl State {
         let counted = counted(&encoding, &rendered.counted);
         let said = encoding.get_ids().iter().zip(counted).filter(|(_, counted)| *counted).map(|(id, _)| *id);
         self.end_of_turn = said
-            .filter_map(|id| template.special_tokens.with_id(id))
-            .last()
+            .rev()
+            .find_map(|id| template.special_tokens.with_id(id))
             .map(|token| NamedToken { id: token.id, name: token.name.clone() });
         Ok(())
     }

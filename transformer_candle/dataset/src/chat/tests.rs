@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// What ChatML looks like without marks.
+/// What `ChatML` looks like without marks.
 const PLAIN: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                      {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 /// The same with roles put together from parts, as Phi-3 does.
