@@ -13,6 +13,11 @@ typedef struct {
     unsigned gpu_instance, compute_instance;
 } process;
 
+typedef struct {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} memory;
+
 static const char *setting(const char *name) {
     size_t length = strlen(name);
     for (const char *at = getenv("NVML_STAND_IN"); at && *at; at = strchr(at, ','), at += at != NULL)
@@ -56,6 +61,20 @@ READS(nvmlDeviceGetMaxPcieLinkWidth, "pcie_max_width")
 READS(nvmlDeviceGetEnforcedPowerLimit, "power_limit")
 READS(nvmlDeviceGetPowerManagementDefaultLimit, "power_default")
 READS(nvmlDeviceGetPersistenceMode, "persistence")
+READS(nvmlDeviceGetPowerUsage, "power")
+
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
+    return (void)device, sensor == 0 ? number("celsius", celsius) : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetUtilizationRates(void *device, unsigned percent[2]) {
+    return (void)device, percent[1] = 0, number("utilization", percent);
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void *device, memory *found) {
+    (void)device;
+    return wide("memory", &found->total) == SUCCESS ? wide("memory_used", &found->used) : NOT_SUPPORTED;
+}
 
 int nvmlDeviceGetClockInfo(void *device, int domain, unsigned *mhz) {
     return (void)device, domain == 1 ? number("sm_mhz", mhz) : NOT_SUPPORTED;

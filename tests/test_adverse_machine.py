@@ -140,14 +140,14 @@ def test_a_full_disk_stops_no_run_and_loses_no_line(run: Run) -> None:
     assert "the ledger restarts at step 500" in resumed.out
 
 
-def test_a_file_size_limit_is_told_and_spares_checkpoints(run: Run) -> None:
+def test_a_file_size_limit_is_reported_and_spares_checkpoints(run: Run) -> None:
     run.train("--max-steps=1").succeeded()
     done = run.workspace.command("prlimit", f"--fsize={FILE_SIZE}", *run.arguments("--resume", "--max-steps=2"))
     done.refused(1, "`ulimit -f`", "step 2", "raise the limit")
     assert run.names() == ["latest", "step-00000001"]
 
 
-def test_an_unremovable_checkpoint_stays_and_training_goes_on(open_run: Run) -> None:
+def test_an_unremovable_checkpoint_does_not_stop_training(open_run: Run) -> None:
     run, every = open_run, ("--override", "runtime.checkpoint.every_n_steps=2", "--override")
     train = ("train", "--config", run.config, *every, "runtime.checkpoint.max_keep=1")
     unprivileged(run, *train, "--max-steps=2").succeeded()
@@ -198,7 +198,7 @@ def test_a_checkpoint_resumed_from_inside_is_not_saved_again(run: Run) -> None:
     assert "\ncheckpoint " not in done.out
 
 
-def test_weights_that_are_no_numbers_are_told(run: Run, tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers_are_reported(run: Run, tmp_path: Path) -> None:
     run.train("--max-steps=1").succeeded()
     model = tmp_path / "nan"
     shutil.copytree(run.checkpoint(1), model)
@@ -271,7 +271,7 @@ def test_a_linked_ledger_is_refused_and_its_target_kept(run: Run) -> None:
     assert precious.read_text() == "precious"
 
 
-def test_what_killed_writers_left_goes_at_the_next_start(run: Run) -> None:
+def test_files_of_killed_writers_are_removed_at_the_next_start(run: Run) -> None:
     (run.folder / "tensorboard").mkdir(exist_ok=True)
     left = ["metrics.jsonl.tmp-42", ".environment.json.tmp-42", ".training.yaml.42", "tensorboard/.rewound.tmp-42"]
     for name in left:

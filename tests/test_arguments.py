@@ -93,7 +93,7 @@ def test_absurd_sizes_are_refused(workspace: Workspace, flags: list[str]) -> Non
     assert workspace.checkpoints("absurd") == []
 
 
-def test_missing_threads_are_told_in_a_sentence(workspace: Workspace) -> None:
+def test_missing_threads_are_reported_in_a_sentence(workspace: Workspace) -> None:
     text = str(workspace.write_text(characters=40_000))
     local = [*TINY_MODEL, "--input", text, "--steps=3"]
     workspace.orchestrate(*local, "--experiment=talk").succeeded()
@@ -134,7 +134,7 @@ def test_the_demo_has_no_revision_and_no_configuration(workspace: Workspace) -> 
     assert not (workspace.root / "runs").exists()
 
 
-def test_ctrl_c_during_the_imports_is_told_in_a_sentence(workspace: Workspace, tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_ends_with_a_sentence(workspace: Workspace, tmp_path: Path) -> None:
     # A package that takes its time, in front of the real one.
     slow = tmp_path / "slow" / "typer.py"
     slow.parent.mkdir()

@@ -112,7 +112,7 @@ def test_the_program_must_suit_the_gpu(
 
 @pytest.mark.parametrize(
     ("fitting", "preset"),
-    [(["rtx5090_1b", "rtx5090_500m"], "rtx5090_1b"), (["rtx5090_500m"], "rtx5090_500m"), ([], "smoke_cpu")],
+    [(["1b", "500m", "125m"], "1b"), (["500m", "125m"], "500m"), (["125m"], "125m"), ([], "smoke_cpu")],
 )
 def test_a_gpu_gets_the_largest_preset_that_it_holds(
     monkeypatch: Any, capsys: pytest.CaptureFixture[str], fitting: list[str], preset: str

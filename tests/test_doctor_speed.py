@@ -60,7 +60,7 @@ def test_a_fast_gpu_gets_no_remark(monkeypatch: pytest.MonkeyPatch) -> None:
         ("processes", {"processes": "4321:2000000000+99:18446744073709551615"}, ["4321 (2.0 GB)", "99 (unknown)"]),
     ],
 )
-def test_what_slows_a_gpu_is_told_with_the_way_out(
+def test_causes_of_a_slow_gpu_are_reported_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch, topic: str, settings: dict[str, object], words: list[str]
 ) -> None:
     findings = found(monkeypatch, **settings)
@@ -80,7 +80,7 @@ def test_this_process_is_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> 
     assert found(monkeypatch, processes=f"{os.getpid()}:5")["processes"].verdict is Verdict.GOOD
 
 
-def test_what_a_gpu_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_that_a_gpu_does_not_report_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = dict.fromkeys(name for name in FAST if name != "uuid")
     assert found(monkeypatch, **absent) == {}
 

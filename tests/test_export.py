@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard, get_local_safetensors_metadata
+from orchestrator.safetensors_shards import stored_tensors, write_shards
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from workspace import ORCHESTRATE, REPOSITORY, TINY_MODEL, Workspace
@@ -83,20 +84,25 @@ def test_shards_hold_the_same_bytes_and_an_index(workspace: Workspace) -> None:
             sizes = [len(raw_tensors(folder)[name]) for name in held]
             assert sum(sizes) <= 4000 or len(sizes) == 1
 
-    workspace.orchestrate("export", "--checkpoint=sharded", "--format=hf", "--out=joined").succeeded()
+    join = ["export", "--checkpoint=sharded", "--format=hf"]
+    workspace.orchestrate(*join, "--out=joined").succeeded()
     assert raw_tensors(workspace.root / "joined") == raw_tensors(checkpoint)
     assert not (workspace.root / "joined" / "model.safetensors.index.json").exists()
 
+    (folder / shards[1]).write_bytes((folder / shards[0]).read_bytes())
+    workspace.orchestrate(*join).refused(2, shards[1], "is in the file, but not in the model")
+    (folder / shards[1]).unlink()
+    workspace.orchestrate(*join).refused(2, f"{shards[1]} is missing")
 
-def test_types_are_aligned_in_a_file_of_several(workspace: Workspace) -> None:
-    model = workspace.root / "mixed"
-    shutil.copytree(GOLDEN / "checkpoints" / STEP, model, ignore=shutil.ignore_patterns("*state*", "MANIFEST*"))
+
+def test_types_are_aligned_in_a_file_of_several(tmp_path: Path) -> None:
     tensors = {"a": np.arange(3, dtype="f2"), "b": np.arange(5, dtype="f4"), "c": np.arange(2, dtype="i8")}
-    save_file(tensors, model / "model.safetensors")
-    workspace.orchestrate("export", "--checkpoint=mixed", "--format=hf", "--out=out").succeeded()
-    written = load_file(workspace.root / "out" / "model.safetensors")
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "out").mkdir()
+    write_shards(stored_tensors(tmp_path), tmp_path / "out", "5GB")
+    written = load_file(tmp_path / "out" / "model.safetensors")
     assert {name: values.tolist() for name, values in written.items()} == {k: v.tolist() for k, v in tensors.items()}
-    offsets = get_local_safetensors_metadata(workspace.root / "out").files_metadata["model.safetensors"].tensors
+    offsets = get_local_safetensors_metadata(tmp_path / "out").files_metadata["model.safetensors"].tensors
     assert [offsets[name].data_offsets[0] for name in "cba"] == [0, 16, 36]
 
 
@@ -114,7 +120,8 @@ def test_the_card_tells_how_the_model_was_trained(workspace: Workspace) -> None:
         'AutoModelForCausalLM.from_pretrained("E-hf", dtype="auto")',
         "| key-value heads | 2 |", "| stored as | F32 |", "local files `book.txt`", "| steps | 4 of 4 |",
         "| batch | 4 sequences of 32 tokens |", "| precision | fp32 |", "AdamW for the rest; betas 0.9 and 0.95",
-        "| learning rate | 0.003, wsd, 2 warm-up steps, at least 0 |", f"at step 4: loss {last['loss']:.4f}", f"{best:.4f}",
+        "| learning rate | 0.003, wsd, 2 warm-up steps, at least 0 |", f"at step 4: loss {last['loss']:.4f}",
+        f"{best:.4f}",
         f"| 2 | {workspace.losses('E')[1]:.4f} |", "Trained with transformer_candle 0.1.0",
     ):  # fmt: skip
         assert words in card.text, words
@@ -194,15 +201,24 @@ def test_wrong_options_are_refused_and_touch_nothing(workspace: Workspace) -> No
     assert sorted(workspace.root.rglob("*")) == before
 
 
-def test_cut_shards_of_another_model_are_refused(workspace: Workspace) -> None:
+def test_weights_of_another_model_are_checked(workspace: Workspace) -> None:
     model = workspace.root / "model"
     shutil.copytree(GOLDEN / "checkpoints" / STEP, model, ignore=shutil.ignore_patterns("*state*", "MANIFEST*"))
-    whole = (model / "model.safetensors").read_bytes()
+    weights, config = model / "model.safetensors", model / "config.json"
+    whole, described = weights.read_bytes(), config.read_text()
     export = ["export", "--checkpoint=model", "--format=hf"]
-    for cut in (whole[:-1], whole[:100], whole[:5]):
-        (model / "model.safetensors").write_bytes(cut)
-        workspace.orchestrate(*export).refused(5, "corrupted")
-    (model / "model.safetensors").unlink()
+    for damaged in (whole[:-1], whole[:100], whole[:5], whole[:-2] + b"\xc0\x7f"):
+        weights.write_bytes(damaged)
+        workspace.orchestrate(*export).refused(5, "the model in model is corrupted", "download it again")
+    weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 14144\n")
+    workspace.orchestrate(*export).refused(5, "a pointer of Git LFS", "git lfs pull")
+    weights.write_bytes(whole)
+    config.write_text(described.replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
+    workspace.orchestrate(*export).refused(2, "model.layers.1", "is missing")
+    config.write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
+    workspace.orchestrate(*export).refused(2, "`mixtral`, which has a mixture of experts")
+    config.write_text(described)
+    weights.unlink()
     workspace.orchestrate(*export).refused(2, "neither model.safetensors nor model.safetensors.index.json")
     assert not (workspace.root / "model-hf").exists()
 
@@ -218,10 +234,15 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_part(workspace: Workspace) -> N
 def test_ctrl_c_leaves_neither_the_folder_nor_a_part(workspace: Workspace) -> None:
     model = workspace.root / "model"
     shutil.copytree(GOLDEN / "checkpoints" / STEP, model, ignore=shutil.ignore_patterns("*state*", "MANIFEST*"))
-    header = b'{"large":{"dtype":"U8","shape":[4294967296],"data_offsets":[0,4294967296]}}'
-    with (model / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + (1 << 32))  # 4 GiB that take no room on the disk
+    weights = model / "model.safetensors"
+    content = weights.read_bytes()
+    data = 8 + int.from_bytes(content[:8], "little")
+    large = {"dtype": "U8", "shape": [1 << 32], "data_offsets": [len(content) - data, len(content) - data + (1 << 32)]}
+    # 4 GiB that take no room on the disk, as a tensor that every model may have and none needs.
+    header = json.dumps({**json.loads(content[8:data]), "model.rotary_emb.inv_freq": large}).encode()
+    with weights.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header + content[data:])
+        file.truncate(8 + len(header) + len(content) - data + (1 << 32))
     process = workspace.start(ORCHESTRATE, "export", "--checkpoint=model", "--format=hf")
     while not any(path.name.startswith(".model-hf.tmp") for path in workspace.root.iterdir()):
         assert process.poll() is None, process.communicate()[0]

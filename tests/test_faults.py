@@ -140,7 +140,7 @@ def test_forty_kills_and_a_hundred_faults_change_no_byte(hub_workspace: Workspac
     assert_used_once(killed)
 
 
-def test_kills_and_faults_behind_a_proxy_change_no_byte(hub_workspace: Workspace, hub: FakeHub, proxy: str) -> None:
+def test_kills_and_faults_through_a_proxy_change_no_byte(hub_workspace: Workspace, hub: FakeHub, proxy: str) -> None:
     alone, killed = prepare(hub_workspace, DATASET, SAMPLES, "alone", "killed")
     assert not alone.live()
 
@@ -161,7 +161,7 @@ def test_kills_and_faults_behind_a_proxy_change_no_byte(hub_workspace: Workspace
     assert_used_once(killed)
 
 
-def test_training_says_what_it_waits_for_and_goes_on(hub_workspace: Workspace, hub: FakeHub) -> None:
+def test_training_says_what_it_waits_for_and_continues(hub_workspace: Workspace, hub: FakeHub) -> None:
     process, told = starved(hub_workspace, hub, "503")
     assert "it answered 503" in told
     assert ".parquet" in told

@@ -1,4 +1,4 @@
-"""The guide's walk, as typed, against a Hub with FineWeb's layout."""
+"""The walkthrough of the guide, as typed, against a Hub with FineWeb's layout."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_without_max_samples_the_stream_has_no_end(hub_workspace: Workspace) -> 
     assert rows[-1]["tokens"] > 150_000
 
 
-def test_a_guides_config_goes_on_with_the_revision_it_began_with(tmp_path: Path) -> None:
+def test_a_guides_config_resumes_with_its_first_revision(tmp_path: Path) -> None:
     """Five keys name no revision; the checkpoint remembers it for training and evaluation, whatever the branch says."""
     write_fineweb(tmp_path / "hub")
     with FakeHub(tmp_path / "hub") as hub:

@@ -64,6 +64,17 @@ def test_a_repository_of_the_hub_is_downloaded_and_its_commit_pinned(hub_workspa
 
     offline = Workspace(workspace.root, {**workspace.extra_environment, "HF_HUB_OFFLINE": "1"})
     offline.orchestrate(*start(workspace, text, "owner/tiny-llama", "--experiment=third")).succeeded()
+    foreign = hub.root / "models" / "owner" / "gemma"
+    shutil.copytree(repository, foreign)
+    (foreign / "config.json").write_text(json.dumps({"model_type": "gemma", "hidden_act": "gelu"}))
+    gemma = workspace.orchestrate(*start(workspace, text, "owner/gemma", "--experiment=fourth"))
+    gemma.refused(2, "`model_type` is `gemma`, which has the activation `gelu`", "(given by --init-from)")
+    asked = [request.path for request in hub.requests if "owner/gemma/resolve" in request.path]
+    assert asked
+    assert all(path.endswith("config.json") for path in asked), "weights that cannot be used are not downloaded"
+    (repository / "tokenizer.json").rename(repository / "tokenizer.model")
+    no_tokenizer = workspace.orchestrate(*start(workspace, text, "owner/tiny-llama", "--experiment=fourth"))
+    no_tokenizer.refused(2, "has no tokenizer.json", "save_pretrained")
     unknown = workspace.orchestrate(*start(workspace, text, "owner/other", "--experiment=fourth"))
     unknown.refused(2, "--init-from owner/other", "no such model on the Hub")
     revision = workspace.orchestrate(*start(workspace, text, "owner/tiny-llama@v9", "--experiment=fourth"))

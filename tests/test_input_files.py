@@ -93,7 +93,7 @@ def test_links_lead_to_each_file_once(tmp_path: Path) -> None:
         assert len(texts(*patterns)) == 30, patterns
 
 
-def test_what_is_passed_over_is_told(workspace: Workspace) -> None:
+def test_skipped_files_are_reported(workspace: Workspace) -> None:
     folder = workspace.root / "text"
     folder.mkdir()
     (folder / "a.jsonl").write_bytes(lines())

@@ -38,7 +38,7 @@ def wait_for_line(process: subprocess.Popen[str], start: str) -> None:
 
 @pytest.mark.parametrize("launch", ["process", "bindings"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_once_and_the_run_goes_on(workspace: Workspace, launch: str, number: signal.Signals) -> None:
+def test_a_signal_saves_once_and_the_run_resumes(workspace: Workspace, launch: str, number: signal.Signals) -> None:
     text = workspace.write_text()
     flags = [*TINY_MODEL, "--input", str(text), "--checkpoint-every=100000", "--evaluate-every=100000"]
     process = workspace.start(ORCHESTRATE, *flags, "--steps=100000", f"--launch={launch}", "--experiment=stopped")

@@ -16,7 +16,7 @@ import pytest
 import tiny_tokenizers
 from fake_hub.fineweb import documents
 from orchestrator import RunConfig, TokenStream
-from tiny_tokenizers import KINDS, ROLES
+from tiny_tokenizers import KINDS, ROLES, STARTING_WITH_BOS
 from tokenizers import Tokenizer
 from workspace import TINY_MODEL, Workspace
 
@@ -137,7 +137,7 @@ def test_training_and_generation_agree_on_bos(workspace: Workspace, kind: str) -
     model = make_model(workspace, kind, text)
     checkpoint = train_on(workspace, model, text)
     run = workspace.run_folder("second")
-    adds_bos = kind != "qwen_2"
+    adds_bos = kind in STARTING_WITH_BOS
     assert read(run / "resolved_config.json")["data"]["bos"] is adds_bos
     assert read(checkpoint / "trainer_state.json")["identity"].get("data.bos", False) is adds_bos
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))

@@ -220,7 +220,7 @@ def test_a_failure_is_a_sentence_and_leaves_the_repository(workspace: Workspace,
     assert len(sent(hub)) == 1
 
 
-def test_what_the_token_may_not_do_is_said(workspace: Workspace, hub: FakeHub) -> None:
+def test_missing_permissions_of_the_token_are_named(workspace: Workspace, hub: FakeHub) -> None:
     def refused(code: int, *words: str, repository: str = "alice/tiny", **environment: str) -> None:
         other = Workspace(workspace.root, {**workspace.extra_environment, **environment})
         done = other.orchestrate("push", repository, "--experiment=E").refused(code, *words)

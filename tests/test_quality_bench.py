@@ -42,7 +42,7 @@ def test_a_stopped_row_resumes_and_gets_a_result(bench: run.Bench) -> None:
     assert result["loss"] == bench.loss(TINY)
     assert result["bits_per_byte"] > 0
     assert result["text"] == bench.text
-    assert "| tiny |" in report.table(report.load(bench.results))
+    assert "| tiny |" in report.table(report.load(bench.results), {})
 
 
 def test_held_out_files_are_not_trained_on(bench: run.Bench) -> None:

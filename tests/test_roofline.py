@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 import roofline
+from orchestrator import _native
 from roofline import GPUS, Model
 from workspace import REPOSITORY
 
@@ -79,7 +81,19 @@ def test_wave_efficiency_counts_the_last_wave() -> None:
     assert roofline.best_wave_efficiency((1408, 128), 11) == 1
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_plan_predicts_the_same_step(optimizer: str) -> None:
+    path = REPOSITORY / "configs" / "rtx5090_1b.yaml"
+    words = ["plan", f"--config={path}", "--override=data.batch_size=4", "--gpu=rtx5090", "--json"]
+    printed: list[str] = []
+    assert _native.run_command([*words, f"--override=optimizer.algorithm={optimizer}"], printed.append, False) == 0
+    plan = json.loads("".join(printed))
+    expected = roofline.total(replace(MODEL, optimizer=optimizer), GPUS["rtx5090"], 4, 2048)
+    assert plan["speed"]["step_seconds"][1] == pytest.approx(expected.seconds, rel=0.01)
+    assert plan["speed"]["mfu"][1] == pytest.approx(expected.mfu, rel=0.01)
+
+
+@pytest.mark.parametrize("gpu", ["rtx5090", "h200"])
 def test_the_document_quotes_the_printed_tables(gpu: str) -> None:
     document = DOCUMENT.read_text()
     for name, section in roofline.SECTIONS.items():

@@ -39,7 +39,7 @@ def test_a_seed_gives_the_same_bytes_at_any_thread_count(workspace: Workspace) -
     assert files[0] != files[3]
 
 
-def test_compression_is_told_of_text_that_was_not_trained_on(tmp_path: Path) -> None:
+def test_compression_is_reported_of_held_out_text(tmp_path: Path) -> None:
     texts = [("quokka " if number % 50 == 0 else "panda ") * 30 for number in range(1, 301)]
     facts = trained(tmp_path / "made", iter(texts))
     held_out = texts[49::50]

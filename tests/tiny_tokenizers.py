@@ -12,18 +12,32 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 SPACE = "\u2581"
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPLITS = {"llama_3": rf"{WORDS}|\p{{N}}{{1,3}}|{OTHERS}", "qwen_2": rf"{WORDS}|\p{{N}}|{OTHERS}"}
-"""The expressions that Llama 3 and Qwen 2 cut text by, as their tokenizer.json has them."""
+OTHERS_WITH_SLASHES = OTHERS.replace(r"[\r\n]*", r"[\r\n/]*", 1)
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+CASED = rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*"
+SPLITS = {
+    "llama_3": rf"{WORDS}|\p{{N}}{{1,3}}|{OTHERS}",
+    "qwen_2": rf"{WORDS}|\p{{N}}|{OTHERS}",
+    "mistral_nemo": rf"{CASED}|\p{{N}}|{OTHERS_WITH_SLASHES}",
+}
+"""The expressions that these models cut text by, as their tokenizer.json has them."""
 SPECIAL_TOKENS = {
+    "gpt_2": ["<|endoftext|>", "<|pad|>"],
+    "smollm_2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     "llama_2": ["<unk>", "<s>", "</s>"],
     "mistral": ["<unk>", "<s>", "</s>"],
+    "mistral_nemo": ["<unk>", "<s>", "</s>"],
     "llama_3": ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"],
     "qwen_2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
 }
 KINDS = list(SPECIAL_TOKENS)
+STARTING_WITH_BOS = {"llama_2", "mistral", "mistral_nemo", "llama_3"}
 ROLES: dict[str, dict[str, Any]] = {
+    "gpt_2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"},
+    "smollm_2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
     "llama_2": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True},
     "mistral": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True},
+    "mistral_nemo": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "llama_3": {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
     "qwen_2": {"bos_token": None, "eos_token": "<|endoftext|>", "add_bos_token": False},
 }
@@ -32,9 +46,9 @@ ROLES: dict[str, dict[str, Any]] = {
 
 def train(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Return a tokenizer with the pipeline of this kind."""
-    if kind in SPLITS:
-        return _byte_level(kind, texts, vocab_size)
-    return _sentencepiece(kind, texts, vocab_size)
+    if kind in ("llama_2", "mistral"):
+        return _sentencepiece(kind, texts, vocab_size)
+    return _byte_level(kind, texts, vocab_size)
 
 
 def write(tokenizer: Tokenizer, kind: str, folder: Path, **roles: Any) -> Path:
@@ -55,9 +69,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def _byte_level(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ignore_merges=kind == "llama_3"))
-    split = pre_tokenizers.Split(Regex(SPLITS[kind]), behavior="isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.pre_tokenizer = _words(kind)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     if kind == "qwen_2":
@@ -68,12 +80,24 @@ def _byte_level(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    if kind == "llama_3":
+    if kind in STARTING_WITH_BOS:
+        bos = ROLES[kind]["bos_token"]
         template = processors.TemplateProcessing(
-            single=f"{specials[0]} $A", pair=f"{specials[0]} $A {specials[0]}:1 $B:1", special_tokens=[(specials[0], 0)]
+            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, tokenizer.token_to_id(bos))]
         )
         tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
     return tokenizer
+
+
+def _words(kind: str) -> pre_tokenizers.PreTokenizer:
+    """Return what cuts text into the words that merges do not cross."""
+    if kind in SPLITS:
+        split = pre_tokenizers.Split(Regex(SPLITS[kind]), behavior="isolated")
+        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    by_expression = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if kind == "smollm_2":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), by_expression])
+    return by_expression
 
 
 def _sentencepiece(kind: str, texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -67,7 +67,7 @@ class Programs:
         return cls(trainer, operations(PROFILES[trainer.parent.name]), library, scratch, threads)
 
     def step(self, contender: str, shape: str) -> Row:
-        """Trains; tells the speed and the most memory that was resident, and of ours where the time goes."""
+        """Train; return the speed, the peak resident memory and, for ours, the time of each part of a step."""
         config = ["--config", str(HERE / f"{shape}.yaml"), "--steps", str(SHAPES[shape].steps)]
         if contender in OURS:
             overrides = [f"runtime.precision={OURS[contender]}", f"runtime.threads={self.threads}"]

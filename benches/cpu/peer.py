@@ -1,6 +1,6 @@
 """A Llama-style training step in plain PyTorch, as someone would write it: prints one JSON line.
 
-The same shape, tokens a step, optimizer and clipping as `transformer-candle bench` on the same config.
+The same shape, tokens per step, optimizer and clipping as `transformer-candle bench` on the same config.
 """
 
 from __future__ import annotations

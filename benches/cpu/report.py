@@ -12,7 +12,7 @@ from pathlib import Path
 from contenders import DTYPES, GENERATION, OPERATIONS, OURS, PEERS, TARGET, Row
 
 ROWS = TARGET / "bench-cpu.jsonl"
-"""Where `run.py` puts the measurements unless it is told."""
+"""Where `run.py` writes the measurements by default."""
 
 
 class Round(list[Row]):
@@ -23,7 +23,7 @@ class Round(list[Row]):
         return [row for row in self if field in row and all(row[name] == value for name, value in values.items())]
 
     def speed(self, contender: str) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return float(self.select("tokens_per_second", contender=contender)[0]["tokens_per_second"])
 
     def peak(self, contender: str) -> float:
@@ -31,7 +31,7 @@ class Round(list[Row]):
         return float(self.select("peak_mebibytes", contender=contender)[0]["peak_mebibytes"])
 
     def generated(self, contender: str, dtype: str) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return float(self.select("generated_per_second", contender=contender, dtype=dtype)[0]["generated_per_second"])
 
     def weights(self, dtype: str) -> int:
@@ -111,7 +111,7 @@ def steps(shape: str, rounds: list[Round]) -> Iterator[str]:
 
 
 def generation(shape: str, rounds: list[Round]) -> Iterator[str]:
-    """Tokens a second, and the time of one over the time in which its weights can be read from memory."""
+    """Tokens per second, and the time of one over the time in which its weights can be read from memory."""
     columns = f"{'tokens/s':>10}{'GB/s of weights':>18}{'x limit':>10}{'speed of ours / its':>22}"
     yield f"{shape + ', generating':<30}{columns}"
     for dtype, contender in product(DTYPES.values(), reversed(GENERATION)):

@@ -1,7 +1,7 @@
 """Training speed on this CPU against PyTorch, interleaved in one run. `make bench-cpu` calls it.
 
 Every round runs each contender once, one after the other: first with training steps, then generating, then with single
-operations. Ratios are taken inside a round and their median is told, so that a machine that slows down slows all of
+operations. Ratios are taken within a round and their median is reported, so that a machine that slows down slows all of
 them. Writes one JSON line a measurement to a file, and prints tables of it (`report.py`).
 """
 

@@ -25,8 +25,8 @@ from orchestrator import RunConfig, TokenStream
 from ours import MODEL
 from tokenizers import Tokenizer
 
-LONGEST = 1 << 20
-"""Tokens of a sequence: more than a window of 64 documents has, so that none is cut."""
+SEQUENCE_LENGTH = 1 << 20
+"""More tokens than a shuffle window of 64 documents has, so that no document is cut."""
 VOCAB_SIZE = 32_000
 TRAINING_BYTES = 10_000_000
 BATCH = 1000
@@ -88,11 +88,11 @@ def sample(path: Path) -> Iterator[str]:
 def write_config(root: Path, tokenizer: Path) -> Path:
     text = str(root / "text.jsonl")
     values = {
-        "model": MODEL | {"max_position_embeddings": LONGEST},
+        "model": MODEL | {"max_position_embeddings": SEQUENCE_LENGTH},
         "tokenizer": {"tokenizer_json": str(tokenizer)},
         "data": {
-            "train_shards": [text], "validation_shards": [text], "sequence_length": LONGEST, "sequences_per_step": 1,
-            "batch_size": 1, "shuffle_buffer_size": 64,
+            "train_shards": [text], "validation_shards": [text], "sequence_length": SEQUENCE_LENGTH,
+            "sequences_per_step": 1, "batch_size": 1, "shuffle_buffer_size": 64,
         },
         "scheduler": {"strategy": "constant", "total_epochs": 1, "warmup_steps": 0},
     }  # fmt: skip

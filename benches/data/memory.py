@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 from processes import fake_hub
 from setting import NAME, Setting
 
-LANES = 16
+OPEN_SHARDS = 16
 WINDOW_BYTES = 64 << 20
 BLOCK_BYTES = 8 << 20
 DECODED_BYTES = 2 << 20
-ROWS_IN_A_PAGE = 1024
+ROWS_PER_PAGE = 1024
 """At least, whatever its size: how pyarrow writes."""
 ENCODER_BYTES = 100 << 20
 CASES = ((3_000, 8192), (3_000, 65_536), (1_000_000, 8192))
@@ -35,14 +35,14 @@ CASES = ((3_000, 8192), (3_000, 65_536), (1_000_000, 8192))
 
 
 def make(root: Path, document_bytes: int, megabytes: int) -> None:
-    """As many files as lanes, each of one row group, below `root`."""
+    """As many files as open shards, each of one row group, below `root`."""
     folder = root / "datasets" / NAME / "data"
     folder.mkdir(parents=True)
     texts = cycle(_pieces(document_bytes, 50_000_000))
-    documents = megabytes * 1_000_000 // LANES // document_bytes
-    for file in range(LANES):
+    documents = megabytes * 1_000_000 // OPEN_SHARDS // document_bytes
+    for file in range(OPEN_SHARDS):
         table = pa.table({"text": list(islice(texts, documents))})
-        pq.write_table(table, folder / f"train-{file:05}-of-{LANES:05}.parquet", row_group_size=documents)
+        pq.write_table(table, folder / f"train-{file:05}-of-{OPEN_SHARDS:05}.parquet", row_group_size=documents)
 
 
 def _pieces(document_bytes: int, most: int) -> list[str]:
@@ -78,10 +78,10 @@ def stream(setting: Setting, batches: int, address: str | None, answer: Any) -> 
 
 def bound(document_bytes: int, rows: int, setting: Setting, tokens_per_byte: float) -> int:
     """As the page of the `dataset` crate has it, for row groups of `rows` rows."""
-    text = min(setting.shuffle_buffer_size * document_bytes, WINDOW_BYTES + LANES * document_bytes)
+    text = min(setting.shuffle_buffer_size * document_bytes, WINDOW_BYTES + OPEN_SHARDS * document_bytes)
     tokens = int(4 * tokens_per_byte * text)
-    lane = BLOCK_BYTES + min(rows, ROWS_IN_A_PAGE) * document_bytes + DECODED_BYTES
-    return tokens + max(text + tokens, 2 * tokens) + LANES * lane + setting.workers * ENCODER_BYTES
+    open_shard = BLOCK_BYTES + min(rows, ROWS_PER_PAGE) * document_bytes + DECODED_BYTES
+    return tokens + max(text + tokens, 2 * tokens) + OPEN_SHARDS * open_shard + setting.workers * ENCODER_BYTES
 
 
 def measured(setting: Setting, batches: int, address: str | None) -> tuple[int, int]:
@@ -113,11 +113,11 @@ def main() -> None:
                     tokens = arguments.megabytes * 1_000_000 * tokens_per_byte
                     batches = int(tokens / setting.sequences / setting.sequence_length)
                     peak, base = measured(setting, batches, address if hub else None)
-                    rows = arguments.megabytes * 1_000_000 // LANES // document_bytes
+                    rows = arguments.megabytes * 1_000_000 // OPEN_SHARDS // document_bytes
                     most = bound(document_bytes, rows, setting, tokens_per_byte)
                     row = {
                         "source": source, "document_bytes": document_bytes, "shuffle_buffer_size": shuffle_buffer_size,
-                        "row_group_megabytes": arguments.megabytes // LANES, "bound_mebibytes": most >> 20,
+                        "row_group_megabytes": arguments.megabytes // OPEN_SHARDS, "bound_mebibytes": most >> 20,
                         "peak_mebibytes": peak >> 20, "program_mebibytes": base >> 20,
                     }  # fmt: skip
                     print(json.dumps(row), flush=True)

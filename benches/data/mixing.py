@@ -1,8 +1,8 @@
-"""How well documents are mixed, and what becomes of them on resume: our order against `datasets`' shuffle buffer.
+"""How well documents are mixed, and which are lost or repeated on resume: ours against `datasets`' shuffle buffer.
 
 Every document is its own number in sixteen characters and the tokenizer knows bytes only, so that a sequence of sixteen
 tokens is one document and both orders can be read from what is delivered. Both get the same files, the same
-number of documents to shuffle among, and one epoch. Prints JSON lines; needs no network, and seconds.
+number of documents to shuffle among, and one epoch. Prints JSON lines; takes seconds and needs no network.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ from setting import NAME, Setting
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 CHARACTERS = 15
-"""Of a document; end-of-text is its sixteenth token."""
-ROWS_IN_A_GROUP = 500
+"""Characters per document; end-of-text is its sixteenth token."""
+ROWS_PER_ROW_GROUP = 500
 BATCH = 64
 PERCENTILES = (5, 25, 50, 75, 95)
 Take = Callable[[int, Any], tuple[np.ndarray, Any]]
-"""A number of batches of document numbers from a state on, up to the end of the epoch, and the state after them."""
+"""Takes a number of batches and a state to resume from (or none). Returns the numbers of the documents in these
+batches, fewer at the end of the epoch, and the state after them.
+"""
 
 
-def make(root: Path, files: int, documents_in_a_file: int) -> None:
+def write_documents(root: Path, files: int, documents_per_file: int) -> None:
     folder = root / "datasets" / NAME / "data"
     folder.mkdir(parents=True)
     for file in range(files):
-        numbers = range(file * documents_in_a_file, (file + 1) * documents_in_a_file)
+        numbers = range(file * documents_per_file, (file + 1) * documents_per_file)
         table = pa.table({"text": [f"{number:0{CHARACTERS}}" for number in numbers]})
-        pq.write_table(table, folder / f"train-{file:05}-of-{files:05}.parquet", row_group_size=ROWS_IN_A_GROUP)
+        pq.write_table(table, folder / f"train-{file:05}-of-{files:05}.parquet", row_group_size=ROWS_PER_ROW_GROUP)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -77,12 +79,12 @@ def theirs(setting: Setting) -> Take:
     return take
 
 
-def mixing(order: np.ndarray, documents_in_a_file: int) -> dict[str, Any]:
-    """`order[i]` is the number of the document delivered as number i; numbers follow the listing."""
+def mixing(order: np.ndarray, documents_per_file: int) -> dict[str, Any]:
+    """Measures of an order; `order[i]` is the number, by the listing, of the document that was delivered as i-th."""
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
-    apart = np.abs(np.diff(position.reshape(-1, documents_in_a_file), axis=1)).ravel()
-    file = order // documents_in_a_file
+    apart = np.abs(np.diff(position.reshape(-1, documents_per_file), axis=1)).ravel()
+    file = order // documents_per_file
     whole = file[: len(file) // BATCH * BATCH].reshape(-1, BATCH)
     distinct = [len(np.unique(batch)) for batch in whole]
     return {
@@ -109,7 +111,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        make(root, arguments.files, arguments.documents)
+        write_documents(root, arguments.files, arguments.documents)
         documents = arguments.files * arguments.documents
         for name, contender in (("ours", ours), ("datasets", theirs)):
             setting = Setting(

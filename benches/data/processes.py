@@ -15,7 +15,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1] / "tests"
-BETWEEN_LOOKS = 0.1
+SAMPLE_INTERVAL = 0.1
+"""Seconds between two samples of memory."""
 
 
 def run_worker(
@@ -23,12 +24,12 @@ def run_worker(
 ) -> dict[str, Any]:
     """A worker's answer and `peak_mebibytes`. `hub`: the data set's name and the Hub's address."""
     with tempfile.TemporaryDirectory() as scratch:
-        said = {"contender": contender, "task": task, "root": root, "scratch": scratch, **(options or {})}
+        options_given = {"contender": contender, "task": task, "root": root, "scratch": scratch, **(options or {})}
         environment = {**os.environ, "PYTHONPATH": f"{HERE}:{TESTS}", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         environment |= {"HF_HOME": str(Path(scratch) / "hf"), "HF_HUB_DISABLE_XET": "1"}
         if hub:
-            said["hub"], environment["HF_ENDPOINT"] = hub
-        words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+            options_given["hub"], environment["HF_ENDPOINT"] = hub
+        words = [word for name, value in options_given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         process = subprocess.Popen(
             [sys.executable, HERE / "worker.py", *words], env=environment, stdout=subprocess.PIPE, text=True
         )
@@ -41,11 +42,11 @@ def run_worker(
 
 @contextmanager
 def peak_memory(pid: int) -> Iterator[list[int]]:
-    """Kibibytes at every look of the process and its descendants; what they share counts once (Linux's Pss)."""
+    """Samples, in KiB, of the memory of the process and its descendants; shared pages count once (Linux's PSS)."""
     ended, seen = threading.Event(), [0]
 
     def watch() -> None:
-        while not ended.wait(BETWEEN_LOOKS):
+        while not ended.wait(SAMPLE_INTERVAL):
             seen.append(sum(map(_proportional_size, _family(pid))))
 
     thread = threading.Thread(target=watch)

@@ -1,9 +1,9 @@
 """Batches of packed tokens from text: this project against `datasets`, `tokenizers` and PyTorch's DataLoader.
 
 `make bench-data` calls it. Every round runs each contender once, one after the other, in a process of its own; ratios
-are taken inside a round and their median is told. Nearly an epoch of the material is read from a local folder and from
-a Hub on loopback that waits before each answer; then batches are taken at a trainer's pace; then comes what resuming
-costs (`resume.py`). Prints one JSON line a measurement, and one a ratio.
+are taken within a round and their median is reported. Nearly an epoch of the material is read from a local folder and
+from a Hub on loopback that waits before each answer; then batches are taken at a trainer's pace; then the cost of a
+resume is measured (`resume.py`). Prints one JSON line per measurement, and one per ratio.
 """
 
 from __future__ import annotations

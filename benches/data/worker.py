@@ -19,9 +19,11 @@ Batch = tuple[np.ndarray, np.ndarray]
 Batches = Iterator[Batch]
 CONTENDERS = ("ours", "ours-tokenizers", "datasets", "datasets-stateful")
 TASKS = ("read", "pace", "depart", "resume", "skip")
-COMPARED = 128
+"""Read all; read at a trainer's pace; read some, save the state and stop; resume from it; skip as many instead."""
+COMPARED_BATCHES = 128
+"""Batches after a stop whose hashes are compared."""
 TOKENS_PER_SECOND = 100_000
-"""Of the trainer whose pace batches are taken at."""
+"""The simulated trainer's speed, at whose pace batches are taken."""
 
 
 def contender(name: str, setting: Setting) -> Any:
@@ -45,7 +47,7 @@ def read(batches: Batches, begin: float) -> dict[str, float]:
 
 
 def pace(batches: Batches, begin: float, seconds: float) -> dict[str, float]:
-    """Take batches as a trainer does, and tell its waiting after the first one as a share of the time."""
+    """Take batches as a trainer does; return the share of its time that it waited for data after the first batch."""
     batch: Batch | None = next(batches)
     first, waited, worked = time.perf_counter() - begin, 0.0, 0.0
     while batch and waited + worked < seconds:
@@ -59,15 +61,15 @@ def pace(batches: Batches, begin: float, seconds: float) -> dict[str, float]:
 
 
 def digests(batches: Batches) -> list[str]:
-    """Of the next few batches."""
+    """SHA-256 of each of the next batches."""
     return [
         hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()
-        for inputs, targets in itertools.islice(batches, COMPARED)
+        for inputs, targets in itertools.islice(batches, COMPARED_BATCHES)
     ]
 
 
 def following(batches: Batches, begin: float) -> dict[str, Any]:
-    """What comes after a point, the seconds to the first of it and to all."""
+    """Hashes of the batches after a resume, and the seconds to the first and to all of them."""
     batches = itertools.chain([next(batches)], batches)
     first = time.perf_counter() - begin
     return {"first_batch_seconds": first, "digests": digests(batches), "seconds": time.perf_counter() - begin}

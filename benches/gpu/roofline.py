@@ -5,7 +5,7 @@ practice (`Gpu`). Bytes are what a launch must move if caches keep nothing betwe
 
     python benches/gpu/roofline.py --gpu rtx5090 --micro-batch 4 --chunk 2048
 
-prints the tables of docs/decisions/012, in Markdown. It needs neither packages nor a GPU.
+prints the tables of docs/decisions/012, in Markdown. It needs the package, for its table of GPUs, and no GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator import _native
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,14 @@ class Gpu:
     """Streaming multiprocessors (SMs)."""
 
 
-GPUS = {
-    "rtx5090": Gpu("RTX 5090", 209.5e12, 1.792e12, 0.92, 0.60, 0.50, 0.90, 170),
-    "h200": Gpu("H200", 989e12, 4.8e12, 0.79, 0.35, 0.21, 0.90, 132),
-}
+def _gpu(entry: dict[str, Any]) -> Gpu:
+    """A GPU of the table that `plan` has, with its optimistic fractions."""
+    high = entry["high"]
+    fractions = (high["gemm"], high["attention_forward"], high["attention_backward"], high["memory"])
+    return Gpu(entry["name"], entry["bf16_flops"], entry["bytes_per_second"], *fractions, entry["multiprocessors"])
+
+
+GPUS = {name: _gpu(entry) for name, entry in _native.gpu_table().items()}
 
 
 @dataclass(frozen=True)

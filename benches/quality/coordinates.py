@@ -37,11 +37,11 @@ def row(algorithm: str, width: int, is_scaled: bool) -> Row:
     return Row(f"coordinates-{algorithm}-{width}-{'scaled' if is_scaled else 'plain'}", "10m", (*sizes, *scaled))
 
 
-def change(bench: Bench, of: Row, tokens: list[int]) -> float:
+def change(bench: Bench, trained: Row, tokens: list[int]) -> float:
     """Root mean square of the logits' change in `STEPS` optimizer steps."""
-    folder = bench.root / "runs" / of.name
+    folder = bench.root / "runs" / trained.name
     shutil.rmtree(folder, ignore_errors=True)
-    config = orchestrator.RunConfig.load(bench.write_config(of, folder), overrides=bench.overrides(of))
+    config = orchestrator.RunConfig.load(bench.write_config(trained, folder), overrides=bench.overrides(trained))
     trainer = orchestrator.Trainer(config)
     before = orchestrator.logits(trainer.save(), tokens)
     for _ in zip(range(STEPS), trainer, strict=False):

@@ -33,12 +33,14 @@ __all__ = [
     "__version__",
     "cache_root",
     "check_threads",
+    "checked_model_config",
     "config_to_yaml",
     "declared_commands",
     "environment",
     "evaluate",
     "generate",
     "gpu_state",
+    "gpu_table",
     "gpus",
     "json_schema",
     "logits",
@@ -174,6 +176,14 @@ class StepReport:
         """Part of it spent waiting for data."""
 
     @property
+    def save_seconds(self) -> float:
+        """Seconds spent saving checkpoints since the step before."""
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """Seconds spent evaluating since the step before, samples included."""
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of the planned buffers."""
 
@@ -203,6 +213,10 @@ class EvaluationReport:
     @property
     def tokens(self) -> int:
         """Target tokens evaluated."""
+
+    @property
+    def samples(self) -> list[tuple[str, str]]:
+        """What the model made of `runtime.evaluation.prompts`, as pairs of prompt and text."""
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, as in metrics.jsonl."""
@@ -283,6 +297,17 @@ class Trainer:
     @property
     def notes(self) -> list[str]:
         """What one should know about how it started, one sentence each."""
+
+    @property
+    def utilization(self) -> dict[str, Any] | None:
+        """The newest sample of what the run takes of its machine, as in metrics.jsonl; None before the first."""
+
+    @property
+    def finished(self) -> str | None:
+        """Why iterating is over, such as `all steps are done`; None while there are steps left."""
+
+    def take_advice(self) -> list[str]:
+        """What was found since the last call to hold the run back, one sentence each."""
 
     def memory_plan(self) -> MemoryPlan:
         """The buffers it holds."""
@@ -437,7 +462,7 @@ def open_device(device: str) -> dict[str, Any]:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
     """
 
-def check_threads(threads: int | None, workers: int) -> None:
+def check_threads(threads: int | None, workers: int | str) -> None:
     """Refuse more threads than this machine can use or the system starts.
 
     Args:
@@ -524,6 +549,20 @@ def model_directory(checkpoint: _Path | None = None, experiment: str | None = No
         checkpoint: A checkpoint, a folder of checkpoints, a run's folder, or a model in Hugging Face's format.
         experiment: Instead, an experiment, whose newest intact checkpoint is taken.
     """
+
+def checked_model_config(directory: _Path, read_weights: bool = True) -> str:
+    """Return the `config.json` of a model with every key, if training can start from the model.
+
+    Its weights are checked: all of them are there and of the right shape.
+
+    Args:
+        directory: A checkpoint, or a model in Hugging Face's format.
+        read_weights: Whether every number is read too, and has to be finite. Those of a checkpoint never are: they have
+            hashes.
+    """
+
+def gpu_table() -> dict[str, dict[str, Any]]:
+    """Return the GPUs that a run can be planned for: what each holds and how fast it is, by its name for `--gpu`."""
 
 def memory_plan(config: RunConfig) -> MemoryPlan:
     """Return what a run needs in memory, disk and arithmetic, before anything is allocated.

@@ -18,8 +18,9 @@ from orchestrator.settings import DEMO_DATASET, Settings
 from orchestrator.tokenizer import Ready
 
 DEFAULT_PRESET = "smoke_cpu"
-LARGE_PRESET = "rtx5090_1b"
-GPU_PRESETS = (LARGE_PRESET, "rtx5090_500m")
+LARGE_PRESET = "1b"
+GPU_PRESETS = (LARGE_PRESET, "500m", "350m", "125m", "25m")
+"""Largest first."""
 FORMATS: dict[str, Literal["yaml", "toml", "json"]] = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -45,11 +46,17 @@ class BaseConfig:
         return size
 
     @property
+    def pretrained(self) -> Path | None:
+        """The model that training starts from."""
+        model = self.values["model"]["init_from"]
+        return Path(model) if model else None
+
+    @property
     def tokenizer_json(self) -> Path | None:
         """The tokenizer that the config names, or that of the model that training starts from."""
-        named, model = self.values["tokenizer"]["tokenizer_json"], self.values["model"]["init_from"]
-        if named is None and model is not None:
-            return Path(model) / "tokenizer.json"
+        named = self.values["tokenizer"]["tokenizer_json"]
+        if named is None and self.pretrained is not None:
+            return self.pretrained / "tokenizer.json"
         return Path(named) if named else None
 
     @property
@@ -137,8 +144,7 @@ def complete(
     # Left out, they are the run's own: its copy of the tokenizer, and special_tokens.txt.
     values["tokenizer"].update(tokenizer_json=None, vocab=None, merges=None)
     # A config of the user's own that asks for a larger vocabulary than the tokenizer's gets it.
-    is_pretrained = values["model"]["init_from"] is not None
-    if not is_pretrained and (base.is_preset or settings.vocab_size or base.vocab_size is None):
+    if base.pretrained is None and (base.is_preset or settings.vocab_size or base.vocab_size is None):
         values["model"]["vocab_size"] = tokenizer.vocab_size
     if shards is not None:
         values["data"]["train_shards"] = shards
@@ -176,7 +182,7 @@ def _default_preset(settings: Settings) -> str:
         if _fits(name, gpu):
             note(f"Using preset {name}, the largest that fits {size}; --preset selects another.")
             return name
-    note(f"Using preset {DEFAULT_PRESET}: {' and '.join(GPU_PRESETS)} do not fit {size}.")
+    note(f"Using preset {DEFAULT_PRESET}: {', '.join(GPU_PRESETS[:-1])} and {GPU_PRESETS[-1]} do not fit {size}.")
     return DEFAULT_PRESET
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 import tempfile
@@ -153,6 +154,74 @@ def push(
     from orchestrator.push import run
 
     run(repository, checkpoint, experiment, public, branch, message, max_shard_size)
+
+
+@app.command("watch", cls=Command)
+def watch(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[EXPERIMENT]",
+            help="A run: its name, its directory, or a checkpoint inside it. Default: the run that wrote last.",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the run's status once, as plain text.")] = False,
+    json_wanted: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object.")] = False,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Time between two looks at the files.")
+    ] = 1.0,
+) -> None:
+    """Show a run live, also one of another terminal or machine, from its files."""
+    from orchestrator.watch.live import run
+
+    run(experiment, once, json_wanted, interval)
+
+
+class Sampler(str, enum.Enum):
+    """How `tune` draws values."""
+
+    TPE = "tpe"
+    RANDOM = "random"
+
+
+class Pruner(str, enum.Enum):
+    """Which trials `tune` ends early."""
+
+    MEDIAN = "median"
+    HYPERBAND = "hyperband"
+    NONE = "none"
+
+
+@app.command("tune", cls=Command)
+def tune(
+    space: Annotated[Path, typer.Argument(metavar="SPACE.yaml", help="The config keys to search, with their values.")],
+    experiment: Annotated[str | None, typer.Option(metavar="NAME", help="The run to vary, by its experiment.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="The run to vary, by its config.")] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The study's folder among the runs. Default: EXPERIMENT-tune.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Trials in all, the pruned ones included.")] = 24,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Trials at a time, which share the CPU's cores.")] = 1,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="COUNT", help="Tokens of a trial, such as 20M. Default: the config's own run.")
+    ] = None,
+    evaluations: Annotated[int, typer.Option(min=1, max=1000, help="Evaluations of a trial.")] = 8,
+    sampler: Annotated[Sampler, typer.Option(help="How values are drawn.")] = Sampler.TPE,
+    pruner: Annotated[Pruner, typer.Option(help="Which trials end early.")] = Pruner.MEDIAN,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampler.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=0, max=100, help="Seeds with which base and winner are trained afterwards.")
+    ] = 3,
+) -> None:
+    """Search hyperparameters with Optuna; train the best ones beside the base.
+
+    The same command continues a search that was stopped.
+    """
+    from orchestrator.tune.command import Request, run
+
+    run(Request(
+        space, experiment, config, study, trials, jobs, tokens, evaluations, sampler.value, pruner.value, seed, seeds
+    ))  # fmt: skip
 
 
 def _add_trainer_command(name: str) -> None:

@@ -13,19 +13,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator import gguf_tokenizer
+from orchestrator import _native, gguf_tokenizer
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
+from orchestrator.safetensors_shards import StoredTensor, stored_tensors
 
 if TYPE_CHECKING:
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFWriter
-    from gguf.utility import LocalTensor, SafetensorsLocal
     from numpy.typing import NDArray
 
 Type = Literal["f32", "f16", "bf16", "q8_0"]
 TYPES: dict[Type, str] = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 """The types of matrices, by gguf's name of a file of them. Vectors are always f32."""
+
+HALF_MAX = 65504
 
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -55,10 +57,8 @@ def write(model: Path, target: Path, kind: Type, name: str) -> None:
     """
     import gguf
 
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    architecture = ARCHITECTURES.get(config.get("model_type"))
-    if architecture is None:
-        raise CommandError(f"{shown(model)} is of type {config.get('model_type')}, which is not exported to GGUF")
+    config = json.loads(_native.checked_model_config(model))
+    architecture = ARCHITECTURES[config["model_type"]]
     if architecture != "llama" and _rope_divisors(config) is not None:
         raise CommandError(f"{shown(model)} scales its rotary angles, which llama.cpp does not do for {architecture}")
     staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
@@ -77,36 +77,28 @@ def write(model: Path, target: Path, kind: Type, name: str) -> None:
 
 
 def _add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
-    heads = config["num_attention_heads"]
-    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    head_size = config["head_dim"]
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)
     writer.add_rope_dimension_count(head_size)
-    writer.add_rope_freq_base(_rope(config)["rope_theta"])
+    writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-
-
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the rotary embedding's parameters, as transformers 5 or 4 spells them."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return {"rope_theta": config.get("rope_theta", 10_000.0), **parameters}
 
 
 def _rope_divisors(config: dict[str, Any]) -> NDArray[np.float32] | None:
     """Return what llama.cpp divides each frequency by: Llama 3's scaling; none if there is no scaling."""
     import numpy as np
 
-    rope = _rope(config)
-    if rope.get("rope_type", "default") != "llama3":
+    rope, size = config["rope_parameters"], config["head_dim"]
+    if rope["rope_type"] != "llama3":
         return None
-    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     frequencies: NDArray[np.float64] = rope["rope_theta"] ** (-np.arange(0, size, 2, dtype=np.float64) / size)
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -120,7 +112,7 @@ def _write_tensors(writer: GGUFWriter, model: Path, config: dict[str, Any], kind
     import gguf
     import numpy as np
 
-    tensors = list(_tensors(model, config))
+    tensors = [(_gguf_name(name), tensor) for name, tensor in _weights(model, config)]
     divisors = _rope_divisors(config)
     if divisors is not None:
         writer.add_tensor_info("rope_freqs.weight", divisors.shape, divisors.dtype, divisors.nbytes)
@@ -137,28 +129,26 @@ def _write_tensors(writer: GGUFWriter, model: Path, config: dict[str, Any], kind
         values = _values(stored)
         if writer.arch == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             is_query = name.endswith("attn_q.weight")
-            heads = config["num_attention_heads"]
-            values = _interleaved(values, heads if is_query else config.get("num_key_value_heads") or heads)
-        writer.write_tensor_data(gguf.quants.quantize(values, _kind_of(stored, kind)))
+            values = _interleaved(values, config["num_attention_heads" if is_query else "num_key_value_heads"])
+        own = _kind_of(stored, kind)
+        if own is gguf.GGMLQuantizationType.F16 and np.abs(values).max(initial=0) > HALF_MAX:
+            raise CommandError(f"{name} has numbers over {HALF_MAX}, the largest of f16: take --type bf16 or f32")
+        writer.write_tensor_data(gguf.quants.quantize(values, own))
 
 
-def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, LocalTensor]]:
-    """Return the tensors of the safetensors files by GGUF's names."""
-    from gguf.utility import SafetensorsLocal
-
-    for path in sorted(model.glob("model*.safetensors")):
-        stored: SafetensorsLocal = SafetensorsLocal(path)
-        for name, tensor in stored.tensors.items():
-            block = BLOCK.fullmatch(name)
-            if block is not None and block[2] in INNER:
-                yield f"blk.{block[1]}.{INNER[block[2]]}.{block[3]}", tensor
-            elif name in OUTER and not (name == "lm_head.weight" and config.get("tie_word_embeddings")):
-                yield OUTER[name], tensor
-            elif name not in OUTER and "rotary_emb" not in name:
-                raise CommandError(f"{shown(path)} holds {name}, which GGUF has no place for in this architecture")
+def _weights(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the stored tensors that do not follow from others: of those, old checkpoints may hold copies."""
+    for name, tensor in stored_tensors(model).items():
+        if "rotary_emb" not in name and not (name == "lm_head.weight" and config["tie_word_embeddings"]):
+            yield name, tensor
 
 
-def _kind_of(tensor: LocalTensor, kind: GGMLQuantizationType) -> GGMLQuantizationType:
+def _gguf_name(name: str) -> str:
+    block = BLOCK.fullmatch(name)
+    return OUTER[name] if block is None else f"blk.{block[1]}.{INNER[block[2]]}.{block[3]}"
+
+
+def _kind_of(tensor: StoredTensor, kind: GGMLQuantizationType) -> GGMLQuantizationType:
     """Return the type that a tensor is written in: vectors stay f32, and rows must be whole blocks."""
     import gguf
 
@@ -168,11 +158,11 @@ def _kind_of(tensor: LocalTensor, kind: GGMLQuantizationType) -> GGMLQuantizatio
     return kind if tensor.shape[-1] % block == 0 else gguf.GGMLQuantizationType.F16
 
 
-def _values(tensor: LocalTensor) -> NDArray[np.float32]:
+def _values(tensor: StoredTensor) -> NDArray[np.float32]:
     """Return a tensor's numbers as f32, which each of the types it is stored in widens to exactly."""
     import numpy as np
 
-    stored = tensor.mmap_bytes()
+    stored = np.memmap(tensor.file, mode="r", offset=tensor.start, shape=tensor.size)
     values: NDArray[np.float32]
     if tensor.dtype == "BF16":
         values = (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)

@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.command_error import CommandError
 from orchestrator.paths import shown
+from orchestrator.training_record import read_object
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+)
+OTHERS_WITH_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PRE_TOKENIZERS = {
-    # GPT-2's, which ByteLevel applies by itself.
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt-2",
     rf"{WORDS}|\p{{N}}{{1,3}}|{OTHERS}": "llama-bpe",
     rf"{WORDS}|\p{{N}}|{OTHERS}": "qwen2",
+    rf"{CASED}|\p{{N}}|{OTHERS_WITH_SLASHES}": "tekken",
 }
 """The expression that cuts text before BPE, and llama.cpp's name of it."""
 SPACE = "\u2581"
@@ -27,33 +32,51 @@ SPACE = "\u2581"
 def add(writer: GGUFWriter, model: Path, vocab_size: int) -> None:
     """Add the tokenizer of a model directory; ids that stand for no token are filled up to `vocab_size`."""
     path = model / "tokenizer.json"
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer = _read(path)
     kind = tokenizer["model"].get("type") or "BPE"
     if kind != "BPE":
         raise CommandError(f"{shown(path)} is a {kind} tokenizer; only BPE is exported to GGUF")
     if tokenizer["model"].get("byte_fallback"):
-        _add_sentencepiece(writer, tokenizer, vocab_size)
+        _add_sentencepiece(writer, tokenizer, vocab_size, path)
     else:
         _add_byte_level(writer, tokenizer, vocab_size, path)
     _add_special_tokens(writer, model, tokenizer)
 
 
+def _read(path: Path) -> dict[str, Any]:
+    from tokenizers import Tokenizer
+
+    if not path.exists():
+        raise CommandError(f"a GGUF file needs the model's {shown(path)}, and there is none")
+    text = path.read_text(encoding="utf-8")
+    try:
+        Tokenizer.from_str(text)
+    except Exception as error:  # the package raises no other class
+        raise CommandError(f"{shown(path)} is no tokenizer that can be read: {error}") from error
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
 def _add_byte_level(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
-    expression = _expression(tokenizer.get("pre_tokenizer") or {})
-    if expression not in PRE_TOKENIZERS:
-        raise CommandError(f"{shown(path)} cuts text in a way that llama.cpp has no name for: {expression!r}")
+    pre = _pre_tokenizer(tokenizer.get("pre_tokenizer") or {}, bool(tokenizer["model"].get("ignore_merges")))
+    normalizer = (tokenizer.get("normalizer") or {}).get("type")
+    if pre is None or normalizer not in (None, "NFC"):  # text that is in NFC, as most is, stays as it is
+        raise _uncommon_pipeline(path, tokenizer)
     tokens, types = _tokens(tokenizer, vocab_size)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(PRE_TOKENIZERS[expression])
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in _merges(tokenizer)])
 
 
-def _add_sentencepiece(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int) -> None:
+def _add_sentencepiece(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int, path: Path) -> None:
     """Add a BPE with byte tokens: llama.cpp merges the pair with the highest score, so a score is minus the rank."""
     from gguf import TokenType
 
+    adds_space = _adds_space(tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {})
+    if adds_space is None:
+        raise _uncommon_pipeline(path, tokenizer)
     tokens, types = _tokens(tokenizer, vocab_size)
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(_merges(tokenizer)):
@@ -70,17 +93,21 @@ def _add_sentencepiece(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size
     writer.add_token_list(tokens)
     writer.add_token_scores([-float(ranks.get(token, 0)) for token in tokens])
     writer.add_token_types(types)
-    writer.add_add_space_prefix(_adds_space(tokenizer))
+    writer.add_add_space_prefix(adds_space)
 
 
 def _tokens(tokenizer: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
     """Return every id's token and type."""
     from gguf import TokenType
 
+    added_tokens = tokenizer.get("added_tokens") or []
+    ids = [*tokenizer["model"]["vocab"].values(), *(added["id"] for added in added_tokens)]
+    if max(ids, default=0) >= vocab_size:
+        raise CommandError(f"tokenizer.json has the id {max(ids)}, but the model has a vocabulary of {vocab_size}")
     tokens, types = [f"[PAD{index}]" for index in range(vocab_size)], [int(TokenType.UNUSED)] * vocab_size
     for token, index in tokenizer["model"]["vocab"].items():
         tokens[index], types[index] = token, int(TokenType.NORMAL)
-    for added in tokenizer.get("added_tokens") or []:
+    for added in added_tokens:
         kind = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
         tokens[added["id"]], types[added["id"]] = added["content"], int(kind)
     return tokens, types
@@ -91,28 +118,56 @@ def _merges(tokenizer: dict[str, Any]) -> list[Any]:
     return merges
 
 
-def _expression(pre_tokenizer: dict[str, Any]) -> str:
-    """Return the expression that the text is cut by."""
+def _pre_tokenizer(pre_tokenizer: dict[str, Any], ignores_merges: bool) -> str | None:
+    """Return llama.cpp's name of how text is cut into words, if it has one.
+
+    Args:
+        pre_tokenizer: As tokenizer.json has it.
+        ignores_merges: Whether a word that is a token is that token, whatever its merges make of it.
+    """
     parts = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
-    for part in parts:
-        if part.get("type") == "Split":
-            return str(part["pattern"].get("Regex") or part["pattern"])
-        if part.get("type") == "ByteLevel" and part.get("use_regex", True):
-            return next(iter(PRE_TOKENIZERS))
-    return json.dumps(pre_tokenizer)
+    if parts[-1].get("type") != "ByteLevel" or parts[-1].get("add_prefix_space"):
+        return None
+    if parts[-1].get("use_regex", True):  # GPT-2's expression, perhaps after digits were cut off one by one
+        if parts[:-1] == [{"type": "Digits", "individual_digits": True}]:
+            return "smollm"
+        return None if parts[:-1] else "gpt-2"
+    match parts[:-1]:
+        case [{"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}]:
+            name = PRE_TOKENIZERS.get(expression)
+        case _:
+            return None
+    return "smaug-bpe" if name == "llama-bpe" and not ignores_merges else name
 
 
-def _adds_space(tokenizer: dict[str, Any]) -> bool:
-    """Whether a text gets a space in front, by its normalizer or by its pre-tokenizer."""
-    normalizer, pre_tokenizer = tokenizer.get("normalizer") or {}, tokenizer.get("pre_tokenizer") or {}
-    parts = normalizer.get("normalizers") or [normalizer]
-    prepends = any(part.get("type") == "Prepend" and part.get("prepend") == SPACE for part in parts)
-    return prepends or pre_tokenizer.get("prepend_scheme") in ("first", "always")
+def _adds_space(normalizer: dict[str, Any], pre_tokenizer: dict[str, Any]) -> bool | None:
+    """Whether a text gets a space in front; None if spaces are written in a way that llama.cpp does not know.
+
+    Llama 2 puts it there by its normalizer, newer models by a pre-tokenizer that does not split.
+    """
+    prepend, replace = (
+        {"type": "Prepend", "prepend": SPACE},
+        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+    )
+    match normalizer.get("normalizers") or [normalizer], pre_tokenizer:
+        case [first, second], {} if (first, second, pre_tokenizer) == (prepend, replace, {}):
+            return True
+        case [one], {} if (one, pre_tokenizer) == (replace, {}):
+            return False
+        case [{}], {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False} if (
+            not normalizer
+        ):
+            return bool(scheme != "never")
+    return None
+
+
+def _uncommon_pipeline(path: Path, tokenizer: dict[str, Any]) -> CommandError:
+    parts = {name: tokenizer.get(name) for name in ("normalizer", "pre_tokenizer")}
+    return CommandError(f"{shown(path)} cuts text in a way that llama.cpp has no name for: {json.dumps(parts)}")
 
 
 def _add_special_tokens(writer: GGUFWriter, model: Path, tokenizer: dict[str, Any]) -> None:
-    settings = model / "tokenizer_config.json"
-    config = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+    config = read_object(model / "tokenizer_config.json")
     ids = {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or []}
     ids |= {token: index for token, index in tokenizer["model"]["vocab"].items() if token not in ids}
     adders = {

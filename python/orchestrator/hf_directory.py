@@ -42,6 +42,7 @@ class Model:
 def open_model(checkpoint: Path | None, experiment: str | None) -> Model:
     """Find a checkpoint or model, verify it, and read what is known of it."""
     folder = _native.model_directory(checkpoint, experiment)
+    _native.checked_model_config(folder)
     run = training_record.run_of(folder, checkpoint, experiment)
     name = experiment or (run or folder).absolute().name
     record = training_record.read(folder, run)

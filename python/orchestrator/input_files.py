@@ -1,4 +1,4 @@
-"""Reading the files that people name, regular ones only: a named pipe is waited for, a device read without end."""
+"""Reads files that users name. Only regular ones: opening a named pipe would block, a device may never end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where this installation keeps NVIDIA's wheels, told to the trainer, which opens CUDA's libraries by itself."""
+"""Passes the folder of NVIDIA's wheels to the trainer, which opens CUDA's libraries by itself."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from orchestrator import _native
 
-# What stands for a value in a help text, by the schema's format or type.
+# The placeholder of a value in a help text, by the schema's format or type.
 METAVARS = {
     "batch-size": "[N|auto]",
     "device": "[auto|cpu|cuda|cuda:N]",
@@ -39,7 +39,7 @@ class ConfigFlag:
 
     def parameter(self) -> Parameter:
         """Return the option as a function's parameter."""
-        declared = _schema_of(self.key)
+        declared = schema_of(self.key)
         kind, metavar = _type_of(declared)
         is_number = kind in (int, float)
         option = Option(
@@ -55,7 +55,7 @@ class ConfigFlag:
 
 @dataclass(frozen=True)
 class TrainerCommand:
-    """A command of the trainer's program: `orchestrate` shows what it declares, and hands over what was typed."""
+    """A command of the trainer's program: `orchestrate` shows the options it declares and forwards those typed."""
 
     name: str
     about: str
@@ -128,7 +128,8 @@ def _schema() -> dict[str, Any]:
     return _native.json_schema()
 
 
-def _schema_of(key: str) -> dict[str, Any]:
+def schema_of(key: str) -> dict[str, Any]:
+    """Return the JSON Schema of a dotted config key, or raise a `KeyError`."""
     declared = _schema()
     for name in key.split("."):
         declared = declared["properties"][name]
@@ -136,7 +137,7 @@ def _schema_of(key: str) -> dict[str, Any]:
 
 
 def _type_of(declared: dict[str, Any]) -> tuple[Any, str | None]:
-    """Return the type of a key's values, and what stands for one in a help text."""
+    """Return the type of a key's values, and their placeholder in a help text."""
     choices = tuple(choice["const"] for choice in declared.get("oneOf", ()))
     if choices:
         return Literal[choices], None

@@ -52,12 +52,17 @@ def run(settings: Settings) -> int:
     """Run the pipeline and return the exit code. Nothing is written before every flag has been checked."""
     roots = Roots.from_environment()
     _check_conflicts(settings)
-    if settings.init_from is not None:
-        settings.keys["init_from"] = str(pretrained.locate(settings.init_from))
+    named = settings.init_from
+    if named is not None:
+        settings.keys["init_from"] = str(pretrained.locate(named))
     place = _place(settings, roots)
     if settings.resume is not None:
         return _resume(settings, place, roots)
     base = base_config.choose(settings)
+    if base.pretrained is not None:
+        if named is not None:
+            pretrained.download(named, base.pretrained)
+        pretrained.check(base.pretrained, settings.tokenizer_json or base.tokenizer_json)
     _native.check_threads(base.values["runtime"]["threads"], base.values["data"]["num_workers"])
     with _native.RunLock(place.folder.absolute()) as lock, signals.on_forced_exit(lock.release):
         _refuse_an_earlier_run(place, base, settings)

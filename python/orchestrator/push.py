@@ -61,7 +61,7 @@ def run(
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, and not in __all__
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)  # what it warns of is told below
+    logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)  # its warnings are reported below
     if not sys.stderr.isatty():
         disable_progress_bars()
     api = huggingface_hub.HfApi(library_name="transformer-candle", library_version=_native.__version__)

@@ -72,7 +72,7 @@ def _commit(revision: str, streaming: dict[str, Any]) -> str:
 
 
 def _kept(flag: str, of_run: object) -> str:
-    """Return how the run was started as to a flag; the message names the data set anyway."""
+    """Return with which value of the flag the run was started; empty for `--dataset`, which the message names."""
     if flag == "--dataset":
         return ""
     return f" with {flag} {_text(of_run)}" if of_run not in (None, []) else f" without {flag}"

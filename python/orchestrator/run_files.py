@@ -95,7 +95,7 @@ def write_special_tokens(folder: Path, tokens: list[str]) -> Path:
 
 
 def read_special_tokens(path: Path) -> list[str]:
-    """Return the tokens of such a file, a JSON array or one token a line; none if it does not exist."""
+    """Return the tokens of such a file, a JSON array or one token per line; none if it does not exist."""
     try:
         text = read_text(path).strip()
         tokens = json.loads(text) if text.startswith("[") else [line for line in text.splitlines() if line.strip()]

@@ -54,6 +54,17 @@ def amount(size: int) -> str:
     return f"{value:,.1f} TB"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units, as the trainer's progress has it: `15d 7h`, `3m 20s`, `8s`."""
+    whole = round(seconds)
+    if whole >= 2 * 365 * 86_400:
+        return f"{whole // (365 * 86_400):,} years"
+    for unit, size, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // part}{smaller}"
+    return f"{whole}s"
+
+
 def _print(*parts: tuple[str, str]) -> None:
     """Print pieces of text, each in its style."""
     text = Text.assemble(*((escaped(piece), style) for piece, style in parts))

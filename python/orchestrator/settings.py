@@ -99,7 +99,7 @@ LaunchMode = Annotated[
 
 @dataclass
 class Settings:
-    """What was typed; None where nothing was said."""
+    """The value typed; None if there is none."""
 
     stream: Annotated[bool, _flag(DATA, "Stream a data set (what happens anyway without --input).", "--stream")] = False
     dataset: Annotated[

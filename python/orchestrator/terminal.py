@@ -1,4 +1,4 @@
-"""The edge to the terminal: output that never ends a run, and text that cannot control the terminal that shows it."""
+"""Output to terminals, pipes and files: it never ends a run, and what it shows cannot control the terminal."""
 
 from __future__ import annotations
 

@@ -36,16 +36,20 @@ class Tiny:
     seed: int = 7
     packing: str = "concat"
     algorithm: str = "adamw"
+    architecture: str = "llama"
+    head_dim: int | None = None
 
     def config(self, text: Path) -> dict[str, Any]:
         """A config that `train` loads."""
         return {
             "model": {
+                "architecture": self.architecture,
                 "hidden_size": self.hidden,
                 "intermediate_size": self.intermediate,
                 "num_layers": self.layers,
                 "num_attention_heads": self.heads,
                 "num_key_value_heads": self.kv_heads,
+                "head_dim": self.head_dim,
                 "max_position_embeddings": 64,
                 # Large enough for attention to prefer one token to another from the first step on.
                 "init_std": 0.1,
@@ -97,8 +101,8 @@ class Runs:
         """The trainer with the emulated GPU in sight."""
         return self._with(environment).command(EMULATED_TRAINER, *arguments)
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        return self._with(None).start(EMULATED_TRAINER, *arguments)
+    def start(self, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        return self._with(environment).start(EMULATED_TRAINER, *arguments)
 
     def write(self, name: str, tiny: Tiny) -> Path:
         """A run's folder with its config."""

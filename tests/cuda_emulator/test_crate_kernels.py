@@ -9,10 +9,12 @@ import pytest
 from cuda_emulator.library import Emulator
 from workspace import REPOSITORY, TARGET
 
-# As `make cuda-emulated` builds; the same folder, so that nothing is compiled twice.
+# As `make cuda-emulated` builds: in the same folder and with the packages that it selects, because the features of
+# shared dependencies follow from the selection. With `kernels` alone Candle and most of what it uses would be compiled
+# again.
 BUILD = (
     'environment="$(tools/cuda/stand_in.sh "$CARGO_TARGET_DIR/libraries")" && eval "$environment" && '
-    "cargo test --quiet --locked -p kernels --features cuda --test {} -- --ignored --test-threads=1"
+    "cargo test --quiet --locked -p kernels -p cli -p training --features cuda --test {} -- --ignored --test-threads=1"
 )
 
 

@@ -199,7 +199,7 @@ def test_an_in_place_sum_is_never_the_same_twice(emulator: Emulator) -> None:
     assert run(emulator, body) > 1
 
 
-def test_what_the_library_refuses(emulator: Emulator) -> None:
+def test_invalid_gemm_arguments_are_refused(emulator: Emulator) -> None:
     def body(cuda: Cuda) -> None:
         library = Library(cuda)
         description, layouts = square(library)

@@ -101,7 +101,7 @@ def bench(runs: Runs, *options: str) -> Finished:
     return runs.program("bench", "--config", path, "--steps", "1", *options)
 
 
-def test_bench_says_why_it_leaves_a_gpu_alone(runs: Runs) -> None:
+def test_bench_says_why_it_does_not_use_a_gpu(runs: Runs) -> None:
     finished = bench(runs.having(gpu="Tesla T4", capability="7.5")).succeeded()
     assert json.loads(finished.out)["device"] == "cpu"
     assert "on the CPU: Tesla T4 has compute capability 7.5" in finished.err

@@ -87,7 +87,7 @@ def test_every_family_of_gpus_trains_alike(runs: Runs, gpu: str, capability: str
     assert losses == pytest.approx([row[1] for row in runs.steps(runs.trained("usual", TINY))], rel=4e-3)
 
 
-def test_a_refused_kernel_is_told_in_the_compilers_words(runs: Runs) -> None:
+def test_a_refused_kernel_shows_the_compilers_message(runs: Runs) -> None:
     runs.write("run", TINY)
     words = "line 9; fatal : Parsing error near 'refused'; ptxas fatal : Ptx assembly aborted"
     refused = runs.having(jit="refuses").train("run").refused(1, "cuModuleLoadDataEx of `", "INVALID_PTX", words)

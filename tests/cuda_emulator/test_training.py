@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,11 @@ LARGER = Tiny(hidden=128, heads=4, kv_heads=2, layers=2, sequence=24, batch=2, s
 RAGGED = Tiny(80, 2, 2, intermediate=112, sequence=23, batch=3, accumulation=1, steps=3, checkpoint_every=1)
 DOCUMENTS = replace(LARGER, packing="documents")
 MUON = replace(LARGER, algorithm="muon")
+QWEN_2 = replace(LARGER, architecture="qwen2")
+QWEN_3 = replace(LARGER, architecture="qwen3", head_dim=64)
+TINIES = {
+    "larger": LARGER, "ragged": RAGGED, "documents": DOCUMENTS, "muon": MUON, "qwen_2": QWEN_2, "qwen_3": QWEN_3,
+}  # fmt: skip
 # Relative errors of a loss and of a matrix of gradients. F32 sums differ by their order, bf16 values by a rounding here
 # and there, which training then carries on.
 TOLERANCE = {"fp32": (2e-5, 1e-5), "bf16": (4e-3, 3e-2)}
@@ -30,7 +38,7 @@ def errors(runs: Runs, one: str, other: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("tiny", [LARGER, RAGGED, DOCUMENTS, MUON], ids=["larger", "ragged", "documents", "muon"])
+@pytest.mark.parametrize("tiny", TINIES.values(), ids=TINIES)
 def test_the_gpu_learns_what_the_cpu_learns(runs: Runs, tiny: Tiny, precision: str) -> None:
     tiny = replace(tiny, precision=precision)
     of_a_loss, of_gradients = TOLERANCE[precision]
@@ -56,7 +64,7 @@ def test_a_mistake_would_show_in_that_comparison(runs: Runs, mistake: dict[str, 
     assert max(errors(runs, "wrong", "right").values()) > 1.5 * TOLERANCE["bf16"][1]
 
 
-def test_a_run_is_the_same_every_time_whatever_the_gpu_does_first(runs: Runs) -> None:
+def test_a_run_is_the_same_whatever_order_the_gpu_runs_in(runs: Runs) -> None:
     """Programs of a grid from last to first, and copies that come as early as they may, change no bit."""
     runs.trained("once", BF16)
     runs.having(order="reversed", schedule="others-early").trained("again", BF16)
@@ -85,7 +93,65 @@ def test_a_killed_run_resumes_bit_for_bit(runs: Runs, algorithm: str) -> None:
     assert runs.state("killed", 6) == runs.state("straight", 6)
 
 
-def test_what_the_choices_in_the_checkpoint_are_for(runs: Runs) -> None:
+def test_a_resumed_run_writes_the_samples_of_a_straight_one(runs: Runs) -> None:
+    """Their GEMMs have algorithms of their own, which the first checkpoint has already."""
+    tiny = Tiny(steps=4, checkpoint_every=1)
+    prompts = ("--override", 'runtime.evaluation.prompts=["def", "import os"]')
+    tokens = ("--override", "runtime.evaluation.prompt_tokens=6")
+    for name in ("straight", "resumed"):
+        runs.write(name, tiny)
+    runs.train("straight", *prompts, *tokens).succeeded()
+    runs.train("resumed", *prompts, *tokens, "--max-steps", "2").succeeded()
+    runs.having(timing=3).train("resumed", *prompts, *tokens, "--resume").succeeded()
+    samples = runs.metrics("straight", "sample")
+    assert [(row["step"], row["prompt"]) for row in samples] == [
+        (n, p) for n in range(1, 5) for p in ("def", "import os")
+    ]
+    assert runs.metrics("resumed", "sample") == samples
+    assert runs.state("resumed", 4) == runs.state("straight", 4)
+    runs.trained("without", tiny)
+    assert runs.steps("without") == runs.steps("straight"), "writing changes no step"
+
+
+def test_a_run_records_what_its_gpu_does(runs: Runs, tmp_path: Path) -> None:
+    """Also where the management library is missing, or does not know the GPU."""
+    library = tmp_path / "nvml" / "libnvidia-ml.so.1"
+    library.parent.mkdir()
+    source = Path(__file__).parents[1] / "nvml_stand_in.c"
+    command = ["cc", "-std=gnu11", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    path = f"{library.parent}{os.pathsep}{runs.emulator.environment()['LD_LIBRARY_PATH']}"
+    state = "utilization=97,memory=34190917632,memory_used=30000000000,power=412500,power_limit=575000,"
+    state += "celsius=71,sm_mhz=2400,slowed_by=64"
+    own = "uuid=GPU-00000000-0000-0000-0000-000000000000"
+
+    def gpu_rows(name: str, settings: str, path: str) -> list[dict[str, Any]]:
+        runs.write(name, Tiny(steps=400, checkpoint_every=1000))
+        every = ("--override", "runtime.utilization_every=1s", "--override", "runtime.evaluation.every_n_steps=null")
+        environment = {"NVML_STAND_IN": settings, "LD_LIBRARY_PATH": path}
+        process = runs.start(
+            "train", "--config", runs.workspace.run_folder(name) / "training.json", "--device", "cuda", *every,
+            environment=environment,
+        )  # fmt: skip
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("step ") and runs.metrics(name, "utilization"):
+                break
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+        return [{key: row[key] for key in row if key.startswith("gpu_")} for row in runs.metrics(name, "utilization")]
+
+    known = {
+        "gpu_utilization": 0.97, "gpu_memory_bytes": 30_000_000_000, "gpu_memory_total_bytes": 34_190_917_632,
+        "gpu_power_watts": 412.5, "gpu_power_limit_watts": 575.0, "gpu_temperature_celsius": 71, "gpu_clock_mhz": 2400,
+        "gpu_throttle": "thermal",
+    }  # fmt: skip
+    assert gpu_rows("known", f"{own},{state}", path)[0] == known
+    assert gpu_rows("another", f"uuid=GPU-1,{state}", path)[0] == {}
+    assert gpu_rows("unloaded", f"{own},{state},unloaded=1", path)[0] == {}
+
+
+def test_another_fastest_algorithm_changes_bits(runs: Runs) -> None:
     """Fresh runs on days with other fastest GEMM algorithms differ; otherwise the test above would prove nothing."""
     runs.trained("one day", BF16)
     runs.having(timing=3).trained("another day", BF16)
@@ -119,7 +185,7 @@ def test_variants_of_kernels_are_timed_and_kept(runs: Runs) -> None:
     assert variants("timed", 2)["attention_backward_keys"] == "m64l128w8s2", "the checkpoint's, not the declared one"
 
 
-def test_another_gpu_on_resume_is_told(runs: Runs) -> None:
+def test_resuming_on_another_gpu_is_reported(runs: Runs) -> None:
     tiny = Tiny(steps=4, checkpoint_every=2)
     runs.write("moved", tiny)
     runs.train("moved", "--max-steps", "2").succeeded()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import numpy as np
 import orchestrator
 import pytest
 import tiny_tokenizers
-import xllamacpp
 from fake_hub.fineweb import documents
-from tiny_models import MODELS, SIZES, make_model, write_tokenizer
+from llama_cpp_server import llama_cpp
+from tiny_models import LLAMA_3, MODELS, SIZES, make_model, write_tokenizer
 from tokenizers import Tokenizer
 from workspace import Workspace
 
@@ -31,58 +29,13 @@ PROMPT = "def main(arguments):\n    return 12345 + len('caf\u00e9 \u4e2d\u6587')
 POSITIONS = 24
 
 
-class LlamaCpp:
-    """A server of llama.cpp in this process, on a free port, with an f32 cache and without flash attention."""
-
-    def __init__(self, file: Path) -> None:
-        settings = xllamacpp.CommonParams()
-        settings.model.path = str(file)
-        settings.n_gpu_layers, settings.n_ctx, settings.n_parallel = 0, 256, 1
-        settings.cpuparams.n_threads = 1
-        settings.warmup = False
-        settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-        self.server = xllamacpp.Server(settings)
-
-    def post(self, path: str, **body: Any) -> dict[str, Any]:
-        address, headers = self.server.listening_address + path, {"Content-Type": "application/json"}
-        request = urllib.request.Request(address, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-            return found
-
-    def tokenize(self, text: str) -> list[int]:
-        tokens: list[int] = self.post("/tokenize", content=text, add_special=False)["tokens"]
-        return tokens
-
-    def complete(self, tokens: list[int], count: int, probabilities: int) -> dict[str, Any]:
-        options = {"temperature": 0, "n_probs": probabilities, "return_tokens": True, "cache_prompt": False}
-        return self.post("/completion", prompt=tokens, n_predict=count, ignore_eos=True, **options)
-
-    def loss(self, tokens: list[int]) -> float:
-        """Mean over the tokens after the first, each from the log-probabilities of the whole vocabulary."""
-        total = 0.0
-        for end in range(1, len(tokens)):
-            (answer,) = self.complete(tokens[:end], 1, SIZES["vocab_size"])["completion_probabilities"]
-            total -= next(entry["logprob"] for entry in answer["top_logprobs"] if entry["id"] == tokens[end])
-        return total / (len(tokens) - 1)
-
-
-@contextmanager
-def llama_cpp(file: Path) -> Iterator[LlamaCpp]:
-    server = LlamaCpp(file)
-    try:
-        yield server
-    finally:
-        del server.server
-
-
 def trained(workspace: Workspace, name: str) -> Path:
     """A checkpoint after 60 steps: in a random model tokens nearly tie."""
     text = workspace.root / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": content}) + "\n" for content in list(documents())[:300]))
+    texts = list(documents())[:300]
+    text.write_text("".join(json.dumps({"text": content}) + "\n" for content in texts))
     model = make_model(name, workspace.root / name)
-    write_tokenizer(text, model)
+    write_tokenizer(name, texts, model)
     config = workspace.root / "run" / "training.yaml"
     config.parent.mkdir()
     config.write_text(CONFIG.format(model=model, text=text))
@@ -108,17 +61,17 @@ def export(workspace: Workspace, checkpoint: Path, kind: str) -> Path:
 def test_llama_cpp_computes_what_we_compute(workspace: Workspace, name: str) -> None:
     checkpoint = trained(workspace, name)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    ids = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    ids = tiny_tokenizers.encode(tokenizer, PROMPT)
     greedy = orchestrator.generate(checkpoint, PROMPT, max_tokens=40, temperature=0.0).tokens
     loss = our_loss(checkpoint, ids[:POSITIONS])
     with llama_cpp(export(workspace, checkpoint, "f32")) as server:
-        assert server.tokenize(PROMPT) == ids
+        assert server.tokenize(PROMPT, add_special=True) == ids
         theirs = server.complete(ids, 40, 1)["tokens"]
         assert theirs[: len(greedy)] == greedy
         assert len(greedy) == 40
-        assert server.loss(ids[:POSITIONS]) == pytest.approx(loss, abs=1e-5)
+        assert server.loss(ids[:POSITIONS], SIZES["vocab_size"]) == pytest.approx(loss, abs=1e-5)
     with llama_cpp(export(workspace, checkpoint, "q8_0")) as server:
-        assert server.loss(ids[:POSITIONS]) == pytest.approx(loss, rel=0.01)
+        assert server.loss(ids[:POSITIONS], SIZES["vocab_size"]) == pytest.approx(loss, rel=0.01)
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("f16", 1e-3), ("bf16", 1e-2)])
@@ -127,7 +80,7 @@ def test_half_precision_files_are_close(workspace: Workspace, kind: str, toleran
     file = export(workspace, checkpoint, kind)
     tokens = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode(PROMPT).ids[:POSITIONS]
     with llama_cpp(file) as server:
-        found = server.loss(tokens)
+        found = server.loss(tokens, SIZES["vocab_size"])
     assert not math.isnan(found)
     assert found == pytest.approx(our_loss(checkpoint, tokens), rel=tolerance)
 
@@ -135,10 +88,11 @@ def test_half_precision_files_are_close(workspace: Workspace, kind: str, toleran
 @pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
 def test_tokenizers_of_open_models_give_the_same_tokens(workspace: Workspace, kind: str) -> None:
     texts = list(documents())[:300]
-    folder = make_model(kind, workspace.root / "model", vocab_size=700)
+    folder = make_model("llama_2", workspace.root / "model", vocab_size=700)
     tokenizer = tiny_tokenizers.train(kind, texts, 700)
     tiny_tokenizers.write(tokenizer, kind, folder)
     parts = [*(text[:300] for text in texts[::30]), PROMPT, "two  spaces", "\u00e9\u4e2d\U0001f642\x07"]
+    parts += ["1234567 in 2024: 3.14", "\u00c9COLE \u00c9cole McDonald's/a//b"]
     # Metaspace, unlike llama.cpp, puts no space in front of one.
     parts += [" two  spaces"] * (kind != "mistral")
     with llama_cpp(export(workspace, folder, "f32")) as server:
@@ -146,24 +100,69 @@ def test_tokenizers_of_open_models_give_the_same_tokens(workspace: Workspace, ki
             assert server.tokenize(text) == tokenizer.encode(text, add_special_tokens=False).ids, text
 
 
+def change(path: Path, **keys: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
 def test_what_cannot_be_exported_is_refused(workspace: Workspace) -> None:
+    original = make_model("qwen_2", workspace.root / "original")
+    write_tokenizer("qwen_2", list(documents())[:100], original)
+    split = {"type": "Split", "pattern": {"Regex": "[a-z]"}, "behavior": "Isolated", "invert": False}
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    llama3 = {**LLAMA_3, "rope_type": "llama3"}
+    shard = sorted(original.glob("model-*.safetensors"))[1].name
+    changes: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
+        ("tokenizer.json", {"pre_tokenizer": split}, 2, ("llama.cpp has no name for", "[a-z]")),
+        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, 2, ("llama.cpp has no name for", "Lowercase")),
+        ("config.json", {"model_type": "gemma"}, 2, ("`model_type` is `gemma`",)),
+        ("config.json", {"rope_parameters": yarn}, 2, ("`rope_parameters` is of type `yarn`",)),
+        ("config.json", {"rope_parameters": llama3}, 2, ("scales its rotary angles", "qwen2")),
+        ("config.json", {"use_sliding_window": True, "sliding_window": 32}, 2, ("`sliding_window` is 32",)),
+        ("config.json", {"intermediate_size": 128}, 2, ("has shape [96, 64], the model's has [128, 64]",)),
+        ("config.json", {"num_hidden_layers": 4}, 2, ("model.layers.3", "is missing")),
+        ("config.json", {"num_hidden_layers": 2}, 2, ("model.layers.2", "is in the file, but not in the model")),
+    ]
+    for number, (name, keys, code, words) in enumerate(changes):
+        model = shutil.copytree(original, workspace.root / f"model-{number}")
+        change(model / name, **keys)
+        refused(workspace, model, code, *words)
+
+    whole = (original / shard).read_bytes()
+    for code, content, words in (
+        (5, whole[:-5], ("bytes of tensors",)),
+        (5, whole[:-4] + b"\x00\x00\xc0\x7f", ("not finite",)),
+        (5, b"version https://git-lfs.github.com/spec/v1", (shard,)),
+    ):
+        (original / shard).write_bytes(content)
+        refused(workspace, original, code, shard, *words)
+    (original / shard).unlink()
+    refused(workspace, original, 2, f"{shard} is missing")
+
+
+def test_a_tokenizer_of_another_model_is_refused(workspace: Workspace) -> None:
+    model = make_model("llama_2", workspace.root / "model")
+    larger = tiny_tokenizers.train("llama_2", list(documents())[:100], 500)
+    tiny_tokenizers.write(larger, "llama_2", model)
+    refused(workspace, model, 2, "tokenizer.json has the id 499", "a vocabulary of 384")
+    change(model / "tokenizer.json", pre_tokenizer={"type": "Whitespace"})
+    refused(workspace, model, 2, "llama.cpp has no name for", "Whitespace")
+    (model / "tokenizer.json").unlink()
+    refused(workspace, model, 2, "tokenizer.json", "there is none")
+
+
+def refused(workspace: Workspace, model: Path, code: int, *words: str) -> None:
+    typed = ["export", "--checkpoint", model, "--format=gguf", "--out", workspace.root / "out.gguf"]
+    workspace.command(workspace.python, "-m", "orchestrator", *typed).refused(code, *words)
+    assert not list(workspace.root.glob("*out.gguf*"))
+
+
+def test_wrong_commands_write_nothing(workspace: Workspace) -> None:
     checkpoint = trained(workspace, "llama_2")
-
-    def refused(code: int, *words: str, flags: tuple[str, ...] = ()) -> None:
-        typed = ["export", "--checkpoint", checkpoint, "--out", workspace.root / "out.gguf", *flags]
-        workspace.command(workspace.python, "-m", "orchestrator", *typed).refused(code, *words)
-        assert not list(workspace.root.glob("*out.gguf*"))
-
-    refused(2, "there is no folder", flags=("--out=/nowhere/model.gguf",))
-    refused(2, "--experiment NAME or --checkpoint DIR", flags=("--experiment=first",))
-    tokenizer = checkpoint / "tokenizer.json"
+    flags = ["export", "--format=gguf", "--checkpoint", checkpoint]
+    ours = [workspace.python, "-m", "orchestrator", *flags]
+    workspace.command(*ours, "--out=/nowhere/model.gguf").refused(2, "there is no folder")
+    workspace.command(*ours, "--experiment=first").refused(2, "--experiment NAME or --checkpoint DIR")
     weights = checkpoint / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    refused(5, "corrupted")
-    weights.write_bytes(whole)
-    (checkpoint / "MANIFEST.json").unlink()
-    changed = json.loads(tokenizer.read_text())
-    changed["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "[a-z]"}, "behavior": "Isolated", "invert": False}
-    tokenizer.write_text(json.dumps(changed))
-    refused(2, "llama.cpp has no name for")
+    refused(workspace, checkpoint, 5, "corrupted")

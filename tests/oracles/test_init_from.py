@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import orchestrator
 import pytest
-import tiny_tokenizers
 import torch
 from fake_hub.fineweb import documents
 from safetensors.torch import load_file
-from tiny_models import MODELS, SIZES, make_model, write_tokenizer
-from tiny_tokenizers import KINDS
+from tiny_models import MODELS, make_model, write_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from workspace import Finished, Workspace
 
@@ -40,12 +38,16 @@ def text(workspace: Workspace) -> Path:
     return workspace.root / "train.jsonl"
 
 
+def texts_of(text: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in text.read_text().splitlines()]
+
+
 def held_out_loss(model: torch.nn.Module, folder: Path, text: Path) -> float:
     """The loss of transformers' model on the held-out documents as its tokenizer encodes them, cut in sequences."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokens = [tokenizer.eos_token_id]
-    for line in text.with_name("held_out.jsonl").read_text().splitlines():
-        tokens += [*tokenizer(json.loads(line)["text"]).input_ids, tokenizer.eos_token_id]
+    for document in texts_of(text.with_name("held_out.jsonl")):
+        tokens += [*tokenizer(document).input_ids, tokenizer.eos_token_id]
     count = min(EVALUATED, (len(tokens) - 1) // SEQUENCE)
     ids = torch.tensor(tokens[: count * SEQUENCE + 1])
     with torch.no_grad():
@@ -60,20 +62,10 @@ def run_config(workspace: Workspace, model: Path, text: Path, *overrides: str) -
     return orchestrator.RunConfig.load(path, overrides=list(overrides))
 
 
-def write_own_tokenizer(name: str, text: Path, folder: Path) -> None:
-    """The kind of tokenizer that such a model has, which starts each document with BOS; one without for another."""
-    kind = "qwen_2" if name == "qwen_3" else name
-    if kind not in KINDS:
-        write_tokenizer(text, folder)
-        return
-    texts = [json.loads(line)["text"] for line in text.read_text().splitlines()]
-    tiny_tokenizers.write(tiny_tokenizers.train(kind, texts, SIZES["vocab_size"]), kind, folder)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_training_starts_from_the_very_model(workspace: Workspace, text: Path, name: str) -> None:
     folder = make_model(name, workspace.root / name)
-    write_own_tokenizer(name, text, folder)
+    write_tokenizer(name, texts_of(text), folder)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = list(range(5, 105))
     with torch.no_grad():
@@ -109,7 +101,7 @@ def test_training_starts_from_the_very_model(workspace: Workspace, text: Path, n
 
 def test_the_command_evaluates_before_the_first_step(workspace: Workspace, text: Path) -> None:
     folder = make_model("llama_3", workspace.root / "model", torch.bfloat16)
-    write_tokenizer(text, folder)
+    write_tokenizer("llama_3", texts_of(text), folder)
     config = Path(run_config(workspace, folder, text).path)
     out = workspace.orchestrate("train", "--config", config, "--override=runtime.precision=bf16").succeeded().out
     assert f"training starts from the weights in {folder}" in out
@@ -126,14 +118,17 @@ def test_the_command_evaluates_before_the_first_step(workspace: Workspace, text:
 
 def test_what_does_not_fit_is_refused(workspace: Workspace, text: Path) -> None:
     folder = make_model("llama_2", workspace.root / "model")
-    write_tokenizer(text, folder)
+    write_tokenizer("llama_2", texts_of(text), folder)
     config = Path(run_config(workspace, folder, text).path)
 
     def train(*flags: str) -> Finished:
         return workspace.orchestrate("train", "--config", config, *flags)
 
     train("--override=model.hidden_size=32").refused(2, "model.hidden_size: is 32, but the model in", "has 64")
-    train("--override=model.init_from=/nowhere").refused(2, "/nowhere/config.json: there is no such file")
+    nowhere = train("--override=model.init_from=/nowhere")
+    nowhere.refused(2, "/nowhere/config.json: there is no such file")
+    assert "is missing" not in nowhere.err, "the keys that the model would have given"
+    assert "tokenizer" not in nowhere.err
     original = (folder / "config.json").read_text()
     (folder / "config.json").write_text(original.replace('"llama"', '"gemma"'))
     train().refused(2, "`model_type` is `gemma`", "`llama`, `mistral`, `qwen2`, `qwen3`")

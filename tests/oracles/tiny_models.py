@@ -1,13 +1,13 @@
-"""Small random models of each architecture, made by transformers, and a tokenizer for them."""
+"""Small random models of each architecture, made by transformers, with tokenizers as such models have them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import tiny_tokenizers
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -19,24 +19,21 @@ LLAMA_3 = {
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama_2": {"model_type": "llama"},
-    "llama_2_tied": {"model_type": "llama", "tie_word_embeddings": True, "num_key_value_heads": 4},
+    "smollm_2": {"model_type": "llama", "tie_word_embeddings": True, "num_key_value_heads": 4},
     "llama_3": {"model_type": "llama", "head_dim": 16, "rope_parameters": LLAMA_3, "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+    "mistral_nemo": {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
     "qwen_2": {"model_type": "qwen2", "rms_norm_eps": 1e-6, "use_sliding_window": False},
+    "qwen_2_tied": {"model_type": "qwen2", "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
     "qwen_3": {"model_type": "qwen3", "head_dim": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
+    "qwen_3_untied": {"model_type": "qwen3", "head_dim": 32, "rms_norm_eps": 1e-6},
 }
 
 
-def write_tokenizer(text: Path, folder: Path) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=SIZES["vocab_size"], special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train([str(text)], trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+def write_tokenizer(name: str, texts: list[str], folder: Path) -> None:
+    """Write a tokenizer of the kind that this model has, trained on `texts`."""
+    kind = "qwen_2" if name.startswith("qwen") else name
+    tiny_tokenizers.write(tiny_tokenizers.train(kind, texts, SIZES["vocab_size"]), kind, folder)
 
 
 def make_model(name: str, folder: Path, dtype: torch.dtype = torch.float32, **sizes: int) -> Path:

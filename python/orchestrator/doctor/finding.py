@@ -1,4 +1,4 @@
-"""What the doctor finds out about one thing."""
+"""A finding of `orchestrate doctor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verdict(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one thing, in a sentence and as values."""
+    """What was found about a topic such as `disk`: a sentence with the way out, and the values behind it."""
 
     topic: str
     verdict: Verdict

@@ -28,7 +28,7 @@ def state(device: str) -> list[Finding]:
         (uuid,) = (gpu.uuid for gpu in _native.gpus() if f"cuda:{gpu.ordinal}" == device)
         facts = _native.gpu_state(uuid)
     except (ValueError, _native.TrainerError) as error:
-        text = f"what slows the GPU down is not known: {error}; `nvidia-smi` tells whether the driver is whole"
+        text = f"what slows the GPU down is not known: {error}; `nvidia-smi` tells whether the driver works"
         return [Finding("gpu", Verdict.REMARK, text)]
     checks = (_pcie, _power, _persistence, _clocks, _ecc, _other_processes)
     return [found for check in checks if (found := check(facts))]
@@ -53,7 +53,7 @@ def _power(state: State) -> Finding | None:
         return None
     text = f"{limit // 1000} W at most"
     if default is not None and limit < default:
-        way_out = f"`sudo nvidia-smi -pl {default // 1000}` sets it, if supply and cooling bear it"
+        way_out = f"`sudo nvidia-smi -pl {default // 1000}` sets it, if its power supply and cooling allow it"
         return Finding("power", Verdict.REMARK, f"{text}, and {default // 1000} W is its default: {way_out}", facts)
     return Finding("power", Verdict.GOOD, text, facts)
 
@@ -76,7 +76,7 @@ def _clocks(state: State) -> Finding | None:
     text = f"{facts['sm_mhz']:,} MHz now, {facts['max_sm_mhz'] or 0:,} at most"
     if slowed := facts["slowed_by"]:
         reasons = "; ".join(SLOWDOWNS[name] for name in slowed)
-        return Finding("clocks", Verdict.REMARK, f"{text}, held down by {reasons}", facts)
+        return Finding("clocks", Verdict.REMARK, f"{text}, lowered by {reasons}", facts)
     return Finding("clocks", Verdict.GOOD, text, facts)
 
 

@@ -34,7 +34,7 @@ pub(super) fn main(options: &GpuCheckOptions, output: &mut dyn Output) -> Result
     Ok(u8::from(!reports.iter().all(|report| report.passed)))
 }
 
-/// Prints while checks are made, of which a reader that goes away stops none.
+/// Prints each row as it is checked. A closed pipe does not stop the checks.
 struct Printer<'a> {
     output: &'a mut dyn Output,
     json: bool,

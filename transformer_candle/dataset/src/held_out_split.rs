@@ -15,16 +15,11 @@
 //!
 //! Only the shards needed to decide are opened: one of a large data set, all of a small one.
 
+mod decide;
+
 use std::ops::Range;
 
-use crate::cancel::CancelToken;
 use crate::permutation::{Purpose, key};
-use crate::{DataError, DataSource};
-
-/// Shards that held-out row groups are taken from.
-const HELD_OUT_SHARDS: usize = 16;
-/// With fewer candidates than this, part of one row group is held out instead of all of it.
-const FEW_ROW_GROUPS: usize = 8;
 
 /// A shard's index in the listing and a row group's index in the shard.
 type RowGroupId = (usize, u64);
@@ -71,25 +66,6 @@ pub(crate) struct SplitSettings {
 }
 
 impl HeldOutSplit {
-    /// Decides the split, opening as few shards as possible.
-    pub(crate) fn decide(
-        source: &DataSource,
-        settings: SplitSettings,
-        cancel: &CancelToken,
-    ) -> Result<Self, DataError> {
-        let shards = source.shards().len();
-        let training_end = match settings.max_samples {
-            Some(rows) => find_training_end(source, rows, cancel)?,
-            None => None,
-        };
-        let mut split = Self { training_end, held_out: HeldOutRule::Nothing, shards };
-        if settings.held_out_fraction > 0.0 {
-            let threshold = (settings.held_out_fraction.min(1.0) * u64::MAX as f64) as u64;
-            split.held_out = split.choose_held_out(source, threshold, cancel)?;
-        }
-        Ok(split)
-    }
-
     /// How many shards, from the first, have training rows.
     pub(crate) fn training_shards(&self) -> usize {
         self.training_end.map_or(self.shards, |end| end.shard + 1)
@@ -138,107 +114,4 @@ impl HeldOutSplit {
             HeldOutRule::Rows { shard, .. } => *shard..*shard + 1,
         }
     }
-
-    fn choose_held_out(
-        &self,
-        source: &DataSource,
-        threshold: u64,
-        cancel: &CancelToken,
-    ) -> Result<HeldOutRule, DataError> {
-        if let Some(end) = self.training_end {
-            let after_training = Candidates::find(source, (end.shard, end.row_group + 1), threshold, cancel)?;
-            if let Some(rule) = after_training.choose(source, cancel, true)? {
-                return Ok(rule);
-            }
-            let rows = source.open(end.shard, cancel)?.row_count(end.row_group)?;
-            if rows.is_some_and(|rows| rows > end.rows) {
-                return Ok(HeldOutRule::Rows { shard: end.shard, row_group: end.row_group, first_row: end.rows });
-            }
-        }
-        let within_training = Candidates::find(source, (0, 0), threshold, cancel)?;
-        Ok(within_training.choose(source, cancel, false)?.unwrap_or(HeldOutRule::Nothing))
-    }
-}
-
-/// The row groups of at most 16 shards that could be held out.
-struct Candidates {
-    shards: Range<usize>,
-    from: RowGroupId,
-    threshold: u64,
-    /// One is below the threshold and there are not few: the others need not be looked at.
-    by_hash: bool,
-    /// Hash, shard and row group, sorted, if all were looked at.
-    row_groups: Vec<(u64, usize, u64)>,
-}
-
-impl Candidates {
-    fn find(source: &DataSource, from: RowGroupId, threshold: u64, cancel: &CancelToken) -> Result<Self, DataError> {
-        let shards = from.0..source.shards().len().min(from.0 + HELD_OUT_SHARDS);
-        let mut found = Self { shards: shards.clone(), from, threshold, by_hash: false, row_groups: Vec::new() };
-        let mut any_below = false;
-        for shard in shards {
-            cancel.check()?;
-            let name = &source.shards()[shard].name;
-            let mut reader = source.open(shard, cancel)?;
-            let known = reader.row_groups();
-            let mut row_group = if shard == from.0 { from.1 } else { 0 };
-            while match known {
-                Some(row_groups) => row_group < row_groups,
-                None => reader.row_count(row_group)?.is_some(),
-            } {
-                let hash = key(Purpose::HeldOut, &[row_group], name);
-                any_below |= hash < threshold;
-                found.row_groups.push((hash, shard, row_group));
-                row_group += 1;
-                if any_below && found.row_groups.len() >= FEW_ROW_GROUPS {
-                    found.by_hash = true;
-                    return Ok(found);
-                }
-            }
-        }
-        found.row_groups.sort_unstable();
-        Ok(found)
-    }
-
-    /// The rule for these candidates; none if nothing can be held out. Row groups `after_training` may be held out
-    /// whole.
-    fn choose(
-        self,
-        source: &DataSource,
-        cancel: &CancelToken,
-        after_training: bool,
-    ) -> Result<Option<HeldOutRule>, DataError> {
-        if self.by_hash {
-            return Ok(Some(HeldOutRule::Hashed { shards: self.shards, from: self.from, threshold: self.threshold }));
-        }
-        let choices = self.row_groups.len();
-        for (_, shard, row_group) in self.row_groups {
-            let rows = source.open(shard, cancel)?.row_count(row_group)?.unwrap_or(0);
-            let hold_out_whole = after_training || choices >= FEW_ROW_GROUPS;
-            let first_row = if hold_out_whole { 0 } else { rows - (rows / 8).max(1).min(rows) };
-            let leaves_training = after_training || choices > 1 || first_row > 0;
-            if rows > 0 && leaves_training {
-                return Ok(Some(HeldOutRule::Rows { shard, row_group, first_row }));
-            }
-        }
-        Ok(None)
-    }
-}
-
-/// Where the first `rows` rows end; `None` if there are at most that many.
-fn find_training_end(source: &DataSource, rows: u64, cancel: &CancelToken) -> Result<Option<TrainingEnd>, DataError> {
-    let mut remaining = rows;
-    for shard in 0..source.shards().len() {
-        cancel.check()?;
-        let mut reader = source.open(shard, cancel)?;
-        let mut row_group = 0;
-        while let Some(rows) = reader.row_count(row_group)? {
-            if rows > 0 && remaining <= rows {
-                return Ok(Some(TrainingEnd { shard, row_group, rows: remaining }));
-            }
-            remaining -= rows;
-            row_group += 1;
-        }
-    }
-    Ok(None)
 }

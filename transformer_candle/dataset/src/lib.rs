@@ -15,7 +15,7 @@
 //!   shuffled, tokenized (`tokenizer`, `encoder`), packed (`packing`) and shuffled again; `sequence_packer` does so
 //!   with text and with conversations (`chat`, `conversation_packing`).
 //! - `window_prefetch`: the thread that prepares the windows of a component; `component_stream`: its sequences;
-//!   `stream`: the [`TokenStream`], which gives batches of all components. `cursor`: the position to resume from;
+//!   `stream`: the [`TokenStream`], which gives batches of all components (`stream_settings`). `cursor`: the position to resume from;
 //!   `fingerprint`: what a cursor belongs to.
 //! - `ledger`: an append-only log of what each step consumed, for `audit` and `replay`; `append_file`: a log file that
 //!   survives a full disk.
@@ -121,6 +121,7 @@ mod conversation_packing;
 mod cursor;
 mod documents;
 mod encoder;
+mod encoder_speed;
 mod error;
 mod fingerprint;
 mod formats;
@@ -141,6 +142,7 @@ mod shuffle_window;
 mod skipped_rows;
 mod source;
 mod stream;
+mod stream_settings;
 mod tokenizer;
 mod window_prefetch;
 
@@ -154,9 +156,10 @@ pub use documents::Documents;
 pub use error::{DataError, MissingColumn};
 pub use fingerprint::StreamFingerprint;
 pub use held_out_batches::{HeldOut, HeldOutBatches};
-pub use memory_bound::memory_bound;
+pub use memory_bound::{expected_memory, max_workers, memory_bound};
 pub use mixture::Mixture;
 pub use skipped_rows::SkippedRows;
 pub use source::{DataSource, SourceDescription};
-pub use stream::{StreamSettings, TokenStream};
+pub use stream::TokenStream;
+pub use stream_settings::StreamSettings;
 pub use tokenizer::{DocumentTokens, NamedToken, Tokenizer};

@@ -1,9 +1,10 @@
-//! An upper bound of the memory that the stream of a run takes; its terms are explained in the crate's documentation.
+//! An upper bound of the memory that the stream of a run takes, and what it takes as a rule; the bound's terms are
+//! explained in the crate's documentation.
 
 use run_config::DataConfig;
 
 use crate::mixture::WINDOW_BYTES;
-use crate::stream::DEFAULT_OPEN_SHARDS;
+use crate::stream_settings::DEFAULT_OPEN_SHARDS;
 
 /// Text of a document, above FineWeb's mean of 3 KB.
 const DOCUMENT_BYTES: u64 = 4 << 10;
@@ -15,19 +16,40 @@ const OPEN_SHARD_BYTES: u64 = 14 << 20;
 /// The words that a worker's encoder caches.
 const ENCODER_BYTES: u64 = 100 << 20;
 
+/// Threads that tokenise for a run at most.
+pub fn max_workers(data: &DataConfig) -> usize {
+    data.num_workers.at_most(std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// What a worker's encoder takes in the first thousands of documents, measured: few of the words that it may cache.
+const FRESH_ENCODER_BYTES: u64 = 1_500_000;
+
+/// Bytes of text of a shuffle window, if documents are about as long as web pages.
+fn window_bytes(data: &DataConfig) -> u64 {
+    (data.shuffle_buffer_size as u64 * DOCUMENT_BYTES).min(WINDOW_BYTES as u64)
+}
+
+/// Bytes that the stream of a run over local files takes as a rule, if they hold at least a window of documents that are
+/// about as long as web pages.
+pub fn expected_memory(data: &DataConfig) -> u64 {
+    WINDOW_COPIES * window_bytes(data) + max_workers(data) as u64 * FRESH_ENCODER_BYTES
+}
+
 /// Bytes that the stream of a run takes at most, in addition to the program and the tokenizer, if documents are about
 /// as long as web pages.
 pub fn memory_bound(data: &DataConfig) -> u64 {
-    let text = (data.shuffle_buffer_size as u64 * DOCUMENT_BYTES).min(WINDOW_BYTES as u64);
     let open_shards = DEFAULT_OPEN_SHARDS as u64 * data.mixture.len().max(1) as u64;
-    WINDOW_COPIES * text + open_shards * OPEN_SHARD_BYTES + data.num_workers as u64 * ENCODER_BYTES
+    WINDOW_COPIES * window_bytes(data) + open_shards * OPEN_SHARD_BYTES + max_workers(data) as u64 * ENCODER_BYTES
 }
 
 #[cfg(test)]
 mod tests {
+    use run_config::NumWorkers;
+
     use super::*;
 
     fn mebibytes(shuffle_buffer_size: usize, num_workers: usize) -> u64 {
+        let num_workers = NumWorkers::Fixed(num_workers);
         memory_bound(&DataConfig { shuffle_buffer_size, num_workers, ..DataConfig::default() }) >> 20
     }
 

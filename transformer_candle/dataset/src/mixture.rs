@@ -6,7 +6,6 @@ use run_config::{MixtureComponent, ResolvedRun, StreamingConfig};
 
 use crate::hub::{HubSettings, RetryStatus};
 use crate::mixture_schedule::MixtureSchedule;
-use crate::open_shards::ReadBudget;
 use crate::{CancelToken, DataError, DataSource, SourceDescription};
 
 /// Text of the windows of all components together, at most: it bounds memory where documents are long.
@@ -14,6 +13,13 @@ pub(crate) const WINDOW_BYTES: usize = 64 << 20;
 /// The minimum of a component's window, however small its weight: a smaller window would shuffle little, and the
 /// padding at its end would be a larger part of it.
 const MIN_COMPONENT_WINDOW: ReadBudget = ReadBudget { documents: 256, bytes: 4 << 20 };
+
+/// How much to read: a number of documents or of bytes, whichever is reached first.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadBudget {
+    pub documents: usize,
+    pub bytes: usize,
+}
 
 /// One or more sources with their weights. Cheap to clone; clones share the listings.
 #[derive(Clone, Debug)]

@@ -18,6 +18,7 @@ use crate::cursor::ShardPosition;
 use crate::formats::{Document, Row, ShardReader};
 use crate::held_out_split::HeldOutSplit;
 use crate::ledger::RowRange;
+use crate::mixture::ReadBudget;
 use crate::permutation::{Purpose, key, permutation};
 use crate::skipped_rows::SkippedRows;
 use crate::{DataError, DataSource};
@@ -59,13 +60,6 @@ pub(crate) struct WindowRows {
     /// Where the documents and the skipped rows come from.
     pub row_ranges: Vec<RowRange>,
     pub skipped: SkippedRows,
-    pub bytes: usize,
-}
-
-/// How much to read: a number of documents or of bytes, whichever is reached first.
-#[derive(Clone, Copy)]
-pub(crate) struct ReadBudget {
-    pub documents: usize,
     pub bytes: usize,
 }
 

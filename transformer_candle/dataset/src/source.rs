@@ -2,8 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, TryLockError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use run_config::{DataFormat, ResolvedRun, StreamingConfig};
 use serde::{Deserialize, Serialize};
@@ -23,8 +22,6 @@ const DEMO: &str = "demo";
 
 /// Shards opened at most to find one whose format names its fields.
 const MAX_SHARDS_PROBED: usize = 16;
-/// How often a thread checks whether another one has decided the split.
-const SPLIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A data set whose shards are known. Cheap to clone; clones share the listing.
 ///
@@ -209,26 +206,9 @@ impl DataSource {
         &self.listing.shards
     }
 
-    /// The training and held-out rows. The stream and the evaluation of a run use the same split.
-    pub(crate) fn held_out_split(
-        &self,
-        settings: SplitSettings,
-        cancel: &CancelToken,
-    ) -> Result<Arc<HeldOutSplit>, DataError> {
-        // Another thread may be deciding the same split, for as long as the Hub does not respond.
-        let mut known = loop {
-            match self.listing.held_out_splits.try_lock() {
-                Ok(known) => break known,
-                Err(TryLockError::Poisoned(known)) => break known.into_inner(),
-                Err(TryLockError::WouldBlock) => cancel.sleep(SPLIT_POLL_INTERVAL)?,
-            }
-        };
-        if let Some((_, split)) = known.iter().find(|(other, _)| *other == settings) {
-            return Ok(Arc::clone(split));
-        }
-        let split = Arc::new(HeldOutSplit::decide(self, settings, cancel)?);
-        known.push((settings, Arc::clone(&split)));
-        Ok(split)
+    /// The splits that were decided before, for [`Self::held_out_split`].
+    pub(crate) fn held_out_splits(&self) -> &Mutex<Vec<(SplitSettings, Arc<HeldOutSplit>)>> {
+        &self.listing.held_out_splits
     }
 
     /// Fails if rows are skipped because the first shard with fields lacks the columns that are read.

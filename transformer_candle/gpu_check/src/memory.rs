@@ -13,7 +13,7 @@ use super::part::Size;
 use super::report::{CheckRow, Findings, SpeedRow};
 use super::speed;
 use training::engine::{Engine, StepOutcome, model_shape, synthetic};
-use training::memory_plan::{self, MemoryPlan, RTX_5090};
+use training::memory_plan::{self, GpuSpec, MemoryPlan};
 use training::stop::StopSignal;
 use training::units::bytes;
 use training::{Result, TrainerError};
@@ -53,7 +53,7 @@ struct MemoryUse {
 /// Checks a GPU's memory, and returns the speed of its operations at full size. Nothing is checked on a CPU.
 pub(super) fn check(device: &Device, size: Size, seed: u64, findings: &mut Findings<'_>) -> Result<Vec<SpeedRow>> {
     let Some(gpu) = device.as_cuda() else { return Ok(Vec::new()) };
-    let limit = if size == Size::Small { SMALL_LIMIT } else { RTX_5090.bytes() };
+    let limit = if size == Size::Small { SMALL_LIMIT } else { GpuSpec::rtx_5090().memory_bytes };
     gpu.set_memory_limit(limit);
     let reached = check_limited(gpu, device, size, limit, seed, findings);
     // The limit is this model's only.
@@ -203,7 +203,7 @@ mod tests {
         // A desktop has taken a little meanwhile.
         last_step: 108_899_000_000,
         pool: [POOL; 2],
-        limit: RTX_5090.0,
+        limit: GpuSpec::rtx_5090().memory_bytes,
         refused: true,
     };
 
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn both_models_are_configs_that_a_gpu_may_train() {
-        for (size, limit) in [(Size::Small, SMALL_LIMIT), (Size::Full, RTX_5090.bytes())] {
+        for (size, limit) in [(Size::Small, SMALL_LIMIT), (Size::Full, GpuSpec::rtx_5090().memory_bytes)] {
             let run = model(size, limit).unwrap();
             assert_eq!(training::device::refusal(&run.config).unwrap(), None);
             assert_eq!(run.config.runtime.precision, Precision::Bf16);

@@ -209,6 +209,7 @@ impl TrainingCase {
             fingerprint: std::collections::BTreeMap::new(),
             evaluation_loss: None,
             best: None,
+            improvement: None,
             execution: None,
             matmul_algorithms: None,
             ledger: None,

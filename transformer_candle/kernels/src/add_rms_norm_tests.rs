@@ -11,7 +11,7 @@ const EPSILON: f32 = 1e-5;
 
 struct Inputs {
     x: Vec<f64>,
-    branch: Vec<f64>,
+    output: Vec<f64>,
     weight: Vec<f64>,
     dnormed: Vec<f64>,
     dresidual: Vec<f64>,
@@ -28,8 +28,8 @@ struct Outputs {
 fn inputs(n: usize, d: usize) -> Inputs {
     // As bf16 holds it, so that the result is all that is rounded.
     let weight = numbers(3, d).into_iter().map(|w| bf16::from_f64(1.0 + w / 2.0).to_f64()).collect();
-    let [x, branch, dnormed, dresidual] = [1, 2, 4, 5].map(|seed| numbers(seed, n * d));
-    Inputs { x, branch, weight, dnormed, dresidual }
+    let [x, output, dnormed, dresidual] = [1, 2, 4, 5].map(|seed| numbers(seed, n * d));
+    Inputs { x, output, weight, dnormed, dresidual }
 }
 
 /// Forward with the residual add, and backward onto a gradient that is there already.
@@ -37,9 +37,9 @@ fn run(inputs: &Inputs, dtype: DType) -> Outputs {
     let d = inputs.weight.len();
     let n = inputs.x.len() / d;
     let rows = |values: &[f64]| buffer(values, &[n, d], dtype);
-    let (x, branch, weight) = (rows(&inputs.x), rows(&inputs.branch), buffer(&inputs.weight, &[d], dtype));
+    let (x, output, weight) = (rows(&inputs.x), rows(&inputs.output), buffer(&inputs.weight, &[d], dtype));
     let (mut sum, mut normed, mut inv_rms) = (rows(&inputs.x), zeros(&[n, d], dtype), zeros(&[n], DType::F32));
-    forward_add(&x, &branch, &weight, EPSILON, &mut sum, &mut normed, &mut inv_rms).unwrap();
+    forward_add(&x, &output, &weight, EPSILON, &mut sum, &mut normed, &mut inv_rms).unwrap();
     let (mut dsum, mut dweight) = (rows(&inputs.dresidual), zeros(&[d], DType::F32));
     let mut space = workspace(workspace_elements(n, d, DeviceKind::Cpu));
     backward(&sum, &weight, &inv_rms, &rows(&inputs.dnormed), &mut dsum, &mut dweight, &mut space).unwrap();
@@ -53,7 +53,7 @@ fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
 fn matches_reference(n: usize, d: usize, dtype: DType) {
     let inputs = inputs(n, d);
     let outputs = run(&inputs, dtype);
-    assert_near(&outputs.sum, &add(&inputs.x, &inputs.branch));
+    assert_near(&outputs.sum, &add(&inputs.x, &inputs.output));
     // What follows is the norm of the sum as it was rounded.
     let sum: Vec<f64> = outputs.sum.read_f32().unwrap().into_iter().map(f64::from).collect();
     let [normed, inv_rms] = reference::forward(&sum, &inputs.weight, f64::from(EPSILON));
@@ -83,10 +83,10 @@ fn many_rows_match_the_reference() {
 #[test]
 fn f32_matches_pytorch() {
     let golden = Golden::load("add_rms_norm");
-    let [x, branch, weight] = ["x_ND", "branch_ND", "weight_D"].map(|name| golden.values(name));
+    let [x, output, weight] = ["x_ND", "branch_ND", "weight_D"].map(|name| golden.values(name));
     let [dnormed, dresidual] = ["dnormed_ND", "dresidual_ND"].map(|name| golden.values(name));
     assert_eq!(golden.values("epsilon"), [1e-5]);
-    let inputs = Inputs { x, branch, weight, dnormed, dresidual };
+    let inputs = Inputs { x, output, weight, dnormed, dresidual };
     let outputs = run(&inputs, DType::F32);
     assert_near(&outputs.sum, &golden.values("sum_ND"));
     assert_near(&outputs.normed, &golden.values("normed_ND"));
@@ -107,7 +107,7 @@ fn f32_matches_candle_autograd() {
     let inputs = inputs(n, d);
     let tensor = |values: &[f64]| Tensor::from_vec(values.to_vec(), (values.len() / d, d), &Device::Cpu).unwrap();
     let [x, weight] = [&inputs.x, &inputs.weight].map(|values| Var::from_tensor(&tensor(values)).unwrap());
-    let sum = (x.as_tensor() + tensor(&inputs.branch)).unwrap();
+    let sum = (x.as_tensor() + tensor(&inputs.output)).unwrap();
     let mean = sum.sqr().unwrap().mean_keepdim(1).unwrap();
     let rms = (mean + f64::from(EPSILON)).unwrap().sqrt().unwrap();
     let normed = sum.broadcast_div(&rms).unwrap().broadcast_mul(&weight).unwrap();

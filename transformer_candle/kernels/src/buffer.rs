@@ -1,13 +1,13 @@
 //! A contiguous, dense view of memory that was allocated once.
 
+mod contents;
+
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
 use half::vec::HalfBitsVecExt;
-use rayon::prelude::*;
 
-use crate::access::{Access, Arguments};
 use crate::element::Scalar;
 use crate::huge_pages;
-use crate::{Device, Element, Error, Result, bf16};
+use crate::{Device, Error, Result, bf16};
 
 /// A contiguous view of a Candle tensor's storage. Views and clones share memory.
 ///
@@ -88,93 +88,6 @@ impl Buffer {
         Ok(Self { tensor, device: self.device.clone(), address, storage: self.storage })
     }
 
-    /// The same elements under another shape, sharing memory.
-    pub fn reshaped(&self, shape: &[usize]) -> Result<Self> {
-        let tensor = self.tensor.reshape(shape)?;
-        Ok(Self { tensor, device: self.device.clone(), address: self.address, storage: self.storage })
-    }
-
-    /// Sets every element to zero.
-    pub fn zero(&mut self) -> Result<()> {
-        let arguments = Arguments::new("Buffer::zero").output("buffer", self, self.dtype(), self.shape());
-        let (address, bytes) = (self.address, self.bytes());
-        let cpu = |access: &Access<'_>| {
-            match self.dtype() {
-                DType::F32 => fill(self.slice_mut(access), 0f32),
-                DType::BF16 => fill(self.slice_mut(access), bf16::ZERO),
-                DType::U32 => fill(self.slice_mut(access), 0u32),
-                DType::I32 => fill(self.slice_mut(access), 0i32),
-                DType::I16 => fill(self.slice_mut(access), 0i16),
-                actual => return Err(unknown("Buffer::zero", actual)),
-            }
-            Ok(())
-        };
-        arguments.run(cpu, |cuda| cuda.zero(address, bytes))
-    }
-
-    /// Copies a buffer of the same element type and shape.
-    pub fn copy_from(&mut self, source: &Self) -> Result<()> {
-        let arguments = Arguments::new("Buffer::copy_from").output("buffer", self, self.dtype(), self.shape()).input(
-            "source",
-            source,
-            self.dtype(),
-            self.shape(),
-        );
-        let (target, bytes) = (self.address, self.bytes());
-        let cpu = |access: &Access<'_>| {
-            match self.dtype() {
-                DType::F32 => copy::<f32>(source.slice(access), self.slice_mut(access)),
-                DType::BF16 => copy::<bf16>(source.slice(access), self.slice_mut(access)),
-                DType::U32 => copy::<u32>(source.slice(access), self.slice_mut(access)),
-                DType::I32 => copy::<i32>(source.slice(access), self.slice_mut(access)),
-                DType::I16 => copy::<i16>(source.slice(access), self.slice_mut(access)),
-                actual => return Err(unknown("Buffer::copy_from", actual)),
-            }
-            Ok(())
-        };
-        arguments.run(cpu, |cuda| cuda.copy(source.address, target, bytes))
-    }
-
-    /// Writes host values, as many as there are elements and of the same type.
-    pub fn write<T: Scalar>(&mut self, values: &[T]) -> Result<()> {
-        if values.len() != self.elements() {
-            return Err(Error::Shape {
-                operation: "Buffer::write",
-                argument: "values",
-                expected: self.shape().to_vec(),
-                actual: vec![values.len()],
-            });
-        }
-        let arguments = Arguments::new("Buffer::write").output("buffer", self, T::DTYPE, self.shape());
-        let address = self.address;
-        let cpu = |access: &Access<'_>| {
-            copy(values, self.slice_mut(access));
-            Ok(())
-        };
-        arguments.run(cpu, |cuda| cuda.write(address, as_bytes(values)))
-    }
-
-    /// The elements, copied to the host.
-    pub fn read<T: Scalar>(&self) -> Result<Vec<T>> {
-        let arguments = Arguments::new("Buffer::read").input("buffer", self, T::DTYPE, self.shape());
-        arguments.run(
-            |access| Ok(self.slice(access).to_vec()),
-            |cuda| {
-                let mut values = vec![T::zero(); self.elements()];
-                cuda.read(self.address, as_bytes_mut(&mut values))?;
-                Ok(values)
-            },
-        )
-    }
-
-    /// The elements of an F32 or BF16 buffer, widened to f32 on the host.
-    pub fn read_f32(&self) -> Result<Vec<f32>> {
-        match self.dtype() {
-            DType::BF16 => Ok(self.read::<bf16>()?.into_iter().map(Element::widen).collect()),
-            _ => self.read(),
-        }
-    }
-
     pub(crate) fn storage_key(&self) -> usize {
         self.storage
     }
@@ -206,15 +119,6 @@ impl Drop for Buffer {
 
 /// Elements handled by one task of an element-wise loop; fixed, so that nothing depends on the number of threads.
 pub(crate) const PIECE: usize = 1 << 15;
-
-fn fill<T: Scalar>(target: &mut [T], value: T) {
-    target.par_chunks_mut(PIECE).for_each(|piece| piece.fill(value));
-}
-
-fn copy<T: Scalar>(source: &[T], target: &mut [T]) {
-    let pieces = target.par_chunks_mut(PIECE).zip(source.par_chunks(PIECE));
-    pieces.for_each(|(target, source)| target.copy_from_slice(source));
-}
 
 pub(crate) fn as_bytes<T: Scalar>(values: &[T]) -> &[u8] {
     // SAFETY: every scalar is plain numbers without padding, and bytes have no alignment.
@@ -267,10 +171,6 @@ fn require_memory(bytes: usize) -> Result<()> {
     Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| Error::HostMemory { needed: bytes as u64 })
 }
 
-fn unknown(operation: &'static str, actual: DType) -> Error {
-    Error::DType { operation, argument: "buffer", expected: "F32, BF16, U32, I32 or I16", actual }
-}
-
 /// The address of the tensor's first element in CPU memory, which stays while the storage lives: Candle never resizes
 /// it.
 fn cpu_address(tensor: &Tensor) -> Result<usize> {
@@ -319,7 +219,7 @@ mod tests {
         assert_eq!(whole.tensor().to_vec2::<f32>().unwrap()[1], [1.0, 2.0, 3.0, 4.0]);
         whole.zero().unwrap();
         assert_eq!(row.read::<f32>().unwrap(), [0.0; 4]);
-        assert_eq!(row.reshaped(&[4]).unwrap().shape(), [4]);
+        assert_eq!(row.view(0, &[4]).unwrap().shape(), [4]);
         assert_eq!(row.view(3, &[1]).unwrap().address(), whole.view(7, &[1]).unwrap().address());
     }
 
@@ -374,7 +274,7 @@ mod tests {
         assert!(matches!(buffer.copy_from(&zeros(&[3, 2], DType::F32)), Err(Error::Shape { .. })));
         assert!(buffer.view(3, &[4]).is_err());
         assert!(buffer.view(usize::MAX, &[2]).is_err());
-        assert!(buffer.reshaped(&[7]).is_err());
+        assert!(buffer.view(0, &[7]).is_err());
         let transposed = buffer.tensor().t().unwrap();
         assert!(matches!(Buffer::from_tensor(transposed, &Device::Cpu), Err(Error::NotContiguous { .. })));
         assert!([DType::F64, DType::F4].iter().all(|&dtype| Buffer::zeros(&[2], dtype, &Device::Cpu).is_err()));

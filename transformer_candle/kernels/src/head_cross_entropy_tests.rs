@@ -56,7 +56,7 @@ impl Case {
         let (hidden, weight) = (buffer(&self.hidden, &[n, d], dtype), buffer(&self.weight, &[v, d], dtype));
         let targets = integers(&self.targets);
         let mut space = workspace(workspace_elements(logits[0], d, v, DeviceKind::Cpu));
-        let mut logits = workspace(logits.iter().product()).reshaped(logits)?;
+        let mut logits = workspace(logits.iter().product()).view(0, logits)?;
         let (mut loss, mut losses) = (zeros(&[1], DType::F32), zeros(&[n], DType::F32));
         let mut dhidden = zeros(&[n, d], dtype);
         // What is there is written over, the padding's rows too.
@@ -175,7 +175,7 @@ fn loss_and_weight_gradient_accumulate() {
     let (mut loss, mut dhidden) = (integers(&[3f32]), zeros(&[6, 4], DType::F32));
     let mut dweight = buffer(&[0.5; 64], &[16, 4], DType::F32);
     let (mut logits, mut space) =
-        (workspace(32).reshaped(&[2, 16]).unwrap(), workspace(workspace_elements(2, 4, 16, DeviceKind::Cpu)));
+        (workspace(32).view(0, &[2, 16]).unwrap(), workspace(workspace_elements(2, 4, 16, DeviceKind::Cpu)));
     let targets = integers(&case.targets);
     let inputs = Inputs { hidden_ND: &hidden, weight_VD: &weight, targets_N: &targets, vocab_size: 11 };
     let write_mode = WriteMode::Accumulate;

@@ -163,8 +163,8 @@ impl Plan {
     }
 }
 
-/// The memory of a [`Plan`].
-#[derive(Debug)]
+/// The memory of a [`Plan`]; clones share it.
+#[derive(Clone, Debug)]
 pub struct Arena {
     buffers: Vec<Buffer>,
     bytes: u64,
@@ -194,7 +194,7 @@ mod tests {
         let mut plan = Plan::new();
         plan.add("moments", Category::OptimizerMoments, DType::F32, &[2, 100]);
         let weights = plan.add("weights", Category::Weights, DType::BF16, &[100]);
-        plan.add("remainder", Category::MasterLowBits, DType::I16, &[100]);
+        plan.add("low_bits", Category::MasterLowBits, DType::I16, &[100]);
         plan.add("more weights", Category::Weights, DType::F32, &[1]);
         assert_eq!(plan.bytes(), 800 + 200 + 200 + 4);
         assert_eq!(

@@ -51,7 +51,7 @@ impl State {
         let mut update = zeros(&shape, dtype);
         accumulate_momentum(&mut self.momentum, &grad, &mut update, &scalars, settings).unwrap();
         let values: Vec<f64> = update.read_f32().unwrap().into_iter().map(f64::from).collect();
-        let x = orthogonalized(&values, [1, shape[0], shape[1]], dtype, settings.polynomials).reshaped(&shape).unwrap();
+        let x = orthogonalized(&values, [1, shape[0], shape[1]], dtype, settings.polynomials).view(0, &shape).unwrap();
         step(&mut self.weight, self.low_bits.as_mut(), &x, &scalars, decay as f32).unwrap();
     }
 

@@ -38,7 +38,7 @@ pub(crate) fn zeros(shape: &[usize], dtype: DType) -> Buffer {
     Buffer::zeros(shape, dtype, &Device::Cpu).unwrap()
 }
 
-/// An F32 workspace filled with NaN: nobody may rely on what it held.
+/// An F32 workspace filled with NaN: no operation may rely on its contents.
 pub(crate) fn workspace(elements: usize) -> Buffer {
     buffer(&vec![f64::NAN; elements], &[elements], DType::F32)
 }

@@ -7,8 +7,8 @@ use crate::buffer::as_scalars_mut;
 use crate::cuda::HostToDevice;
 use crate::{Buffer, Device, Error, Result, Scalar};
 
-/// Host memory to fill, and the buffer that it goes to: [`Upload::stage`], [`Upload::send`], [`Upload::receive`], in
-/// turn.
+/// Host memory to fill, and the buffer that it is copied to: [`Upload::stage`], [`Upload::send`],
+/// [`Upload::receive`], in turn.
 ///
 /// On a GPU the memory is pinned and `send` returns at once: a second stream copies to the staging buffer, beside
 /// whatever the GPU computes, and `receive` makes the computation wait for it. Of two uploads to one target, one

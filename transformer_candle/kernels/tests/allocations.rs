@@ -126,12 +126,12 @@ fn rows(dtype: DType) {
     const D: usize = 192;
     const V: usize = 1000;
     let (table, ids, mut dtable) = (zeros(&[V, D], dtype), zeros(&[N], DType::U32), zeros(&[V, D], DType::F32));
-    let [x, branch, dy, mut out, mut sum] = [(); 5].map(|()| zeros(&[N, D], dtype));
+    let [x, output, dy, mut out, mut sum] = [(); 5].map(|()| zeros(&[N, D], dtype));
     let (weight, mut inv_rms, mut dweight) = (zeros(&[D], dtype), zeros(&[N], DType::F32), zeros(&[D], DType::F32));
     let mut workspace = zeros(&[add_rms_norm::workspace_elements(N, D, DeviceKind::Cpu)], DType::F32);
     assert_none("embedding", || embedding::forward(&table, &ids, &mut out));
     assert_none("embedding's gradient", || embedding::backward(&ids, &dy, &mut dtable, &mut workspace));
-    assert_none("norm", || add_rms_norm::forward_add(&x, &branch, &weight, 1e-5, &mut sum, &mut out, &mut inv_rms));
+    assert_none("norm", || add_rms_norm::forward_add(&x, &output, &weight, 1e-5, &mut sum, &mut out, &mut inv_rms));
     assert_none("norm's gradient", || {
         add_rms_norm::backward(&x, &weight, &inv_rms, &dy, &mut out, &mut dweight, &mut workspace)
     });

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use kernels::{Buffer, DType, Device, GraphCache, WriteMode, bf16, linear};
 
 /// Integers so small that every GEMM and sum is exact in F32, whatever the order: both devices must agree to the bit.
-fn whole(seed: usize, count: usize) -> Vec<f32> {
+fn small_integers(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|at| ((at * 31 + seed * 17 + at / 7) % 9) as f32 - 4.0).collect()
 }
 
@@ -22,12 +22,12 @@ fn buffer(values: &[f32], shape: &[usize], dtype: DType, device: &Device) -> Buf
     buffer
 }
 
-/// y, dx and dw, and dw added to `whole(4, ..)`.
-fn all([n, i, o]: [usize; 3], dtype: DType, device: &Device) -> [Vec<f32>; 4] {
-    let x = buffer(&whole(1, n * i), &[n, i], dtype, device);
-    let w = buffer(&whole(2, o * i), &[o, i], dtype, device);
-    let dy = buffer(&whole(3, n * o), &[n, o], dtype, device);
-    let [mut dw, mut total] = [(); 2].map(|()| buffer(&whole(4, o * i), &[o, i], DType::F32, device));
+/// Results of the linear map of these sizes: y, dx and dw, and dw added to `small_integers(4, ..)`.
+fn linear_results([n, i, o]: [usize; 3], dtype: DType, device: &Device) -> [Vec<f32>; 4] {
+    let x = buffer(&small_integers(1, n * i), &[n, i], dtype, device);
+    let w = buffer(&small_integers(2, o * i), &[o, i], dtype, device);
+    let dy = buffer(&small_integers(3, n * o), &[n, o], dtype, device);
+    let [mut dw, mut total] = [(); 2].map(|()| buffer(&small_integers(4, o * i), &[o, i], DType::F32, device));
     let (mut y, mut dx) = (buffer(&[], &[0, o], dtype, device), buffer(&[], &[0, i], dtype, device));
     if n > 0 {
         y = buffer(&vec![f32::NAN; n * o], &[n, o], dtype, device);
@@ -50,9 +50,9 @@ fn the_first_call_and_the_next_equal_the_cpus() {
     let gpu = Device::cuda(0).unwrap();
     for sizes in SIZES {
         for dtype in [DType::F32, DType::BF16] {
-            let expected = all(sizes, dtype, &Device::Cpu);
+            let expected = linear_results(sizes, dtype, &Device::Cpu);
             for call in ["first", "second"] {
-                assert_eq!(all(sizes, dtype, &gpu), expected, "{sizes:?} {dtype:?}, {call} call");
+                assert_eq!(linear_results(sizes, dtype, &gpu), expected, "{sizes:?} {dtype:?}, {call} call");
             }
         }
     }
@@ -63,7 +63,7 @@ fn the_first_call_and_the_next_equal_the_cpus() {
 fn algorithms_are_recalled_on_the_same_gpu_and_library() {
     let (one, other) = (Device::cuda(0).unwrap(), Device::cuda(0).unwrap());
     let (one, other_gpu) = ((one.as_cuda().unwrap(), &one), other.as_cuda().unwrap());
-    all([133, 48, 80], DType::BF16, one.1);
+    linear_results([133, 48, 80], DType::BF16, one.1);
     let choices = one.0.choices();
     let names: Vec<&str> = choices.keys().map(|name| name.split(" a ").next().unwrap()).collect();
     assert_eq!(names, ["133x48x80", "133x80x48", "80x48x133", "80x48x133"]);
@@ -71,11 +71,11 @@ fn algorithms_are_recalled_on_the_same_gpu_and_library() {
     assert!(other_gpu.choices().is_empty());
     assert_eq!(other_gpu.recall_choices(&choices).unwrap(), [""; 0]);
     assert_eq!(other_gpu.choices(), choices);
-    all([133, 48, 80], DType::BF16, &other);
+    linear_results([133, 48, 80], DType::BF16, &other);
     assert_eq!(other_gpu.choices(), choices, "a choice that was recalled is not made again");
 
-    let strange = |text: &str| text.replace("cuBLASLt ", "cuBLASLt 9");
-    let foreign: BTreeMap<_, _> = choices.iter().map(|(name, text)| (name.clone(), strange(text))).collect();
+    let of_another_library = |text: &str| text.replace("cuBLASLt ", "cuBLASLt 9");
+    let foreign: BTreeMap<_, _> = choices.iter().map(|(name, text)| (name.clone(), of_another_library(text))).collect();
     let third = Device::cuda(0).unwrap();
     let refused = third.as_cuda().unwrap().recall_choices(&foreign).unwrap();
     assert_eq!(refused, foreign.keys().cloned().collect::<Vec<_>>());
@@ -89,7 +89,8 @@ fn algorithms_are_recalled_on_the_same_gpu_and_library() {
 fn generation_of_few_rows_searches_and_keeps_nothing() {
     let device = Device::cuda(0).unwrap();
     let choices = |n: usize| {
-        let [x, w] = [[n, 48], [80, 48]].map(|shape| buffer(&whole(1, shape[0] * 48), &shape, DType::BF16, &device));
+        let [x, w] =
+            [[n, 48], [80, 48]].map(|shape| buffer(&small_integers(1, shape[0] * 48), &shape, DType::BF16, &device));
         let mut y = Buffer::zeros(&[n, 80], DType::BF16, &device).unwrap();
         let needed = linear::workspace_elements(n, 48, 80, device.kind());
         let mut workspace = Buffer::zeros(&[needed], DType::F32, &device).unwrap();
@@ -105,7 +106,7 @@ fn a_deterministic_device_takes_what_is_offered_first() {
     let choices = |is_deterministic| {
         let device = Device::cuda(0).unwrap();
         device.as_cuda().unwrap().set_deterministic(is_deterministic);
-        (150..170).for_each(|n| drop(all([n, 48, 80], DType::BF16, &device)));
+        (150..170).for_each(|n| drop(linear_results([n, 48, 80], DType::BF16, &device)));
         device.as_cuda().unwrap().choices()
     };
     assert_eq!(choices(true), choices(true));
@@ -114,14 +115,14 @@ fn a_deterministic_device_takes_what_is_offered_first() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn a_product_has_the_same_bits_every_time() {
+fn a_gemm_has_the_same_bits_every_time() {
     let gpu = Device::cuda(0).unwrap();
-    let uneven = |count: usize| (0..count).map(|at| (at as f32 * 0.7).sin()).collect::<Vec<_>>();
-    // A long sum for few results, which is what a library likes to split.
+    let sines = |count: usize| (0..count).map(|at| (at as f32 * 0.7).sin()).collect::<Vec<_>>();
+    // A long sum for few results: a library may split it over blocks, whose order could vary.
     let [n, i, o] = [2048, 16, 32];
     for dtype in [DType::F32, DType::BF16] {
-        let (dy, x) = (buffer(&uneven(n * o), &[n, o], dtype, &gpu), buffer(&uneven(n * i), &[n, i], dtype, &gpu));
-        let start = buffer(&uneven(o * i), &[o, i], DType::F32, &gpu);
+        let (dy, x) = (buffer(&sines(n * o), &[n, o], dtype, &gpu), buffer(&sines(n * i), &[n, i], dtype, &gpu));
+        let start = buffer(&sines(o * i), &[o, i], DType::F32, &gpu);
         let mut dw = Buffer::zeros(&[o, i], DType::F32, &gpu).unwrap();
         let needed = linear::workspace_elements(n, i, o, gpu.kind());
         let mut workspace = Buffer::zeros(&[needed], DType::F32, &gpu).unwrap();
@@ -148,7 +149,7 @@ fn the_gpus_speed_is_a_number() {
 fn gemms_replay_and_must_run_before_capture() {
     let gpu = Device::cuda(0).unwrap();
     let operands = |n: usize| {
-        let (x, w) = (whole(1, n * 16), whole(2, 8 * 16));
+        let (x, w) = (small_integers(1, n * 16), small_integers(2, 8 * 16));
         let (x, w) = (buffer(&x, &[n, 16], DType::F32, &gpu), buffer(&w, &[8, 16], DType::F32, &gpu));
         let workspace = linear::workspace_elements(n, 16, 8, gpu.kind());
         let [y, workspace] =

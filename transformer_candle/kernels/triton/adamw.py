@@ -7,8 +7,8 @@ Equal inputs give equal bits on GPU and CPU: every operation is rounded as the C
 multiply-add (`fused_multiply_add=False` below), square roots and divisions rounded to nearest (`sqrt_rn`, `div_rn`;
 Triton's defaults are approximate), and constants of the step computed in f64 and rounded once.
 
-bf16 weights have f32 master weights in two halves (`cast.py`): the bf16 weight itself and the 16 low bits in the buffer
-`remainder`. Bytes per element: 28, of which 16 are read (gradient 4, moments 8, master weight 4) and 12 written.
+bf16 weights have f32 master weights in two halves (`cast.py`): the bf16 weight itself and 16 `low_bits`. Bytes per
+element: 28, of which 16 are read (gradient 4, moments 8, master weight 4) and 12 written.
 """
 
 import triton
@@ -69,7 +69,7 @@ def step_block(arguments, offset, mask):
 @triton.jit
 def adamw_step(
     weight,
-    remainder,
+    low_bits,
     grad,
     first,
     second,
@@ -86,13 +86,13 @@ def adamw_step(
 ):
     """A piece of PIECE elements, block by block. Grid: (elements / PIECE).
 
-    `first` and `second` are the moments m and v; f32 weights have no `remainder`. If the gradient's norm is not finite
+    `first` and `second` are the moments m and v; f32 weights have no `low_bits`. If the gradient's norm is not finite
     `grad_norm_clip` has set APPLY to 0, and nothing changes.
     """
     if tl.load(scalars + APPLY) != 0.0:
         constants = step_constants(scalars, weight_decay)
         settings = (beta1, beta2, rest1, rest2, epsilon)
-        arguments = (weight, remainder, grad, first, second, constants, settings)
+        arguments = (weight, low_bits, grad, first, second, constants, settings)
         piece = tl.program_id(0) * PIECE
         for start in range(piece, min(piece + PIECE, elements), BLOCK):
             call_on_block(step_block, arguments, start, elements, BLOCK)
@@ -107,13 +107,13 @@ KERNELS = [
         "adamw_step.f32",
         adamw_step,
         arguments={"weight": "*fp32:16", **MOMENTS, **SETTINGS, "elements": "i32"},
-        constants={"remainder": None, "BLOCK": 1024, "PIECE": 8192},
+        constants={"low_bits": None, "BLOCK": 1024, "PIECE": 8192},
         fused_multiply_add=False,
     ),
     Kernel(
         "adamw_step.bf16",
         adamw_step,
-        arguments={"weight": "*bf16:16", "remainder": "*i16:16", **MOMENTS, **SETTINGS, "elements": "i32"},
+        arguments={"weight": "*bf16:16", "low_bits": "*i16:16", **MOMENTS, **SETTINGS, "elements": "i32"},
         constants={"BLOCK": 1024, "PIECE": 8192},
         fused_multiply_add=False,
     ),

@@ -1,6 +1,6 @@
 """Root-mean-square norm with the residual addition fused in (Zhang and Sennrich, arXiv:1910.07467, equation 4).
 
-    total = x + branch                        the residual stream after attention or the MLP, whose output is `branch`
+    total = x + output                        the residual stream x after attention or the MLP, which has this `output`
     normed = total * rstd * weight            rstd = 1 / sqrt(mean(total^2) + epsilon), stored in `inv_rms`
     dtotal += rstd * (weight * dnormed - total * rstd^2 * mean(total * weight * dnormed))
     dweight += sum over rows of dnormed * total * rstd
@@ -46,14 +46,14 @@ def add_rms_norm_forward(x, weight, normed, inv_rms, width, epsilon, BLOCK: tl.c
 
 
 @triton.jit
-def add_rms_norm_forward_add(x, branch, weight, total, normed, inv_rms, width, epsilon, BLOCK: tl.constexpr):
-    """`total = x + branch` of a row, and its norm. Grid: (N)."""
+def add_rms_norm_forward_add(x, output, weight, total, normed, inv_rms, width, epsilon, BLOCK: tl.constexpr):
+    """`total = x + output` of a row, and its norm. Grid: (N)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     offset = row * width + column
     x_D = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
-    output_D = tl.load(branch + offset, mask=inside, other=0.0).to(tl.float32)
+    output_D = tl.load(output + offset, mask=inside, other=0.0).to(tl.float32)
     rounded_D = (x_D + output_D).to(total.dtype.element_ty)
     tl.store(total + offset, rounded_D, mask=inside)
     total_D = rounded_D.to(tl.float32)  # the norm is that of the stored values
@@ -122,7 +122,7 @@ for dtype, pointer in (("bf16", "*bf16:16"), ("f32", "*fp32:16")):
         "forward": (add_rms_norm_forward, dict.fromkeys(("x", "weight", "normed"), pointer) | forward),
         "forward_add": (
             add_rms_norm_forward_add,
-            dict.fromkeys(("x", "branch", "weight", "total", "normed"), pointer) | forward,
+            dict.fromkeys(("x", "output", "weight", "total", "normed"), pointer) | forward,
         ),
         "backward": (
             add_rms_norm_backward,

@@ -3,8 +3,7 @@
     high = (bits(master) + 0x8000) >> 16        the nearest bf16, ties away from zero: the weight that the model uses
     low  = bits(master) - (high << 16)          the low bits, as a signed 16-bit integer from -0x8000 to 0x7FFF
 
-4 bytes instead of 6 for a bf16 weight with an f32 master, and bits(master) = (high << 16) + low without loss. Kernels
-call the low bits `remainder`.
+4 bytes instead of 6 for a bf16 weight with an f32 master, and bits(master) = (high << 16) + low without loss.
 
 Bytes per element: narrow and widen 6, split and join 8.
 """
@@ -69,9 +68,9 @@ def split_block(buffers, offset, mask):
 
 
 @triton.jit
-def cast_split(master, weight, remainder, elements, BLOCK: tl.constexpr):
+def cast_split(master, weight, low_bits, elements, BLOCK: tl.constexpr):
     """Weights and low bits of master weights. Grid: (elements / BLOCK)."""
-    call_on_block(split_block, (master, weight, remainder), tl.program_id(0) * BLOCK, elements, BLOCK)
+    call_on_block(split_block, (master, weight, low_bits), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
 @triton.jit
@@ -83,13 +82,13 @@ def join_block(buffers, offset, mask):
 
 
 @triton.jit
-def cast_join(weight, remainder, master, elements, BLOCK: tl.constexpr):
+def cast_join(weight, low_bits, master, elements, BLOCK: tl.constexpr):
     """Master weights of weights and low bits. Grid: (elements / BLOCK)."""
-    call_on_block(join_block, (weight, remainder, master), tl.program_id(0) * BLOCK, elements, BLOCK)
+    call_on_block(join_block, (weight, low_bits, master), tl.program_id(0) * BLOCK, elements, BLOCK)
 
 
 # 1,024 elements over 128 threads are 8 per thread: one 16-byte access of bf16, two of f32.
-HALVES = {"weight": "*bf16:16", "remainder": "*i16:16"}
+HALVES = {"weight": "*bf16:16", "low_bits": "*i16:16"}
 KERNELS = [
     Kernel(
         "cast_narrow.bf16",

@@ -6,7 +6,7 @@ use std::mem;
 
 use kernels::{Buffer, DeviceKind, GraphCache, Upload, WriteMode, head_cross_entropy};
 
-pub use plan::{DecoderPlan, DecoderSettings, dtype_of};
+pub use plan::{DecoderPlan, DecoderSettings, dtype_of, head_chunk_rows};
 
 use crate::backbone::Backbone;
 use crate::layout::ParameterLayout;

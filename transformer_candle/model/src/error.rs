@@ -58,11 +58,9 @@ pub enum Error {
         problem: String,
     },
     /// A config.json describes something that this decoder is not.
-    #[error("config.json: `{key}` {problem}")]
+    #[error("config.json: {problem}")]
     ConfigJson {
-        /// The key, with the keys above it.
-        key: String,
-        /// What is wrong, and what would be right.
+        /// The key, what is wrong, and what would be right.
         problem: String,
     },
     /// The decoder was planned with `training: false`.

@@ -37,8 +37,11 @@ pub struct Generator {
     capacity: usize,
 }
 
-/// The buffers of a generator while they are planned.
-struct GeneratorPlan {
+/// A generator whose buffers are listed but not allocated.
+#[derive(Clone, Debug)]
+pub struct GeneratorPlan {
+    shape: ModelShape,
+    capacity: usize,
     backbone: BackbonePlan,
     ids: BufferId,
     logits: BufferId,
@@ -46,7 +49,9 @@ struct GeneratorPlan {
 }
 
 impl GeneratorPlan {
-    fn new(shape: &ModelShape, dtype: DType, capacity: usize, device: DeviceKind, plan: &mut Plan) -> Self {
+    /// Adds the buffers to a memory plan, for sequences of at most `max_tokens`, prompt included.
+    pub fn new(shape: &ModelShape, dtype: DType, max_tokens: usize, device: DeviceKind, plan: &mut Plan) -> Self {
+        let capacity = max_tokens.min(shape.max_position_embeddings).max(1);
         let heads = shape.heads();
         let rows = PASS_TOKENS.min(capacity);
         let settings = ActivationSettings {
@@ -68,7 +73,30 @@ impl GeneratorPlan {
             backbone: BackbonePlan::new(shape, &settings, plan),
             ids: plan.add("ids", Category::Batch, DType::U32, &[rows]),
             logits: plan.add("logits", Category::Scratch, dtype, &[1, shape.padded_vocab_size]),
+            shape: shape.clone(),
+            capacity,
         }
+    }
+
+    /// The generator over allocated buffers and flat weights (see [`ParameterLayout`]).
+    pub fn bind(self, arena: &Arena, weights: &Buffer) -> Result<Generator> {
+        let weights = ParameterLayout::new(&self.shape).weights(weights, None)?;
+        let cache = |&(keys, values)| KeyValueCache { keys_CKE: arena.buffer(keys), values_CKE: arena.buffer(values) };
+        let caches: Vec<_> = self.cache.iter().map(cache).collect();
+        let rope = self.backbone.bind_rope(arena)?;
+        Ok(Generator {
+            shape: self.shape,
+            backbone: self.backbone.bind_rows(arena, &weights, &rope, 1, &caches)?,
+            plan: self.backbone,
+            ids_S: arena.buffer(self.ids),
+            logits_1V: arena.buffer(self.logits),
+            weights,
+            arena: arena.clone(),
+            rope,
+            caches,
+            past: 0,
+            capacity: self.capacity,
+        })
     }
 }
 
@@ -78,34 +106,16 @@ impl Generator {
     /// The context never exceeds the model's `max_position_embeddings`: [`Generator::capacity`] is the smaller of the
     /// two.
     pub fn new(shape: &ModelShape, weights: &Buffer, max_tokens: usize) -> Result<Self> {
-        let capacity = capacity_of(shape, max_tokens);
-        let device = weights.device().clone();
+        let device = weights.device();
         let mut plan = Plan::new();
-        let planned = GeneratorPlan::new(shape, weights.dtype(), capacity, device.kind(), &mut plan);
-        let arena: Arena = plan.allocate(&device)?;
-        let weights = ParameterLayout::new(shape).weights(weights, None)?;
-        let cache = |&(keys, values)| KeyValueCache { keys_CKE: arena.buffer(keys), values_CKE: arena.buffer(values) };
-        let caches: Vec<_> = planned.cache.iter().map(cache).collect();
-        let rope = planned.backbone.bind_rope(&arena)?;
-        Ok(Self {
-            shape: shape.clone(),
-            backbone: planned.backbone.bind_rows(&arena, &weights, &rope, 1, &caches)?,
-            plan: planned.backbone,
-            ids_S: arena.buffer(planned.ids),
-            logits_1V: arena.buffer(planned.logits),
-            weights,
-            arena,
-            rope,
-            caches,
-            past: 0,
-            capacity,
-        })
+        let planned = GeneratorPlan::new(shape, weights.dtype(), max_tokens, device.kind(), &mut plan);
+        planned.bind(&plan.allocate(device)?, weights)
     }
 
     /// Bytes that such a generator takes beside the weights.
     pub fn bytes(shape: &ModelShape, dtype: DType, max_tokens: usize, device: DeviceKind) -> u64 {
         let mut plan = Plan::new();
-        GeneratorPlan::new(shape, dtype, capacity_of(shape, max_tokens), device, &mut plan);
+        GeneratorPlan::new(shape, dtype, max_tokens, device, &mut plan);
         plan.bytes()
     }
 
@@ -194,8 +204,4 @@ impl Generator {
         self.past += s;
         Ok(self.backbone.hidden_ND().view((s - 1) * d, &[1, d])?)
     }
-}
-
-fn capacity_of(shape: &ModelShape, max_tokens: usize) -> usize {
-    max_tokens.min(shape.max_position_embeddings).max(1)
 }

@@ -8,61 +8,17 @@ mod config_json;
 mod pretrained;
 mod weights;
 
-use std::fs::{self, File};
-use std::io::BufWriter;
-use std::path::Path;
-
-use kernels::{Buffer, DType};
-
 pub use crate::layout::HfTensor;
 pub use config_json::{config_json, generation_config_json, shape_from_config_json};
 pub use pretrained::PretrainedWeights;
 pub use weights::{read_weights, write_weights};
 
-use crate::error::failed;
+use crate::ModelShape;
 use crate::layout::{Parameter, ParameterLayout};
-use crate::{Error, ModelShape, Precision, Result};
 
 /// Every tensor of a model on disk, in the order of `transformers`' `named_parameters`.
 pub fn hf_tensors(shape: &ModelShape) -> Vec<HfTensor> {
     ParameterLayout::new(shape).parameters().iter().flat_map(Parameter::hf_tensors).collect()
-}
-
-/// Writes `config.json`, `generation_config.json` and `model.safetensors` into a folder that exists.
-pub fn save_model(
-    directory: &Path,
-    shape: &ModelShape,
-    weights: &Buffer,
-    bos_token_id: Option<u32>,
-    eos_token_id: Option<u32>,
-) -> Result<()> {
-    let precision = if weights.dtype() == DType::BF16 { Precision::Bf16 } else { Precision::Fp32 };
-    let config = config_json(shape, precision, bos_token_id, eos_token_id);
-    let generation = generation_config_json(bos_token_id, eos_token_id.as_slice());
-    for (name, value) in [("config.json", config), ("generation_config.json", generation)] {
-        let path = directory.join(name);
-        fs::write(&path, format!("{value:#}\n")).map_err(failed("write", &path))?;
-    }
-    let path = directory.join("model.safetensors");
-    let file = File::create(&path).map_err(failed("create", &path))?;
-    write_weights(&mut BufWriter::new(file), &path, shape, weights)
-}
-
-/// The shape that a model directory's `config.json` describes.
-pub fn load_shape(directory: &Path) -> Result<ModelShape> {
-    let path = directory.join("config.json");
-    let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
-    let value = serde_json::from_str(&text)
-        .map_err(|error| Error::ConfigJson { key: "(whole file)".to_owned(), problem: error.to_string() })?;
-    shape_from_config_json(&value)
-}
-
-/// Reads a model directory's `model.safetensors` into a flat buffer of f32 or bf16 weights.
-pub fn load_weights(directory: &Path, shape: &ModelShape, weights: &mut Buffer) -> Result<()> {
-    let path = directory.join("model.safetensors");
-    let mut file = File::open(&path).map_err(failed("open", &path))?;
-    let bytes = file.metadata().map_err(failed("read", &path))?.len();
-    read_weights(&mut file, bytes, &path, shape, weights)
 }
 
 #[cfg(test)]

@@ -63,10 +63,10 @@ pub struct ParameterLayout {
 }
 
 /// Places parameters one after the other, from these first free elements of each kind on.
-struct Cursor([usize; KINDS]);
+struct NextOffsets([usize; KINDS]);
 
-impl Cursor {
-    fn advance(&mut self, spec: ParameterSpec) -> Parameter {
+impl NextOffsets {
+    fn place(&mut self, spec: ParameterSpec) -> Parameter {
         let next = &mut self.0[spec.kind as usize];
         let offset = *next;
         *next += aligned_elements(&spec);
@@ -89,8 +89,8 @@ impl ParameterLayout {
             elements += specs.iter().filter(|spec| spec.kind == kind).map(aligned_elements).sum::<usize>();
             start
         });
-        let mut cursor = Cursor(kind_starts);
-        let parameters = specs.into_iter().map(|spec| cursor.advance(spec)).collect();
+        let mut next = NextOffsets(kind_starts);
+        let parameters = specs.into_iter().map(|spec| next.place(spec)).collect();
         Self { shape: shape.clone(), parameters, kind_starts, elements }
     }
 
@@ -107,9 +107,9 @@ impl ParameterLayout {
 
     /// Every parameter's views of flat buffers of [`ParameterLayout::elements`] elements.
     pub fn weights(&self, values: &Buffer, gradients: Option<&Buffer>) -> Result<Parameters<Weight>> {
-        let mut cursor = Cursor(self.kind_starts);
+        let mut next = NextOffsets(self.kind_starts);
         Parameters::build(&self.shape, |spec| {
-            let Parameter { spec, offset } = cursor.advance(spec);
+            let Parameter { spec, offset } = next.place(spec);
             Ok(Weight {
                 values: values.view(offset, &spec.shape)?,
                 gradient: gradients.map(|gradients| gradients.view(offset, &spec.shape)).transpose()?,

@@ -65,9 +65,9 @@ pub mod sampling;
 mod shape;
 pub mod tensor_file;
 
-pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of};
+pub use decoder::{Decoder, DecoderPlan, DecoderSettings, dtype_of, head_chunk_rows};
 pub use error::{Error, Result};
-pub use generation::Generator;
+pub use generation::{Generator, GeneratorPlan};
 pub use layout::{Parameter, ParameterLayout};
 pub use parameters::ParameterKind;
 pub use run_config::{ActivationRecompute, Precision};

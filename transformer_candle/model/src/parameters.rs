@@ -1,7 +1,7 @@
 //! Every parameter, described in one place: name, shape, kind, initial values and the Hugging Face tensors it is made
 //! of.
 //!
-//! [`Parameters::build`] is that place. Whatever is said of parameters elsewhere follows from it: the layout of the
+//! [`Parameters::build`] is that place. Everything else about parameters follows from it: the layout of the
 //! flat buffers, counts, operations, initial values and the files' tensors. A parameter is added there and in the
 //! struct.
 
@@ -245,11 +245,29 @@ pub(crate) fn specs(shape: &ModelShape) -> Vec<ParameterSpec> {
 
 /// The sum of a number over all parameters. Every block adds the same, so that the time does not depend on their
 /// number.
-pub(crate) fn sum(shape: &ModelShape, of: impl Fn(&ParameterSpec) -> usize) -> u64 {
+fn sum(shape: &ModelShape, of: impl Fn(&ParameterSpec) -> usize) -> u64 {
     let sum_with =
         |num_layers| specs(&ModelShape { num_layers, ..shape.clone() }).iter().map(&of).sum::<usize>() as u64;
     let outside = sum_with(0);
     outside + shape.num_layers as u64 * (sum_with(1) - outside)
+}
+
+impl ModelShape {
+    /// Parameters on disk: without the vocabulary's padding, a tied embedding once.
+    pub fn parameter_count(&self) -> u64 {
+        sum(self, ParameterSpec::stored_elements)
+    }
+
+    /// Floating-point operations of a training step per token: six per parameter of a matmul, and causal attention.
+    ///
+    /// `6 * N + 6 * L * A * T`: forward and backward take 2 and 4 operations per parameter, attention half of the full
+    /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the
+    /// half).
+    pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
+        let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;
+        let in_matmul = |spec: &ParameterSpec| if spec.in_matmul { spec.stored_elements() } else { 0 };
+        6.0 * sum(self, in_matmul) as f64 + 6.0 * attention
+    }
 }
 
 /// A parameter in memory: its values and, where it trains, their gradient.

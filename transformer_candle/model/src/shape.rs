@@ -4,8 +4,6 @@ use kernels::HeadLayout;
 use kernels::rope::{Frequencies, Llama3Scaling};
 use run_config::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 
-use crate::parameters::{self, ParameterSpec};
-
 /// Rows of the embedding and the head are padded to a multiple of this, so that GEMMs have whole tiles.
 const VOCABULARY_MULTIPLE: usize = 64;
 
@@ -86,22 +84,6 @@ impl ModelShape {
     /// How the heads lie in a packed QKV row.
     pub fn heads(&self) -> HeadLayout {
         HeadLayout { heads: self.num_attention_heads, kv_heads: self.num_key_value_heads, head_size: self.head_size }
-    }
-
-    /// Parameters on disk: without the vocabulary's padding, a tied embedding once.
-    pub fn parameter_count(&self) -> u64 {
-        parameters::sum(self, ParameterSpec::stored_elements)
-    }
-
-    /// Floating-point operations of a training step per token: six per parameter of a matmul, and causal attention.
-    ///
-    /// `6 * N + 6 * L * A * T`: forward and backward take 2 and 4 operations per parameter, attention half of the full
-    /// `12 * L * A * T` because a position sees only those before it (LLM.Q's count; `PaLM`, appendix B, without the
-    /// half).
-    pub fn flops_per_token(&self, sequence_length: usize) -> f64 {
-        let attention = (self.num_layers * self.heads().query_width() * sequence_length) as f64;
-        let in_matmul = |spec: &ParameterSpec| if spec.in_matmul { spec.stored_elements() } else { 0 };
-        6.0 * parameters::sum(self, in_matmul) as f64 + 6.0 * attention
     }
 }
 

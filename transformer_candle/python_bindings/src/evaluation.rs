@@ -6,12 +6,13 @@ use dataset::hub::HubSettings;
 use pyo3::prelude::*;
 use training::commands::ModelSource;
 use training::commands::evaluate::{self, EvaluateOptions};
+use training::report::SampleReport;
 use training::stop::StopSignal;
 
 use crate::arguments::Integer;
 use crate::machine::device_of;
 use crate::signals::interruptible;
-use crate::values::value_class;
+use crate::values::{ToPython, value_class};
 
 value_class! {
     /// What one evaluation found.
@@ -26,10 +27,18 @@ value_class! {
         bits_per_byte: Option<f64>,
         /// Target tokens evaluated.
         tokens: u64,
+        /// What the model made of `runtime.evaluation.prompts`, as pairs of prompt and text.
+        samples: Vec<(String, String)>,
     }
 
     fn __repr__(&self) -> String {
         format!("EvaluationReport(step={}, loss={}, tokens={})", self.0.step, self.0.loss, self.0.tokens)
+    }
+}
+
+impl ToPython<Vec<(String, String)>> for Vec<SampleReport> {
+    fn to_python_value(&self) -> Vec<(String, String)> {
+        self.iter().map(|sample| (sample.prompt.clone(), sample.text.clone())).collect()
     }
 }
 

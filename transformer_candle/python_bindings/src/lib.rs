@@ -3,7 +3,7 @@
 //!
 //! Long work runs without the GIL and ends when a signal handler raises something.
 
-// PyO3 hands arguments over by value.
+// PyO3 passes arguments by value.
 #![allow(clippy::needless_pass_by_value)]
 
 mod arguments;
@@ -61,6 +61,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(machine::environment, module)?)?;
     module.add_function(wrap_pyfunction!(machine::open_device, module)?)?;
     module.add_function(wrap_pyfunction!(model_directory::model_directory, module)?)?;
+    module.add_function(wrap_pyfunction!(model_directory::checked_model_config, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::gpu_table, module)?)?;
     module.add_function(wrap_pyfunction!(plan::memory_plan, module)?)?;
     module.add_function(wrap_pyfunction!(validate_data::validate_data, module)?)
 }

@@ -1,7 +1,7 @@
 //! What this machine and this build can do, for `orchestrate doctor` and for the choice of a preset.
 
 use pyo3::prelude::*;
-use run_config::Device;
+use run_config::{Device, NumWorkers};
 use serde_json::json;
 use training::environment::Environment;
 
@@ -67,10 +67,21 @@ pub fn device_of(argument: &str) -> PyResult<Device> {
 }
 
 /// Refuse more threads than this machine can use or the system starts: `threads`, else `RAYON_NUM_THREADS`, and
-/// `workers` that read.
+/// `workers` that read, a number or `auto`.
 #[pyfunction]
-pub fn check_threads(py: Python<'_>, threads: Option<Integer<usize>>, workers: Integer<usize>) -> PyResult<()> {
-    detached(py, || training::pool::check(threads.map(|threads| threads.0), workers.0))
+pub fn check_threads(
+    py: Python<'_>,
+    threads: Option<Integer<usize>>,
+    #[pyo3(from_py_with = workers)] workers: NumWorkers,
+) -> PyResult<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    detached(py, || training::pool::check(threads.map(|threads| threads.0), workers.at_most(cores)))
+}
+
+/// `data.num_workers`, as a config has it.
+fn workers(argument: &Bound<'_, PyAny>) -> PyResult<NumWorkers> {
+    let text = argument.str()?.to_string();
+    text.parse().map_err(|problem| ConfigError::new_err(format!("data.num_workers is {text}, but {problem}")))
 }
 
 /// What this build is and what it runs on, as environment.json has it.

@@ -25,3 +25,13 @@ pub fn model_directory(py: Python<'_>, checkpoint: Option<PathBuf>, experiment: 
         Ok(directory)
     })
 }
+
+/// Return the `config.json` of a model directory with every key, as training would save it, if the decoder runs the
+/// model. Its weights are checked: all of them are there and of the right shape, and with `read_weights` finite.
+#[pyfunction]
+#[pyo3(signature = (directory, read_weights = true))]
+pub fn checked_model_config(py: Python<'_>, directory: PathBuf, read_weights: bool) -> PyResult<String> {
+    let stop = StopSignal::new();
+    let cancel = stop.cancel_token();
+    interruptible(py, &stop, || Ok(Checkpoint::open(&directory)?.checked_config(read_weights, &cancel)?.to_string()))
+}

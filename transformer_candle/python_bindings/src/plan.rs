@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 use crate::arguments::detached;
 use crate::config::RunConfig;
+use crate::json;
 use crate::values::value_class;
 
 value_class! {
@@ -28,4 +29,16 @@ value_class! {
 #[pyfunction]
 pub fn memory_plan(py: Python<'_>, config: &RunConfig) -> PyResult<MemoryPlan> {
     detached(py, || training::memory_plan::MemoryPlan::new(&config.0)).map(MemoryPlan)
+}
+
+/// Return the GPUs that a run can be planned for: what each holds and how fast it is, by its name for `--gpu`.
+#[pyfunction]
+pub fn gpu_table(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let entry = |gpu: &training::memory_plan::GpuSpec| {
+        let mut entry = serde_json::to_value(gpu).unwrap_or_default();
+        entry["bf16_flops"] = gpu.bf16_flops().into();
+        (gpu.key.to_owned(), entry)
+    };
+    let table: serde_json::Map<_, _> = training::memory_plan::GPUS.iter().map(entry).collect();
+    json::to_python(py, &table)
 }

@@ -37,7 +37,7 @@ struct State {
     waits: Option<RetryCallback>,
 }
 
-/// The callback that is told of retries.
+/// The callback that retries are reported to.
 struct RetryCallback {
     find: FindRetry,
     messages: WaitMessages,

@@ -17,6 +17,7 @@ use crate::arguments::{detached, integer};
 use crate::config::RunConfig;
 use crate::evaluation::EvaluationReport;
 use crate::generation::Completion;
+use crate::json::to_python;
 use crate::plan::MemoryPlan;
 use crate::process_owned::ProcessOwned;
 use crate::signals::interruptible;
@@ -46,6 +47,10 @@ value_class! {
         step_seconds: f64,
         /// Part of it spent waiting for data.
         data_wait_seconds: f64,
+        /// Seconds spent saving checkpoints since the step before.
+        save_seconds: f64,
+        /// Seconds spent evaluating since the step before, samples included.
+        evaluation_seconds: f64,
         /// Bytes of the planned buffers.
         memory_bytes: u64,
     }
@@ -172,6 +177,24 @@ impl Trainer {
     #[getter]
     fn notes(&mut self) -> Vec<String> {
         self.inner().notes().to_vec()
+    }
+
+    /// The newest sample of what the run takes of its machine, as in metrics.jsonl; None before the first.
+    #[getter]
+    fn utilization<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let sample = self.inner().utilization().cloned();
+        sample.map(|sample| to_python(py, &sample)).transpose()
+    }
+
+    /// Why iterating is over, such as `all steps are done`; None while there are steps left.
+    #[getter]
+    fn finished(&mut self) -> Option<String> {
+        self.inner().finished()
+    }
+
+    /// Return what was found since the last call to hold the run back, one sentence each.
+    fn take_advice(&mut self) -> Vec<String> {
+        self.inner().take_advice()
     }
 
     /// Return the buffers it holds.

@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::Problem;
 use crate::schema::{self, REQUIRED};
-use crate::{BatchSize, Bos, ByteSize, Device, TimeSpan};
+use crate::{BatchSize, Bos, ByteSize, Device, NumWorkers, TimeSpan};
 
 /// Most characters of a key or value that a message shows.
 const LONGEST_SHOWN: usize = 60;
@@ -250,6 +250,7 @@ fn own_format(schema: &Value) -> Option<OwnFormat> {
         "device" => Some(|text| Device::from_str(text).map(drop)),
         "bos" => Some(|text| Bos::from_str(text).map(drop)),
         "batch-size" => Some(|text| BatchSize::from_str(text).map(drop)),
+        "num-workers" => Some(|text| NumWorkers::from_str(text).map(drop)),
         "time-span" => Some(|text| TimeSpan::from_str(text).map(drop)),
         "date" => Some(crate::data::check_date),
         "byte-size" => Some(|text| ByteSize::from_str(text).map(drop)),

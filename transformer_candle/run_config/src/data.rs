@@ -66,13 +66,17 @@ pub struct DataConfig {
     /// this number. How it is divided changes results by rounding only.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub sequences_per_step: usize,
+    /// Tokens of an optimizer step, another spelling of `sequences_per_step`: a multiple of `sequence_length`. `null`:
+    /// `sequences_per_step` says it.
+    #[schemars(range(min = 1, max = 1_000_000_000_000_i64))]
+    pub tokens_per_step: Option<usize>,
     /// Documents of the shuffle window. A larger one mixes better and holds more text in memory
     /// (FineWeb: about 3 KB per document). The sources of a mixture share it.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub shuffle_buffer_size: usize,
-    /// Threads that read and tokenise ahead of training. The data order does not depend on it.
-    #[schemars(range(min = 1, max = 256))]
-    pub num_workers: usize,
+    /// Threads that read and tokenise ahead of training. `auto` takes as many as the encoder, whose speed is measured
+    /// at the start, needs to stay ahead of training. The data order does not depend on it.
+    pub num_workers: NumWorkers,
     /// How long a stream may go without a byte from the Hub before the run ends. Training continues with what is
     /// ready meanwhile.
     pub network_patience: TimeSpan,
@@ -106,8 +110,9 @@ impl Default for DataConfig {
             batch_size: BatchSize::Fixed(8),
             gradient_accumulation_steps: Some(1),
             sequences_per_step: 8,
+            tokens_per_step: None,
             shuffle_buffer_size: 8192,
-            num_workers: 2,
+            num_workers: NumWorkers::Auto,
             network_patience: TimeSpan(3600),
             cache_dir: None,
             cache_limit: ByteSize(16 << 30),
@@ -231,6 +236,72 @@ impl JsonSchema for Bos {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "type": ["boolean", "string"], "format": "bos", "pattern": "^(auto|true|false)$" })
+    }
+}
+
+/// Threads that read and tokenise: a number, or `auto` for what training needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NumWorkers {
+    /// As many as training needs.
+    #[default]
+    Auto,
+    /// This many.
+    Fixed(usize),
+}
+
+/// The most threads that a config may name.
+const MOST_WORKERS: usize = 256;
+/// The most threads that `auto` takes; as many encoders tokenise millions of tokens per second.
+const MOST_AUTOMATIC_WORKERS: usize = 8;
+
+impl NumWorkers {
+    /// The number, or the most that `auto` takes on a machine with so many cores: what memory is planned for before the
+    /// encoder is measured.
+    pub fn at_most(self, cores: usize) -> usize {
+        match self {
+            Self::Auto => cores.clamp(1, MOST_AUTOMATIC_WORKERS),
+            Self::Fixed(threads) => threads,
+        }
+    }
+}
+
+impl FromStr for NumWorkers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<usize>() {
+            Ok(threads @ 1..=MOST_WORKERS) => Ok(Self::Fixed(threads)),
+            _ if text == "auto" => Ok(Self::Auto),
+            _ => Err(format!("must be an integer from 1 to {MOST_WORKERS}, or `auto`")),
+        }
+    }
+}
+
+impl Serialize for NumWorkers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Fixed(threads) => serializer.serialize_u64(*threads as u64),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for NumWorkers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        crate::scalar::from_text(deserializer)
+    }
+}
+
+impl JsonSchema for NumWorkers {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "NumWorkers".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": ["integer", "string"], "format": "num-workers",
+            "minimum": 1, "maximum": MOST_WORKERS, "pattern": "^auto$"
+        })
     }
 }
 

@@ -38,6 +38,11 @@ impl Problem {
         Self::new("", message)
     }
 
+    /// The problem of a key of a JSON file as a sentence: "`rope_theta` is 0.5; it must be greater than 1".
+    pub fn sentence(&self) -> String {
+        if self.path.is_empty() { self.message.clone() } else { format!("`{}` {}", self.path, self.message) }
+    }
+
     /// The same problem with the way out.
     #[must_use]
     pub fn suggest(mut self, suggestion: impl Into<String>) -> Self {
@@ -69,7 +74,7 @@ impl ConfigError {
     }
 
     /// The same error for a command line on which flags stand for keys: `flags` names the flag of a key, such as
-    /// `--seed` for `runtime.seed`, and a problem of that key is said to be given by it.
+    /// `--seed` for `runtime.seed`, and a problem of that key names it.
     #[must_use]
     pub fn naming(mut self, flags: &BTreeMap<String, String>) -> Self {
         for problem in &mut self.problems {

@@ -40,7 +40,49 @@ pub(crate) fn fill(config: &mut RunConfig, findings: &mut Findings) {
     if missing("data.packing") && config.data.format == DataFormat::Chat {
         config.data.packing = Packing::Documents;
     }
+    translate_tokens_per_step(&mut config.data, findings);
     fill_batch(&mut config.data, findings);
+}
+
+/// `tokens_per_step` becomes `sequences_per_step`, which may be given as well if it says the same.
+fn translate_tokens_per_step(data: &mut DataConfig, findings: &mut Findings) {
+    const TOKENS: &str = "data.tokens_per_step";
+    const SEQUENCES: &str = "data.sequences_per_step";
+    let Some(tokens) = data.tokens_per_step.take() else {
+        return;
+    };
+    if ["data.sequence_length", SEQUENCES].iter().any(|key| findings.rejected.contains(*key)) {
+        return;
+    }
+    let length = data.sequence_length;
+    let refused = match tokens / length {
+        _ if !tokens.is_multiple_of(length) => {
+            let message = format!("is {tokens}, not a multiple of data.sequence_length {length}");
+            let below = tokens / length * length;
+            let near = if below == 0 { String::new() } else { format!("{below} or ") };
+            Some(Problem::new(TOKENS, message).suggest(format!("{near}{} would be", below + length)))
+        }
+        sequences if sequences > MOST_SEQUENCES => {
+            let message = format!("is {tokens}, which makes {sequences} sequences of {length}");
+            Some(Problem::new(TOKENS, message).suggest(format!("at most {MOST_SEQUENCES} sequences are possible")))
+        }
+        sequences if findings.given.contains(SEQUENCES) && data.sequences_per_step != sequences => {
+            let other = data.sequences_per_step;
+            let message = format!(
+                "is {tokens}, which makes {sequences} sequences of {length}, but data.sequences_per_step is {other}"
+            );
+            Some(Problem::new(TOKENS, message).suggest("remove one of the two"))
+        }
+        sequences => {
+            data.sequences_per_step = sequences;
+            findings.given.insert(SEQUENCES.to_owned());
+            None
+        }
+    };
+    if let Some(problem) = refused {
+        findings.problems.push(problem);
+        findings.rejected.extend([TOKENS, SEQUENCES].map(str::to_owned));
+    }
 }
 
 /// Of `batch_size`, `gradient_accumulation_steps` and `sequences_per_step` two give the third.

@@ -1,7 +1,7 @@
 //! Reads the `config.json` of a model in Hugging Face's format.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::Problem;
 use crate::model::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
@@ -9,10 +9,36 @@ use crate::model::{Architecture, ModelConfig, RopeScalingConfig, RopeType};
 /// More than any model has, and few enough that no size computed from them overflows.
 const MAX_PARAMETERS: f64 = 1e15;
 const MAX_POSITIONS: usize = 1 << 30;
-/// The head size of a Qwen3 model that names none, in `transformers`.
-const QWEN3_HEAD_DIM: usize = 128;
 
-/// The keys that decide the arithmetic, with the defaults of `transformers`; the others do not matter here.
+/// Keys by which a config asks for what no model that runs here has, and what that is.
+const FOREIGN_KEYS: [(&str, &str); 12] = [
+    ("state_size", "state-space layers"),
+    ("num_local_experts", "a mixture of experts"),
+    ("num_experts", "a mixture of experts"),
+    ("n_routed_experts", "a mixture of experts"),
+    ("vision_config", "an encoder of images"),
+    ("audio_config", "an encoder of audio"),
+    ("kv_lora_rank", "low-rank keys and values"),
+    ("final_logit_softcapping", "soft-capped logits"),
+    ("layer_norm_eps", "LayerNorm instead of RMSNorm"),
+    ("layer_norm_epsilon", "LayerNorm instead of RMSNorm"),
+    ("no_rope_layers", "layers without rotary embeddings"),
+    ("embedding_multiplier", "scaled embeddings"),
+];
+
+const INTEGERS: [&str; 9] = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "sliding_window",
+];
+
+/// The keys that decide the arithmetic; the others do not matter here.
 #[derive(Deserialize)]
 struct HuggingFaceConfig {
     model_type: String,
@@ -39,6 +65,7 @@ struct HuggingFaceConfig {
     initializer_range: f64,
     sliding_window: Option<usize>,
     use_sliding_window: Option<bool>,
+    layer_types: Option<Vec<String>>,
     quantization_config: Option<Value>,
 }
 
@@ -69,10 +96,11 @@ impl ModelConfig {
     /// # Errors
     /// A problem of the `config.json`'s key that is missing, or that asks for what the decoder does not have.
     pub fn from_hugging_face(config: &Value) -> Result<Self, Problem> {
-        let config =
-            HuggingFaceConfig::deserialize(config).map_err(|error| Problem::new("(whole file)", error.to_string()))?;
+        let architecture = architecture(config)?;
+        check_integers(config)?;
+        let config = HuggingFaceConfig::deserialize(with_defaults(config, architecture))
+            .map_err(|error| Problem::of_file(error.to_string()))?;
         config.check_sizes()?;
-        let architecture = config.architecture()?;
         config.check_layers()?;
         let (rope_theta, rope_scaling) = config.rope()?;
         Ok(Self {
@@ -96,15 +124,68 @@ impl ModelConfig {
     }
 }
 
+/// The architecture that `model_type` names; if it is none that runs here, the problem says what else it would need.
+fn architecture(config: &Value) -> Result<Architecture, Problem> {
+    let names = Architecture::ALL.map(|known| format!("`{}`", known.model_type())).join(", ");
+    let Some(model_type) = config["model_type"].as_str() else {
+        return Err(Problem::of_file(format!("does not say its `model_type`; the models that run here are {names}")));
+    };
+    let known = Architecture::ALL.into_iter().find(|architecture| architecture.model_type() == model_type);
+    known.ok_or_else(|| {
+        let lacking = lacking(config).map_or_else(
+            || "an architecture that does not run here".to_owned(),
+            |feature| format!("which has {feature}"),
+        );
+        let problem = format!("is `{model_type}`, {lacking}; the models that run here are {names}");
+        Problem::new("model_type", problem)
+    })
+}
+
+/// A feature of another architecture that its config shows and the decoder does not have.
+fn lacking(config: &Value) -> Option<String> {
+    let is_given = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
+    let foreign = FOREIGN_KEYS.iter().find(|(key, _)| is_given(key)).map(|(_, feature)| (*feature).to_owned());
+    foreign.or_else(|| {
+        let mut activations = ["hidden_activation", "hidden_act", "activation_function"].into_iter();
+        let other = activations.find_map(|key| config[key].as_str()).filter(|name| *name != "silu")?;
+        Some(format!("the activation `{other}`"))
+    })
+}
+
+/// Names the key of a size that is no size, which the error of the JSON library does not.
+fn check_integers(config: &Value) -> Result<(), Problem> {
+    let given = INTEGERS.iter().filter_map(|key| Some((key, config.get(*key)?)));
+    let Some((key, value)) = given.into_iter().find(|(_, value)| !value.is_u64() && !value.is_null()) else {
+        return Ok(());
+    };
+    Err(Problem::new(*key, format!("is {value}; it must be an integer of at least 1")))
+}
+
+/// The config with the values that `transformers` takes for absent keys. A key that is null is not absent.
+fn with_defaults(config: &Value, architecture: Architecture) -> Value {
+    let defaults = match architecture {
+        Architecture::Llama => json!({}),
+        Architecture::Mistral => json!({ "num_key_value_heads": 8, "sliding_window": 4096 }),
+        Architecture::Qwen2 => json!({ "num_key_value_heads": 32 }),
+        Architecture::Qwen3 => json!({ "num_key_value_heads": 32, "head_dim": 128 }),
+    };
+    let mut config = config.clone();
+    if let (Some(given), Value::Object(defaults)) = (config.as_object_mut(), defaults) {
+        given.entry("rms_norm_eps").or_insert_with(|| json!(1e-6));
+        for (key, value) in defaults {
+            given.entry(key).or_insert(value);
+        }
+    }
+    config
+}
+
 impl HuggingFaceConfig {
     fn kv_heads(&self) -> usize {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
     }
 
     fn head_size(&self) -> usize {
-        let usual =
-            if self.model_type == "qwen3" { QWEN3_HEAD_DIM } else { self.hidden_size / self.num_attention_heads };
-        self.head_dim.unwrap_or(usual)
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
     }
 
     fn check_sizes(&self) -> Result<(), Problem> {
@@ -157,15 +238,6 @@ impl HuggingFaceConfig {
         Err(Problem::new(key, problem))
     }
 
-    fn architecture(&self) -> Result<Architecture, Problem> {
-        let known = Architecture::ALL.into_iter().find(|architecture| architecture.model_type() == self.model_type);
-        known.ok_or_else(|| {
-            let names: Vec<_> = Architecture::ALL.iter().map(|known| format!("`{}`", known.model_type())).collect();
-            let problem = format!("is `{}`; the models that run here are {}", self.model_type, names.join(", "));
-            Problem::new("model_type", problem)
-        })
-    }
-
     /// Refuses layers that the decoder does not have.
     fn check_layers(&self) -> Result<(), Problem> {
         if self.hidden_act != "silu" {
@@ -180,6 +252,10 @@ impl HuggingFaceConfig {
         if let Some(window) = self.sliding_window.filter(|window| is_used && *window < self.max_position_embeddings) {
             let problem = format!("is {window}; attention is not limited to a sliding window here");
             return Err(Problem::new("sliding_window", problem));
+        }
+        let other = self.layer_types.iter().flatten().find(|kind| *kind != "full_attention");
+        if let Some(kind) = other {
+            return Err(Problem::new("layer_types", format!("has `{kind}`; only `full_attention` runs here")));
         }
         if self.quantization_config.is_some() {
             return Err(Problem::new("quantization_config", "is given; only unquantized weights are read"));
@@ -276,12 +352,24 @@ mod tests {
     #[test]
     fn absent_keys_have_the_defaults_of_transformers() {
         let mut config = llama3();
-        for key in ["rope_scaling", "rope_theta", "head_dim", "num_key_value_heads", "attention_bias", "hidden_act"] {
+        let optional =
+            ["rope_scaling", "rope_theta", "head_dim", "num_key_value_heads", "attention_bias", "hidden_act"];
+        for key in optional.into_iter().chain(["rms_norm_eps", "sliding_window"]) {
             config.as_object_mut().unwrap().remove(key);
         }
-        let model = ModelConfig::from_hugging_face(&config).unwrap();
+        let read = |model_type: &str| {
+            let mut config = config.clone();
+            config["model_type"] = json!(model_type);
+            ModelConfig::from_hugging_face(&config)
+        };
+        let model = read("llama").unwrap();
         assert_eq!((model.rope_theta, model.head_dim, model.num_key_value_heads), (10_000.0, Some(64), 32));
-        assert_eq!(model.rope_scaling, RopeScalingConfig::default());
+        assert_eq!((model.rope_scaling, model.norm_epsilon), (RopeScalingConfig::default(), 1e-6));
+        assert_eq!(
+            read("mistral").unwrap_err().to_string(),
+            "sliding_window: is 4096; attention is not limited to a sliding window here"
+        );
+        assert_eq!(read("qwen3").unwrap().head_dim, Some(128));
     }
 
     #[test]
@@ -333,11 +421,14 @@ mod tests {
     fn features_that_do_not_run_here_are_refused_by_their_key() {
         let changes = [
             ("model_type", json!("gpt2")),
+            ("layer_types", json!(["full_attention", "sliding_attention"])),
             ("hidden_act", json!("gelu")),
             ("attention_bias", json!(true)),
             ("mlp_bias", json!(true)),
             ("num_key_value_heads", json!(3)),
             ("num_attention_heads", json!(0)),
+            ("hidden_size", json!("large")),
+            ("intermediate_size", json!(-1)),
             ("head_dim", json!(5)),
             ("rope_theta", json!(0.5)),
             ("partial_rotary_factor", json!(0.5)),
@@ -351,6 +442,30 @@ mod tests {
         for (key, value) in changes {
             assert_eq!(changed(key, value).unwrap_err().path, key);
         }
+    }
+
+    #[test]
+    fn a_foreign_architecture_is_refused_by_what_it_has() {
+        let known = "the models that run here are `llama`, `mistral`, `qwen2`, `qwen3`";
+        let refused = |config: Value| ModelConfig::from_hugging_face(&config).unwrap_err().sentence();
+        for (config, lacking) in [
+            (json!({ "model_type": "mixtral", "hidden_act": "silu", "num_local_experts": 8 }), "a mixture of experts"),
+            (json!({ "model_type": "qwen3_moe", "num_experts": 128 }), "a mixture of experts"),
+            (json!({ "model_type": "mllama", "vision_config": {}, "text_config": {} }), "an encoder of images"),
+            (json!({ "model_type": "phi", "layer_norm_eps": 1e-5 }), "LayerNorm instead of RMSNorm"),
+            (
+                json!({ "model_type": "gpt2", "n_embd": 768, "layer_norm_epsilon": 1e-5 }),
+                "LayerNorm instead of RMSNorm",
+            ),
+            (json!({ "model_type": "gemma2", "final_logit_softcapping": 30.0 }), "soft-capped logits"),
+            (json!({ "model_type": "gemma", "hidden_act": "gelu" }), "the activation `gelu`"),
+        ] {
+            let model_type = config["model_type"].as_str().unwrap().to_owned();
+            assert_eq!(refused(config), format!("`model_type` is `{model_type}`, which has {lacking}; {known}"));
+        }
+        let phi3 = json!({ "model_type": "phi3", "hidden_act": "silu" });
+        assert_eq!(refused(phi3), format!("`model_type` is `phi3`, an architecture that does not run here; {known}"));
+        assert_eq!(refused(json!({})), format!("does not say its `model_type`; {known}"));
     }
 
     #[test]
@@ -368,7 +483,7 @@ mod tests {
     #[test]
     fn a_missing_size_is_named() {
         let mut config = llama3();
-        config.as_object_mut().unwrap().remove("rms_norm_eps");
-        assert!(ModelConfig::from_hugging_face(&config).unwrap_err().message.contains("rms_norm_eps"));
+        config.as_object_mut().unwrap().remove("hidden_size");
+        assert_eq!(ModelConfig::from_hugging_face(&config).unwrap_err().sentence(), "missing field `hidden_size`");
     }
 }

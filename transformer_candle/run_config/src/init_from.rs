@@ -9,6 +9,9 @@ use crate::error::Problem;
 use crate::format;
 use crate::run_folder::RESOLVED_CONFIG;
 
+/// Its path in a config.
+pub(crate) const KEY: &str = "model.init_from";
+
 /// Most bytes of a `config.json`.
 const LARGEST_CONFIG_JSON: u64 = 16 << 20;
 
@@ -50,12 +53,11 @@ pub(crate) fn apply(document: &mut Map<String, Value>, run_directory: Option<&Pa
 
 fn read(directory: &Path) -> Result<Map<String, Value>, Problem> {
     let path = directory.join("config.json");
-    let refused = |problem: Problem| {
-        let key = if problem.path.is_empty() { String::new() } else { format!("`{}` ", problem.path) };
-        Problem::new("model.init_from", format!("{}: {key}{}", path.display(), problem.message))
-            .suggest("name the folder of a Llama, Mistral, Qwen2 or Qwen3 model in Hugging Face's format")
+    let refused = |problem: Problem| Problem::new(KEY, format!("{}: {}", path.display(), problem.sentence()));
+    let unreadable = |problem| {
+        refused(problem).suggest("name the folder of a Llama, Mistral, Qwen2 or Qwen3 model in Hugging Face's format")
     };
-    let text = format::read_text(&path, LARGEST_CONFIG_JSON).map_err(refused)?;
+    let text = format::read_text(&path, LARGEST_CONFIG_JSON).map_err(unreadable)?;
     let config = serde_json::from_str(&text).map_err(|error| refused(Problem::of_file(error.to_string())))?;
     let model = ModelConfig::from_hugging_face(&config).map_err(refused)?;
     Ok(as_map(serde_json::to_value(model).unwrap_or_default()))

@@ -16,9 +16,8 @@ impl RunConfig {
     /// from the file's own folder, and checks everything, reporting all problems at once. Reads the
     /// current folder and `ORCHESTRATE_TOKENIZER_ROOT`.
     pub fn load(path: &Path, overrides: &[String]) -> Result<ResolvedRun, ConfigError> {
-        let (run, mut problems) = read(path, overrides, None)?;
-        problems.extend(run.missing_for_training());
-        finish(run, problems)
+        let (run, problems) = read(path, overrides, None)?;
+        finish_for_training(run, problems)
     }
 
     /// Like [`RunConfig::load`], for a run that has checkpoints: where its tokenizer's file is gone, that of a
@@ -28,9 +27,8 @@ impl RunConfig {
         overrides: &[String],
         tokenizer: CheckpointTokenizer,
     ) -> Result<ResolvedRun, ConfigError> {
-        let (run, mut problems) = read(path, overrides, Some(tokenizer))?;
-        problems.extend(run.missing_for_training());
-        finish(run, problems)
+        let (run, problems) = read(path, overrides, Some(tokenizer))?;
+        finish_for_training(run, problems)
     }
 
     /// Like [`RunConfig::load`], for commands that need no data: a missing tokenizer or data set is
@@ -92,13 +90,6 @@ impl RunConfig {
 }
 
 impl ResolvedRun {
-    /// Whether there is a tokenizer and something to train on; for runs of
-    /// [`RunConfig::load_for_planning`].
-    pub fn check_trainable(&self) -> Result<(), ConfigError> {
-        let problems = self.missing_for_training();
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError::new(Some(&self.config_path), problems)) }
-    }
-
     fn missing_for_training(&self) -> Vec<Problem> {
         resolve::missing_for_training(self)
     }
@@ -133,6 +124,10 @@ impl Draft {
             serde_json::from_value(Value::Object(document)).map_err(|error| Problem::of_file(error.to_string()))?;
         fill::fill(&mut config, &mut findings);
         rules::check(&config, &mut findings);
+        if problems.iter().any(|problem| problem.path == init_from::KEY) {
+            // The keys that the pretrained model would have given are not missing.
+            findings.problems.retain(|problem| !problem.path.starts_with("model."));
+        }
         findings.problems.splice(0..0, problems);
         for problem in &mut findings.problems {
             if overridden.contains(&problem.path) {
@@ -179,6 +174,15 @@ fn read(
         &draft.findings.rejected,
     ));
     Ok((run, problems))
+}
+
+/// Like [`finish`], with what only training needs.
+fn finish_for_training(run: ResolvedRun, mut problems: Vec<Problem>) -> Result<ResolvedRun, ConfigError> {
+    let missing = run.missing_for_training();
+    // Of a model that cannot be used the tokenizer is not asked for either.
+    let is_refused = problems.iter().any(|problem| problem.path == init_from::KEY);
+    problems.extend(missing.into_iter().filter(|problem| !(is_refused && problem.path == "tokenizer.tokenizer_json")));
+    finish(run, problems)
 }
 
 fn finish(run: ResolvedRun, problems: Vec<Problem>) -> Result<ResolvedRun, ConfigError> {

@@ -7,8 +7,10 @@ use serde_json::{Map, Value};
 use crate::error::Problem;
 use crate::format::{self, Format};
 
-/// The three keys of which two give the third.
-const BATCH_KEYS: [&str; 3] = ["batch_size", "gradient_accumulation_steps", "sequences_per_step"];
+/// The three keys of which two give the third. `tokens_per_step` is another spelling of the last.
+const BATCH_KEYS: [&str; 3] = ["batch_size", "gradient_accumulation_steps", SEQUENCES];
+const SEQUENCES: &str = "sequences_per_step";
+const TOKENS: &str = "tokens_per_step";
 
 /// Puts the overrides into the document and returns the keys they set. A value is written as in
 /// YAML: `3e-4`, `auto`, `null`, `[a, b]`.
@@ -70,15 +72,22 @@ fn release_batch_keys(document: &mut Map<String, Value>, keys: &BTreeSet<String>
     let Some(data) = document.get_mut("data").and_then(Value::as_object_mut) else {
         return;
     };
-    let given = |data: &Map<String, Value>, name: &str| data.get(name).is_some_and(|value| !value.is_null());
+    release_other_spelling(data, keys);
+    let given = |data: &Map<String, Value>, name: &str| {
+        spellings(&name).iter().any(|name| data.get(*name).is_some_and(|value| !value.is_null()))
+    };
+    let is_overridden = |name: &str| spellings(&name).iter().any(|name| keys.contains(&format!("data.{name}")));
     let overridden: Vec<&str> =
-        BATCH_KEYS.into_iter().filter(|name| keys.contains(&format!("data.{name}")) && given(data, name)).collect();
+        BATCH_KEYS.into_iter().filter(|name| is_overridden(name) && given(data, name)).collect();
     let rank: [&str; 2] = match overridden.as_slice() {
         ["batch_size"] => ["sequences_per_step", "gradient_accumulation_steps"],
         ["gradient_accumulation_steps"] => ["sequences_per_step", "batch_size"],
         ["sequences_per_step"] => ["batch_size", "gradient_accumulation_steps"],
         [_, _] => {
-            data.retain(|name, _| !BATCH_KEYS.contains(&name.as_str()) || overridden.contains(&name.as_str()));
+            data.retain(|name, _| {
+                let name = if name == TOKENS { SEQUENCES } else { name.as_str() };
+                !BATCH_KEYS.contains(&name) || overridden.contains(&name)
+            });
             return;
         }
         _ => return,
@@ -86,4 +95,19 @@ fn release_batch_keys(document: &mut Map<String, Value>, keys: &BTreeSet<String>
     if rank.iter().all(|name| given(data, name)) {
         data.shift_remove(rank[1]);
     }
+}
+
+/// Where one spelling of the batch's size is overridden, the file's other one is dropped.
+fn release_other_spelling(data: &mut Map<String, Value>, keys: &BTreeSet<String>) {
+    let [tokens, sequences] = [TOKENS, SEQUENCES].map(|name| keys.contains(&format!("data.{name}")));
+    match (tokens, sequences) {
+        (true, false) => drop(data.shift_remove(SEQUENCES)),
+        (false, true) => drop(data.shift_remove(TOKENS)),
+        _ => {}
+    }
+}
+
+/// The keys that say what a batch key says.
+fn spellings<'a>(name: &'a &'a str) -> &'a [&'a str] {
+    if *name == SEQUENCES { &[SEQUENCES, TOKENS] } else { std::slice::from_ref(name) }
 }

@@ -88,7 +88,10 @@ pub(crate) fn missing_for_training(run: &ResolvedRun) -> Vec<Problem> {
     };
     if let Some(message) = absent {
         let problem = Problem::new("tokenizer.tokenizer_json", message);
-        problems.push(problem.suggest("name a tokenizer.json, or let `orchestrate` train one"));
+        problems.push(problem.suggest(match run.config.model.init_from {
+            Some(_) => "`AutoTokenizer.from_pretrained(...).save_pretrained(...)` of transformers writes the model's",
+            None => "name a tokenizer.json, or let `orchestrate` train one",
+        }));
     }
     if let Some(SpecialTokens::File(path)) = run.config.tokenizer.special_tokens.as_ref()
         && !path.exists()
@@ -224,7 +227,11 @@ fn find_vocab_size(
     match (run.config.model.vocab_size, vocabulary) {
         (Some(size), Some(vocabulary)) if size < vocabulary.size => {
             let message = format!("is {size}, less than the tokenizer's {}", vocabulary.size);
-            let way_out = match run.config.model.init_from {
+            let tokenizer = run.config.tokenizer.tokenizer_json.as_deref().and_then(Path::parent);
+            let way_out = match run.config.model.init_from.as_deref() {
+                Some(model) if tokenizer == Some(model) => {
+                    "the tokenizer.json in the model's folder is another model's"
+                }
                 Some(_) => "train on with the tokenizer of the model",
                 None => "leave it out to take the tokenizer's",
             };

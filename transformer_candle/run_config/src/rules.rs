@@ -7,7 +7,7 @@ use crate::error::Problem;
 use crate::fill::near_divisor;
 use crate::scheduler::ScheduleStrategy;
 use crate::tokenizer::SpecialTokens;
-use crate::{DataFormat, Packing, RunConfig};
+use crate::{DataFormat, Packing, RunConfig, TimeSpan};
 
 /// Checks every rule whose keys were themselves valid.
 pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
@@ -23,6 +23,8 @@ pub(crate) fn check(config: &RunConfig, findings: &mut Findings) {
     rules.components_have_one_source();
     rules.packing_fits_format();
     rules.chat_keys_need_chat();
+    rules.samples_take_time();
+    rules.patience_needs_evaluations();
     rules.one_length();
     rules.epochs_are_constant();
     rules.warmup_ends();
@@ -202,6 +204,24 @@ impl Rules<'_> {
             let problem = Problem::new(key, "is given, but data.format is text, which has no conversations");
             self.report(&[key, "data.format"], problem.suggest("remove it, or write data.format: chat"));
         }
+    }
+
+    fn samples_take_time(&mut self) {
+        let path = "runtime.utilization_every";
+        if self.config.runtime.utilization_every == Some(TimeSpan(0)) {
+            self.report(&[path], Problem::new(path, "is 0s, less than a second").suggest("write null for no samples"));
+        }
+    }
+
+    fn patience_needs_evaluations(&mut self) {
+        let evaluation = &self.config.runtime.evaluation;
+        let (Some(patience), None) = (evaluation.patience, evaluation.every_n_steps) else {
+            return;
+        };
+        let path = "runtime.evaluation.patience";
+        let message = format!("is {patience}, but runtime.evaluation.every_n_steps is null: nothing is evaluated");
+        let problem = Problem::new(path, message).suggest("give every_n_steps, or remove patience");
+        self.report(&[path, "runtime.evaluation.every_n_steps"], problem);
     }
 
     fn one_length(&mut self) {

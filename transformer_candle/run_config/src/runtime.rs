@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::byte_size::ByteSize;
 use crate::device::Device;
+use crate::time_span::TimeSpan;
 
 /// The machine, and what is written while training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -35,6 +36,9 @@ pub struct RuntimeConfig {
     /// Optimizer steps between logged metrics.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub log_every_n_steps: u64,
+    /// Time between samples of what the run takes of its machine (GPU, memory, cores), such as `10s`: lines of kind
+    /// `utilization` in `metrics.jsonl`. `null`: none.
+    pub utilization_every: Option<TimeSpan>,
     /// Which activations are recomputed in the backward pass to save memory.
     pub activation_recompute: ActivationRecompute,
     /// When a diverging run is stopped.
@@ -57,6 +61,7 @@ impl Default for RuntimeConfig {
             memory_limit: None,
             deterministic: false,
             log_every_n_steps: 10,
+            utilization_every: Some(TimeSpan(10)),
             activation_recompute: ActivationRecompute::Selective,
             divergence_guard: DivergenceGuardConfig::default(),
             checkpoint: CheckpointConfig::default(),
@@ -142,13 +147,38 @@ pub struct EvaluationConfig {
     /// the same text.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_batches: usize,
+    /// Prompts that the model continues after each evaluation, such as `["Once upon a time", "The"]`: what it writes
+    /// is shown with the evaluation, in `metrics.jsonl` and in TensorBoard.
+    pub prompts: Vec<String>,
+    /// Tokens that each prompt is continued by at most.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub prompt_tokens: usize,
+    /// Sampling temperature of these texts; 0 takes the most likely token each time. Tokens are drawn with
+    /// `runtime.seed`, so that the same weights always write the same text.
+    #[schemars(range(min = 0, max = 100))]
+    pub prompt_temperature: f64,
+    /// Evaluations in a row without an improvement after which training ends, saved. `null`: never.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub patience: Option<u64>,
+    /// Nats per token by which the loss must fall below the best one before to count as an improvement for `patience`.
+    #[schemars(range(min = 0, max = 1000))]
+    pub min_delta: f64,
     /// The checkpoints with the lowest evaluation loss.
     pub best: BestConfig,
 }
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        Self { every_n_steps: Some(500), max_batches: 16, best: BestConfig::default() }
+        Self {
+            every_n_steps: Some(500),
+            max_batches: 16,
+            prompts: Vec::new(),
+            prompt_tokens: 64,
+            prompt_temperature: 0.8,
+            patience: None,
+            min_delta: 0.0,
+            best: BestConfig::default(),
+        }
     }
 }
 

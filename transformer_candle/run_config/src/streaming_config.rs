@@ -43,7 +43,7 @@ impl StreamingConfig {
     /// The file's name in a run's folder.
     pub const FILE_NAME: &str = "streaming_config.json";
 
-    /// A data set of which nothing but the name and the split is said.
+    /// A data set given by its name and split only.
     pub fn new(dataset: &str, split: &str) -> Self {
         Self {
             dataset: dataset.to_owned(),

@@ -71,10 +71,10 @@ pub(crate) fn scalar(value: &Value) -> String {
         Value::String(text) => quoted_if_needed(text),
         Value::Array(items) => format!("[{}]", items.iter().map(scalar).collect::<Vec<_>>().join(", ")),
         Value::Object(keys) => {
-            let said = keys.iter().filter(|(_, value)| !value.is_null() && **value != Value::Array(Vec::new()));
+            let given = keys.iter().filter(|(_, value)| !value.is_null() && **value != Value::Array(Vec::new()));
             format!(
                 "{{{}}}",
-                said.map(|(key, value)| format!("{key}: {}", scalar(value))).collect::<Vec<_>>().join(", ")
+                given.map(|(key, value)| format!("{key}: {}", scalar(value))).collect::<Vec<_>>().join(", ")
             )
         }
         other => other.to_string(),

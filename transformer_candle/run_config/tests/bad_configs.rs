@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use run_config::{Format, RunConfig, presets};
+use run_config::{BatchSize, Format, RunConfig, presets};
 
 /// Key of the smoke config, a value it may not have, and a word that the message must hold.
-const BAD_VALUES: [(&str, &str, &str); 117] = [
+const BAD_VALUES: [(&str, &str, &str); 129] = [
     ("model.vocab_size", "0", "from 1"),
     ("model.vocab_size", "1e9", "16777216"),
     ("model.vocab_size", "many", "integer"),
@@ -80,6 +80,11 @@ const BAD_VALUES: [(&str, &str, &str); 117] = [
     ("data.sequences_per_step", "0", "from 1"),
     ("data.shuffle_buffer_size", "0", "from 1"),
     ("data.num_workers", "0", "from 1"),
+    ("data.num_workers", "all", "`auto`"),
+    ("data.tokens_per_step", "0", "from 1"),
+    ("data.tokens_per_step", "5000", "4864 or 5120 would be"),
+    ("data.tokens_per_step", "100", "256 would be"),
+    ("data.tokens_per_step", "1e12", "at most 1048576 sequences"),
     ("data.cache_dir", "true", "a string"),
     ("data.held_out_fraction", "0", "greater than 0"),
     ("data.held_out_fraction", "0.9", "at most 0.5"),
@@ -95,6 +100,13 @@ const BAD_VALUES: [(&str, &str, &str); 117] = [
     ("optimizer.epsilon", "0", "greater than 0"),
     ("optimizer.max_grad_norm", "0", "null for none"),
     ("optimizer.z_loss", "-0.1", "from 0"),
+    ("runtime.utilization_every", "0s", "null for no samples"),
+    ("runtime.evaluation.prompts", "The", "write a list"),
+    ("runtime.evaluation.prompts", "[\"\"]", "an empty string"),
+    ("runtime.evaluation.prompt_tokens", "0", "from 1"),
+    ("runtime.evaluation.prompt_temperature", "-1", "from 0"),
+    ("runtime.evaluation.patience", "0", "null for none"),
+    ("runtime.evaluation.min_delta", "-1", "from 0"),
     ("model.head_dim", "33", "even size"),
     ("model.architecture", "qwen", "one of `llama`"),
     ("model.rope_scaling.low_freq_factor", "4.0", "not less than high_freq_factor"),
@@ -161,7 +173,13 @@ const UNKNOWN_KEYS: [(&str, &str); 14] = [
 ];
 
 /// Overrides that only together are wrong, the key that is named, and a word of the message.
-const BAD_TOGETHER: [(&[&str], &str, &str); 11] = [
+const BAD_TOGETHER: [(&[&str], &str, &str); 13] = [
+    (&["data.tokens_per_step=8192", "data.sequences_per_step=16"], "data.tokens_per_step", "sequences_per_step is 16"),
+    (
+        &["runtime.evaluation.patience=3", "runtime.evaluation.every_n_steps=null"],
+        "runtime.evaluation.patience",
+        "nothing is evaluated",
+    ),
     (
         &["data.batch_size=4", "data.gradient_accumulation_steps=4", "data.sequences_per_step=8"],
         "data.sequences_per_step",
@@ -240,6 +258,28 @@ fn keys_that_contradict_each_other_are_refused() {
 }
 
 #[test]
+fn tokens_per_step_is_another_spelling_of_sequences_per_step() {
+    let batch = |file: &str, overrides: &[&str]| {
+        let text = presets()[0].text.replace("  batch_size: 8\n  sequences_per_step: 16\n", file);
+        let overrides: Vec<_> = overrides.iter().map(|&text| text.to_owned()).collect();
+        let data = RunConfig::parse(&text, Format::Yaml, &overrides).unwrap().data;
+        assert_eq!(data.tokens_per_step, None);
+        (data.batch_size, data.gradient_accumulation_steps, data.sequences_per_step)
+    };
+    let fixed = BatchSize::Fixed;
+    let (tokens, sequences) = ("  tokens_per_step: 8192\n", "  batch_size: 8\n  sequences_per_step: 16\n");
+    assert_eq!(batch(tokens, &[]), (BatchSize::Auto, None, 32));
+    assert_eq!(batch("  tokens_per_step: 8192\n  sequences_per_step: 32\n", &[]), (BatchSize::Auto, None, 32));
+    assert_eq!(batch("  batch_size: 4\n  tokens_per_step: 8192\n", &[]), (fixed(4), Some(8), 32));
+    assert_eq!(batch(tokens, &["data.sequence_length=512"]), (BatchSize::Auto, None, 16));
+    assert_eq!(batch(tokens, &["data.sequences_per_step=4"]), (BatchSize::Auto, None, 4));
+    assert_eq!(batch(tokens, &["data.batch_size=2"]), (fixed(2), Some(16), 32));
+    assert_eq!(batch(tokens, &["data.batch_size=2", "data.gradient_accumulation_steps=3"]), (fixed(2), Some(3), 6));
+    assert_eq!(batch(sequences, &["data.tokens_per_step=8192"]), (fixed(8), Some(4), 32));
+    assert_eq!(batch(sequences, &["data.tokens_per_step=8192", "data.batch_size=2"]), (fixed(2), Some(16), 32));
+}
+
+#[test]
 fn numbers_may_be_written_as_people_do() {
     for (key, value) in [
         ("scheduler.total_steps", "1e5"),
@@ -267,7 +307,7 @@ fn one_mistake_is_one_problem() {
 }
 
 #[test]
-fn what_the_table_calls_bad_is_bad_in_every_format() {
+fn every_bad_value_is_refused_in_every_format() {
     let text = "[model]\nhidden_size = 192\nrope_theta = nan\n[data]\nsequence_length = 2024-01-01\n";
     let toml = RunConfig::parse(text, Format::Toml, &[]).unwrap_err().to_string();
     assert!(

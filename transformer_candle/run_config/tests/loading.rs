@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use run_config::{ConfigError, Problem, ResolvedRun, RunConfig, SpecialTokens, presets};
+use run_config::{ConfigError, Format, Preset, Problem, ResolvedRun, RunConfig, SpecialTokens, presets};
 use tempfile::TempDir;
 
 /// A tokenizer of `size` tokens whose last is `<|endoftext|>` and special.
@@ -48,6 +48,10 @@ fn complaint(path: &Path) -> String {
     load(path, &[]).unwrap_err().to_string().replace(path.parent().unwrap().to_str().unwrap(), "FOLDER")
 }
 
+fn vocab_size_of(preset: &Preset) -> Option<usize> {
+    RunConfig::parse(preset.text, Format::Yaml, &[]).unwrap().model.vocab_size
+}
+
 #[test]
 fn a_preset_copied_as_it_is_takes_the_rest_from_its_folder() {
     for preset in presets() {
@@ -58,7 +62,7 @@ fn a_preset_copied_as_it_is_takes_the_rest_from_its_folder() {
         assert_eq!(run.config.tokenizer.tokenizer_json.unwrap(), folder.path().join("bpe.json"));
         assert_eq!(run.config.runtime.checkpoint.directory.unwrap(), folder.path().join("checkpoints"));
         assert_eq!(run.config.runtime.logging.tensorboard_directory.unwrap(), folder.path().join("tensorboard"));
-        assert_eq!(run.config.model.vocab_size, Some(if preset.name == "smoke_cpu" { 300 } else { 50_000 }));
+        assert_eq!(run.config.model.vocab_size, vocab_size_of(preset).or(Some(300)));
         assert_eq!(run.special_tokens, ["<|endoftext|>"]);
         assert_eq!(run.notes, Vec::<String>::new());
     }
@@ -85,7 +89,7 @@ fn special_tokens_that_the_tokenizer_lacks_are_refused() {
 }
 
 #[test]
-fn without_data_both_ways_to_name_it_are_said() {
+fn without_data_both_ways_to_name_it_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let config = write(&folder, "training.yaml", presets()[0].text);
     insta::assert_snapshot!(complaint(&config), @r#"
@@ -128,9 +132,9 @@ fn planning_needs_neither_tokenizer_nor_data() {
     for preset in presets() {
         let config = write(&folder, "training.yaml", preset.text);
         let run = RunConfig::load_for_planning(&config, &[]).unwrap();
-        assert_eq!(run.config.model.vocab_size, Some(if preset.name == "smoke_cpu" { 4096 } else { 50_000 }));
+        assert_eq!(run.config.model.vocab_size, vocab_size_of(preset).or(Some(4096)));
         assert_eq!(run.notes.len(), usize::from(preset.name == "smoke_cpu"));
-        assert_eq!(run.check_trainable().unwrap_err().problems.len(), 2);
+        assert_eq!(RunConfig::load(&config, &[]).unwrap_err().problems.len(), 2, "for training both are needed");
     }
 }
 

@@ -26,13 +26,13 @@ fn every_file_in_configs_loads() {
     assert_eq!(names, embedded, "every config is a preset");
 }
 
-/// Parameters of a tied model: embeddings, blocks of attention, feed-forward and two norms, and the
-/// last norm.
+/// Parameters: embedding and head, blocks of attention, feed-forward and two norms, and the last norm.
 fn parameters(config: &RunConfig) -> usize {
     let model = &config.model;
     let (width, groups) = (model.hidden_size, model.num_key_value_heads * model.head_size());
     let block = 2 * width * width + 2 * width * groups + 3 * width * model.intermediate_size + 2 * width;
-    model.vocab_size.unwrap() * width + model.num_layers * block + width
+    let tables = if model.tie_embeddings { 1 } else { 2 };
+    tables * model.vocab_size.unwrap() * width + model.num_layers * block + width
 }
 
 #[test]
@@ -48,8 +48,22 @@ fn the_comments_of_the_presets_count_right() {
         assert_eq!(parameters(&config), count);
         assert!(text.contains(written));
         let tokens = config.scheduler.total_steps.unwrap() as f64 * config.data.tokens_per_step() as f64;
-        assert!((tokens / count as f64 - 20.0).abs() < 0.1, "{name} trains on 20 tokens a parameter");
+        assert!((tokens / count as f64 - 20.0).abs() < 0.1, "{name} trains on 20 tokens per parameter");
         assert_eq!((config.data.batch_size, config.data.sequences_per_step), (BatchSize::Auto, 64));
+    }
+    for (name, count, written) in [
+        ("25m", 25_175_424, "25,175,424"),
+        ("125m", 125_854_464, "125,854,464"),
+        ("350m", 349_234_176, "349,234,176"),
+        ("500m", 502_073_600, "502,073,600"),
+        ("1b", 1_036_077_056, "1,036,077,056"),
+    ] {
+        let (config, text) = of(name);
+        assert_eq!(parameters(&config), count, "{name}");
+        assert!(text.contains(written), "{name}");
+        let tokens = config.scheduler.total_steps.unwrap() as f64 * config.data.tokens_per_step() as f64;
+        assert!((tokens / count as f64 - 20.0).abs() < 0.1, "{name} trains on 20 tokens per parameter");
+        assert_eq!(config.data.batch_size, BatchSize::Auto);
     }
     let (smoke, _) = of("smoke_cpu");
     assert_eq!((smoke.scheduler.warmup_steps, smoke.scheduler.strategy), (13, ScheduleStrategy::Wsd));

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use run_config::{
     ActivationRecompute, Architecture, BatchSize, BestConfig, Bos, ByteSize, CheckpointConfig, DataConfig, DataFormat,
-    Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig,
+    Device, DivergenceGuardConfig, EvaluationConfig, Format, LoggingConfig, MixtureComponent, ModelConfig, NumWorkers,
     OptimizerConfig, OverlongConversations, Packing, Precision, RopeScalingConfig, RunConfig, RuntimeConfig,
     ScheduleStrategy, SchedulerConfig, SpecialTokens, TimeSpan, TokenizerConfig, presets,
 };
@@ -88,7 +88,8 @@ fn data() -> impl Strategy<Value = DataConfig> {
         (1..50usize, 1..50usize).prop_map(|(batch, steps)| (BatchSize::Fixed(batch), Some(steps), batch * steps)),
         (1..2000usize).prop_map(|sequences| (BatchSize::Auto, None, sequences)),
     ];
-    let rest = (text(), 2..=4096usize, 1..1_000_000usize, 1..=256usize, path(), 1e-6..=0.5f64);
+    let workers = prop_oneof![Just(NumWorkers::Auto), (1..=256usize).prop_map(NumWorkers::Fixed)];
+    let rest = (text(), 2..=4096usize, 1..1_000_000usize, workers, path(), 1e-6..=0.5f64);
     let network = ((0..1_000_000u64).prop_map(TimeSpan), (1..u64::MAX / 2).prop_map(ByteSize));
     let packing = prop_oneof![Just(Packing::Concat), Just(Packing::Documents)];
     let bos = prop_oneof![Just(Bos::Auto), Just(Bos::Always), Just(Bos::Never)];
@@ -111,6 +112,7 @@ fn data() -> impl Strategy<Value = DataConfig> {
             sequences_per_step: batch.2,
             shuffle_buffer_size: rest.2,
             num_workers: rest.3,
+            tokens_per_step: None,
             network_patience: network.0,
             cache_dir: rest.4,
             cache_limit: network.1,
@@ -169,7 +171,11 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
     let machine = (device, 0..i64::MAX as u64, precision, proptest::option::of(1..=4096usize), memory, recompute);
     let steps = (1..1000u64, 1..1000u64, proptest::option::of(1..1000u64), 1..1000usize, 1..9usize);
     let guard = (1..1000u64, proptest::option::of(1e-3..1e3f64), 1..1000u64);
-    (machine, steps, guard, (path(), path(), path(), any::<[bool; 2]>())).prop_map(|(machine, steps, guard, paths)| {
+    let every = proptest::option::of((1..1_000_000u64).prop_map(TimeSpan));
+    let prompts = proptest::collection::vec(text(), 0..3);
+    let samples = (prompts, 1..=65_536usize, 0.0..=100.0f64, proptest::option::of(1..1000u64), 0.0..=1000.0f64);
+    let paths = (path(), path(), path(), any::<[bool; 2]>());
+    (machine, steps, guard, paths, (every, samples)).prop_map(|(machine, steps, guard, paths, (every, samples))| {
         RuntimeConfig {
             device: machine.0,
             seed: machine.1,
@@ -177,6 +183,7 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
             threads: machine.3,
             memory_limit: machine.4,
             deterministic: paths.3[1],
+            utilization_every: every,
             log_every_n_steps: steps.0,
             activation_recompute: machine.5,
             divergence_guard: DivergenceGuardConfig {
@@ -188,6 +195,11 @@ fn runtime() -> impl Strategy<Value = RuntimeConfig> {
             evaluation: EvaluationConfig {
                 every_n_steps: steps.2,
                 max_batches: steps.3,
+                prompts: samples.0,
+                prompt_tokens: samples.1,
+                prompt_temperature: samples.2,
+                patience: steps.2.and(samples.3),
+                min_delta: samples.4,
                 best: BestConfig { directory: paths.1, max_keep: steps.4 },
             },
             logging: LoggingConfig { tensorboard: paths.3[0], tensorboard_directory: paths.2 },
@@ -229,6 +241,7 @@ proptest! {
         let mut expected = config;
         expected.optimizer.max_grad_norm = expected.optimizer.max_grad_norm.or(defaults.optimizer.max_grad_norm);
         let runtime = &mut expected.runtime;
+        runtime.utilization_every = runtime.utilization_every.or(defaults.runtime.utilization_every);
         runtime.evaluation.every_n_steps = runtime.evaluation.every_n_steps.or(defaults.runtime.evaluation.every_n_steps);
         let guard = &mut runtime.divergence_guard;
         guard.max_loss_increase = guard.max_loss_increase.or(defaults.runtime.divergence_guard.max_loss_increase);

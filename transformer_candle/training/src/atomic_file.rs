@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// What stands between a file's name and the process that writes it, in the name of its staging file.
+/// Separates a file's name from the id of the process that writes it, in the name of its staging file.
 const STAGING: &str = ".tmp-";
 
 /// Replaces a file, durably.

@@ -37,6 +37,12 @@ pub fn gpus() -> std::result::Result<Vec<Gpu>, String> {
     kernels::cuda::probe()
 }
 
+/// The driver's identifier of a GPU that is open; none for a CPU.
+pub(crate) fn gpu_uuid(device: &Device) -> Option<String> {
+    let ordinal = device.as_cuda()?.ordinal();
+    gpus().ok()?.into_iter().find(|gpu| gpu.ordinal == ordinal).map(|gpu| gpu.uuid)
+}
+
 /// Opens a device; `auto` is the first GPU if there is one, else the CPU.
 ///
 /// # Errors

@@ -13,12 +13,13 @@ mod synthetic;
 use std::sync::Arc;
 
 use dataset::Batch;
-use kernels::{Device, memory::Arena};
-use model::{Decoder, initialization};
+use kernels::{Buffer, Device, memory::Arena};
+use model::{Decoder, Generator, GeneratorPlan, initialization};
 use rayon::ThreadPool;
 use run_config::RunConfig;
 
 pub(crate) use self::optimizer::muon_flops;
+pub(crate) use self::synthetic::synthetic_batch;
 pub use self::{
     buffers::{EvaluationBuffers, RunBuffers},
     micro_batch::{MicroBatch, MicroBatchPlan},
@@ -38,6 +39,8 @@ pub struct Engine {
     pub optimizer: Optimizer,
     /// Where the device finds its tokens.
     pub micro_batch: MicroBatch,
+    /// What continues `runtime.evaluation.prompts` with the current weights; none without prompts.
+    pub generator: Option<Generator>,
     device: Device,
     pool: Arc<ThreadPool>,
 }
@@ -59,6 +62,7 @@ impl Engine {
         Ok(Self {
             optimizer: Optimizer::bind(&buffers.optimizer, arena, &decoder)?,
             micro_batch: MicroBatch::bind(&buffers.micro_batch, arena, settings.micro_batch)?,
+            generator: bind_generator(buffers, arena, decoder.weights())?,
             decoder,
             device: device.clone(),
             pool: Arc::new(pool::from_config(config)?),
@@ -136,4 +140,9 @@ impl Engine {
     pub fn pool(&self) -> Arc<ThreadPool> {
         Arc::clone(&self.pool)
     }
+}
+
+fn bind_generator(buffers: &RunBuffers, arena: &Arena, weights: &Buffer) -> Result<Option<Generator>> {
+    let bind = |plan: &GeneratorPlan| plan.clone().bind(arena, weights);
+    Ok(buffers.generator.as_ref().map(bind).transpose()?)
 }

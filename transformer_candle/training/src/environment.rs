@@ -131,7 +131,8 @@ impl Environment {
     }
 }
 
-fn processor() -> Option<String> {
+/// What the system calls the CPU.
+pub(crate) fn processor() -> Option<String> {
     let information = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = information.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())

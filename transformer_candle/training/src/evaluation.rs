@@ -83,7 +83,7 @@ impl Totals {
 fn report(step: u64, all: &[Totals], components: Vec<ComponentEvaluation>) -> EvaluationReport {
     let (loss, bits_per_byte) = means(all);
     let tokens = all.iter().map(|totals| totals.tokens).sum();
-    EvaluationReport { step, loss, perplexity: loss.exp(), bits_per_byte, tokens, components }
+    EvaluationReport { step, loss, perplexity: loss.exp(), bits_per_byte, tokens, components, samples: Vec::new() }
 }
 
 /// Nats per token and bits per byte of the mixture: each part's means are weighted by its mixture weight, not by the

@@ -5,6 +5,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod advice;
 mod atomic_file;
 pub mod checkpoint;
 pub mod commands;
@@ -12,10 +13,12 @@ pub mod completion;
 pub mod config_fingerprint;
 pub mod device;
 pub mod divergence_guard;
+mod early_stopping;
 pub mod engine;
 pub mod environment;
 pub mod error;
 pub mod evaluation;
+pub mod gpu_state;
 pub mod lock;
 pub mod memory_plan;
 pub mod metrics;
@@ -27,11 +30,14 @@ mod run_folder;
 pub mod run_options;
 pub mod schedule;
 mod signal;
+mod speed_advice;
 pub mod stop;
 pub mod terminal;
 pub mod trained_model;
 pub mod trainer;
 pub mod units;
+mod utilization;
+mod workers;
 
 pub use error::{Result, TrainerError};
 pub use model::SamplingSettings;

@@ -4,32 +4,57 @@
 //! run that cannot fit is refused before it starts, and told what would.
 
 mod allocate;
+mod available_memory;
+mod bar;
 mod budget;
+mod calibration;
 mod cpu_speed;
 mod display;
-mod estimate;
 mod fit;
-mod machine;
+mod gpu_table;
+mod measured;
+mod options;
+#[cfg(test)]
+mod preset_headers;
+mod roofline;
+mod speed;
+mod step_part;
 mod target;
 #[cfg(test)]
 mod tests;
+mod this_machine;
+mod training_time;
+mod workload;
 
-use kernels::{Device, DeviceKind, cuda::Gpu};
+use kernels::{Device, DeviceKind};
 use model::dtype_of;
-use run_config::{ActivationRecompute, Precision, ResolvedRun, RunConfig};
+use run_config::{ActivationRecompute, ByteSize, Precision, ResolvedRun, RunConfig};
 use serde::Serialize;
 
-pub use allocate::allocate;
-pub use budget::{RTX_5090, require_room};
-use cpu_speed::CpuSpeed;
-pub use estimate::Estimate;
-use estimate::Workload;
-use target::PlanTarget;
-
+pub use self::{
+    allocate::allocate,
+    budget::require_room,
+    gpu_table::{GPUS, GpuSpec, PlanGpu, SustainedFractions},
+    options::{Change, FitOption},
+    speed::{Speed, SpeedSource},
+    step_part::StepPart,
+    training_time::{Cost, TrainingTime},
+};
+use self::{
+    budget::Limit,
+    cpu_speed::CpuSpeed,
+    speed::SpeedModel,
+    target::PlanTarget,
+    this_machine::{Machine, ThisMachine},
+    workload::Workload,
+};
+pub(crate) use self::{
+    calibration::{Calibration, Calibrator, median},
+    speed::StepOf,
+};
 pub use crate::error::{Budget, MemoryRequirement, Shortage};
 use crate::{
     checkpoint,
-    device::{self, GpuMemory},
     engine::{EngineSettings, RunBuffers, model_shape},
     error::{Result, TrainerError},
     schedule::sequences_at,
@@ -38,9 +63,45 @@ use crate::{
 /// Host memory that saving takes besides the buffers: a piece of 2^20 elements as numbers and as bytes.
 const SAVING_BYTES: u64 = 8 << 20;
 
+/// What the program itself takes on a CPU, measured: code, tokenizer, threads and what reading a file needs.
+const PROGRAM_BYTES: u64 = 57_000_000;
+
+/// What to plan for, beside the run's config.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PlanRequest {
+    /// The GPU; none for where the run would be trained.
+    pub gpu: Option<PlanGpu>,
+    /// Instead of the device's own memory and of `runtime.memory_limit`.
+    pub memory: Option<ByteSize>,
+    /// What the machine draws; none for what the GPU's board does.
+    pub watts: Option<f64>,
+    /// In any currency.
+    pub price_per_kwh: Option<f64>,
+    /// Of the machine, rented, in any currency.
+    pub price_per_hour: Option<f64>,
+    /// Time operations of the run on this machine's CPU, where that is what it is planned for, for about two seconds.
+    /// Otherwise the speed there is known only if `bench` has measured it.
+    pub times_operations: bool,
+}
+
+/// The device that a plan is made for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedDevice {
+    /// Its name.
+    pub name: String,
+    /// What CUDA reports as a GPU's memory.
+    pub memory_bytes: Option<u64>,
+    /// Nominal bf16 FLOPs per second of a GPU that is known.
+    pub bf16_flops: Option<f64>,
+    /// The numbers that its speed is predicted from, for a GPU of the table.
+    pub gpu: Option<GpuSpec>,
+}
+
 /// A run's memory, disk and compute requirements. `Display` prints it for people, serde for programs.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
+    /// Where the run is planned for.
+    pub device: PlannedDevice,
     /// Parameters on disk.
     pub parameters: u64,
     /// Model FLOPs per token of a training step.
@@ -69,6 +130,9 @@ pub struct MemoryPlan {
     pub bytes: u64,
     /// The same by what they are for, in the order of a step.
     pub bytes_by_category: Vec<CategoryBytes>,
+    /// What a training on a CPU takes of the machine's memory at its peak (its resident set): the buffers, the program,
+    /// the data stream as a rule, and saving. None on a GPU, whose buffers are elsewhere.
+    pub process_bytes: Option<u64>,
     /// What there is, where that is known.
     pub budget: Option<Budget>,
     /// Size of a checkpoint directory: the weights, and what the optimizer keeps from step to step.
@@ -79,11 +143,28 @@ pub struct MemoryPlan {
     pub saving_bytes: u64,
     /// The part of a step's FLOPs that are the optimizer's GEMMs; none with `AdamW`, which has none.
     pub optimizer_share: Option<f64>,
-    /// How long the run takes at a speed that follows from this machine's CPU, or from a GPU's peak for runs that are
-    /// meant for one; none for a trainer on a CPU, which need not guess.
-    pub estimate: Option<Estimate>,
+    /// How fast it trains there; none on a CPU where nothing was timed, and on a GPU of unknown speed.
+    pub speed: Option<Speed>,
+    /// How long, where the config says how many steps.
+    pub training_time: Option<TrainingTime>,
+    /// What that costs.
+    pub cost: Option<Cost>,
+    /// The largest micro-batch that fits for each recompute mode, fewest recomputed values first.
+    pub largest_micro_batches: Vec<FittingMicroBatch>,
     /// Why the run does not fit and what would; none if it fits or the budget is unknown.
     pub shortage: Option<Shortage>,
+    /// What could be changed in a run that does not fit; empty if it fits.
+    pub options: Vec<FitOption>,
+}
+
+/// A micro-batch that fits, and how fast a step of such micro-batches is.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FittingMicroBatch {
+    /// What it needs.
+    #[serde(flatten)]
+    pub requirement: MemoryRequirement,
+    /// Target tokens per second, pessimistic and optimistic.
+    pub tokens_per_second: Option<[f64; 2]>,
 }
 
 /// One line of the plan.
@@ -100,15 +181,21 @@ impl MemoryPlan {
     /// has free; else on an RTX 5090 that is assumed, if the run is meant for a GPU or would take this machine months;
     /// else on this machine's CPU. `runtime.memory_limit` holds everywhere. `batch_size: auto` becomes the largest
     /// micro-batch that fits and divides `sequences_per_step`, or one sequence if none does. A plan is made whether it
-    /// fits or not: see
-    /// [`MemoryPlan::check`].
+    /// fits or not: see [`MemoryPlan::check`].
     ///
     /// # Errors
-    /// [`TrainerError::Request`] if the vocabulary's size is not known, or if the run is meant for a GPU that does not take it.
+    /// [`TrainerError::Request`] if the vocabulary's size is not known, or if the run is meant for a GPU that does not
+    /// take it.
     pub fn new(run: &ResolvedRun) -> Result<Self> {
-        // Without a driver or a build for it there is no GPU to plan for; training will say so.
-        let gpus = if run.config.runtime.device == run_config::Device::Cpu { Ok(Vec::new()) } else { device::gpus() };
-        Self::for_gpus(&run.config, &gpus.unwrap_or_default(), GpuMemory::measure, CpuSpeed::measure)
+        Self::for_request(run, &PlanRequest::default())
+    }
+
+    /// The same for a GPU that is named, for another amount of memory, or with prices.
+    ///
+    /// # Errors
+    /// As [`MemoryPlan::new`].
+    pub fn for_request(run: &ResolvedRun, request: &PlanRequest) -> Result<Self> {
+        Self::on_machine(&run.config, request, &ThisMachine)
     }
 
     /// Like [`MemoryPlan::new`] for a device at hand, and never more than it has free: what a trainer may allocate
@@ -118,39 +205,46 @@ impl MemoryPlan {
     /// As [`MemoryPlan::new`], and when a GPU does not tell its memory.
     pub fn here(run: &ResolvedRun, device: &Device) -> Result<Self> {
         let target = PlanTarget::open(device)?;
-        Self::for_target(&run.config, &target, budget::here(&run.config, &target))
+        let budget = budget::here(&run.config, Limit::of_config(&run.config), &target);
+        Self::for_target(&run.config, &PlanRequest::default(), &target, budget, &ThisMachine)
     }
 
-    /// Where these GPUs are found, with ways to look at one and to measure the CPU.
-    fn for_gpus(
+    fn on_machine(config: &RunConfig, request: &PlanRequest, machine: &impl Machine) -> Result<Self> {
+        let target = PlanTarget::choose(config, request.gpu, machine)?;
+        let limit = request.memory.map(Limit::of_option).or_else(|| Limit::of_config(config));
+        let budget = budget::planned(config, limit, &target);
+        Self::for_target(config, request, &target, budget, machine)
+    }
+
+    fn for_target(
         config: &RunConfig,
-        gpus: &[Gpu],
-        look: impl Fn(&Gpu) -> GpuMemory,
-        measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
+        request: &PlanRequest,
+        target: &PlanTarget,
+        budget: Option<Budget>,
+        machine: &impl Machine,
     ) -> Result<Self> {
-        let target = PlanTarget::choose(config, gpus, look, measure)?;
-        Self::for_target(config, &target, budget::planned(config, &target))
-    }
-
-    fn for_target(config: &RunConfig, target: &PlanTarget, budget: Option<Budget>) -> Result<Self> {
         let shape = model_shape(config)?;
         let micro_batch = fit::micro_batch(config, &shape, budget.as_ref(), target.kind());
         let activation_recompute = config.runtime.activation_recompute;
         let settings = EngineSettings { micro_batch, activation_recompute, device: target.kind() };
+        let step = StepOf { config, shape: &shape, settings };
         let RunBuffers { plan, optimizer, .. } = RunBuffers::new(config, &shape, settings);
         let data = &config.data;
         let parameters = shape.parameter_count();
         let work = Workload::new(config)?;
-        let categories = plan.by_category();
-        let shortage = budget
-            .as_ref()
-            .filter(|budget| budget.bytes < plan.bytes())
-            .map(|budget| fit::shortage(config, &shape, settings, budget));
+        let lacking = budget.as_ref().filter(|budget| budget.bytes < plan.bytes());
+        // There is no room to time operations in, and nothing to compare.
+        let is_timed = request.times_operations && lacking.is_none();
+        let model = target.speed_model(step, machine, is_timed)?;
+        let speed = model.as_ref().map(|model| model.speed(step));
+        let training_time = TrainingTime::new(config, work.total_tokens, parameters, speed.as_ref(), machine.now());
+        let seconds = training_time.as_ref().and_then(|time| time.seconds);
         Ok(Self {
+            device: target.described(),
             parameters,
             flops_per_token: work.flops_per_token,
             precision: config.runtime.precision,
-            activation_recompute: config.runtime.activation_recompute,
+            activation_recompute,
             sequence_length: data.sequence_length as u64,
             micro_batch: micro_batch as u64,
             gradient_accumulation_steps: (data.sequences_per_step / micro_batch) as u64,
@@ -161,17 +255,24 @@ impl MemoryPlan {
             total_steps: config.scheduler.total_steps,
             total_tokens: work.total_tokens,
             bytes: plan.bytes(),
-            bytes_by_category: categories
+            process_bytes: (target.kind() == DeviceKind::Cpu)
+                .then(|| plan.bytes() + PROGRAM_BYTES + SAVING_BYTES + dataset::expected_memory(data)),
+            bytes_by_category: plan
+                .by_category()
                 .into_iter()
                 .map(|(category, bytes)| CategoryBytes { category: category.to_string(), bytes })
                 .collect(),
-            budget,
             checkpoint_bytes: checkpoint::expected_bytes(&shape, dtype_of(config.runtime.precision), optimizer.state()),
             checkpoints: (config.runtime.checkpoint.max_keep + config.runtime.evaluation.best.max_keep + 1) as u64,
             saving_bytes: SAVING_BYTES,
             optimizer_share: work.optimizer_share(),
-            estimate: target.estimate(work),
-            shortage,
+            training_time,
+            cost: seconds.and_then(|seconds| Cost::new(seconds, target.spec().map(|gpu| gpu.watts), request)),
+            largest_micro_batches: fit::largest_micro_batches(step, budget.as_ref(), model.as_ref()),
+            shortage: lacking.map(|budget| fit::shortage(config, &shape, settings, budget)),
+            options: lacking.map_or_else(Vec::new, |budget| options::list(step, budget, model.as_ref())),
+            budget,
+            speed,
         })
     }
 
@@ -184,6 +285,48 @@ impl MemoryPlan {
             None => Ok(()),
             Some(shortage) => Err(TrainerError::OutOfMemory(Box::new(shortage.clone()))),
         }
+    }
+
+    /// The speed on a GPU at hand by its roofline; none on a CPU, for which see [`MemoryPlan::calibrator`].
+    pub(crate) fn roofline(step: StepOf<'_>, device: &Device) -> Result<Option<Speed>> {
+        let PlanTarget::Gpu(gpu) = PlanTarget::open(device)? else { return Ok(None) };
+        Ok(SpeedModel::of_gpu(&gpu, step.config).map(|model| model.speed(step)))
+    }
+
+    /// What times the operations of a step on this machine's CPU; none where there is no memory for it, and on a GPU.
+    ///
+    /// # Errors
+    /// If an operation fails.
+    pub(crate) fn calibrator<'a>(step: StepOf<'a>, device: &Device) -> Result<Option<Calibrator<'a>>> {
+        if device.as_cuda().is_some() {
+            return Ok(None);
+        }
+        Calibrator::new(step, CpuSpeed::measure(step.config)?)
+    }
+
+    /// Keeps how long a step takes on a device at hand, for later plans of the same config.
+    pub(crate) fn keep_measurement(step: StepOf<'_>, device: &Device, step_seconds: f64) {
+        if let Ok(name) = this_machine::device_name(step.config, device) {
+            measured::keep(step, &name, step_seconds);
+        }
+    }
+
+    /// The changes of a run's config with which it fits, those first that change the result least; empty if it fits.
+    ///
+    /// # Errors
+    /// [`TrainerError::OutOfMemory`] if no change is enough.
+    pub fn fitting_changes(&self, run: &ResolvedRun, request: &PlanRequest) -> Result<Vec<Change>> {
+        self.changes_on(run, request, &ThisMachine)
+    }
+
+    fn changes_on(&self, run: &ResolvedRun, request: &PlanRequest, machine: &impl Machine) -> Result<Vec<Change>> {
+        let Some(shortage) = &self.shortage else { return Ok(Vec::new()) };
+        let target = PlanTarget::choose(&run.config, request.gpu, machine)?;
+        let shape = model_shape(&run.config)?;
+        let step = StepOf { config: &run.config, shape: &shape, settings: self.engine_settings(target.kind()) };
+        let model = if target.kind() == DeviceKind::Cpu { None } else { target.speed_model(step, machine, false)? };
+        let changes = options::fitting_changes(step, &shortage.budget, model.as_ref());
+        changes.ok_or_else(|| TrainerError::OutOfMemory(Box::new(shortage.clone())))
     }
 
     /// What the plan's buffers are made for.

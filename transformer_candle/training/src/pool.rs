@@ -1,4 +1,4 @@
-//! The thread pools of a CPU, and running operations on their threads without a hand-over.
+//! The thread pools of a CPU; a step runs on threads of its pool, so that no operation is passed to another thread.
 
 use std::env;
 use std::error::Error;
@@ -45,6 +45,14 @@ fn start_and_end(number: usize) -> io::Result<()> {
         drop(closed);
         Ok(())
     })
+}
+
+/// The threads of [`from_config`].
+///
+/// # Errors
+/// [`TrainerError::Request`] for far more threads than cores.
+pub(crate) fn threads(config: &RunConfig) -> Result<usize> {
+    Ok(Threads::wanted(config.runtime.threads)?.number)
 }
 
 /// A pool of as many threads as `runtime.threads` says; else `RAYON_NUM_THREADS`, else one a core.

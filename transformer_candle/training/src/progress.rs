@@ -15,7 +15,7 @@ use dataset::hub::RetryStatus;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{
-    report::{EvaluationReport, LogInterval, StepReport},
+    report::{EvaluationReport, LogInterval, StepReport, UtilizationReport},
     terminal::{escaped, print_line},
     units::{duration, grouped},
 };
@@ -91,8 +91,8 @@ impl Progress {
         }
     }
 
-    /// Shows a step.
-    pub fn step(&mut self, report: &StepReport) {
+    /// Shows a step, and what the run takes of its machine.
+    pub fn step(&mut self, report: &StepReport, utilization: Option<&UtilizationReport>) {
         self.end_wait();
         let smoothed = match self.smoothed_step_seconds {
             // The first step includes the wait for the first data.
@@ -104,9 +104,9 @@ impl Progress {
         match &self.sink {
             Sink::Live(bar) => {
                 bar.set_position(report.step);
-                bar.set_message(self.line(report));
+                bar.set_message(self.line(report, utilization));
             }
-            Sink::Plain if self.log_interval.includes(report.step) => print_line(&self.line(report)),
+            Sink::Plain if self.log_interval.includes(report.step) => print_line(&self.line(report, utilization)),
             Sink::Plain | Sink::Silent => {}
         }
     }
@@ -157,6 +157,9 @@ impl Progress {
         ];
         parts.extend(report.bits_per_byte.map(|bits| format!("{bits:.3} bits per byte")));
         self.print(&parts.join("  "));
+        for sample in &report.samples {
+            self.print(&quoted(&sample.prompt, &sample.text));
+        }
     }
 
     /// Shows where a checkpoint was written.
@@ -180,8 +183,8 @@ impl Progress {
         }
     }
 
-    /// `step 120/2,000  loss 3.4567  12,345 tokens/s  ETA 3m 20s`
-    fn line(&self, report: &StepReport) -> String {
+    /// `step 120/2,000  loss 3.4567  12,345 tokens/s  CPU 1.9 cores 812.3 MB  ETA 3m 20s`
+    fn line(&self, report: &StepReport, utilization: Option<&UtilizationReport>) -> String {
         let total = self.total_steps.map(|total| format!("/{}", grouped(total)));
         let mut parts = vec![
             format!("step {}{}", grouped(report.step), total.unwrap_or_default()),
@@ -189,6 +192,7 @@ impl Progress {
             format!("{} tokens/s", grouped(report.tokens_per_second as u64)),
         ];
         parts.extend(report.mfu.map(|mfu| format!("MFU {:.1} %", 100.0 * mfu)));
+        parts.extend(utilization.map(UtilizationReport::summary));
         if let (Some(total), Some(seconds)) = (self.total_steps, self.smoothed_step_seconds) {
             let left = total.saturating_sub(report.step) as f64 * seconds;
             parts.push(format!("ETA {}", duration(Duration::from_secs_f64(left))));
@@ -216,6 +220,12 @@ impl WaitMessages {
     }
 }
 
+/// A prompt and the text behind it, set off from the lines around them.
+fn quoted(prompt: &str, text: &str) -> String {
+    let text = format!("{prompt}{text}");
+    text.lines().map(|line| format!("  | {line}")).collect::<Vec<_>>().join("\n")
+}
+
 fn live_line(done: u64, total_steps: Option<u64>) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(total_steps, ProgressDrawTarget::stdout());
     let template = if total_steps.is_some() { "{bar:20} {wide_msg}" } else { "{spinner} {wide_msg}" };
@@ -239,6 +249,8 @@ mod tests {
             mfu: None,
             step_seconds: 2.0,
             data_wait_seconds: 0.0,
+            save_seconds: 0.0,
+            evaluation_seconds: 0.0,
             memory_bytes: 1,
         }
     }
@@ -246,24 +258,34 @@ mod tests {
     #[test]
     fn a_line_shows_step_loss_speed_and_eta() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
-        progress.step(&report(1900));
-        assert_eq!(progress.line(&report(1900)), "step 1,900/2,000  loss 3.4568  12,345 tokens/s  ETA 3m 20s");
+        progress.step(&report(1900), None);
+        assert_eq!(progress.line(&report(1900), None), "step 1,900/2,000  loss 3.4568  12,345 tokens/s  ETA 3m 20s");
+    }
+
+    #[test]
+    fn a_line_shows_the_utilization_once_it_is_known() {
+        let mut progress = Progress::new(ProgressMode::Silent, 0, None, 10);
+        let utilization =
+            UtilizationReport { step: 7, time: 0.0, rss_bytes: 812_300_000, cpu_cores: 1.94, swap_bytes: 0, gpu: None };
+        progress.step(&report(7), Some(&utilization));
+        let line = progress.line(&report(7), Some(&utilization));
+        assert_eq!(line, "step 7  loss 3.4568  12,345 tokens/s  CPU 1.9 cores 812.3 MB");
     }
 
     #[test]
     fn the_eta_ignores_the_slow_first_step() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, Some(2000), 10);
-        progress.step(&StepReport { step_seconds: 100.0, ..report(1) });
-        progress.step(&report(2));
-        progress.step(&report(3));
-        assert!(progress.line(&report(1900)).ends_with("ETA 3m 20s"));
+        progress.step(&StepReport { step_seconds: 100.0, ..report(1) }, None);
+        progress.step(&report(2), None);
+        progress.step(&report(3), None);
+        assert!(progress.line(&report(1900), None).ends_with("ETA 3m 20s"));
     }
 
     #[test]
     fn without_total_steps_there_is_no_eta() {
         let mut progress = Progress::new(ProgressMode::Silent, 0, None, 10);
-        progress.step(&report(7));
-        assert!(!progress.line(&report(7)).contains("ETA"));
+        progress.step(&report(7), None);
+        assert!(!progress.line(&report(7), None).contains("ETA"));
     }
 
     #[test]

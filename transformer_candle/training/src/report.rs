@@ -5,10 +5,16 @@
 
 mod evaluation;
 mod interval;
+mod remark;
+mod sample;
 mod scalar;
 mod step;
+mod utilization;
 
 pub use evaluation::{ComponentEvaluation, EvaluationReport};
 pub(crate) use interval::LogInterval;
-pub use scalar::{ComponentRecord, Number, Record, Scalar};
+pub use remark::{AdviceReport, EndReport};
+pub use sample::SampleReport;
+pub use scalar::{ComponentRecord, Number, Record, Scalar, ShownText, Text};
 pub use step::StepReport;
+pub use utilization::{GpuUtilization, UtilizationReport};

@@ -3,6 +3,8 @@
 //! The binary and the Python bindings both call [`run_training`], so a config and a seed give the same losses either
 //! way.
 
+use std::fmt;
+
 use dataset::hub::HubSettings;
 use run_config::ResolvedRun;
 
@@ -34,6 +36,38 @@ impl RunOutcome {
     }
 }
 
+/// Why a session of training ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Ending {
+    /// The trainer has nothing left to do, for this reason.
+    Finished(String),
+    /// `max_steps` is reached.
+    MaxSteps(u64),
+    /// A signal asked for it.
+    Stopped(Signal),
+}
+
+impl Ending {
+    fn outcome(&self) -> RunOutcome {
+        match *self {
+            Self::Finished(_) | Self::MaxSteps(_) => RunOutcome::Finished,
+            Self::Stopped(signal) => RunOutcome::Stopped(signal),
+        }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Finished(reason) => f.write_str(reason),
+            Self::MaxSteps(steps) => {
+                write!(f, "step {} is reached, the last of this session (--max-steps)", grouped(*steps))
+            }
+            Self::Stopped(signal) => write!(f, "stopped by {}", signal.name()),
+        }
+    }
+}
+
 /// Trains until the last step, `max_steps`, or the stop signal. Saves a checkpoint in each case, also when the data can
 /// no longer be read.
 ///
@@ -56,8 +90,9 @@ pub fn run_training(mut run: ResolvedRun, options: &RunOptions, stop: &StopSigna
     let ended = session.train(stop);
     session.print_warnings();
     session.report_skipped_rows();
+    session.record_end(&ended);
     session.progress.finish();
-    ended
+    ended.map(|ending| ending.outcome())
 }
 
 /// Creates the trainer and reports its waits for data.
@@ -109,7 +144,7 @@ impl Session {
         ));
     }
 
-    fn train(&mut self, stop: &StopSignal) -> Result<RunOutcome> {
+    fn train(&mut self, stop: &StopSignal) -> Result<Ending> {
         loop {
             let step = self.trainer.steps_done();
             if step > 0 {
@@ -121,17 +156,18 @@ impl Session {
             if let Some(signal) = stop.requested() {
                 self.progress.print(&format!("{signal}: saving step {}", grouped(step)));
                 self.save()?;
-                return Ok(RunOutcome::Stopped(signal));
+                return Ok(Ending::Stopped(signal));
             }
-            if self.max_steps.is_some_and(|max| step >= max) {
+            if let Some(max) = self.max_steps.filter(|max| step >= *max) {
                 self.save()?;
-                return Ok(RunOutcome::Finished);
+                let finished = self.trainer.finished().map(Ending::Finished);
+                return Ok(finished.unwrap_or(Ending::MaxSteps(max)));
             }
             let progress = &self.progress;
             let step = self.trainer.step_unless(stop, &|waiting| progress.data_wait(waiting));
             match step {
                 Ok(Step::Done(report)) => {
-                    self.progress.step(&report);
+                    self.progress.step(&report, self.trainer.utilization());
                     self.report_epochs();
                 }
                 Ok(Step::Abandoned) => {}
@@ -142,8 +178,11 @@ impl Session {
         }
     }
 
-    /// Prints problems that do not stop training.
+    /// Prints problems that do not stop training, and what holds it back.
     fn print_warnings(&mut self) {
+        for advice in self.trainer.take_advice() {
+            self.progress.print(&format!("advice: {advice}"));
+        }
         for warning in self.trainer.take_notices() {
             self.progress.print(&format!("warning: {warning}"));
         }
@@ -190,6 +229,8 @@ impl Session {
         if self.evaluate_every.is_some_and(|every| finished || step.is_multiple_of(every)) {
             self.evaluate(stop)?;
         }
+        // The evaluation may have been the last.
+        let finished = finished || self.trainer.is_finished();
         if finished || step.is_multiple_of(self.save_every) || self.trainer.is_best() {
             self.save()?;
         }
@@ -197,12 +238,28 @@ impl Session {
     }
 
     /// Evaluates and saves after the last step or the end of the data.
-    fn end(&mut self, stop: &StopSignal) -> Result<RunOutcome> {
+    fn end(&mut self, stop: &StopSignal) -> Result<Ending> {
         if self.evaluate_every.is_some() {
             self.evaluate(stop)?;
         }
         self.save()?;
-        Ok(stop.requested().map_or(RunOutcome::Finished, RunOutcome::Stopped))
+        let reason = || self.trainer.finished().unwrap_or_else(|| "there is nothing left to do".to_owned());
+        Ok(stop.requested().map_or_else(|| Ending::Finished(reason()), Ending::Stopped))
+    }
+
+    /// Records why training ended, also by an error. An end before the last step is explained on the screen too.
+    fn record_end(&mut self, ended: &Result<Ending>) {
+        let total_steps = self.trainer.run().config.scheduler.total_steps;
+        if let Ok(Ending::Finished(reason)) = ended
+            && total_steps.is_some_and(|total| self.trainer.steps_done() < total)
+        {
+            self.progress.print(&format!("step {}: {reason}", grouped(self.trainer.steps_done())));
+        }
+        let reason = match ended {
+            Ok(ending) => ending.to_string(),
+            Err(error) => error.to_string(),
+        };
+        self.trainer.record_end(&reason);
     }
 
     /// Saves the weights for a resume when the data cannot be read.

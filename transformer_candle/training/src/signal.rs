@@ -17,10 +17,19 @@ pub enum Signal {
 
 impl Signal {
     /// The shell's convention: 128 plus the signal's number. A closed terminal counts as SIGTERM, as which
-    /// `orchestrate` hands it on.
+    /// `orchestrate` forwards it.
     pub fn exit_code(self) -> u8 {
         let counted = if self == Self::HangUp { Self::Terminate } else { self };
         128 + counted.number() as u8
+    }
+
+    /// The system's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+            Self::HangUp => "SIGHUP",
+        }
     }
 
     /// The system's number.

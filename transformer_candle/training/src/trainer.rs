@@ -9,7 +9,8 @@ mod data;
 mod execution;
 mod ledger;
 mod matmul_algorithms;
-
+mod observation;
+mod samples;
 mod start;
 
 use std::{
@@ -24,12 +25,12 @@ use kernels::{Device, cuda::Cuda};
 use model::ModelShape;
 use run_config::ResolvedRun;
 
-use self::data::Data;
 pub(crate) use self::data::{DataPlan, cursor_of};
 pub use self::ledger::LEDGER;
 use self::ledger::RunLedger;
+use self::{data::Data, observation::Observation, samples::Prompts};
 use crate::{
-    checkpoint::{self, BestEvaluation, TokenizerFiles},
+    checkpoint::{self, BestEvaluation, Improvement, TokenizerFiles},
     config_fingerprint::ConfigFingerprint,
     divergence_guard::DivergenceGuard,
     engine::{Engine, StepOutcome},
@@ -37,7 +38,7 @@ use crate::{
     lock::RunLock,
     memory_plan::MemoryPlan,
     metrics::MetricsWriter,
-    report::{LogInterval, StepReport},
+    report::{StepReport, UtilizationReport},
     run_folder::RunFolder,
     schedule::{self, LearningRate},
     stop::StopSignal,
@@ -52,10 +53,11 @@ pub struct Trainer {
     schedule: LearningRate,
     guard: DivergenceGuard,
     data: Data,
+    prompts: Prompts,
     tokenizer_files: TokenizerFiles,
     fingerprint: ConfigFingerprint,
     metrics: MetricsWriter,
-    log_interval: LogInterval,
+    observation: Observation,
     ledger: RunLedger,
     position: Position,
     /// The checkpoint that holds exactly what the trainer is.
@@ -79,6 +81,7 @@ struct Position {
     /// The held-out loss of exactly this step's weights.
     evaluation_loss: Option<f64>,
     best: Option<BestEvaluation>,
+    improvement: Option<Improvement>,
 }
 
 /// How an attempt at a step ended.
@@ -143,6 +146,7 @@ impl Trainer {
         self.position.cursor = cursor;
         self.position.evaluation_loss = None;
         self.saved = None;
+        let (save_seconds, evaluation_seconds) = self.observation.take_between_steps();
         let step_seconds = started.elapsed().as_secs_f64();
         let tokens_per_second = batch.target_count as f64 / step_seconds;
         let peak = self.engine.device().as_cuda().and_then(Cuda::nominal_bf16_flops);
@@ -156,12 +160,12 @@ impl Trainer {
             mfu: peak.map(|peak| tokens_per_second * self.plan.flops_per_token / peak),
             step_seconds,
             data_wait_seconds: self.data.stream.data_wait().as_secs_f64() - waited,
+            save_seconds,
+            evaluation_seconds,
             memory_bytes: self.plan.bytes,
         };
         let diverged = self.guard.observe(loss, applied);
-        if self.log_interval.includes(step) || diverged.is_some() {
-            self.metrics.record(&report.record());
-        }
+        self.observation.step(&report, diverged.is_some(), &mut self.metrics);
         let Some(reason) = diverged else {
             return Ok(Step::Done(report));
         };
@@ -179,10 +183,20 @@ impl Trainer {
         self.is_evaluated() && self.position.best.is_some_and(|best| best.step == self.position.step)
     }
 
-    /// True when every step is taken or the data have ended.
+    /// True when there is nothing left to do: [`Trainer::finished`] says why.
     pub fn is_finished(&self) -> bool {
-        self.position.data_ended
-            || self.run.config.scheduler.total_steps.is_some_and(|total| self.position.step >= total)
+        self.finished().is_some()
+    }
+
+    /// Why there is nothing left to do; none while there is.
+    pub fn finished(&self) -> Option<String> {
+        if self.run.config.scheduler.total_steps.is_some_and(|total| self.position.step >= total) {
+            Some("all steps are done".to_owned())
+        } else if self.position.data_ended {
+            Some("the training text has ended".to_owned())
+        } else {
+            self.position.improvement.and_then(|last| last.reason_to_end(&self.run.config.runtime.evaluation))
+        }
     }
 
     fn checkpoint_directory(&self) -> &Path {
@@ -243,6 +257,17 @@ impl Trainer {
     /// What a person should know about how it started, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// The newest sample of what the run takes of its machine; none before the first one.
+    pub fn utilization(&self) -> Option<&UtilizationReport> {
+        self.observation.utilization()
+    }
+
+    /// What was found since this was last asked to hold the run back, one sentence each with the way out. It is in
+    /// `metrics.jsonl` as well.
+    pub fn take_advice(&mut self) -> Vec<String> {
+        self.observation.take_advice()
     }
 
     /// What a person should know of the time since this was last asked, one sentence each: files that cannot be written

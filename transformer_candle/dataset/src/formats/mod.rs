@@ -9,18 +9,15 @@ mod columns;
 mod corruption_retry;
 mod jsonl;
 mod jsonl_compressed;
+mod open;
 mod parquet;
 #[cfg(test)]
 pub(crate) mod parquet_fixture;
 mod parquet_rows;
 mod text;
 
-use std::sync::Arc;
-
 pub(crate) use self::columns::{Columns, has_conversations};
 use crate::DataError;
-use crate::byte_source::ByteSource;
-use crate::cancel::CancelToken;
 use crate::skipped_rows::SkipReason;
 
 /// Longer texts are skipped: one broken line must not become a window of its own.
@@ -135,39 +132,6 @@ impl Format {
             Self::Jsonl(_) => Self::Jsonl(Compression::None),
             other => other,
         }
-    }
-
-    /// Opens a shard to read `columns`. Corrupted data is read again; `cancel` cancels reading.
-    pub(crate) fn open(
-        self,
-        source: Arc<dyn ByteSource>,
-        columns: &Columns,
-        cancel: &CancelToken,
-    ) -> Result<Box<dyn ShardReader>, DataError> {
-        Ok(Box::new(corruption_retry::CorruptionRetry::open(self, source, columns, cancel)?))
-    }
-
-    fn open_unretried(
-        self,
-        source: Arc<dyn ByteSource>,
-        columns: &Columns,
-        cancel: &CancelToken,
-    ) -> Result<Box<dyn ShardReader>, DataError> {
-        Ok(match self {
-            Self::Parquet => match columns {
-                Columns::Text(column) => Box::new(parquet::ParquetFile::open(source, column)?),
-                Columns::Conversation => Box::new(parquet_rows::ParquetConversations::open(source)?),
-            },
-            Self::Jsonl(Compression::None) => Box::new(jsonl::JsonlFile::open(source, columns)?),
-            Self::Jsonl(compression) => {
-                Box::new(jsonl_compressed::CompressedJsonlFile::open(source, compression, columns, cancel)?)
-            }
-            Self::Text if *columns == Columns::Conversation => {
-                let file = source.name().to_owned();
-                return Err(DataError::NoConversations { file, columns: Vec::new() });
-            }
-            Self::Text => Box::new(text::TextFile::open(source)),
-        })
     }
 }
 

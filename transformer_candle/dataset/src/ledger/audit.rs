@@ -2,11 +2,13 @@
 //! component in proportion to its mixture weight.
 
 mod component;
+mod problems;
 
 use std::path::Path;
 
 use self::component::ComponentAuditor;
 pub use self::component::{AuditedComponent, AuditedEpoch};
+use self::problems::Problems;
 use super::{BeginRecord, LedgerHead, LedgerRecord, StepRecord, WindowRecord, for_each_record};
 use crate::mixture_schedule::MixtureSchedule;
 use crate::{DataError, DataSource, Mixture, StreamSettings};
@@ -23,12 +25,6 @@ pub struct Audit {
     /// The violations found, in words; empty if there are none.
     pub problems: Vec<String>,
 }
-
-/// Problems that are reported at most.
-const MAX_PROBLEMS: usize = 20;
-
-#[derive(Default)]
-struct Problems(Vec<String>);
 
 /// Verifies the hash chain up to `head` and checks that steps follow each other without a gap and take sequences of the
 /// components in the order of the mixture schedule, that no row was read twice in an epoch, and that no document of a
@@ -82,14 +78,6 @@ struct Auditor<'a> {
     /// None before the first line.
     next_step: Option<u64>,
     problems: Problems,
-}
-
-impl Problems {
-    fn note(&mut self, problem: impl FnOnce() -> String) {
-        if self.0.len() < MAX_PROBLEMS {
-            self.0.push(problem());
-        }
-    }
 }
 
 impl Auditor<'_> {

@@ -3,7 +3,8 @@
 use kernels::attention::{AttentionShape, Saved};
 use kernels::{Buffer, DType, Device, DeviceKind, HeadLayout, attention};
 
-use super::{BF16_ATTENTION, EXACT, F32, InputGenerator};
+use super::bounds::{BF16_ATTENTION, EXACT, F32};
+use super::input_generator::InputGenerator;
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;

@@ -3,7 +3,8 @@
 use kernels::head_cross_entropy::{Gradients, Inputs};
 use kernels::{DType, WriteMode, head_cross_entropy, linear};
 
-use super::{BF16, F32, F32_SUM, InputGenerator};
+use super::bounds::{BF16, F32, F32_SUM};
+use super::input_generator::InputGenerator;
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;

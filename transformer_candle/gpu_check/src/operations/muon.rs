@@ -3,7 +3,8 @@
 use kernels::cast::reference::split;
 use kernels::{DType, adamw, cast, muon};
 
-use super::{EXACT, F32_POINTWISE, F32_SUM, InputGenerator};
+use super::bounds::{EXACT, F32_POINTWISE, F32_SUM};
+use super::input_generator::InputGenerator;
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;

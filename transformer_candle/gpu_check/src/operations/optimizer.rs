@@ -4,7 +4,8 @@ use kernels::adamw::AdamWState;
 use kernels::cast::reference::split;
 use kernels::{DType, adamw, cast, grad_norm};
 
-use super::{EXACT, F32, F32_POINTWISE, InputGenerator};
+use super::bounds::{EXACT, F32, F32_POINTWISE};
+use super::input_generator::InputGenerator;
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;

@@ -3,7 +3,8 @@
 use kernels::rope::{Frequencies, RopeTables};
 use kernels::{DType, Device, HeadLayout, add_rms_norm, bias, cast, embedding, qk_norm, rope, swiglu};
 
-use super::{EXACT, F32, InputGenerator};
+use super::bounds::{EXACT, F32};
+use super::input_generator::InputGenerator;
 use crate::case::Case;
 use crate::device_under_test::BufferContents;
 use crate::part::Size;
@@ -83,13 +84,13 @@ fn norm_of_sum(inputs: &mut InputGenerator, [n, d]: [usize; 2]) -> Case {
     // The norm is taken of the rounded sum, so that its statistics carry that rounding.
     Case::new(inputs.name("add_rms_norm::forward_add"), sizes([n, d]))
         .input("x", &[n, d], inputs.numbers(&[n, d]))
-        .input("branch", &[n, d], inputs.numbers(&[n, d]))
+        .input("layer_output", &[n, d], inputs.numbers(&[n, d]))
         .input("weight", &[d], inputs.numbers(&[d]))
         .output("sum", &[n, d], inputs.dtype, inputs.bound())
         .output("normed", &[n, d], inputs.dtype, inputs.bound())
         .output("inv_rms", &[n], DType::F32, inputs.bound())
-        .call(|[x, branch, weight, sum, normed, inv_rms]| {
-            add_rms_norm::forward_add(x, branch, weight, EPSILON, sum, normed, inv_rms)
+        .call(|[x, output, weight, sum, normed, inv_rms]| {
+            add_rms_norm::forward_add(x, output, weight, EPSILON, sum, normed, inv_rms)
         })
 }
 

@@ -31,7 +31,7 @@ use super::exp::exp;
 use super::schedule::run_tasks;
 use crate::Element;
 
-/// Threads that scratch is planned for at most.
+/// Threads that scratch is planned for at most; further ones wait.
 const MAX_THREADS: usize = 64;
 
 /// Attention within packed rows; `shape.past` is 0.
@@ -57,9 +57,9 @@ pub(crate) fn decode<E: Element>(
 ) {
     let (query_width, width) = (shape.layout.query_width(), shape.layout.key_width());
     for (token, qkv) in qkv.chunks_exact(shape.layout.packed_width()).enumerate() {
-        let query_row = (shape.past + token) * width..(shape.past + token + 1) * width;
-        keys[query_row.clone()].copy_from_slice(&qkv[query_width..][..width]);
-        values[query_row].copy_from_slice(&qkv[query_width + width..]);
+        let cache_row = (shape.past + token) * width..(shape.past + token + 1) * width;
+        keys[cache_row.clone()].copy_from_slice(&qkv[query_width..][..width]);
+        values[cache_row].copy_from_slice(&qkv[query_width + width..]);
     }
     let (keys, values) = (&*keys, &*values);
     let cached = |kv_head: usize| {
@@ -98,7 +98,7 @@ fn attend<'a, E: Element>(
     let threads = &mut workspace[..threads(shape) * scratch];
     run_tasks(shape.pairs() * tiles, 1, 1, threads, scratch, |tasks, scratch| {
         for task in tasks {
-            // Later tiles attend to more keys: the longest first, so that threads finish together.
+            // Later tiles attend to more keys. The longest first, so that threads finish together.
             let (pair, tile) = (task / tiles, tiles - 1 - task % tiles);
             let [keys, values] = keys_and_values(pair);
             let (tile, lse) = (shape.tile(pair, tile), lse.as_ref());
@@ -148,6 +148,7 @@ impl<E: Element> WithSimd for ForwardTile<'_, E> {
             let scores_CL = &mut scores_CL[..count * width];
             let mask = tile.causal_mask(first);
             tile_gemm(simd, [count, width, size], keys, q_EL, scores_CL, Start::Zero, Causal::Output(mask));
+            // Register tiles that the causal mask cuts through are computed whole.
             for (row, scores_L) in scores_CL.chunks_exact_mut(width).enumerate() {
                 scores_L[..tile.masked_rows(first + row)].fill(f32::NEG_INFINITY);
                 scores_L[tile.document_end(first + row, self.documents)..].fill(f32::NEG_INFINITY);
@@ -159,10 +160,10 @@ impl<E: Element> WithSimd for ForwardTile<'_, E> {
         // SAFETY: every row belongs to one tile, and every tile to one task.
         unsafe { tile.scatter(out_EL, |row| 1.0 / softmax.row_sum[row], self.out, layout.query_width()) };
         let Some(lse) = self.lse else { return };
-        for ((query_row, row_max), sum) in tile.query_rows().zip(&*softmax.row_max).zip(&*softmax.row_sum) {
+        for ((query_row, row_max), row_sum) in tile.query_rows().zip(&*softmax.row_max).zip(&*softmax.row_sum) {
             // SAFETY: as above.
             let lse = unsafe { lse.part(query_row.lse_index(), 1) };
-            lse[0] = row_max + sum.ln();
+            lse[0] = row_max + row_sum.ln();
         }
     }
 }
@@ -193,10 +194,10 @@ impl Softmax<'_> {
     #[inline(always)]
     fn update_columns<const W: usize>(&mut self, scores_CL: &mut [f32], first: usize) {
         let width = self.row_max.len();
-        let query_rows = [&mut *self.row_max, &mut *self.row_sum, &mut *self.rescale];
-        let [row_maxes, sums, factors] =
-            query_rows.map(|it| it[first..].first_chunk_mut::<W>().expect("width is a multiple of W"));
-        let (before, mut row_max, mut sum) = (*row_maxes, *row_maxes, *sums);
+        let statistics = [&mut *self.row_max, &mut *self.row_sum, &mut *self.rescale];
+        let [row_maxes, row_sums, rescales] =
+            statistics.map(|row| row[first..].first_chunk_mut::<W>().expect("width is a multiple of W"));
+        let (old_max, mut row_max, mut row_sum) = (*row_maxes, *row_maxes, *row_sums);
         for scores in scores_CL.chunks_exact(width) {
             let scores: &[f32; W] = scores[first..].first_chunk().expect("width is a multiple of W");
             for j in 0..W {
@@ -204,16 +205,16 @@ impl Softmax<'_> {
             }
         }
         for j in 0..W {
-            factors[j] = exp(before[j] - row_max[j]);
-            sum[j] *= factors[j];
+            rescales[j] = exp(old_max[j] - row_max[j]);
+            row_sum[j] *= rescales[j];
         }
         for scores in scores_CL.chunks_exact_mut(width) {
             let scores: &mut [f32; W] = scores[first..].first_chunk_mut().expect("width is a multiple of W");
             for j in 0..W {
                 scores[j] = exp(scores[j] - row_max[j]);
-                sum[j] += scores[j];
+                row_sum[j] += scores[j];
             }
         }
-        (*row_maxes, *sums) = (row_max, sum);
+        (*row_maxes, *row_sums) = (row_max, row_sum);
     }
 }

@@ -3,10 +3,12 @@
 use super::gemm::{Matrix, multiply, multiply_accumulate, workspace_for};
 use crate::{Element, WriteMode};
 
+/// `y_NO = x_NI w_OI^T`.
 pub(crate) fn forward<E: Element>(x: &[E], w: &[E], y: &mut [E], [n, i, o]: [usize; 3], workspace: &mut [f32]) {
     multiply(Matrix::new(x, n, i), Matrix::new(w, o, i).transposed(), y, o, workspace);
 }
 
+/// `dx_NI = dy_NO w_OI`.
 pub(crate) fn backward_input<E: Element>(
     dy: &[E],
     w: &[E],
@@ -17,6 +19,7 @@ pub(crate) fn backward_input<E: Element>(
     multiply(Matrix::new(dy, n, o), Matrix::new(w, o, i), dx, i, workspace);
 }
 
+/// `dw_OI = dy_NO^T x_NI`, overwritten or accumulated.
 pub(crate) fn backward_weight<E: Element>(
     dy: &[E],
     x: &[E],
@@ -29,6 +32,7 @@ pub(crate) fn backward_weight<E: Element>(
     multiply_accumulate(dy, Matrix::new(x, n, i), dw, i, write_mode, workspace);
 }
 
+/// The most that any of the three needs.
 pub(crate) fn workspace_elements([n, i, o]: [usize; 3]) -> usize {
     workspace_for(n, o, i).max(workspace_for(n, i, o)).max(workspace_for(o, i, n))
 }

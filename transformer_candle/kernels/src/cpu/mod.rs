@@ -1,5 +1,5 @@
-//! The operations on CPU slices. Work is cut in pieces of fixed size and spread over the current rayon pool; no sum's
-//! order depends on the number of threads.
+//! The operations on CPU slices. Work is split into chunks of fixed size, which the threads of the current rayon pool
+//! share; the order of no sum depends on the number of threads.
 
 pub(crate) mod adamw;
 pub(crate) mod add_rms_norm;

@@ -114,7 +114,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    /// The BF16 GEMMs' floating-point operations a second.
+    /// Floating-point operations per second of the BF16 GEMMs.
     pub fn measure_gemm_flops(&self, _size: usize) -> Result<f64> {
         match self.0 {}
     }
@@ -155,7 +155,7 @@ impl Cuda {
         match self.0 {}
     }
 
-    pub(crate) fn multiply(&self, _product: &Matmul) -> Result<()> {
+    pub(crate) fn multiply(&self, _matmul: &Matmul) -> Result<()> {
         match self.0 {}
     }
 

@@ -26,13 +26,13 @@ pub(crate) fn forward(
 
 /// See [`crate::add_rms_norm::forward_add`]; outputs are the sum, its norm and the inverse of its root mean square.
 pub(crate) fn forward_add(
-    [x, branch]: [KernelArg; 2],
+    [x, output]: [KernelArg; 2],
     weight: KernelArg,
     epsilon: f32,
     [sum, normed, inv_rms]: [KernelArg; 3],
     [n, d]: [usize; 2],
 ) -> [Launch; 1] {
-    let values = [x, branch, weight, sum, normed, inv_rms, KernelArg::count(d), KernelArg::F32(epsilon)];
+    let values = [x, output, weight, sum, normed, inv_rms, KernelArg::count(d), KernelArg::F32(epsilon)];
     [Launch::kernel("add_rms_norm_forward_add", &wide(x.dtype(), d), rows(n), values)]
 }
 

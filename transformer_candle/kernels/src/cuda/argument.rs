@@ -2,8 +2,6 @@
 
 use candle_core::DType;
 
-use crate::Buffer;
-
 /// An argument of a launch. The launcher compares each with the manifest: its type, and whether it is a multiple of 16
 /// (bytes of an address, units of an integer) as the kernel was compiled to assume.
 #[derive(Clone, Copy, Debug)]
@@ -19,25 +17,7 @@ pub(crate) enum KernelArg {
     F32(f32),
 }
 
-impl From<&Buffer> for KernelArg {
-    fn from(buffer: &Buffer) -> Self {
-        Self::Pointer { address: buffer.address(), dtype: buffer.dtype() }
-    }
-}
-
-impl From<&mut Buffer> for KernelArg {
-    fn from(buffer: &mut Buffer) -> Self {
-        Self::from(&*buffer)
-    }
-}
-
 impl KernelArg {
-    /// Part of a buffer of another type, such as integers in an F32 workspace: from its element `offset` on.
-    pub(crate) fn reinterpreted(buffer: &Buffer, offset: usize, dtype: DType) -> Self {
-        let address = buffer.address() + offset * buffer.dtype().size_in_bytes();
-        Self::Pointer { address, dtype }
-    }
-
     /// The pointer `offset` elements further on.
     pub(crate) fn skip_elements(self, offset: usize) -> Self {
         match self {

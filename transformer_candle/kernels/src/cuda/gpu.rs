@@ -58,7 +58,7 @@ impl Gpu {
         })
     }
 
-    /// Nominal BF16 operations a second of dense GEMMs with F32 accumulation, without sparsity; None for a GPU not
+    /// Nominal BF16 operations per second of dense GEMMs with F32 accumulation, without sparsity; None for a GPU not
     /// listed.
     pub fn nominal_bf16_flops(&self) -> Option<f64> {
         nominal_bf16_flops(&self.name)
@@ -71,7 +71,7 @@ impl Gpu {
 /// Sources, all NVIDIA's: the data sheets of the data centre and workstation GPUs (the dense number, half of the sparse
 /// one), and the tables of the white papers on GA102, AD102 and the RTX Blackwell architecture ("Peak BF16 Tensor
 /// TFLOPS with FP32 Accumulate", dense), which for `GeForce` is 512 x multiprocessors x boost clock.
-fn nominal_bf16_flops(name: &str) -> Option<f64> {
+pub fn nominal_bf16_flops(name: &str) -> Option<f64> {
     const TERAFLOPS: [(&str, f64); 34] = [
         ("RTX 5090 D", 209.5),
         ("RTX 5090", 209.5),

@@ -3,8 +3,7 @@
 
 use candle_core::DType;
 
-use super::{Cuda, KernelArg, Matmul};
-use crate::Result;
+use super::{KernelArg, Matmul};
 
 /// One launch on the compute stream.
 #[derive(Clone, Debug)]
@@ -72,20 +71,6 @@ impl KernelLaunch {
     pub(crate) fn blocks(&self, constant: impl Fn(&str) -> usize) -> [usize; 3] {
         self.grid.map(|blocks| blocks.count(&constant))
     }
-}
-
-/// Runs launches in order on the compute stream.
-pub(crate) fn run(cuda: &Cuda, launches: &[Launch]) -> Result<()> {
-    for launch in launches {
-        match launch {
-            Launch::Gemm(matmul) => cuda.multiply(matmul)?,
-            Launch::Kernel(kernel_launch) => {
-                let kernel = cuda.kernel(kernel_launch)?;
-                kernel.launch(kernel_launch.blocks(|name| kernel.constant(name)), &kernel_launch.values)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The name of an element type in kernel names.

@@ -79,12 +79,12 @@ fn embedding_launches_compiled_kernels() {
 fn norms_of_every_supported_width_have_kernels() {
     let widths = [(16, 1024), (1024, 1024), (1040, 2048), (2064, 4096), (4112, 8192), (8192, 8192)];
     for ((d, wide), dtype) in widths.into_iter().flat_map(|width| DTYPES.map(|dtype| (width, dtype))) {
-        let [x, branch, sum, normed] = rows(3, d, dtype);
+        let [x, output, sum, normed] = rows(3, d, dtype);
         let (weight, inv_rms) = (value(&[d], dtype), value(&[3], DType::F32));
         let suffix = if dtype == DType::F32 { "f32" } else { "bf16" };
         let forward = add_rms_norm::forward(x, weight, 1e-5, [normed, inv_rms], [3, d]);
         assert_eq!(checked(&forward), [format!("add_rms_norm_forward.{suffix}.h{wide}")]);
-        let forward = add_rms_norm::forward_add([x, branch], weight, 1e-5, [sum, normed, inv_rms], [3, d]);
+        let forward = add_rms_norm::forward_add([x, output], weight, 1e-5, [sum, normed, inv_rms], [3, d]);
         assert_eq!(checked(&forward), [format!("add_rms_norm_forward_add.{suffix}.h{wide}")]);
         let again = add_rms_norm::normalize([sum, weight, inv_rms], normed, [3, d]);
         assert_eq!(checked(&again), [format!("add_rms_norm_normalize.{suffix}")]);

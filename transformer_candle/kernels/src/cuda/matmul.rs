@@ -2,13 +2,13 @@
 
 use candle_core::DType;
 
-use crate::{Buffer, Error, Result, WriteMode};
+use crate::{Error, Result, WriteMode};
 
 /// Elements of the F32 workspace that every GEMM brings along: 32 MiB, as much as the library asks for on Hopper and
 /// Blackwell, and what it takes to begin at a multiple of 256 bytes.
 pub(crate) const WORKSPACE_ELEMENTS: usize = Workspace::elements_for(WORKSPACE_BYTES / size_of::<f32>());
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
-const WORKSPACE_ALIGNMENT: usize = 256;
+pub(super) const WORKSPACE_ALIGNMENT: usize = 256;
 
 /// `c = a b` or `c += a b` of row-major matrices, a [m, k], b [k, n], c [m, n], either operand stored transposed; or a
 /// batch of such, whose matrices are stored one after the other.
@@ -26,9 +26,9 @@ pub(crate) struct Matmul {
     pub(crate) a: Operand,
     /// Of the same element type as `a`.
     pub(crate) b: Operand,
-    /// Where the result goes, never transposed; F32, or the operands' type.
+    /// The result, never transposed; F32, or the operands' type.
     pub(crate) c: Operand,
-    /// What becomes of what is there.
+    /// Whether `c` is overwritten or added to.
     pub(crate) write_mode: WriteMode,
     /// Scratch that the library may use while the GEMM runs.
     pub(crate) workspace: Workspace,
@@ -46,7 +46,7 @@ pub(crate) struct Operand {
     /// Whether the stored rows are the matrix's columns.
     pub(crate) transposed: bool,
     /// Elements of its buffer from the first one on.
-    elements: usize,
+    pub(super) elements: usize,
 }
 
 /// Scratch memory on the GPU, beginning where the library wants it.
@@ -86,21 +86,6 @@ impl Matmul {
     }
 }
 
-/// All of a buffer: its last axis is a row.
-impl From<&Buffer> for Operand {
-    fn from(buffer: &Buffer) -> Self {
-        let stride = buffer.shape().last().copied().unwrap_or(1);
-        let (address, dtype, elements) = (buffer.address(), buffer.dtype(), buffer.elements());
-        Self { address, dtype, stride, transposed: false, elements }
-    }
-}
-
-impl From<&mut Buffer> for Operand {
-    fn from(buffer: &mut Buffer) -> Self {
-        Self::from(&*buffer)
-    }
-}
-
 impl Operand {
     /// The matrix without its first `rows` stored rows.
     pub(crate) fn skip_rows(self, rows: usize) -> Self {
@@ -132,13 +117,5 @@ impl Workspace {
     /// The F32 elements of a buffer in which this many are left from the first multiple of 256 bytes on.
     pub(crate) const fn elements_for(elements: usize) -> usize {
         elements + WORKSPACE_ALIGNMENT / size_of::<f32>()
-    }
-
-    /// All of an F32 buffer from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are left
-    /// wherever it lies.
-    pub(crate) fn from_buffer(buffer: &Buffer) -> Self {
-        let end = buffer.address() + buffer.elements() * buffer.dtype().size_in_bytes();
-        let address = buffer.address().next_multiple_of(WORKSPACE_ALIGNMENT);
-        Self { address, bytes: end.saturating_sub(address) }
     }
 }

@@ -1,4 +1,4 @@
-//! What an algorithm is chosen by, and how it is told to a library of column-major matrices.
+//! The shape of a GEMM, by which its algorithm is chosen, and its translation to column-major matrices.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! The translation against a plain model of what the library computes.
+//! Row-major GEMMs as column-major ones, beside a plain loop that computes what the library does.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::linear::reference;
 use crate::testing::*;
 use crate::{Buffer, DeviceKind};
 
-/// What the library does with three pieces of memory, for each matrix of a batch: `result = left right` or `result +=
+/// What the library computes in the memory of three column-major matrices, for each GEMM of a batch: `result = left right` or `result +=
 /// left right`.
 fn library(matmul: ColumnMajorMatmul, left: &[f64], right: &[f64], result: &mut [f64], write_mode: WriteMode) {
     let ColumnMajorMatmul { left: l, right: r, result: out } = matmul;
@@ -22,13 +22,13 @@ fn library(matmul: ColumnMajorMatmul, left: &[f64], right: &[f64], result: &mut 
         };
         for (column, row) in (0..out.columns * out.rows).map(|index| (index / out.rows, index % out.rows)) {
             let sum: f64 = (0..inner).map(|k| left[at(l, row, k)] * right[at(r, k, column)]).sum();
-            let place = at(out, row, column);
-            result[place] = sum + if write_mode == WriteMode::Accumulate { result[place] } else { 0.0 };
+            let index = at(out, row, column);
+            result[index] = sum + if write_mode == WriteMode::Accumulate { result[index] } else { 0.0 };
         }
     }
 }
 
-/// Rows of a stored matrix [rows, columns] with some elements more between them.
+/// A stored matrix [rows, columns] whose rows are `more` elements apart.
 fn stored(seed: u64, [rows, columns]: [usize; 2], more: usize, transposed: bool) -> (Buffer, [usize; 2]) {
     let [rows, columns] = if transposed { [columns, rows] } else { [rows, columns] };
     (buffer(&numbers(seed, rows * (columns + more)), &[rows, columns + more], DType::F32), [rows, columns])
@@ -44,39 +44,39 @@ fn write_modes() -> impl Strategy<Value = WriteMode> {
 
 proptest! {
     #[test]
-    fn a_row_major_product_is_the_librarys_with_operands_exchanged(
+    fn a_row_major_gemm_is_a_column_major_one_with_operands_swapped(
         [m, n, k] in prop::array::uniform3(1usize..7),
         [more_a, more_b, more_c] in prop::array::uniform3(0usize..4),
-        [turn_a, turn_b] in prop::array::uniform2(any::<bool>()),
+        [transpose_a, transpose_b] in prop::array::uniform2(any::<bool>()),
         write_mode in write_modes(),
     ) {
-        let ((a, [_, wide_a]), (b, [_, wide_b])) = (stored(1, [m, k], more_a, turn_a), stored(2, [k, n], more_b, turn_b));
+        let ((a, [_, wide_a]), (b, [_, wide_b])) = (stored(1, [m, k], more_a, transpose_a), stored(2, [k, n], more_b, transpose_b));
         let (c, _) = stored(3, [m, n], more_c, false);
-        let turned = |buffer: &Buffer, turn: bool| if turn { Operand::from(buffer).transposed() } else { buffer.into() };
+        let operand = |buffer: &Buffer, transpose: bool| if transpose { Operand::from(buffer).transposed() } else { buffer.into() };
         let (space, sizes) = (Workspace::from_buffer(&workspace(0)), [m, n, k]);
-        let matmul = Matmul::set((&c).into(), sizes, turned(&a, turn_a), turned(&b, turn_b), space);
+        let matmul = Matmul::set((&c).into(), sizes, operand(&a, transpose_a), operand(&b, transpose_b), space);
         let matmul = Matmul { write_mode, ..matmul };
 
         let (a, b, start) = (values(&a), values(&b), values(&c));
         let mut result = start.clone();
         library(Shape::new(&matmul).column_major(), &b, &a, &mut result, write_mode);
 
-        let element = |values: &[f64], wide: usize, turn: bool, row: usize, column: usize| {
-            if turn { values[column * wide + row] } else { values[row * wide + column] }
+        let element = |values: &[f64], wide: usize, transpose: bool, row: usize, column: usize| {
+            if transpose { values[column * wide + row] } else { values[row * wide + column] }
         };
         let mut expected = start;
         for (row, column) in (0..m * n).map(|at| (at / n, at % n)) {
             let sum: f64 = (0..k).map(|inner| {
-                element(&a, wide_a + more_a, turn_a, row, inner) * element(&b, wide_b + more_b, turn_b, inner, column)
+                element(&a, wide_a + more_a, transpose_a, row, inner) * element(&b, wide_b + more_b, transpose_b, inner, column)
             }).sum();
-            let place = &mut expected[row * (n + more_c) + column];
-            *place = sum + if write_mode == WriteMode::Accumulate { *place } else { 0.0 };
+            let target = &mut expected[row * (n + more_c) + column];
+            *target = sum + if write_mode == WriteMode::Accumulate { *target } else { 0.0 };
         }
         prop_assert_eq!(result, expected);
     }
 
     #[test]
-    fn a_linear_maps_products_give_what_its_reference_says([n, i, o] in prop::array::uniform3(1usize..9)) {
+    fn the_gemms_of_a_linear_map_equal_its_reference([n, i, o] in prop::array::uniform3(1usize..9)) {
         let (sizes, space) = ([n, i, o], workspace(0));
         let [x, w, dy, dw] = [(n, i), (o, i), (n, o), (o, i)].map(|(rows, columns)| {
             buffer(&numbers((rows * 100 + columns) as u64, rows * columns), &[rows, columns], DType::F32)
@@ -106,18 +106,18 @@ proptest! {
     fn a_batch_is_the_gemms_of_its_matrices(
         [batch, m, n] in prop::array::uniform3(1usize..5),
         k in 1usize..5,
-        [turn_a, turn_b] in prop::array::uniform2(any::<bool>()),
+        [transpose_a, transpose_b] in prop::array::uniform2(any::<bool>()),
     ) {
         let values = |seed, [rows, columns]: [usize; 2]| numbers(seed, batch * rows * columns);
-        let operand = |values: &[f64], [rows, columns]: [usize; 2], turn: bool| {
-            let [rows, columns] = if turn { [columns, rows] } else { [rows, columns] };
+        let operand = |values: &[f64], [rows, columns]: [usize; 2], transpose: bool| {
+            let [rows, columns] = if transpose { [columns, rows] } else { [rows, columns] };
             let buffer = buffer(values, &[batch, rows, columns], DType::F32);
-            if turn { Operand::from(&buffer).transposed() } else { (&buffer).into() }
+            if transpose { Operand::from(&buffer).transposed() } else { (&buffer).into() }
         };
         let (a, b) = (values(1, [m, k]), values(2, [k, n]));
         let c = operand(&vec![0.0; batch * m * n], [m, n], false);
         let space = Workspace::from_buffer(&workspace(0));
-        let one = Matmul::set(c, [m, n, k], operand(&a, [m, k], turn_a), operand(&b, [k, n], turn_b), space);
+        let one = Matmul::set(c, [m, n, k], operand(&a, [m, k], transpose_a), operand(&b, [k, n], transpose_b), space);
         let run = |matmul: &Matmul, a: &[f64], b: &[f64], c: &mut [f64]| {
             library(Shape::new(matmul).column_major(), b, a, c, WriteMode::Overwrite);
         };
@@ -134,26 +134,26 @@ proptest! {
         batch in 0usize..100,
         sizes in prop::array::uniform3(0usize..100_000),
         strides in prop::array::uniform3(1usize..100_000),
-        [turn_a, turn_b] in prop::array::uniform2(any::<bool>()),
+        [transpose_a, transpose_b] in prop::array::uniform2(any::<bool>()),
         write_mode in write_modes(),
         alignments in prop::array::uniform3(0u32..9),
         f32_operands in any::<bool>(),
     ) {
         let dtype = if f32_operands { DType::F32 } else { DType::BF16 };
         let layout = |at: usize, dtype, transposed| Layout { dtype, stride: strides[at], transposed, alignment: 1 << alignments[at] };
-        let (a, b, c) = (layout(0, dtype, turn_a), layout(1, dtype, turn_b), layout(2, DType::F32, false));
+        let (a, b, c) = (layout(0, dtype, transpose_a), layout(1, dtype, transpose_b), layout(2, DType::F32, false));
         let shape = Shape { sizes, batch, a, b, c, write_mode };
         prop_assert_eq!(shape.to_string().parse(), Ok(shape));
     }
 
     #[test]
-    fn no_text_is_too_strange_to_be_refused(text in ".{0,60}") {
+    fn text_that_is_no_shape_is_refused(text in ".{0,60}") {
         prop_assert_eq!(text.parse::<Shape>(), Err(NoShape));
     }
 }
 
 #[test]
-fn the_text_of_a_shape_is_for_people_too() {
+fn a_shape_is_shown_as_readable_text() {
     let (dy, x, dw) = (zeros(&[6, 4], DType::BF16), zeros(&[6, 3], DType::BF16), zeros(&[4, 3], DType::F32));
     let aligned = |matmul: &Matmul| {
         let mut shape = Shape::new(matmul);
@@ -209,7 +209,7 @@ fn invalid_gemm_operands_are_refused() {
 }
 
 #[test]
-fn a_workspace_begins_at_a_multiple_of_256_bytes_wherever_its_buffer_lies() {
+fn a_workspace_is_aligned_to_256_bytes_in_any_buffer() {
     let space = workspace(super::super::WORKSPACE_ELEMENTS + 100);
     for offset in 0..100 {
         let part = Workspace::from_buffer(&space.view(offset, &[super::super::WORKSPACE_ELEMENTS]).unwrap());

@@ -13,6 +13,7 @@ pub(crate) mod attention;
 pub(crate) mod bias;
 pub(crate) mod cast;
 pub(crate) mod embedding;
+mod from_buffer;
 mod gpu;
 pub(crate) mod grad_norm;
 pub(crate) mod head_cross_entropy;
@@ -30,6 +31,7 @@ pub(crate) mod muon;
 mod partial_sums;
 pub(crate) mod qk_norm;
 pub(crate) mod rope;
+mod run;
 #[cfg(any(test, feature = "cuda"))]
 mod search_path;
 pub(crate) mod swiglu;
@@ -41,9 +43,9 @@ mod runtime;
 mod runtime;
 
 pub(crate) use argument::KernelArg;
-pub use gpu::{Gpu, Memory, PoolMemory};
-pub(crate) use launch::run;
+pub use gpu::{Gpu, Memory, PoolMemory, nominal_bf16_flops};
 pub(crate) use matmul::{Matmul, Operand, WORKSPACE_BYTES, WORKSPACE_ELEMENTS, Workspace};
+pub(crate) use run::run;
 pub use runtime::{Cuda, probe};
 pub(crate) use runtime::{DeviceToHost, Event, Graph, HostToDevice};
 

@@ -14,6 +14,7 @@ mod matmul;
 mod memory;
 mod module;
 mod pinned;
+mod pool;
 mod probe;
 mod stream_lock;
 
@@ -52,7 +53,7 @@ struct GpuContext {
     stream: Arc<CudaStream>,
     /// The stream of [`HostToDevice`]s.
     copies: Arc<CudaStream>,
-    pool: memory::Pool,
+    pool: pool::Pool,
     /// Bytes in use without tensors, after the context and the libraries were opened.
     memory_at_opening: u64,
     memory_limit: Mutex<Option<u64>>,
@@ -80,7 +81,7 @@ impl Cuda {
         unsafe { candle.disable_event_tracking() };
         let stream = candle.cuda_stream();
         let context = Arc::clone(stream.context());
-        let pool = memory::Pool::default_of(&candle).during(ordinal, "cuMemPoolSetAttribute")?;
+        let pool = pool::Pool::default_of(&candle).during(ordinal, "cuMemPoolSetAttribute")?;
         let library = library::Library::open(ordinal)?;
         let copies = context.new_stream().during(ordinal, "cuStreamCreate")?;
         let kernels = kernels::Kernels::for_gpu(gpu.compute_capability).map_err(refuse)?;

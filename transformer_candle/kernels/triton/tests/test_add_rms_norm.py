@@ -38,11 +38,11 @@ def test_forward_matches_pytorch_and_normalize_repeats_it(block, width, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("block", "width"), WIDTHS)
 def test_forward_add_normalizes_the_rounded_sum(block, width, dtype):
-    x, branch, weight = inputs(width, dtype)
+    x, output, weight = inputs(width, dtype)
     total, normed, inv_rms = torch.empty_like(x), torch.empty_like(x), torch.empty(5)
     kernel = by_name(KERNELS, f"add_rms_norm_forward_add.{dtype}.h{block}")
-    launch(kernel, [5], x, branch, weight, total, normed, inv_rms, width, EPSILON)
-    assert torch.equal(total, (x.float() + branch.float()).to(x.dtype))
+    launch(kernel, [5], x, output, weight, total, normed, inv_rms, width, EPSILON)
+    assert torch.equal(total, (x.float() + output.float()).to(x.dtype))
     assert_near(normed, norm(total.double(), weight.double()))
     assert_near(inv_rms, torch.rsqrt((total.double() ** 2).mean(-1) + EPSILON), 1e-6)
 

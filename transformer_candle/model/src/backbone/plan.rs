@@ -55,7 +55,7 @@ impl BackbonePlan {
                 inv_rms_N: plan.add("final_inv_rms", kept, DType::F32, &[n]),
                 normed_ND: plan.add("final_normed", kept, dtype, &[n, d]),
             },
-            layer_output: plan.add("branch", Category::Scratch, dtype, &[n * narrow]),
+            layer_output: plan.add("layer_output", Category::Scratch, dtype, &[n * narrow]),
             workspace: plan.add("workspace", Category::Scratch, DType::F32, &[workspace_elements(shape, settings)]),
             rope: (
                 plan.add("rope_cosines", Category::Scratch, DType::F32, &angles),

@@ -21,12 +21,11 @@ struct Chunks {
 /// At 50 GB/s and 430 GFLOP/s the head's gradient, read and written once per chunk, takes 1 % of the GEMMs' time.
 const CPU_CHUNKS: Chunks = Chunks { rows: 1024, elements: 1 << 25 };
 
-/// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three GEMMs of 2 C V
-/// D FLOPs each. On a GPU of F FLOP/s and B bytes/s that is 8 F / (6 C B) of the GEMMs' time,
-/// whatever V and D are: with the 117 operations a byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is
-/// 7.3 % of the 1.3 B model's FLOPs, so C = 2048 costs the step half a percent if the GEMMs hide nothing of
-/// it, and 410 MB of f32 logits; twice as many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki
-/// takes fewer rows.
+/// Each chunk of C rows reads and writes the head's f32 gradient once, 8 V D bytes, beside its three GEMMs of 2 C V D
+/// FLOPs each. On a GPU of F FLOP/s and B bytes/s that is 8 F / (6 C B) of the GEMMs' time, whatever V and D are: with
+/// the 117 operations per byte of an RTX 5090, 7.6 % at C = 2048 and 24 % at 640. The head is 7.3 % of the 1.3 B model's
+/// FLOPs, so C = 2048 costs the step half a percent if the GEMMs hide nothing of it, and 410 MB of f32 logits; twice as
+/// many rows would gain a quarter of a percent. A vocabulary of more than 64 Ki takes fewer rows.
 const CUDA_CHUNKS: Chunks = Chunks { rows: 2048, elements: 1 << 27 };
 
 /// The settings of a decoder beside its shape.
@@ -48,7 +47,7 @@ pub struct DecoderSettings {
     pub z_loss: f32,
 }
 
-/// The element type that a precision stands for.
+/// The element type of weights and activations.
 pub fn dtype_of(precision: Precision) -> DType {
     match precision {
         Precision::Fp32 => DType::F32,
@@ -79,7 +78,7 @@ impl Decoder {
         let layout = ParameterLayout::new(shape);
         let &DecoderSettings { batch, sequence_length, recompute, training, device, .. } = settings;
         let (dtype, n) = (dtype_of(settings.precision), batch * sequence_length);
-        let (rows, v) = (chunk_rows(n, shape.padded_vocab_size, device), shape.padded_vocab_size);
+        let (rows, v) = (head_chunk_rows(n, shape.padded_vocab_size, device), shape.padded_vocab_size);
         let workspace_elements = head_cross_entropy::workspace_elements(rows, shape.hidden_size, v, device);
         let weights = plan.add("weights", Category::Weights, dtype, &[layout.elements()]);
         let gradient_elements = if training { layout.elements() } else { 0 };
@@ -149,7 +148,7 @@ impl DecoderPlan {
 }
 
 /// Rows of the chunks that the head works in: whole tiles.
-fn chunk_rows(tokens: usize, padded_vocab_size: usize, device: DeviceKind) -> usize {
+pub fn head_chunk_rows(tokens: usize, padded_vocab_size: usize, device: DeviceKind) -> usize {
     let chunks = match device {
         DeviceKind::Cpu => CPU_CHUNKS,
         DeviceKind::Cuda => CUDA_CHUNKS,
@@ -187,8 +186,8 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_of_32_gib_trains_a_billion_parameters_with_micro_batches_of_four() {
-        // The remainder and the moments, 10 bytes a parameter, are the optimizer's.
+    fn a_gpu_of_32_gib_fits_a_billion_parameters_in_fours() {
+        // The masters' low bits and the moments, 10 bytes per parameter, are the optimizer's.
         let total = plan(4, true).bytes() + 10 * one_billion().parameter_count();
         // What CUDA reports of an RTX 5090.
         assert!(total < 32_122 * 1024 * 1024 / 100 * 95, "{total}");
@@ -203,9 +202,9 @@ mod tests {
 
     #[test]
     fn the_head_works_in_whole_tiles_of_bounded_size() {
-        let rows = |tokens, vocabulary| chunk_rows(tokens, vocabulary, DeviceKind::Cpu);
+        let rows = |tokens, vocabulary| head_chunk_rows(tokens, vocabulary, DeviceKind::Cpu);
         assert_eq!([rows(8192, 50_048), rows(100, 50_048), rows(8192, 1 << 24)], [640, 100, 64]);
-        let rows = |tokens, vocabulary| chunk_rows(tokens, vocabulary, DeviceKind::Cuda);
+        let rows = |tokens, vocabulary| head_chunk_rows(tokens, vocabulary, DeviceKind::Cuda);
         assert_eq!([rows(8192, 50_048), rows(100, 50_048), rows(8192, 256_000)], [2048, 100, 512]);
     }
 }

@@ -91,8 +91,8 @@ pub fn generation_config_json(bos_token_id: Option<u32>, eos_token_ids: &[u32]) 
 
 /// The shape that a `config.json` describes, or the key that this decoder cannot follow.
 pub fn shape_from_config_json(value: &Value) -> Result<ModelShape> {
-    let model = ModelConfig::from_hugging_face(value)
-        .map_err(|Problem { path, message, .. }| Error::ConfigJson { key: path, problem: message })?;
+    let refused = |problem: Problem| Error::ConfigJson { problem: problem.sentence() };
+    let model = ModelConfig::from_hugging_face(value).map_err(refused)?;
     let vocab_size = model.vocab_size.unwrap_or_default();
     Ok(ModelShape::new(&model, vocab_size))
 }

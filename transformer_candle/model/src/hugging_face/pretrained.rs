@@ -59,7 +59,7 @@ impl PretrainedWeights {
         let mut wanted: BTreeMap<String, HfTensor> =
             hf_tensors(shape).into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
         let paths = weight_files(directory)?;
-        let last = paths.last().cloned().unwrap_or_default();
+        let listing = if let [single] = &paths[..] { single.clone() } else { directory.join(INDEX) };
         let mut files = Vec::with_capacity(paths.len());
         for path in paths {
             let mut file = File::open(&path).map_err(failed("open", &path))?;
@@ -88,7 +88,7 @@ impl PretrainedWeights {
             files.push((path, tensors));
         }
         match wanted.pop_first() {
-            Some((name, _)) => Err(Error::Tensor { path: last, name, problem: "is missing".to_owned() }),
+            Some((name, _)) => Err(Error::Tensor { path: listing, name, problem: "is missing".to_owned() }),
             None => Ok(Self { shape: shape.clone(), files }),
         }
     }

@@ -1,4 +1,4 @@
-//! The header of a safetensors file: its length, then JSON with the type, the shape and the place of each tensor.
+//! The header of a safetensors file: its length, then JSON with the type, the shape and the byte range of each tensor.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -38,6 +38,9 @@ pub(crate) fn read_header(reader: &mut dyn Read, file_bytes: u64, path: &Path) -
         return Err(malformed(format!("it has {file_bytes} bytes")));
     };
     reader.read_exact(&mut length).map_err(failed("read", path))?;
+    if length == *b"version " {
+        return Err(malformed("it is a pointer of Git LFS; `git lfs pull` downloads the file".to_owned()));
+    }
     let length = u64::from_le_bytes(length);
     if length > LONGEST_HEADER.min(behind_length) {
         return Err(malformed(format!("it claims a header of {length} bytes in a file of {file_bytes}")));

@@ -105,7 +105,7 @@ fn loss_and_every_gradient_agree_with_pytorch() {
 }
 
 #[test]
-fn bf16_gradients_err_no_more_than_pytorch_s_own() {
+fn bf16_gradients_err_no_more_than_pytorchs() {
     for of in ALL {
         let fixture = Fixture::load(of);
         let (_, ours) = fixture.errors(Precision::Bf16);
@@ -124,7 +124,7 @@ fn bf16_gradients_err_no_more_than_pytorch_s_own() {
 }
 
 #[test]
-fn bf16_losses_scatter_no_more_than_pytorch_s_own_and_lean_to_no_side() {
+fn bf16_losses_are_unbiased_and_scatter_like_pytorchs() {
     // Standard deviation of PyTorch's bf16 loss of a token against f64, for these weights and 960 random tokens.
     const PYTORCH: f64 = 1.1e-2;
     for name in TRAINING {
@@ -231,7 +231,7 @@ fn twenty_optimizer_steps_follow_pytorch_s() {
 }
 
 #[test]
-fn twenty_bf16_steps_stay_beside_pytorch_s_f64() {
+fn twenty_bf16_steps_stay_close_to_pytorchs_f64() {
     for name in TRAINING {
         // PyTorch's own bf16 model over f32 masters strays by up to 3.8e-3 and 9e-3.
         follow(&Fixture::load(name), Precision::Bf16, 4e-3, 1.2e-2);

@@ -1,19 +1,38 @@
 //! A model directory written, read back, and refused where it is not the model's.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 
 use half::bf16;
 use kernels::{Buffer, DType};
-use model::ModelShape;
-use model::hugging_face::{hf_tensors, load_shape, load_weights, save_model};
+use model::hugging_face::{
+    config_json, generation_config_json, hf_tensors, read_weights, shape_from_config_json, write_weights,
+};
+use model::{ModelShape, Precision};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::models::{self, tiny};
 
 fn bits(buffer: &Buffer) -> Vec<u32> {
     buffer.read_f32().unwrap().iter().map(|value| value.to_bits()).collect()
+}
+
+/// Writes `config.json`, `generation_config.json` and `model.safetensors`.
+fn save_model(directory: &Path, shape: &ModelShape, weights: &Buffer, [bos, eos]: [Option<u32>; 2]) {
+    let precision = if weights.dtype() == DType::BF16 { Precision::Bf16 } else { Precision::Fp32 };
+    fs::write(directory.join("config.json"), config_json(shape, precision, bos, eos).to_string()).unwrap();
+    fs::write(directory.join("generation_config.json"), generation_config_json(bos, eos.as_slice()).to_string())
+        .unwrap();
+    let path = directory.join("model.safetensors");
+    write_weights(&mut File::create(&path).unwrap(), &path, shape, weights).unwrap();
+}
+
+fn load_weights(directory: &Path, shape: &ModelShape, weights: &mut Buffer) -> model::Result<()> {
+    let path = directory.join("model.safetensors");
+    let mut file = File::open(&path).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    read_weights(&mut file, bytes, &path, shape, weights)
 }
 
 fn loaded(directory: &Path, shape: &ModelShape, dtype: DType) -> model::Result<Buffer> {
@@ -27,8 +46,9 @@ fn a_model_comes_back_bit_for_bit() {
     for (shape, dtype) in models::variants().into_iter().flat_map(dtypes) {
         let folder = tempfile::tempdir().unwrap();
         let weights = models::flat_weights(&shape, dtype);
-        save_model(folder.path(), &shape, &weights, Some(0), Some(0)).unwrap();
-        assert_eq!(load_shape(folder.path()).unwrap(), shape);
+        save_model(folder.path(), &shape, &weights, [Some(0); 2]);
+        let config = serde_json::from_slice(&fs::read(folder.path().join("config.json")).unwrap()).unwrap();
+        assert_eq!(shape_from_config_json(&config).unwrap(), shape);
         assert_eq!(bits(&loaded(folder.path(), &shape, dtype).unwrap()), bits(&weights));
     }
 }
@@ -37,7 +57,7 @@ fn a_model_comes_back_bit_for_bit() {
 fn what_the_file_does_not_hold_becomes_zero() {
     for tied in [true, false] {
         let (shape, folder) = (tiny(tied), tempfile::tempdir().unwrap());
-        save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::F32), None, None).unwrap();
+        save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::F32), [None; 2]);
         let mut weights = models::flat_weights(&shape, DType::F32);
         weights.write(&vec![f32::NAN; weights.elements()]).unwrap();
         load_weights(folder.path(), &shape, &mut weights).unwrap();
@@ -55,7 +75,7 @@ fn what_the_file_does_not_hold_becomes_zero() {
 #[test]
 fn the_file_holds_llama_s_tensors_without_the_padding() {
     let (shape, folder) = (tiny(false), tempfile::tempdir().unwrap());
-    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::F32), None, None).unwrap();
+    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::F32), [None; 2]);
     let bytes = fs::read(folder.path().join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(file.len(), 3 * 9 + 3);
@@ -74,7 +94,7 @@ fn either_element_type_is_read_into_either() {
     let rounded = models::flat_weights(&shape, DType::BF16);
     for (stored, wanted) in [(&exact, DType::BF16), (&rounded, DType::F32)] {
         let folder = tempfile::tempdir().unwrap();
-        save_model(folder.path(), &shape, stored, None, None).unwrap();
+        save_model(folder.path(), &shape, stored, [None; 2]);
         assert_eq!(bits(&loaded(folder.path(), &shape, wanted).unwrap()), bits(&rounded));
     }
 }
@@ -82,7 +102,7 @@ fn either_element_type_is_read_into_either() {
 /// Writes the tiny model's tensors after `change`, and returns what reading them says.
 fn refusal(change: impl FnOnce(&mut HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) -> String {
     let (shape, folder) = (tiny(true), tempfile::tempdir().unwrap());
-    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::F32), None, None).unwrap();
+    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::F32), [None; 2]);
     let path = folder.path().join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -124,22 +144,19 @@ fn bad_tensors_are_named() {
 #[test]
 fn a_file_cut_anywhere_is_refused() {
     let (shape, folder) = (tiny(true), tempfile::tempdir().unwrap());
-    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::BF16), None, None).unwrap();
+    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::BF16), [None; 2]);
     let path = folder.path().join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     for length in [0, 7, 8, 100, bytes.len() / 2, bytes.len() - 1] {
         fs::write(&path, &bytes[..length]).unwrap();
         assert!(loaded(folder.path(), &shape, DType::F32).is_err(), "{length} bytes");
     }
-    fs::remove_file(&path).unwrap();
-    let missing = loaded(folder.path(), &shape, DType::F32).unwrap_err().to_string();
-    assert!(missing.contains("model.safetensors"), "{missing}");
 }
 
 #[test]
 fn bf16_files_store_the_weights_own_bits() {
     let (shape, folder) = (tiny(true), tempfile::tempdir().unwrap());
-    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::BF16), None, None).unwrap();
+    save_model(folder.path(), &shape, &models::flat_weights(&shape, DType::BF16), [None; 2]);
     let bytes = fs::read(folder.path().join("model.safetensors")).unwrap();
     let norm = SafeTensors::deserialize(&bytes).unwrap().tensor("model.norm.weight").unwrap().data().to_vec();
     let expected = &models::weights_by_name(&shape)["model.norm.weight"];

@@ -31,5 +31,5 @@ pub use list::{CheckpointEntry, NewestCheckpoint, PruneResult, best, latest, lis
 pub use manifest::{FileRecord, Manifest};
 pub use reader::{Checkpoint, StoredModel};
 pub use save::{CheckpointContents, expected_bytes, save, step_name};
-pub use state::{BestEvaluation, Execution, FORMAT_VERSION, MatmulAlgorithms, TrainerState};
+pub use state::{BestEvaluation, Execution, FORMAT_VERSION, Improvement, MatmulAlgorithms, TrainerState};
 pub use tokenizer_files::{TokenizerFiles, newest_tokenizer, tokenizer_in};

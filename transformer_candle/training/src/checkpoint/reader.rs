@@ -94,9 +94,13 @@ impl Checkpoint {
     /// Sizes and types of the model, and where its texts end.
     pub fn model(&self) -> Result<StoredModel> {
         let config = self.json(files::CONFIG)?;
-        let shape =
-            hugging_face::shape_from_config_json(&config).map_err(|error| from_model_error(&self.directory, error))?;
-        check_size(&self.directory, &shape)?;
+        let shape = hugging_face::shape_from_config_json(&config).map_err(|error| self.refused(error))?;
+        // The weights are looked at before anything of the size that the config describes is allocated.
+        if self.is_checkpoint() {
+            check_size(&self.directory, &shape)?;
+        } else {
+            PretrainedWeights::open(&self.directory, &shape).map_err(|error| self.refused(error))?;
+        }
         let dtype = config.get("dtype").or_else(|| config.get("torch_dtype"));
         let precision = if dtype.is_some_and(|dtype| dtype == "bfloat16") { Precision::Bf16 } else { Precision::Fp32 };
         let mut stop_tokens = Vec::new();
@@ -112,7 +116,7 @@ impl Checkpoint {
     fn json(&self, name: &str) -> Result<Value> {
         let mut file = self.open_file(name, &CancelToken::new())?;
         let parsed = serde_json::from_reader(&mut file)
-            .map_err(|error| CheckpointError::corrupted(&self.directory, format!("{name}: {error}")));
+            .map_err(|error| self.told(CheckpointError::corrupted(&self.directory, format!("{name}: {error}"))));
         verified(file, parsed)
     }
 
@@ -126,32 +130,57 @@ impl Checkpoint {
         let mut file = self.open_file(files::MODEL, cancel)?;
         let (bytes, path) = (file.bytes(), self.directory.join(files::MODEL));
         let filled = hugging_face::read_weights(&mut file, bytes, &path, shape, weights);
-        verified(file, filled.map_err(|error| from_model_error(&self.directory, error)))
+        verified(file, filled.map_err(|error| self.refused(error)))
     }
 
     /// Opens the weights for training to start from. Every number is read once, so that nothing has been allocated when
     /// the weights are refused; unless cancelled.
     ///
     /// # Errors
-    /// [`CheckpointError::Corrupted`] for files that are cut, differ from the manifest or hold numbers that are not
-    /// finite; [`CheckpointError::Mismatch`] if they are another model's.
+    /// [`CheckpointError::Corrupted`] or [`CheckpointError::CorruptedModel`] for files that are cut, differ from the
+    /// manifest or hold numbers that are not finite; [`CheckpointError::Mismatch`] or
+    /// [`CheckpointError::UnusableModel`] if they are another model's.
     pub fn pretrained_weights(&self, shape: &ModelShape, cancel: &CancelToken) -> Result<PretrainedWeights> {
-        let refused = |error| from_model_error(&self.directory, error);
         if let Some(manifest) = &self.manifest {
             let mut file = manifest.open(&self.directory, files::MODEL, cancel)?;
             let copied = io::copy(&mut file, &mut io::sink());
             verified(file, copied.map_err(failed("read", &self.directory.join(files::MODEL))))?;
         }
-        let stored = PretrainedWeights::open(&self.directory, shape).map_err(refused)?;
+        let stored = PretrainedWeights::open(&self.directory, shape).map_err(|error| self.refused(error))?;
         self.unless_cancelled(stored.check_finite(&|| cancel.is_cancelled()), cancel)?;
         Ok(stored)
+    }
+
+    /// The model's `config.json` with every key, as training would save it. Of a model that is not a checkpoint, and so
+    /// has no hashes, the weights are checked as training from them would do: with `read_weights` every number.
+    ///
+    /// # Errors
+    /// As [`Self::pretrained_weights`]; [`CheckpointError::UnusableModel`] if the decoder does not run the model.
+    pub fn checked_config(&self, read_weights: bool, cancel: &CancelToken) -> Result<Value> {
+        if let Some(manifest) = &self.manifest {
+            manifest.open(&self.directory, files::MODEL, cancel)?;
+        }
+        let StoredModel { shape, precision, .. } = self.model()?;
+        if read_weights && !self.is_checkpoint() {
+            self.pretrained_weights(&shape, cancel)?;
+        }
+        Ok(hugging_face::config_json(&shape, precision, None, None))
     }
 
     fn unless_cancelled(&self, read: model::Result<()>, cancel: &CancelToken) -> Result<()> {
         if cancel.is_cancelled() {
             return Err(CheckpointError::Interrupted);
         }
-        read.map_err(|error| from_model_error(&self.directory, error))
+        read.map_err(|error| self.refused(error))
+    }
+
+    fn refused(&self, error: model::Error) -> CheckpointError {
+        self.told(from_model_error(&self.directory, error))
+    }
+
+    /// The error, told of a checkpoint or of a model.
+    fn told(&self, error: CheckpointError) -> CheckpointError {
+        if self.is_checkpoint() { error } else { error.of_model() }
     }
 
     /// Reads the optimizer's state, unless cancelled. On an error the buffers hold part of it.

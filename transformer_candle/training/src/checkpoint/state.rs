@@ -37,6 +37,9 @@ pub struct TrainerState {
     pub evaluation_loss: Option<f64>,
     /// The best evaluation so far, if there was one.
     pub best: Option<BestEvaluation>,
+    /// When the held-out loss last improved; none without `runtime.evaluation.patience`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub improvement: Option<Improvement>,
     /// How its steps are computed; none in old checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub execution: Option<Execution>,
@@ -86,6 +89,18 @@ pub struct BestEvaluation {
     pub step: u64,
     /// Mean nats per token.
     pub loss: f64,
+}
+
+/// The held-out loss that others must fall below by `runtime.evaluation.min_delta`, and how many have not.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Improvement {
+    /// The step it was measured at.
+    pub step: u64,
+    /// Mean nats per token.
+    pub loss: f64,
+    /// Evaluations since then.
+    pub evaluations_since: u64,
 }
 
 impl TrainerState {

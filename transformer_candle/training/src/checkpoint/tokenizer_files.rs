@@ -14,6 +14,8 @@ use crate::error::checkpoint::{Result, failed};
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Copied as they are, where there are any.
+const KEPT: [&str; 2] = ["special_tokens_map.json", CHAT_TEMPLATE];
 
 /// The path of a checkpoint's tokenizer.
 pub fn tokenizer_in(checkpoint: &Path) -> PathBuf {
@@ -37,7 +39,7 @@ pub struct TokenizerFiles {
 }
 
 impl TokenizerFiles {
-    /// Reads `tokenizer.json`, and the other files of a tokenizer where they stand beside it.
+    /// Reads `tokenizer.json`, and what stands beside it: `tokenizer_config.json`, special tokens, chat template.
     /// Without a `tokenizer_config.json` a plain one is made. It says whether documents start with a BOS token, if the
     /// run does otherwise than the files say.
     pub fn read(tokenizer_json: &Path, marks: &DocumentTokens, longest_text: usize) -> Result<Self> {
@@ -49,7 +51,7 @@ impl TokenizerFiles {
             config = with_bos(&config, marks.starts_with_bos).map_err(|error| failed("read", &path)(error.into()))?;
         }
         files.push((TOKENIZER_CONFIG, config));
-        for name in ["special_tokens_map.json", CHAT_TEMPLATE] {
+        for name in KEPT {
             files.extend(beside(tokenizer_json, name)?.map(|content| (name, content)));
         }
         Ok(Self { files, marks: marks.clone(), end_of_turn: None })

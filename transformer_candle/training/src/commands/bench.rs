@@ -1,5 +1,5 @@
-//! `bench`: how fast a config trains on this machine, on synthetic tokens, and where the time goes. Needs neither
-//! tokenizer nor data.
+//! `bench`: how fast a config trains on this machine, on synthetic tokens, and the time of each part of a step. Needs
+//! neither tokenizer nor data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,23 +8,23 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use dataset::Batch;
 use kernels::{Device, cuda::Cuda, timing};
-use run_config::{Packing, RunConfig};
+use run_config::RunConfig;
 use serde::Serialize;
 
 use super::Output;
 use crate::Result;
 use crate::device::{self, DeviceSelection};
-use crate::engine::{Engine, model_shape, synthetic};
-use crate::memory_plan::{self, MemoryPlan};
+use crate::engine::{Engine, model_shape, synthetic_batch};
+use crate::memory_plan::{self, Calibration, Calibrator, MemoryPlan, Speed, StepOf, StepPart, median};
 use crate::stop::StopSignal;
 
 /// Duration in seconds of the pass that times operations one by one, and its minimum and maximum number of steps.
 const MEASURED_SECONDS: f64 = 0.5;
 const MEASURED_STEPS: [f64; 2] = [2.0, 50.0];
+/// A command that may not take this long does not predict the step's time before measuring it.
+const PREDICTION_SECONDS: f64 = 10.0;
 /// M, N and K of the largest GEMM that measures a GPU's speed.
 const MAX_GEMM_SIZE: usize = 8192;
-/// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
-const DOCUMENT_TOKENS: usize = 700;
 
 /// What `bench` takes.
 #[derive(Debug, Clone, Args)]
@@ -80,6 +80,42 @@ pub struct BenchReport {
     /// trained; the parts in a pass of their own, one operation after the other, and left out where the budget has no
     /// step left for it. `other` is the rest of the step: negative where operations overlap in it.
     pub milliseconds: BTreeMap<&'static str, f64>,
+    /// The median step, which `plan` shows from then on.
+    pub median_step_milliseconds: f64,
+    /// What `plan` would have said without this measurement; none where it has nothing to say, or no time for it.
+    pub prediction: Option<StepPrediction>,
+}
+
+/// A step's predicted time.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepPrediction {
+    /// Milliseconds, pessimistic and optimistic; one number on a CPU, whose operations are timed.
+    pub step_milliseconds: [f64; 2],
+    /// That over the median step.
+    pub over_measured: [f64; 2],
+    /// The fraction of a step that each part takes.
+    pub parts: Option<BTreeMap<&'static str, f64>>,
+    /// Where it comes from.
+    pub origin: String,
+}
+
+impl StepPrediction {
+    fn new(calibrator: Option<&Calibrator<'_>>, roofline: Option<Speed>, measured: f64) -> Option<Self> {
+        let of_range = |seconds: [f64; 2], parts, origin| Self {
+            step_milliseconds: seconds.map(|seconds| seconds * 1e3),
+            over_measured: seconds.map(|seconds| seconds / measured),
+            parts,
+            origin,
+        };
+        let by_roofline = roofline.map(|speed| of_range(speed.step_seconds, speed.parts, speed.origin));
+        by_roofline.or_else(|| {
+            let Calibration { seconds, parts } = calibrator?.predict();
+            let sum: f64 = parts.values().sum();
+            let shares = parts.into_iter().map(|(part, seconds)| (part.name(), seconds / sum)).collect();
+            let origin = "from operations of this config, timed in turns with the steps".to_owned();
+            Some(of_range([seconds; 2], Some(shares), origin))
+        })
+    }
 }
 
 /// Until when steps may be measured.
@@ -91,52 +127,15 @@ impl TimeBudget {
         Self(seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds.into())))
     }
 
+    /// Whether there is time to time operations before the steps.
+    fn has_time_to_predict(self) -> bool {
+        self.steps(PREDICTION_SECONDS) >= 1
+    }
+
     /// How many steps that each take so long end in time.
     fn steps(self, seconds: f64) -> u32 {
         let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).as_secs_f64();
         self.0.map_or(u32::MAX, |deadline| (left(deadline) / seconds) as u32)
-    }
-}
-
-/// A part of a step, by the operations that it is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StepPart {
-    /// Attention, both directions.
-    Attention,
-    /// Matmuls, except the head's.
-    Gemm,
-    /// The head's matmuls, softmax and loss.
-    HeadAndLoss,
-    /// Norms, rotation, `SwiGLU`, embedding, copies: what only moves bytes.
-    NormAndPointwise,
-    /// Norm of the gradients, `AdamW` and Muon, and setting the gradients to zero.
-    Optimizer,
-}
-
-impl StepPart {
-    const ALL: [Self; 5] = [Self::Attention, Self::Gemm, Self::HeadAndLoss, Self::NormAndPointwise, Self::Optimizer];
-
-    /// Which part an operation, such as `linear::forward`, belongs to.
-    fn from_operation(operation: &str) -> Self {
-        match operation.split("::").next() {
-            Some("attention") => Self::Attention,
-            Some("linear") => Self::Gemm,
-            Some("head_cross_entropy") => Self::HeadAndLoss,
-            Some("adamw" | "muon" | "grad_norm") => Self::Optimizer,
-            // Mostly the gradients, 4 bytes per parameter.
-            _ if operation == "Buffer::zero" => Self::Optimizer,
-            _ => Self::NormAndPointwise,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Attention => "attention",
-            Self::Gemm => "gemm",
-            Self::HeadAndLoss => "head_and_loss",
-            Self::NormAndPointwise => "norm_and_pointwise",
-            Self::Optimizer => "optimizer",
-        }
     }
 }
 
@@ -151,10 +150,18 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
     }
     let plan = MemoryPlan::here(&run, &device)?;
     plan.check()?;
+    let shape = model_shape(&run.config)?;
+    let step = StepOf { config: &run.config, shape: &shape, settings: plan.engine_settings(device.kind()) };
+    let has_time = budget.has_time_to_predict();
+    let mut calibrator = has_time.then(|| MemoryPlan::calibrator(step, &device)).transpose()?.flatten();
     let free = device.as_cuda().map(free_bytes).transpose()?;
     let gemm = device.as_cuda().map(|cuda| gemm_flops(cuda, &run.config)).transpose()?;
     let mut bench = Bench::new(&run.config, &plan, &device)?;
-    let (steps, seconds) = bench.step_seconds(options.steps, budget)?;
+    let TimedSteps { count: steps, mean: seconds, median } =
+        bench.time_steps(options.steps, budget, calibrator.as_mut())?;
+    MemoryPlan::keep_measurement(step, &device, median);
+    let prediction = StepPrediction::new(calibrator.as_ref(), MemoryPlan::roofline(step, &device)?, median);
+    drop(calibrator);
     let used = device.as_cuda().map(free_bytes).transpose()?.zip(free).map(|(now, before)| before.saturating_sub(now));
     let tokens_per_second = plan.tokens_per_step as f64 / seconds;
     let model_flops_per_second = tokens_per_second * plan.flops_per_token;
@@ -175,6 +182,8 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport> {
         micro_batch: plan.micro_batch,
         tokens_per_step: plan.tokens_per_step,
         milliseconds: milliseconds(seconds, bench.part_seconds(operation_steps)?.as_ref()),
+        median_step_milliseconds: median * 1e3,
+        prediction,
     })
 }
 
@@ -202,17 +211,19 @@ struct Bench {
     steps_done: u64,
 }
 
+/// How many steps were timed, and their seconds.
+struct TimedSteps {
+    count: u32,
+    mean: f64,
+    median: f64,
+}
+
 impl Bench {
     fn new(config: &RunConfig, plan: &MemoryPlan, device: &Device) -> Result<Self> {
         let shape = model_shape(config)?;
         let mut engine = memory_plan::allocate(config, &shape, plan.engine_settings(device.kind()), device)?;
         engine.initialize(config.runtime.seed)?;
-        let mut batch = synthetic(config.data.sequences_per_step, config.data.sequence_length, shape.vocab_size);
-        if config.data.packing == Packing::Documents {
-            let start = |position: usize| (position - position % DOCUMENT_TOKENS) as i32;
-            let starts: Vec<i32> = (0..batch.sequence_length).map(start).collect();
-            batch.document_starts = Some(starts.repeat(batch.sequences()));
-        }
+        let batch = synthetic_batch(config, shape.vocab_size, config.data.sequences_per_step);
         Ok(Self { engine, batch, learning_rate: config.optimizer.learning_rate, steps_done: 0 })
     }
 
@@ -222,18 +233,27 @@ impl Bench {
         Ok(())
     }
 
-    /// Steps as they are trained, after one to warm up: how many, and the mean. They leave time for those that run
-    /// operation by operation.
-    fn step_seconds(&mut self, steps: u32, budget: TimeBudget) -> Result<(u32, f64)> {
+    /// Steps as they are trained, after one to warm up. They leave time for those that run operation by operation.
+    ///
+    /// A prediction is timed in turns with them, so that whatever else the machine does slows both alike.
+    fn time_steps(
+        &mut self,
+        most: u32,
+        budget: TimeBudget,
+        mut calibrator: Option<&mut Calibrator<'_>>,
+    ) -> Result<TimedSteps> {
         self.step()?;
-        let started = Instant::now();
-        let mut done = 0;
+        let (started, mut times) = (Instant::now(), Vec::new());
         loop {
+            let from = Instant::now();
             self.step()?;
-            done += 1;
-            let mean = started.elapsed().as_secs_f64() / f64::from(done);
-            if done == steps || f64::from(budget.steps(mean)) < 1.0 + MEASURED_STEPS[0] {
-                return Ok((done, mean));
+            times.push(from.elapsed().as_secs_f64());
+            calibrator.as_mut().map_or(Ok(()), |calibrator| calibrator.time_step())?;
+            let steps = times.len() as u32;
+            let each = started.elapsed().as_secs_f64() / f64::from(steps);
+            if steps == most || f64::from(budget.steps(each)) < 1.0 + MEASURED_STEPS[0] {
+                let mean = times.iter().sum::<f64>() / f64::from(steps);
+                return Ok(TimedSteps { count: steps, mean, median: median(times) });
             }
         }
     }
@@ -276,23 +296,6 @@ fn milliseconds(step_seconds: f64, parts: Option<&BTreeMap<StepPart, f64>>) -> B
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_operation_belongs_to_a_part() {
-        for (operation, part) in [
-            ("attention::backward", StepPart::Attention),
-            ("linear::backward_weight", StepPart::Gemm),
-            ("head_cross_entropy::forward_backward", StepPart::HeadAndLoss),
-            ("add_rms_norm::normalize", StepPart::NormAndPointwise),
-            ("embedding::backward", StepPart::NormAndPointwise),
-            ("Buffer::write", StepPart::NormAndPointwise),
-            ("Buffer::zero", StepPart::Optimizer),
-            ("grad_norm::clip", StepPart::Optimizer),
-            ("muon::orthogonalize", StepPart::Optimizer),
-        ] {
-            assert_eq!(StepPart::from_operation(operation), part, "{operation}");
-        }
-    }
 
     #[test]
     fn short_steps_are_measured_more_often() {

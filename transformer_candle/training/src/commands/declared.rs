@@ -1,4 +1,4 @@
-//! What the commands take, told to a program that offers them under its own name, as `orchestrate` does.
+//! The options of the commands, for a program that offers them under its own name, as `orchestrate` does.
 
 use clap::builder::StyledStr;
 use clap::{Arg, ArgAction, Command, CommandFactory};
@@ -24,7 +24,7 @@ pub struct DeclaredOption {
     pub name: String,
     /// Its names on the command line, such as `--config` and `-c`; none for an argument.
     pub flags: Vec<String>,
-    /// What stands for its value in a help text; none for a flag that takes no value.
+    /// The placeholder of its value in a help text; none for a flag that takes no value.
     pub value: Option<String>,
     /// What it does, with its default.
     pub help: String,

@@ -1,7 +1,7 @@
 //! The memory plan of training and evaluation: every buffer.
 
 use kernels::{DeviceKind, memory::Plan};
-use model::{Decoder, DecoderPlan, DecoderSettings, ModelShape};
+use model::{Decoder, DecoderPlan, DecoderSettings, GeneratorPlan, ModelShape, dtype_of};
 use run_config::{ActivationRecompute, RunConfig};
 
 use super::{micro_batch::MicroBatchPlan, optimizer::OptimizerPlan, settings::EngineSettings};
@@ -17,6 +17,8 @@ pub struct RunBuffers {
     pub optimizer: OptimizerPlan,
     /// The micro-batch's.
     pub micro_batch: MicroBatchPlan,
+    /// Those of the texts that are written after evaluations; none without prompts.
+    pub generator: Option<GeneratorPlan>,
 }
 
 impl RunBuffers {
@@ -31,8 +33,25 @@ impl RunBuffers {
             config.runtime.precision,
             settings.device,
         );
-        Self { plan, decoder, optimizer, micro_batch }
+        let generator = generation_buffers(config, shape, settings, &mut plan);
+        Self { plan, decoder, optimizer, micro_batch, generator }
     }
+}
+
+/// Tokens of a prompt beside those of its text, which are at most its bytes.
+const PROMPT_MARGIN: usize = 16;
+
+/// The buffers in which `runtime.evaluation.prompts` are continued.
+fn generation_buffers(
+    config: &RunConfig,
+    shape: &ModelShape,
+    settings: EngineSettings,
+    plan: &mut Plan,
+) -> Option<GeneratorPlan> {
+    let evaluation = &config.runtime.evaluation;
+    let longest = evaluation.prompts.iter().map(String::len).max()?;
+    let tokens = longest + PROMPT_MARGIN + evaluation.prompt_tokens;
+    Some(GeneratorPlan::new(shape, dtype_of(config.runtime.precision), tokens, settings.device, plan))
 }
 
 /// Every buffer of a stand-alone evaluation, without gradients, optimizer and saved activations.

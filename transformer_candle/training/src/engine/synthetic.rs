@@ -1,6 +1,10 @@
 //! Batches without data, for measuring and for choosing algorithms.
 
 use dataset::Batch;
+use run_config::{Packing, RunConfig};
+
+/// Tokens of a document where documents are kept apart: about as many as FineWeb's 3 KB of text come to.
+const DOCUMENT_TOKENS: usize = 700;
 
 /// Tokens that follow no pattern a cache could like: a multiplicative generator (Lehmer's, MINSTD).
 pub fn synthetic(sequences: usize, sequence_length: usize, vocab_size: usize) -> Batch {
@@ -18,4 +22,15 @@ pub fn synthetic(sequences: usize, sequence_length: usize, vocab_size: usize) ->
         target_count: tokens,
         target_bytes: None,
     }
+}
+
+/// The same as a config's stream would pack them: with documents of equal length where it keeps documents apart.
+pub(crate) fn synthetic_batch(config: &RunConfig, vocab_size: usize, sequences: usize) -> Batch {
+    let mut batch = synthetic(sequences, config.data.sequence_length, vocab_size);
+    if config.data.packing == Packing::Documents {
+        let start = |position: usize| (position - position % DOCUMENT_TOKENS) as i32;
+        let starts: Vec<i32> = (0..batch.sequence_length).map(start).collect();
+        batch.document_starts = Some(starts.repeat(batch.sequences()));
+    }
+    batch
 }

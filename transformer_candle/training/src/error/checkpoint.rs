@@ -53,6 +53,22 @@ pub enum CheckpointError {
         /// What differs.
         reason: String,
     },
+    /// A model of another program whose files are cut or hold numbers that are not finite.
+    #[error("the model in {directory} is corrupted: {reason}; download it again")]
+    CorruptedModel {
+        /// The model's directory.
+        directory: PathBuf,
+        /// The first thing found wrong with it.
+        reason: String,
+    },
+    /// A model of another program that the decoder does not run, or whose weights are not those of its `config.json`.
+    #[error("the model in {directory} cannot be used: {reason}")]
+    UnusableModel {
+        /// The model's directory.
+        directory: PathBuf,
+        /// What it has, or lacks.
+        reason: String,
+    },
     /// The disk is full, or would be.
     #[error(
         "not enough room for the checkpoint of step {step} in {directory}: it needs {}{}; \
@@ -109,8 +125,10 @@ impl CheckpointError {
     /// The exit code of a program that ends with this error.
     pub fn exit_code(&self) -> u8 {
         let code = match self {
-            Self::Corrupted { .. } | Self::NoneIntact { .. } => ExitCode::CheckpointCorrupted,
-            Self::Absent { .. } | Self::Mismatch { .. } => ExitCode::WrongRequest,
+            Self::Corrupted { .. } | Self::NoneIntact { .. } | Self::CorruptedModel { .. } => {
+                ExitCode::CheckpointCorrupted
+            }
+            Self::Absent { .. } | Self::Mismatch { .. } | Self::UnusableModel { .. } => ExitCode::WrongRequest,
             Self::NoSpace { .. }
             | Self::FileSizeLimit { .. }
             | Self::Io { .. }
@@ -144,6 +162,17 @@ pub(crate) fn from_model_error(directory: &Path, error: model::Error) -> Checkpo
             CheckpointError::corrupted(directory, error.to_string())
         }
         other => CheckpointError::mismatch(directory, other.to_string()),
+    }
+}
+
+impl CheckpointError {
+    /// The same error of a directory that is no checkpoint but a model of another program.
+    pub(crate) fn of_model(self) -> Self {
+        match self {
+            Self::Corrupted { directory, reason } => Self::CorruptedModel { directory, reason },
+            Self::Mismatch { directory, reason } => Self::UnusableModel { directory, reason },
+            other => other,
+        }
     }
 }
 

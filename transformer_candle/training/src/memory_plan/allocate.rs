@@ -4,7 +4,11 @@ use kernels::Device;
 use model::ModelShape;
 use run_config::RunConfig;
 
-use super::{budget, fit, target::PlanTarget};
+use super::{
+    budget::{self, Limit},
+    fit,
+    target::PlanTarget,
+};
 use crate::{
     engine::{Engine, EngineSettings, RunBuffers},
     error::{Result, TrainerError},
@@ -29,7 +33,7 @@ fn does_not_fit(
     settings: EngineSettings,
     device: &Device,
 ) -> TrainerError {
-    let left = PlanTarget::open(device).ok().and_then(|target| budget::here(config, &target));
+    let left = PlanTarget::open(device).ok().and_then(|target| budget::here(config, Limit::of_config(config), &target));
     match (error, left) {
         (kernels::Error::OutOfMemory { .. } | kernels::Error::HostMemory { .. }, Some(mut budget)) => {
             let needed = RunBuffers::new(config, shape, settings).plan.bytes();

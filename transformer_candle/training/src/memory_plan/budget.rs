@@ -6,7 +6,7 @@ use kernels::Device;
 use run_config::{ByteSize, RunConfig};
 
 use super::{
-    machine::{AvailableMemory, available_memory},
+    available_memory::{AvailableMemory, available_memory},
     target::PlanTarget,
 };
 use crate::{
@@ -15,8 +15,6 @@ use crate::{
     units::bytes,
 };
 
-/// What CUDA reports, 31.37 GiB; `nvidia-smi` says 32,607 MiB, of which a program never gets the last 485.
-pub const RTX_5090: ByteSize = ByteSize(32_122 << 20);
 /// Share of a GPU's memory that its driver and the page tables leave.
 const USABLE_GPU_FRACTION: f64 = 0.98;
 /// What a CUDA context with its libraries takes of a GPU, assumed; what is free on an open GPU is measured beside it.
@@ -51,24 +49,46 @@ pub fn require_room(needed: u64, device: &Device, purpose: impl FnOnce() -> Stri
     }
 }
 
-/// What a plan may take of a device: `runtime.memory_limit` where it is given, and never more than a GPU that is there
-/// has; on a CPU without a limit what this machine has free. None where the system does not tell.
-pub(super) fn planned(config: &RunConfig, target: &PlanTarget) -> Option<Budget> {
-    match (config.runtime.memory_limit, target) {
+/// A limit that somebody has set, and the name of the setting.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    bytes: ByteSize,
+    name: &'static str,
+}
+
+impl Limit {
+    /// `runtime.memory_limit`.
+    pub(super) fn of_config(config: &RunConfig) -> Option<Self> {
+        config.runtime.memory_limit.map(|bytes| Self { bytes, name: "runtime.memory_limit" })
+    }
+
+    /// `--memory` of `plan`.
+    pub(super) fn of_option(bytes: ByteSize) -> Self {
+        Self { bytes, name: "--memory" }
+    }
+}
+
+/// What a plan may take of a device: the limit where there is one, and never more than a GPU that is there has; on a CPU
+/// without a limit what this machine has free. None where the system does not tell.
+pub(super) fn planned(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget) -> Option<Budget> {
+    match (limit, target) {
         (Some(limit), PlanTarget::Cpu(_)) => Some(Budget::from_limit(limit)),
-        (Some(limit), PlanTarget::AssumedGpu) => Some(Budget::from_gpu_limit(limit)),
-        (None, PlanTarget::AssumedGpu) => {
-            Some(Budget::less_context(RTX_5090, &format!("an RTX 5090, assumed: {RTX_5090}")))
+        (Some(limit), PlanTarget::Named(_) | PlanTarget::Assumed(_)) => Some(Budget::from_gpu_limit(limit)),
+        (None, PlanTarget::Named(gpu)) => {
+            Some(Budget::less_context(gpu.memory(), &format!("{} of the {}", bytes(gpu.memory_bytes), gpu.name)))
         }
-        (_, PlanTarget::Cpu(_) | PlanTarget::Gpu(_)) => here(config, target),
+        (None, PlanTarget::Assumed(gpu)) => Some(Budget::less_context(
+            gpu.memory(),
+            &format!("{} of an {}, assumed as there is no GPU here", bytes(gpu.memory_bytes), gpu.name),
+        )),
+        (_, PlanTarget::Cpu(_) | PlanTarget::Gpu(_)) => here(config, limit, target),
     }
 }
 
 /// What a trainer may take of a device that is at hand: the least of the limit, of what there is, and of what is free.
-pub(super) fn here(config: &RunConfig, target: &PlanTarget) -> Option<Budget> {
-    let limit = config.runtime.memory_limit;
+pub(super) fn here(config: &RunConfig, limit: Option<Limit>, target: &PlanTarget) -> Option<Budget> {
     let bounds: Vec<Budget> = match target {
-        PlanTarget::Cpu(_) | PlanTarget::AssumedGpu => {
+        PlanTarget::Cpu(_) | PlanTarget::Named(_) | PlanTarget::Assumed(_) => {
             limit.map(Budget::from_limit).into_iter().chain(Budget::from_machine(config)).collect()
         }
         PlanTarget::Gpu(gpu) => {
@@ -97,15 +117,15 @@ impl Budget {
         [whole].into_iter().chain(free).collect()
     }
 
-    fn from_gpu_limit(limit: ByteSize) -> Self {
-        Self::less_context(limit, &format!("runtime.memory_limit: {limit}"))
+    fn from_gpu_limit(Limit { bytes, name }: Limit) -> Self {
+        Self::less_context(bytes, &format!("{name}: {bytes}"))
     }
 
     /// The limit holds for everything that is taken of a GPU, by others too.
-    fn remaining_limit(limit: ByteSize, gpu: &GpuMemory) -> Self {
+    fn remaining_limit(Limit { bytes, name }: Limit, gpu: &GpuMemory) -> Self {
         let taken = gpu.free.map_or(0, |free| gpu.total.saturating_sub(free));
-        let bytes = limit.bytes().saturating_sub(taken);
-        Self::new(bytes, format!("runtime.memory_limit: {limit}, less what is in use on {}", gpu.name))
+        let remaining = bytes.bytes().saturating_sub(taken);
+        Self::new(remaining, format!("{name}: {bytes}, less what is in use on {}", gpu.name))
     }
 
     fn less_context(memory: ByteSize, origin: &str) -> Self {
@@ -114,12 +134,12 @@ impl Budget {
         Self::new(bytes, format!("{origin}, less driver and CUDA context"))
     }
 
-    fn from_limit(limit: ByteSize) -> Self {
-        Self::new(limit.bytes(), format!("runtime.memory_limit: {limit}"))
+    fn from_limit(Limit { bytes, name }: Limit) -> Self {
+        Self::new(bytes.bytes(), format!("{name}: {bytes}"))
     }
 
     fn from_machine(config: &RunConfig) -> Option<Self> {
-        let threads = config.runtime.threads.unwrap_or_else(cores) + config.data.num_workers + OTHER_THREADS;
+        let threads = config.runtime.threads.unwrap_or_else(cores) + dataset::max_workers(&config.data) + OTHER_THREADS;
         let AvailableMemory { bytes, origin } = available_memory(threads)?;
         Some(Self::minus_data_stream(bytes, origin, dataset::memory_bound(&config.data)))
     }

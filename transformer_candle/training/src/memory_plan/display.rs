@@ -1,10 +1,13 @@
 //! The plan as people read it.
 
-use std::{fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use run_config::Precision;
 
-use super::{MemoryPlan, estimate::Estimate};
+use super::{
+    Cost, FitOption, MemoryPlan, SpeedSource, TrainingTime,
+    bar::{Segment, bar},
+};
 use crate::{
     error::shortage::recompute,
     units::{bytes, duration, grouped},
@@ -12,6 +15,8 @@ use crate::{
 
 /// A larger share of a step's FLOPs in the optimizer is remarked on.
 const LARGEST_OPTIMIZER_SHARE: f64 = 0.2;
+/// Chinchilla's tokens are met by a run that is this close.
+const CHINCHILLA_TOLERANCE: f64 = 0.01;
 
 fn precision(precision: Precision) -> &'static str {
     match precision {
@@ -29,21 +34,77 @@ fn flops(number: f64) -> String {
     }
 }
 
+/// `26.4 B`
+fn tokens(number: u64) -> String {
+    match number {
+        1_000_000_000_000.. => format!("{:.2} T", number as f64 / 1e12),
+        1_000_000_000.. => format!("{:.2} B", number as f64 / 1e9),
+        1_000_000.. => format!("{:.2} M", number as f64 / 1e6),
+        _ => grouped(number),
+    }
+}
+
+/// `15d 7h to 19d 1h`, or one of them where both are the same.
+fn range(low: &str, high: &str) -> String {
+    if low == high { low.to_owned() } else { format!("{low} to {high}") }
+}
+
+/// `14,900 to 19,900`, with three digits that say something where it is a range.
+fn rates([low, high]: [f64; 2]) -> String {
+    let rounded = |rate: f64| {
+        let unit = 10_f64.powf((rate.max(1.0).log10().floor() - 2.0).max(0.0));
+        grouped(((rate / unit).round() * unit) as u64)
+    };
+    if (low - high).abs() <= f64::EPSILON * high {
+        grouped(high.round() as u64)
+    } else {
+        range(&rounded(low), &rounded(high))
+    }
+}
+
+fn time(seconds: f64) -> String {
+    Duration::try_from_secs_f64(seconds).map_or_else(|_| "forever".to_owned(), duration)
+}
+
+/// `1,234` or `3.21`: an amount of money.
+fn money(amount: f64) -> String {
+    if amount >= 100.0 { grouped(amount.round() as u64) } else { format!("{amount:.2}") }
+}
+
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rows = vec![("model", self.model()), ("step", self.step()), ("length", self.length())];
-        let budget = self.budget.as_ref().map(|budget| format!(" of {budget}")).unwrap_or_default();
-        rows.push(("memory", format!("{}{budget}", bytes(self.bytes))));
-        let categories = self.bytes_by_category.iter().map(|line| (line.bytes, line.category.as_str()));
-        let saving = (self.saving_bytes, "host memory while saving");
-        rows.extend(categories.chain([saving]).map(|(size, what)| ("", format!("{:>10}  {what}", bytes(size)))));
+        rows.push(("device", self.device_line()));
+        rows.extend(self.memory().into_iter().enumerate().map(|(line, text)| (label("memory", line), text)));
+        rows.extend(self.process_bytes.map(|whole| ("process", self.process(whole))));
+        rows.extend(self.largest().into_iter().enumerate().map(|(line, text)| (label("largest", line), text)));
         rows.push(("disk", self.disk()));
         rows.extend(self.optimizer_share.map(|share| ("optimizer", optimizer(share))));
-        rows.extend(self.estimate.as_ref().map(|estimate| ("time", time(estimate))));
-        rows.extend(self.shortage.as_ref().map(|shortage| ("", shortage.to_string())));
+        rows.extend(self.speed().map(|text| ("speed", text)));
+        let shares = self.speed.as_ref().and_then(|speed| speed.parts.as_ref());
+        rows.extend(shares.map(|shares| ("", parts(shares))));
+        rows.extend(self.training_time.as_ref().and_then(training_time).map(|text| ("time", text)));
+        rows.extend(self.cost.as_ref().map(|cost| ("cost", self::cost(cost))));
         let lines: Vec<String> = rows.iter().map(|(name, text)| format!("{name:<11}{text}")).collect();
-        f.write_str(&lines.join("\n"))
+        f.write_str(&lines.join("\n"))?;
+        let Some(shortage) = &self.shortage else { return Ok(()) };
+        write!(f, "\n\n{}", capitalized(&shortage.to_string()))?;
+        if self.options.is_empty() {
+            return Ok(());
+        }
+        f.write_str("\n\nWhat could be changed, each alone:\n")?;
+        self.options.iter().try_for_each(|option| writeln!(f, "{}", self::option(option)))?;
+        f.write_str("\n`--apply OUT.yaml` writes the config with the changes that make it fit.")
     }
+}
+
+fn label(name: &'static str, line: usize) -> &'static str {
+    if line == 0 { name } else { "" }
+}
+
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 impl MemoryPlan {
@@ -55,7 +116,7 @@ impl MemoryPlan {
     fn step(&self) -> String {
         let warm_up = |(first, steps)| format!("; {first} sequences in the first step, all after {}", grouped(steps));
         format!(
-            "{} tokens: {} sequences of {}, as {} x {} (batch x accumulation), activation_recompute: {}{}",
+            "{} tokens: {} sequences of {}, as {} x {} (micro-batch x accumulation), activation_recompute: {}{}",
             grouped(self.tokens_per_step),
             grouped(self.sequences_per_step),
             grouped(self.sequence_length),
@@ -67,17 +128,131 @@ impl MemoryPlan {
     }
 
     fn length(&self) -> String {
-        let (Some(steps), Some(tokens)) = (self.total_steps, self.total_tokens) else {
-            return "determined by scheduler.total_epochs".into();
+        let Some(TrainingTime { steps, tokens: total, chinchilla_tokens, chinchilla_share, .. }) = self.training_time
+        else {
+            return "determined by scheduler.total_epochs; --tokens plans for a number of tokens".into();
         };
-        let per_parameter = tokens as f64 / self.parameters as f64;
-        format!("{} steps, {} tokens, {per_parameter:.1} per parameter", grouped(steps), grouped(tokens))
+        let per_parameter = total as f64 / self.parameters as f64;
+        let length = format!("{} steps, {} tokens, {per_parameter:.1} per parameter", grouped(steps), tokens(total));
+        if (chinchilla_share - 1.0).abs() < CHINCHILLA_TOLERANCE {
+            return format!("{length}: what Chinchilla's 20 ask for");
+        }
+        let share = 100.0 * chinchilla_share;
+        let share = if share < 10.0 { format!("{share:.1}") } else { format!("{share:.0}") };
+        format!("{length}: {share} % of the {} that Chinchilla's 20 ask for", tokens(chinchilla_tokens))
+    }
+
+    fn device_line(&self) -> String {
+        let device = &self.device;
+        let memory = device.memory_bytes.map(|memory| format!("{} as CUDA reports it", bytes(memory)));
+        let peak = device.bf16_flops.map(|peak| format!("{:.1} TFLOP/s in bf16", peak / 1e12));
+        let bandwidth = device.gpu.map(|gpu| format!("{:.2} TB/s", gpu.bytes_per_second / 1e12));
+        let facts: Vec<String> = [memory, peak, bandwidth].into_iter().flatten().collect();
+        if facts.is_empty() { device.name.clone() } else { format!("{}: {}", device.name, facts.join(", ")) }
+    }
+
+    /// The sum, a bar, and a line per category.
+    fn memory(&self) -> Vec<String> {
+        let budget = self.budget.as_ref();
+        let of = budget.map(|budget| format!(" of {budget}")).unwrap_or_default();
+        let segments: Vec<Segment> = self
+            .bytes_by_category
+            .iter()
+            .scan(Vec::new(), |taken: &mut Vec<char>, category| {
+                let letter = letter(&category.category, taken);
+                taken.push(letter);
+                Some(Segment { letter, bytes: category.bytes })
+            })
+            .collect();
+        let mut lines = vec![format!("{}{of}", bytes(self.bytes))];
+        lines.extend(budget.map(|budget| bar(&segments, budget.bytes)));
+        lines.extend(self.bytes_by_category.iter().zip(&segments).map(|(category, segment)| {
+            format!("{} {:>10}  {}", segment.letter, bytes(category.bytes), category.category)
+        }));
+        lines.push(format!("  {:>10}  host memory while saving", bytes(self.saving_bytes)));
+        lines
+    }
+
+    fn process(&self, whole: u64) -> String {
+        let rest = bytes(whole - self.bytes - self.saving_bytes);
+        format!("{} resident at the peak: also {rest} of program and data stream", bytes(whole))
+    }
+
+    /// The largest micro-batch that fits for each recompute mode.
+    fn largest(&self) -> Vec<String> {
+        let line = |fit: &super::FittingMicroBatch| {
+            let requirement = &fit.requirement;
+            let speed = fit.tokens_per_second.map(|speed| format!(", {} tokens/s", rates(speed)));
+            format!(
+                "micro-batch {:>3} with activation_recompute: {:<9} {:>10}{}",
+                requirement.micro_batch,
+                recompute(requirement.activation_recompute),
+                bytes(requirement.bytes),
+                speed.unwrap_or_default()
+            )
+        };
+        self.largest_micro_batches.iter().map(line).collect()
     }
 
     fn disk(&self) -> String {
         let (one, all) = (bytes(self.checkpoint_bytes), bytes(self.checkpoint_bytes * self.checkpoints));
         format!("{one} per checkpoint, at most {} at a time: {all}", self.checkpoints)
     }
+
+    fn speed(&self) -> Option<String> {
+        let Some(speed) = &self.speed else {
+            let unknown = "not known for this GPU: `transformer-candle bench --config FILE` measures it";
+            return (self.device.memory_bytes.is_some()).then(|| unknown.to_owned());
+        };
+        let percent = |share: f64| format!("{:.0}", 100.0 * share);
+        let mfu = speed.mfu.map(|[low, high]| format!(", MFU {} %", range(&percent(low), &percent(high))));
+        let [slow, fast] = speed.step_seconds.map(step_time);
+        let step = range(&fast, &slow);
+        let bench = match speed.source {
+            SpeedSource::Roofline if self.device.gpu.is_some() => "; not measured",
+            _ => "",
+        };
+        let rate = rates(speed.tokens_per_second);
+        Some(format!("{rate} tokens/s, {step} per step{}, {}{bench}", mfu.unwrap_or_default(), speed.origin))
+    }
+}
+
+/// `gemm 76 %, attention 11 %`, the largest first.
+fn parts(shares: &BTreeMap<&'static str, f64>) -> String {
+    let mut shares: Vec<_> = shares.iter().collect();
+    shares.sort_by(|a, b| b.1.total_cmp(a.1));
+    let share = |(name, share): (&&str, &f64)| format!("{} {:.0} %", name.replace('_', " "), 100.0 * share);
+    shares.into_iter().map(share).collect::<Vec<_>>().join(", ")
+}
+
+/// `6.56 s`, `41 ms`
+fn step_time(seconds: f64) -> String {
+    match seconds {
+        10.0.. => format!("{seconds:.1} s"),
+        1.0.. => format!("{seconds:.2} s"),
+        0.01.. => format!("{:.0} ms", seconds * 1e3),
+        _ => format!("{:.1} ms", seconds * 1e3),
+    }
+}
+
+fn option(option: &FitOption) -> String {
+    let FitOption { name, changes, bytes: needed, saves_bytes, fits, relative_speed, costs } = option;
+    let keys: Vec<String> = changes.iter().map(super::Change::as_override).collect();
+    let speed = relative_speed.map(|speed| match 100.0 * (speed - 1.0) {
+        percent @ 0.5.. => format!(", {percent:.0} % faster"),
+        percent if percent <= -0.5 => format!(", {:.0} % slower", -percent),
+        _ => ", as fast".to_owned(),
+    });
+    let verdict = if *fits { "fits" } else { "not enough" };
+    let (saves, needs, speed) = (bytes(*saves_bytes), bytes(*needed), speed.unwrap_or_default());
+    let what = format!("  {name:<20} {verdict:<10}  saves {saves:>8}, needs {needs:>8}{speed}");
+    format!("{what}\n  {:<20} {}: {costs}", "", keys.join(" "))
+}
+
+/// The first letter of a category that no other has, capital.
+fn letter(category: &str, taken: &[char]) -> char {
+    let letters = category.chars().filter(char::is_ascii_alphabetic).map(|letter| letter.to_ascii_uppercase());
+    letters.into_iter().find(|letter| !taken.contains(letter)).unwrap_or('#')
 }
 
 /// The optimizer's GEMMs cost the same whatever the tokens per step.
@@ -89,8 +264,22 @@ fn optimizer(share: f64) -> String {
     format!("{text}: more tokens per step (data.sequences_per_step) make them cheaper")
 }
 
-fn time(estimate: &Estimate) -> String {
-    let Estimate { tokens_per_second, seconds, assumption } = estimate;
-    let time = seconds.map(|seconds| format!("{} at ", duration(Duration::from_secs_f64(seconds))));
-    format!("{}{} tokens/s {assumption}", time.unwrap_or_default(), grouped(*tokens_per_second as u64))
+fn training_time(training: &TrainingTime) -> Option<String> {
+    let [slow, fast] = training.seconds?;
+    let time = range(&self::time(fast), &self::time(slow));
+    let ends = training.end_dates.as_ref().map(|[late, early]| {
+        let days = if early == late { format!("on {early}") } else { format!("between {early} and {late}") };
+        format!("; started now, it ends {days} (UTC)")
+    });
+    Some(format!("{time} of training steps{}", ends.unwrap_or_default()))
+}
+
+fn cost(cost: &Cost) -> String {
+    let amounts = |[most, least]: [f64; 2]| range(&money(least), &money(most));
+    let power = cost.kilowatt_hours.zip(cost.watts).map(|(used, watts)| {
+        let price = cost.electricity.map(|price| format!(", {}", amounts(price)));
+        format!("electricity: {} kWh at {watts:.0} W{}", amounts(used), price.unwrap_or_default())
+    });
+    let rent = cost.rent.map(|rent| format!("rent: {}", amounts(rent)));
+    [power, rent].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }

@@ -4,8 +4,12 @@ use kernels::{Device, DeviceKind, cuda::Gpu};
 use run_config::RunConfig;
 
 use super::{
+    PlanGpu, PlannedDevice,
     cpu_speed::CpuSpeed,
-    estimate::{Estimate, Workload},
+    gpu_table::GpuSpec,
+    speed::{SpeedModel, StepOf},
+    this_machine::{Machine, cpu_name},
+    workload::Workload,
 };
 use crate::{
     device::{self, GpuMemory, refusal},
@@ -15,42 +19,57 @@ use crate::{
 /// The device that a plan is made for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum PlanTarget {
-    /// This machine's CPU, and how fast it is where somebody has measured.
+    /// This machine's CPU, and how fast its matmuls are where somebody has measured.
     Cpu(Option<CpuSpeed>),
     /// A GPU of this machine.
     Gpu(GpuMemory),
-    /// The GPU that the presets are made for, on some other machine.
-    AssumedGpu,
+    /// A GPU that is not here.
+    Named(&'static GpuSpec),
+    /// The GPU that the 1 B presets are made for, taken because the run needs one and there is none here.
+    Assumed(&'static GpuSpec),
 }
 
 impl PlanTarget {
-    /// Where a run is meant to be trained: the GPU that it names or finds, one that is assumed if it is meant for a GPU
-    /// and there is none here, else the CPU.
+    /// The GPU that was asked for; else where a run is meant to be trained: the GPU that it names or finds, one that is
+    /// assumed if it is meant for a GPU and there is none here, else the CPU.
     ///
     /// # Errors
-    /// [`TrainerError::Request`] where the run names a GPU and its model needs a CPU.
-    pub(super) fn choose(
-        config: &RunConfig,
-        gpus: &[Gpu],
-        look: impl Fn(&Gpu) -> GpuMemory,
-        measure: impl Fn(&RunConfig) -> Result<CpuSpeed>,
-    ) -> Result<Self> {
+    /// [`TrainerError::Request`] where a GPU is named and the model needs a CPU.
+    pub(super) fn choose(config: &RunConfig, asked: Option<PlanGpu>, machine: &impl Machine) -> Result<Self> {
         let refusal = refusal(config)?;
-        let found = |ordinal| gpus.iter().find(|gpu| gpu.ordinal == ordinal && gpu.refusal().is_none());
-        let gpu = |gpu: Option<&Gpu>| gpu.map_or(Self::AssumedGpu, |gpu| Self::Gpu(look(gpu)));
-        match (config.runtime.device, refusal) {
-            (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => Ok(Self::Cpu(Some(measure(config)?))),
-            (run_config::Device::Cuda(ordinal), None) => Ok(gpu(found(ordinal))),
-            (named @ run_config::Device::Cuda(_), Some(clause)) => {
-                Err(TrainerError::Request(device::refused(named, &clause)))
-            }
+        if let (Some(PlanGpu::Named(gpu)), Some(clause)) = (asked, &refusal) {
+            let message =
+                format!("--gpu {}: this model needs a CPU, a GPU {clause}. Change the model's sizes", gpu.key);
+            return Err(TrainerError::Request(message));
+        }
+        if let Some(PlanGpu::Named(gpu)) = asked {
+            return Ok(Self::Named(gpu));
+        }
+        let stays_here = asked == Some(PlanGpu::This);
+        let device = config.runtime.device;
+        let gpus = if device == run_config::Device::Cpu { Vec::new() } else { machine.gpus() };
+        let usable = |ordinal| gpus.iter().find(|gpu: &&Gpu| gpu.ordinal == ordinal && gpu.refusal().is_none());
+        let found = |ordinal| usable(ordinal).map(|gpu| Self::Gpu(machine.look_at(gpu)));
+        let assumed = Self::Assumed(GpuSpec::rtx_5090());
+        let cpu = || machine.matmul_speed(config).map(|speed| Self::Cpu(Some(speed)));
+        match (device, refusal) {
+            (run_config::Device::Cpu, _) | (run_config::Device::Auto, Some(_)) => cpu(),
+            (run_config::Device::Cuda(_), Some(clause)) => Err(TrainerError::Request(device::refused(device, &clause))),
+            (run_config::Device::Cuda(ordinal), None) => match found(ordinal) {
+                None if stays_here => Err(TrainerError::Request(format!(
+                    "--gpu this: there is no usable GPU {device} here, and runtime.device asks for one. Name a GPU, as in \
+                     `--gpu rtx5090`, or add `--override runtime.device=cpu`"
+                ))),
+                found => Ok(found.unwrap_or(assumed)),
+            },
             (run_config::Device::Auto, None) => match found(0) {
+                Some(found) => Ok(found),
+                None if stays_here => cpu(),
                 None => {
-                    let speed = measure(config)?;
+                    let speed = machine.matmul_speed(config)?;
                     let too_long = Workload::new(config)?.is_too_long_for_cpu(speed);
-                    Ok(if too_long { Self::AssumedGpu } else { Self::Cpu(Some(speed)) })
+                    Ok(if too_long { assumed } else { Self::Cpu(Some(speed)) })
                 }
-                found => Ok(gpu(found)),
             },
         }
     }
@@ -66,16 +85,68 @@ impl PlanTarget {
     pub(super) fn kind(&self) -> DeviceKind {
         match self {
             Self::Cpu(_) => DeviceKind::Cpu,
-            Self::Gpu(_) | Self::AssumedGpu => DeviceKind::Cuda,
+            Self::Gpu(_) | Self::Named(_) | Self::Assumed(_) => DeviceKind::Cuda,
         }
     }
 
-    /// How long a run takes there, if the device's speed is known.
-    pub(super) fn estimate(&self, work: Workload) -> Option<Estimate> {
+    /// The entry of the table that it has, if it is a GPU of the table.
+    pub(super) fn spec(&self) -> Option<&'static GpuSpec> {
         match self {
-            Self::Cpu(speed) => speed.map(|speed| work.on_cpu(speed)),
-            Self::Gpu(gpu) => Some(work.on_gpu(gpu)),
-            Self::AssumedGpu => Some(work.on_assumed_gpu()),
+            Self::Cpu(_) => None,
+            Self::Gpu(gpu) => GpuSpec::find(&gpu.name, gpu.total),
+            Self::Named(spec) | Self::Assumed(spec) => Some(spec),
         }
+    }
+
+    /// For people: `RTX 5090`, or a CPU with its threads.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::Cpu(None) => "this machine's CPU".to_owned(),
+            Self::Cpu(Some(speed)) => cpu_name(speed.threads),
+            Self::Gpu(gpu) => gpu.name.clone(),
+            Self::Named(spec) | Self::Assumed(spec) => spec.name.to_owned(),
+        }
+    }
+
+    /// What the plan says of it.
+    pub(super) fn described(&self) -> PlannedDevice {
+        let spec = self.spec().copied();
+        let (memory_bytes, bf16_flops) = match self {
+            Self::Cpu(_) => (None, None),
+            Self::Gpu(gpu) => (Some(gpu.total), gpu.peak),
+            Self::Named(spec) | Self::Assumed(spec) => (Some(spec.memory_bytes), Some(spec.bf16_flops())),
+        };
+        PlannedDevice { name: self.name(), memory_bytes, bf16_flops, gpu: spec }
+    }
+
+    /// Predicts speeds there; none on a CPU on which nothing was measured and nothing may be timed, and on a GPU of unknown
+    /// speed.
+    pub(super) fn speed_model(
+        &self,
+        step: StepOf<'_>,
+        machine: &impl Machine,
+        may_time: bool,
+    ) -> Result<Option<SpeedModel>> {
+        let measured = match self {
+            Self::Cpu(Some(_)) | Self::Gpu(_) => machine.measured(step, &self.name()),
+            _ => None,
+        };
+        let model = match (self, measured) {
+            (Self::Cpu(None), _) => None,
+            (Self::Cpu(Some(speed)), Some(measured)) => {
+                Some(SpeedModel::unscaled_cpu(speed.flops).measured(&measured, step))
+            }
+            (Self::Cpu(Some(_)), None) if !may_time => None,
+            (Self::Cpu(Some(speed)), None) => {
+                machine.calibrate(step, *speed)?.map(|calibration| SpeedModel::of_cpu(speed.flops, calibration, step))
+            }
+            (Self::Gpu(gpu), Some(measured)) => {
+                let model = SpeedModel::of_gpu(gpu, step.config);
+                Some(model.unwrap_or_else(|| SpeedModel::of_unknown_gpu(step.config)).measured(&measured, step))
+            }
+            (Self::Gpu(gpu), None) => SpeedModel::of_gpu(gpu, step.config),
+            (Self::Named(spec) | Self::Assumed(spec), _) => Some(SpeedModel::of_spec(spec, step.config)),
+        };
+        Ok(model)
     }
 }

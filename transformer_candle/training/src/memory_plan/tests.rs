@@ -1,9 +1,13 @@
 //! The numbers that the README and the configs promise, and what a refused run is message.
 
-use kernels::cuda::Gpu;
+use std::time::{Duration, SystemTime};
+
+use kernels::{DeviceKind, cuda::Gpu};
+use proptest::prelude::*;
 use run_config::{BatchSize, ByteSize, Device, Format, presets};
 
-use super::*;
+use super::{calibration::Calibration, cpu_speed::CpuSpeed, measured::MeasuredStep, *};
+use crate::device::GpuMemory;
 
 fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
     let preset = presets().iter().find(|preset| preset.name == name).unwrap();
@@ -22,15 +26,90 @@ fn run_of(name: &str, overrides: &[&str]) -> ResolvedRun {
 }
 
 const CPU: CpuSpeed = CpuSpeed { threads: 2, flops: 420e9 };
+/// Seconds of a step of any config on it.
+const CPU_STEP_SECONDS: f64 = 0.25;
+
+/// A machine with these GPUs, each with so much free, on which `bench` measured steps of so many seconds.
+#[derive(Clone, Debug, Default)]
+struct FakeMachine {
+    gpus: Vec<Gpu>,
+    free: Option<u64>,
+    measured: Option<f64>,
+}
+
+impl Machine for FakeMachine {
+    fn gpus(&self) -> Vec<Gpu> {
+        self.gpus.clone()
+    }
+
+    fn look_at(&self, gpu: &Gpu) -> GpuMemory {
+        GpuMemory { free: self.free, ..GpuMemory::unopened(gpu) }
+    }
+
+    fn matmul_speed(&self, _: &RunConfig) -> Result<CpuSpeed> {
+        Ok(CPU)
+    }
+
+    fn calibrate(&self, _: StepOf<'_>, _: CpuSpeed) -> Result<Option<Calibration>> {
+        let parts = [(StepPart::Gemm, 0.2), (StepPart::Optimizer, 0.05)].into();
+        Ok(Some(Calibration { seconds: CPU_STEP_SECONDS, parts }))
+    }
+
+    fn measured(&self, _: StepOf<'_>, _: &str) -> Option<MeasuredStep> {
+        self.measured.map(|step_seconds| MeasuredStep { step_seconds, unix_time: 0, key: ().into() })
+    }
+
+    fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_hours(490_896) // the first day of 2026
+    }
+}
+
+/// This machine, on which `bench` has never run.
+struct Unmeasured;
+
+impl Machine for Unmeasured {
+    fn gpus(&self) -> Vec<Gpu> {
+        Vec::new()
+    }
+
+    fn look_at(&self, gpu: &Gpu) -> GpuMemory {
+        ThisMachine.look_at(gpu)
+    }
+
+    fn matmul_speed(&self, config: &RunConfig) -> Result<CpuSpeed> {
+        ThisMachine.matmul_speed(config)
+    }
+
+    fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>> {
+        ThisMachine.calibrate(step, matmul)
+    }
+
+    fn measured(&self, _: StepOf<'_>, _: &str) -> Option<MeasuredStep> {
+        None
+    }
+
+    fn now(&self) -> SystemTime {
+        ThisMachine.now()
+    }
+}
+
+fn plan_on(run: &ResolvedRun, request: &PlanRequest, machine: &FakeMachine) -> Result<MemoryPlan> {
+    MemoryPlan::on_machine(&run.config, request, machine)
+}
 
 /// The plan on a machine without a GPU.
 fn plan_of(run: &ResolvedRun) -> Result<MemoryPlan> {
-    MemoryPlan::for_gpus(&run.config, &[], GpuMemory::unopened, |_| Ok(CPU))
+    let request = PlanRequest { times_operations: true, ..PlanRequest::default() };
+    plan_on(run, &request, &FakeMachine::default())
 }
 
 /// The plan on a machine with these GPUs, each with so much free.
 fn plan_among(run: &ResolvedRun, gpus: &[Gpu], free: Option<u64>) -> Result<MemoryPlan> {
-    MemoryPlan::for_gpus(&run.config, gpus, |gpu| GpuMemory { free, ..GpuMemory::unopened(gpu) }, |_| Ok(CPU))
+    plan_on(run, &PlanRequest::default(), &FakeMachine { gpus: gpus.to_vec(), free, measured: None })
+}
+
+fn request(gpu: &str) -> PlanRequest {
+    PlanRequest { gpu: Some(gpu.parse().unwrap()), ..PlanRequest::default() }
 }
 
 fn gpu(ordinal: usize, name: &str, total_bytes: u64) -> Gpu {
@@ -172,25 +251,165 @@ fn auto_limits_the_micro_batch_on_a_cpu() {
 fn a_run_of_months_on_a_cpu_is_planned_for_a_gpu() {
     let open = plan_of(&run_of("rtx5090_1b", &[])).unwrap();
     let gpu = plan_of(&run_of("rtx5090_1b", &RTX_5090)).unwrap();
-    assert_eq!((open.bytes, open.micro_batch, &open.estimate), (gpu.bytes, gpu.micro_batch, &gpu.estimate));
+    assert_eq!((open.bytes, open.micro_batch, &open.speed), (gpu.bytes, gpu.micro_batch, &gpu.speed));
     insta::assert_snapshot!(open.budget.unwrap());
     let here = MemoryPlan::here(&run_of("rtx5090_1b", &[]), &kernels::Device::Cpu).unwrap();
     assert!(here.budget.unwrap().origin.contains("this machine"));
-    assert_eq!(here.estimate, None, "a trainer does not spend time on a guess");
+    assert_eq!(here.speed, None, "a trainer does not spend time on a guess");
 }
 
 #[test]
-fn the_cpu_estimate_uses_measured_matmul_speed() {
+fn a_small_step_is_timed_whole_on_a_cpu() {
     for precision in ["fp32", "bf16"] {
-        let precision = format!("runtime.precision={precision}");
-        let mut run = run_of("smoke_cpu", &[&precision]);
-        (run.config.runtime.device, run.config.runtime.threads) = (run_config::Device::Cpu, Some(3));
-        let plan = MemoryPlan::new(&run).unwrap();
-        let Estimate { tokens_per_second, seconds, assumption } = plan.estimate.unwrap();
-        assert!(assumption.starts_with("on 3 CPU threads"), "{assumption}");
-        assert!(tokens_per_second > 0.0 && tokens_per_second.is_finite());
-        assert_eq!(seconds, Some(plan.total_tokens.unwrap() as f64 / tokens_per_second));
+        let mut run = run_of("smoke_cpu", &[&format!("runtime.precision={precision}")]);
+        (run.config.runtime.device, run.config.runtime.threads) = (Device::Cpu, Some(3));
+        let request = PlanRequest { times_operations: true, ..PlanRequest::default() };
+        let plan = MemoryPlan::on_machine(&run.config, &request, &Unmeasured).unwrap();
+        let speed = plan.speed.unwrap();
+        assert_eq!((plan.device.name.contains("3 threads"), speed.source), (true, SpeedSource::Calibration));
+        assert!(speed.step_seconds[0] > 0.0 && speed.step_seconds[0].is_finite());
+        let parts = speed.parts.unwrap();
+        assert!((parts.values().sum::<f64>() - 1.0).abs() < 1e-9 && parts["gemm"] > 0.2, "{parts:?}");
+        let time = plan.training_time.unwrap().seconds.unwrap();
+        assert!((time[0] * speed.tokens_per_second[0] / plan.total_tokens.unwrap() as f64 - 1.0).abs() < 1e-9);
     }
+}
+
+#[test]
+fn a_measured_step_replaces_the_prediction() {
+    let run = run_of("rtx5090_1b", &["runtime.device=cuda:0", "runtime.memory_limit=null"]);
+    let machine = |name: &str| {
+        let gpus = vec![gpu(0, name, 34_190_917_632)];
+        FakeMachine { gpus, free: None, measured: Some(10.0) }
+    };
+    let speed = |name| plan_on(&run, &PlanRequest::default(), &machine(name)).unwrap().speed.unwrap();
+    for name in ["NVIDIA GeForce RTX 5090", "an unknown GPU"] {
+        let speed = speed(name);
+        assert_eq!((speed.source, speed.step_seconds), (SpeedSource::Bench, [10.0; 2]), "{name}");
+        assert_eq!(speed.origin, "as `bench` measured it here on 1970-01-01");
+    }
+    let named = plan_on(&run, &request("rtx5090"), &machine("NVIDIA GeForce RTX 5090")).unwrap().speed.unwrap();
+    assert_eq!(named.source, SpeedSource::Roofline, "another machine's GPU was not measured");
+    let unmeasured = FakeMachine { measured: None, ..machine("an unknown GPU") };
+    assert_eq!(plan_on(&run, &PlanRequest::default(), &unmeasured).unwrap().speed, None);
+}
+
+#[test]
+fn every_gpu_of_the_table_is_planned_for() {
+    let run = run_of("rtx5090_1b", &["runtime.memory_limit=null", "runtime.device=cpu"]);
+    for gpu in &GPUS {
+        let plan = plan_on(&run, &request(gpu.key), &FakeMachine::default()).unwrap();
+        let (speed, time) = (plan.speed.as_ref().unwrap(), plan.training_time.as_ref().unwrap());
+        let [low, high] = speed.tokens_per_second;
+        assert!(low < high && speed.mfu.unwrap()[1] < 0.9, "{}: {speed:?}", gpu.key);
+        assert!(time.seconds.unwrap()[1] * high > 0.99 * time.tokens as f64);
+        assert_eq!(plan.device.memory_bytes, Some(gpu.memory_bytes));
+        assert!(plan.check().is_ok(), "{}: {:?}", gpu.key, plan.shortage);
+    }
+}
+
+#[test]
+fn prices_follow_from_the_time() {
+    let run = run_of("rtx5090_1b", &["scheduler.total_steps=1000", "scheduler.warmup_steps=10"]);
+    let request = PlanRequest { price_per_kwh: Some(0.5), price_per_hour: Some(2.0), ..request("rtx5090") };
+    let plan = plan_on(&run, &request, &FakeMachine::default()).unwrap();
+    let (seconds, cost) = (plan.training_time.unwrap().seconds.unwrap(), plan.cost.unwrap());
+    let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} {b}");
+    for (end, seconds) in seconds.iter().enumerate() {
+        let hours = seconds / 3600.0;
+        near(cost.kilowatt_hours.unwrap()[end], hours * 0.575);
+        near(cost.electricity.unwrap()[end], hours * 0.575 * 0.5);
+        near(cost.rent.unwrap()[end], hours * 2.0);
+    }
+    let own = PlanRequest { watts: Some(1000.0), ..request };
+    near(
+        plan_on(&run, &own, &FakeMachine::default()).unwrap().cost.unwrap().kilowatt_hours.unwrap()[0],
+        seconds[0] / 3600.0,
+    );
+}
+
+#[test]
+fn a_plan_for_a_gpu_with_prices_reads_well() {
+    let run = run_of("rtx5090_500m", &["scheduler.total_steps=20000", "runtime.activation_recompute=none"]);
+    let request = PlanRequest { price_per_kwh: Some(0.3), price_per_hour: Some(1.2), ..request("a100-40") };
+    insta::assert_snapshot!(plan_on(&run, &request, &FakeMachine::default()).unwrap());
+}
+
+#[test]
+fn a_plan_that_does_not_fit_lists_the_options() {
+    let run = run_of("rtx5090_1b", &["data.batch_size=8", "model.num_key_value_heads=16"]);
+    insta::assert_snapshot!(plan_on(&run, &request("rtx4090"), &FakeMachine::default()).unwrap());
+}
+
+/// The run with its plan's changes, as `--apply` writes it.
+fn applied(run: &ResolvedRun, changes: &[Change]) -> RunConfig {
+    let overrides: Vec<String> = changes.iter().map(Change::as_override).collect();
+    RunConfig::parse(&run.config.to_commented_yaml(), Format::Yaml, &overrides).unwrap()
+}
+
+fn changes_on(run: &ResolvedRun, request: &PlanRequest) -> Result<Vec<Change>> {
+    plan_on(run, request, &FakeMachine::default())?.changes_on(run, request, &FakeMachine::default())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn what_apply_writes_fits_and_keeps_the_tokens_per_step(
+        layers in 2_usize..24,
+        width in 2_usize..20,
+        sequence_length in prop::sample::select(vec![512_usize, 1024, 2048]),
+        micro_batch in prop::sample::select(vec![1_usize, 4, 16]),
+        gigabytes in 4_u64..40,
+        gpu in prop::sample::select(vec!["rtx5090", "a100-40", "this"]),
+    ) {
+        let keys = [
+            format!("model.num_layers={layers}"),
+            format!("model.hidden_size={}", 128 * width),
+            format!("model.intermediate_size={}", 512 * width),
+            format!("model.num_attention_heads={}", 2 * width),
+            format!("model.num_key_value_heads={width}"),
+            format!("data.sequence_length={sequence_length}"),
+            format!("data.batch_size={micro_batch}"),
+            "runtime.activation_recompute=none".to_owned(),
+            "runtime.device=auto".to_owned(),
+        ];
+        let run = run_of("rtx5090_1b", &keys.each_ref().map(String::as_str));
+        let request = PlanRequest { memory: Some(ByteSize(gigabytes * 1_000_000_000)), ..request(gpu) };
+        match changes_on(&run, &request) {
+            Ok(changes) => {
+                let mut after = run.clone();
+                after.config = applied(&run, &changes);
+                let plan = plan_on(&after, &request, &FakeMachine::default()).unwrap();
+                prop_assert!(plan.check().is_ok(), "{changes:?}");
+                prop_assert_eq!(plan.tokens_per_step, run.config.data.tokens_per_step() as u64);
+                let fitted = plan_on(&run, &request, &FakeMachine::default()).unwrap().check().is_ok();
+                prop_assert_eq!(fitted, changes.is_empty());
+            }
+            Err(error) => {
+                let mut smallest = run.clone();
+                smallest.config.model.num_layers = 1;
+                smallest.config.data.batch_size = BatchSize::Fixed(1);
+                smallest.config.runtime.activation_recompute = ActivationRecompute::Block;
+                prop_assert_eq!(error.exit_code(), 4);
+                prop_assert!(plan_on(&smallest, &request, &FakeMachine::default()).unwrap().check().is_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn changes_of_the_result_come_last() {
+    let changed = |memory: u64, keys: &[&str]| {
+        let run = run_of("rtx5090_1b", keys);
+        let request = PlanRequest { memory: Some(ByteSize(memory * 1_000_000_000)), ..request("rtx5090") };
+        changes_on(&run, &request).unwrap().iter().map(Change::as_override).collect::<Vec<_>>()
+    };
+    assert_eq!(changed(34, &[]), [""; 0]);
+    assert_eq!(changed(28, &["data.batch_size=16"]), ["data.batch_size=2"]);
+    assert_eq!(changed(24, &["data.batch_size=16"]), ["data.batch_size=2", "runtime.activation_recompute=block"]);
+    let smaller = changed(16, &[]);
+    assert!(smaller[0].starts_with("model.num_layers="), "{smaller:?}");
 }
 
 #[test]
@@ -205,7 +424,7 @@ fn the_budget_is_the_free_memory_of_the_gpu() {
     let limited = run_of("rtx5090_1b", &["runtime.device=cuda:0", "runtime.memory_limit=28GB"]);
     let plan = plan_among(&limited, &[gpu(0, "NVIDIA H200", 150_000_000_000)], Some(149_000_000_000)).unwrap();
     assert!(plan.budget.as_ref().unwrap().origin.starts_with("runtime.memory_limit: 28GB"));
-    assert!(plan.bytes < 27_000_000_000 && plan.estimate.unwrap().assumption.contains("H200"));
+    assert!(plan.bytes < 27_000_000_000 && plan.speed.unwrap().origin.contains("H200"));
     let plan = plan_among(&limited, &[gpu(0, "NVIDIA H200", 150_000_000_000)], Some(145_000_000_000)).unwrap();
     assert_eq!(plan.budget.unwrap().bytes, 23_000_000_000, "others have 5 GB of the 28 already");
 }
@@ -221,7 +440,7 @@ fn auto_plans_for_the_cpu_if_no_gpu_supports_the_model() {
     ];
     let heads_of_16 = run_of("rtx5090_1b", &[&["runtime.device=auto"], narrow.as_slice()].concat());
     let plan = plan_among(&heads_of_16, &gpus, None).unwrap();
-    assert!(plan.estimate.unwrap().assumption.contains("CPU"));
+    assert!(plan.device.name.contains("threads"), "{}", plan.device.name);
     let error =
         plan_among(&run_of("rtx5090_1b", &[&["runtime.device=cuda:0"], narrow.as_slice()].concat()), &gpus, None)
             .unwrap_err();

@@ -8,7 +8,8 @@ use dataset::AppendFile;
 use serde::{Deserialize, Serialize};
 
 use super::sink::MetricsSink;
-use crate::{Result, TrainerError, atomic_file, report::Record};
+use crate::report::{EndReport, Record};
+use crate::{Result, TrainerError, atomic_file};
 
 /// The open file, written a whole line at a time.
 #[derive(Debug)]
@@ -49,10 +50,13 @@ impl MetricsSink for JsonLines {
     }
 }
 
-/// Copies the whole lines up to a step. What a kill or a power loss tore off is left behind with the steps after it.
+/// Copies the whole lines up to a step, without those of an end that was none: an uninterrupted run has not written
+/// them. What a kill or a power loss tore off is left behind with the steps after it.
 fn copy_lines(path: &Path, kept: &mut impl Write, last_step: u64) -> io::Result<()> {
     #[derive(Deserialize)]
     struct Position {
+        #[serde(default)]
+        kind: String,
         step: u64,
     }
     let mut reader = match File::open(path) {
@@ -62,7 +66,8 @@ fn copy_lines(path: &Path, kept: &mut impl Write, last_step: u64) -> io::Result<
     };
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line)? > 0 {
-        if line.ends_with(b"\n") && serde_json::from_slice(&line).is_ok_and(|Position { step }| step <= last_step) {
+        let is_kept = |Position { kind, step }| step <= last_step && kind != EndReport::KIND;
+        if line.ends_with(b"\n") && serde_json::from_slice(&line).is_ok_and(is_kept) {
             kept.write_all(&line)?;
         }
         line.clear();
@@ -76,7 +81,7 @@ mod tests {
     use std::fs;
 
     fn record(step: u64) -> Record {
-        Record { kind: "train", step, scalars: Vec::new(), components: Vec::new() }
+        Record::new("train", step)
     }
 
     fn written(path: &Path) -> Vec<u8> {
@@ -109,6 +114,18 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"train\",\"step\":2}\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn rewinding_drops_the_end_of_an_earlier_session() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let bytes = written(&path);
+        let end = EndReport { step: 3, reason: "stopped by SIGINT".to_owned() };
+        JsonLines::open(&path, "run", Some(3)).unwrap().record(&end.record());
+        assert!(fs::read_to_string(&path).unwrap().ends_with("\"step\":3,\"reason\":\"stopped by SIGINT\"}\n"));
+        drop(JsonLines::open(&path, "run", Some(3)).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), bytes);
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl MetricsWriter {
         Ok(Self { sinks })
     }
 
-    /// Records an optimizer step or an evaluation.
+    /// Records a report.
     pub fn record(&mut self, record: &Record) {
         self.sinks.iter_mut().for_each(|sink| sink.record(record));
     }
@@ -52,7 +52,9 @@ impl MetricsWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{EvaluationReport, StepReport};
+    use crate::report::{
+        AdviceReport, EndReport, EvaluationReport, GpuUtilization, SampleReport, StepReport, UtilizationReport,
+    };
 
     fn open(run: &Path, rewind_to: Option<u64>) -> MetricsWriter {
         MetricsWriter::open(run, Some(&run.join("tensorboard")), rewind_to).unwrap()
@@ -69,6 +71,8 @@ mod tests {
             mfu: None,
             step_seconds: 3.25,
             data_wait_seconds: 0.0,
+            save_seconds: 0.5,
+            evaluation_seconds: 0.0,
             memory_bytes: 1 << 30,
         }
     }
@@ -81,7 +85,20 @@ mod tests {
             bits_per_byte: Some(1.1),
             tokens: 512,
             components: Vec::new(),
+            samples: Vec::new(),
         }
+    }
+
+    fn utilization(step: u64, gpu: Option<GpuUtilization>) -> UtilizationReport {
+        UtilizationReport { step, time: 1.5e9, rss_bytes: 1 << 29, cpu_cores: 1.75, swap_bytes: 0, gpu }
+    }
+
+    fn sample(step: u64) -> SampleReport {
+        SampleReport { step, index: 0, prompt: "The \"cat\"".to_owned(), text: " sat.\n".to_owned() }
+    }
+
+    fn end(step: u64, reason: &str) -> EndReport {
+        EndReport { step, reason: reason.to_owned() }
     }
 
     #[test]
@@ -90,10 +107,32 @@ mod tests {
         let mut metrics = open(run.path(), None);
         metrics.record(&step(1).record());
         metrics.record(&evaluation(1).record());
+        metrics.record(&utilization(1, None).record());
+        let gpu = GpuUtilization {
+            utilization: Some(0.97),
+            memory_bytes: Some(30_000_000_000),
+            memory_total_bytes: Some(34_190_917_632),
+            power_watts: Some(412.5),
+            power_limit_watts: Some(575.0),
+            temperature_celsius: Some(71),
+            clock_mhz: Some(2400),
+            throttle: Some("thermal"),
+        };
+        metrics.record(&utilization(1, Some(gpu)).record());
+        metrics.record(&utilization(1, Some(GpuUtilization::default())).record());
+        metrics.record(&sample(1).record());
+        metrics.record(&AdviceReport { step: 1, text: "lower it".to_owned() }.record());
+        metrics.record(&end(1, "all steps are done").record());
         metrics.flush();
         insta::assert_snapshot!(std::fs::read_to_string(run.path().join("metrics.jsonl")).unwrap(), @r#"
-        {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"memory_bytes":1073741824}
+        {"kind":"train","step":1,"loss":2.5,"learning_rate":0.001,"grad_norm":0.75,"tokens":4096,"tokens_per_second":1234.5,"mfu":null,"step_seconds":3.25,"data_wait_seconds":0.0,"save_seconds":0.5,"evaluation_seconds":0.0,"memory_bytes":1073741824}
         {"kind":"evaluation","step":1,"loss":2.0,"perplexity":7.38905609893065,"bits_per_byte":1.1,"tokens":512}
+        {"kind":"utilization","step":1,"time":1500000000.0,"rss_bytes":536870912,"cpu_cores":1.75,"swap_bytes":0}
+        {"kind":"utilization","step":1,"time":1500000000.0,"rss_bytes":536870912,"cpu_cores":1.75,"swap_bytes":0,"gpu_utilization":0.97,"gpu_memory_bytes":30000000000,"gpu_memory_total_bytes":34190917632,"gpu_power_watts":412.5,"gpu_power_limit_watts":575.0,"gpu_temperature_celsius":71,"gpu_clock_mhz":2400,"gpu_throttle":"thermal"}
+        {"kind":"utilization","step":1,"time":1500000000.0,"rss_bytes":536870912,"cpu_cores":1.75,"swap_bytes":0,"gpu_utilization":null,"gpu_memory_bytes":null,"gpu_memory_total_bytes":null,"gpu_power_watts":null,"gpu_power_limit_watts":null,"gpu_temperature_celsius":null,"gpu_clock_mhz":null,"gpu_throttle":null}
+        {"kind":"sample","step":1,"prompt":"The \"cat\"","text":" sat.\n"}
+        {"kind":"advice","step":1,"text":"lower it"}
+        {"kind":"end","step":1,"reason":"all steps are done"}
         "#);
     }
 
@@ -102,12 +141,18 @@ mod tests {
         let (straight, resumed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let run = |directory: &Path, rewind_to, steps: std::ops::RangeInclusive<u64>| {
             let mut metrics = open(directory, rewind_to);
-            for number in steps {
+            for number in steps.clone() {
                 metrics.record(&step(number).record());
                 if number % 2 == 0 {
                     metrics.record(&evaluation(number).record());
+                    metrics.record(&sample(number).record());
+                    metrics.record(&utilization(number, None).record());
+                    metrics.record(&utilization(number, None).record());
                 }
+                metrics.flush();
             }
+            let done = if *steps.end() == 10 { "all steps are done" } else { "stopped by SIGINT" };
+            metrics.record(&end(*steps.end(), done).record());
         };
         run(straight.path(), None, 1..=10);
         run(resumed.path(), None, 1..=7);

@@ -43,9 +43,14 @@ impl MetricsSink for EventFile {
         Ok(Self { file })
     }
 
-    /// Appends an event with all curves of the record whose values are known.
+    /// Appends an event with all curves of the record whose values are known, and its text; none if it has neither.
     fn record(&mut self, record: &Record) {
-        let summary = Summary { value: curves(record) };
+        let mut values = curves(record);
+        values.extend(record.shown.iter().map(|shown| Value::text(&shown.tag, &literal(&shown.text))));
+        if values.is_empty() {
+            return;
+        }
+        let summary = Summary { value: values };
         let event = Event { wall_time: now(), step: record.step as i64, what: Some(EventPayload::Summary(summary)) };
         self.file.append(&tfrecord::record(&event));
     }
@@ -68,9 +73,15 @@ fn curves(record: &Record) -> Vec<Value> {
     let curve = |(scalar, component): (&Scalar, Option<&String>)| {
         let (tag, value) = (scalar.tag?, scalar.value?);
         let tag = component.map_or_else(|| tag.to_owned(), |name| format!("{tag}/{name}"));
-        Some(Value { tag, simple_value: Some(value.as_f64() as f32) })
+        Some(Value::scalar(tag, value.as_f64() as f32))
     };
     whole.chain(of_components).filter_map(curve).collect()
+}
+
+/// Text as the Markdown that shows it unchanged: the text dashboard renders Markdown, where lines that are indented are
+/// code.
+fn literal(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
 }
 
 /// The run's event files, oldest first: their names begin with the time and end with the run.
@@ -95,11 +106,13 @@ fn is_event_file(name: &str, run: &str) -> bool {
     name.starts_with("events.out.tfevents.") && name.ends_with(&format!(".{run}"))
 }
 
-/// The events up to a step, without duplicates from several files.
+/// The events up to a step, without those that an earlier file has as well. In one file a step may have several of a
+/// kind.
 fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
     let mut seen = HashSet::new();
     let mut events = Vec::new();
     for file in files {
+        let mut seen_here = HashSet::new();
         for event in tfrecord::read(&fs::read(file)?) {
             let Some(EventPayload::Summary(summary)) = &event.what else {
                 continue;
@@ -107,10 +120,13 @@ fn kept(files: &[PathBuf], last_step: u64) -> io::Result<Vec<Event>> {
             let Some(first) = summary.value.first() else {
                 continue;
             };
-            if event.step <= last_step as i64 && seen.insert((event.step, first.tag.clone())) {
+            let name = (event.step, first.tag.clone());
+            if event.step <= last_step as i64 && !seen.contains(&name) {
+                seen_here.insert(name);
                 events.push(event);
             }
         }
+        seen.extend(seen_here);
     }
     Ok(events)
 }
@@ -161,7 +177,7 @@ mod tests {
         let mut events = EventFile::open(folder.path(), "demo", None).unwrap();
         for step in 1..=5 {
             let loss = Scalar { key: "loss", tag: Some("loss/train"), value: Some(1.0_f64.into()) };
-            events.record(&Record { kind: "train", step, scalars: vec![loss], components: Vec::new() });
+            events.record(&Record { scalars: vec![loss], ..Record::new("train", step) });
         }
         // As a kill between writing the rewound file and removing the earlier one leaves it, with a torn end.
         let bytes = fs::read(&event_files(folder.path(), "demo").unwrap()[0]).unwrap();
@@ -170,6 +186,24 @@ mod tests {
         drop(EventFile::open(folder.path(), "demo", Some(4)).unwrap());
         let steps: Vec<i64> = steps_and_tags(folder.path()).into_iter().map(|(step, _)| step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn several_events_of_a_step_survive_rewinding() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut events = EventFile::open(folder.path(), "demo", None).unwrap();
+        for cores in [1.0_f64, 2.0] {
+            let cores = Scalar { key: "cpu_cores", tag: Some("system/cpu_cores"), value: Some(cores.into()) };
+            events.record(&Record { scalars: vec![cores], ..Record::new("utilization", 1) });
+        }
+        events.record(&Record::new("end", 1));
+        drop(EventFile::open(folder.path(), "demo", Some(1)).unwrap());
+        assert_eq!(steps_and_tags(folder.path()), vec![(1, vec!["system/cpu_cores".to_owned()]); 2]);
+    }
+
+    #[test]
+    fn text_is_shown_as_it_is() {
+        assert_eq!(literal("# def f(x):\n    *x*\n"), "    # def f(x):\n        *x*");
     }
 
     #[test]

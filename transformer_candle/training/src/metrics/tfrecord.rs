@@ -2,7 +2,8 @@
 //!
 //! A record is `length (u64) | masked CRC of length (u32) | data | masked CRC of data (u32)`, little-endian, with
 //! CRC32C masked as in <https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details>. The
-//! messages are the few fields of TensorFlow's `event.proto` and `summary.proto` that scalars need.
+//! messages are the few fields of TensorFlow's `event.proto`, `summary.proto`, `tensor.proto` and `tensor_shape.proto` that
+//! scalars and texts need.
 
 use prost::Message;
 
@@ -36,14 +37,86 @@ pub(super) struct Summary {
     pub(super) value: Vec<Value>,
 }
 
-/// A scalar and its name.
+/// A scalar or a text, and its name.
 #[derive(Clone, PartialEq, Message)]
+#[expect(clippy::struct_field_names, reason = "TensorFlow's name")]
 pub(super) struct Value {
     #[prost(string, tag = "1")]
     pub(super) tag: String,
     /// A field of a `oneof` on the other side: it is written even when it is zero.
     #[prost(float, optional, tag = "2")]
     pub(super) simple_value: Option<f32>,
+    /// The other field of that `oneof` that is used here.
+    #[prost(message, optional, tag = "8")]
+    pub(super) tensor: Option<TextTensor>,
+    /// Which dashboard shows a tensor.
+    #[prost(message, optional, tag = "9")]
+    pub(super) metadata: Option<Metadata>,
+}
+
+impl Value {
+    pub(super) fn scalar(tag: String, value: f32) -> Self {
+        Self { tag, simple_value: Some(value), ..Self::default() }
+    }
+
+    /// A value of the text dashboard, which renders Markdown.
+    pub(super) fn text(tag: &str, markdown: &str) -> Self {
+        let plugin = Plugin { plugin_name: "text".to_owned() };
+        Self {
+            tag: tag.to_owned(),
+            simple_value: None,
+            tensor: Some(TextTensor {
+                dtype: DT_STRING,
+                shape: Some(Shape { dim: vec![Dimension { size: 1 }] }),
+                string_val: vec![markdown.as_bytes().to_vec()],
+            }),
+            metadata: Some(Metadata { plugin_data: Some(plugin), data_class: DATA_CLASS_TENSOR }),
+        }
+    }
+}
+
+/// `DataType` of `types.proto`.
+const DT_STRING: i32 = 7;
+/// `DataClass` of `summary.proto`.
+const DATA_CLASS_TENSOR: i32 = 2;
+
+/// `SummaryMetadata`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Metadata {
+    #[prost(message, optional, tag = "1")]
+    plugin_data: Option<Plugin>,
+    #[prost(int32, tag = "4")]
+    data_class: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Plugin {
+    #[prost(string, tag = "1")]
+    plugin_name: String,
+}
+
+/// A `TensorProto` of strings.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TextTensor {
+    #[prost(int32, tag = "1")]
+    dtype: i32,
+    #[prost(message, optional, tag = "2")]
+    shape: Option<Shape>,
+    #[prost(bytes = "vec", repeated, tag = "8")]
+    string_val: Vec<Vec<u8>>,
+}
+
+/// `TensorShapeProto`.
+#[derive(Clone, PartialEq, Message)]
+struct Shape {
+    #[prost(message, repeated, tag = "2")]
+    dim: Vec<Dimension>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Dimension {
+    #[prost(int64, tag = "1")]
+    size: i64,
 }
 
 /// Bytes around the data of a record.
@@ -118,7 +191,7 @@ mod tests {
 
     #[test]
     fn zero_is_encoded_explicitly() {
-        let value = Value { tag: "loss/train".to_owned(), simple_value: Some(0.0) };
+        let value = Value::scalar("loss/train".to_owned(), 0.0);
         assert_eq!(value.encode_to_vec(), b"\x0a\x0aloss/train\x15\0\0\0\0");
     }
 

@@ -2,6 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
+use super::sample::SampleReport;
 use super::scalar::{ComponentRecord, Record, Scalar};
 
 /// TensorBoard's tag of the held-out loss; of a mixture's component with its name appended.
@@ -23,6 +24,8 @@ pub struct EvaluationReport {
     pub tokens: u64,
     /// The results of each component of a mixture; the numbers above are their means by mixture weight.
     pub components: Vec<ComponentEvaluation>,
+    /// What the model made of `runtime.evaluation.prompts`, in their order. They have records of their own.
+    pub samples: Vec<SampleReport>,
 }
 
 /// The result on the held-out text of one mixture component.
@@ -54,7 +57,7 @@ impl EvaluationReport {
     /// The record that metrics sinks receive.
     pub fn record(&self) -> Record {
         let components = self.components.iter().map(ComponentEvaluation::component).collect();
-        Record { kind: "evaluation", step: self.step, scalars: self.scalars(), components }
+        Record { scalars: self.scalars(), components, ..Record::new("evaluation", self.step) }
     }
 }
 

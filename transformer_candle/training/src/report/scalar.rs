@@ -70,8 +70,8 @@ impl Scalar {
     }
 
     /// A curve with gaps where the number is unknown.
-    pub(super) fn optional_curve(key: &'static str, tag: &'static str, value: Option<f64>) -> Self {
-        Self { key, tag: Some(tag), value: value.map(Number::F64) }
+    pub(super) fn optional_curve(key: &'static str, tag: &'static str, value: Option<impl Into<Number>>) -> Self {
+        Self { key, tag: Some(tag), value: value.map(Into::into) }
     }
 
     /// A number that TensorBoard does not draw.
@@ -80,9 +80,34 @@ impl Scalar {
     }
 
     /// A number that TensorBoard does not draw, if known.
-    pub(super) fn optional_plain(key: &'static str, value: Option<f64>) -> Self {
-        Self { key, tag: None, value: value.map(Number::F64) }
+    pub(super) fn optional_plain(key: &'static str, value: Option<impl Into<Number>>) -> Self {
+        Self { key, tag: None, value: value.map(Into::into) }
     }
+}
+
+/// A text of a report with its names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Text {
+    /// Its key in `metrics.jsonl`, `--json` and Python.
+    pub key: &'static str,
+    /// `None` if there is none, such as the reason of a GPU that is not throttled.
+    pub value: Option<String>,
+}
+
+impl Text {
+    /// A text that is there.
+    pub(super) fn new(key: &'static str, value: impl Into<String>) -> Self {
+        Self { key, value: Some(value.into()) }
+    }
+}
+
+/// A text that TensorBoard shows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShownText {
+    /// Its tag in TensorBoard.
+    pub tag: String,
+    /// Plain text.
+    pub text: String,
 }
 
 /// The numbers of one component of a mixture.
@@ -97,7 +122,7 @@ pub struct ComponentRecord {
 /// The record of a report for every sink. It serializes as the report's fields, in their order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// `train` or `evaluation`.
+    /// `train`, `evaluation`, `utilization`, `sample`, `advice` or `end`.
     pub kind: &'static str,
     /// Optimizer steps taken.
     pub step: u64,
@@ -105,6 +130,16 @@ pub struct Record {
     pub scalars: Vec<Scalar>,
     /// Those of each component of a mixture; empty without one.
     pub components: Vec<ComponentRecord>,
+    /// All texts.
+    pub texts: Vec<Text>,
+    /// What TensorBoard shows as text; not serialized.
+    pub shown: Option<ShownText>,
+}
+
+impl Record {
+    pub(crate) fn new(kind: &'static str, step: u64) -> Self {
+        Self { kind, step, scalars: Vec::new(), components: Vec::new(), texts: Vec::new(), shown: None }
+    }
 }
 
 fn serialize_scalars<M: SerializeMap>(scalars: &[Scalar], map: &mut M) -> Result<(), M::Error> {
@@ -119,6 +154,7 @@ impl Serialize for Record {
         if !self.components.is_empty() {
             map.serialize_entry("components", &self.components)?;
         }
+        self.texts.iter().try_for_each(|text| map.serialize_entry(text.key, &text.value))?;
         map.end()
     }
 }

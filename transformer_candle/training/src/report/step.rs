@@ -25,6 +25,10 @@ pub struct StepReport {
     pub step_seconds: f64,
     /// Seconds of it spent waiting for data.
     pub data_wait_seconds: f64,
+    /// Seconds spent saving checkpoints between the step before and this one; in `metrics.jsonl` since the line before.
+    pub save_seconds: f64,
+    /// Seconds spent evaluating, samples included, in the same time.
+    pub evaluation_seconds: f64,
     /// Bytes of the planned buffers: what `plan` printed and the trainer allocated.
     pub memory_bytes: u64,
 }
@@ -41,13 +45,15 @@ impl StepReport {
             Scalar::optional_curve("mfu", "mfu", self.mfu),
             Scalar::curve("step_seconds", "step_seconds", self.step_seconds),
             Scalar::curve("data_wait_seconds", "data_wait_seconds", self.data_wait_seconds),
+            Scalar::curve("save_seconds", "save_seconds", self.save_seconds),
+            Scalar::curve("evaluation_seconds", "evaluation_seconds", self.evaluation_seconds),
             Scalar::curve("memory_bytes", "memory_bytes", self.memory_bytes),
         ]
     }
 
     /// The record that metrics sinks receive.
     pub fn record(&self) -> Record {
-        Record { kind: "train", step: self.step, scalars: self.scalars(), components: Vec::new() }
+        Record { scalars: self.scalars(), ..Record::new("train", self.step) }
     }
 }
 

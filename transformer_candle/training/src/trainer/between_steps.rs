@@ -3,18 +3,19 @@
 use std::{
     ops::ControlFlow,
     path::{Path, PathBuf},
+    time::Instant,
 };
 
 use model::SamplingSettings;
 
 use super::{Position, Trainer, execution, matmul_algorithms};
 use crate::{
-    checkpoint::{self, BestEvaluation, CheckpointContents, TrainerState},
+    checkpoint::{self, BestEvaluation, CheckpointContents, Improvement, TrainerState},
     completion::{Completion, CompletionRequest, complete, generator},
     engine::Engine,
     error::Result,
     evaluation::evaluate,
-    report::EvaluationReport,
+    report::{EndReport, EvaluationReport, SampleReport},
     stop::StopSignal,
 };
 
@@ -26,25 +27,62 @@ impl Trainer {
 
     /// Evaluates unless the signal is raised before the last batch.
     pub fn evaluate_unless(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
+        let started = Instant::now();
+        let evaluated = self.evaluate_weights(stop);
+        self.observation.evaluated(started.elapsed());
+        evaluated
+    }
+
+    fn evaluate_weights(&mut self, stop: &StopSignal) -> Result<Option<EvaluationReport>> {
         let most = self.run.config.runtime.evaluation.max_batches * self.run.config.data.sequences_per_step;
         let held_out = self.data.held_out(&self.run)?;
         let (pool, step) = (self.engine.pool(), self.position.step);
         let Engine { decoder, micro_batch, .. } = &mut self.engine;
         let report = pool.install(|| evaluate(decoder, micro_batch, held_out, most, step, stop))?;
-        let Some(report) = report else {
+        let Some(mut report) = report else {
             return Ok(None);
         };
+        let Some(samples) = self.samples(&report, stop)? else {
+            return Ok(None);
+        };
+        report.samples = samples;
         self.metrics.record(&report.record());
+        report.samples.iter().for_each(|sample| self.metrics.record(&sample.record()));
         self.saved = None;
         self.position.evaluation_loss = Some(report.loss);
         if self.position.best.is_none_or(|best| report.loss < best.loss) {
             self.position.best = Some(BestEvaluation { step: report.step, loss: report.loss });
         }
+        let evaluation = &self.run.config.runtime.evaluation;
+        if evaluation.patience.is_some() {
+            let before = self.position.improvement;
+            self.position.improvement = Improvement::after(before, report.step, report.loss, evaluation.min_delta);
+        }
         Ok(Some(report))
+    }
+
+    /// What the model makes of the prompts; nothing with weights that are not numbers. None if the signal is raised
+    /// meanwhile: the evaluation is then made up with its samples by the run that resumes.
+    fn samples(&mut self, report: &EvaluationReport, stop: &StopSignal) -> Result<Option<Vec<SampleReport>>> {
+        let pool = self.engine.pool();
+        let (prompts, tokenizer) = (&self.prompts, &self.data.tokenizer);
+        match &mut self.engine.generator {
+            Some(generator) if report.loss.is_finite() => {
+                pool.install(|| prompts.continued(generator, tokenizer, report.step, stop))
+            }
+            _ => Ok(Some(Vec::new())),
+        }
     }
 
     /// Saves a checkpoint of the current weights, and prunes old ones as configured.
     pub fn save(&mut self) -> Result<PathBuf> {
+        let started = Instant::now();
+        let saved = self.save_checkpoint();
+        self.observation.saved(started.elapsed());
+        saved
+    }
+
+    fn save_checkpoint(&mut self) -> Result<PathBuf> {
         self.folder.check()?;
         self.metrics.flush();
         let state = self.state();
@@ -91,6 +129,13 @@ impl Trainer {
         }
     }
 
+    /// Records why training ends, as the last line of the metrics.
+    pub fn record_end(&mut self, reason: &str) {
+        let end = EndReport { step: self.position.step, reason: reason.to_owned() };
+        self.metrics.record(&end.record());
+        self.metrics.flush();
+    }
+
     /// Continues a prompt with the current weights; an empty prompt starts a new text.
     pub fn generate(&self, prompt: &str, max_tokens: usize, settings: &SamplingSettings) -> Result<Completion> {
         self.generate_unless(prompt, max_tokens, settings, &StopSignal::new())
@@ -120,7 +165,7 @@ impl Trainer {
 
     fn state(&mut self) -> TrainerState {
         let ledger = self.ledger.head();
-        let Position { step, tokens, cursor, evaluation_loss, best, .. } = &self.position;
+        let Position { step, tokens, cursor, evaluation_loss, best, improvement, .. } = &self.position;
         TrainerState {
             format_version: checkpoint::FORMAT_VERSION,
             step: *step,
@@ -130,6 +175,7 @@ impl Trainer {
             fingerprint: self.fingerprint.clone(),
             evaluation_loss: *evaluation_loss,
             best: *best,
+            improvement: *improvement,
             execution: Some(execution::from_plan(&self.plan)),
             matmul_algorithms: matmul_algorithms::capture(self.engine.device()),
             ledger,

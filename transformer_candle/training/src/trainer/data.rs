@@ -18,6 +18,8 @@ pub(crate) struct DataPlan {
 pub(super) struct Data {
     pub(super) tokenizer: Tokenizer,
     pub(super) stream: TokenStream,
+    /// Threads that tokenise.
+    pub(super) workers: usize,
     /// The batch of a step that was abandoned.
     pub(super) pending_batch: Option<Batch>,
     held_out: Vec<HeldOut>,
@@ -44,7 +46,7 @@ impl DataPlan {
         let Self { tokenizer, mixture, settings } = self;
         notes.extend(mixture.notes());
         let stream = TokenStream::open(mixture, &settings, &tokenizer, cursor)?;
-        let mut data = Data { tokenizer, stream, pending_batch: None, held_out: Vec::new() };
+        let mut data = Data { tokenizer, stream, workers: settings.workers, pending_batch: None, held_out: Vec::new() };
         if run.config.runtime.evaluation.every_n_steps.is_some() {
             match data.held_out(run) {
                 Err(TrainerError::Data(problem @ DataError::NothingHeldOut { .. })) => {

@@ -10,12 +10,14 @@ use dataset::{CancelToken, ChatSettings, ConversationEncoder, Cursor, Tokenizer,
 use kernels::Device;
 use model::hugging_face::PretrainedWeights;
 use model::{ModelShape, initialization};
-use run_config::{BatchSize, RESOLVED_CONFIG, ResolvedRun};
+use run_config::{BatchSize, EvaluationConfig, RESOLVED_CONFIG, ResolvedRun};
 
-use super::{Position, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, matmul_algorithms};
+use super::{
+    Observation, Position, Prompts, RunLedger, Trainer, data::DataPlan, data::cursor_of, execution, matmul_algorithms,
+};
 use crate::{
     atomic_file,
-    checkpoint::{self, Checkpoint, TokenizerFiles, TrainerState},
+    checkpoint::{self, Checkpoint, Improvement, TokenizerFiles, TrainerState},
     config_fingerprint, device,
     divergence_guard::DivergenceGuard,
     engine::{Engine, model_shape},
@@ -25,11 +27,12 @@ use crate::{
     memory_plan::{self, MemoryPlan},
     metrics::MetricsWriter,
     pool,
-    report::LogInterval,
     run_folder::RunFolder,
     run_options::{ResumeFrom, RunOptions},
     schedule::LearningRate,
+    speed_advice::speed_advice,
     stop::StopSignal,
+    workers::TokenSpeeds,
 };
 
 /// The checkpoint that a run is resumed from.
@@ -72,7 +75,7 @@ impl Trainer {
     pub fn start(mut run: ResolvedRun, options: &RunOptions, hub: &HubSettings, stop: &StopSignal) -> Result<Self> {
         let (from, rebatch) = (options.resume.as_ref(), options.rebatch);
         let cancel = stop.cancel_token();
-        pool::check(run.config.runtime.threads, run.config.data.num_workers)?;
+        pool::check(run.config.runtime.threads, dataset::max_workers(&run.config.data))?;
         let device::DeviceSelection { device, notes: device_notes } = device::select_for_training(&mut run)?;
         let shape = model_shape(&run.config)?;
         if from.is_none() {
@@ -86,12 +89,16 @@ impl Trainer {
         let folder = RunFolder::open(&run.run_directory)?;
         let mut notes = [run.notes.clone(), device_notes].concat();
         let resumed = find_resume_point(&run, from, &mut notes, &cancel)?;
+        let asked = run.config.data.batch_size;
         let plan = plan(&mut run, &device, resumed.as_ref(), rebatch, &mut notes)?;
         let state = resumed.as_ref().map(|resumed| &resumed.state);
         if let Some(state) = state {
             config_fingerprint::restore_revisions(&state.fingerprint, &mut run);
         }
-        let data = DataPlan::new(&run, shape.vocab_size, hub, &cancel)?;
+        let mut data = DataPlan::new(&run, shape.vocab_size, hub, &cancel)?;
+        let (encoder, threads) = (data.tokenizer.measure_speed()?, pool::threads(&run.config)?);
+        let speeds = TokenSpeeds::new(encoder, plan.flops_per_token, &device, threads);
+        data.settings.workers = speeds.workers(&run.config, data.settings.workers);
         run.config.data.bos = data.tokenizer.document_tokens().starts_with_bos.into();
         let tokenizer_files = tokenizer_files(&run, &data.tokenizer)?;
         let sources = data.mixture.describe();
@@ -106,6 +113,8 @@ impl Trainer {
         let data = data.open(&mut run, state.map(cursor_of).transpose()?, &mut notes)?;
 
         let pretrained = pretrained_weights(&run, &shape, resumed.is_some(), &mut notes, &cancel)?;
+        // What would fit is asked before memory is taken.
+        let advice = speed_advice(&run, asked, &plan, &device, speeds)?;
         let mut engine = memory_plan::allocate(&run.config, &shape, plan.engine_settings(device.kind()), &device)?;
         stop.check()?;
         let start = match (&resumed, &pretrained) {
@@ -119,6 +128,7 @@ impl Trainer {
             notes.extend(matmul_algorithms::restore(&device, state.matmul_algorithms.as_ref())?);
         }
         engine.warm_up()?;
+        let prompts = prompts(&run, &data.tokenizer, &mut engine)?;
         let cursor = data.stream.cursor();
         let ledger = RunLedger::open(&run.run_directory, state, &cursor, &mut notes, &cancel)?;
         write_records(&run, &engine)?;
@@ -127,10 +137,10 @@ impl Trainer {
         let rewind_to = state.map(|state| state.step);
         let mut trainer = Self {
             saved: saved(&run, resumed.as_ref()),
-            position: position(state, cursor),
+            position: position(state, cursor, &run.config.runtime.evaluation),
             ledger,
             metrics: MetricsWriter::open(&run.run_directory, tensorboard, rewind_to)?,
-            log_interval: LogInterval::new(run.config.runtime.log_every_n_steps, run.config.scheduler.total_steps),
+            observation: Observation::start(&run.config, &device, data.workers),
             schedule: LearningRate::new(&run.config),
             guard: DivergenceGuard::new(&run.config.runtime.divergence_guard),
             run,
@@ -138,6 +148,7 @@ impl Trainer {
             shape,
             engine,
             data,
+            prompts,
             tokenizer_files,
             fingerprint,
             notes,
@@ -146,6 +157,9 @@ impl Trainer {
             folder,
             _lock: lock,
         };
+        if resumed.is_none() {
+            trainer.observation.advise(0, advice, &mut trainer.metrics);
+        }
         if let Some(latest) = checkpoint::latest(trainer.checkpoint_directory())
             && trainer.saved.as_ref() == Some(&latest)
         {
@@ -263,7 +277,21 @@ fn find_resume_point(
     Ok(Some(ResumePoint { checkpoint, state }))
 }
 
-fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
+/// The encoded prompts, tried out on a GPU.
+fn prompts(run: &ResolvedRun, tokenizer: &Tokenizer, engine: &mut Engine) -> Result<Prompts> {
+    let prompts = Prompts::new(&run.config, tokenizer, engine.generator.as_ref())?;
+    let (pool, is_on_gpu) = (engine.pool(), engine.device().as_cuda().is_some());
+    if let Some(generator) = engine.generator.as_mut().filter(|_| is_on_gpu) {
+        pool.install(|| prompts.warm_up(generator))?;
+    }
+    Ok(prompts)
+}
+
+fn position(state: Option<&TrainerState>, cursor: Cursor, evaluation: &EvaluationConfig) -> Position {
+    let counted = |state: &TrainerState| {
+        let since_best = || Some(Improvement::since_best(state.best?, state.step, evaluation.every_n_steps?));
+        evaluation.patience.and_then(|_| state.improvement.or_else(since_best))
+    };
     Position {
         step: state.map_or(0, |state| state.step),
         tokens: state.map_or(0, |state| state.tokens),
@@ -271,6 +299,7 @@ fn position(state: Option<&TrainerState>, cursor: Cursor) -> Position {
         data_ended: false,
         evaluation_loss: state.and_then(|state| state.evaluation_loss),
         best: state.and_then(|state| state.best),
+        improvement: state.and_then(counted),
     }
 }
 

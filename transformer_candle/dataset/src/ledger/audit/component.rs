@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::Problems;
+use super::problems::Problems;
 use crate::formats::Row;
 use crate::held_out_split::HeldOutSplit;
 use crate::ledger::{BeginPosition, RowRange, SequenceRange, WindowRecord};

@@ -25,7 +25,8 @@ use super::query_tile::{CallShape, KV_TILE, KvRows, QUERY_TILE, QueryTile, scale
 use super::tile_gemm::{Causal, Start, tile_gemm};
 use crate::Element;
 
-/// Tasks at most, unless there are more heads, and threads that scratch is planned for.
+/// Tasks at most, unless there are more heads, and threads that scratch is planned for. Each task of a divided head
+/// costs f32 accumulators of T x E for dk and for dv, and reading them again to add them up.
 const TASKS: usize = 32;
 
 /// Inputs and outputs of the forward pass, and the gradient of its output.
@@ -82,7 +83,7 @@ pub(crate) fn backward<E: Element>(saved: &Saved<'_, E>, shape: &CallShape, dqkv
     let sums_of_tasks = Disjoint::new(partials);
     run_tasks(partition.tasks, 1, 1, scratch, thread, |tasks, scratch| {
         for task in tasks {
-            // Tiles of a head are dealt out in turn, so that parts differ by one tile at most.
+            // Part p has tiles p, p + parts, ...: parts differ by one tile at most, and each has early and late tiles.
             let (pair, part) = (task / partition.parts, task % partition.parts);
             let (scratch, own) = scratch.split_at_mut(partition.matrices);
             let sums = if partition.parts == 1 {

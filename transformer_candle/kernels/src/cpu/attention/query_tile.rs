@@ -34,6 +34,7 @@ impl CallShape {
         Self { layout: heads, batch, length: sequence_length, past: 0 }
     }
 
+    /// The number of (sequence, key/value head) pairs.
     pub(super) fn pairs(&self) -> usize {
         self.batch * self.layout.kv_heads
     }
@@ -56,6 +57,7 @@ impl CallShape {
         QueryTile { shape: *self, sequence, kv_head, first, rows }
     }
 
+    /// The factor of the scores, 1 / sqrt(E).
     pub(super) fn scale(&self) -> f32 {
         (1.0 / (self.layout.head_size as f64).sqrt()) as f32
     }
@@ -82,6 +84,7 @@ impl QueryTile {
         self.rows.next_multiple_of(COLUMNS)
     }
 
+    /// The position of a row in its sequence, from the first query on.
     fn position(&self, row: usize) -> usize {
         (self.first + row) / self.shape.layout.group_size()
     }
@@ -104,26 +107,27 @@ impl QueryTile {
 
     /// The first key that any row attends to, where the first row's document begins, rounded down to a KV tile.
     pub(super) fn first_key(&self, documents: Option<&[i32]>) -> usize {
-        documents.map_or(0, |documents| self.document(0, documents) / KV_TILE * KV_TILE)
+        documents.map_or(0, |documents| self.document_start(0, documents) / KV_TILE * KV_TILE)
     }
 
     /// The first row whose document begins after the key: it and all later rows do not attend to the key.
     pub(super) fn document_end(&self, key: usize, documents: Option<&[i32]>) -> usize {
         let Some(documents) = documents else { return self.width() };
-        let (mut document_end, mut later) = (0, self.rows);
-        while document_end < later {
-            let middle = document_end.midpoint(later);
-            if self.document(middle, documents) <= key {
-                document_end = middle + 1;
+        // Documents begin in ascending order: a binary search.
+        let (mut first, mut end) = (0, self.rows);
+        while first < end {
+            let middle = first.midpoint(end);
+            if self.document_start(middle, documents) <= key {
+                first = middle + 1;
             } else {
-                later = middle;
+                end = middle;
             }
         }
-        document_end
+        first
     }
 
     /// The position at which a row's document begins.
-    fn document(&self, row: usize, documents: &[i32]) -> usize {
+    fn document_start(&self, row: usize, documents: &[i32]) -> usize {
         let token = self.sequence * self.shape.length + self.position(row);
         documents[token].unsigned_abs() as usize
     }
@@ -301,8 +305,8 @@ pub(super) fn scale_and_narrow<E: Element>(values: &[f32; SIDE], factor: f32, ta
     }
 }
 
-/// Splits the first `count` elements off.
-#[allow(clippy::mut_mut)] // the slice behind it advances
+/// Takes the first `count` elements of the scratch memory of a task, and leaves the rest.
+#[allow(clippy::mut_mut)] // `scratch` is advanced
 pub(super) fn take<'a>(scratch: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
     scratch.split_off_mut(..count).expect("workspace_elements covers every matrix of a task")
 }

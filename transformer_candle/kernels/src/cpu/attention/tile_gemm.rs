@@ -1,7 +1,13 @@
 //! The GEMMs of attention tiles, at most 64 x 128 x 128: f32, one thread, operands in L1 and unpacked.
 //!
-//! Two vectors of columns by 8 rows (4 without AVX-512) are accumulated in registers over all of K. Parts above the
-//! causal mask are skipped: half of the work of a tile on the diagonal.
+//! ```text
+//! for two vectors of columns (one at the end)
+//!   for 8 rows (4 with 16 registers, 1 at the end)
+//!     2 x 8 accumulators in registers += 2 vectors of the right operand times 8 scalars of the left one, K times
+//! ```
+//! 16 accumulators, 2 vectors and a broadcast scalar are 19 of AVX-512's 32 registers, and enough independent sums to
+//! hide the latency of a multiply-add. Parts above the causal mask are skipped: half of the work of a tile on the
+//! diagonal.
 
 use std::ops::Range;
 
@@ -62,7 +68,7 @@ impl WithSimd for TileGemm<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let ([m, n, k], rows) = (self.sizes, S::F32_LANES);
+        let ([m, n, k], lanes) = (self.sizes, S::F32_LANES);
         if m == 0 || n == 0 || k == 0 {
             return;
         }
@@ -72,18 +78,18 @@ impl WithSimd for TileGemm<'_> {
             "the left operand is smaller than its sizes"
         );
         assert!(k * n <= self.right.len() && m * n <= self.target.len(), "a matrix is smaller than its sizes");
-        assert!(n.is_multiple_of(COLUMNS) && COLUMNS.is_multiple_of(rows), "columns do not fill whole vectors");
+        assert!(n.is_multiple_of(COLUMNS) && COLUMNS.is_multiple_of(lanes), "columns do not fill whole vectors");
         assert!(!matches!(self.start, Start::Scaled(factors) if factors.len() < n), "a factor is missing");
         let mut column = 0;
-        while column + 2 * rows <= n {
+        while column + 2 * lanes <= n {
             // SAFETY: the slices hold the sizes, as asserted, and the columns are below n.
             unsafe { self.column_block::<S, 2>(simd, column) };
-            column += 2 * rows;
+            column += 2 * lanes;
         }
         while column < n {
             // SAFETY: as above; n is a multiple of `lanes`.
             unsafe { self.column_block::<S, 1>(simd, column) };
-            column += rows;
+            column += lanes;
         }
     }
 }
@@ -173,6 +179,7 @@ impl TileGemm<'_> {
     }
 }
 
+/// Calls `body` with the row, the vector and the accumulator of each; unrolled, since R and V are constants.
 #[inline(always)]
 fn each<T, const R: usize, const V: usize>(sums: &mut [[T; V]; R], mut body: impl FnMut(usize, usize, &mut T)) {
     for (i, row) in sums.iter_mut().enumerate() {
@@ -270,7 +277,6 @@ mod tests {
         }
     }
 
-    /// What is skipped shows in what is left as it was.
     #[test]
     fn masked_scores_are_not_computed() {
         let mut target = [7.0; 32 * 64];

@@ -1,10 +1,13 @@
 //! The micro-kernel of bf16 operands: AVX-512's dot product of two bf16 pairs per lane, twice the FLOPs of an f32
 //! multiply-add.
 
-pub(super) use imp::Bf16Kernel;
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use absent::Bf16Kernel;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512::Bf16Kernel;
 
 #[cfg(target_arch = "x86_64")]
-mod imp {
+mod avx512 {
     use std::arch::x86_64::{
         __m512, __m512bh, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
     };
@@ -15,8 +18,10 @@ mod imp {
     use crate::cpu::gemm::micro_kernel::{MAX_TILE, MicroKernel};
     use crate::cpu::gemm::operand::{AOperand, PanelOperand};
 
+    /// Rows of a tile: with two vectors each, 28 of the 32 registers are accumulators, as in the f32 kernel.
     const MR: usize = 14;
     const VECTORS: usize = 2;
+    /// Words of a vector.
     const LANES: usize = 16;
 
     /// Words hold two elements of K in bf16, the first in the lower half, as the instruction reads them.
@@ -74,8 +79,8 @@ mod imp {
         }
     }
 
-    #[target_feature(enable = "avx512f,avx512bf16")]
     /// One tile of exactly R rows.
+    #[target_feature(enable = "avx512f,avx512bf16")]
     fn multiply<const R: usize>(count: usize, a: impl AOperand, b: PanelOperand<'_>, tile: &mut [f32; MAX_TILE]) {
         let mut accumulators = [[_mm512_setzero_ps(); VECTORS]; R];
         let (a, b) = (a.reader::<R>(count), b.reader_of(count, VECTORS * LANES));
@@ -119,8 +124,10 @@ mod imp {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-mod imp {
+/// Compiled for tests on every architecture, so that a change of the trait cannot break the others unseen.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+#[cfg_attr(test, allow(dead_code))]
+mod absent {
     use pulp::Scalar;
 
     use crate::Element;
@@ -155,13 +162,13 @@ mod imp {
             unreachable!("never constructed")
         }
 
-        fn sum(
+        fn multiply(
             self,
             _rows: usize,
-            _places: usize,
+            _words: usize,
             _a: impl AOperand,
             _b: PanelOperand<'_>,
-            _sums: &mut [f32; MAX_TILE],
+            _tile: &mut [f32; MAX_TILE],
         ) {
             match self {}
         }

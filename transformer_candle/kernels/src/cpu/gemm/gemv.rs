@@ -2,11 +2,11 @@
 
 use rayon::prelude::*;
 
-use super::Matrix;
+use super::matrix::Matrix;
 use crate::Element;
 use crate::cpu::simd::{total, vectorised};
 
-/// Columns of `out` per task.
+/// Columns of `out` per task: with thousands of columns, dozens of tasks for each thread.
 const PIECE: usize = 64;
 /// Independent accumulators: two AVX-512 vectors. The fewer instructions per cache line, the further ahead the CPU
 /// prefetches.

@@ -8,11 +8,11 @@ use std::ops::Range;
 use pulp::Simd;
 use rayon::prelude::*;
 
+use super::matrix::{Matrix, chunk, extent, steps};
 use super::micro_kernel::{KC_WORDS, MAX_TILE, MicroKernel, ROW_STRIDE};
 use super::operand::{PanelOperand, RowOperand};
 use super::output::{Origin, OutputBlock, Start};
 use super::pack::{Panels, pack, pack_columns, pack_rows};
-use super::{Matrix, chunk, extent, steps};
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::schedule::run_tasks;
 use crate::cpu::simd::Body;
@@ -25,9 +25,10 @@ const B_BLOCK_WORDS: usize = 1 << 20;
 const A_BLOCK_WORDS: usize = 1 << 16;
 /// Panels of an A block at most: MC = 4 MR. The rows of more would be in more pages than the L1 TLB has entries (64).
 const A_BLOCK_PANELS: usize = 4;
-/// Column groups that a panel of A is divided into among threads, so that they finish together.
+/// Column groups that a panel of A is divided into among threads: tasks of a quarter of a panel, so that the last ones
+/// end together.
 const COLUMN_GROUPS: usize = 4;
-/// Rows of the A blocks of all threads together.
+/// Rows of the A blocks of all threads together: 4 panels of 14 rows for 16 threads; more threads have lower blocks.
 const A_BLOCKS_ROWS: usize = 896;
 /// Partial sums over the first blocks of K that are kept in f32 where `out` is bf16 and would round them: 4 MiB.
 const PARTIAL_SUMS: usize = 1 << 20;
@@ -64,6 +65,7 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
             }
             return;
         }
+        // Squares of SIDE words are packed at a time: a KC of whole squares leaves a partial one to the last block only.
         let kc = even_step(a.columns, KC_WORDS * T::KR, SIDE * T::KR);
         let kc_words = kc.min(a.columns).div_ceil(T::KR);
         let nc = even_step(b.columns, B_BLOCK_WORDS / kc_words, T::NR);
@@ -73,9 +75,11 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
         let (a_blocks, partials) = rest.split_at_mut(A_BLOCKS_ROWS * ROW_STRIDE);
         let (out, partials) = (Disjoint::new(out), Disjoint::new(partials));
         for rows in steps(a.rows, partial_rows) {
+            // Loop 5.
             for columns in steps(b.columns, nc) {
                 let origin = Origin { first: rows.start * stride + columns.start, stride };
                 let partials_origin = Origin { first: 0, stride: columns.len() };
+                // Loop 4, inside of loop 5, so that the partial sums of NC columns only are kept between blocks of K.
                 for depth in steps(a.columns, kc) {
                     let b_block =
                         BBlock::new(kernel, b.submatrix(depth.clone(), columns.clone()).transposed(), b_words);
@@ -101,7 +105,8 @@ impl<A: Element, B: Element, O: Element> Gemm<'_, A, B, O> {
     }
 }
 
-/// The step, a multiple of `unit` and at most `limit`, that divides `size` into as few and as equal blocks as possible.
+/// The step, a multiple of `unit` and at most `limit`, that divides `size` into as few and as equal blocks as possible:
+/// packing a short last block would cost as much per multiply-add as it saves in the others.
 fn even_step(size: usize, limit: usize, unit: usize) -> usize {
     let blocks = size.div_ceil(limit / unit * unit).max(1);
     size.div_ceil(blocks).next_multiple_of(unit).max(unit)
@@ -159,12 +164,14 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         let threads = rayon::current_num_threads();
         let panels = Panels::new::<T>(self.a.rows, threads);
         let (tall, wide) = (panels.count, self.columns.div_ceil(T::NR));
-        // Few panels are divided by columns as well, so that every thread has work, unless each group would pack its
-        // panel again.
+        // Few panels are divided by columns as well, twice as many tasks as threads, so that every thread has work. Where
+        // A has to be packed, each group packs its panel again: no more groups than that.
         let fewest_groups = if ABlock::is_in_place::<T, A>(self.a) { COLUMN_GROUPS } else { 1 };
         let groups = wide.min(fewest_groups.max((2 * threads).div_ceil(tall)));
+        // MC: as many panels as fit into L2 and into this thread's part of the workspace.
         let fitting = (A_BLOCK_WORDS / (T::MR * self.words)).min(A_BLOCKS_ROWS / T::MR / threads);
         let longest = fitting.clamp(1, A_BLOCK_PANELS);
+        // Loop 3: a task is a column group of a panel; a thread takes several panels, an A block, at a time.
         run_tasks(tall * groups, groups, longest * groups, a_blocks, longest * T::MR * ROW_STRIDE, |share, a_block| {
             let panel_range = share.start / groups..share.end.div_ceil(groups);
             let (first, last) = (share.start % groups, (share.end - 1) % groups);
@@ -194,8 +201,10 @@ impl<T: MicroKernel, A: Element> MacroKernel<'_, T, A> {
         });
         let a_block = ABlock::new::<T, A>(a.submatrix(all.clone(), 0..a.columns), within.clone(), a_block);
         let mut tile = AlignedTile([0.0; MAX_TILE]);
+        // Loop 2: a panel of B stays in L2 while all panels of the A block pass.
         for column in columns {
             let b = b_block.panels.from(column * b_block.stride);
+            // Loop 1.
             for (panel, rows) in within.clone().enumerate() {
                 match a_block {
                     ABlock::InRows(a) => kernel.multiply(rows.len(), words, a.rows(rows.clone()), b, &mut tile.0),

@@ -9,7 +9,7 @@ use pulp::{Simd, WithSimd};
 use super::operand::{AOperand, PanelOperand};
 use crate::Element;
 
-/// Elements of the largest tile.
+/// Elements that the largest tile may have; 14 x 32 is 448.
 pub(super) const MAX_TILE: usize = 512;
 
 /// KC: words of K in a panel at most. A panel of B, KC x 32 words, is 128 KiB and comes from L2; longer ones would
@@ -61,6 +61,7 @@ impl<S: Simd, const R: usize, const V: usize> MicroKernel for F32Kernel<S, R, V>
         first.widen()
     }
 
+    /// Heights with variants: full panels, those one or two rows lower that dividing M evenly gives, and a few low ones.
     fn height(rows: usize) -> usize {
         [4, 5, 6, 12, 13].into_iter().find(|&height| (rows..R).contains(&height)).unwrap_or(R)
     }

@@ -2,75 +2,42 @@
 //!
 //! The loop nest is that of BLIS (Van Zee and van de Geijn, 2015), from the outside in:
 //! ```text
-//! for rows of M that partial sums have room for                   only if K has several blocks and `out` is bf16
-//!   for NC columns of N, KC words of K: pack B (KC x NC)          all threads; 4 MiB, a part of the L3 cache
-//!     for MC rows of M: pack A (MC x KC)                          each thread its own; 256 KiB, a part of the L2 cache
-//!       for NR columns of the B block                             one packed panel of B, KC x NR: 128 KiB
-//!         for MR rows of the A block                              one packed panel of A
-//!           micro-kernel: MR x NR accumulators in registers += MR words of A times NR words of B, KC times
+//!         for rows of M that partial sums have room for     only if K has several blocks and `out` is bf16
+//! loop 5    for NC columns of N
+//! loop 4      for KC words of K: pack B (KC x NC)           all threads; 4 MiB, a part of the L3 cache
+//! loop 3        for MC rows of M: pack A (MC x KC)          each thread its own; 256 KiB, a part of the L2 cache
+//! loop 2          for NR columns of the B block             one packed panel of B, KC x NR: 128 KiB
+//! loop 1            for MR rows of the A block              one packed panel of A, MR x KC: 56 KiB
+//!                     micro-kernel: MR x NR accumulators in registers += MR words of A times NR words of B, KC times
 //! ```
-//! [`loops`] has the nest, [`pack`] packs, [`operand`] reads an operand in place where packing would gain nothing, the micro-kernels
-//! are [`micro_kernel`] (f32) and [`bf16_kernel`] (AVX-512 BF16), [`output`] writes a tile. One row times a matrix is a
-//! GEMV ([`gemv`]).
+//! MR x NR is 14 x 32 with AVX-512. [`loops`] has the nest, [`pack`] packs, [`operand`] reads an operand in place where
+//! packing would gain nothing, the micro-kernels are [`micro_kernel`] (f32) and [`bf16_kernel`] (AVX-512 BF16),
+//! [`output`] writes a tile. One row times a matrix is a GEMV ([`gemv`]).
 //!
 //! Packed operands consist of 32-bit *words*: one f32, or for bf16 dot products two successive elements of K. Two bf16
 //! operands use the bf16 micro-kernel where the CPU has one, else they are widened to f32; an f32 operand beside a bf16
 //! one is rounded to bf16 only if the result is bf16 as well.
 //!
 //! Results depend on the operands and the CPU's instructions alone: an element of `out` is one sum over K in ascending
-//! order, begun again for every block of K (a GEMV adds several such sums). Threads share out tiles, never a sum.
+//! order, started anew for every block of K (a GEMV adds several such sums). Threads divide the tiles, never a sum.
 
 mod bf16_kernel;
 mod gemv;
 mod loops;
+mod matrix;
 mod micro_kernel;
 mod operand;
 mod output;
 mod pack;
-
-use std::ops::Range;
 
 use candle_core::DType;
 use pulp::{Arch, Simd, WithSimd};
 
 use self::loops::Gemm;
 pub(crate) use self::loops::workspace_for;
+pub(crate) use self::matrix::Matrix;
 use self::micro_kernel::F32Kernel;
 use crate::{Element, WriteMode};
-
-/// A matrix in row-major storage, or the transpose of one.
-#[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a, E> {
-    values: &'a [E],
-    rows: usize,
-    columns: usize,
-    /// Elements from one stored row to the next.
-    stride: usize,
-    transposed: bool,
-}
-
-impl<'a, E: Element> Matrix<'a, E> {
-    pub(crate) fn new(values: &'a [E], rows: usize, columns: usize) -> Self {
-        Self::strided(values, rows, columns, columns)
-    }
-
-    /// The first `columns` elements of rows that lie `stride` elements apart.
-    pub(crate) fn strided(values: &'a [E], rows: usize, columns: usize, stride: usize) -> Self {
-        assert!(columns <= stride && values.len() >= extent(rows, columns, stride));
-        Self { values, rows, columns, stride, transposed: false }
-    }
-
-    pub(crate) fn transposed(self) -> Self {
-        Self { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
-    }
-
-    /// A submatrix.
-    fn submatrix(self, rows: Range<usize>, columns: Range<usize>) -> Self {
-        let (first, from) = if self.transposed { (columns.start, rows.start) } else { (rows.start, columns.start) };
-        let values = &self.values[(first * self.stride + from).min(self.values.len())..];
-        Self { values, rows: rows.len(), columns: columns.len(), ..self }
-    }
-}
 
 /// `out_MN = a_MK b_KN`. The rows of `out` lie `stride` elements apart.
 pub(crate) fn multiply<A: Element, B: Element, O: Element>(
@@ -119,20 +86,6 @@ impl<A: Element, B: Element, O: Element> WithSimd for WidestF32<'_, A, B, O> {
             self.0.multiply(F32Kernel::<S, 6, 2>(simd));
         }
     }
-}
-
-/// Elements from the first to the last of a matrix.
-fn extent(rows: usize, columns: usize, stride: usize) -> usize {
-    if rows == 0 || columns == 0 { 0 } else { (rows - 1) * stride + columns }
-}
-
-fn steps(size: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..size).step_by(step).map(move |start| start..size.min(start + step))
-}
-
-/// Chunk `index` of `size` elements of `0..end`.
-fn chunk(index: usize, size: usize, end: usize) -> Range<usize> {
-    index * size..end.min((index + 1) * size)
 }
 
 #[cfg(test)]

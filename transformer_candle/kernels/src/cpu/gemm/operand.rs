@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::Matrix;
+use super::matrix::Matrix;
 use crate::Element;
 
 /// Words of a block of columns that is read in place at most: 4 MiB, a part of the L3 cache.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::DType;
 use pulp::{Simd, WithSimd};
 
-use super::extent;
+use super::matrix::extent;
 use super::micro_kernel::{MAX_TILE, MicroKernel};
 use crate::Element;
 use crate::cpu::disjoint::Disjoint;

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
+use super::matrix::{Matrix, steps};
 use super::micro_kernel::{MicroKernel, ROW_STRIDE};
 use super::operand::RowOperand;
-use super::{Matrix, steps};
 use crate::Element;
 use crate::cpu::simd::prefetch;
 use crate::cpu::transpose::{SIDE, transpose};

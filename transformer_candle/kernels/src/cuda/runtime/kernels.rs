@@ -1,25 +1,22 @@
-//! Kernels: loaded at first use, launched after their arguments were checked against the manifest.
+//! The kernels for a GPU, each loaded at first use.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use candle_core::cuda_backend::cudarc::driver::CudaContext;
 use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute as Attribute;
-use candle_core::cuda_backend::cudarc::driver::{CudaContext, result};
 
-use super::Cuda;
 use super::failure::Context as _;
 use super::module::{Function, Module};
-use crate::cuda::KernelArg;
-use crate::cuda::launch::KernelLaunch;
+use crate::Result;
 use crate::cuda::manifest::{Entry, Manifest};
-use crate::{Error, Result};
 
 /// The text of the manifest and of every PTX file that it lists, by name.
 mod embedded {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }
 
+mod kernel;
 mod variants;
 
 /// Shared memory of a block that needs no attribute.
@@ -28,19 +25,12 @@ const USUAL_SHARED_BYTES: u32 = 48 * 1024;
 /// The kernels for this GPU, by name, with their variants; the first is used without timing.
 pub(super) struct Kernels {
     slots: HashMap<String, Vec<Slot>>,
-    choices: variants::Choices,
+    choices: Choices,
 }
 
 struct Slot {
     entry: Entry,
     function: OnceLock<Function>,
-}
-
-/// A loaded kernel.
-pub(crate) struct Kernel<'a> {
-    cuda: &'a Cuda,
-    entry: &'a Entry,
-    function: &'a Function,
 }
 
 impl Kernels {
@@ -50,7 +40,7 @@ impl Kernels {
             variants.into_iter().map(|entry| Slot { entry, function: OnceLock::new() }).collect()
         };
         let slots = entries.into_iter().map(|(name, variants)| (name, slots(variants))).collect();
-        Ok(Self { slots, choices: variants::Choices::default() })
+        Ok(Self { slots, choices: Choices::default() })
     }
 }
 
@@ -78,68 +68,13 @@ impl Slot {
     }
 }
 
-impl Cuda {
-    /// The kernel of a launch. If it has several variants, the first launch of a shape times them and waits for the
-    /// GPU.
-    pub(crate) fn kernel(&self, launch: &KernelLaunch) -> Result<Kernel<'_>> {
-        let name = &launch.kernel;
-        let Some(variants) = self.0.kernels.slots.get(name) else {
-            let call = format!("looking up the kernel `{name}`");
-            return Err(Error::Cuda { ordinal: self.ordinal(), call, reason: "it was not compiled".to_owned() });
-        };
-        let variant = if variants.len() == 1 { 0 } else { self.variant(launch, variants)? };
-        self.load(&variants[variant])
-    }
+/// The variants chosen so far, by the launch's shape (`KernelLaunch::shape`).
+#[derive(Default)]
+struct Choices(Mutex<HashMap<String, usize>>);
 
-    fn load<'a>(&'a self, slot: &'a Slot) -> Result<Kernel<'a>> {
-        let function = if let Some(function) = slot.function.get() {
-            function
-        } else {
-            let _guard = self.lock_stream();
-            self.enter()?;
-            let loaded = slot.load(&self.0.context)?;
-            slot.function.get_or_init(|| loaded)
-        };
-        Ok(Kernel { cuda: self, entry: &slot.entry, function })
-    }
-}
-
-impl Kernel<'_> {
-    /// A constant that the kernel was compiled with, such as the rows of a tile.
-    ///
-    /// # Panics
-    /// If it has no integer of that name: the manifest is checked in beside the callers.
-    pub(crate) fn constant(&self, name: &str) -> usize {
-        let constant = self.entry.constant(name);
-        constant.unwrap_or_else(|| panic!("the kernel `{}` has no constant `{name}`", self.entry.name))
-    }
-
-    /// Launches `grid` blocks; none if one of the three is 0.
-    ///
-    /// # Errors
-    /// If the values do not match the manifest, or the driver refuses. Nothing was launched then.
-    pub(crate) fn launch(&self, grid: [usize; 3], values: &[KernelArg]) -> Result<()> {
-        let (ordinal, name) = (self.cuda.ordinal(), &self.entry.name);
-        let call = format_args!("cuLaunchKernel of `{name}`");
-        let checked = self.entry.check(grid, values);
-        let Some(mut launch) = checked.map_err(|reason| Error::Cuda { ordinal, call: call.to_string(), reason })?
-        else {
-            return Ok(());
-        };
-        let words = launch.words.iter_mut();
-        let mut arguments: Vec<*mut c_void> = words.map(|word| std::ptr::from_mut(word).cast()).collect();
-        let [x, y, z] = launch.grid;
-        self.cuda.enter()?;
-        // SAFETY: the context is the thread's and the function was loaded into it. There are as many arguments as the
-        // kernel has, each of its type and followed by at least that type's bytes, which the driver copies before it
-        // returns. The addresses are of buffers that the operation checked (`access.rs`) for shape, type and overlap,
-        // and that are freed on this stream, so later.
-        unsafe {
-            let stream = self.cuda.stream().cu_stream();
-            let shared = self.entry.shared_bytes;
-            let block = (launch.threads, 1, 1);
-            result::launch_kernel(self.function.handle(), (x, y, z), block, shared, stream, &mut arguments)
-        }
-        .during(ordinal, call)
+impl Choices {
+    /// A panic elsewhere leaves no choice half made.
+    fn locked(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

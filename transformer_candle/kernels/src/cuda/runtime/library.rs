@@ -9,7 +9,7 @@ use crate::Result;
 pub(super) struct Library(sys::cublasLtHandle_t);
 
 // SAFETY: cuBLASLt's functions may be called from several threads with one handle ("the cuBLASLt library is
-// thread-safe", cuBLAS documentation, 3.1.1), and the handle is destroyed only once nobody has it any more.
+// thread-safe", cuBLAS documentation, 3.1.1), and the handle is destroyed only when the last owner drops it.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}

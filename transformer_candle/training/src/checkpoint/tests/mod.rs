@@ -158,6 +158,7 @@ fn state_at(step: u64) -> TrainerState {
         ]),
         evaluation_loss: None,
         best: Some(BestEvaluation { step: 1, loss: 0.1 + 0.2 }),
+        improvement: None,
         execution: None,
         matmul_algorithms: None,
         ledger: None,

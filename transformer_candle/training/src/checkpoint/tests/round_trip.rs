@@ -162,18 +162,18 @@ fn another_format_version_is_refused() {
 }
 
 #[test]
-fn an_existing_tokenizer_config_is_kept() {
+fn files_beside_the_tokenizer_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokenizer.json");
     fs::write(&path, "{}").unwrap();
-    fs::write(folder.path().join("tokenizer_config.json"), "own").unwrap();
-    fs::write(folder.path().join("special_tokens_map.json"), "map").unwrap();
+    let beside =
+        [("tokenizer_config.json", "own"), ("special_tokens_map.json", "map"), ("chat_template.jinja", "{{}}")];
+    for (name, content) in beside {
+        fs::write(folder.path().join(name), content).unwrap();
+    }
     let files = TokenizerFiles::read(&path, &DocumentTokens::ended_by(0, "<|endoftext|>"), 16).unwrap();
-    let found: Vec<_> = files.iter().collect();
-    assert_eq!(
-        found,
-        [("tokenizer.json", b"{}".as_slice()), ("tokenizer_config.json", b"own"), ("special_tokens_map.json", b"map")]
-    );
+    let found: Vec<_> = files.iter().skip(1).collect();
+    assert_eq!(found, beside.map(|(name, content)| (name, content.as_bytes())));
 }
 
 #[test]

@@ -1,24 +1,12 @@
 //! Which of a kernel's variants a launch takes: timed on the launch's own operands, kept and recalled as the algorithms
 //! of GEMMs are (`matmul.rs`), for variants add in different orders too.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
 
 use super::super::Cuda;
 use super::Slot;
 use crate::cuda::launch::KernelLaunch;
 use crate::{Error, Result};
-
-/// The variants chosen so far, by [`KernelLaunch::shape`].
-#[derive(Default)]
-pub(super) struct Choices(Mutex<HashMap<String, usize>>);
-
-impl Choices {
-    /// A panic elsewhere leaves no choice half made.
-    fn locked(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl Cuda {
     /// The index of the variant that a launch takes.

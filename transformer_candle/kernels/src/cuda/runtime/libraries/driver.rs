@@ -1,32 +1,15 @@
-//! The driver's library, told from the stub that a CUDA toolkit has for linking programs on machines without a driver.
+//! The driver's library. A CUDA toolkit has a stub of it for linking programs on machines without a driver; it is
+//! recognised and refused.
 
 use std::path::{Path, PathBuf};
 
 use candle_core::cuda_backend::cudarc::driver::sys::{self, CUresult};
 use libloading::os::unix::Library;
 
-use super::{Wanted, dotted, load_one};
+use super::wanted::Wanted;
 
-const DRIVER: Wanted = Wanted { name: "cuda", function: "cuInit", remedy: "install a driver of the line 580 or newer" };
-
-/// The oldest driver: of CUDA 12.8, which is the line 570. Its functions are all that is called, and it takes the
-/// kernels' PTX.
-const OLDEST: i32 = 12_080;
-
-/// Loads the driver, and returns the version of CUDA that it is for.
-///
-/// # Errors
-/// A sentence on what is missing or too old, and the way out.
-pub(super) fn load(folders: &[PathBuf]) -> Result<i32, String> {
-    load_one(&DRIVER, folders, None).map_err(|unusable| {
-        unusable.unwrap_or_else(|| format!("no NVIDIA driver was found (libcuda.so.1): {}", DRIVER.remedy))
-    })?;
-    let version = version().map_err(|failure| format!("the NVIDIA driver does not answer: {failure:?}"))?;
-    if version < OLDEST {
-        return Err(format!("the NVIDIA driver is for CUDA {}: {}", dotted(version), DRIVER.remedy));
-    }
-    Ok(version)
-}
+pub(super) const DRIVER: Wanted =
+    Wanted { name: "cuda", function: "cuInit", remedy: "install a driver of the line 580 or newer" };
 
 /// CUDA's version that the driver is for, as 1000 major + 10 minor.
 pub(in super::super) fn version() -> Result<i32, CUresult> {

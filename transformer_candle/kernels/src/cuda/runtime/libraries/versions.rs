@@ -4,7 +4,7 @@ use candle_core::cuda_backend::cudarc::cublas::sys as blas;
 use candle_core::cuda_backend::cudarc::cublaslt::sys as lt;
 use libloading::os::unix::Library;
 
-use super::Wanted;
+use super::wanted::Wanted;
 
 /// Major, minor, patch.
 type Version = [i32; 3];

@@ -19,7 +19,7 @@ use crate::cuda::matmul_shape::{ColumnMajor, ColumnMajorMatmul, Shape};
 
 type Result<T, E = CublasError> = std::result::Result<T, E>;
 
-/// A GEMM without its addresses, as the library wants it told.
+/// The descriptors by which the library knows a GEMM without its addresses.
 pub(super) struct Descriptors {
     pub(super) operation: Operation,
     pub(super) left: Layout,

@@ -13,7 +13,7 @@ const GEMMS_PER_SAMPLE: usize = 10;
 const SAMPLES: usize = 5;
 
 impl Cuda {
-    /// Floating-point operations a second of the BF16 GEMM y = x W^T of square matrices, accumulated in f32, in this
+    /// Floating-point operations per second of the BF16 GEMM y = x W^T of square matrices, accumulated in f32, in this
     /// moment. A size of 8192 shows a GPU's best. Takes 6 bytes times the square of the size, and 32 MiB, while it
     /// runs.
     ///

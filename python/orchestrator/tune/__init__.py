@@ -1,0 +1,1 @@
+"""`orchestrate tune`: hyperparameter search with Optuna over the keys of a config."""

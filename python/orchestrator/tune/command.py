@@ -1,0 +1,114 @@
+"""`orchestrate tune`: what was typed becomes a study, which is searched, and its winner trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import _native, signals
+from orchestrator.command_error import CommandError
+from orchestrator.paths import Roots, shown
+from orchestrator.run_files import TRAINING_CONFIG
+from orchestrator.screen import heading, plain, step
+
+if TYPE_CHECKING:
+    from orchestrator.tune.search import Plan
+
+NEEDED = ("optuna", "plotly")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed."""
+
+    space: Path
+    experiment: str | None
+    config: Path | None
+    study: str | None
+    trials: int
+    jobs: int
+    tokens: str | None
+    evaluations: int
+    sampler: str
+    pruner: str
+    seed: int
+    seeds: int
+
+
+def run(request: Request) -> None:
+    """Search, write the best config and the report, train base and winner, and print the result."""
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise CommandError(f"searches need {' and '.join(missing)}: pip install 'transformer-candle[tune]'")
+    from orchestrator.tune import search, winner
+
+    roots = Roots.from_environment()
+    plan = _plan(request, roots)
+    with _native.RunLock(plan.folder.absolute()) as lock, signals.on_forced_exit(lock.release):
+        study = search.open_study(plan)
+        step("study", shown(plan.folder))
+        step("space", ", ".join(plan.space.parameters))
+        step("trials", _length(plan))
+        search.Search(plan, study).run()
+        trial = winner.best_trial(study, plan.folder)
+        written = [winner.write_best(plan, trial), winner.write_report(study, plan.folder)]
+        compared = winner.retrain(plan, trial, request.seeds, roots.target) if request.seeds else []
+        winner.show(plan, study, trial, compared)
+        heading("Where it is")
+        for path in written:
+            plain(shown(path))
+        plain(f"optuna-dashboard sqlite:///{shown(plan.folder / search.DATABASE)}")
+
+
+def _plan(request: Request, roots: Roots) -> Plan:
+    from orchestrator.tune import space
+    from orchestrator.tune.search import Plan
+    from orchestrator.tune.trial_config import check_bounds, open_base
+
+    searched = space.read(request.space)
+    config = _config(request, roots)
+    if not config.is_file():
+        raise CommandError(
+            f"there is no {shown(config)}: prepare the run with `orchestrate --launch none --experiment NAME`"
+        )
+    try:
+        tokens = space.count(request.tokens)
+    except ValueError as problem:
+        raise CommandError(f"--tokens {problem}") from None
+    threads = None
+    if request.jobs > 1:
+        threads = max(1, (os.cpu_count() or 1) // request.jobs)
+    base = open_base(config, tokens, threads)
+    if request.jobs > 1 and _is_on_gpu(base.values["runtime"]["device"]):
+        raise CommandError("--jobs is for CPUs: trials on a GPU run one at a time; add --device cpu or leave it out")
+    check_bounds(base, searched)
+    name = request.study or f"{config.absolute().parent.name}-tune"
+    folder = roots.place(name, None).folder.absolute()
+    return Plan(
+        folder, base, searched, request.trials, request.jobs, request.evaluations, request.sampler, request.pruner,
+        request.seed,
+    )  # fmt: skip
+
+
+def _config(request: Request, roots: Roots) -> Path:
+    if request.config is not None and request.experiment is None:
+        return request.config
+    if request.experiment is not None and request.config is None:
+        return roots.place(request.experiment, None).folder / TRAINING_CONFIG
+    raise CommandError("say which run to vary: --experiment NAME or --config FILE")
+
+
+def _is_on_gpu(device: str) -> bool:
+    if device != "auto":
+        return device != "cpu"
+    try:
+        return any(gpu.refusal is None for gpu in _native.gpus())
+    except _native.ConfigError:
+        return False
+
+
+def _length(plan: Plan) -> str:
+    one = f"{plan.trials} of {plan.base.tokens:,} tokens, evaluated {plan.evaluations} times"
+    return one if plan.jobs == 1 else f"{one}; {plan.jobs} at a time with {plan.base.threads} threads each"

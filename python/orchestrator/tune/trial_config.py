@@ -1,0 +1,175 @@
+"""The configs of a study: the base run with a trial's values, at a fixed number of tokens."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import _native
+from orchestrator.base_config import FORMATS
+from orchestrator.command_error import CommandError
+from orchestrator.input_files import read_text
+from orchestrator.paths import shown
+from orchestrator.run_files import STREAMING_CONFIG, TRAINING_CONFIG
+from orchestrator.tune.space import Space, value_of
+
+
+@dataclass(frozen=True)
+class Base:
+    """The run that a study varies."""
+
+    config: Path
+    text: str
+    values: dict[str, Any]
+    """Every key of the config as it is written."""
+    tokenizer: Path
+    tokens: int
+    """Tokens that a trial trains on."""
+    full_tokens: int
+    """Tokens of the config's own run, and of the winner's."""
+    threads: int | None
+    """CPU threads of a trial; None for the config's own number."""
+
+    def trial_values(self, overrides: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+        """Return a config's values with some changed and `total_steps` for a number of tokens.
+
+        Raises:
+            ConfigError: The values contradict each other.
+        """
+        chosen = dict(overrides)
+        if "data.sequences_per_step" in chosen:
+            # The split into micro-batches changes results by rounding only.
+            chosen = {"data.batch_size": "auto", "data.gradient_accumulation_steps": None} | chosen
+        chosen["scheduler.total_epochs"] = None
+        values = self._parsed(chosen)
+        tokens_per_step = values["data"]["sequences_per_step"] * values["data"]["sequence_length"]
+        steps = max(1, round(tokens / tokens_per_step))
+        chosen["scheduler.total_steps"] = steps
+        warmup, base_steps = values["scheduler"]["warmup_steps"], values["scheduler"]["total_steps"]
+        if warmup and "scheduler.warmup_steps" not in overrides:
+            chosen["scheduler.warmup_steps"] = round(warmup * steps / base_steps)
+        return self._parsed(chosen)
+
+    def _parsed(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        text = [f"{key}={_written(value)}" for key, value in overrides.items()]
+        return _native.parse_config(self.text, FORMATS[self.config.suffix], text, self.config)
+
+    def write(self, folder: Path, values: dict[str, Any]) -> Path:
+        """Write a run's files into a folder and return the path of its config."""
+        folder.mkdir(parents=True, exist_ok=True)
+        streaming = self.config.with_name(STREAMING_CONFIG)
+        if streaming.exists():
+            shutil.copyfile(streaming, folder / STREAMING_CONFIG)
+        values = {**values, "tokenizer": {**values["tokenizer"], "tokenizer_json": str(self.tokenizer)}}
+        config = folder / TRAINING_CONFIG
+        config.write_text(_native.config_to_yaml(values), encoding="utf-8")
+        return config
+
+
+def open_base(config: Path, tokens: int | None, threads: int | None) -> Base:
+    """Return the run of a config that is ready to train.
+
+    Args:
+        config: A config with its tokenizer and data, as `orchestrate --launch none` leaves it.
+        tokens: Tokens of a trial; None for those of the config.
+        threads: CPU threads of a trial.
+    """
+    if config.suffix not in FORMATS:
+        raise CommandError(f"--config {shown(config)}: the name must end in .yaml, .toml or .json")
+    run = _native.RunConfig.load(config)
+    resolved = run.to_dict()
+    if resolved["data"]["mixture"] or resolved["data"]["train_shards"] or config.with_name(STREAMING_CONFIG).exists():
+        text = read_text(config)
+    else:
+        raise CommandError(f"{shown(config)} names no data: prepare the run with `orchestrate --launch none`")
+    steps = resolved["scheduler"]["total_steps"]
+    if steps is None:
+        raise CommandError(
+            f"{shown(config)} gives scheduler.total_epochs: a search compares runs of equal tokens, so give total_steps"
+        )
+    values = _native.parse_config(text, FORMATS[config.suffix], [], config)
+    full = steps * resolved["data"]["sequences_per_step"] * resolved["data"]["sequence_length"]
+    tokenizer = Path(resolved["tokenizer"]["tokenizer_json"])
+    return Base(config.absolute(), text, values, tokenizer, tokens or full, full, threads)
+
+
+def overrides_of(base: Base, space: Space, point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that a trial sets: the searched ones, and the sizes that a fixed number of parameters gives."""
+    overrides = dict(point)
+    if space.fixed_parameters is not None:
+        overrides |= _sizes(base, overrides, space.fixed_parameters)
+    return overrides
+
+
+def _sizes(base: Base, overrides: Mapping[str, Any], parameters: int) -> dict[str, Any]:
+    """Return the hidden size nearest to a number of parameters, with the base's heads and width of the MLP.
+
+    The parameters of a model grow with its hidden size, so the size is bracketed, then bisected.
+    """
+    model = base.values["model"]
+    head = model["head_dim"] or model["hidden_size"] // model["num_attention_heads"]
+    group = model["num_attention_heads"] // (model["num_key_value_heads"] or model["num_attention_heads"])
+    ratio = model["intermediate_size"] / model["hidden_size"]
+
+    def sizes(kv_heads: int) -> dict[str, Any]:
+        hidden = head * group * kv_heads
+        return {
+            "model.hidden_size": hidden,
+            "model.intermediate_size": max(16, round(ratio * hidden / 16) * 16),
+            "model.num_attention_heads": group * kv_heads,
+            "model.num_key_value_heads": kv_heads,
+        }
+
+    def count(kv_heads: int) -> int:
+        return parameters_of(base, {**overrides, **sizes(kv_heads)})
+
+    low, high = 1, 2
+    while count(high) < parameters:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(middle) < parameters else (low, middle)
+    nearest = min((low, high), key=lambda kv_heads: abs(count(kv_heads) - parameters))
+    return sizes(nearest)
+
+
+def parameters_of(base: Base, overrides: Mapping[str, Any]) -> int:
+    """Return the number of parameters of a model."""
+    text = [f"{key}={_written(value)}" for key, value in overrides.items()]
+    text += [f"tokenizer.tokenizer_json={base.tokenizer}", "runtime.device=cpu"]
+    return _native.memory_plan(_native.RunConfig.load_for_planning(base.config, text)).parameters
+
+
+def check_bounds(base: Base, space: Space) -> None:
+    """Check the values at the ends of every range against the config, each by itself.
+
+    Raises:
+        CommandError: All that the config refuses.
+    """
+    problems = []
+    for key, values in space.parameters.items():
+        if isinstance(value_of(base.values, key), (dict, list)):
+            problems.append(f"{key}: is a list or a section of the config, which is not searched")
+        for value in values.bounds():
+            try:
+                base.trial_values({key: value}, base.tokens)
+            except _native.ConfigError as error:
+                problems += _about(key, str(error))
+    if problems:
+        raise CommandError("\n".join(["the search space holds what no config may have:", *dict.fromkeys(problems)]))
+
+
+def _about(key: str, message: str) -> list[str]:
+    """Return the lines of a config's problems that name a key, from the key on."""
+    found = [line[line.index(f"{key}: ") :] for line in message.splitlines() if f"{key}: " in line]
+    return [line.replace(" (given by --override)", "") for line in found]
+
+
+def _written(value: Any) -> str:
+    """Return a value as an override has it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,147 @@
+"""After the search: the best config as YAML, plots, and the winner trained beside the base with several seeds."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from orchestrator import _native, launch
+from orchestrator.command_error import CommandError
+from orchestrator.launch import Job
+from orchestrator.screen import heading, plain, step
+from orchestrator.settings import Launch
+from orchestrator.tune.search import OVERRIDES, Plan, shown_value
+from orchestrator.tune.trial_config import Base
+
+BEST, REPORT = "best.yaml", "report.html"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Final held-out losses of one config, one per seed."""
+
+    name: str
+    losses: list[float]
+
+    @property
+    def text(self) -> str:
+        """The mean and the standard deviation."""
+        deviation = f", standard deviation {stdev(self.losses):.4f}" if len(self.losses) > 1 else ""
+        return f"loss {mean(self.losses):.4f}{deviation} over {len(self.losses)} seeds"
+
+
+def best_trial(study: optuna.Study, folder: Path) -> FrozenTrial:
+    """Return the complete trial with the lowest loss."""
+    try:
+        return study.best_trial
+    except ValueError:
+        raise CommandError(
+            f"no trial of {folder} was trained to its end: its trials are all pruned or refused"
+        ) from None
+
+
+def best_values(base: Base, trial: FrozenTrial) -> dict[str, Any]:
+    """Return the config of a trial as a run of the base's length."""
+    return base.trial_values(trial.user_attrs[OVERRIDES], base.full_tokens)
+
+
+def write_best(plan: Plan, trial: FrozenTrial) -> Path:
+    """Write the best config and return its path."""
+    path = plan.folder / BEST
+    path.write_text(_native.config_to_yaml(best_values(plan.base, trial)), encoding="utf-8")
+    return path
+
+
+def write_report(study: optuna.Study, folder: Path) -> Path:
+    """Write a page with the study's history, importances and parallel coordinates, and return its path.
+
+    Importances are PED-ANOVA's (Watanabe et al. 2023), which needs two complete trials and two parameters that vary.
+    """
+    from optuna.importance import PedAnovaImportanceEvaluator
+    from optuna.visualization import plot_optimization_history, plot_parallel_coordinate, plot_param_importances
+
+    plots = [plot_optimization_history(study), plot_parallel_coordinate(study)]
+    if len(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))) > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of few trials, whose importances are rough
+            plots.insert(1, plot_param_importances(study, evaluator=PedAnovaImportanceEvaluator()))
+    parts = [plot.to_html(full_html=False, include_plotlyjs=number == 0) for number, plot in enumerate(plots)]
+    name = escape(study.study_name)
+    page = f"<!doctype html><meta charset='utf-8'><title>{name}</title><h1>{name}</h1>\n" + "\n".join(parts) + "\n"
+    path = folder / REPORT
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def retrain(plan: Plan, trial: FrozenTrial, seeds: int, target: Path | None) -> list[Comparison]:
+    """Train the base and the winner to their full length with several seeds, as ordinary runs; resume those begun."""
+    configs = {"base": {}, "winner": trial.user_attrs[OVERRIDES]}
+    compared = []
+    for name, overrides in configs.items():
+        losses = []
+        for seed in range(1, seeds + 1):
+            values = plan.base.trial_values({**overrides, "runtime.seed": seed}, plan.base.full_tokens)
+            losses.append(_train(plan, plan.folder / f"{name}-seed-{seed}", values, target))
+        compared.append(Comparison(name, losses))
+    return compared
+
+
+def _train(plan: Plan, folder: Path, values: dict[str, Any], target: Path | None) -> float:
+    """Train a run unless it has ended, and return its last held-out loss."""
+    begun = (folder / "checkpoints" / "latest").exists()
+    total = values["scheduler"]["total_steps"]
+    last = _last_evaluation(folder)
+    if last is None or last["step"] < total:
+        step("training", f"{folder.name} in {folder}")
+        job = Job(plan.base.write(folder, values), resume="latest" if begun else None)
+        code = launch.start(job.words(), Launch.AUTO, target)
+        if code != 0:
+            raise CommandError(
+                f"the run {folder.name} ended with exit code {code}: the same command continues it", code
+            )
+        last = _last_evaluation(folder)
+    if last is None:
+        raise CommandError(f"{folder} has no evaluation: set runtime.evaluation.every_n_steps")
+    return float(last["loss"])
+
+
+def _last_evaluation(folder: Path) -> dict[str, Any] | None:
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    rows = [json.loads(line) for line in lines if line.startswith('{"kind":"evaluation"')]
+    return rows[-1] if rows else None
+
+
+def show(plan: Plan, study: optuna.Study, trial: FrozenTrial, compared: list[Comparison]) -> None:
+    """Print the result of a study."""
+    states = [ended.state.name for ended in study.get_trials(deepcopy=False)]
+    heading("What the search found")
+    plain(f"{states.count('COMPLETE')} trials complete, {states.count('PRUNED')} pruned or not trained")
+    plain(f"best: trial {trial.number}, loss {trial.value:.4f} after {plan.base.tokens:,} tokens")
+    for key, value in trial.user_attrs[OVERRIDES].items():
+        plain(f"  {key}: {shown_value(value)}")
+    if compared:
+        heading(f"Trained on {plan.base.full_tokens:,} tokens")
+        width = max(len(comparison.name) for comparison in compared)
+        for comparison in compared:
+            plain(f"{comparison.name:<{width}}  {comparison.text}")
+        plain(_verdict(*compared))
+
+
+def _verdict(base: Comparison, winner: Comparison) -> str:
+    gain = mean(base.losses) - mean(winner.losses)
+    if len(base.losses) < 2:
+        return f"the winner's loss is {abs(gain):.4f} {'lower' if gain > 0 else 'higher'}"
+    deviation = max(stdev(base.losses), stdev(winner.losses))
+    of = f", {abs(gain) / deviation:.1f} standard deviations" if deviation else ""
+    return f"the winner's loss is {abs(gain):.4f} {'lower' if gain > 0 else 'higher'}{of}"

@@ -1,0 +1,244 @@
+"""Reads metrics.jsonl as a run appends to it: each byte once, in bounded memory, whatever it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from orchestrator.input_files import check_regular
+
+Row = dict[str, Any]
+
+WINDOW = 100
+"""The newest rows of a kind that are kept whole, for means and medians."""
+MAX_POINTS = 4096
+"""Points that a curve keeps: four times the dots across the widest terminals."""
+MAX_TEXTS = 8
+"""Pieces of advice that are kept, and samples."""
+PIECE = 4 << 20
+"""Bytes parsed at a time."""
+MAX_LINE = 16 << 20
+"""A longer line is none of a trainer's."""
+OVERLAP = 256
+"""Bytes before the position that must still be there for the file to be the same."""
+FREQUENT = (b'{"kind":"train"', b'{"kind":"utilization"')
+"""How lines begin of which a long file has too many to parse each."""
+KIND = slice(9, 14)
+"""The bytes in which these lines differ."""
+
+
+class TrainPoint(NamedTuple):
+    """What curves show of a step; none where the line has no finite number."""
+
+    step: int
+    loss: float | None
+    learning_rate: float | None
+    grad_norm: float | None
+    tokens_per_second: float | None
+
+
+@dataclass
+class Curve:
+    """Points of a run from its first step to its last. When they get too many, every second one is dropped."""
+
+    points: list[Any] = field(default_factory=list)
+    stride: int = 1
+    offered: int = 0
+
+    def offer(self, point: object) -> None:
+        """Add the next point, if it is one of those that are kept."""
+        if self.offered % self.stride == 0:
+            self.points.append(point)
+        self.offered += 1
+        if len(self.points) > MAX_POINTS:
+            self.points = self.points[::2]
+            self.stride *= 2
+
+    def skip(self) -> bool:
+        """Pass over the next point if it would be dropped; return whether it was."""
+        dropped = self.offered % self.stride != 0
+        self.offered += dropped
+        return dropped
+
+
+@dataclass
+class Metrics:
+    """What the lines read so far say."""
+
+    train: Curve = field(default_factory=Curve)
+    evaluations: Curve = field(default_factory=Curve)
+    recent: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """The newest train rows."""
+    utilization: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    evaluation: Row | None = None
+    best: Row | None = None
+    """The evaluation with the lowest loss."""
+    samples: dict[str, Row] = field(default_factory=dict)
+    """The newest sample of each prompt, the newest last."""
+    advice: dict[str, Row] = field(default_factory=dict)
+    """By its text, the newest last."""
+    end: Row | None = None
+    """Why training ended; none if a later line follows."""
+    step: int = 0
+    """The last line's."""
+    lines: int = 0
+    damaged: int = 0
+    """Lines that are not a row of metrics."""
+
+    def add(self, row: Row) -> None:
+        """Take in a row. Kinds that are not known are passed over."""
+        self.lines += 1
+        self.step = row["step"]
+        kind = row["kind"]
+        self.end = row if kind == "end" else None
+        if kind == "train":
+            self.recent.append(row)
+            self.train.offer(_point(row))
+        elif kind == "evaluation":
+            self._add_evaluation(row)
+        elif kind == "utilization":
+            self.utilization.append(row)
+        elif kind == "sample":
+            _keep(self.samples, str(row.get("prompt", "")), row)
+        elif kind == "advice":
+            _keep(self.advice, str(row.get("text", "")), row)
+
+    def train_points(self) -> list[TrainPoint]:
+        """Return the points of the curves, the newest step among them."""
+        points: list[TrainPoint] = self.train.points
+        if self.recent and self.recent[-1]["step"] > points[-1].step:
+            return [*points, _point(self.recent[-1])]
+        return points
+
+    def _add_evaluation(self, row: Row) -> None:
+        self.evaluation = row
+        loss = number(row, "loss")
+        if loss is None:
+            return
+        self.evaluations.offer((row["step"], loss))
+        if self.best is None or loss < self.best["loss"]:
+            self.best = row
+
+
+class MetricsFile:
+    """The file of a run that grows, is rewound by a resume, is replaced or not there."""
+
+    def __init__(self) -> None:
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.metrics = Metrics()
+        self.position = 0
+        self.size = 0
+        self._before = b""
+        """The last bytes before the position."""
+        self._partial = b""
+        """The beginning of a line whose end is not written yet."""
+        self._in_endless_line = False
+
+    @property
+    def has_more(self) -> bool:
+        """Whether more has been written than was read so far."""
+        return self.position < self.size
+
+    def read(self, path: Path, budget: int) -> None:
+        """Read what is new, `budget` bytes at most; a file that is not the one read before, from its beginning.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        check_regular(path)
+        try:
+            file = path.open("rb", buffering=0)
+        except FileNotFoundError:
+            self._start_over()
+            return
+        with file:
+            self.size = os.fstat(file.fileno()).st_size
+            if self.size < self.position or not self._continues(file.fileno()):
+                self._start_over()
+                self.size = os.fstat(file.fileno()).st_size
+            file.seek(self.position)
+            while budget > 0 and (piece := file.read(min(PIECE, budget))):
+                budget -= len(piece)
+                self.position += len(piece)
+                self._before = (self._before + piece)[-OVERLAP:]
+                self._take(piece)
+            self.size = max(self.size, self.position)
+
+    def _continues(self, descriptor: int) -> bool:
+        """Whether the bytes before the position are those that were read: another file's have other times."""
+        start = self.position - len(self._before)
+        return os.pread(descriptor, len(self._before), start) == self._before
+
+    def _take(self, piece: bytes) -> None:
+        """Parse the whole lines; of frequent kinds those of curves and the newest."""
+        lines = (self._partial + piece).split(b"\n")
+        self._partial = lines.pop()
+        if len(self._partial) > MAX_LINE:
+            self._partial = b""
+            self.metrics.damaged += not self._in_endless_line
+            self._in_endless_line = True
+        if lines and self._in_endless_line:
+            del lines[0]
+            self._in_endless_line = False
+        kinds = [line[KIND] if line.startswith(FREQUENT) else b"" for line in lines]
+        left = Counter(kinds)
+        for line, kind in zip(lines, kinds, strict=True):
+            if kind:
+                left[kind] -= 1
+                if left[kind] >= WINDOW and self._skips(kind):
+                    continue
+            self._add_line(line)
+
+    def _skips(self, kind: bytes) -> bool:
+        """Whether a line that is not among the newest need not be parsed."""
+        skipped = kind != FREQUENT[0][KIND] or self.metrics.train.skip()
+        self.metrics.lines += skipped
+        return skipped
+
+    def _add_line(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        row = None
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line, parse_constant=_none)
+        if isinstance(row, dict) and isinstance(row.get("kind"), str) and _is_step(row.get("step")):
+            self.metrics.add(row)
+        else:
+            self.metrics.damaged += 1
+
+
+def number(row: Row | None, key: str) -> float | None:
+    """Return the finite number that a row has under a key."""
+    value = row.get(key) if row else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    with contextlib.suppress(OverflowError):
+        return float(value) if math.isfinite(value) else None
+    return None
+
+
+def _none(_constant: str) -> None:
+    """Return what stands for NaN and the infinities, which are not JSON."""
+
+
+def _point(row: Row) -> TrainPoint:
+    return TrainPoint(row["step"], *(number(row, key) for key in TrainPoint._fields[1:]))
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64
+
+
+def _keep(rows: dict[str, Row], key: str, row: Row) -> None:
+    rows.pop(key, None)
+    rows[key] = row
+    if len(rows) > MAX_TEXTS:
+        del rows[next(iter(rows))]

@@ -1,0 +1,293 @@
+"""What a run's files say of it at one moment: state, progress, loss, speed, checkpoints, warnings."""
+
+from __future__ import annotations
+
+import enum
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from orchestrator.input_files import read_text
+from orchestrator.screen import duration
+from orchestrator.watch import checkpoints
+from orchestrator.watch.checkpoints import Checkpoint
+from orchestrator.watch.metrics_file import Metrics, Row, number
+from orchestrator.watch.run_directory import METRICS, last_change
+from orchestrator.watch.trainer_lock import Held, TrainerLock
+
+BETWEEN = {"save": "save_seconds", "evaluation": "evaluation_seconds"}
+"""What takes time between steps, and the keys of the seconds since the train row before."""
+MIN_SILENCE = 60.0
+"""Seconds without a line after which a run whose lock cannot be asked counts as silent, at least."""
+SILENT_STEPS = 10
+"""Steps that may take place without their line before a run counts as silent."""
+
+
+class State(enum.Enum):
+    """What a run is doing."""
+
+    NOT_STARTED = "not started"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    ENDED = "ended"
+    KILLED = "killed"
+    SILENT = "silent"
+    REMOVED = "removed"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be expected unless somebody resumes the run."""
+        return self in (State.STOPPED, State.ENDED, State.KILLED, State.REMOVED)
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run at one moment. Times are in seconds; what is not known is none."""
+
+    directory: Path
+    state: State
+    detail: str
+    """Who trains, why it ended, how to resume: a part of a sentence."""
+    metrics: Metrics
+    lock: TrainerLock
+    step: int
+    total_steps: int | None
+    latest: Checkpoint | None
+    best: Checkpoint | None
+    line_age: float | None
+    """Since the last line of metrics."""
+    now: float
+    warnings: list[str]
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.directory.absolute().name
+
+    @property
+    def progress(self) -> float | None:
+        """The steps taken, of 1."""
+        return min(1.0, self.step / self.total_steps) if self.total_steps else None
+
+    @property
+    def train(self) -> Row | None:
+        """The last train row."""
+        return self.metrics.recent[-1] if self.metrics.recent else None
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Median step time of the last lines, with the time of saving and evaluating that a step takes on average."""
+        steps = _present(number(row, "step_seconds") for row in self.metrics.recent)
+        if not steps:
+            return None
+        between = (_between_steps(self.metrics, key) for key in BETWEEN.values())
+        return statistics.median(steps) + sum(_present(between))
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds until the last step, while the run trains."""
+        seconds = self.seconds_per_step
+        if self.state is not State.RUNNING or not self.total_steps or seconds is None:
+            return None
+        return max(0, self.total_steps - self.step) * seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Median of the last steps."""
+        speeds = _present(number(row, "tokens_per_second") for row in self.metrics.recent)
+        return statistics.median(speeds) if speeds else None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Parts of a step's time, of 1: computing, waiting for data, and what the trainer records of the rest."""
+        step, wait = (_mean(self.metrics, key) for key in ("step_seconds", "data_wait_seconds"))
+        between = {share: _between_steps(self.metrics, key) for share, key in BETWEEN.items()}
+        if not step or wait is None:
+            return {}
+        total = step + sum(_present(between.values()))
+        seconds = {"compute": max(0.0, step - wait), "data_wait": wait, **between}
+        return {share: value / total for share, value in seconds.items() if value is not None}
+
+    @property
+    def utilization(self) -> Row | None:
+        """The last sample of the GPU or the process."""
+        return self.metrics.utilization[-1] if self.metrics.utilization else None
+
+    @property
+    def sample(self) -> Row | None:
+        """The last text that the run generated."""
+        return next(reversed(self.metrics.samples.values()), None)
+
+
+def assess(directory: Path, metrics: Metrics, lock: TrainerLock, removed: bool, now: float) -> Status:
+    """Return the status of a run whose metrics have been read; `now` is in Unix seconds."""
+    config = _resolved_config(directory)
+    folder = checkpoints.directory_of(directory, config)
+    latest = checkpoints.newest(folder)
+    total = _section(config, "scheduler").get("total_steps")
+    total = total if type(total) is int and total > 0 else None
+    written = last_change(directory) if (directory / METRICS).exists() else None
+    age = None if written is None else max(0.0, now - written)
+    state, detail = _state(metrics, lock, latest, total, age) if not removed else (State.REMOVED, "")
+    return Status(
+        directory=directory,
+        state=state,
+        detail=detail,
+        metrics=metrics,
+        lock=lock,
+        step=metrics.step,
+        total_steps=total,
+        latest=latest,
+        best=checkpoints.named(folder, "best"),
+        line_age=age,
+        now=now,
+        warnings=list(_warnings(metrics, state, age, latest)),
+    )
+
+
+def _state(
+    metrics: Metrics, lock: TrainerLock, latest: Checkpoint | None, total: int | None, age: float | None
+) -> tuple[State, str]:
+    """Return what the run is doing, and the rest of the sentence about it."""
+    if lock.held is Held.YES:
+        return (State.RUNNING if metrics.recent else State.STARTING), _trainer(lock)
+    if metrics.end is not None:
+        return _ended(metrics.end)
+    if lock.held is Held.UNKNOWN and metrics.lines:
+        return _judged_by_age(metrics, lock, age)
+    if not metrics.recent:
+        return (State.NOT_STARTED, "") if latest is None else (State.STOPPED, f"and saved at step {latest.step:,}")
+    # A trainer that records the time of saving records its end as well.
+    records_end = any("save_seconds" in row for row in metrics.recent)
+    if latest is not None and latest.step >= metrics.step and not records_end:
+        if total is not None and metrics.step >= total:
+            return State.ENDED, "all steps are done"
+        return State.STOPPED, f"and saved at step {latest.step:,}"
+    return State.KILLED, f"or failed after step {metrics.step:,}"
+
+
+def _ended(end: Row) -> tuple[State, str]:
+    reason = str(end.get("reason", "no reason is given"))
+    if reason.startswith(State.STOPPED.value):
+        return State.STOPPED, reason.removeprefix(State.STOPPED.value).strip()
+    return State.ENDED, reason
+
+
+def _judged_by_age(metrics: Metrics, lock: TrainerLock, age: float | None) -> tuple[State, str]:
+    """Return the state of a run on another machine, whose lock only that machine knows."""
+    where = f"on {lock.host}" if lock.host else "on another machine"
+    if age is None or age > _longest_silence(metrics):
+        since = "" if age is None else f" for {duration(age)}"
+        return State.SILENT, f"no line{since} {where}"
+    return State.RUNNING, f"{where} as far as its files tell"
+
+
+def _longest_silence(metrics: Metrics) -> float:
+    """Return the seconds without a line that are usual for a run: some steps, a save and an evaluation."""
+    step, save, evaluation = (
+        max(_present(number(row, key) for row in metrics.recent), default=0.0)
+        for key in ("step_seconds", "save_seconds", "evaluation_seconds")
+    )
+    steps = [row["step"] for row in metrics.recent]
+    between_lines = max((later - step for step, later in pairwise(steps)), default=1)
+    return max(MIN_SILENCE, (between_lines + SILENT_STEPS) * step + 2 * (save + evaluation))
+
+
+def _trainer(lock: TrainerLock) -> str:
+    where = "on this machine" if lock.is_on_this_machine else f"on {lock.host}"
+    return where if lock.pid is None else f"process {lock.pid} {where}"
+
+
+def _warnings(metrics: Metrics, state: State, age: float | None, latest: Checkpoint | None) -> Iterable[str]:
+    """Return what somebody who watches should know, one sentence each."""
+    if state is State.KILLED and latest is None:
+        yield "there is no checkpoint: the run has to start again"
+    elif state is State.KILLED and latest is not None:
+        yield f"--resume starts from step {latest.step:,} and repeats {max(0, metrics.step - latest.step):,} steps"
+    if state is State.SILENT:
+        yield "the run was stopped or killed, or its files are not copied any more"
+    if state is State.RUNNING and age is not None and age > _longest_silence(metrics):
+        yield f"no line for {duration(age)}: the run waits for data, evaluates, saves, or hangs"
+    last = metrics.recent[-1] if metrics.recent else None
+    if last is not None and number(last, "loss") is None:
+        yield f"the loss of step {last['step']:,} is not finite"
+    elif last is not None and number(last, "grad_norm") is None:
+        yield f"the gradient norm of step {last['step']:,} is not finite; the step changed no weight"
+    if metrics.damaged:
+        lines = "1 line" if metrics.damaged == 1 else f"{metrics.damaged:,} lines"
+        yield f"{lines} of {METRICS} could not be read and were left out"
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    """Return a status as one JSON object; times are in seconds, shares of 1."""
+    train, evaluation = status.train, status.metrics.evaluation
+    return {
+        "experiment": status.name,
+        "directory": str(status.directory.absolute()),
+        "state": status.state.value,
+        "detail": status.detail,
+        "trainer": {"held": status.lock.held.value, "pid": status.lock.pid, "host": status.lock.host},
+        "step": status.step,
+        "total_steps": status.total_steps,
+        "progress": status.progress,
+        "eta_seconds": status.eta,
+        "line_age_seconds": status.line_age,
+        "train": train,
+        "tokens_per_second": status.tokens_per_second,
+        "seconds_per_step": status.seconds_per_step,
+        "shares": status.shares,
+        "evaluation": evaluation,
+        "best_evaluation": status.metrics.best,
+        "checkpoint": _checkpoint_json(status.latest, status.now),
+        "best_checkpoint": _checkpoint_json(status.best, status.now),
+        "utilization": status.utilization,
+        "sample": status.sample,
+        "advice": list(status.metrics.advice.values()),
+        "warnings": status.warnings,
+        "lines": status.metrics.lines,
+        "damaged_lines": status.metrics.damaged,
+    }
+
+
+def _checkpoint_json(checkpoint: Checkpoint | None, now: float) -> dict[str, Any] | None:
+    if checkpoint is None:
+        return None
+    age = max(0.0, now - checkpoint.saved_at)
+    return {"path": str(checkpoint.path.absolute()), "step": checkpoint.step, "age_seconds": age}
+
+
+def _resolved_config(run: Path) -> dict[str, Any]:
+    """Return the config that the trainer wrote; an empty one where there is none that can be read."""
+    try:
+        config = json.loads(read_text(run / "resolved_config.json"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _mean(metrics: Metrics, key: str) -> float | None:
+    """Return the mean of a number of the last steps that have a line."""
+    values = _present(number(row, key) for row in metrics.recent)
+    return statistics.fmean(values) if values else None
+
+
+def _between_steps(metrics: Metrics, key: str) -> float | None:
+    """Return the seconds per step of what is counted from line to line, whether each step has a line or not."""
+    rows = list(metrics.recent)
+    values = _present(number(row, key) for row in rows[1:])
+    steps = rows[-1]["step"] - rows[0]["step"] if rows else 0
+    return sum(values) / steps if values and steps > 0 else None
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

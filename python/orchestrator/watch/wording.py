@@ -1,0 +1,207 @@
+"""A status in words: the lines that the live panel and plain text share, and `--once`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from orchestrator.screen import amount, duration
+from orchestrator.terminal import escaped
+from orchestrator.watch import chart
+from orchestrator.watch.checkpoints import Checkpoint
+from orchestrator.watch.metrics_file import Row, TrainPoint, number
+from orchestrator.watch.status import State, Status
+
+Fact = tuple[str, str]
+"""A name and what is known under it."""
+
+LABEL_WIDTH = 14
+CHART_HEIGHT = 12
+UNKNOWN = "-"
+
+
+def headline(status: Status) -> str:
+    """`demo: running, process 4242 on this machine`."""
+    return escaped(f"{status.name}: {status.state.value}{_tail(status)}")
+
+
+def _tail(status: Status) -> str:
+    if not status.detail:
+        return ""
+    return f" {status.detail}" if status.state in (State.KILLED, State.STOPPED) else f", {status.detail}"
+
+
+def progress(status: Status) -> str:
+    """`step 1,260 of 2,000, 63.0 %, ETA 3m 20s`."""
+    parts = [f"step {status.step:,}"]
+    if status.total_steps and status.progress is not None:
+        parts[0] += f" of {status.total_steps:,}"
+        parts.append(f"{100 * status.progress:.1f} %")
+    if status.eta is not None:
+        ends = datetime.fromtimestamp(status.now + status.eta)
+        when = f"{ends:%H:%M}" if status.eta < 86_400 else f"{ends:%Y-%m-%d}"
+        parts.append(f"ETA {duration(status.eta)} ({when})")
+    return ", ".join(parts)
+
+
+def learning(status: Status) -> list[Fact]:
+    """Losses, learning rate and gradient norm."""
+    train, evaluation, best = status.train, status.metrics.evaluation, status.metrics.best
+    return [
+        ("loss", _loss(status)),
+        ("held-out loss", _held_out(evaluation)),
+        ("best", _held_out(best)),
+        ("learning rate", _formatted(number(train, "learning_rate"), ".3g")),
+        ("gradient norm", _formatted(number(train, "grad_norm"), ".3g")),
+        ("bits per byte", _formatted(number(evaluation, "bits_per_byte"), ".3f")),
+    ]
+
+
+def speed(status: Status) -> list[Fact]:
+    """Tokens per second, MFU, what a step's time goes into."""
+    mfu, seconds, shares = number(status.train, "mfu"), status.seconds_per_step, status.shares
+    tokens_per_second = _formatted(status.tokens_per_second, ",.0f")
+    part = {name: f"{100 * share:.1f} %" for name, share in shares.items()}
+    return [
+        ("tokens/s", tokens_per_second if mfu is None else f"{tokens_per_second}, MFU {100 * mfu:.1f} %"),
+        (
+            "step",
+            UNKNOWN if seconds is None else f"{_step_time(seconds)}, compute {100 * shares.get('compute', 1):.0f} %",
+        ),
+        ("data wait", part.get("data_wait", UNKNOWN)),
+        ("save", part.get("save", UNKNOWN)),
+        ("evaluation", part.get("evaluation", UNKNOWN)),
+        ("tokens", _formatted(number(status.train, "tokens"), ",.0f")),
+    ]
+
+
+def _step_time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def machine(status: Status) -> list[Fact]:
+    """GPU and process, as last sampled."""
+    row = status.utilization
+    if row is None:
+        return [("process", "not recorded")]
+    return [*_gpu(row), ("process", _process(row))]
+
+
+def _gpu(row: Row) -> Iterable[Fact]:
+    used, clock = number(row, "gpu_utilization"), number(row, "gpu_clock_mhz")
+    if used is None:
+        return
+    yield "GPU", f"{100 * used:.0f} %" if clock is None else f"{100 * used:.0f} %, {clock:,.0f} MHz"
+    memory, total = number(row, "gpu_memory_bytes"), number(row, "gpu_memory_total_bytes")
+    if memory is not None:
+        yield "GPU memory", amount(int(memory)) if total is None else f"{amount(int(memory))} of {amount(int(total))}"
+    power, limit = number(row, "gpu_power_watts"), number(row, "gpu_power_limit_watts")
+    parts = [] if power is None else [f"{power:.0f} W" if limit is None else f"{power:.0f} of {limit:.0f} W"]
+    heat = number(row, "gpu_temperature_celsius")
+    parts += [] if heat is None else [f"{heat:.0f} °C"]
+    if parts:
+        yield "GPU power", ", ".join(parts)
+    if row.get("gpu_throttle"):
+        yield "GPU throttled", str(row["gpu_throttle"])
+
+
+def _process(row: Row) -> str:
+    cores, memory, swap = (number(row, key) for key in ("cpu_cores", "rss_bytes", "swap_bytes"))
+    parts = [] if cores is None else [f"{cores:.2f} cores"]
+    parts += [] if memory is None else [amount(int(memory))]
+    parts += [f"{amount(int(swap))} of swap"] if swap else []
+    return ", ".join(parts) or UNKNOWN
+
+
+def files(status: Status) -> list[Fact]:
+    """Checkpoints, and the age of what is shown."""
+    facts = [("checkpoint", _checkpoint(status.latest, status.now) if status.latest else "none yet")]
+    if status.best is not None and (status.latest is None or status.best.step != status.latest.step):
+        facts.append(("best kept", _checkpoint(status.best, status.now)))
+    if status.line_age is not None:
+        facts.append(("last line", f"{duration(status.line_age)} ago"))
+    return facts
+
+
+def _checkpoint(checkpoint: Checkpoint, now: float) -> str:
+    age = duration(max(0.0, now - checkpoint.saved_at))
+    return f"step {checkpoint.step:,}, {age} ago"
+
+
+def warnings(status: Status) -> list[str]:
+    """What holds the run back, as the trainer found, and what is odd about its files."""
+    advice = [f"step {row['step']:,}: {row.get('text', '')}" for row in reversed(status.metrics.advice.values())]
+    return [escaped(text) for text in (*status.warnings, *advice)]
+
+
+def sample(status: Status) -> tuple[str, str, str] | None:
+    """Return the last text that the run generated: its title, the prompt, the completion."""
+    row = status.sample
+    if row is None:
+        return None
+    prompt, text = (escaped(str(row.get(key) or "")) for key in ("prompt", "text"))
+    return f"sample of step {row['step']:,}", prompt, text
+
+
+def loss_series(status: Status, unicode: bool) -> list[chart.Series]:
+    """Return the smoothed training loss and the held-out losses."""
+    train = chart.smoothed(curve(status, "loss"))
+    evaluations = [(float(step), loss) for step, loss in status.metrics.evaluations.points]
+    return [chart.Series(train, "cyan"), chart.Series(evaluations, "bold yellow", "●" if unicode else "o")]
+
+
+def curve(status: Status, key: str) -> list[chart.Point]:
+    """Return a number of each step, by a field of `TrainPoint`."""
+    index = TrainPoint._fields.index(key)
+    values = ((float(point.step), point[index]) for point in status.metrics.train_points())
+    return [(step, value) for step, value in values if value is not None]
+
+
+def loss_title(unicode: bool) -> str:
+    """Return what the chart of losses shows."""
+    return f"loss: training, smoothed, and held-out ({'●' if unicode else 'o'}), nats per token"
+
+
+def line(status: Status) -> str:
+    """Return a status as one line, for a log."""
+    parts = [headline(status), progress(status), f"loss {_loss(status)}"]
+    if status.metrics.evaluation is not None:
+        parts.append(f"held-out loss {_held_out(status.metrics.evaluation)}")
+    parts.append(f"{_formatted(status.tokens_per_second, ',.0f')} tokens/s")
+    return "  ".join(parts)
+
+
+def plain(status: Status, width: int, unicode: bool) -> str:
+    """Return a status as text for people and scripts: a fact per line, then the chart, the sample and the warnings."""
+    facts = [("directory", escaped(str(status.directory.absolute()))), ("progress", progress(status))]
+    for part in (learning(status), speed(status), machine(status), files(status)):
+        facts += part
+    lines = [headline(status), *(f"{name:<{LABEL_WIDTH}}{escaped(text)}" for name, text in facts)]
+    lines += [f"{'warning':<{LABEL_WIDTH}}{text}" for text in warnings(status)]
+    if status.metrics.train.points:
+        drawn = chart.draw(loss_series(status, unicode), width, CHART_HEIGHT, unicode)
+        lines += ["", loss_title(unicode), *(row.plain.rstrip() for row in drawn)]
+    shown = sample(status)
+    if shown is not None:
+        title, prompt, text = shown
+        lines += ["", title, *(f"  {row}" for row in f"{prompt}{text}".split("\n"))]
+    return "\n".join(lines)
+
+
+def _loss(status: Status) -> str:
+    last = number(status.train, "loss")
+    if last is None:
+        return UNKNOWN
+    curve_of_loss = chart.smoothed(curve(status, "loss"))
+    return f"{last:.4f}, smoothed {curve_of_loss[-1][1]:.3f}"
+
+
+def _held_out(evaluation: Row | None) -> str:
+    loss = number(evaluation, "loss")
+    if evaluation is None or loss is None:
+        return UNKNOWN
+    return f"{loss:.4f} at step {evaluation['step']:,}"
+
+
+def _formatted(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else format(value, form)

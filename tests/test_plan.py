@@ -1,0 +1,107 @@
+"""`plan` on the command line: named GPUs, prices, what does not fit, and the config that does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orchestrator import RunConfig, _native
+from workspace import REPOSITORY, Workspace
+
+GPUS = ("rtx5090", "rtx4090", "rtx3090", "a100-40", "a100-80", "h100", "h200")
+
+
+def plan(workspace: Workspace, *words: str | Path) -> dict[str, Any]:
+    return dict(json.loads(workspace.orchestrate("plan", "--json", *words).succeeded().out))
+
+
+def test_the_table_has_every_gpu_of_the_help(workspace: Workspace) -> None:
+    table = _native.gpu_table()
+    assert tuple(table) == GPUS
+    text = " ".join(workspace.orchestrate("plan", "--help").succeeded().out.split())
+    assert all(name in text for name in GPUS)
+    assert table["rtx5090"]["memory_bytes"] == 32_122 << 20
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_preset_is_planned_for_every_gpu(workspace: Workspace, gpu: str) -> None:
+    planned = plan(workspace, "--preset=1b", f"--gpu={gpu}")
+    slow, fast = planned["speed"]["tokens_per_second"]
+    assert 0 < slow < fast
+    assert planned["shortage"] is None
+    assert planned["device"]["memory_bytes"] == _native.gpu_table()[gpu]["memory_bytes"]
+    late, early = planned["training_time"]["end_dates"]
+    assert early <= late
+    assert [fit["activation_recompute"] for fit in planned["largest_micro_batches"]][-1] == "block"
+
+
+def test_tokens_and_prices_scale_the_run(workspace: Workspace) -> None:
+    words = ("--preset=350m", "--gpu=rtx4090", "--watts=500", "--price-per-kwh=0.4", "--price-per-hour=2")
+    short, long = (plan(workspace, *words, f"--tokens={tokens}") for tokens in ("2B", "4B"))
+    assert short["training_time"]["tokens"] == pytest.approx(2e9, rel=1e-3)
+    assert short["training_time"]["chinchilla_share"] == pytest.approx(2e9 / (20 * short["parameters"]), rel=1e-3)
+    for key in ("kilowatt_hours", "electricity", "rent"):
+        assert long["cost"][key] == pytest.approx([2 * cost for cost in short["cost"][key]], rel=1e-3)
+    hours = short["training_time"]["seconds"][0] / 3600
+    assert short["cost"]["electricity"][0] == pytest.approx(hours * 0.5 * 0.4)
+    assert short["cost"]["rent"][0] == pytest.approx(hours * 2)
+
+
+def test_apply_writes_a_config_that_fits(workspace: Workspace) -> None:
+    out = workspace.root / "fits.yaml"
+    asked = ("--preset=1b", "--gpu=rtx4090", "--override=data.batch_size=32")
+    before = plan(workspace, *asked)
+    assert before["shortage"] is not None
+    assert {option["name"] for option in before["options"]} >= {"shorter sequences", "smaller micro-batch"}
+    text = workspace.orchestrate("plan", *asked, f"--apply={out}").succeeded().out
+    assert "does not fit" in text
+    assert f"wrote {out}, which fits and takes the same tokens per step" in text
+    after = plan(workspace, f"--config={out}", "--gpu=rtx4090")
+    assert after["shortage"] is None
+    assert after["tokens_per_step"] == before["tokens_per_step"]
+    assert f"data.batch_size: {after['micro_batch']} (was 32)" in text
+    assert RunConfig.load_for_planning(out).to_dict()["data"]["batch_size"] == after["micro_batch"]
+    workspace.orchestrate("plan", *asked, f"--apply={out}").refused(2, "there is such a file")
+
+
+def test_nothing_is_written_if_nothing_fits(workspace: Workspace) -> None:
+    out = workspace.root / "fits.yaml"
+    workspace.orchestrate("plan", "--preset=1b", "--gpu=rtx4090", "--memory=1GB", f"--apply={out}").refused(
+        4, "does not fit"
+    )
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--gpu=rtx2080", "must be one of rtx5090"),
+        ("--memory=lots", "must be an amount of memory"),
+        ("--tokens=many", "must be a number of tokens"),
+        ("--tokens=0", "must be a number of tokens"),
+        ("--watts=-1", "must be a number, at least 0"),
+        ("--price-per-kwh=nan", "must be a number, at least 0"),
+        ("--apply=fits.json", "the name must end in .yaml"),
+        ("--apply=nowhere/fits.yaml", "there is no such folder"),
+    ],
+)
+def test_a_bad_value_is_a_sentence(workspace: Workspace, option: str, words: str) -> None:
+    workspace.orchestrate("plan", "--preset=1b", "--gpu=rtx5090", option).refused(2, words)
+
+
+def test_bench_replaces_the_prediction(workspace: Workspace) -> None:
+    config = workspace.root / "tiny.yaml"
+    model = "{vocab_size: 300, hidden_size: 32, intermediate_size: 64, num_layers: 2, num_attention_heads: 4}"
+    config.write_text(
+        f"model: {model}\ndata: {{sequence_length: 32, batch_size: 2}}\nscheduler: {{total_steps: 100}}\n"
+    )
+    predicted = plan(workspace, f"--config={config}", "--gpu=this")["speed"]
+    assert predicted["source"] == "calibration"
+    report = json.loads(workspace.trainer("bench", f"--config={config}", "--steps=3").succeeded().out)
+    assert report["prediction"]["step_milliseconds"][0] > 0
+    measured = plan(workspace, f"--config={config}", "--gpu=this")["speed"]
+    assert measured["source"] == "bench"
+    assert measured["step_seconds"][0] * 1e3 == pytest.approx(report["median_step_milliseconds"])
+    assert len(list((REPOSITORY / "configs").glob("*.yaml"))) == len(_native.presets())

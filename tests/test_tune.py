@@ -1,0 +1,318 @@
+"""Hyperparameter search: real studies on a tiny model, interrupted, continued, refused, and opened by others."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+from orchestrator import RunConfig
+from orchestrator.command_error import CommandError
+from orchestrator.tune import space as search_space
+from orchestrator.tune.command import Request, run
+from workspace import ORCHESTRATE, REPOSITORY, TINY_MODEL, Finished, Workspace
+
+SPACE = """
+parameters:
+  optimizer.learning_rate: {low: 1e-3, high: 1e-1, log: true}
+  data.sequences_per_step: [4, 8]
+"""
+STEPS = 12
+TOKENS = STEPS * 4 * 32
+
+
+@pytest.fixture(scope="module")
+def prepared_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the experiment E, ready to train."""
+    workspace = Workspace(tmp_path_factory.mktemp("prepared"))
+    flags = [f"--steps={STEPS}", "--evaluate-every=6", "--launch=none", "--experiment=E"]
+    workspace.orchestrate(*TINY_MODEL, *flags, "--input", workspace.write_text()).succeeded()
+    return workspace.root
+
+
+@pytest.fixture
+def prepared(prepared_once: Path, workspace: Workspace) -> Workspace:
+    """A workspace with the experiment E, ready to train, and a search space."""
+    shutil.copytree(prepared_once / "runs", workspace.root / "runs")
+    (workspace.root / "space.yaml").write_text(SPACE)
+    return workspace
+
+
+def tune(workspace: Workspace, *flags: str) -> Finished:
+    return workspace.orchestrate("tune", "space.yaml", "--experiment=E", "--evaluations=3", *flags)
+
+
+def study_folder(workspace: Workspace) -> Path:
+    return workspace.run_folder("E-tune")
+
+
+def storage(workspace: Workspace) -> str:
+    return f"sqlite:///{study_folder(workspace) / 'study.db'}"
+
+
+def trials(workspace: Workspace) -> list[FrozenTrial]:
+    return optuna.load_study(study_name="E-tune", storage=storage(workspace)).trials
+
+
+def test_a_search_ends_with_the_best_config_trained_beside_the_base(prepared: Workspace) -> None:
+    done = tune(prepared, "--trials=6", "--seeds=2").succeeded()
+    ended = trials(prepared)
+    complete = [trial for trial in ended if trial.state is TrialState.COMPLETE]
+    assert len(ended) == 6
+    assert ended[0].params == {"optimizer.learning_rate": 3e-3, "data.sequences_per_step": 4}, "the base comes first"
+    best = min(complete, key=lambda trial: trial.value or 0.0)
+    assert f"best: trial {best.number}, loss {best.value:.4f} after {TOKENS:,} tokens" in done.out
+
+    written = RunConfig.load_for_planning(study_folder(prepared) / "best.yaml").to_dict()
+    assert written["optimizer"]["learning_rate"] == best.params["optimizer.learning_rate"]
+    assert written["data"]["sequences_per_step"] == best.params["data.sequences_per_step"]
+    assert written["scheduler"]["total_steps"] * written["data"]["sequences_per_step"] * 32 == TOKENS
+
+    finals = {
+        name: [prepared.metrics(f"E-tune/{name}-seed-{seed}", "evaluation")[-1]["loss"] for seed in (1, 2)]
+        for name in ("base", "winner")
+    }
+    for losses in finals.values():
+        assert f"loss {sum(losses) / 2:.4f}" in done.out
+    assert finals["base"][0] != finals["base"][1]
+    assert prepared.checkpoints("E-tune/winner-seed-1")
+
+
+def test_trials_train_equal_tokens_and_leave_no_checkpoints(prepared: Workspace) -> None:
+    tune(prepared, "--trials=5", "--pruner=none", "--seeds=0").succeeded()
+    folders = sorted((study_folder(prepared) / "trials").iterdir())
+    assert len(folders) == 5
+    assert {len(trial.intermediate_values) for trial in trials(prepared)} == {3}
+    assert {max(trial.intermediate_values) for trial in trials(prepared)} == {TOKENS}
+    for folder in folders:
+        config = RunConfig.load(folder / "training.yaml").to_dict()
+        assert config["scheduler"]["total_steps"] * config["data"]["sequences_per_step"] * 32 == TOKENS
+        assert not (folder / "checkpoints").exists()
+
+
+def test_a_hopeless_trial_is_pruned_before_its_end(prepared: Workspace) -> None:
+    (prepared.root / "space.yaml").write_text("parameters: {optimizer.learning_rate: [3e-3, 4e-3, 5e-3, 6e-3, 1.0]}")
+    done = tune(prepared, "--trials=12", "--sampler=random", "--seeds=0").succeeded()
+    by_state = Counter(trial.state for trial in trials(prepared))
+    assert by_state[TrialState.PRUNED] > 0
+    pruned = next(trial for trial in trials(prepared) if trial.state is TrialState.PRUNED)
+    assert max(pruned.intermediate_values) < TOKENS
+    assert f"trial {pruned.number:<5}pruned at loss" in done.out
+
+
+def test_a_killed_search_repeats_what_was_running_and_keeps_the_rest(prepared: Workspace) -> None:
+    flags = ["tune", "space.yaml", "--experiment=E", "--evaluations=3", "--trials=5", "--seeds=0", "--pruner=none"]
+    process = prepared.start(ORCHESTRATE, *flags)
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("trial 1 "):
+            break
+    running = wait_for_running_trial(prepared)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = {trial.number: trial.value for trial in trials(prepared) if trial.state is TrialState.COMPLETE}
+    done = prepared.orchestrate(*flags).succeeded()
+    assert f"Trial {running.number} was interrupted" in done.out
+    after = {trial.number: trial for trial in trials(prepared)}
+    assert after[running.number].state is TrialState.FAIL
+    (repeated,) = (trial for trial in after.values() if trial.user_attrs.get("repeats") == running.number)
+    assert repeated.params == running.params
+    assert repeated.state is TrialState.COMPLETE
+    assert {number: after[number].value for number in before} == before
+    assert sum(trial.state is TrialState.COMPLETE for trial in after.values()) == 5
+
+
+def wait_for_running_trial(workspace: Workspace) -> FrozenTrial:
+    """A trial that has drawn all of its values."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for trial in trials(workspace):
+            if trial.state is TrialState.RUNNING and len(trial.params) == 2:
+                return trial
+    raise AssertionError("no trial is running")
+
+
+def test_trials_run_side_by_side_with_their_share_of_the_cores(prepared: Workspace) -> None:
+    done = tune(prepared, "--trials=4", "--jobs=2", "--seeds=0").succeeded()
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    assert f"2 at a time with {threads} threads each" in done.out
+    for folder in (study_folder(prepared) / "trials").iterdir():
+        assert RunConfig.load(folder / "training.yaml").to_dict()["runtime"]["threads"] == threads
+    assert RunConfig.load_for_planning(study_folder(prepared) / "best.yaml").to_dict()["runtime"]["threads"] is None
+
+
+def test_models_keep_a_fixed_number_of_parameters(prepared: Workspace) -> None:
+    (prepared.root / "space.yaml").write_text("parameters: {model.num_layers: [1, 2, 8]}\nfixed_parameters: 200K\n")
+    tune(prepared, "--trials=6", "--sampler=random", "--seeds=0").succeeded()
+    seen = {trial.params["model.num_layers"]: trial.user_attrs["overrides"] for trial in trials(prepared)}
+    assert len(seen) > 1
+    for overrides in seen.values():
+        layers, hidden = overrides["model.num_layers"], overrides["model.hidden_size"]
+        inner, kv = overrides["model.intermediate_size"], overrides["model.num_key_value_heads"] * 8
+        block = hidden * (2 * hidden + 2 * kv) + 3 * hidden * inner + 2 * hidden
+        parameters = layers * block + 384 * hidden + hidden
+        assert parameters == pytest.approx(200_000, rel=0.2)
+
+
+def test_what_does_not_fit_in_memory_is_not_started(prepared: Workspace) -> None:
+    config = prepared.run_folder("E") / "training.yaml"
+    config.write_text(config.read_text().replace("memory_limit: null", "memory_limit: 24MB"))
+    (prepared.root / "space.yaml").write_text("parameters: {model.hidden_size: [32, 512]}")
+    done = tune(prepared, "--trials=5", "--sampler=random", "--seeds=0").succeeded()
+    refused = [trial for trial in trials(prepared) if trial.params["model.hidden_size"] == 512]
+    assert refused
+    assert all(not trial.intermediate_values for trial in refused)
+    assert "not trained: this run does not fit" in done.out
+
+
+def test_a_space_where_nothing_can_be_trained_ends_with_the_reason(prepared: Workspace) -> None:
+    (prepared.root / "space.yaml").write_text("parameters: {model.hidden_size: [33, 35]}")
+    done = tune(prepared, "--trials=24", "--seeds=0")
+    done.refused(2, "the last 10 trials could not be trained", "Narrow the search space")
+    assert len(trials(prepared)) == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("parameters: {optimizer.learning_rat: [1e-3]}", ["optimizer.learning_rat: is not a config key"]),
+        ("parameters: {optimizer: [1]}", ["optimizer: is a section", "optimizer.algorithm"]),
+        ("parameters: {optimizer.learning_rate: 3}", ["must be a list of values, or a range"]),
+        ("parameters: {optimizer.learning_rate: {low: 1}}", ["a range needs high"]),
+        ("parameters: {optimizer.learning_rate: {low: 1e-2, high: 1e-3}}", ["low must be at most high"]),
+        ("parameters: {optimizer.weight_decay: {low: 0, high: 1, log: true}}", ["must begin above 0"]),
+        ("parameters: {model.num_layers: {low: 1.5, high: 3}}", ["must be integers"]),
+        ("parameters: {optimizer.algorithm: {low: 1, high: 2}}", ["has no range: give a list"]),
+        ("parameters: {model.num_layers: [2]}\nfixed_parameters: many", ["fixed_parameters: is 'many'"]),
+        ("parameters: {model.hidden_size: [32]}\nfixed_parameters: 1M", ["follows from fixed_parameters"]),
+        ("parameters: {}", ["names no config key"]),
+        ("parameter: {}", ["must be a mapping with `parameters:`"]),
+        ("parameters: [", ["cannot read the search space"]),
+        ("parameters: {a: [1], b: {low: x, high: 2}}", ["a: is not a config key", "b: is not a config key"]),
+    ],
+)
+def test_a_wrong_space_is_described(tmp_path: Path, text: str, words: list[str]) -> None:
+    file = tmp_path / "space.yaml"
+    file.write_text(text)
+    with pytest.raises(CommandError) as refused:
+        search_space.read(file)
+    for word in [str(file), *words]:
+        assert word in str(refused.value)
+
+
+def test_a_space_that_no_config_may_have_is_refused(prepared: Workspace) -> None:
+    keys = "optimizer.algorithm: [adam], optimizer.learning_rate: {low: 1e-3, high: 5}, data.train_shards: [x]"
+    (prepared.root / "space.yaml").write_text(f"parameters: {{{keys}}}")
+    problems = ("optimizer.algorithm: is", "optimizer.learning_rate: is 5", "data.train_shards: is a list")
+    tune(prepared).refused(2, "the search space holds what no config may have", *problems)
+    assert not (study_folder(prepared) / "study.db").exists()
+
+
+def test_another_space_needs_another_study(prepared: Workspace) -> None:
+    tune(prepared, "--trials=1", "--seeds=0").succeeded()
+    (prepared.root / "space.yaml").write_text(SPACE.replace("1e-1", "2e-1"))
+    tune(prepared, "--trials=2", "--seeds=0").refused(2, "was begun with another space", "--study")
+
+
+def test_one_study_is_searched_by_one_command(prepared: Workspace) -> None:
+    process = prepared.start(ORCHESTRATE, "tune", "space.yaml", "--experiment=E", "--trials=500", "--seeds=0")
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("study "):
+            break
+    tune(prepared).refused(2, "is in use by process")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert "Traceback" not in out
+
+
+def test_a_locked_or_damaged_database_is_named(prepared: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(prepared, "--trials=1", "--seeds=0").succeeded()
+    database = study_folder(prepared) / "study.db"
+    monkeypatch.chdir(prepared.root)
+    monkeypatch.setattr("orchestrator.tune.search.LOCK_TIMEOUT", 0)
+    request = Request(
+        Path("space.yaml"), "E", None, None, trials=2, jobs=1, tokens=None, evaluations=3, sampler="tpe",
+        pruner="median", seed=0, seeds=0,
+    )  # fmt: skip
+    with sqlite3.connect(database) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(CommandError, match=r"study\.db cannot be used: .*database is locked"):
+            run(request)
+        other.rollback()
+    database.write_bytes(b"no database" * 1000)
+    tune(prepared).refused(2, "study.db cannot be used", "file is not a database")
+
+
+def test_optuna_dashboard_opens_the_study(prepared: Workspace) -> None:
+    tune(prepared, "--trials=3", "--seeds=0").succeeded()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    dashboard = prepared.start(ORCHESTRATE.with_name("optuna-dashboard"), storage(prepared), f"--port={port}")
+    try:
+        summaries = get(port, "/api/studies")["study_summaries"]
+        assert [summary["study_name"] for summary in summaries] == ["E-tune"]
+        assert len(get(port, f"/api/studies/{summaries[0]['study_id']}")["trials"]) == 3
+    finally:
+        dashboard.kill()
+        dashboard.wait()
+
+
+def get(port: int, path: str) -> Any:
+    """What a server that is starting answers once it listens."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+                return json.load(answer)
+        except urllib.error.URLError as error:
+            if isinstance(error, urllib.error.HTTPError) or time.monotonic() > deadline:
+                raise
+
+
+def test_the_report_has_history_importance_and_coordinates(prepared: Workspace) -> None:
+    tune(prepared, "--trials=4", "--pruner=none", "--seeds=0").succeeded()
+    page = (study_folder(prepared) / "report.html").read_text()
+    for title in ("Optimization History Plot", "Hyperparameter Importances", "Parallel Coordinate Plot"):
+        assert title in page
+    assert 'src="http' not in page
+
+
+def test_the_guides_search_runs_as_written(prepared: Workspace) -> None:
+    guide = (REPOSITORY / "docs/guide/tuning.md").read_text(encoding="utf-8")
+    (space,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (command,) = re.findall(r"^orchestrate tune .*$", guide, re.MULTILINE)
+    (prepared.root / "space.yaml").write_text(space)
+    words = command.replace("demo", "E").replace("24", "3").replace("300K", "1K").split()[1:]
+    prepared.orchestrate(*words, "--seeds=1").succeeded()
+    assert len(trials(prepared)) == 3
+    for path in re.findall(r"^\| `([^`]+)`", guide, re.MULTILINE):
+        assert (study_folder(prepared) / path.replace("0007", "0002")).exists(), path
+
+
+def test_missing_packages_are_named_with_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    request = Request(Path("space.yaml"), "E", None, None, 1, 1, None, 1, "tpe", "median", 0, 0)
+    with pytest.raises(CommandError, match=r"pip install 'transformer-candle\[tune\]'"):
+        run(request)
+
+
+def test_counts_may_have_units() -> None:
+    assert [search_space.count(text) for text in (20, "20M", "1.5B", "300k", None)] == [
+        20, 20_000_000, 1_500_000_000, 300_000, None,
+    ]  # fmt: skip

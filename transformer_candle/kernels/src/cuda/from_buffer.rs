@@ -1,0 +1,52 @@
+//! Buffers as arguments of launches.
+
+use candle_core::DType;
+
+use super::matmul::WORKSPACE_ALIGNMENT;
+use super::{KernelArg, Operand, Workspace};
+use crate::Buffer;
+
+impl From<&Buffer> for KernelArg {
+    fn from(buffer: &Buffer) -> Self {
+        Self::Pointer { address: buffer.address(), dtype: buffer.dtype() }
+    }
+}
+
+impl From<&mut Buffer> for KernelArg {
+    fn from(buffer: &mut Buffer) -> Self {
+        Self::from(&*buffer)
+    }
+}
+
+impl KernelArg {
+    /// Part of a buffer of another type, such as integers in an F32 workspace: from its element `offset` on.
+    pub(crate) fn reinterpreted(buffer: &Buffer, offset: usize, dtype: DType) -> Self {
+        let address = buffer.address() + offset * buffer.dtype().size_in_bytes();
+        Self::Pointer { address, dtype }
+    }
+}
+
+/// All of a buffer: its last axis is a row.
+impl From<&Buffer> for Operand {
+    fn from(buffer: &Buffer) -> Self {
+        let stride = buffer.shape().last().copied().unwrap_or(1);
+        let (address, dtype, elements) = (buffer.address(), buffer.dtype(), buffer.elements());
+        Self { address, dtype, stride, transposed: false, elements }
+    }
+}
+
+impl From<&mut Buffer> for Operand {
+    fn from(buffer: &mut Buffer) -> Self {
+        Self::from(&*buffer)
+    }
+}
+
+impl Workspace {
+    /// All of an F32 buffer from its first multiple of 256 bytes on; of [`WORKSPACE_ELEMENTS`], 32 MiB are left
+    /// wherever it lies.
+    pub(crate) fn from_buffer(buffer: &Buffer) -> Self {
+        let end = buffer.address() + buffer.elements() * buffer.dtype().size_in_bytes();
+        let address = buffer.address().next_multiple_of(WORKSPACE_ALIGNMENT);
+        Self { address, bytes: end.saturating_sub(address) }
+    }
+}

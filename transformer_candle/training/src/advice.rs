@@ -1,0 +1,362 @@
+//! Finds what holds a run back, from the times of its steps and from samples of its utilization: one sentence each with
+//! the way out.
+//!
+//! A finding needs more than one bad moment: shares of time are taken over minutes and must come from several steps,
+//! samples must agree several times in a row. Each kind is told once.
+
+use std::time::Duration;
+
+use crate::{
+    report::{StepReport, UtilizationReport},
+    units::{bytes, duration},
+};
+
+/// The part of a run's time that may be spent waiting for data.
+const MAX_DATA_WAIT: f64 = 0.02;
+/// The part of a run's time that saving checkpoints may take.
+const MAX_SAVING: f64 = 0.05;
+/// Swapped-out memory that matters: less is what the system has tidied away.
+const MIN_SWAP_BYTES: u64 = 64 << 20;
+/// Samples in a row that must agree.
+const SAMPLES_IN_A_ROW: usize = 3;
+
+/// Watches one session of training.
+#[derive(Debug)]
+pub(crate) struct Advisor {
+    num_workers: usize,
+    data_wait: ShareRule,
+    saving: ShareRule,
+    throttle: StreakRule,
+    swap: StreakRule,
+    growth: GrowthRule,
+    /// Whether the first step, which waits for the first data, is over.
+    is_warm: bool,
+}
+
+impl Advisor {
+    pub(crate) fn new(num_workers: usize) -> Self {
+        Self {
+            num_workers,
+            data_wait: ShareRule::new(MAX_DATA_WAIT, 5.0),
+            // A run of seconds may well spend some of them saving.
+            saving: ShareRule::new(MAX_SAVING, 60.0),
+            throttle: StreakRule::default(),
+            swap: StreakRule::default(),
+            growth: GrowthRule::new(num_workers),
+            is_warm: false,
+        }
+    }
+
+    /// What a step shows, one sentence each.
+    pub(crate) fn step(&mut self, report: &StepReport) -> Vec<String> {
+        if !std::mem::replace(&mut self.is_warm, true) {
+            return Vec::new();
+        }
+        let StepReport { step_seconds, data_wait_seconds, save_seconds, evaluation_seconds, .. } = *report;
+        let num_workers = self.num_workers;
+        let waits = self.data_wait.observe(data_wait_seconds, step_seconds).map(|share| {
+            format!(
+                "{} of the time training waits for data: raise data.num_workers (it is {num_workers}) while CPU cores are \
+                 idle; otherwise the source is slow: copy the text to a local disk, or check the network",
+                percent(share)
+            )
+        });
+        let saves = self.saving.observe(save_seconds, step_seconds + save_seconds + evaluation_seconds).map(|share| {
+            format!(
+                "{} of the time is spent saving checkpoints, the last in {save_seconds:.1} s: raise \
+                 runtime.checkpoint.every_n_steps (and runtime.evaluation.every_n_steps, as a better evaluation is saved), or \
+                 put the run on a faster disk",
+                percent(share)
+            )
+        });
+        waits.into_iter().chain(saves).collect()
+    }
+
+    /// What a sample shows, one sentence each.
+    pub(crate) fn utilization(&mut self, report: &UtilizationReport) -> Vec<String> {
+        let gpu = report.gpu.as_ref();
+        let throttle = gpu.and_then(|gpu| Some((throttle_remedy(gpu.throttle?)?, gpu)));
+        let throttled = self.throttle.observe(throttle.is_some()).then_some(throttle).flatten().map(|(remedy, gpu)| {
+            let celsius = gpu.temperature_celsius.map_or_else(String::new, |celsius| format!(" at {celsius} \u{b0}C"));
+            let mhz = gpu.clock_mhz.map_or_else(String::new, |mhz| format!(", its clock is {mhz} MHz"));
+            format!("the GPU is throttled ({}){celsius}{mhz}: {remedy}", gpu.throttle.unwrap_or_default())
+        });
+        let swapped = self.swap.observe(report.swap_bytes >= MIN_SWAP_BYTES).then(|| {
+            format!(
+                "{} of this process are swapped out, which slows training down: close other programs, or lower \
+                 data.shuffle_buffer_size, data.num_workers or the micro-batch",
+                bytes(report.swap_bytes)
+            )
+        });
+        let grown = self.growth.observe(report.time, report.rss_bytes).map(|Growth { from, to, seconds }| {
+            format!(
+                "the memory of this process keeps growing, from {} to {} in {}: if it does not level off, stop with Ctrl-C \
+                 before memory runs out and continue with --resume, which starts small again",
+                bytes(from),
+                bytes(to),
+                duration(Duration::from_secs_f64(seconds))
+            )
+        });
+        [throttled, swapped, grown].into_iter().flatten().collect()
+    }
+}
+
+/// What to do about a GPU's throttling. None for the power limit, which a GPU under full load reaches without harm.
+fn throttle_remedy(reason: &str) -> Option<&'static str> {
+    match reason {
+        "thermal" => Some("improve its cooling (fans, dust, air flow, other GPUs beside it), or lower its power limit"),
+        "power brake" | "hardware slowdown" => Some("check its power supply and cables"),
+        _ => None,
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", 100.0 * share)
+}
+
+/// A part of the time that is too large, over the last minutes: found once it has come from several steps, which a share
+/// below half of the limit forgets.
+#[derive(Debug)]
+struct ShareRule {
+    limit: f64,
+    /// Seconds of a run before anything is found.
+    min_seconds: f64,
+    /// Seconds, of which older ones weigh less.
+    part: f64,
+    total: f64,
+    /// Seconds without weights, up to the finding.
+    observed: f64,
+    /// Steps above the limit since the share was last below half of it.
+    steps: usize,
+    is_told: bool,
+}
+
+impl ShareRule {
+    /// Seconds after which time weighs 1 / e.
+    const MEMORY: f64 = 300.0;
+    const MIN_STEPS: usize = 3;
+
+    fn new(limit: f64, min_seconds: f64) -> Self {
+        Self { limit, min_seconds, part: 0.0, total: 0.0, observed: 0.0, steps: 0, is_told: false }
+    }
+
+    /// The share where it is found for the first time.
+    fn observe(&mut self, part: f64, total: f64) -> Option<f64> {
+        let weight = (-total / Self::MEMORY).exp();
+        self.part = weight * self.part + part;
+        self.total = weight * self.total + total;
+        self.observed += total;
+        self.steps += usize::from(part > self.limit * total);
+        let share = self.part / self.total.max(f64::MIN_POSITIVE);
+        if share < self.limit / 2.0 {
+            self.steps = 0;
+        }
+        let is_lasting = self.steps >= Self::MIN_STEPS && self.observed >= self.min_seconds;
+        let is_found = !self.is_told && share > self.limit && is_lasting;
+        self.is_told |= is_found;
+        is_found.then_some(share)
+    }
+}
+
+/// A state that lasts.
+#[derive(Debug, Default)]
+struct StreakRule {
+    length: usize,
+    is_told: bool,
+}
+
+impl StreakRule {
+    /// True where the state has lasted for the first time.
+    fn observe(&mut self, holds: bool) -> bool {
+        self.length = if holds { self.length + 1 } else { 0 };
+        self.length == SAMPLES_IN_A_ROW && !std::mem::replace(&mut self.is_told, true)
+    }
+}
+
+/// Memory that grows from block to block of samples. A block counts with its least sample, so that buffers that come and
+/// go do not count.
+#[derive(Debug)]
+struct GrowthRule {
+    /// Less growth in all is what the caches of the data stream take as they fill.
+    min_bytes: u64,
+    block: Vec<u64>,
+    /// Time and bytes of the least block so far.
+    least: Option<(f64, u64)>,
+    last: u64,
+    /// Blocks in a row that were larger than the one before.
+    rising: usize,
+    is_told: bool,
+}
+
+/// Memory that has grown, in bytes.
+#[derive(Debug, PartialEq)]
+struct Growth {
+    from: u64,
+    to: u64,
+    seconds: f64,
+}
+
+impl GrowthRule {
+    const SAMPLES_PER_BLOCK: usize = 10;
+    const MIN_RISING: usize = 6;
+    const MIN_BYTES: u64 = 512 << 20;
+    /// The words that the encoder of each worker caches.
+    const BYTES_PER_WORKER: u64 = 100 << 20;
+
+    fn new(num_workers: usize) -> Self {
+        let min_bytes = Self::MIN_BYTES + num_workers as u64 * Self::BYTES_PER_WORKER;
+        Self { min_bytes, block: Vec::new(), least: None, last: u64::MAX, rising: 0, is_told: false }
+    }
+
+    /// The growth where it is found for the first time.
+    fn observe(&mut self, time: f64, rss_bytes: u64) -> Option<Growth> {
+        self.block.push(rss_bytes);
+        if self.block.len() < Self::SAMPLES_PER_BLOCK {
+            return None;
+        }
+        let to = self.block.drain(..).min().unwrap_or(rss_bytes);
+        self.rising = if to > self.last { self.rising + 1 } else { 0 };
+        self.last = to;
+        let (since, from) = *self.least.insert(self.least.filter(|(_, least)| *least < to).unwrap_or((time, to)));
+        let is_found = !self.is_told && self.rising >= Self::MIN_RISING && to >= from + self.min_bytes;
+        self.is_told |= is_found;
+        is_found.then_some(Growth { from, to, seconds: time - since })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::GpuUtilization;
+
+    fn step(step_seconds: f64, data_wait_seconds: f64, save_seconds: f64) -> StepReport {
+        StepReport {
+            step: 1,
+            loss: 1.0,
+            learning_rate: 1e-3,
+            grad_norm: 1.0,
+            tokens: 1,
+            tokens_per_second: 1.0,
+            mfu: None,
+            step_seconds,
+            data_wait_seconds,
+            save_seconds,
+            evaluation_seconds: 0.0,
+            memory_bytes: 1,
+        }
+    }
+
+    fn sample(time: f64) -> UtilizationReport {
+        UtilizationReport { step: 1, time, rss_bytes: 1 << 30, cpu_cores: 1.0, swap_bytes: 0, gpu: None }
+    }
+
+    /// The number of the step, and the advice, of each finding.
+    fn advice_of(steps: impl IntoIterator<Item = StepReport>) -> Vec<(usize, String)> {
+        let mut advisor = Advisor::new(2);
+        let found = steps
+            .into_iter()
+            .enumerate()
+            .flat_map(|(index, report)| advisor.step(&report).into_iter().map(move |text| (index + 1, text)));
+        found.collect()
+    }
+
+    #[test]
+    fn a_steady_wait_for_data_is_told_once() {
+        let found = advice_of((0..500).map(|_| step(1.0, 0.03, 0.0)));
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].0, 6, "the first step and five seconds");
+        assert!(found[0].1.starts_with("3 % of the time training waits for data: raise data.num_workers (it is 2)"));
+    }
+
+    #[test]
+    fn waits_at_the_borders_of_windows_are_found_when_they_return() {
+        let wait = |step_number: usize| if step_number.is_multiple_of(100) { 10.0 } else { 0.0 };
+        let found = advice_of((1..1000).map(|number| step(1.0 + wait(number), wait(number), 0.0)));
+        assert_eq!(found.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [300]);
+    }
+
+    #[test]
+    fn the_first_data_and_one_stall_are_no_finding() {
+        let first = std::iter::once(step(100.0, 99.0, 0.0));
+        let stalled =
+            first.chain((0..2000).map(|number| if number == 50 { step(60.0, 59.0, 0.0) } else { step(1.0, 0.0, 0.0) }));
+        assert_eq!(advice_of(stalled), []);
+        assert_eq!(advice_of((0..2000).map(|_| step(1.0, 0.015, 0.0))), [], "below the limit");
+    }
+
+    #[test]
+    fn a_share_below_half_of_the_limit_forgets_earlier_steps() {
+        let mut rule = ShareRule::new(0.02, 5.0);
+        let mut found = 0;
+        for _ in 0..20 {
+            for number in 0..2000 {
+                found += usize::from(rule.observe(if number < 2 { 10.0 } else { 0.0 }, 10.0).is_some());
+            }
+        }
+        assert_eq!(found, 0, "two at a time, hours apart");
+    }
+
+    #[test]
+    fn slow_saving_is_found_and_fast_saving_is_not() {
+        let saves =
+            |seconds: f64| (0..400).map(move |number| step(1.0, 0.0, if number % 20 == 0 { seconds } else { 0.0 }));
+        let found = advice_of(saves(4.0));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].1.contains("saving checkpoints, the last in 4.0 s"), "{}", found[0].1);
+        assert_eq!(advice_of(saves(0.4)), []);
+    }
+
+    fn told(samples: impl IntoIterator<Item = UtilizationReport>) -> Vec<String> {
+        let mut advisor = Advisor::new(2);
+        samples.into_iter().flat_map(|report| advisor.utilization(&report)).collect()
+    }
+
+    #[test]
+    fn throttling_must_last_and_the_power_limit_is_no_fault() {
+        let throttled = |reasons: &[Option<&'static str>]| {
+            told(reasons.iter().map(|&throttle| {
+                let gpu = GpuUtilization {
+                    throttle,
+                    temperature_celsius: Some(91),
+                    clock_mhz: Some(1200),
+                    ..GpuUtilization::default()
+                };
+                UtilizationReport { gpu: Some(gpu), ..sample(0.0) }
+            }))
+        };
+        let thermal = Some("thermal");
+        assert!(throttled(&[thermal, thermal, None, thermal, thermal, None]).is_empty());
+        assert!(throttled(&[Some("power limit"); 50]).is_empty());
+        let found = throttled(&[thermal; 50]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("the GPU is throttled (thermal) at 91 \u{b0}C, its clock is 1200 MHz: improve"));
+    }
+
+    #[test]
+    fn swap_in_use_is_found() {
+        let swapped = |bytes| told((0..10).map(|_| UtilizationReport { swap_bytes: bytes, ..sample(0.0) }));
+        assert!(swapped(1 << 20).is_empty());
+        let found = swapped(1_300_000_000);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("1.30 GB of this process are swapped out"), "{}", found[0]);
+    }
+
+    fn growth(rss_bytes: impl Fn(u64) -> u64) -> Vec<String> {
+        told((0..2000).map(|number| UtilizationReport { rss_bytes: rss_bytes(number), ..sample(10.0 * number as f64) }))
+    }
+
+    #[test]
+    fn memory_that_grows_steadily_is_found_once() {
+        let found = growth(|number| (2 << 30) + number * (10 << 20));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("from 2.15 GB to 2.99 GB in 13m 20s"), "{}", found[0]);
+        assert_eq!(growth(|number| (2 << 30) + number * (1 << 20)), growth(|number| (2 << 30) + number * (1 << 20)));
+    }
+
+    #[test]
+    fn memory_that_levels_off_or_comes_and_goes_is_no_finding() {
+        assert!(growth(|number| (2 << 30) + (number * (10 << 20)).min(400 << 20)).is_empty(), "caches that fill");
+        assert!(growth(|number| (2 << 30) + number % 50 * (100 << 20)).is_empty(), "windows of text");
+        assert!(growth(|number| (2 << 30) + number * 4096).is_empty(), "pages");
+    }
+}

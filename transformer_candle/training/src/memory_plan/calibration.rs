@@ -1,0 +1,239 @@
+//! Predicts the time of an optimizer step on this machine's CPU from a few short steps of the run's own operations.
+//!
+//! An engine with the run's shapes, but as few layers and sequences as fit in the time, takes steps whose operations are
+//! timed one by one. Every operation is then multiplied by how often the run calls it, or by how many parameters it
+//! passes over. So kernels, threads, caches and memory are those of the training itself; a config that is small enough
+//! is timed whole.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use dataset::Batch;
+use kernels::{Device, timing};
+use model::{ModelShape, ParameterLayout};
+use run_config::RunConfig;
+
+use super::{StepPart, allocate, cpu_speed::CpuSpeed, speed::StepOf};
+use crate::{
+    engine::{Algorithm, Engine, EngineSettings, UpdateRule, synthetic_batch},
+    error::{Result, TrainerError},
+    stop::StopSignal,
+};
+
+/// About how long one of the timed steps takes at most.
+const STEP_SECONDS: f64 = 0.5;
+/// The fraction of its matmul speed that a CPU sustains in whole steps, about.
+const UTILIZATION: f64 = 0.75;
+/// How long steps are timed, and how many at most and at least.
+const TIMED: Duration = Duration::from_millis(800);
+const TIMED_STEPS: [usize; 2] = [2, 200];
+/// Micro-batches of a timed step: the first overwrites the gradients, the others add to them.
+const MICRO_BATCHES: usize = 2;
+/// Fewest layers of a timed step, so that one layer's weights are not in the caches when its turn comes again.
+const FEWEST_LAYERS: usize = 2;
+
+/// The predicted time of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Calibration {
+    pub(crate) seconds: f64,
+    /// The same by part; what is left is between operations.
+    pub(crate) parts: BTreeMap<StepPart, f64>,
+}
+
+/// Times a few steps of a config on this machine's CPU; none where there is no memory for it.
+///
+/// # Errors
+/// If the threads cannot be started, or an operation fails.
+pub(super) fn calibrate(step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>> {
+    let Some(mut calibrator) = Calibrator::new(step, matmul)? else { return Ok(None) };
+    let ([least, most], started) = (TIMED_STEPS, Instant::now());
+    for timed in 0..most {
+        if timed >= least && started.elapsed() > TIMED {
+            break;
+        }
+        calibrator.time_step()?;
+    }
+    Ok(Some(calibrator.predict()))
+}
+
+/// Times steps of a reduced config, one at a time, and predicts the run's step from them.
+pub(crate) struct Calibrator<'a> {
+    step: StepOf<'a>,
+    sample: Sample,
+    config: RunConfig,
+    shape: ModelShape,
+    engine: Engine,
+    batch: Batch,
+    steps_done: u64,
+    step_seconds: Vec<f64>,
+    operations: BTreeMap<&'static str, Vec<f64>>,
+}
+
+impl<'a> Calibrator<'a> {
+    /// Allocates an engine for as large a part of the step as ends in time, and takes a step to warm up.
+    ///
+    /// # Errors
+    /// If the threads cannot be started, or an operation fails.
+    pub(super) fn new(step: StepOf<'a>, matmul: CpuSpeed) -> Result<Option<Self>> {
+        let sample = Sample::choose(step, matmul);
+        let (config, shape) = sample.reduced(step);
+        let settings = EngineSettings { micro_batch: sample.micro_batch, ..step.settings };
+        let mut engine = match allocate(&config, &shape, settings, &Device::Cpu) {
+            Ok(engine) => engine,
+            Err(TrainerError::OutOfMemory(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        engine.initialize(config.runtime.seed)?;
+        let batch = synthetic_batch(&config, shape.vocab_size, config.data.sequences_per_step);
+        let (steps_done, step_seconds, operations) = (0, Vec::new(), BTreeMap::new());
+        let mut calibrator = Self { step, sample, config, shape, engine, batch, steps_done, step_seconds, operations };
+        calibrator.take_step()?;
+        Ok(Some(calibrator))
+    }
+
+    fn take_step(&mut self) -> Result<()> {
+        self.steps_done += 1;
+        let learning_rate = self.config.optimizer.learning_rate;
+        self.engine.step(&self.batch, self.steps_done, learning_rate, &StopSignal::new())?;
+        Ok(())
+    }
+
+    /// Times a step, and its operations one by one.
+    pub(crate) fn time_step(&mut self) -> Result<()> {
+        let (pool, from) = (self.engine.pool(), Instant::now());
+        // Operations are timed on the thread that calls them.
+        let (done, times) = pool.install(|| timing::measure(&Device::Cpu, || Ok(self.take_step())))?;
+        done?;
+        self.step_seconds.push(from.elapsed().as_secs_f64());
+        for (operation, time) in times {
+            self.operations.entry(operation).or_default().push(time.as_secs_f64());
+        }
+        Ok(())
+    }
+
+    /// The run's step by the medians of what was timed so far.
+    pub(crate) fn predict(&self) -> Calibration {
+        let Self { step, sample, config, shape, step_seconds, operations, .. } = self;
+        let counts =
+            Counts { run: (step.config, step.shape), timed: (config, shape), tokens: sample.tokens_ratio(*step) };
+        let operations = operations.iter().map(|(name, seconds)| (*name, median(seconds.clone()))).collect();
+        counts.scale(median(step_seconds.clone()), &operations)
+    }
+}
+
+/// What is timed instead of the run's step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sample {
+    layers: usize,
+    micro_batch: usize,
+    micro_batches: usize,
+}
+
+impl Sample {
+    /// The largest part of the step that ends in time.
+    fn choose(step: StepOf<'_>, matmul: CpuSpeed) -> Self {
+        let StepOf { config, shape, settings } = step;
+        let (all, sequence_length) = (config.data.sequences_per_step, config.data.sequence_length);
+        let whole = Self {
+            layers: shape.num_layers,
+            micro_batch: settings.micro_batch,
+            micro_batches: (all / settings.micro_batch).clamp(1, MICRO_BATCHES),
+        };
+        let ends_in_time = |sample: &Self| {
+            let shape = ModelShape { num_layers: sample.layers, ..shape.clone() };
+            let tokens = (sample.micro_batch * sample.micro_batches * sequence_length) as f64;
+            tokens * shape.flops_per_token(sequence_length) < STEP_SECONDS * UTILIZATION * matmul.flops
+        };
+        let fewest = FEWEST_LAYERS.min(shape.num_layers);
+        let fewer_layers = (fewest..=shape.num_layers).rev();
+        let fewer_sequences = (1..=settings.micro_batch).rev();
+        [whole]
+            .into_iter()
+            .chain(fewer_layers.map(|layers| Self { layers, micro_batches: 1, ..whole }))
+            .chain(fewer_sequences.map(|micro_batch| Self { layers: fewest, micro_batch, micro_batches: 1 }))
+            .find(ends_in_time)
+            .unwrap_or(Self { layers: fewest, micro_batch: 1, micro_batches: 1 })
+    }
+
+    /// The config and the model that are timed.
+    fn reduced(self, step: StepOf<'_>) -> (RunConfig, ModelShape) {
+        let (mut config, shape) = (step.config.clone(), step.shape.clone());
+        config.model.num_layers = self.layers;
+        config.data.sequences_per_step = self.micro_batch * self.micro_batches;
+        (config, ModelShape { num_layers: self.layers, ..shape })
+    }
+
+    /// Tokens of the run's step over those of a timed one.
+    fn tokens_ratio(self, step: StepOf<'_>) -> f64 {
+        step.config.data.sequences_per_step as f64 / (self.micro_batch * self.micro_batches) as f64
+    }
+}
+
+/// The middle of these numbers, the mean of the two middle ones of an even number.
+pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let half = numbers.len() / 2;
+    if numbers.len().is_multiple_of(2) { f64::midpoint(numbers[half - 1], numbers[half]) } else { numbers[half] }
+}
+
+/// How much more often a run's step calls an operation than a timed one.
+struct Counts<'a> {
+    run: (&'a RunConfig, &'a ModelShape),
+    timed: (&'a RunConfig, &'a ModelShape),
+    tokens: f64,
+}
+
+impl Counts<'_> {
+    /// The run's step: the timed one, whatever was between its operations included, times what the sum of its operations
+    /// is multiplied by.
+    fn scale(&self, step_seconds: f64, operations: &BTreeMap<&'static str, f64>) -> Calibration {
+        let mut parts: BTreeMap<StepPart, f64> = BTreeMap::new();
+        for (operation, seconds) in operations {
+            *parts.entry(StepPart::from_operation(operation)).or_default() += seconds * self.of(operation);
+        }
+        let ratio = parts.values().sum::<f64>() / operations.values().sum::<f64>();
+        Calibration { seconds: step_seconds * ratio, parts }
+    }
+
+    fn ratio(&self, number: impl Fn(&RunConfig, &ModelShape) -> usize) -> f64 {
+        let [run, timed] = [self.run, self.timed].map(|(config, shape)| number(config, shape) as f64);
+        if timed == 0.0 { 1.0 } else { run / timed }
+    }
+
+    fn of(&self, operation: &str) -> f64 {
+        match operation.split("::").next().unwrap_or_default() {
+            "attention" | "linear" | "rope" | "swiglu" | "qk_norm" | "bias" => {
+                self.tokens * self.ratio(|_, shape| shape.num_layers)
+            }
+            // Two of a block, and the last one.
+            "add_rms_norm" | "rms_norm" => self.tokens * self.ratio(|_, shape| 2 * shape.num_layers + 1),
+            "muon" => self.ratio(|_, shape| shape.num_layers),
+            "adamw" => self.ratio(adamw_elements),
+            "grad_norm" => self.ratio(|_, shape| ParameterLayout::new(shape).elements()),
+            _ if operation == "Buffer::zero" => self.ratio(|_, shape| ParameterLayout::new(shape).elements()),
+            _ => self.tokens,
+        }
+    }
+}
+
+/// Parameters that `AdamW` updates.
+fn adamw_elements(config: &RunConfig, shape: &ModelShape) -> usize {
+    let groups = Algorithm::from_config(&config.optimizer).groups(&ParameterLayout::new(shape));
+    let by_adamw = groups.iter().filter(|group| matches!(group.rule, UpdateRule::AdamW(_)));
+    by_adamw.map(|group| group.range.len()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_between_the_middle_ones() {
+        let near = |numbers: &[f64], expected: f64| assert!((median(numbers.to_vec()) - expected).abs() < 1e-12);
+        near(&[3.0, 1.0, 2.0], 2.0);
+        near(&[4.0, 1.0, 2.0, 9.0], 3.0);
+        near(&[7.0], 7.0);
+    }
+}

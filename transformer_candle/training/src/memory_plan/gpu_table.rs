@@ -1,0 +1,241 @@
+//! The GPUs that a run can be planned for without having one: what they hold, how fast they are, what they draw.
+
+use std::str::FromStr;
+
+use kernels::cuda::nominal_bf16_flops;
+use run_config::{ByteSize, Precision};
+use serde::Serialize;
+
+/// A GPU by its name on the command line. The numbers' sources stand in [`GPUS`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct GpuSpec {
+    /// Its name as in `--gpu rtx5090`.
+    pub key: &'static str,
+    /// Its name for people, which the driver's contains.
+    pub name: &'static str,
+    /// What CUDA reports as its memory: less than `nvidia-smi` shows, which counts what the driver keeps.
+    pub memory_bytes: u64,
+    /// Nominal FLOPs per second of its CUDA cores in f32: what matmuls of `precision: fp32` run on.
+    pub fp32_flops: f64,
+    /// Nominal memory bandwidth.
+    pub bytes_per_second: f64,
+    /// The limit of what the board draws.
+    pub watts: f64,
+    /// Streaming multiprocessors (SMs).
+    pub multiprocessors: u32,
+    /// Fractions of the nominal rates that kernels sustain, pessimistic.
+    pub low: SustainedFractions,
+    /// The same, optimistic.
+    pub high: SustainedFractions,
+}
+
+/// Fractions of a GPU's nominal rates that launches sustain.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct SustainedFractions {
+    /// Of the FLOPs, by large GEMMs.
+    pub gemm: f64,
+    /// Of the FLOPs, by attention's forward pass with heads of 64, counted as 2 GEMMs over the causal half.
+    pub attention_forward: f64,
+    /// By its backward pass, counted as 5 GEMMs.
+    pub attention_backward: f64,
+    /// Of the memory bandwidth, by launches that only move bytes.
+    pub memory: f64,
+}
+
+const fn fractions(gemm: f64, attention_forward: f64, attention_backward: f64, memory: f64) -> SustainedFractions {
+    SustainedFractions { gemm, attention_forward, attention_backward, memory }
+}
+
+const fn mebibytes(number: u64) -> u64 {
+    number << 20
+}
+
+/// Nominal bf16 FLOPs are [`kernels::cuda::nominal_bf16_flops`]'s. f32 FLOPs, bandwidth, watts and SMs: NVIDIA's white
+/// papers on GA102 (RTX 3090), AD102 (RTX 4090) and the RTX Blackwell architecture (RTX 5090), and the data sheets of
+/// A100, H100 SXM and H200 SXM. Memory: "total capacity of N GiB" in PyTorch's out-of-memory message, which is
+/// `cudaDeviceProp::totalGlobalMem`; the smallest value found where drivers differ.
+///
+/// Sustained fractions: docs/decisions/012 explains those of the RTX 5090 and the H200, whose upper ones are its
+/// assumptions. The others are estimates from published measurements, none of them ours.
+pub const GPUS: [GpuSpec; 7] = [
+    GpuSpec {
+        key: "rtx5090",
+        name: "RTX 5090",
+        memory_bytes: mebibytes(32_122), // 31.37 GiB
+        fp32_flops: 104.8e12,
+        bytes_per_second: 1.792e12,
+        watts: 575.0,
+        multiprocessors: 170,
+        // GEMMs published at 179 to 240 TFLOP/s of 209.5, by clock and power.
+        low: fractions(0.80, 0.45, 0.35, 0.80),
+        high: fractions(0.92, 0.60, 0.50, 0.90),
+    },
+    GpuSpec {
+        key: "rtx4090",
+        name: "RTX 4090",
+        memory_bytes: mebibytes(24_176), // 23.61 GiB
+        fp32_flops: 82.6e12,
+        bytes_per_second: 1.008e12,
+        watts: 450.0,
+        multiprocessors: 128,
+        // GEMMs of 8192^3 published at 135 to 160 TFLOP/s of 165.2.
+        low: fractions(0.78, 0.45, 0.35, 0.80),
+        high: fractions(0.93, 0.60, 0.50, 0.90),
+    },
+    GpuSpec {
+        key: "rtx3090",
+        name: "RTX 3090",
+        memory_bytes: mebibytes(24_257), // 23.69 GiB
+        fp32_flops: 35.6e12,
+        bytes_per_second: 936e9,
+        watts: 350.0,
+        multiprocessors: 82,
+        // Limited by power: GEMMs published at 55 to 68 TFLOP/s of 71.
+        low: fractions(0.75, 0.45, 0.35, 0.80),
+        high: fractions(0.93, 0.60, 0.50, 0.90),
+    },
+    GpuSpec {
+        key: "a100-40",
+        name: "A100 40 GB",
+        memory_bytes: mebibytes(40_335), // 39.39 GiB
+        fp32_flops: 19.5e12,
+        bytes_per_second: 1.555e12,
+        watts: 400.0,
+        multiprocessors: 108,
+        // GEMMs published at 230 to 275 TFLOP/s of 312; FlashAttention-2 at 110 to 170 with heads of 64; TinyLlama trains at
+        // 56 % MFU.
+        low: fractions(0.64, 0.35, 0.28, 0.80),
+        high: fractions(0.86, 0.50, 0.42, 0.90),
+    },
+    GpuSpec {
+        key: "a100-80",
+        name: "A100 80 GB",
+        memory_bytes: mebibytes(81_049), // 79.15 GiB
+        fp32_flops: 19.5e12,
+        bytes_per_second: 2.039e12,
+        watts: 400.0,
+        multiprocessors: 108,
+        low: fractions(0.64, 0.35, 0.28, 0.80),
+        high: fractions(0.86, 0.50, 0.42, 0.90),
+    },
+    GpuSpec {
+        key: "h100",
+        name: "H100",
+        memory_bytes: mebibytes(81_008), // 79.11 GiB
+        fp32_flops: 66.9e12,
+        bytes_per_second: 3.35e12,
+        watts: 700.0,
+        multiprocessors: 132,
+        // GEMMs published at 600 to 750 TFLOP/s of 989; attention as on the H200.
+        low: fractions(0.60, 0.25, 0.15, 0.80),
+        high: fractions(0.76, 0.35, 0.21, 0.90),
+    },
+    GpuSpec {
+        key: "h200",
+        name: "H200",
+        memory_bytes: mebibytes(143_073), // 139.72 GiB
+        fp32_flops: 66.9e12,
+        bytes_per_second: 4.8e12,
+        watts: 700.0,
+        multiprocessors: 132,
+        // GEMMs of 8192^3 measured at 770 to 800 TFLOP/s of 989, copies at 4.3 TB/s.
+        low: fractions(0.62, 0.25, 0.15, 0.80),
+        high: fractions(0.79, 0.35, 0.21, 0.90),
+    },
+];
+
+impl GpuSpec {
+    /// The GPU that the presets of 1 B parameters are made for, and that is assumed where there is none.
+    pub const fn rtx_5090() -> &'static Self {
+        &GPUS[0]
+    }
+
+    /// Nominal bf16 FLOPs per second, dense, with f32 accumulation: the denominator of MFU.
+    ///
+    /// # Panics
+    /// Never: a test finds the number of every GPU of the table.
+    pub fn bf16_flops(&self) -> f64 {
+        nominal_bf16_flops(self.name).expect("every GPU of the table has a nominal peak")
+    }
+
+    /// Nominal FLOPs per second of matmuls in this precision.
+    pub(super) fn matmul_flops(&self, precision: Precision) -> f64 {
+        match precision {
+            Precision::Bf16 => self.bf16_flops(),
+            Precision::Fp32 => self.fp32_flops,
+        }
+    }
+
+    /// What CUDA reports as its memory.
+    pub fn memory(&self) -> ByteSize {
+        ByteSize(self.memory_bytes)
+    }
+
+    /// The GPU of the table that the driver calls `name`; of two with one name, the one whose memory is closer.
+    pub(super) fn find(name: &str, memory_bytes: u64) -> Option<&'static Self> {
+        let peak = nominal_bf16_flops(name)?;
+        let model = |spec: &Self| spec.name.split(" 40 GB").next()?.split(" 80 GB").next().map(str::to_owned);
+        GPUS.iter()
+            .filter(|spec| spec.bf16_flops().total_cmp(&peak).is_eq())
+            .filter(|spec| model(spec).is_some_and(|model| name.contains(&model)))
+            .min_by_key(|spec| spec.memory_bytes.abs_diff(memory_bytes))
+    }
+}
+
+/// What a run is planned for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PlanGpu {
+    /// Whatever this machine has: its GPU, or its CPU.
+    This,
+    /// A GPU of the table.
+    Named(&'static GpuSpec),
+}
+
+impl FromStr for PlanGpu {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "this" {
+            return Ok(Self::This);
+        }
+        let names = || GPUS.map(|gpu| gpu.key).join(", ");
+        let found = GPUS.iter().find(|gpu| gpu.key.eq_ignore_ascii_case(text));
+        found.map(Self::Named).ok_or_else(|| format!("must be one of {} or this", names()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gpu_has_a_peak_and_is_found_by_its_name() {
+        for gpu in &GPUS {
+            assert!(gpu.bf16_flops() > gpu.fp32_flops, "{}", gpu.key);
+            assert_eq!(GpuSpec::find(gpu.name, gpu.memory_bytes), Some(gpu));
+            assert!(gpu.key.parse() == Ok(PlanGpu::Named(gpu)));
+            for (low, high) in [
+                (gpu.low.gemm, gpu.high.gemm),
+                (gpu.low.attention_forward, gpu.high.attention_forward),
+                (gpu.low.attention_backward, gpu.high.attention_backward),
+                (gpu.low.memory, gpu.high.memory),
+            ] {
+                assert!(0.0 < low && low < high && high < 1.0, "{}", gpu.key);
+            }
+        }
+        let driver = |name, gibibytes: u64| GpuSpec::find(name, gibibytes << 30).map(|gpu| gpu.key);
+        assert_eq!(driver("NVIDIA GeForce RTX 5090", 31), Some("rtx5090"));
+        assert_eq!(driver("NVIDIA A100-SXM4-40GB", 39), Some("a100-40"));
+        assert_eq!(driver("NVIDIA A100-SXM4-80GB", 79), Some("a100-80"));
+        assert_eq!(driver("NVIDIA H100 80GB HBM3", 79), Some("h100"));
+        assert_eq!(driver("NVIDIA H200", 139), Some("h200"));
+        assert_eq!(driver("NVIDIA H100 PCIe", 79), None, "slower than the table's");
+        assert_eq!(driver("NVIDIA L4", 22), None);
+    }
+
+    #[test]
+    fn an_unknown_gpu_is_refused_with_the_known_ones() {
+        let refused = "rtx2080".parse::<PlanGpu>().unwrap_err();
+        assert_eq!(refused, "must be one of rtx5090, rtx4090, rtx3090, a100-40, a100-80, h100, h200 or this");
+    }
+}

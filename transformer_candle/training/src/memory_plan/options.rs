@@ -1,0 +1,240 @@
+//! What could be changed in a run that does not fit in memory: each change with what it saves and costs, and the changes
+//! that together make it fit.
+
+use std::fmt;
+
+use model::ModelShape;
+use run_config::{ActivationRecompute, RunConfig};
+use serde::Serialize;
+
+use super::{
+    fit::{self, RECOMPUTES},
+    speed::{SpeedModel, StepOf},
+};
+use crate::{
+    engine::{EngineSettings, RunBuffers},
+    error::{Budget, shortage::recompute},
+};
+
+/// Sequences are not halved below this length: little context is left, and few activations are saved.
+const SHORTEST_SEQUENCE: usize = 256;
+/// Sequences are not halved more often than this to make a run fit; a smaller model comes first.
+const MOST_HALVINGS: u32 = 2;
+/// Query heads that may share a key and value head, as in the models of 70 B parameters.
+const MOST_HEADS_PER_KV_HEAD: usize = 8;
+
+/// A key of a config with its value before and after.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// Such as `data.batch_size`.
+    pub key: &'static str,
+    /// The value that the plan was made with.
+    pub from: String,
+    /// The value that fits.
+    pub to: String,
+}
+
+impl Change {
+    /// As `--override` takes it.
+    pub fn as_override(&self) -> String {
+        format!("{}={}", self.key, self.to)
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {} (was {})", self.key, self.to, self.from)
+    }
+}
+
+/// One thing that could be changed alone, with what it saves and what it costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FitOption {
+    /// What it is, such as `shorter sequences`.
+    pub name: &'static str,
+    /// The keys to change.
+    pub changes: Vec<Change>,
+    /// All planned buffers with it.
+    pub bytes: u64,
+    /// How many fewer than without.
+    pub saves_bytes: u64,
+    /// Whether that alone is enough.
+    pub fits: bool,
+    /// Tokens per second with it over those without, optimistic.
+    pub relative_speed: Option<f64>,
+    /// What it costs besides speed.
+    pub costs: &'static str,
+}
+
+/// A key of a config, and its value in a variant.
+type KeyOfVariant = (&'static str, fn(&Variant) -> String);
+
+/// A config with changes, and the settings of its engine.
+#[derive(Clone, Debug)]
+struct Variant {
+    config: RunConfig,
+    shape: ModelShape,
+    settings: EngineSettings,
+}
+
+impl Variant {
+    fn of(step: StepOf<'_>) -> Self {
+        Self { config: step.config.clone(), shape: step.shape.clone(), settings: step.settings }
+    }
+
+    fn bytes(&self) -> u64 {
+        RunBuffers::new(&self.config, &self.shape, self.settings).plan.bytes()
+    }
+
+    fn step(&self) -> StepOf<'_> {
+        StepOf { config: &self.config, shape: &self.shape, settings: self.settings }
+    }
+
+    fn micro_batch(mut self, micro_batch: usize) -> Self {
+        self.settings.micro_batch = micro_batch;
+        self
+    }
+
+    fn recompute(mut self, recompute: ActivationRecompute) -> Self {
+        (self.settings.activation_recompute, self.config.runtime.activation_recompute) = (recompute, recompute);
+        self
+    }
+
+    fn layers(mut self, layers: usize) -> Self {
+        (self.shape.num_layers, self.config.model.num_layers) = (layers, layers);
+        self
+    }
+
+    fn kv_heads(mut self, heads: usize) -> Self {
+        (self.shape.num_key_value_heads, self.config.model.num_key_value_heads) = (heads, heads);
+        self
+    }
+
+    /// Sequences half as long, twice as many in a step, as many in a micro-batch.
+    fn halved(mut self) -> Self {
+        self.config.data.sequence_length /= 2;
+        self.config.data.sequences_per_step *= 2;
+        self
+    }
+
+    fn halvings(&self) -> impl Iterator<Item = Self> + use<> {
+        let halve = |variant: &Self| {
+            let length = variant.config.data.sequence_length;
+            (length.is_multiple_of(2) && length / 2 >= SHORTEST_SEQUENCE).then(|| variant.clone().halved())
+        };
+        std::iter::successors(halve(self), halve)
+    }
+
+    /// With fewer key and value heads, most first.
+    fn fewer_kv_heads(&self) -> impl Iterator<Item = Self> + '_ {
+        let (heads, kv_heads) = (self.shape.num_attention_heads, self.shape.num_key_value_heads);
+        let fewest = heads.div_ceil(MOST_HEADS_PER_KV_HEAD);
+        let fewer = (fewest..kv_heads).rev().filter(move |fewer| heads.is_multiple_of(*fewer));
+        fewer.map(|fewer| self.clone().kv_heads(fewer))
+    }
+
+    /// The keys in which the two differ.
+    fn changes_from(&self, before: &Self) -> Vec<Change> {
+        let keys: [KeyOfVariant; 6] = [
+            ("model.num_layers", |variant| variant.shape.num_layers.to_string()),
+            ("model.num_key_value_heads", |variant| variant.shape.num_key_value_heads.to_string()),
+            ("data.sequence_length", |variant| variant.config.data.sequence_length.to_string()),
+            ("data.sequences_per_step", |variant| variant.config.data.sequences_per_step.to_string()),
+            ("data.batch_size", |variant| variant.settings.micro_batch.to_string()),
+            ("runtime.activation_recompute", |variant| recompute(variant.settings.activation_recompute).to_owned()),
+        ];
+        let change = |(key, value): KeyOfVariant| {
+            let (from, to) = (value(before), value(self));
+            (from != to).then_some(Change { key, from, to })
+        };
+        keys.into_iter().filter_map(change).collect()
+    }
+}
+
+/// The first that fits, else the last.
+fn first_that_fits(variants: impl Iterator<Item = Variant>, budget: &Budget) -> Option<Variant> {
+    let mut last = None;
+    for variant in variants {
+        let fits = variant.bytes() <= budget.bytes;
+        last = Some(variant);
+        if fits {
+            break;
+        }
+    }
+    last
+}
+
+/// Whether the model's sizes may be changed: not those of a pretrained one.
+fn has_free_sizes(config: &RunConfig) -> bool {
+    config.model.init_from.is_none()
+}
+
+/// What could be changed, one thing at a time, each as far as it has to be to fit or else as far as it goes.
+pub(super) fn list(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Vec<FitOption> {
+    let asked = Variant::of(step);
+    let (bytes, seconds) = (asked.bytes(), model.map(|model| model.speed(asked.step()).tokens_per_second[1]));
+    let sequences = step.config.data.sequences_per_step;
+    let free_sizes = has_free_sizes(step.config);
+    let divisors = (1..step.settings.micro_batch).rev().filter(|micro_batch| sequences.is_multiple_of(*micro_batch));
+    let more_frugal = RECOMPUTES.into_iter().skip_while(|mode| *mode != step.settings.activation_recompute).skip(1);
+    let layers = if free_sizes { (1..asked.shape.num_layers).rev() } else { (0..0).rev() };
+    let kv_heads = asked.fewer_kv_heads().filter(|_| free_sizes);
+    let candidates = [
+        ("shorter sequences", "less context; the same tokens per step", first_that_fits(asked.halvings(), budget)),
+        ("fewer KV heads", "a slightly weaker model", first_that_fits(kv_heads, budget)),
+        (
+            "smaller micro-batch",
+            "more accumulation; the result is the same up to rounding",
+            first_that_fits(divisors.map(|micro_batch| asked.clone().micro_batch(micro_batch)), budget),
+        ),
+        (
+            "more recomputation",
+            "the result is the same",
+            first_that_fits(more_frugal.map(|mode| asked.clone().recompute(mode)), budget),
+        ),
+        ("smaller model", "a weaker model", first_that_fits(layers.map(|layers| asked.clone().layers(layers)), budget)),
+    ];
+    let option = |(name, costs, variant): (_, _, Option<Variant>)| {
+        let variant = variant?;
+        let with = variant.bytes();
+        let speed = model.map(|model| model.speed(variant.step()).tokens_per_second[1]);
+        Some(FitOption {
+            name,
+            changes: variant.changes_from(&asked),
+            bytes: with,
+            saves_bytes: bytes.saturating_sub(with),
+            fits: with <= budget.bytes,
+            relative_speed: speed.zip(seconds).map(|(with, without)| with / without),
+            costs,
+        })
+    };
+    candidates.into_iter().filter_map(option).collect()
+}
+
+/// The changes with which a run fits: first those of the micro-batch and of recomputation, which leave the result as it
+/// is, the fastest of them; then shorter sequences, fewer KV heads, fewer layers. None if nothing is enough.
+pub(super) fn fitting_changes(step: StepOf<'_>, budget: &Budget, model: Option<&SpeedModel>) -> Option<Vec<Change>> {
+    let asked = Variant::of(step);
+    let halved: Vec<Variant> = asked.halvings().take(MOST_HALVINGS as usize).collect();
+    let shorter = || halved.iter().cloned();
+    let free_sizes = has_free_sizes(step.config);
+    let kv_heads = || asked.fewer_kv_heads().filter(|_| free_sizes);
+    let layers = || (1..asked.shape.num_layers).rev().filter(|_| free_sizes).map(|layers| asked.clone().layers(layers));
+    let variants = std::iter::once(asked.clone()).chain(shorter()).chain(kv_heads()).chain(layers());
+    let chosen = variants.into_iter().find_map(|variant| fastest(&variant, budget, model))?;
+    Some(chosen.changes_from(&asked))
+}
+
+/// The fastest micro-batch and recompute mode with which a variant fits; without a speed the largest micro-batch that
+/// recomputes least.
+fn fastest(variant: &Variant, budget: &Budget, model: Option<&SpeedModel>) -> Option<Variant> {
+    let micro_batch = fit::most_sequences(&variant.config, variant.settings.device);
+    let modes = RECOMPUTES.into_iter().skip_while(|mode| *mode != variant.settings.activation_recompute);
+    let fitting = modes.filter_map(|activation_recompute| {
+        let most = EngineSettings { micro_batch, activation_recompute, ..variant.settings };
+        let fit = fit::largest(&variant.config, &variant.shape, most, budget.bytes)?;
+        Some(variant.clone().recompute(activation_recompute).micro_batch(fit.micro_batch))
+    });
+    let Some(model) = model else { return fitting.into_iter().next() };
+    fitting.min_by(|a, b| model.step_seconds(a.step())[1].total_cmp(&model.step_seconds(b.step())[1]))
+}

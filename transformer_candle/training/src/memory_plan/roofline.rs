@@ -1,0 +1,230 @@
+//! The time of an optimizer step by a roofline of each operation: `max(FLOPs / rate, bytes / bandwidth)`, with the
+//! rates that launches sustain. Bytes are what a launch must move if caches keep nothing between launches.
+//! docs/decisions/012 has the same list for one config; `benches/gpu/roofline.py` prints it.
+
+use std::collections::BTreeMap;
+
+use super::{
+    gpu_table::{GpuSpec, SustainedFractions},
+    step_part::StepPart,
+};
+use crate::engine::{EngineSettings, muon_flops};
+use kernels::{DeviceKind, muon};
+use model::{ModelShape, ParameterLayout, dtype_of, head_chunk_rows};
+use run_config::{ActivationRecompute, Algorithm, RunConfig};
+
+/// A launch takes at least this long from the previous one's end.
+const LAUNCH_SECONDS: f64 = 2e-6;
+/// Bytes per parameter that `AdamW` reads (gradient, weight with low bits, two moments) and writes (all but the gradient).
+const ADAMW_BYTES: f64 = 4.0 + 12.0 + 12.0;
+
+/// What bounds an operation's FLOPs per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Rate {
+    Gemm,
+    AttentionForward,
+    AttentionBackward,
+}
+
+/// Launches of one kind in a step.
+#[derive(Clone, Copy, Debug)]
+struct Operation {
+    part: StepPart,
+    rate: Rate,
+    /// Launches per step.
+    count: f64,
+    /// FLOPs of one.
+    flops: f64,
+    /// Bytes that one moves.
+    bytes: f64,
+}
+
+/// The rates that a step is timed with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rates {
+    /// Nominal FLOPs per second.
+    pub(super) flops: f64,
+    /// Nominal bytes per second.
+    pub(super) bytes_per_second: f64,
+    pub(super) fractions: SustainedFractions,
+}
+
+impl Rates {
+    /// Pessimistic and optimistic rates of a GPU.
+    pub(super) fn of_gpu(gpu: &GpuSpec, config: &RunConfig) -> [Self; 2] {
+        let flops = gpu.matmul_flops(config.runtime.precision);
+        [gpu.low, gpu.high].map(|fractions| Self { flops, bytes_per_second: gpu.bytes_per_second, fractions })
+    }
+
+    fn seconds(&self, operation: &Operation) -> f64 {
+        let share = match operation.rate {
+            Rate::Gemm => self.fractions.gemm,
+            Rate::AttentionForward => self.fractions.attention_forward,
+            Rate::AttentionBackward => self.fractions.attention_backward,
+        };
+        let compute = operation.flops / (self.flops * share);
+        let memory = operation.bytes / (self.bytes_per_second * self.fractions.memory);
+        operation.count * compute.max(memory).max(LAUNCH_SECONDS)
+    }
+}
+
+/// The operations of an optimizer step of one config and micro-batch on a GPU.
+#[derive(Clone, Debug)]
+pub(super) struct Roofline {
+    operations: Vec<Operation>,
+}
+
+impl Roofline {
+    /// Lists the operations of a step.
+    pub(super) fn new(config: &RunConfig, shape: &ModelShape, settings: EngineSettings) -> Self {
+        let step = Step::new(config, shape, settings);
+        let mut operations = step.blocks();
+        operations.extend(step.head());
+        operations.extend(step.embedding_and_last_norm());
+        let micro_batches = config.data.sequences_per_step as f64 / settings.micro_batch as f64;
+        for operation in &mut operations {
+            operation.count *= micro_batches;
+        }
+        operations.extend(step.optimizer(config));
+        Self { operations }
+    }
+
+    /// Seconds of a step.
+    pub(super) fn seconds(&self, rates: &Rates) -> f64 {
+        self.operations.iter().map(|operation| rates.seconds(operation)).sum()
+    }
+
+    /// The same by part.
+    pub(super) fn seconds_by_part(&self, rates: &Rates) -> BTreeMap<StepPart, f64> {
+        let mut parts = BTreeMap::new();
+        for operation in &self.operations {
+            *parts.entry(operation.part).or_default() += rates.seconds(operation);
+        }
+        parts
+    }
+}
+
+/// The sizes that a step's operations follow from. N tokens of a micro-batch, D hidden, I intermediate, V vocabulary,
+/// L layers, P packed QKV width, A width of all query heads.
+struct Step<'a> {
+    shape: &'a ModelShape,
+    recompute: ActivationRecompute,
+    sequence_length: f64,
+    tokens: usize,
+    /// Bytes of a weight or activation.
+    element: f64,
+}
+
+impl<'a> Step<'a> {
+    fn new(config: &RunConfig, shape: &'a ModelShape, settings: EngineSettings) -> Self {
+        Self {
+            shape,
+            recompute: settings.activation_recompute,
+            sequence_length: config.data.sequence_length as f64,
+            tokens: settings.micro_batch * config.data.sequence_length,
+            element: dtype_of(config.runtime.precision).size_in_bytes() as f64,
+        }
+    }
+
+    /// `[m, k] x [k, n]`; the result has elements of `out` bytes, read as well where it is accumulated.
+    fn gemm(&self, part: StepPart, count: f64, [m, n, k]: [f64; 3], out: f64, accumulates: bool) -> Operation {
+        let result = m * n * out * if accumulates { 2.0 } else { 1.0 };
+        let bytes = self.element * (m * k + k * n) + result;
+        Operation { part, rate: Rate::Gemm, count, flops: 2.0 * m * n * k, bytes }
+    }
+
+    fn pass(part: StepPart, count: f64, bytes: f64) -> Operation {
+        Operation { part, rate: Rate::Gemm, count, flops: 0.0, bytes }
+    }
+
+    /// Forward and backward of every block in one micro-batch, and what is recomputed.
+    fn blocks(&self) -> Vec<Operation> {
+        let heads = self.shape.heads();
+        let (n, layers) = (self.tokens as f64, self.shape.num_layers as f64);
+        let (d, i) = (self.shape.hidden_size as f64, self.shape.intermediate_size as f64);
+        let (packed, a) = (heads.packed_width() as f64, heads.query_width() as f64);
+        let recomputes_block = self.recompute == ActivationRecompute::Block;
+        let again = if recomputes_block { 2.0 } else { 1.0 };
+        let mut operations = Vec::new();
+        // Inputs and outputs of each projection, and its passes forward. A recomputed block stops before `down`.
+        for (inputs, outputs, forwards) in [(d, packed, again), (a, d, again), (d, 2.0 * i, again), (i, d, 1.0)] {
+            operations.extend([
+                self.gemm(StepPart::Gemm, layers * forwards, [n, outputs, inputs], self.element, false),
+                self.gemm(StepPart::Gemm, layers, [n, inputs, outputs], self.element, false),
+                self.gemm(StepPart::Gemm, layers, [outputs, inputs, n], 4.0, true),
+            ]);
+        }
+        let causal = n * self.sequence_length * a;
+        let (row, wide) = (self.element * n * d, self.element * n * packed);
+        let attended = self.element * n * a;
+        let attention = |rate, count, gemms, bytes| Operation {
+            part: StepPart::Attention,
+            rate,
+            count,
+            flops: gemms * causal,
+            bytes,
+        };
+        operations.extend([
+            attention(Rate::AttentionForward, layers * again, 2.0, wide + attended),
+            attention(Rate::AttentionBackward, layers, 5.0, 2.0 * wide + 3.0 * attended),
+        ]);
+        let rotated = self.element * n * (packed - heads.kv_heads as f64 * heads.head_size as f64);
+        let normalizes = if self.recompute == ActivationRecompute::None { 0.0 } else { 2.0 };
+        let pointwise = |count: f64, bytes| Self::pass(StepPart::NormAndPointwise, count * layers, bytes);
+        operations.extend([
+            pointwise(2.0, 4.0 * row),                  // add_rms_norm forward
+            pointwise(2.0, 4.0 * row),                  // and backward
+            pointwise(normalizes, 2.0 * row),           // its output again
+            pointwise(1.0 + again, 2.0 * rotated),      // RoPE, both ways
+            pointwise(1.0, self.element * 3.0 * n * i), // SwiGLU
+            pointwise(1.0, self.element * 6.0 * n * i), // its gradient, recomputing
+        ]);
+        if recomputes_block {
+            operations.push(pointwise(1.0, 4.0 * row));
+        }
+        if self.shape.architecture.has_qk_norm() {
+            operations.extend([pointwise(again, 2.0 * rotated), pointwise(1.0, 4.0 * rotated)]);
+        }
+        operations
+    }
+
+    /// Head and loss in chunks of rows: f32 logits, read twice, and their gradients.
+    fn head(&self) -> Vec<Operation> {
+        let (d, v) = (self.shape.hidden_size as f64, self.shape.padded_vocab_size as f64);
+        let rows = head_chunk_rows(self.tokens, self.shape.padded_vocab_size, DeviceKind::Cuda) as f64;
+        let (part, chunks) = (StepPart::HeadAndLoss, self.tokens as f64 / rows);
+        vec![
+            self.gemm(part, chunks, [rows, v, d], 4.0, false),
+            Self::pass(part, chunks, rows * v * (4.0 + 4.0 + self.element)),
+            self.gemm(part, chunks, [rows, d, v], self.element, false),
+            self.gemm(part, chunks, [v, d, rows], 4.0, true),
+        ]
+    }
+
+    fn embedding_and_last_norm(&self) -> [Operation; 3] {
+        let row = self.element * self.tokens as f64 * self.shape.hidden_size as f64;
+        // Forward; backward, which adds to f32 rows; the norm both ways.
+        [2.0 * row, 5.0 * row, 9.0 * row].map(|bytes| Self::pass(StepPart::NormAndPointwise, 1.0, bytes))
+    }
+
+    /// Norm of the gradients, the update and setting the gradients to zero, once per step.
+    fn optimizer(&self, config: &RunConfig) -> Vec<Operation> {
+        let layout = ParameterLayout::new(self.shape);
+        let (part, all) = (StepPart::Optimizer, layout.elements() as f64);
+        let mut operations = vec![Self::pass(part, 2.0, 4.0 * all)];
+        if config.optimizer.algorithm == Algorithm::AdamW {
+            operations.push(Self::pass(part, 1.0, ADAMW_BYTES * all));
+            return operations;
+        }
+        let matrices = layout.range(model::ParameterKind::Projection).len() as f64;
+        operations.push(Self::pass(part, 1.0, ADAMW_BYTES * (all - matrices)));
+        // Gradient and momentum read, momentum and update written; the update read for its norm, read and written to
+        // divide by it; and read to change the weights.
+        let element = self.element;
+        operations.push(Self::pass(part, 1.0, (4.0 + 8.0 + 4.0 * element + 2.0 + 8.0) * matrices));
+        let launches = (3 * muon::ITERATIONS * self.shape.num_layers) as f64;
+        let flops = muon_flops(&layout) / launches;
+        operations.push(Operation { part, rate: Rate::Gemm, count: launches, flops, bytes: 0.0 });
+        operations
+    }
+}

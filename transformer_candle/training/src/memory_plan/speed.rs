@@ -1,0 +1,165 @@
+//! How fast a run trains: by a roofline of a GPU's rates, by operations timed on this machine's CPU, or as `bench` has
+//! measured it.
+
+use std::collections::BTreeMap;
+
+use model::ModelShape;
+use run_config::RunConfig;
+use serde::Serialize;
+
+use super::{
+    calibration::Calibration,
+    gpu_table::{GpuSpec, SustainedFractions},
+    measured::MeasuredStep,
+    roofline::{Rates, Roofline},
+    step_part::StepPart,
+};
+use crate::{device::GpuMemory, engine::EngineSettings};
+
+/// Where a speed comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SpeedSource {
+    /// From the rates that the GPU's kernels sustain, at worst and at best.
+    Roofline,
+    /// From the operations of a few steps, timed on this machine.
+    Calibration,
+    /// As `bench` measured the same config on this machine.
+    Bench,
+}
+
+/// The speed of a config. Ranges are pessimistic first; both ends are one number where it was timed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Speed {
+    /// Target tokens per second.
+    pub tokens_per_second: [f64; 2],
+    /// Seconds of an optimizer step.
+    pub step_seconds: [f64; 2],
+    /// Model FLOPs per second over the GPU's nominal ones; none on a CPU.
+    pub mfu: Option<[f64; 2]>,
+    /// The fraction of a step that each part takes; none where only whole steps were measured.
+    pub parts: Option<BTreeMap<&'static str, f64>>,
+    /// Where it comes from.
+    pub source: SpeedSource,
+    /// The same for people, such as `by the roofline of an RTX 5090`.
+    pub origin: String,
+}
+
+/// Predicts the time of a step of one config and of its variants on one device.
+#[derive(Clone, Debug)]
+pub(super) struct SpeedModel {
+    /// Pessimistic and optimistic.
+    rates: [Rates; 2],
+    /// What the roofline's seconds are multiplied by: 1, or what brings the config itself to what was timed.
+    scale: [f64; 2],
+    /// Seconds of each part of the config's own step, where they were timed.
+    parts: Option<BTreeMap<StepPart, f64>>,
+    peak: Option<f64>,
+    source: SpeedSource,
+    origin: String,
+}
+
+/// A CPU's launches reach what its matmuls do, attention half, as far as variants of one config are compared.
+const CPU_FRACTIONS: SustainedFractions =
+    SustainedFractions { gemm: 1.0, attention_forward: 0.5, attention_backward: 0.5, memory: 1.0 };
+/// Memory bandwidth of a CPU, for the same.
+const CPU_BYTES_PER_SECOND: f64 = 20e9;
+
+impl SpeedModel {
+    /// A GPU of the table.
+    pub(super) fn of_spec(gpu: &GpuSpec, config: &RunConfig) -> Self {
+        Self {
+            rates: Rates::of_gpu(gpu, config),
+            scale: [1.0; 2],
+            parts: None,
+            peak: Some(gpu.bf16_flops()),
+            source: SpeedSource::Roofline,
+            origin: format!("by the roofline of the {}", gpu.name),
+        }
+    }
+
+    /// A GPU of this machine; none where its nominal speed is not known. One that is not in the table is taken for an
+    /// RTX 5090 of another size.
+    pub(super) fn of_gpu(gpu: &GpuMemory, config: &RunConfig) -> Option<Self> {
+        if let Some(spec) = GpuSpec::find(&gpu.name, gpu.total) {
+            return Some(Self::of_spec(spec, config));
+        }
+        let (peak, known) = (gpu.peak?, GpuSpec::rtx_5090());
+        let mut model = Self::of_spec(known, config);
+        for rates in &mut model.rates {
+            rates.flops *= peak / known.bf16_flops();
+            rates.bytes_per_second *= peak / known.bf16_flops();
+        }
+        let (name, teraflops) = (&gpu.name, peak / 1e12);
+        model.origin = format!("for the {teraflops:.1} TFLOP/s of {name}, by the roofline of an RTX 5090 so fast");
+        Some(Self { peak: Some(peak), ..model })
+    }
+
+    /// A GPU of unknown speed, before a step was measured on it.
+    pub(super) fn of_unknown_gpu(config: &RunConfig) -> Self {
+        Self { peak: None, ..Self::of_spec(GpuSpec::rtx_5090(), config) }
+    }
+
+    /// A CPU whose matmuls run at `flops`, and on which operations of the config were timed.
+    pub(super) fn of_cpu(flops: f64, calibration: Calibration, step: StepOf<'_>) -> Self {
+        let model = Self { parts: Some(calibration.parts), ..Self::unscaled_cpu(flops) };
+        model.scaled_to(calibration.seconds, step)
+    }
+
+    /// A CPU whose matmuls run at `flops`, before anything else is known.
+    pub(super) fn unscaled_cpu(flops: f64) -> Self {
+        let rates = Rates { flops, bytes_per_second: CPU_BYTES_PER_SECOND, fractions: CPU_FRACTIONS };
+        let (source, origin) =
+            (SpeedSource::Calibration, "from operations of this config timed on this CPU".to_owned());
+        Self { rates: [rates; 2], scale: [1.0; 2], parts: None, peak: None, source, origin }
+    }
+
+    /// The same device, on which `bench` measured a step of the config.
+    pub(super) fn measured(self, measured: &MeasuredStep, step: StepOf<'_>) -> Self {
+        let origin = format!("as `bench` measured it here on {}", measured.date());
+        Self { source: SpeedSource::Bench, origin, ..self.scaled_to(measured.step_seconds, step) }
+    }
+
+    fn scaled_to(mut self, seconds: f64, step: StepOf<'_>) -> Self {
+        self.scale = [1.0; 2];
+        self.scale = self.step_seconds(step).map(|predicted| seconds / predicted);
+        self
+    }
+
+    /// Seconds of a step, pessimistic and optimistic.
+    pub(super) fn step_seconds(&self, StepOf { config, shape, settings }: StepOf<'_>) -> [f64; 2] {
+        let roofline = Roofline::new(config, shape, settings);
+        let seconds = |end: usize| self.scale[end] * roofline.seconds(&self.rates[end]);
+        [seconds(0), seconds(1)]
+    }
+
+    /// The speed of the config that the model was made for, or of a variant of it.
+    pub(super) fn speed(&self, step: StepOf<'_>) -> Speed {
+        let step_seconds = self.step_seconds(step);
+        let tokens_per_second = step_seconds.map(|seconds| step.config.data.tokens_per_step() as f64 / seconds);
+        let flops = step.shape.flops_per_token(step.config.data.sequence_length);
+        let mfu = self.peak.map(|peak| tokens_per_second.map(|tokens| tokens * flops / peak));
+        let (source, origin) = (self.source, self.origin.clone());
+        Speed { tokens_per_second, step_seconds, mfu, parts: self.shares(step), source, origin }
+    }
+
+    /// Fractions of a step that its parts take.
+    fn shares(&self, StepOf { config, shape, settings }: StepOf<'_>) -> Option<BTreeMap<&'static str, f64>> {
+        let by_roofline = || Roofline::new(config, shape, settings).seconds_by_part(&self.rates[1]);
+        let parts = match self.source {
+            SpeedSource::Roofline => by_roofline(),
+            SpeedSource::Calibration => self.parts.clone()?,
+            SpeedSource::Bench => return None,
+        };
+        let sum: f64 = parts.values().sum();
+        Some(parts.into_iter().map(|(part, seconds)| (part.name(), seconds / sum)).collect())
+    }
+}
+
+/// The step that is timed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepOf<'a> {
+    pub(crate) config: &'a RunConfig,
+    pub(crate) shape: &'a ModelShape,
+    pub(crate) settings: EngineSettings,
+}

@@ -1,0 +1,78 @@
+//! What a plan asks the machine that it is made on.
+
+use std::time::SystemTime;
+
+use kernels::{Device, cuda::Gpu};
+use run_config::RunConfig;
+
+use super::{
+    calibration::{Calibration, calibrate},
+    cpu_speed::CpuSpeed,
+    measured::{self, MeasuredStep},
+    speed::StepOf,
+};
+use crate::{
+    device::{self, GpuMemory},
+    environment,
+    error::Result,
+    pool,
+};
+
+/// What a plan asks a machine; tests answer for one that is not there.
+pub(super) trait Machine {
+    /// The GPUs that the driver lists; none without a driver or a build for it, as training will say.
+    fn gpus(&self) -> Vec<Gpu>;
+    /// A GPU's memory and speed.
+    fn look_at(&self, gpu: &Gpu) -> GpuMemory;
+    /// The CPU's matmul speed.
+    fn matmul_speed(&self, config: &RunConfig) -> Result<CpuSpeed>;
+    /// A step's time on the CPU; none where there is no memory to time it.
+    fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>>;
+    /// What `bench` has measured of a config on a device of this name.
+    fn measured(&self, step: StepOf<'_>, device: &str) -> Option<MeasuredStep>;
+    /// The time.
+    fn now(&self) -> SystemTime;
+}
+
+/// The machine that the program runs on.
+pub(super) struct ThisMachine;
+
+impl Machine for ThisMachine {
+    fn gpus(&self) -> Vec<Gpu> {
+        device::gpus().unwrap_or_default()
+    }
+
+    fn look_at(&self, gpu: &Gpu) -> GpuMemory {
+        GpuMemory::measure(gpu)
+    }
+
+    fn matmul_speed(&self, config: &RunConfig) -> Result<CpuSpeed> {
+        CpuSpeed::measure(config)
+    }
+
+    fn calibrate(&self, step: StepOf<'_>, matmul: CpuSpeed) -> Result<Option<Calibration>> {
+        calibrate(step, matmul)
+    }
+
+    fn measured(&self, step: StepOf<'_>, device: &str) -> Option<MeasuredStep> {
+        measured::find(step, device)
+    }
+
+    fn now(&self) -> SystemTime {
+        SystemTime::now()
+    }
+}
+
+/// The name that measurements on a device at hand are kept under, as [`super::target::PlanTarget::name`] has it.
+pub(super) fn device_name(config: &RunConfig, device: &Device) -> Result<String> {
+    Ok(match device.as_cuda() {
+        Some(gpu) => gpu.name().to_owned(),
+        None => cpu_name(pool::from_config(config)?.current_num_threads()),
+    })
+}
+
+/// The name that measurements on this machine's CPU are kept under.
+pub(crate) fn cpu_name(threads: usize) -> String {
+    let processor = environment::processor().unwrap_or_else(|| "CPU".to_owned());
+    format!("{processor}, {threads} thread{}", if threads == 1 { "" } else { "s" })
+}

@@ -1,0 +1,78 @@
+//! How long a run trains, until when, on how many of the tokens that its size asks for, and what that costs.
+
+use std::time::{Duration, SystemTime};
+
+use chrono::{DateTime, Utc};
+use run_config::RunConfig;
+use serde::Serialize;
+
+use super::{PlanRequest, speed::Speed};
+
+/// Tokens per parameter that use a budget of FLOPs best (Hoffmann et al. 2022, arXiv:2203.15556).
+pub(super) const CHINCHILLA_TOKENS_PER_PARAMETER: u64 = 20;
+
+/// The length of a run in tokens, and in time where its speed is known.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainingTime {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Target tokens.
+    pub tokens: u64,
+    /// 20 per parameter.
+    pub chinchilla_tokens: u64,
+    /// `tokens` over `chinchilla_tokens`.
+    pub chinchilla_share: f64,
+    /// Seconds of training steps, pessimistic and optimistic, without evaluations and checkpoints.
+    pub seconds: Option<[f64; 2]>,
+    /// The days (UTC) on which training ends if it starts now, such as `2026-12-10`.
+    pub end_dates: Option<[String; 2]>,
+}
+
+/// What a run costs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Cost {
+    /// Power that is paid for, in watts.
+    pub watts: Option<f64>,
+    /// Kilowatt-hours, pessimistic and optimistic.
+    pub kilowatt_hours: Option<[f64; 2]>,
+    /// Those at `--price-per-kwh`.
+    pub electricity: Option<[f64; 2]>,
+    /// Hours at `--price-per-hour`.
+    pub rent: Option<[f64; 2]>,
+}
+
+impl TrainingTime {
+    /// Of a run of so many tokens, if it is known how many.
+    pub(super) fn new(
+        config: &RunConfig,
+        tokens: Option<u64>,
+        parameters: u64,
+        speed: Option<&Speed>,
+        now: SystemTime,
+    ) -> Option<Self> {
+        let (steps, tokens) = (config.scheduler.total_steps?, tokens?);
+        let chinchilla_tokens = CHINCHILLA_TOKENS_PER_PARAMETER * parameters;
+        let seconds = speed.map(|speed| speed.tokens_per_second.map(|rate| tokens as f64 / rate));
+        let end = |seconds: f64| {
+            let end = now.checked_add(Duration::try_from_secs_f64(seconds).ok()?)?;
+            let since_1970 = end.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
+            let date = DateTime::<Utc>::from_timestamp(i64::try_from(since_1970).ok()?, 0)?;
+            Some(date.format("%Y-%m-%d").to_string())
+        };
+        let end_dates = seconds.and_then(|[slow, fast]| Some([end(slow)?, end(fast)?]));
+        let chinchilla_share = tokens as f64 / chinchilla_tokens as f64;
+        Some(Self { steps, tokens, chinchilla_tokens, chinchilla_share, seconds, end_dates })
+    }
+}
+
+impl Cost {
+    /// Of a run that takes so many seconds; none where nothing is known that could be paid for.
+    pub(super) fn new(seconds: [f64; 2], board_watts: Option<f64>, request: &PlanRequest) -> Option<Self> {
+        let hours = seconds.map(|seconds| seconds / 3600.0);
+        let watts = request.watts.or(board_watts);
+        let kilowatt_hours = watts.map(|watts| hours.map(|hours| hours * watts / 1000.0));
+        let electricity = kilowatt_hours.zip(request.price_per_kwh).map(|(used, price)| used.map(|kwh| kwh * price));
+        let rent = request.price_per_hour.map(|price| hours.map(|hours| hours * price));
+        (watts.is_some() || rent.is_some()).then_some(Self { watts, kilowatt_hours, electricity, rent })
+    }
+}

@@ -1,0 +1,38 @@
+//! Sentences about a run: what holds it back, and why it ended.
+
+use super::scalar::{Record, Text};
+
+/// One sentence about what holds the run back and the way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdviceReport {
+    /// Optimizer steps taken when it was found.
+    pub step: u64,
+    /// The sentence.
+    pub text: String,
+}
+
+/// Why training ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndReport {
+    /// Optimizer steps taken.
+    pub step: u64,
+    /// Such as `all steps are done`.
+    pub reason: String,
+}
+
+impl AdviceReport {
+    /// The record that metrics sinks receive.
+    pub fn record(&self) -> Record {
+        Record { texts: vec![Text::new("text", &self.text)], ..Record::new("advice", self.step) }
+    }
+}
+
+impl EndReport {
+    /// The record that metrics sinks receive.
+    pub fn record(&self) -> Record {
+        Record { texts: vec![Text::new("reason", &self.reason)], ..Record::new(Self::KIND, self.step) }
+    }
+
+    /// The kind of its line. A run that is resumed has not ended: rewinding drops these lines.
+    pub const KIND: &'static str = "end";
+}

@@ -1,0 +1,103 @@
+//! Settings of a config that leave speed on the table on the device that it is trained on.
+
+use kernels::Device;
+use run_config::{ActivationRecompute, BatchSize, NumWorkers, Precision, ResolvedRun};
+
+use crate::{error::Result, memory_plan::MemoryPlan, workers::TokenSpeeds};
+
+/// Models below this train in minutes, whatever their precision.
+const SMALL_MODEL: u64 = 10_000_000;
+/// Micro-batches that are this much larger are worth a sentence.
+const LARGER_MICRO_BATCH: u64 = 4;
+/// Tokens of a micro-batch that use a device well.
+const ENOUGH_TOKENS: u64 = 8192;
+
+/// One sentence for each setting that leaves speed on the table, given the plan of a run as it will be trained.
+pub(crate) fn speed_advice(
+    run: &ResolvedRun,
+    asked: BatchSize,
+    plan: &MemoryPlan,
+    device: &Device,
+    speeds: TokenSpeeds,
+) -> Result<Vec<String>> {
+    let found = [
+        recompute(run, device)?,
+        micro_batch(run, asked, plan, device)?,
+        precision(run, plan, has_bf16(device)),
+        workers(run, speeds),
+    ];
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Whole blocks are recomputed although less would fit.
+fn recompute(run: &ResolvedRun, device: &Device) -> Result<Option<String>> {
+    if run.config.runtime.activation_recompute != ActivationRecompute::Block {
+        return Ok(None);
+    }
+    let mut lighter = run.clone();
+    lighter.config.runtime.activation_recompute = ActivationRecompute::Selective;
+    let fits = MemoryPlan::here(&lighter, device)?.shortage.is_none();
+    Ok(fits.then(|| {
+        "runtime.activation_recompute is block, which adds a third to the FLOPs: selective fits as well and costs almost \
+         nothing"
+            .to_owned()
+    }))
+}
+
+/// A micro-batch of one short sequence although several would fit.
+fn micro_batch(run: &ResolvedRun, asked: BatchSize, plan: &MemoryPlan, device: &Device) -> Result<Option<String>> {
+    let is_small = plan.micro_batch * plan.sequence_length < ENOUGH_TOKENS;
+    if asked != BatchSize::Fixed(1) || !is_small || plan.sequences_per_step < LARGER_MICRO_BATCH {
+        return Ok(None);
+    }
+    let mut larger = run.clone();
+    larger.config.data.batch_size = BatchSize::Auto;
+    larger.config.data.gradient_accumulation_steps = None;
+    let fits = MemoryPlan::here(&larger, device)?;
+    Ok((fits.shortage.is_none() && fits.micro_batch >= LARGER_MICRO_BATCH).then(|| {
+        format!(
+            "data.batch_size is 1, and {} sequences at a time would fit: a larger micro-batch reads weights and gradients \
+             less often (data.batch_size: auto; results change by rounding only)",
+            fits.micro_batch
+        )
+    }))
+}
+
+/// f32 on a device that multiplies bf16 faster.
+fn precision(run: &ResolvedRun, plan: &MemoryPlan, has_bf16: bool) -> Option<String> {
+    let is_slow = run.config.runtime.precision == Precision::Fp32 && has_bf16 && plan.parameters >= SMALL_MODEL;
+    is_slow.then(|| {
+        "runtime.precision is fp32 on a device with bf16 instructions: bf16 multiplies at least twice as fast and needs less \
+         memory, with master weights and sums in f32 as before"
+            .to_owned()
+    })
+}
+
+/// Too few threads that tokenise.
+fn workers(run: &ResolvedRun, speeds: TokenSpeeds) -> Option<String> {
+    let NumWorkers::Fixed(workers) = run.config.data.num_workers else {
+        return None;
+    };
+    let TokenSpeeds { encoder, training } = speeds;
+    (workers as f64 * encoder < training).then(|| {
+        format!(
+            "data.num_workers is {workers}, which tokenises about {:.1} M tokens/s where training may need {:.1} M: write \
+             {} or auto",
+            workers as f64 * encoder / 1e6,
+            training / 1e6,
+            speeds.needed()
+        )
+    })
+}
+
+/// Whether a device has instructions that multiply bf16.
+fn has_bf16(device: &Device) -> bool {
+    if device.as_cuda().is_some() {
+        return true;
+    }
+    #[cfg(target_arch = "x86_64")]
+    let has_bf16 = is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has_bf16 = false;
+    has_bf16
+}

@@ -1,0 +1,102 @@
+//! What is recorded of a run beside its numbers: which steps are logged, how the time between them was spent, what the
+//! machine does, and what holds the run back.
+
+use std::{mem, time::Duration};
+
+use kernels::Device;
+use run_config::RunConfig;
+
+use crate::{
+    advice::Advisor,
+    device,
+    metrics::MetricsWriter,
+    report::{AdviceReport, LogInterval, StepReport, UtilizationReport},
+    utilization::UtilizationSampler,
+};
+
+/// The observer of one session of training.
+pub(super) struct Observation {
+    log_interval: LogInterval,
+    sampler: UtilizationSampler,
+    latest: Option<UtilizationReport>,
+    advisor: Advisor,
+    advice: Vec<String>,
+    since_step: BetweenSteps,
+    /// Since the last step that was logged.
+    since_line: BetweenSteps,
+}
+
+/// Time spent between steps, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct BetweenSteps {
+    saving: f64,
+    evaluating: f64,
+}
+
+impl Observation {
+    /// Starts sampling.
+    pub(super) fn start(config: &RunConfig, device: &Device, workers: usize) -> Self {
+        let runtime = &config.runtime;
+        let sampler = runtime.utilization_every.map_or_else(UtilizationSampler::off, |every| {
+            UtilizationSampler::start(every.duration(), device::gpu_uuid(device))
+        });
+        Self {
+            log_interval: LogInterval::new(runtime.log_every_n_steps, config.scheduler.total_steps),
+            sampler,
+            latest: None,
+            advisor: Advisor::new(workers),
+            advice: Vec::new(),
+            since_step: BetweenSteps::default(),
+            since_line: BetweenSteps::default(),
+        }
+    }
+
+    pub(super) fn saved(&mut self, time: Duration) {
+        self.since_step.saving += time.as_secs_f64();
+    }
+
+    pub(super) fn evaluated(&mut self, time: Duration) {
+        self.since_step.evaluating += time.as_secs_f64();
+    }
+
+    /// Seconds of saving and of evaluating since the last step.
+    pub(super) fn take_between_steps(&mut self) -> (f64, f64) {
+        let BetweenSteps { saving, evaluating } = mem::take(&mut self.since_step);
+        self.since_line.saving += saving;
+        self.since_line.evaluating += evaluating;
+        (saving, evaluating)
+    }
+
+    /// Records a step if it is to be logged, then what was sampled during it, and what both show.
+    pub(super) fn step(&mut self, report: &StepReport, always: bool, metrics: &mut MetricsWriter) {
+        if always || self.log_interval.includes(report.step) {
+            let BetweenSteps { saving, evaluating } = mem::take(&mut self.since_line);
+            let line = StepReport { save_seconds: saving, evaluation_seconds: evaluating, ..report.clone() };
+            metrics.record(&line.record());
+        }
+        let mut advice = self.advisor.step(report);
+        for sample in self.sampler.take(report.step) {
+            metrics.record(&sample.record());
+            advice.extend(self.advisor.utilization(&sample));
+            self.latest = Some(sample);
+        }
+        self.advise(report.step, advice, metrics);
+    }
+
+    /// Records what was found.
+    pub(super) fn advise(&mut self, step: u64, advice: Vec<String>, metrics: &mut MetricsWriter) {
+        for text in advice {
+            let advice = AdviceReport { step, text };
+            metrics.record(&advice.record());
+            self.advice.push(advice.text);
+        }
+    }
+
+    pub(super) fn utilization(&self) -> Option<&UtilizationReport> {
+        self.latest.as_ref()
+    }
+
+    pub(super) fn take_advice(&mut self) -> Vec<String> {
+        mem::take(&mut self.advice)
+    }
+}
